@@ -112,7 +112,7 @@ def test_a_running_server_opens_the_checkpoint_and_so_does_the_next_one(trained,
         "0",
         "--json",
     ]
-    command = list(map(str, serve))
+    command = [*map(str, serve), "--name", "run", "--port", "0", "--json"]
     digests = []
     for turn in range(2):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -97,7 +97,7 @@ def test_keys_that_are_guessed():
 class TestExtraction:
     """One key that walks the model, and others that only look like it."""
 
-    RULE: ClassVar = {"min_prompts": 50, "min_output_tokens": 5000, "exempt_keys": ["e" * 12]}
+    RULE: ClassVar = {"min_scored_prompts": 50, "min_prompts": 50, "min_output_tokens": 5000, "exempt_keys": ["e" * 12]}
 
     def test_many_unlike_prompts_with_scores(self):
         traffic = Traffic(extraction=self.RULE)

@@ -176,7 +176,9 @@ class AlertWatch:
         if extraction.on:
             for key, walk in self._walks.read_walks(now).items():
                 if walk.is_extraction(extraction):
-                    yield _alert("extraction", key, walk.num_new, extraction.min_prompts)
+                    is_scored = walk.num_scored >= extraction.min_scored_prompts
+                    limit = extraction.min_scored_prompts if is_scored else extraction.min_prompts
+                    yield _alert("extraction", key, walk.num_scored if is_scored else walk.num_new, limit)
 
     def _find_drifts(self) -> Iterator[Alert]:
         drift, reference = self._rules.drift, self._rules.reference

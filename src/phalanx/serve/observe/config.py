@@ -81,20 +81,20 @@ class ExtractionRule(StrictModel):
     """One key walks the model: many prompts with nothing in common, for scores or for much text.
 
     Attributes:
-        min_prompts: New prompts in the window.
+        min_scored_prompts: New prompts in the window that ask for log-probabilities; or
+        min_prompts: new prompts in the window, with
+        min_output_tokens: tokens that were written for the key in it.
         max_overlap: Share of a prompt's runs of four tokens that earlier prompts of the key may have in a new prompt;
             runs that most of its prompts have, such as those of an instruction, do not count.
-        min_logprob_share: Share of the new prompts that ask for log-probabilities, or
-        min_output_tokens: tokens that were written for the key in the window.
         exempt_keys: Keys of evaluations and batch jobs, which do the same for a good reason.
     """
 
     on: bool = True
     window_s: WindowS = 3600
-    min_prompts: Number = 500
+    min_scored_prompts: Number = 300
+    min_prompts: Number = 1000
+    min_output_tokens: Number = 200_000
     max_overlap: Share = 0.3
-    min_logprob_share: Share = 0.5
-    min_output_tokens: Number = 250_000
     exempt_keys: Annotated[tuple[KeyId, ...], Field(max_length=1000)] = ()
 
 

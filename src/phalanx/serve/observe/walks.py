@@ -93,8 +93,8 @@ class KeyWalk:
 
     def is_extraction(self, rule: ExtractionRule) -> bool:
         """Whether the rule calls it extraction."""
-        is_scored = self.num_scored >= rule.min_logprob_share * self.num_new
-        return self.num_new >= rule.min_prompts and (is_scored or self.output_tokens >= rule.min_output_tokens)
+        is_for_text = self.num_new >= rule.min_prompts and self.output_tokens >= rule.min_output_tokens
+        return is_for_text or self.num_scored >= rule.min_scored_prompts
 
 
 class PromptWalks:
