@@ -74,6 +74,8 @@ class _OpenStream:
         """Wait until the first piece of a text is there."""
         if not self._begun.wait(_PATIENCE_S):
             raise _StepFailedError("no text came")
+        if not self._ends.empty():
+            raise _StepFailedError(f"no text came: {self._ends.get()}")
 
     def wait_end(self) -> str:
         """Wait until a text breaks off or is refused, and return which."""
@@ -83,19 +85,24 @@ class _OpenStream:
             raise _StepFailedError("texts are still written") from None
 
     def _stream_on(self) -> None:
-        body = {"model": _MODEL, "prompt": "the", "max_tokens": 256, "stream": True, "temperature": 1.5}
+        try:
+            self._ends.put(self._repeat_streams())
+        finally:
+            self._begun.set()
+
+    def _repeat_streams(self) -> str:
+        """Stream texts, each as long as the server lets it be, and return how the last one ended."""
+        body = {"model": _MODEL, "prompt": "the", "stream": True, "temperature": 1.5}
         with httpx2.Client(base_url=self._url, headers=self._headers, timeout=_PATIENCE_S, trust_env=False) as client:
             while True:
                 try:
                     with client.stream("POST", _STREAM, json=body) as answer:
                         if answer.status_code != 200:
-                            self._ends.put(f"the next request was refused with status {answer.status_code}")
-                            return
+                            return f"the next request was refused with status {answer.status_code}"
                         for _ in answer.iter_lines():
                             self._begun.set()
                 except httpx2.HTTPError as exc:
-                    self._ends.put(f"broke off ({type(exc).__name__})")
-                    return
+                    return f"broke off ({type(exc).__name__})"
 
 
 class _Exercise:
