@@ -127,7 +127,6 @@ class ModelOrder(StrictModel):
         is_quarantined: It is out of service.
         digests: The files that may answer by this id, as the request log names them; empty for any.
         checkpoint: Where those files are made from; a server that has others opens it. Empty for nowhere.
-        since: Second of the order.
     """
 
     model: ModelName

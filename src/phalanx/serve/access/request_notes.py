@@ -1,6 +1,6 @@
 """Notes about the request that is being answered, for metrics, traces and alerts; never a word of its text.
 
-Whoever watches a server opens the notes before its door; parts behind the door add what they know. Without a watcher
+Whoever watches a server opens the notes before its door; parts behind the door add facts. Without a watcher
 a note goes nowhere.
 """
 
@@ -25,10 +25,9 @@ _SALT = secrets.randbits(60)
 
 @dataclass(frozen=True)
 class PromptSketch:
-    """What is remembered of one prompt.
+    """The memory of one prompt.
 
     Attributes:
-        whole: Hash of the prompt.
         runs: The 16 smallest hashes of its runs of four tokens or words.
     """
 
@@ -38,14 +37,13 @@ class PromptSketch:
 
 @dataclass
 class RequestNotes:
-    """What is known of one request.
+    """The notes of one request.
 
     Attributes:
         facts: What the log says of it; None where it has no line of its own.
         first_token: Monotonic second at which its first token was written.
         filter_name: The filter that refuses it; empty for none.
         budget: The budget that refuses it; empty for none.
-        has_logprobs: It asks for log-probabilities.
     """
 
     caller: Caller | None = None
@@ -72,7 +70,7 @@ def collect_notes() -> Iterator[RequestNotes]:
 
 
 def note_facts(caller: Caller, facts: "RequestFacts") -> None:
-    """Note what the log says of the request."""
+    """Note the log's facts about the request."""
     if (notes := _notes.get()) is not None:
         notes.caller, notes.facts = caller, facts
 

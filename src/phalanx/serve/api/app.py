@@ -255,7 +255,7 @@ def make_app(
     Args:
         is_ready: Whether new requests are taken.
         lifespan: Runs as long as the server does.
-        watch: Sees every request, also those that the door refuses, and has the route of the metrics.
+        watch: Sees every request, refused ones included, and has the route of the metrics.
     """
     routes = _Routes(service, is_ready)
 

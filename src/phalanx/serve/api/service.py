@@ -210,7 +210,7 @@ class Service:
         return [card for card in self.pool.cards if caller.allows_model(card.id)]
 
     def has_digest(self, order: ModelOrder) -> bool:
-        """Whether the files of a model that is served are among those that an order names."""
+        """Whether an order names the files of a model that is served."""
         return any(card.id == order.model and card.digest in order.digests for card in self.pool.cards)
 
     def find_card(self, model_id: str, caller: Caller) -> ModelCard:

@@ -68,7 +68,7 @@ class EnginePool(Closeable):
         return card
 
     def digests_of(self, card: ModelCard) -> list[tuple[str, str]]:
-        """Return the id and digest of a model, and of the one that it stands on."""
+        """Return the id and digest of a model, and of its base."""
         base = None if card.base is None else self.find_card(card.base)
         return [(card.id, card.digest), *([] if base is None else [(base.id, base.digest)])]
 

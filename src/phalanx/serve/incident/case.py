@@ -1,4 +1,4 @@
-"""One incident: its signed log of what the operator did, and the orders that servers follow at once.
+"""One incident: the signed log of the operator's actions, and the orders that servers follow at once.
 
 ACCESS_DIR/incidents/ID/incident.jsonl: signed by the operator, chained as every log here. The orders themselves are in
 the signed file of keys, which each server looks at for every message that it sends.
@@ -31,8 +31,6 @@ class IncidentCase:
     """An incident that is open in an access directory.
 
     Args:
-        access: The access directory.
-        incident: Id of the incident.
         operator_home: Directory of the operator's key; ``operator`` in the access directory if None.
 
     Raises:
@@ -53,7 +51,7 @@ class IncidentCase:
         """Open an incident.
 
         Args:
-            title: What happened, as people say it.
+            title: One line for people, such as "the key of alice leaked".
 
         Raises:
             CertificateError: The operator's key cannot be read.
@@ -70,7 +68,7 @@ class IncidentCase:
         return case
 
     def record_action(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Write one line of what was done.
+        """Write one action of the operator.
 
         Raises:
             AuditLogError: The log was altered.
@@ -133,7 +131,7 @@ class IncidentCase:
         self.record_action("model_rolled_back", {**facts, "skipped": list(certified.skipped)})
 
     def read_actions(self) -> list[Line]:
-        """Return the lines of what was done, after every one was checked.
+        """Return all actions, after every line was checked.
 
         Raises:
             AuditLogError: One does not hold.

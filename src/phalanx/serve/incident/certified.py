@@ -1,4 +1,4 @@
-"""The last checkpoint of a run whose audits hold: what a server goes back to."""
+"""The last checkpoint of a run whose audits hold, for a server to go back to."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +20,8 @@ class CertifiedModel:
     """A checkpoint that a server may go back to.
 
     Attributes:
-        checkpoint: Its directory.
         digests: Digests of its model as servers show them, in float and in int8.
-        proof: One sentence: what the audit log proves about the steps.
+        proof: The conclusion of the audit log about the steps, one sentence.
         skipped: One sentence for each newer checkpoint that was not taken.
     """
 

@@ -1,4 +1,4 @@
-"""An exercise: a playbook's steps are done to a server process of its own, and what each does is looked at.
+"""An exercise: a playbook's steps are done to a server process of its own, and the effect of each is checked.
 
 The server runs in a scratch access directory on a loopback port that the system chooses; keys, log and orders of the
 operator's own servers are not touched.
@@ -31,6 +31,7 @@ from phalanx.serve.place import checkpoint_place, is_run
 _MODEL = "exercised"
 _STREAM = "/v1/completions"
 _PATIENCE_S = 120
+_LONG, _SHORT = 256, 8
 _WIDE = KeyLimits(requests_per_minute=100_000, tokens_per_minute=10**9, requests_per_month=10**6, concurrency=100)
 Outcome = Literal["worked", "failed", "for people", "not exercised"]
 
@@ -45,10 +46,10 @@ class _NotExercisedError(Exception):
 
 @dataclass(frozen=True)
 class ExerciseResult:
-    """What became of one step.
+    """The result of one step.
 
     Attributes:
-        detail: What was seen.
+        detail: An observation, such as the status of an answer.
         seconds: From its beginning until that.
     """
 
@@ -91,12 +92,17 @@ class _OpenStream:
             self._begun.set()
 
     def _repeat_streams(self) -> str:
-        """Stream texts, each as long as the server lets it be, and return how the last one ended."""
-        body = {"model": _MODEL, "prompt": "the", "stream": True, "temperature": 1.5}
+        """Stream one text after the other, and return how the last one ended."""
+        body: dict[str, object] = {"model": _MODEL, "prompt": "the", "stream": True, "temperature": 1.5}
+        body["max_tokens"] = _LONG
         with httpx2.Client(base_url=self._url, headers=self._headers, timeout=_PATIENCE_S, trust_env=False) as client:
             while True:
                 try:
                     with client.stream("POST", _STREAM, json=body) as answer:
+                        if answer.status_code == 400 and body["max_tokens"] == _LONG:
+                            # longer than the window of a small model
+                            body["max_tokens"] = _SHORT
+                            continue
                         if answer.status_code != 200:
                             return f"the next request was refused with status {answer.status_code}"
                         for _ in answer.iter_lines():

@@ -1,4 +1,4 @@
-"""The signed report of an incident: what was done, and what the request log says of the time around it.
+"""The signed report of an incident: the operator's actions, and the request log of the time around them.
 
 ACCESS_DIR/incidents/ID/report.json is one canonical JSON object, ``{"signature": HEX, "statement": {...}}``, and
 report.md the same for people. It names keys, owners, counts and verdicts; a request's text is in no log.
@@ -127,7 +127,7 @@ def verify_report(path: Path, operator: Peer) -> dict[str, Any]:
     """Check the signature of a report and return its statement.
 
     Raises:
-        VerificationError: It is not what the operator has signed.
+        VerificationError: The operator has not signed it.
     """
     try:
         with path.open("rb") as file:

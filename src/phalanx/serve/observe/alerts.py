@@ -61,11 +61,7 @@ class Alert:
 
 
 class AlertWatch:
-    """The rules of one server and what they need to remember; for one event loop.
-
-    Args:
-        baselines: Of an earlier process.
-    """
+    """The rules of one server and their memory; for one event loop."""
 
     def __init__(self, rules: AlertRules, baselines: Baselines) -> None:
         self._rules = rules
@@ -79,11 +75,7 @@ class AlertWatch:
         self._active: dict[tuple[str, str], Alert] = {}
 
     def add_request(self, now: float, outcome: RequestOutcome, notes: RequestNotes) -> None:
-        """Take a request that is over.
-
-        Args:
-            now: Monotonic second.
-        """
+        """Take a request that is over."""
         if outcome.status == 401:
             self._strangers.add_count(now, "refused")
             return
@@ -133,7 +125,7 @@ class AlertWatch:
         return Baselines(models=models)
 
     def check_rules(self, now: float) -> tuple[list[Alert], list[Alert]]:
-        """Return the alerts that begin now, and those that are over."""
+        """Return the alerts that begin now, and the alerts that are over."""
         active = {(alert.rule, alert.subject): alert for alert in self._find_alerts(now)}
         begun = [alert for name, alert in active.items() if name not in self._active]
         over = [alert for name, alert in self._active.items() if name not in active]

@@ -70,7 +70,7 @@ class GuessRule(StrictModel):
 
 
 class AbuseRule(StrictModel):
-    """Filters refuse too many texts of one key: its prompts, or what the model answers to them."""
+    """Filters refuse too many texts of one key, prompts and answers together."""
 
     on: bool = True
     window_s: WindowS = 600
@@ -85,7 +85,7 @@ class ExtractionRule(StrictModel):
         min_prompts: new prompts in the window, with
         min_output_tokens: tokens that were written for the key in it.
         max_overlap: Share of a prompt's runs of four tokens that earlier prompts of the key may have in a new prompt;
-            runs that most of its prompts have, such as those of an instruction, do not count.
+            runs that most of its prompts have, such as the runs of an instruction, do not count.
         exempt_keys: Keys of evaluations and batch jobs, which do the same for a good reason.
     """
 
@@ -99,7 +99,7 @@ class ExtractionRule(StrictModel):
 
 
 class DriftRule(StrictModel):
-    """Lengths or refusals of a model's recent requests are not those of its first ones.
+    """Lengths or refusals of recent requests differ from the first requests.
 
     Attributes:
         num_requests: First requests that are the baseline, and recent ones that are compared with it.
@@ -114,11 +114,10 @@ class DriftRule(StrictModel):
 
 
 class ReferenceRule(StrictModel):
-    """The perplexity of a model on texts of the operator is not what it was.
+    """The perplexity of a model on texts of the operator has changed.
 
     Attributes:
         texts: File with one text a line; none is measured without it.
-        every_s: Seconds between two measurements.
         max_change: Relative change of the perplexity.
     """
 

@@ -1,4 +1,4 @@
-"""Drift: lengths and refusals of recent requests beside those of the first ones, and perplexity on reference texts.
+"""Drift: lengths and refusals of recent requests beside the first ones, and perplexity on reference texts.
 
 ACCESS_DIR/watch.json holds the baselines, by id of the model, so that a model that was exchanged under its id is found
 after a restart too. Whoever can write the directory can change them.
@@ -43,7 +43,7 @@ class TrafficBaseline(StrictModel):
 
 
 class ModelBaseline(StrictModel):
-    """What was measured of a model when it was new.
+    """Measurements of a model when it was new.
 
     Attributes:
         traffic: None until there were enough requests.
@@ -92,7 +92,7 @@ class TrafficDrift:
     """The recent requests of one model beside its first ones.
 
     Args:
-        num_requests: Number of both.
+        num_requests: Size of the baseline, and of the recent requests.
         baseline: First ones of an earlier process.
     """
 

@@ -47,7 +47,6 @@ class Gauge:
     """A number that is asked for when the metrics are read.
 
     Attributes:
-        labels: Names of its labels.
         read: Returns the number by the values of the labels.
     """
 

@@ -19,11 +19,7 @@ _MIN_COMMON = 8
 
 
 class WindowCounts:
-    """Counts of named things in the last seconds, in thirty steps.
-
-    Args:
-        window_s: Length of the window.
-    """
+    """Counts of named things in the last seconds, in thirty steps."""
 
     def __init__(self, window_s: int) -> None:
         self._step_s = window_s / _BUCKETS
@@ -79,7 +75,7 @@ class _KeyPrompts:
 
 @dataclass(frozen=True)
 class KeyWalk:
-    """What one key did in the window.
+    """The counts of one key in the window.
 
     Attributes:
         num_new: Prompts that go on with no earlier one.
@@ -128,7 +124,7 @@ class PromptWalks:
             self._num_prompts -= len(oldest.recent)
 
     def read_walks(self, now: float) -> dict[str, KeyWalk]:
-        """Return what each key did in the window; keys that did nothing are forgotten."""
+        """Return the walk of each key in the window; idle keys are forgotten."""
         walks = {}
         for key, window in list(self._counts.items()):
             counts = window.read_counts(now)

@@ -34,13 +34,11 @@ Measure = Callable[[], Awaitable[Mapping[str, float]]]
 
 @dataclass(frozen=True)
 class WatchedServer:
-    """What a watch must know of its server.
+    """Facts about a watched server.
 
     Attributes:
-        directory: Its access directory.
-        read_models: Returns the id of each model by what the request log calls it, as it is now.
+        read_models: Returns the id of each model, at present, by its name in the request log.
         read_digests: Returns the digest of each model by its id; empty where others have its files.
-        gauges: Numbers of its engines.
         measure: Returns the perplexity of each model on the reference texts; None where it cannot.
         texts_digest: Digest of the reference texts.
     """
@@ -82,7 +80,7 @@ class ServerWatch:
         InputError: The file of baselines is malformed.
 
     Guarantees:
-        It changes no answer: what it cannot record is missing in its figures, and no request fails or waits for it.
+        It changes no answer: a gap in its figures is all that a fault leaves, and no request fails or waits for it.
     """
 
     def __init__(self, config: WatchConfig, server: WatchedServer, request_log: RequestLog) -> None:
@@ -193,7 +191,7 @@ class ServerWatch:
             await asyncio.sleep(self._config.alerts.reference.every_s)
 
     async def check_rules(self) -> None:
-        """Look at the rules once, and tell the operator what has changed."""
+        """Look at the rules once, and tell the operator each change."""
         begun, over = self._alerts.check_rules(time.monotonic())
         for alert in begun:
             self.metrics.count_alert(alert.rule)

@@ -1,7 +1,7 @@
-"""``phalanx bench alerts``: false alarms of the alert rules on ordinary traffic, and what walks they find.
+"""``phalanx bench alerts``: false alarms of the alert rules on ordinary traffic, and the walks that they find.
 
-An hour of one key is simulated from clean documents: how many requests, of what form, is in `_ORDINARY` and `_WALKS`
-and in the result; the rules are those of a server without a file.
+An hour of one key is simulated from clean documents: number and form of its requests are in `_ORDINARY` and `_WALKS`
+and in the result; the rules have their defaults.
 """
 
 import random
@@ -129,7 +129,7 @@ def _completion(draw: random.Random, documents: Sequence[Sequence[str]]) -> Iter
 
 
 def _evaluation(draw: random.Random, documents: Sequence[Sequence[str]]) -> Iterator[Request]:
-    """Scores of answers to a thousand questions, which is what a walk looks like."""
+    """Scores of answers to a thousand questions; a walk looks the same."""
     for words in draw.sample(documents, 1000):
         yield words, True, 1
 
