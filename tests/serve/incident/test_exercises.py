@@ -15,6 +15,8 @@ from phalanx.serve.incident.playbook import list_playbooks
 from tiny_run_file import tiny_run_file
 from tiny_served import add_key, write_model
 
+# three programs start one behind the other, each of which imports torch
+pytestmark = pytest.mark.timeout(1200)
 ASK = {"model": "run", "prompt": "the", "max_tokens": 3}
 
 
