@@ -20,7 +20,10 @@ COST_SENTENCE = (
 )
 ATTACK_SENTENCE = "Of {} texts that a model recited from its index, {} were stopped, with at most {} characters out."
 DOCUMENT_SENTENCE = "on {:,} documents of WikiText-2 and MedQuAD"
-DRIFT_SENTENCE = "Of {} servers with {:,} requests of one law each, {}, {} and {} had a false alarm of prompts, answers and refusals."
+DRIFT_SENTENCE = (
+    "Of {} servers with {:,} requests of one law each, {}, {} and {} had a false alarm of prompts, answers "
+    "and refusals."
+)
 Result = dict[str, Any]
 
 
