@@ -28,7 +28,6 @@ _OPTIONS = (
     "--disable-component-update",
     "--disable-dev-shm-usage",
     "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
     "--allow-file-access-from-files",
     "--remote-debugging-pipe",
 )
@@ -75,13 +74,18 @@ class BrowserError(RuntimeError):
 
 
 class Browser:
-    """One browser with one tab; it is a context manager, and leaving the context ends the browser."""
+    """One browser with one tab; it is a context manager, and leaving the context ends the browser.
 
-    def __init__(self) -> None:
+    Args:
+        server: Address of a server on this machine that pages may ask, such as ``http://127.0.0.1:8080``.
+    """
+
+    def __init__(self, server: str | None = None) -> None:
         path = installed()
         if path is None:
             raise BrowserError(f"none of {', '.join(NAMES)} is installed")
-        self._path = path
+        self._path, self._server = path, server
+        self._reachable = _LOCAL if server is None else (*_LOCAL, f"{server}/")
         self._number = 0
         self._rest = b""
         self._events: list[dict[str, Any]] = []
@@ -94,8 +98,19 @@ class Browser:
             os.mkfifo(told, 0o600)
             os.mkfifo(says, 0o600)
             profile = f"--user-data-dir={home}/profile"
+            hosts = "MAP * ~NOTFOUND" if self._server is None else "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
             process = subprocess.Popen(  # noqa: S603 - a browser of this machine
-                ["/bin/sh", "-c", _START, home, self._path, *_OPTIONS, profile, "about:blank"],
+                [
+                    "/bin/sh",
+                    "-c",
+                    _START,
+                    home,
+                    self._path,
+                    *_OPTIONS,
+                    f"--host-resolver-rules={hosts}",
+                    profile,
+                    "about:blank",
+                ],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"HOME": home},
@@ -118,6 +133,11 @@ class Browser:
 
     def show(self, page: Path, width: int, height: int = 900, *, dark: bool = False) -> ShownPage:
         """Load a page on a screen of that many CSS pixels, and return what is wrong with it there."""
+        self.open_address(page.resolve().as_uri(), width, height, dark=dark)
+        return self.find_faults()
+
+    def open_address(self, address: str, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """Load a page on a screen of that many CSS pixels."""
         # what another page remembered, such as the colours it was shown in, is forgotten
         self.evaluate("try { localStorage.clear() } catch {}")
         self._events.clear()
@@ -127,11 +147,14 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
         self._call("Emulation.setEmulatedMedia", features=[scheme, still])
-        self._call("Page.navigate", url=page.resolve().as_uri())
+        self._call("Page.navigate", url=address)
         self._until("Page.loadEventFired")
         # two frames later scripts have laid out what they add when the page is there
         frames = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
         self.evaluate(frames)
+
+    def find_faults(self) -> ShownPage:
+        """Return what is wrong with the page that is shown, and went wrong since it was loaded."""
         return self._found(json.loads(self.evaluate(_WIDER)))
 
     def evaluate(self, expression: str) -> Any:
@@ -155,7 +178,7 @@ class Browser:
         for event in self._events:
             said = event["params"]
             match event["method"]:
-                case "Network.requestWillBeSent" if not said["request"]["url"].startswith(_LOCAL):
+                case "Network.requestWillBeSent" if not said["request"]["url"].startswith(self._reachable):
                     found.outside.append(said["request"]["url"])
                 case "Log.entryAdded" if said["entry"]["level"] in ("error", "warning"):
                     found.complaints.append(f"{said['entry']['text']} ({said['entry'].get('url', '')})")

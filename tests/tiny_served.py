@@ -16,6 +16,7 @@ from phalanx.serve import TextModel
 from phalanx.serve.access import Access, KeyStore, ListenConfig, RequestBounds, bind_socket, make_server
 from phalanx.serve.access.key_file import KeyLimits, KeyTerms
 from phalanx.serve.api import Service, make_app
+from phalanx.serve.chat_page import ChatPage
 from phalanx.serve.engine import EnginePool, EngineSettings, HostedModel
 from phalanx.serve.filters import FiltersConfig, TextFilters
 from phalanx.serve.marks import MarkPolicy, TokenMark
@@ -117,7 +118,7 @@ def running_server(models, access_directory, *, engine=None, filters=NO_FILTERS,
         watch = None if make_watch is None else make_watch(access.request_log, pool)
         service = Service(pool, access, TextFilters(filters, [END, BEGIN_TURN, END_TURN]))
         app = make_app(service, RequestBounds(), is_ready=lambda: True, lifespan=lifespan, watch=watch)
-        server = make_server(app, ListenConfig(port=0), RequestBounds(), 5)
+        server = make_server(ChatPage(app), ListenConfig(port=0), RequestBounds(), 5)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
         thread.start()
         try:

@@ -130,7 +130,12 @@ def test_the_whole_recipe_runs_and_is_the_same_twice(tmp_path):
     assert runs[0].stdout == runs[1].stdout
     (wheel,) = (tmp_path / "one").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"phalanx/py.typed", "phalanx/report/page.css", "phalanx/planner/data/clusters.toml"} <= set(names)
+    assert {
+        "phalanx/py.typed",
+        "phalanx/report/page.css",
+        "phalanx/serve/chat_page.html",
+        "phalanx/planner/data/clusters.toml",
+    } <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "docs/"))]
     (sources,) = (tmp_path / "one").glob("*.tar.gz")
     with tarfile.open(sources) as archive:

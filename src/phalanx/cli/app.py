@@ -20,7 +20,9 @@ from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.export import EXPORT_EPILOG, export
 from phalanx.cli.models.generate import generate
+from phalanx.cli.models.laptop import LAPTOP_EPILOG, laptop
 from phalanx.cli.models.model import model_app
 from phalanx.cli.options import PLAN_EXAMPLES
 from phalanx.cli.parties.client import client
@@ -78,6 +80,7 @@ app.command(
     "Example: phalanx init shared.toml --kind remote --workers alice,bob"
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
+app.command(epilog=LAPTOP_EPILOG)(laptop)
 app.command(epilog="Example: phalanx nvflare-job run.toml job")(nvflare_job)
 app.command(epilog="Example: phalanx flower-app run.toml app")(flower_app)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
@@ -104,6 +107,7 @@ app.command(
 )(serve)
 app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
 app.command(epilog=DETECT_EPILOG)(detect)
+app.command(epilog=EXPORT_EPILOG)(export)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)

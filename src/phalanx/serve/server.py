@@ -13,16 +13,20 @@ from types import MappingProxyType
 import torch
 
 from phalanx.errors import ConfigError, DiskError, KeyFileError, ModelError, PhalanxError
+from phalanx.security.crypto import steady_now
 from phalanx.serve.access import (
     KEYS_FILE,
     Access,
+    KeyStore,
     ListenConfig,
     ModelOrder,
     RequestBounds,
     bind_socket,
     make_server,
 )
+from phalanx.serve.access.listener import is_loopback
 from phalanx.serve.api import Service, make_app
+from phalanx.serve.chat_page import ChatPage
 from phalanx.serve.engine import EnginePool, EngineSettings, HostedModel, ModelCard
 from phalanx.serve.engine.hosted_model import Weights
 from phalanx.serve.filters import FiltersConfig, TextFilters
@@ -46,6 +50,9 @@ class ServerPlan:
         drain_s: Seconds that requests have to end after SIGTERM.
         mark_keys: Key file of `phalanx mark new-keys`.
         num_threads: Threads of torch; 0 leaves them as they are.
+        has_chat_page: Whether browsers are shown the chat page at ``/``.
+        page_names: Names under which a proxy lets browsers open the chat page.
+        link_key: Id of a key, or its owner, that a link signs a browser on this machine in as.
     """
 
     models: Mapping[str, Path]
@@ -62,6 +69,9 @@ class ServerPlan:
     drain_s: int = 30
     num_threads: int = 0
     own_code: bool = False
+    has_chat_page: bool = True
+    page_names: tuple[str, ...] = ()
+    link_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,10 +80,13 @@ class Listening:
 
     Attributes:
         url: Its address, with the port that the system chose.
+        chat_link: Opens the chat page and signs in, once, within ten minutes; what it is by stands behind the ``#``,
+            which no browser sends.
     """
 
     url: str
     cards: tuple[ModelCard, ...]
+    chat_link: str | None = None
 
 
 def check_access(directory: Path) -> None:
@@ -107,6 +120,7 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
     with contextlib.closing(bind_socket(plan.listen)) as sock, Access.open(plan.access) as access:
         if access.key_store.fault is not None:
             raise KeyFileError(access.key_store.fault)
+        link_key = find_link_key(plan, access.key_store)
         models = _open_models(plan, access)
         tokens = {
             token.content
@@ -119,9 +133,38 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
             host, port = sock.getsockname()[:2]
             scheme = "http" if plan.listen.certificate is None else "https"
             address = f"[{host}]" if ":" in host else host
-            listening = Listening(f"{scheme}://{address}:{port}", pool.cards)
+            url = f"{scheme}://{address}:{port}"
+            secret = None if link_key is None else access.key_store.sessions.make_link(link_key)
+            listening = Listening(url, pool.cards, None if secret is None else f"{url}/#link={secret}")
             server = _Server(Service(pool, access, filters), plan, lambda: announce(listening))
             server.serve_on(sock)
+
+
+def find_link_key(plan: ServerPlan, key_store: KeyStore) -> str | None:
+    """Return the id of the key that a link signs in as; None where no link is wanted.
+
+    Raises:
+        ConfigError: Not exactly one active key is meant, or no browser on this machine could use the link.
+    """
+    if plan.link_key is None:
+        return None
+    if not plan.has_chat_page or not is_loopback(plan.listen.host):
+        raise ConfigError(
+            "chat link: is for a browser on this machine and the chat page, and the server has another address or no "
+            "page; leave --chat-link out, and sign in with a key"
+        )
+    now = steady_now().timestamp()
+    key_ids = [
+        record.key_id
+        for record in key_store.list_keys()
+        if plan.link_key in {record.key_id, record.terms.owner} and record.is_active(now)
+    ]
+    if len(key_ids) != 1:
+        raise ConfigError(
+            f"chat link: {len(key_ids)} active keys are called {plan.link_key[:40]!r}, 1 is needed; "
+            "give the id of a key, as `phalanx keys list` shows it"
+        )
+    return key_ids[0]
 
 
 def _open_models(plan: ServerPlan, access: Access) -> list[HostedModel]:
@@ -168,6 +211,8 @@ class _Server:
         self._fault: DiskError | None = None
         self._watch = ServerWatch(plan.watch, _describe_pool(service.pool, plan), service.access.request_log)
         app = make_app(service, plan.bounds, is_ready=self._is_ready, lifespan=self._run_beside, watch=self._watch)
+        if plan.has_chat_page:
+            app = ChatPage(app, [plan.listen.host, *plan.page_names])
         self._server = make_server(app, plan.listen, plan.bounds, plan.drain_s)
 
     def _is_ready(self) -> bool:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from phalanx.serve.access import KeyGuard, RequestBounds
+from phalanx.serve.access import KeyGuard, RequestBounds, RequestRefused, parse_object
 
 PATHS = (
     "/",
@@ -242,6 +242,55 @@ def test_headers_and_path_are_bounded(keys):
     assert ask(guard, make_scope(headers=[*bearer(secret), *[(b"a", b"")] * 64]))[0] == 431
     assert ask(guard, make_scope("/" + "x" * 3000, headers=bearer(secret)))[0] == 414
     assert ask(guard, make_scope(headers=bearer(secret), query_string=b"x" * 3000))[0] == 414
+
+
+def test_a_body_whose_length_is_said_in_two_ways_is_refused(keys):
+    """Behind a proxy that believes the other one, its rest would be taken for a request of another client."""
+    _, secret = keys.make()
+    app = App()
+    headers = with_json(secret, content_length=2, transfer_encoding="chunked")
+
+    assert ask(KeyGuard(app, keys.store), make_scope(method="POST", headers=headers), pieces(b"{}"))[0] == 400
+    assert not app.scopes
+
+
+@pytest.mark.parametrize("path", ["/v1/models\n", "/v1/\x00models", "/v1/models\u2028", "/\u202e"])
+def test_a_path_with_a_control_character_is_refused(keys, path):
+    _, secret = keys.make()
+    app = App()
+
+    assert ask(KeyGuard(app, keys.store), make_scope(path, headers=bearer(secret)))[0] == 400
+    assert not app.scopes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a": 1, "a": 2}',
+        b'{"b": {"a": 1, "a": 1}}',
+        b'{"a": 1, "\\u0061": 2}',
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e400}',
+        b'{"a": "\\ud800"}',
+        b'{"\\udfff": 1}',
+        b"\xff",
+        b"[]",
+        b"{} {}",
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": ' + b"[" * 100_000 + b"}",
+    ],
+    ids=range(13),
+)
+def test_json_that_two_readers_could_understand_differently_is_refused(text):
+    with pytest.raises(RequestRefused):
+        parse_object(text)
+
+
+def test_json_that_has_one_meaning_is_parsed():
+    text = '{"a": [1, -2.5e3, true, null, {}], "é": "\\ud83d\\ude00 \\\\u00e9"}'
+
+    assert parse_object(text.encode()) == {"a": [1, -2500.0, True, None, {}], "é": "😀 \\u00e9"}
 
 
 @pytest.mark.parametrize(

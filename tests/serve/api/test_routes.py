@@ -21,6 +21,7 @@ PATHS = [
     "/health/live",
     "/health/ready",
     "/openapi.json",
+    "/chat/session",
     "/metrics",
     "/tokenize",
     "/collective_rpc",
@@ -48,6 +49,17 @@ def test_no_path_answers_without_a_key(http, method):
     assert {answer.status_code for answer in answers.values()} == {401}
     # one answer for a path that there is and one that there is not, in each protocol's form
     assert len({answer.content for answer in answers.values()}) <= 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nor_does_one_to_a_browser_though_the_root_shows_it_where_to_sign_in(http, method):
+    accept = {"accept": "text/html", "sec-fetch-dest": "document", "sec-fetch-mode": "navigate"}
+    answers = {
+        path + slash: http.request(method, path + slash, headers=accept) for path in PATHS for slash in ("", "/")
+    }
+
+    assert {answer.status_code for answer in answers.values()} == {401}
+    assert len({answer.content for path, answer in answers.items() if path.strip("/")}) <= 2
 
 
 def test_probes_with_a_key(http, headers):

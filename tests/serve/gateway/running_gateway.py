@@ -101,7 +101,7 @@ WIDE = {
 
 
 def backends(local: Stub, cloud: Stub) -> list[dict]:
-    routes = ["chat", "completions", "embeddings", "messages"]
+    routes = ["chat", "completions", "embeddings", "messages", "responses"]
     return [
         {"name": "site", "url": local.url, "models": {"small": "inner/small"}, "local": True, "routes": routes},
         {"name": "cloud", "url": cloud.url, "models": {"small": "c-small", "large": "c-large"}, "routes": routes},

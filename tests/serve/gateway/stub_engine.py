@@ -18,7 +18,7 @@ _OPEN = """
 /invocations /pooling /classify /score /v1/score /rerank /v1/rerank /v2/rerank /tokenize /detokenize /load /version
 /metrics /ping /sleep /wake_up /is_sleeping /collective_rpc /scale_elastic_ep /is_scaling_elastic_ep /server_info
 /reset_prefix_cache /reset_mm_cache /start_profile /stop_profile /v1/load_lora_adapter /v1/unload_lora_adapter
-/v1/responses /v1/audio/transcriptions /inference/v1/generate /abort_requests /update_weights /docs /openapi.json
+/v1/audio/transcriptions /inference/v1/generate /abort_requests /update_weights /docs /openapi.json
 /slots /props /completion /infill /apply-template /lora-adapters /generate /flush_cache /get_server_info
 """
 OPEN_ROUTES = tuple(_OPEN.split())
@@ -31,8 +31,9 @@ USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt
 
 
 def last_text(body: dict) -> str:
-    if "messages" in body:
-        content = body["messages"][-1]["content"]
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, list) and isinstance(messages[-1], dict):
+        content = messages[-1].get("content") or messages[-1].get("output")
         return content if isinstance(content, str) else content[-1]["text"]
     prompt = body.get("prompt", body.get("input"))
     return prompt if isinstance(prompt, str) else str(prompt[-1])
@@ -54,6 +55,7 @@ class Stub:
             Route("/v1/completions", self.answer, methods=["POST"]),
             Route("/v1/embeddings", self.embed, methods=["POST"]),
             Route("/v1/messages", self.answer_messages, methods=["POST"]),
+            Route("/v1/responses", self.answer_responses, methods=["POST"]),
         ]
         config = uvicorn.Config(Starlette(routes=routes), host="127.0.0.1", port=0, log_level="error", lifespan="off")
         self.server = uvicorn.Server(config)
@@ -198,6 +200,27 @@ class Stub:
             yield "data: [DONE]\n\n"
         finally:
             self.left.set()
+
+    async def answer_responses(self, request):
+        body, text = await self.read(request)
+        said = text.removeprefix("say ")
+        part = {
+            "type": "output_text",
+            "text": said,
+            "annotations": [{"type": "url_citation", "url": "http://10.0.0.5"}],
+        }
+        items = [{"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]}]
+        if body.get("tools"):
+            call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "status": "completed"}
+            items = [{**call, "name": "look_up", "arguments": '{"place": "Oslo"}'}]
+        usage = {
+            "input_tokens": 7,
+            "output_tokens": 3,
+            "total_tokens": 10,
+            "input_tokens_details": {"cached_tokens": 1},
+        }
+        answer = {"id": "resp_1", "object": "response", "created_at": 1, "status": "completed", "model": body["model"]}
+        return JSONResponse({**answer, "error": None, "output": items, "usage": usage, "store": True})
 
     async def answer_messages(self, request):
         body, text = await self.read(request)

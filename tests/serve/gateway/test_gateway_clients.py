@@ -196,3 +196,102 @@ def test_an_answer_says_how_it_is_marked_and_what_filters_noted(lab, stream):
     marked = lab.gateway.ask(lab.secret, "marked", stream=stream).text
     assert '"marked": ["gumbel"]' in marked or '"marked":["gumbel"]' in marked
     assert "secret_of_the_engine" not in marked
+
+
+def respond(client, content, **more):
+    return client.responses.create(model="small", input=content, **more)
+
+
+TURNS = [
+    {"role": "user", "content": "say a"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b", "annotations": []}]},
+    {"role": "user", "content": [{"type": "input_text", "text": "say c"}]},
+]
+CALLS = [
+    {"role": "user", "content": "a"},
+    {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "say 3"},
+]
+FLAT_TOOLS = [{"type": "function", "name": "look_up", "parameters": {"type": "object"}, "strict": False}]
+FORM = {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}}
+RESPONSES = {
+    "plain": ("say hello", {}, "hello"),
+    "instructions": ("say hello", {"instructions": "be brief", "temperature": 0.5, "top_p": 0.9}, "hello"),
+    "turns": (TURNS, {"store": False, "metadata": {"a": "b"}, "user": "u"}, "c"),
+    "results": (CALLS, {}, "3"),
+    "form": ("say {}", {"text": FORM}, "{}"),
+    "bound": ("say x", {"max_output_tokens": 9, "truncation": "disabled"}, "x"),
+}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_responses_are_forwarded_without_a_store_and_streamed_as_the_client_reads_them(lab, client, name):
+    text, more, expected = RESPONSES[name]
+
+    whole = respond(client, text, **more)
+    events = list(respond(client, text, **more, stream=True))
+
+    assert (whole.output_text, whole.model, whole.status) == (expected, "small", "completed")
+    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (7, 3)
+    assert whole.model_extra["phalanx"]["marked"] == ["no (engine behind a gateway)"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == expected
+    assert events[-1].response.output_text == expected
+    assert "10.0.0.5" not in whole.model_dump_json()
+    for _, body, _ in lab.local.requests + lab.cloud.requests:
+        assert (body["store"], body["stream"]) == (False, False)
+        assert body["max_output_tokens"] == more.get("max_output_tokens", 64)
+        assert not {"user", "metadata", "max_tokens"} & set(body)
+
+
+def test_calls_of_responses_come_whole_and_as_events(client):
+    whole = respond(client, "where", tools=FLAT_TOOLS, tool_choice={"type": "function", "name": "look_up"})
+    events = list(respond(client, "where", tools=FLAT_TOOLS, stream=True))
+
+    assert (whole.output[0].name, whole.output[0].arguments) == ("look_up", '{"place": "Oslo"}')
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == '{"place": "Oslo"}'
+    assert events[-1].response.output[0].call_id == "call_1"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"store": True},
+        {"previous_response_id": "resp_1"},
+        {"background": True},
+        {"conversation": "c"},
+        {"max_output_tokens": 0},
+        {"max_output_tokens": 513},
+        {"temperature": 9},
+        {"include": ["file_search_call.results"]},
+        {"tools": [{"type": "web_search"}]},
+        {"tools": [{"type": "mcp", "server_label": "x", "server_url": "http://127.0.0.1:9"}]},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1:9"}]}]},
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+        {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[" * 900}]},
+        {"text": {"format": {"type": "json_schema", "name": "s", "schema": {"$ref": "http://127.0.0.1:9"}}}},
+        {"instructions": "<|im_end|>"},
+    ],
+    ids=str,
+)
+def test_what_responses_may_not_ask_for_is_400_and_reaches_no_engine(lab, client, changes):
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(**{"model": "small", "input": "say x", **changes})
+
+    assert not (lab.local.requests or lab.cloud.requests)
+
+
+def test_a_secret_in_a_response_is_refused_and_personal_data_stays_local(lab, client):
+    for stream in (False, True):
+        with pytest.raises(openai.PermissionDeniedError):
+            respond(client, "say the key is AKIA" + "QYLPMN5HNXJ6TY3B", stream=stream)
+    mail = "anna.larsen" + "@example.org"
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": json.dumps({"to": mail})}
+    escaped = {**call, "arguments": '{"to": "anna.larsen\\u0040example.org"}'}
+    for item in (call, escaped, {"role": "user", "content": mail}):
+        with pytest.raises(openai.PermissionDeniedError) as caught:
+            client.responses.create(model="large", input=[item, {"role": "user", "content": "x"}])
+        assert caught.value.code == "sensitive_text"
+    assert len(lab.cloud.requests) <= 2

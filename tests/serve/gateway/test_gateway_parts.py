@@ -3,6 +3,7 @@
 import asyncio
 import json
 import ssl
+import time
 from pathlib import Path
 
 import httpx2
@@ -10,9 +11,9 @@ import pytest
 from running_gateway import WIDE, RunningGateway, backends
 
 from access_keys import make_access
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.errors import ConfigError
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.serve.filters import TextFilters
 from phalanx.serve.gateway import GatewayLimits, load_gateway_config
 from phalanx.serve.gateway.answers import AnswerFacts
@@ -73,7 +74,7 @@ def test_check_reads_file_and_keys_and_ends(tmp_path, capsys):
     make_access(tmp_path / "access").make()
     (tmp_path / "gateway.toml").write_text(ENGINE)
 
-    assert run(["gateway", str(tmp_path / "gateway.toml"), "--check", "--json"]) == 0
+    assert run_command(["gateway", str(tmp_path / "gateway.toml"), "--check", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["keys"], facts["models"], facts["engines"]) == (1, ["small"], ["a"])
 
@@ -81,7 +82,7 @@ def test_check_reads_file_and_keys_and_ends(tmp_path, capsys):
 def test_a_gateway_without_keys_does_not_start(tmp_path, capsys):
     (tmp_path / "gateway.toml").write_text(ENGINE)
 
-    assert run(["gateway", str(tmp_path / "gateway.toml")]) == 5
+    assert run_command(["gateway", str(tmp_path / "gateway.toml")]) == 5
     assert "operator.json" in capsys.readouterr().err
 
 
@@ -97,11 +98,11 @@ class FakeAnswer:
             yield piece
 
 
-def make_stream(max_bytes: int = 10**6):
+def make_stream():
     body = {"model": "small", "messages": [{"role": "user", "content": "x"}], "stream": True}
     filters = TextFilters()
     request = read_request(ROUTES[0], json.dumps(body).encode(), "alice", GatewayLimits(), filters)
-    return AnswerStream(request, filters, AnswerFacts(), max_bytes)
+    return AnswerStream(request, filters, AnswerFacts(), GatewayLimits())
 
 
 def chunk(text: str, finish=None) -> bytes:
@@ -148,11 +149,25 @@ def test_a_stream_has_the_same_text_wherever_the_network_cuts_it(size):
     assert ends == [1]
 
 
+def test_a_line_in_pieces_of_one_byte_costs_no_more_than_its_length():
+    """An engine that sends so, and a reader that joins what is there at each piece, would stop all other answers."""
+    answer = FakeAnswer([b"x"] * 700_000)
+
+    async def read_all() -> list[bytes]:
+        return [event async for event in make_stream().relay(answer, lambda: None)]
+
+    start = time.process_time()
+    (last,) = asyncio.run(read_all())
+
+    assert b"broke off" in last
+    assert time.process_time() - start < 15
+
+
 @pytest.fixture
 def pki(tmp_path):
     create_authority(tmp_path / "pki")
     for name in ("gateway", "client"):
-        issue(tmp_path / "pki", name)
+        issue_certificate(tmp_path / "pki", name)
     return tmp_path / "pki"
 
 

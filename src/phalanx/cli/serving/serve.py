@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.answers.answer import Answer, for_programs, say_object
+from phalanx.cli.answers.answer import Answer, for_programs, print_object
 
 _Named = "NAME=DIR"
 
@@ -53,6 +53,13 @@ def serve(
     ] = False,
     threads: Annotated[int, typer.Option("--threads", min=0, max=1024, help="Of torch; 0 for its own choice.")] = 0,
     drain_s: Annotated[int, typer.Option("--drain-s", min=0, max=3600, help="Seconds to end after SIGTERM.")] = 30,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Show browsers the chat page at /.")] = True,
+    page_name: Annotated[
+        list[str] | None, typer.Option("--page-name", metavar="HOST", help="Name of a proxy that shows the page.")
+    ] = None,
+    chat_link: Annotated[
+        str | None, typer.Option("--chat-link", metavar="KEY", help="Print a link that signs a browser in once.")
+    ] = None,
     own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
 ) -> Answer:
     """Serve a model by the protocols of OpenAI and Anthropic; every route needs a key of `phalanx keys create`."""
@@ -100,14 +107,21 @@ def serve(
         drain_s=drain_s,
         num_threads=threads,
         own_code=own_code,
+        has_chat_page=page,
+        page_names=tuple(page_name or ()),
+        link_key=chat_link,
     )
 
     def announce(listening: Listening) -> None:
         facts = {"event": "ready", "url": listening.url, "models": {card.id: card.digest for card in listening.cards}}
-        say_object(facts)
+        print_object(facts if listening.chat_link is None else {**facts, "chat_link": listening.chat_link})
         if not for_programs():
             names = ", ".join(f"{card.id} ({card.digest[:12]})" for card in listening.cards)
             typer.echo(f"ready: {listening.url} serves {names}")
+            if listening.chat_link is not None:
+                typer.echo(f"chat, once and within ten minutes: {listening.chat_link}")
+            elif page:
+                typer.echo(f"chat in a browser: {listening.url}/ asks for a key")
 
     run_server(plan, announce)
     return Answer({"event": "stopped"})

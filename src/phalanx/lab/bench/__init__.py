@@ -17,6 +17,7 @@ from phalanx.lab.bench.parallel.memory import bench_memory
 from phalanx.lab.bench.parallel.parallel import bench_parallel
 from phalanx.lab.bench.posttrain.posttrain import bench_posttrain
 from phalanx.lab.bench.serving.alerts import bench_alerts
+from phalanx.lab.bench.serving.export import bench_export, bench_planted_rounding
 from phalanx.lab.bench.serving.filters import bench_filters
 from phalanx.lab.bench.serving.marks import bench_marks
 
@@ -28,6 +29,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "data": bench_data,
     "detection": bench_detection,
     "detection-processes": bench_detection_processes,
+    "export": bench_export,
     "federated": bench_federated,
     "filters": bench_filters,
     "marks": bench_marks,
@@ -35,6 +37,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "overhead": bench_overhead,
     "parallel": bench_parallel,
     "pipeline": bench_pipeline,
+    "planted-rounding": bench_planted_rounding,
     "posttrain": bench_posttrain,
     "split": bench_split,
 }
@@ -57,6 +60,7 @@ __all__ = [
     "bench_data",
     "bench_detection",
     "bench_detection_processes",
+    "bench_export",
     "bench_federated",
     "bench_filters",
     "bench_marks",
@@ -64,6 +68,7 @@ __all__ = [
     "bench_overhead",
     "bench_parallel",
     "bench_pipeline",
+    "bench_planted_rounding",
     "bench_posttrain",
     "bench_split",
 ]

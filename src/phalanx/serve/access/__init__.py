@@ -32,7 +32,11 @@ if TYPE_CHECKING:
         error_body as error_body,
         send_refusal as send_refusal,
     )
-    from phalanx.serve.access.request_bounds import RequestBounds as RequestBounds
+    from phalanx.serve.access.request_bounds import (
+        RequestBounds as RequestBounds,
+        check_nesting as check_nesting,
+        parse_object as parse_object,
+    )
     from phalanx.serve.access.request_log import (
         LOG_FOLDER as LOG_FOLDER,
         RequestFacts as RequestFacts,

@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -33,6 +33,7 @@ from phalanx.serve.access.key_file import (
     secret_digest,
     write_key_file,
 )
+from phalanx.serve.access.page_sessions import PageSessions
 
 KEYS_FILE, SEEN_FILE = "keys.json", "keys.seen"
 OPERATOR_HOME, OPERATOR_FILE = "operator", "operator.json"
@@ -48,6 +49,7 @@ class Caller:
 
     Attributes:
         models: Names of the models that the key may use; None allows all.
+        is_session: Whether a session of the chat page stands for the key.
     """
 
     key_id: str
@@ -55,6 +57,7 @@ class Caller:
     role: Literal["user", "operator"]
     models: frozenset[str] | None
     may_skip_mark: bool
+    is_session: bool = False
 
     def allows_model(self, name: str) -> bool:
         """Whether the key may use a model."""
@@ -68,6 +71,9 @@ class KeyStore:
         directory: Holds ``keys.json`` and ``keys.seen``.
         operator: The signer that the file must have.
         operator_home: Directory of the operator's key, which only `create_key` and `revoke_key` read.
+
+    Attributes:
+        sessions: Secrets of the chat page, which stand for keys while this object lives.
 
     Guarantees:
         A file that is missing, altered or older than one that was read lets nobody in. A change of the file counts
@@ -83,6 +89,7 @@ class KeyStore:
         self._path, self._seen_path = directory / KEYS_FILE, directory / SEEN_FILE
         self._operator, self._operator_home = operator, operator_home
         self._operator_file = directory / OPERATOR_FILE
+        self.sessions = PageSessions()
         self._records: dict[str, KeyRecord] = {}
         self._orders: dict[str, ModelOrder] = {}
         self._sequence = 0
@@ -238,14 +245,22 @@ class KeyStore:
             and for every secret while the file is not in order.
         """
         self._reload_or_close()
+        stands_for = self.sessions.find_key(secret[:_MAX_SECRET_CHARACTERS])
+        if stands_for is not None:
+            key_id, is_session = stands_for
+            caller = self._admit_record(self._records.get(key_id), address)
+            # a browser never steers the server
+            return None if caller is None else replace(caller, role="user", is_session=is_session)
         match = _SECRET.fullmatch(secret[:_MAX_SECRET_CHARACTERS])
         record = self._records.get(match[1]) if match and len(secret) <= _MAX_SECRET_CHARACTERS else None
         salt, digest = (record.salt, record.digest) if record else (_UNKNOWN_SALT, _UNKNOWN_DIGEST)
         # an unknown id costs the same digest and comparison as one that exists
         is_equal = hmac.compare_digest(secret_digest(salt, secret[:_MAX_SECRET_CHARACTERS]), digest)
-        if record is None or not is_equal:
-            return None
-        if not record.is_active(steady_now().timestamp()) or not record.allows_address(address):
+        return self._admit_record(record, address) if is_equal else None
+
+    @staticmethod
+    def _admit_record(record: KeyRecord | None, address: str) -> Caller | None:
+        if record is None or not record.is_active(steady_now().timestamp()) or not record.allows_address(address):
             return None
         terms = record.terms
         models = None if terms.models is None else frozenset(terms.models)

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import signal
 import socket
 import ssl
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +117,21 @@ def make_server(app: App, listen: ListenConfig, bounds: RequestBounds, drain_s: 
         config.load()
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"listen: the certificate or its key cannot be used ({exc.strerror})") from exc
+    logging.getLogger("uvicorn.error").addFilter(_drop_messages)
     return _DrainingServer(config)
+
+
+def _drop_messages(record: logging.LogRecord) -> bool:
+    """Have a fault logged by its kind and place: messages of exceptions quote texts of clients."""
+    fault = record.exc_info[1] if record.exc_info else None
+    if fault is not None:
+        while isinstance(fault, BaseExceptionGroup):
+            fault = fault.exceptions[0]
+        frames = traceback.extract_tb(fault.__traceback__)[-3:]
+        places = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
+        record.msg, record.args = "a request failed inside: %s at %s", (type(fault).__name__, places)
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def bind_socket(listen: ListenConfig) -> socket.socket:
@@ -155,11 +171,12 @@ class _DrainingServer(uvicorn.Server):
 
 
 class _BoundedProtocol(H11Protocol):
-    """HTTP of uvicorn with two additions: a time limit for headers, and limits of connections."""
+    """HTTP of uvicorn with three additions: time limits for headers and for taking what is sent, and connections."""
 
     bounds: RequestBounds
     num_of_address: Counter[str]
     _timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
     _address = ""
 
     def connection_made(self, transport: Any) -> None:
@@ -172,10 +189,23 @@ class _BoundedProtocol(H11Protocol):
         ):
             transport.abort()
             return
+        # whatever a client does not take is timed, also where all of it would fit into this process's memory; at 0, a
+        # transport of TLS pauses before anything is written
+        transport.set_write_buffer_limits(high=1, low=0)
         self._await_headers()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        loop = asyncio.get_running_loop()
+        self._send_timer = loop.call_later(self.bounds.send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_send_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._cancel_send_timer()
         self.num_of_address[self._address] -= 1
         if self.num_of_address[self._address] <= 0:
             del self.num_of_address[self._address]
@@ -193,6 +223,11 @@ class _BoundedProtocol(H11Protocol):
     def _await_headers(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self.bounds.header_timeout_s, self.transport.abort)
+
+    def _cancel_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -1,7 +1,9 @@
 """Bounds of a request, checked before anything reads its content."""
 
+import json
+import math
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -42,7 +44,7 @@ def check_head(scope: Scope, bounds: RequestBounds) -> int | None:
     """Check path and headers and return the length that the body is said to have.
 
     Raises:
-        RequestRefused: One of them is too long, or the body is compressed, too long or no JSON.
+        RequestRefused: One of them is too long, or the body is compressed, too long, of two lengths or no JSON.
     """
     headers = scope["headers"]
     num_bytes = sum(len(name) + len(value) for name, value in headers)
@@ -50,10 +52,16 @@ def check_head(scope: Scope, bounds: RequestBounds) -> int | None:
         raise RequestRefused(431, "headers_too_large", "The request has too many or too long headers.")
     if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > bounds.max_path_bytes:
         raise RequestRefused(414, "path_too_long", "The path is too long.")
+    if not scope["path"].isprintable():
+        # a router takes a path for the same one without the line end behind it
+        raise RequestRefused(400, "wrong_path", "The path holds a control character.")
     values = {name: value for name, value in headers if name in _BODY_HEADERS}
     if values.get(b"content-encoding", b"identity").lower() != b"identity":
         raise RequestRefused(415, "compressed_body", "The body must not be compressed.")
     length = values.get(b"content-length")
+    if any(name == b"transfer-encoding" for name, _ in headers) and length is not None:
+        # a proxy before this server could end the body elsewhere, and take its rest for another client's request
+        raise RequestRefused(400, "two_lengths", "The length of the body is said in two ways.")
     if length is None:
         return None
     if not length.isdigit() or len(length) > 12:
@@ -82,14 +90,64 @@ def check_body(body: bytes, scope: Scope, bounds: RequestBounds) -> None:
     content_type = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     if content_type.partition(b";")[0].strip().lower() != b"application/json":
         raise RequestRefused(415, "wrong_content_type", "The body must be application/json.")
+    check_nesting(body, bounds)
+
+
+def check_nesting(text: bytes, bounds: RequestBounds) -> None:
+    """Check depth and parts of JSON before anything parses it.
+
+    Raises:
+        RequestRefused: It is nested too deep, or of too many parts.
+    """
     depth = 0
-    for number, part in enumerate(_PART.finditer(body), 1):
-        mark = body[part.start()]
+    for number, part in enumerate(_PART.finditer(text), 1):
+        mark = text[part.start()]
         depth += _STEPS.get(mark, 0)
         if depth > bounds.max_json_depth:
             raise RequestRefused(400, "json_too_deep", f"The body is nested deeper than {bounds.max_json_depth}.")
         if number > bounds.max_json_parts:
             raise RequestRefused(400, "json_too_large", f"The body has more than {bounds.max_json_parts} parts.")
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object that two readers cannot understand differently.
+
+    Raises:
+        RequestRefused: It is no JSON object, has a key twice, a number that is not finite, or half a character.
+    """
+    try:
+        value = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=_unique_keys,
+            parse_constant=_refuse_constant,
+            parse_float=_finite_number,
+        )
+        if b"\\u" in text:
+            # half of a surrogate pair is no character, and cannot be written again
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError) as exc:
+        raise RequestRefused(400, "invalid_json", "The body is not valid JSON.") from exc
+    if not isinstance(value, dict):
+        raise RequestRefused(400, "invalid_json", "The body must be a JSON object.")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key is there twice")
+    return value
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite_number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
 
 
 # a text that does not end goes on to the end of the body, so that no character is looked at twice

@@ -16,13 +16,14 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
 from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestFacts, RequestRefused, error_body
 from phalanx.serve.access.refusals import App
 from phalanx.serve.api.chat import ChatBody, ChatReplyWriter
 from phalanx.serve.api.completions import CompletionBody, CompletionWriter
 from phalanx.serve.api.embeddings import EmbeddingBody
-from phalanx.serve.api.fields import make_id, parse_body
+from phalanx.serve.api.fields import make_id, parse_body, translate_body
 from phalanx.serve.api.messages import CountBody, MessagesBody, MessagesWriter
 from phalanx.serve.api.openapi import describe_routes
 from phalanx.serve.api.responses import ResponsesBody, ResponsesWriter
@@ -32,6 +33,7 @@ from phalanx.serve.engine.text_assembler import TokenNames
 from phalanx.serve.observe import ServerWatch
 
 _log = logging.getLogger(__name__)
+SESSION_ROUTE = "/chat/session"
 _EVENT_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -64,6 +66,10 @@ GENERATION_ROUTES = (
 )
 
 
+class SessionBody(StrictModel):
+    """The body of a request for a session: it has no fields."""
+
+
 _READS = {
     "/v1/models": "The models that the key may use.",
     "/v1/models/{model_id}": "One model.",
@@ -84,10 +90,7 @@ class _Routes:
         async def generate(request: Request) -> Response:
             caller = _caller_of(request)
             body = parse_body(route.body, await request.body())
-            try:
-                generations = body.translate(caller)
-            except PhalanxError as exc:
-                raise refusal_of(exc) from exc
+            generations = translate_body(lambda: body.translate(caller))
             opened = await _unless_left(request, lambda: self._service.open_reply(generations, caller, route.path))
             if not isinstance(opened, ModelReply):
                 return Response(status_code=499)
@@ -119,13 +122,24 @@ class _Routes:
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens of a chat."""
         body, caller = parse_body(CountBody, await request.body()), _caller_of(request)
-        try:
-            self._service.find_card(body.model, caller)
-            generation = body.make_request(caller, 1, (), SamplingSettings())
-            prompt = await self._service.pool.encode_prompt(generation)
-        except PhalanxError as exc:
-            raise refusal_of(exc) from exc
-        return JSONResponse({"input_tokens": len(prompt)})
+        generation = translate_body(lambda: body.make_request(caller, 1, (), SamplingSettings()))
+        num_tokens = await self._service.count_tokens(generation, caller, "/v1/messages/count_tokens")
+        return JSONResponse({"input_tokens": num_tokens})
+
+    async def open_session(self, request: Request) -> Response:
+        """Answer with a secret that the chat page keeps instead of the key, and with the actions of the filters."""
+        parse_body(SessionBody, await request.body())
+        caller, access = _caller_of(request), self._service.access
+        if caller.is_session:
+            raise RequestRefused(403, "session", "A session opens no further session; sign in with a key.")
+        facts = RequestFacts(route=SESSION_ROUTE, model_digest="", status=200)
+        access.request_log.record_request(caller, facts)
+        session = {
+            "secret": access.key_store.sessions.open_session(caller.key_id),
+            "owner": caller.owner,
+            "filters": self._service.filters.describe_actions(),
+        }
+        return JSONResponse(session, headers={"cache-control": "no-store"})
 
     async def list_models(self, request: Request) -> Response:
         """Answer with the models that the key may use, in a form that clients of both protocols read."""
@@ -160,7 +174,7 @@ class _Routes:
     async def show_openapi(self, _request: Request) -> Response:
         """Answer with the description of all routes."""
         bodies: dict[str, type[BaseModel]] = {route.path: route.body for route in GENERATION_ROUTES}
-        bodies |= {"/v1/messages/count_tokens": CountBody, "/v1/embeddings": EmbeddingBody}
+        bodies |= {"/v1/messages/count_tokens": CountBody, "/v1/embeddings": EmbeddingBody, SESSION_ROUTE: SessionBody}
         return JSONResponse(describe_routes(bodies, _READS))
 
     async def show_root(self, _request: Request) -> Response:
@@ -269,6 +283,7 @@ def make_app(
             *(Route(route.path, routes.generate_by(route), methods=["POST"]) for route in GENERATION_ROUTES),
             Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
             Route("/v1/embeddings", routes.embed, methods=["POST"]),
+            Route(SESSION_ROUTE, routes.open_session, methods=["POST"]),
             Route("/v1/models", routes.list_models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", routes.show_model, methods=["GET"]),
             Route("/health/live", routes.show_live, methods=["GET"]),

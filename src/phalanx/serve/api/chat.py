@@ -35,6 +35,7 @@ from phalanx.serve.api.fields import (
     make_id,
     make_seed,
     make_tool,
+    parse_arguments,
 )
 from phalanx.serve.api.service import CallPiece, ModelReply, ReplyEnd, ReplyEvent
 from phalanx.serve.engine import (
@@ -108,13 +109,7 @@ def read_call(call_id: str, name: str, arguments: str) -> ToolCall:
     Raises:
         BadRequestError: Its arguments are no JSON object.
     """
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError) as exc:
-        raise BadRequestError("the arguments of a tool call are no JSON", "messages") from exc
-    if not isinstance(value, dict):
-        raise BadRequestError("the arguments of a tool call are no JSON object", "messages")
-    return ToolCall(id=call_id[:200], name=name, arguments=value)
+    return ToolCall(id=call_id[:200], name=name, arguments=parse_arguments(arguments))
 
 
 class FunctionSpec(StrictModel):

@@ -3,13 +3,13 @@
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from phalanx.config import StrictModel
-from phalanx.serve.access import RequestRefused
+from phalanx.serve.access import RequestBounds, RequestRefused, check_nesting, parse_object
 from phalanx.serve.engine import BadRequestError, Tool
 from phalanx.serve.engine.request import MAX_CHOICES, MAX_TOKENS, MAX_TOP_LOGPROBS
 
@@ -31,7 +31,7 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 LogitBias = Annotated[
-    dict[Annotated[str, Field(pattern=r"^[0-9]{1,8}\z")], Annotated[float, Field(ge=-100, le=100)]],
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,7}\z")], Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=1024),
 ]
 JsonObject = Annotated[dict[str, Any], Field(max_length=256)]
@@ -92,6 +92,7 @@ def join_parts(content: str | Sequence[ContentPart | OtherPart] | None) -> str |
 
 
 Body = TypeVar("Body", bound=StrictModel)
+Translated = TypeVar("Translated")
 
 
 def parse_body(kind: type[Body], body: bytes) -> Body:
@@ -100,20 +101,53 @@ def parse_body(kind: type[Body], body: bytes) -> Body:
     Raises:
         RequestRefused: 400 with the field at fault; no part of the body is repeated.
     """
+    parse_object(body)
     try:
         return kind.model_validate_json(body)
     except ValidationError as exc:
-        errors = exc.errors(include_url=False, include_input=False, include_context=False)
-        # of a union, the member with a reason of ours
-        first = next((error for error in errors if error["type"] == "value_error"), errors[0])
-        place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-")))
-        message = _QUOTED.sub("...", first["msg"].removeprefix("Value error, "))[:_MAX_DETAIL]
-        param = place[:64] or None
-        raise RequestRefused(
-            400, "invalid_request", f"{place[:64]}: {message}" if place else message, param=param
-        ) from exc
+        raise _refuse_fields(exc) from None
     except (ValueError, RecursionError) as exc:
         raise RequestRefused(400, "invalid_json", "The body is no JSON of this route.") from exc
+
+
+def _refuse_fields(exc: ValidationError) -> RequestRefused:
+    """Return a refusal that names the field at fault."""
+    errors = exc.errors(include_url=False, include_input=False, include_context=False)
+    # of a union, the member with a reason of ours
+    first = next((error for error in errors if error["type"] == "value_error"), errors[0])
+    place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-")))
+    message = _QUOTED.sub("...", first["msg"].removeprefix("Value error, "))[:_MAX_DETAIL]
+    param = place[:64] or None
+    return RequestRefused(400, "invalid_request", f"{place[:64]}: {message}" if place else message, param=param)
+
+
+def translate_body(translate: Callable[[], Translated]) -> Translated:
+    """Return what a body is translated to.
+
+    Raises:
+        RequestRefused: 400: two fields contradict each other, or a value is none that the engine takes.
+    """
+    try:
+        return translate()
+    except BadRequestError as exc:
+        raise refuse_bad_request(exc) from exc
+    except ValidationError as exc:
+        # what passed the body's own bounds, and not the narrower ones of a message or a tool
+        raise _refuse_fields(exc) from None
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of an earlier call, which are JSON inside JSON and bounded like the body.
+
+    Raises:
+        BadRequestError: They are no JSON object.
+    """
+    content = (text or "{}").encode("utf-8")
+    try:
+        check_nesting(content, RequestBounds())
+        return parse_object(content)
+    except RequestRefused as exc:
+        raise BadRequestError("the arguments of a tool call are no JSON object", "messages") from exc
 
 
 def refuse_bad_request(exc: BadRequestError) -> RequestRefused:

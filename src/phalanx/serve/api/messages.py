@@ -30,7 +30,7 @@ from phalanx.serve.api.fields import (
     text_or_other,
 )
 from phalanx.serve.api.service import CallPiece, ModelReply, ReplyEnd
-from phalanx.serve.engine import GenerationRequest, SamplingSettings, TextPiece
+from phalanx.serve.engine import BadRequestError, GenerationRequest, SamplingSettings, TextPiece
 from phalanx.serve.engine.request import MAX_STOPS
 from phalanx.serve.engine.text_assembler import TokenNames
 
@@ -108,19 +108,26 @@ class MessageTurn(StrictModel):
     content: Text | Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_MESSAGES)]
 
     def translate(self) -> list[ChatMessage]:
-        """Return the turn as one or several messages: each result of a tool is one."""
+        """Return the turn as one or several messages: each result of a tool is one.
+
+        Raises:
+            BadRequestError: A block is in the turn of the other role.
+        """
         if isinstance(self.content, str):
             return [ChatMessage(role=self.role, content=self.content)]
+        misplaced = ToolUseBlock if self.role == "user" else ToolResultBlock
+        if any(isinstance(block, misplaced) for block in self.content):
+            raise BadRequestError("only the assistant calls tools, and only the user brings their results", "messages")
         texts = [block.text for block in self.content if isinstance(block, TextBlock)]
         calls = tuple(
             ToolCall(id=block.id, name=block.name, arguments=block.input)
             for block in self.content
-            if isinstance(block, ToolUseBlock) and self.role == "assistant"
+            if isinstance(block, ToolUseBlock)
         )
         results = [
             ChatMessage(role="tool", content=_join_blocks(block.content), tool_call_id=block.tool_use_id)
             for block in self.content
-            if isinstance(block, ToolResultBlock) and self.role == "user"
+            if isinstance(block, ToolResultBlock)
         ]
         if texts or calls:
             return [*results, ChatMessage(role=self.role, content="\n".join(texts), tool_calls=calls)]

@@ -28,7 +28,7 @@ from phalanx.serve.engine import (
     ToolReader,
     UnknownModelError,
 )
-from phalanx.serve.filters import FilterNote, StreamFilter, TextFilters, TextRefused
+from phalanx.serve.filters import FilterNote, StreamFilter, TextFilters, TextRefused, map_texts
 from phalanx.serve.marks import MarkRefused
 
 ReplyFinish = Literal["stop", "length", "stop_sequence", "tool_calls", "content_filter"]
@@ -290,6 +290,24 @@ class Service:
         self.access.request_log.record_request(caller, facts)
         return vectors, num_tokens
 
+    async def count_tokens(self, request: GenerationRequest, caller: Caller, route: str) -> int:
+        """Return the number of tokens of a prompt; it costs one request and no tokens.
+
+        Raises:
+            RequestRefused: As `open_reply`.
+        """
+        try:
+            card = self.find_card(request.model, caller)
+            with await self.access.budgets.reserve(caller, 0, 0) as reservation:
+                num_tokens = len(await self.pool.encode_prompt(request))
+                reservation.settle(0, 0)
+        except PhalanxError as exc:
+            raise refusal_of(exc) from exc
+        except BudgetExceeded as exc:
+            raise _refuse_budget(exc) from exc
+        self.access.request_log.record_request(caller, RequestFacts(route, card.digest, 200))
+        return num_tokens
+
     def _admit_request(self, request: GenerationRequest, notes: list[FilterNote]) -> GenerationRequest:
         """Return a request with the texts that filters admit."""
 
@@ -302,12 +320,29 @@ class Service:
             return request.model_copy(update={"text": admit(request.text)})
         if request.messages is None:
             return request
+        # calls, names and offered tools are texts that the model reads as well
         messages = tuple(
-            message if message.content is None else message.model_copy(update={"content": admit(message.content)})
+            message.model_copy(
+                update={
+                    "content": map_texts(message.content, admit),
+                    "name": map_texts(message.name, admit),
+                    "tool_call_id": map_texts(message.tool_call_id, admit),
+                    "tool_calls": tuple(
+                        call.model_copy(update={"arguments": map_texts(call.arguments, admit)})
+                        for call in message.tool_calls
+                    ),
+                }
+            )
             for message in request.messages
         )
+        tools = tuple(
+            tool.model_copy(
+                update={"description": admit(tool.description), "parameters": map_texts(tool.parameters, admit)}
+            )
+            for tool in request.tools
+        )
         _check_turns(messages)
-        return request.model_copy(update={"messages": messages})
+        return request.model_copy(update={"messages": messages, "tools": tools})
 
     def _force_tool(self, request: GenerationRequest) -> GenerationRequest:
         """Return a request whose text must be a call where the client wants one."""
@@ -373,9 +408,11 @@ def refusal_of(exc: PhalanxError) -> RequestRefused:
 
 
 def _check_turns(messages: Sequence[ChatMessage]) -> None:
+    if not messages:
+        raise BadRequestError("there is no message", "messages")
     if messages[-1].role == "assistant":
         raise BadRequestError(
             "the last message is the assistant's; a chat ends with the user's or a tool's", "messages"
         )
-    if any(message.says_nothing and message.role == "user" for message in messages):
+    if any(message.has_no_content and message.role == "user" for message in messages):
         raise BadRequestError("a message of the user says nothing", "messages")

@@ -209,7 +209,7 @@ class BatchingEngine:
         Raises:
             BadRequestError: The prompt leaves no room, or the request needs more than the engine has.
         """
-        window = self.served.text_model.window
+        window = self.served.text_model.context_length
         room = window - len(prompt)
         if room < 1:
             raise BadRequestError(f"the prompt has {len(prompt)} tokens, the model's window is {window}", "messages")
@@ -479,7 +479,8 @@ class BatchingEngine:
     def _write_token(self, row: _Row, score: TokenScore) -> None:
         row.ids.append(score.token)
         if score.token in self.served.ends:
-            self._end_row(row, "stop")
+            # who scores a prompt drops the last score, which is the written token's: it has to be there
+            self._end_row(row, "stop", (score,) if row.job.request.echo else ())
             return
         text, scores = row.writer.feed_token(score)
         has_scores = row.job.request.logprobs is not None
@@ -492,9 +493,10 @@ class BatchingEngine:
         elif row.num_written >= row.job.max_tokens:
             self._end_row(row, "length")
 
-    def _end_row(self, row: _Row, finish: FinishReason) -> None:
+    def _end_row(self, row: _Row, finish: FinishReason, last_scores: tuple[TokenScore, ...] = ()) -> None:
         job = row.job
         text, scores = row.writer.close()
+        scores += last_scores
         if text or (scores and job.request.logprobs is not None):
             has_scores = job.request.logprobs is not None
             self._emit(job, TextPiece(row.choice, text, row.num_written, scores if has_scores else ()))

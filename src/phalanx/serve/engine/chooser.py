@@ -12,6 +12,8 @@ from phalanx.serve.engine.grammar import GrammarState
 from phalanx.serve.engine.request import SamplingSettings, TokenScore
 from phalanx.serve.marks import TextDraw, draw_next
 
+_MAX_LOGIT = 1e30
+
 
 class TokenChooser:
     """Chooses the tokens of one choice.
@@ -75,7 +77,8 @@ class TokenChooser:
         for token, bias in settings.logit_bias.items():
             if token < len(adjusted):
                 adjusted[token] += bias
-        return adjusted
+        # a penalty near 0 would make a logit infinite, which no draw takes, and the whole batch would end with an error
+        return adjusted.clamp(-_MAX_LOGIT, _MAX_LOGIT)
 
     def allowed_tokens(self, vocab_size: int) -> Tensor | None:
         """Return which tokens the grammar lets follow, bool ``[vocab]``; None for all.

@@ -70,13 +70,13 @@ class HostedModel:
         adopt_attention(self.module)
         self._peft = self._load_adapters() if self.adapters else None
         self._turn = threading.Lock()
-        digest = self.text_model.digest
+        digest = self.text_model.model_digest
         if self.weights == "int8":
             if self.adapters:
                 raise ModelError("adapters: stand on float weights alone; leave --weights int8 or the adapters out")
             quantize_model(self.module)
             digest = digest_with_int8(digest)
-        window = self.text_model.window
+        window = self.text_model.context_length
         base = ModelCard(self.name, digest, self.created, window)
         self.cards: tuple[ModelCard, ...] = (base, *(self._card_of(name, base) for name in self.adapters))
 
@@ -174,12 +174,15 @@ class HostedModel:
             return self._check_ids(request.ids or ())
         self._check_special(request.text)
         try:
-            return tuple(self.text_model.prompt(request.text))
+            return tuple(self.text_model.encode_prompt(request.text))
         except DataError as exc:
             raise BadRequestError(str(exc), "prompt") from exc
 
     def _encode_chat(self, request: GenerationRequest) -> tuple[int, ...]:
         tools = [tool.for_template() for tool in request.tools] if request.tool_choice != "none" else []
+        if not self.text_model.has_template:
+            message = f"{request.model}: has no chat template; use a prompt, or a model that was tuned for chats"
+            raise BadRequestError(message, "messages")
         with self._turn:
             if tools and self.tool_format is None:
                 raise BadRequestError(f"{request.model}: its chat template writes no tools", "tools")

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
         InputFilters as InputFilters,
         OutputFilters as OutputFilters,
     )
-    from phalanx.serve.filters.filters import AdmittedText as AdmittedText, TextFilters as TextFilters
+    from phalanx.serve.filters.filters import (
+        AdmittedText as AdmittedText,
+        TextFilters as TextFilters,
+        map_texts as map_texts,
+    )
     from phalanx.serve.filters.note import FilterNote as FilterNote, TextRefused as TextRefused
     from phalanx.serve.filters.stream import StreamFilter as StreamFilter
     from phalanx.serve.filters.verbatim import VerbatimIndex as VerbatimIndex

@@ -1,7 +1,8 @@
 """All filters of a server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from phalanx.serve.filters.characters import find_broken_character
 from phalanx.serve.filters.config import FiltersConfig
@@ -37,6 +38,13 @@ class TextFilters:
     def __init__(self, config: FiltersConfig | None = None, special_tokens: Sequence[str] = ()) -> None:
         self._config = config or FiltersConfig()
         self._inputs, self._outputs = make_filters(self._config, special_tokens)
+
+    def describe_actions(self) -> dict[str, dict[str, str]]:
+        """Return the action of every filter that is on, by its name, for ``input`` and ``output``."""
+        ways = {"input": self._inputs, "output": self._outputs}
+        return {
+            way: {each.name: "refuse" if each.refuses else "note" for each in filters} for way, filters in ways.items()
+        }
 
     def admit_input(self, text: str) -> AdmittedText:
         """Check a client's text; return the text that the model may read.
@@ -97,3 +105,17 @@ class TextFilters:
         stream.feed(text)
         stream.close()
         return stream.notes
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return JSON with each text changed; names of keys that are more than a word are shown to `change` as well."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not (key.isascii() and key.isidentifier()):
+                change(key)
+        return {key: map_texts(part, change) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_texts(part, change) for part in value]
+    return value

@@ -1,42 +1,27 @@
 """Answers of engines: reduced to fields of the protocol, filtered and counted; an engine's texts of errors end here."""
 
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
+from pydantic import ValidationError
 
-from phalanx.config import printable
 from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
+from phalanx.serve.gateway.answer_schemas import EngineAnswer, EngineEvent, EngineMessage, EngineOrigin, Vectors
 from phalanx.serve.gateway.requests import ForwardedRequest
+from phalanx.serve.gateway.responses import ModelResponse, output_texts
 
 _MAX_COUNT = 2**53
-_ANSWER_KEYS = frozenset(
-    {"id", "object", "created", "model", "choices", "usage", "data", "system_fingerprint", "phalanx"}
-)
-_ANSWER_KEYS |= {
-    "type",
-    "role",
-    "content",
-    "stop_reason",
-    "stop_sequence",
-    "message",
-    "index",
-    "delta",
-    "content_block",
-}
-_CHOICE_KEYS = frozenset({"index", "message", "delta", "text", "finish_reason", "logprobs"})
-_MESSAGE_KEYS = frozenset({"role", "content", "refusal", "tool_calls", "reasoning_content", "reasoning"})
 _USAGE_KEYS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
 _TEXT_KEYS = ("content", "text", "reasoning_content", "reasoning", "refusal", "partial_json", "thinking")
 _CACHED_KEYS = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _KNOWN_CODES = {"context_length_exceeded": "context_length_exceeded"}
 _KNOWN_CODES |= {"exceed_context_size_error": "context_length_exceeded"}
-_ORIGIN_KEYS = frozenset({"model_digest", "marked", "filters", "refused_by"})
 _UNMARKED = "no (engine behind a gateway)"
-_MAX_MARKS, _MAX_MARK = 64, 60
 REFUSED = "content_filter"
 _SSE = "text/event-stream"
 
@@ -76,12 +61,11 @@ class AnswerFacts:
         Args:
             origin: The same field of an engine that is a server of this program; anything else counts as none.
         """
-        described = (
-            {key: part for key, part in origin.items() if key in _ORIGIN_KEYS} if isinstance(origin, dict) else {}
-        )
-        marks = described.get("marked")
-        if isinstance(marks, list):
-            self.marks = tuple(printable(str(mark), _MAX_MARK) for mark in marks[:_MAX_MARKS])
+        try:
+            described = EngineOrigin.model_validate(origin or {}).model_dump(exclude_none=True)
+        except ValidationError:
+            described = {}
+        self.marks = tuple(described.get("marked", self.marks))
         return {**described, "marked": list(self.marks), "gateway_filters": list(self.verdicts)}
 
     def add_notes(self, stream: StreamFilter) -> None:
@@ -93,7 +77,7 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= _MAX_COUNT else None
 
 
-async def check_status(answer: httpx2.Response, request: ForwardedRequest, max_bytes: int) -> None:
+async def check_status(answer: httpx2.Response, request: ForwardedRequest, max_bytes: int, max_s: float) -> None:
     """Return where an engine accepts a request, and answers as a stream where one is wanted.
 
     Raises:
@@ -102,7 +86,7 @@ async def check_status(answer: httpx2.Response, request: ForwardedRequest, max_b
     wants_stream = bool(request.payload.get("stream"))
     if answer.status_code == 200 and (not wants_stream or answer.headers.get("content-type", "").startswith(_SSE)):
         return
-    code = _error_code(await read_whole(answer, max_bytes))
+    code = _error_code(await read_whole(answer, max_bytes, max_s))
     if answer.status_code in {400, 404, 413, 422}:
         raise RequestRefused(400, code, "The engine refuses the request.")
     raise RequestRefused(502, "engine_failed", "The engine failed.")
@@ -118,14 +102,14 @@ def _error_code(body: bytes) -> str:
     return next((_KNOWN_CODES[name] for name in named if name in _KNOWN_CODES), "engine_refused")
 
 
-async def read_whole(answer: httpx2.Response, max_bytes: int) -> bytes:
+async def read_whole(answer: httpx2.Response, max_bytes: int, max_s: float) -> bytes:
     """Read an answer of at most so many bytes.
 
     Raises:
-        RequestRefused: It is longer, or ends too early.
+        RequestRefused: It is longer, takes longer, or ends too early.
     """
     parts, num_bytes = [], 0
-    async for part in read_pieces(answer):
+    async for part in read_pieces(answer, max_s):
         parts.append(part)
         num_bytes += len(part)
         if num_bytes > max_bytes:
@@ -133,15 +117,21 @@ async def read_whole(answer: httpx2.Response, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-async def read_pieces(answer: httpx2.Response) -> AsyncIterator[bytes]:
+async def read_pieces(answer: httpx2.Response, max_s: float) -> AsyncIterator[bytes]:
     """Yield an answer as it comes, one piece in memory at a time.
 
+    Args:
+        max_s: Seconds for all pieces; an engine that sends a byte now and then would never end.
+
     Raises:
-        RequestRefused: The link to the engine breaks.
+        RequestRefused: The link to the engine breaks, or the time is over.
     """
+    end = time.monotonic() + max_s
     try:
         async for part in answer.aiter_raw():
             yield part
+            if time.monotonic() > end:
+                raise RequestRefused(502, "answer_too_long", "The engine's answer takes too long.")
     except httpx2.HTTPError as exc:
         raise RequestRefused(502, "engine_failed", "The engine's answer broke off.") from exc
 
@@ -150,10 +140,10 @@ def clean_answer(body: bytes, request: ForwardedRequest, filters: TextFilters, f
     """Return a whole answer for the client.
 
     Raises:
-        RequestRefused: It is no JSON object, or a filter refuses its text.
+        RequestRefused: It has another form, or a filter refuses its text.
     """
     facts.num_bytes += len(body)
-    answer = parse_answer(body, request.model)
+    answer = parse_answer(body, request)
     facts.read_usage(answer.get("usage"))
     for text in answer_texts(answer):
         stream = filters.open_stream()
@@ -171,60 +161,71 @@ def clean_answer(body: bytes, request: ForwardedRequest, filters: TextFilters, f
     return answer
 
 
-def parse_answer(body: bytes, model: str) -> dict[str, Any]:
-    """Parse an answer or a part of a stream, without keys that the protocol does not have.
+def parse_answer(body: bytes, request: ForwardedRequest, *, is_part: bool = False) -> dict[str, Any]:
+    """Parse an answer or a part of a stream; keys that the protocol does not have are left out.
 
     Raises:
-        RequestRefused: It is no JSON object.
+        RequestRefused: It is no JSON, a value has another type, or there are more answers than were asked for.
     """
+    form = _FORMS.get(request.route.name, EngineAnswer)
+    form = EngineEvent if is_part and form is EngineMessage else form
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as exc:
-        raise RequestRefused(502, "engine_failed", "The engine's answer is not valid JSON.") from exc
-    if not isinstance(value, dict) or "error" in value:
+        answer = form.model_validate_json(body).model_dump(exclude_unset=True)
+        if form is EngineMessage:
+            # arguments of tools are any JSON, and may hold a number that is not finite
+            json.dumps(answer["content"], allow_nan=False)
+    except ValueError as exc:
+        raise RequestRefused(502, "engine_failed", "The engine's answer has another form.") from exc
+    choices = answer.get("choices") or []
+    if answer.pop("error", None) is not None or (
+        form is EngineAnswer and answer.get("choices") is None and not is_part
+    ):
         raise RequestRefused(502, "engine_failed", "The engine failed.")
-    answer = {key: part for key, part in value.items() if key in _ANSWER_KEYS}
-    if "model" in answer:
-        answer["model"] = model
-    if isinstance(answer.get("usage"), dict):
-        answer["usage"] = _clean_usage(answer["usage"])
-    if isinstance(answer.get("choices"), list):
-        answer["choices"] = [_clean_choice(choice) for choice in answer["choices"] if isinstance(choice, dict)]
-    if isinstance(answer.get("message"), dict):
-        answer["message"] = {**answer["message"], "model": model}
-        if isinstance(answer["message"].get("usage"), dict):
-            answer["message"]["usage"] = _clean_usage(answer["message"]["usage"])
+    if max([len(choices), *(choice.get("index", 0) + 1 for choice in choices)]) > request.num_choices:
+        raise RequestRefused(502, "engine_failed", "The engine sends more answers than were asked for.")
+    if is_part or request.payload.get("logprobs", False) is False:
+        for choice in choices:
+            choice.pop("logprobs", None)
+    for part in (answer, answer.get("message") or {}, answer.get("delta") or {}):
+        if "model" in part:
+            part["model"] = request.model
+        if "usage" in part:
+            part["usage"] = _clean_usage(part["usage"])
+        if part.get("stop_sequence", "") not in ("", *request.payload.get("stop_sequences", ())):
+            part["stop_sequence"] = None
     return answer
 
 
-def _clean_usage(usage: dict[str, Any]) -> dict[str, int]:
+_FORMS: dict[str, type[EngineAnswer | Vectors | EngineMessage | EngineEvent | ModelResponse]] = {
+    "embeddings": Vectors,
+    "messages": EngineMessage,
+    "responses": ModelResponse,
+}
+
+
+def _clean_usage(usage: Any) -> dict[str, int] | None:
     """Return the counts alone; which part of a prompt was in a cache tells of the prompts of others."""
+    if not isinstance(usage, dict):
+        return None
     counts = {key: count for key in _USAGE_KEYS if (count := _count(usage.get(key))) is not None}
     if "input_tokens" in counts:
         counts["input_tokens"] += sum(_count(usage.get(key)) or 0 for key in _CACHED_KEYS)
     return counts
 
 
-def _clean_choice(choice: dict[str, Any]) -> dict[str, Any]:
-    cleaned = {key: part for key, part in choice.items() if key in _CHOICE_KEYS}
-    for name in ("message", "delta"):
-        if isinstance(cleaned.get(name), dict):
-            cleaned[name] = {key: part for key, part in cleaned[name].items() if key in _MESSAGE_KEYS}
-    return cleaned
-
-
 def answer_texts(answer: dict[str, Any]) -> Iterator[str]:
-    """Yield each text that a model wrote in a whole answer, arguments of tools included."""
-    for choice in answer.get("choices", ()):
+    """Yield each text that a model wrote in a whole answer, arguments of tools and scored tokens included."""
+    for choice in answer.get("choices") or ():
         for place in text_places(choice):
             yield place.text
-    content = answer.get("content")
-    for block in content if isinstance(content, list) else ():
-        if isinstance(block, dict):
-            for place in text_places({"delta": block}):
-                yield place.text
-            if isinstance(block.get("input"), dict):
-                yield json.dumps(block["input"], ensure_ascii=False)
+        scores = choice.get("logprobs") or {}
+        yield "".join(scores.get("tokens") or [score["token"] for score in scores.get("content") or ()])
+    yield from output_texts(answer)
+    for block in answer.get("content") or ():
+        for place in text_places({"delta": block}):
+            yield place.text
+        if block.get("input"):
+            yield json.dumps(block["input"], ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -244,21 +245,17 @@ class TextPlace:
 def text_places(choice: dict[str, Any]) -> list[TextPlace]:
     """Return the texts of a choice, or of a part of it."""
     places = []
-    for name in ("message", "delta"):
-        part = choice.get(name)
-        if not isinstance(part, dict):
-            continue
-        places += [TextPlace(part, key, (key,)) for key in _TEXT_KEYS if isinstance(part.get(key), str)]
-        calls = part.get("tool_calls")
-        for number, call in enumerate(calls if isinstance(calls, list) else ()):
-            function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict):
-                index = str(call.get("index", number))
-                places += [
-                    TextPlace(function, key, ("tool", index, key))
-                    for key in ("name", "arguments")
-                    if isinstance(function.get(key), str)
-                ]
-    if isinstance(choice.get("text"), str):
+    for name in ("message", "delta", "content_block"):
+        part = choice.get(name) or {}
+        places += [TextPlace(part, key, (key,)) for key in (*_TEXT_KEYS, "name") if part.get(key) is not None]
+        for number, call in enumerate(part.get("tool_calls") or ()):
+            function = call.get("function") or {}
+            index = str(call.get("index", number))
+            places += [
+                TextPlace(function, key, ("tool", index, key))
+                for key in ("name", "arguments")
+                if function.get(key) is not None
+            ]
+    if choice.get("text") is not None:
         places.append(TextPlace(choice, "text", ("text",)))
     return places

@@ -145,18 +145,20 @@ class Gateway:
 
     async def _forward(self, entry: "_Entry", forwarded: ForwardedRequest) -> Response:
         """Send a request to an engine and return its answer; the entry is closed once, however this ends."""
-        max_bytes = self._config.limits.max_answer_bytes
+        limits = self._config.limits
+        max_bytes, max_s = limits.max_answer_bytes, limits.max_answer_s
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(entry)
             try:
                 backend, answer = await stack.enter_async_context(self._pool.open_answer(forwarded))
                 entry.backend = backend
-                await check_status(answer, forwarded, max_bytes)
+                await check_status(answer, forwarded, max_bytes, max_s)
                 if forwarded.is_stream and not forwarded.is_collected:
-                    relay = AnswerStream(forwarded, self._filters, entry.facts, max_bytes)
+                    relay = AnswerStream(forwarded, self._filters, entry.facts, limits)
                     # what is open ends with the stream
                     return _ClosingStream(relay.relay(answer, entry.finish), stack.pop_all())
-                whole = clean_answer(await read_whole(answer, max_bytes), forwarded, self._filters, entry.facts)
+                content = await read_whole(answer, max_bytes, max_s)
+                whole = clean_answer(content, forwarded, self._filters, entry.facts)
                 entry.facts.is_complete = True
             except RequestRefused as refusal:
                 entry.refusal = refusal
@@ -271,7 +273,7 @@ def make_gateway(config: GatewayConfig, access: Access) -> App:
         ConfigError: The authority of an engine cannot be read.
         DataError: A list of a filter cannot be read.
     """
-    pool = BackendPool([RemoteEngine(backend) for backend in config.backends])
+    pool = BackendPool([RemoteEngine(backend, config.limits.max_answer_s) for backend in config.backends])
     gateway = Gateway(config, access, TextFilters(config.filters), pool)
     watch = ServerWatch(config.watch, _describe_engines(config, pool), access.request_log)
     app = gateway.make_app(watch)

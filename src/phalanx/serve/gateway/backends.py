@@ -28,6 +28,9 @@ _HEALTH_TIMEOUT_S = 5.0
 class RemoteEngine:
     """One engine.
 
+    Args:
+        max_answer_s: Seconds until the head of an answer is there.
+
     Raises:
         CertificateError: The file of its key cannot be read.
         ConfigError: Its authority cannot be read.
@@ -36,8 +39,8 @@ class RemoteEngine:
         num_open: Requests that it answers at present.
     """
 
-    def __init__(self, config: BackendConfig) -> None:
-        self.config = config
+    def __init__(self, config: BackendConfig, max_answer_s: float) -> None:
+        self.config, self._max_answer_s = config, max_answer_s
         self.num_open = 0
         self.is_healthy = True
         self._salt = secrets.token_bytes(32)
@@ -65,9 +68,12 @@ class RemoteEngine:
         """Look whether it answers."""
         try:
             # the head alone: an engine's list can be long
-            async with self._client.stream("GET", _HEALTH_PATH, timeout=_HEALTH_TIMEOUT_S) as answer:
+            async with (
+                asyncio.timeout(_HEALTH_TIMEOUT_S),
+                self._client.stream("GET", _HEALTH_PATH, timeout=_HEALTH_TIMEOUT_S) as answer,
+            ):
                 is_healthy = answer.status_code == 200
-        except httpx2.HTTPError:
+        except (httpx2.HTTPError, TimeoutError):
             is_healthy = False
         if is_healthy != self.is_healthy:
             _log.warning("engine %s is %s", self.config.name, "back" if is_healthy else "not healthy")
@@ -84,7 +90,9 @@ class RemoteEngine:
         message = self._client.build_request(
             "POST", request.route.path, content=canonical_json(payload), headers=headers
         )
-        return await self._client.send(message, stream=True)
+        # headers that come one by one, or provisional answers without end, are never silent for long
+        async with asyncio.timeout(self._max_answer_s):
+            return await self._client.send(message, stream=True)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -165,7 +173,7 @@ class BackendPool:
             backend.is_healthy = False
         except httpx2.PoolTimeout:
             pass
-        except httpx2.HTTPError as exc:
+        except (httpx2.HTTPError, TimeoutError) as exc:
             # no sign of health: what one client asks for must not take the engine from all others
             raise RequestRefused(502, "engine_failed", "The engine did not answer.") from exc
         finally:

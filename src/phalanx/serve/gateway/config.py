@@ -14,7 +14,7 @@ from phalanx.serve.access.request_bounds import RequestBounds
 from phalanx.serve.filters import FiltersConfig
 from phalanx.serve.observe import WatchConfig
 
-RouteName = Literal["chat", "completions", "embeddings", "messages"]
+RouteName = Literal["chat", "completions", "embeddings", "messages", "responses"]
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
@@ -73,6 +73,7 @@ class GatewayLimits(StrictModel):
         default_completion_tokens: Tokens of an answer to a request without a limit.
         max_choices: Number of answers to one prompt.
         max_answer_bytes: Length of one answer of an engine; a longer one is cut off.
+        max_answer_s: Seconds of one answer of an engine, however often it sends something.
         allow_token_prompts: Take prompts as token ids, which no filter reads; they go to local engines alone.
         private_fields: Treatment of a request with fields that only one engine knows.
     """
@@ -81,6 +82,7 @@ class GatewayLimits(StrictModel):
     default_completion_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
     max_choices: Annotated[int, Field(ge=1, le=64)] = 4
     max_answer_bytes: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 * 1024 * 1024
+    max_answer_s: Annotated[float, Field(gt=0, le=86_400)] = 3600
     allow_token_prompts: bool = False
     private_fields: Literal["refuse", "strip"] = "refuse"
 

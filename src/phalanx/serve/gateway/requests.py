@@ -2,17 +2,19 @@
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from phalanx.config import StrictModel
-from phalanx.data.rules.pii import find
+from phalanx.data.rules.pii import find_personal_data
 from phalanx.serve.access.refusals import RequestRefused
-from phalanx.serve.filters import TextFilters, TextRefused
+from phalanx.serve.access.request_bounds import RequestBounds, check_nesting, parse_object
+from phalanx.serve.filters import TextFilters, TextRefused, map_texts
 from phalanx.serve.gateway.config import GatewayLimits, RouteName
+from phalanx.serve.gateway.responses import ResponsesRequest
 from phalanx.serve.gateway.schemas import (
     PRIVATE_FIELDS,
     ChatRequest,
@@ -55,6 +57,13 @@ ROUTES = (
     Route(
         "messages", "/v1/messages", MessagesRequest, ("system", "messages", "tools", "stop_sequences"), ("metadata",)
     ),
+    Route(
+        "responses",
+        "/v1/responses",
+        ResponsesRequest,
+        ("input", "instructions", "tools", "text"),
+        ("user", "metadata", "store"),
+    ),
 )
 
 
@@ -67,8 +76,9 @@ class ForwardedRequest:
         payload: The body for an engine, but for its own name of the model.
         max_prompt_tokens: No tokenizer makes more of the prompt: one a byte, and the template's.
         max_completion_tokens: Tokens of all answers together.
+        num_choices: Answers that may come, those to all prompts together.
         is_collected: The client wants a stream and the engine sends the answer whole: log-probabilities name tokens of
-            a text that a filter may still refuse.
+            a text that a filter may still refuse, and events of responses repeat it.
         is_sensitive: It holds personal data, or token ids, which nobody here can read.
         wants_usage: The client asked for the last chunk of a stream that counts tokens.
         notes: Remarks of filters on texts that passed.
@@ -80,6 +90,7 @@ class ForwardedRequest:
     payload: dict[str, Any]
     max_prompt_tokens: int
     max_completion_tokens: int
+    num_choices: int
     is_sensitive: bool
     is_stream: bool
     is_collected: bool
@@ -107,23 +118,26 @@ def read_request(
     Raises:
         RequestRefused: With a text that quotes no value of the request.
     """
-    payload = _validate(route, _parse_object(body), limits)
+    payload = _validate(route, parse_object(body), limits)
     prompts = {key: payload[key] for key in route.prompt_keys if key in payload}
     has_token_ids = _has_token_ids(payload.get("prompt", payload.get("input")))
     if has_token_ids and not limits.allow_token_prompts:
         raise RequestRefused(400, "token_prompt", "Send the prompt as text; no filter here can read token ids.")
-    _check_references([prompts.get("tools"), prompts.get("response_format")])
+    _check_references([prompts.get("tools"), prompts.get("response_format"), prompts.get("text")])
     notes: list[str] = []
     filtered, texts = _filter_strings(prompts, filters, notes)
     payload.update(filtered)
     choices, completion_tokens = _bound_completion(route, payload, limits)
-    num_prompts = len(payload["prompt"]) if isinstance(payload.get("prompt"), list) and not has_token_ids else 1
+    num_prompts = _count_prompts(payload.get("prompt"))
     is_stream = bool(payload.get("stream"))
     wants_usage = bool((payload.get("stream_options") or {}).get("include_usage"))
-    is_collected = is_stream and bool(payload.get("logprobs") is not None and payload["logprobs"] is not False)
+    has_scores = payload.get("logprobs") is not None and payload["logprobs"] is not False
+    is_collected = is_stream and (has_scores or route.name == "responses")
     payload.pop("stream_options", None)
     if route.name != "embeddings":
         payload["stream"] = is_stream and not is_collected
+    if route.name == "responses":
+        payload["store"] = False
     if payload.get("stream") and route.name != "messages":
         payload["stream_options"] = {"include_usage": True}
     return ForwardedRequest(
@@ -132,7 +146,8 @@ def read_request(
         model=payload["model"],
         payload=payload,
         max_prompt_tokens=_bound_prompt(filtered),
-        max_completion_tokens=completion_tokens * choices * max(1, num_prompts),
+        max_completion_tokens=completion_tokens * choices * num_prompts,
+        num_choices=choices * num_prompts,
         is_sensitive=has_token_ids or holds_personal_data(texts),
         is_stream=is_stream,
         is_collected=is_collected,
@@ -149,29 +164,7 @@ def holds_personal_data(texts: list[str]) -> bool:
     """
     joined = {"\n".join(texts), "".join(texts)}
     plain = {unicodedata.normalize("NFKC", text) for text in joined}
-    return any(find(text) for text in joined | plain)
-
-
-def _parse_object(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as exc:
-        raise RequestRefused(400, "invalid_json", "The body is not valid JSON.") from exc
-    if not isinstance(value, dict):
-        raise RequestRefused(400, "invalid_json", "The body must be a JSON object.")
-    return value
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # two readers of a key that is there twice could understand different things
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key is there twice")
-    return value
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
+    return any(find_personal_data(text) for text in joined | plain)
 
 
 def _validate(route: Route, value: dict[str, Any], limits: GatewayLimits) -> dict[str, Any]:
@@ -209,7 +202,11 @@ def _names_media(value: Any) -> bool:
 
 
 def _has_token_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and any(not isinstance(part, str) for part in prompt)
+    return isinstance(prompt, list) and any(isinstance(part, int | list) for part in prompt)
+
+
+def _count_prompts(prompt: Any) -> int:
+    return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
 
 
 def _check_references(value: Any) -> None:
@@ -246,20 +243,23 @@ def _filter_strings(value: Any, filters: TextFilters, notes: list[str]) -> tuple
         texts.append(admitted.text)
         return admitted.text
 
-    return _map_strings(value, admit), texts
+    filtered = map_texts(value, admit)
+    for arguments in _call_arguments(filtered):
+        # JSON inside JSON: escapes hide its texts from filters
+        content = (arguments or "{}").encode("utf-8")
+        check_nesting(content, RequestBounds())
+        map_texts(parse_object(content), admit)
+    return filtered, texts
 
 
-def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not (key.isascii() and key.isidentifier()):
-                change(key)
-        return {key: _map_strings(part, change) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_map_strings(part, change) for part in value]
-    return value
+def _call_arguments(prompts: Mapping[str, Any]) -> Iterator[str]:
+    for message in prompts.get("messages", ()):
+        for call in message.get("tool_calls") or ():
+            yield call["function"]["arguments"]
+    items = prompts.get("input")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") == "function_call":
+            yield item["arguments"]
 
 
 def _bound_completion(route: Route, payload: dict[str, Any], limits: GatewayLimits) -> tuple[int, int]:
@@ -269,7 +269,7 @@ def _bound_completion(route: Route, payload: dict[str, Any], limits: GatewayLimi
     choices = payload.get("n") or 1
     if choices > limits.max_choices:
         raise RequestRefused(400, "too_many_choices", f"At most {limits.max_choices} answers.", param="n")
-    asked = [payload[key] for key in ("max_completion_tokens", "max_tokens") if key in payload]
+    asked = [payload[key] for key in ("max_completion_tokens", "max_tokens", "max_output_tokens") if key in payload]
     if len(set(asked)) > 1:
         raise RequestRefused(400, "invalid_value", "Two limits of tokens that differ.", param="max_tokens")
     tokens = asked[0] if asked else limits.default_completion_tokens
@@ -278,12 +278,13 @@ def _bound_completion(route: Route, payload: dict[str, Any], limits: GatewayLimi
         raise RequestRefused(400, "too_many_tokens", message, param="max_tokens")
     # engines that know only one of the two names would otherwise write without a limit
     payload.pop("max_completion_tokens", None)
-    payload["max_tokens"] = tokens
+    payload["max_output_tokens" if route.name == "responses" else "max_tokens"] = tokens
     return choices, tokens
 
 
 def _bound_prompt(prompts: dict[str, Any]) -> int:
     """Return an upper bound of the prompt's tokens: a token has at least one byte, or is an id itself."""
     num_bytes = len(json.dumps(prompts, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    messages = prompts.get("messages", ())
-    return num_bytes + _TOKENS_PER_MESSAGE * (len(messages) + 1)
+    messages = prompts.get("messages", prompts.get("input", ()))
+    num_messages = len(messages) if isinstance(messages, list) else 1
+    return num_bytes + _TOKENS_PER_MESSAGE * (num_messages + 1)

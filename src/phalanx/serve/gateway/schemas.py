@@ -101,7 +101,7 @@ class _Sampled(StrictModel):
     frequency_penalty: _Penalty | None = None
     logit_bias: (
         Annotated[
-            dict[Annotated[str, Field(pattern=r"^[0-9]{1,8}\z")], Annotated[float, Field(ge=-100, le=100)]],
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,7}\z")], Annotated[float, Field(ge=-100, le=100)]],
             Field(max_length=300),
         ]
         | None

@@ -16,9 +16,13 @@ from phalanx.serve.gateway.answers import (
     read_pieces,
     text_places,
 )
+from phalanx.serve.gateway.config import GatewayLimits
 from phalanx.serve.gateway.requests import ForwardedRequest
+from phalanx.serve.gateway.responses import stream_response
 
 _MAX_LINE_BYTES = 1024 * 1024
+_MAX_TEXTS = 512
+"""Texts of one answer that are filtered at the same time, each with what its filter holds back."""
 _DONE = b"[DONE]"
 _END = b"data: [DONE]\n\n"
 
@@ -29,8 +33,10 @@ class AnswerStream:
     Memory is bounded by one line of the engine and by the characters that filters hold back.
     """
 
-    def __init__(self, request: ForwardedRequest, filters: TextFilters, facts: AnswerFacts, max_bytes: int) -> None:
-        self._request, self._filters, self._facts, self._max_bytes = request, filters, facts, max_bytes
+    def __init__(
+        self, request: ForwardedRequest, filters: TextFilters, facts: AnswerFacts, limits: GatewayLimits
+    ) -> None:
+        self._request, self._filters, self._facts, self._limits = request, filters, facts, limits
         self._streams: dict[tuple[int, tuple[str, ...]], StreamFilter] = {}
         self._is_messages = request.route.name == "messages"
         self._block_type = "text_delta"
@@ -49,7 +55,7 @@ class AnswerStream:
                     finish()
                     yield _END
                     return
-                for part in self._convert_part(parse_answer(line, self._request.model)):
+                for part in self._convert_part(parse_answer(line, self._request, is_part=True)):
                     is_last = part.get("type") == "message_stop"
                     if is_last:
                         self._facts.is_complete = True
@@ -74,17 +80,17 @@ class AnswerStream:
 
     async def _read_lines(self, answer: httpx2.Response) -> AsyncIterator[bytes]:
         """Yield the data of each event."""
-        rest = b""
-        async for piece in read_pieces(answer):
+        rest = bytearray()
+        async for piece in read_pieces(answer, self._limits.max_answer_s):
             self._facts.num_bytes += len(piece)
-            if self._facts.num_bytes > self._max_bytes:
-                raise RequestRefused(502, "answer_too_long", "The engine's answer is too long.")
-            *lines, rest = (rest + piece).split(b"\n")
-            if len(rest) > _MAX_LINE_BYTES:
+            rest += piece
+            *lines, _ = rest.split(b"\n") if b"\n" in piece else (b"",)
+            del rest[: sum(len(line) + 1 for line in lines)]
+            if self._facts.num_bytes > self._limits.max_answer_bytes or len(rest) > _MAX_LINE_BYTES:
                 raise RequestRefused(502, "answer_too_long", "The engine's answer is too long.")
             for line in lines:
                 if line.startswith(b"data:"):
-                    yield line.removeprefix(b"data:").strip()
+                    yield bytes(line.removeprefix(b"data:").strip())
 
     def _convert_part(self, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if self._is_messages:
@@ -107,30 +113,31 @@ class AnswerStream:
         yield part
 
     def _filter_choice(self, choice: dict[str, Any]) -> None:
-        index = choice.get("index")
-        number = index if type(index) is int else 0
+        number = choice.get("index", 0)
         self._feed_places(number, text_places(choice))
         if choice.get("finish_reason") is not None:
             for key, rest in self._close_streams(number):
                 _append_text(choice, key, rest)
 
     def _convert_event(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """As `_convert_part`, for events of ``/v1/messages``."""
-        if event.get("type") == "message_start" and isinstance(event.get("message"), dict):
-            self._facts.read_usage(event["message"].get("usage"))
+        """As `_convert_part`, for events of ``/v1/messages``; a delta of an unknown kind is left out."""
+        self._facts.read_usage((event.get("message") or {}).get("usage"))
         self._facts.read_usage(event.get("usage"))
-        index = event.get("index")
-        number = index if type(index) is int else 0
-        if event.get("type") == "content_block_delta":
-            delta = event.get("delta")
-            if isinstance(delta, dict):
-                self._block_type = str(delta.get("type"))
-            self._feed_places(number, text_places(event))
-        if event.get("type") == "content_block_stop":
+        number = event.get("index") or 0
+        self._feed_places(number, text_places({**event, "message": None}))
+        if event["type"] == "content_block_delta":
+            kind = (event.get("delta") or {}).get("type")
+            if kind is None:
+                return
+            self._block_type = kind
+        if event["type"] == "content_block_start" and "input" in (event.get("content_block") or {}):
+            # the arguments come in pieces
+            event["content_block"]["input"] = {}
+        if event["type"] == "content_block_stop":
             for (key,), rest in self._close_streams(number):
                 delta = {"type": self._block_type, key: rest}
                 yield {"type": "content_block_delta", "index": number, "delta": delta}
-        if event.get("type") == "message_delta":
+        if event["type"] == "message_delta":
             event["phalanx"] = self._facts.describe_origin(event.get("phalanx"))
         yield event
 
@@ -143,6 +150,8 @@ class AnswerStream:
                 continue
             stream = self._streams.get((number, place.stream_key))
             if stream is None:
+                if len(self._streams) >= _MAX_TEXTS:
+                    raise RequestRefused(502, "answer_too_long", "The engine's answer has too many texts.")
                 stream = self._streams[number, place.stream_key] = self._filters.open_stream()
             place.holder[place.key] = stream.feed(place.text)
 
@@ -173,13 +182,15 @@ class AnswerStream:
 
 def stream_whole_answer(answer: dict[str, Any], request: ForwardedRequest) -> Iterator[bytes]:
     """Yield a whole answer, which has been filtered, as the events of a stream."""
+    if request.route.name == "responses":
+        yield from stream_response(answer)
+        return
     usage = answer.pop("usage", None)
     for choice in answer.get("choices", ()):
         if request.route.name == "chat":
             message = choice.pop("message", None) or {}
-            calls = message.get("tool_calls")
-            if isinstance(calls, list):
-                message["tool_calls"] = [{**call, "index": number} for number, call in enumerate(calls)]
+            if message.get("tool_calls"):
+                message["tool_calls"] = [{**call, "index": n} for n, call in enumerate(message["tool_calls"])]
             choice["delta"] = message
     if request.route.name == "chat":
         answer["object"] = "chat.completion.chunk"
@@ -192,18 +203,18 @@ def stream_whole_answer(answer: dict[str, Any], request: ForwardedRequest) -> It
 def _append_text(choice: dict[str, Any], key: tuple[str, ...], rest: str) -> None:
     """Add held-back text to the last part of a choice."""
     if key == ("text",):
-        choice["text"] = choice.get("text", "") + rest
+        choice["text"] = (choice.get("text") or "") + rest
         return
-    delta = choice.get("delta")
-    if not isinstance(delta, dict):
-        delta = choice["delta"] = {}
+    if choice.get("delta") is None:
+        choice["delta"] = {}
+    delta = choice["delta"]
     if key[0] != "tool":
         delta[key[0]] = (delta.get(key[0]) or "") + rest
         return
-    calls = delta.setdefault("tool_calls", [])
+    calls = delta["tool_calls"] = delta.get("tool_calls") or []
     for number, call in enumerate(calls):
-        if str(call.get("index", number)) == key[1] and isinstance(call.get("function"), dict):
-            call["function"][key[2]] = call["function"].get(key[2], "") + rest
+        if str(call.get("index", number)) == key[1] and call.get("function"):
+            call["function"][key[2]] = (call["function"].get(key[2]) or "") + rest
             return
     calls.append({"index": int(key[1]), "function": {key[2]: rest}})
 

@@ -1,0 +1,57 @@
+"""A model directory as a folder of ONNX, by the builder that comes with onnxruntime-genai."""
+
+import importlib.util
+import shutil
+import tempfile
+from pathlib import Path
+
+from phalanx.child import PythonProcess
+from phalanx.data.chat import model_template
+from phalanx.errors import ModelError
+from phalanx.models.directory import read_config
+from phalanx.models.hub_files import architecture_of
+
+ONNX_PRECISIONS = ("fp32", "fp16", "int8", "int4")
+_BUILDER = "onnxruntime_genai.models.builder"
+_TIMEOUT_S = 3600.0
+_BLOCK = 32
+
+
+def write_onnx(directory: Path, out: Path, precision: str) -> None:
+    """Write graph, weights, tokenizer, template and settings; matrices are 8 or 4 bits in blocks of 32 where asked for.
+
+    The builder runs in a process of its own, without network.
+
+    Raises:
+        ModelError: The builder is missing, or does not know the family; its last words are in the text.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("onnxruntime_genai", "onnx_ir")):
+        raise ModelError(
+            "--format onnx: needs onnxruntime-genai and onnx-ir, of which one is not installed; install "
+            "phalanx-train[onnx]"
+        )
+    config = read_config(directory)
+    if not config.get("architectures"):
+        raise ModelError(
+            f"{directory / 'config.json'}: architectures: missing, and the builder goes by it; add "
+            f'"architectures": ["{architecture_of(str(config.get("model_type")))}"]'
+        )
+    with tempfile.TemporaryDirectory(prefix="phalanx-onnx-") as scratch:
+        log = Path(scratch) / "builder.log"
+        command = [_BUILDER, "-i", str(directory.resolve()), "-o", str(out.resolve()), "-p", precision, "-e", "cpu"]
+        command += ["-c", scratch, "--extra_options", "hf_token=false"]
+        if precision in ("int4", "int8"):
+            command += [f"block_size={_BLOCK}"]
+        process = PythonProcess(command, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}, log)
+        try:
+            code = process.wait(_TIMEOUT_S)
+        finally:
+            process.kill()
+        if code != 0 or not (out / "model.onnx").is_file():
+            raise ModelError(f"{directory}: onnxruntime-genai's builder makes no ONNX of it: {process.last_output()}")
+    template = model_template(directory)
+    if template is not None:
+        # transformers leaves out one that is in none of the files that it looks for
+        (out / "chat_template.jinja").write_text(template.source, encoding="utf-8")
+    # transformers may write another spelling of the same tokenizer; the file that was trained with is the one
+    shutil.copyfile(directory / "tokenizer.json", out / "tokenizer.json")
