@@ -94,8 +94,12 @@ def add_key(access_directory, owner="alice", **terms):
 
 
 @contextlib.contextmanager
-def running_server(models, access_directory, *, engine=None, filters=NO_FILTERS, mark=UNMARKED):
-    """The address of a server in a thread of this process, with its pool."""
+def running_server(models, access_directory, *, engine=None, filters=NO_FILTERS, mark=UNMARKED, make_watch=None):
+    """The address of a server in a thread of this process, with its pool.
+
+    Args:
+        make_watch: Returns what watches it, from its access directory's log and its pool.
+    """
     with (
         Access.open(access_directory) as access,
         EnginePool(models, engine or EngineSettings(default_max_tokens=16), mark) as pool,
@@ -104,12 +108,16 @@ def running_server(models, access_directory, *, engine=None, filters=NO_FILTERS,
 
         @asynccontextmanager
         async def lifespan():
-            started.set()
-            yield
+            async with watch.run_checks() if watch else contextlib.AsyncExitStack():
+                started.set()
+                yield
 
+        # connections wait from now on; uvicorn listens only when the lifespan has begun
+        sock.listen()
         started = threading.Event()
+        watch = None if make_watch is None else make_watch(access.request_log, pool)
         service = Service(pool, access, TextFilters(filters, [END, BEGIN_TURN, END_TURN]))
-        app = make_app(service, RequestBounds(), is_ready=lambda: True, lifespan=lifespan)
+        app = make_app(service, RequestBounds(), is_ready=lambda: True, lifespan=lifespan, watch=watch)
         server = make_server(ChatPage(app), ListenConfig(port=0), RequestBounds(), 5)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
         thread.start()

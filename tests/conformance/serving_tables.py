@@ -7,7 +7,8 @@ from phalanx.serve.filters.config import InputFilters, OutputFilters
 from phalanx.serve.filters.table import INPUTS, OUTPUTS
 
 MARKS, FILTERS = "marks-cpu-2cores-busy.json", "filters-cpu-2cores-busy.json"
-MARKS_PAGE, FILTERS_PAGE = "docs/marked_text.md", "docs/filters.md"
+ALERTS = "alerts-cpu-2cores-busy-quick.json"
+MARKS_PAGE, FILTERS_PAGE, WATCH_PAGE = "docs/marked_text.md", "docs/filters.md", "docs/serving_watch.md"
 ALARM_SENTENCE = (
     "{:,} documents, each judged by one of 32 keys; {:,} were too short for a verdict. Of the others {} had a p-value "
     "of at most .01, {:.2f} %, where at most 1 % may."
@@ -19,6 +20,10 @@ COST_SENTENCE = (
 )
 ATTACK_SENTENCE = "Of {} texts that a model recited from its index, {} were stopped, with at most {} characters out."
 DOCUMENT_SENTENCE = "on {:,} documents of WikiText-2 and MedQuAD"
+DRIFT_SENTENCE = (
+    "Of {} servers with {:,} requests of one law each, {}, {} and {} had a false alarm of prompts, answers "
+    "and refusals."
+)
 Result = dict[str, Any]
 
 
@@ -121,13 +126,30 @@ def document_sentence(result: Result) -> Sequence[object]:
     return [result["rows"][0]["documents"]]
 
 
+def walked_hours(result: Result) -> Iterator[str]:
+    for row in (*part(result, "ordinary"), *part(result, "walk")):
+        alarms = f"{row['alarms']} of {row['keys']}"
+        yield line(row["kind"], f"{row['requests_an_hour']:.0f}", f"{row['new_prompts_an_hour']:.0f}", alarms)
+
+
+def drift_sentence(result: Result) -> Sequence[object]:
+    (row,) = part(result, "drift")
+    return [
+        row["servers"],
+        row["requests"],
+        *(row[f"alarms_{name}"] for name in ("prompts", "completions", "refusals")),
+    ]
+
+
 SENTENCES = (
+    (WATCH_PAGE, ALERTS, DRIFT_SENTENCE, drift_sentence),
     (MARKS_PAGE, MARKS, ALARM_SENTENCE, alarm_sentence),
     (MARKS_PAGE, MARKS, COST_SENTENCE, cost_sentence),
     (FILTERS_PAGE, FILTERS, ATTACK_SENTENCE, attack_sentence),
     (FILTERS_PAGE, FILTERS, DOCUMENT_SENTENCE, document_sentence),
 )
 ROWS = (
+    (WATCH_PAGE, ALERTS, walked_hours),
     (MARKS_PAGE, MARKS, marginal),
     (MARKS_PAGE, MARKS, alarms),
     (MARKS_PAGE, MARKS, needed),

@@ -37,6 +37,7 @@ from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
 from phalanx.cli.serving.detect import DETECT_EPILOG, detect
 from phalanx.cli.serving.gateway import gateway
+from phalanx.cli.serving.incident import incident_app
 from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.serving.mark import mark_app
 from phalanx.cli.serving.serve import serve
@@ -112,7 +113,7 @@ app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds dri
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
-GROUPS |= {"enclave": enclave_app, "keys": keys_app, "mark": mark_app, "model": model_app}
+GROUPS |= {"enclave": enclave_app, "incident": incident_app, "keys": keys_app, "mark": mark_app, "model": model_app}
 GROUPS |= {"pki": pki_app, "tokenizer": tokenizer_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

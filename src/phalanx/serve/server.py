@@ -12,9 +12,18 @@ from types import MappingProxyType
 
 import torch
 
-from phalanx.errors import ConfigError, DiskError, KeyFileError
+from phalanx.errors import ConfigError, DiskError, KeyFileError, ModelError, PhalanxError
 from phalanx.security.crypto import steady_now
-from phalanx.serve.access import KEYS_FILE, Access, KeyStore, ListenConfig, RequestBounds, bind_socket, make_server
+from phalanx.serve.access import (
+    KEYS_FILE,
+    Access,
+    KeyStore,
+    ListenConfig,
+    ModelOrder,
+    RequestBounds,
+    bind_socket,
+    make_server,
+)
 from phalanx.serve.access.listener import is_loopback
 from phalanx.serve.api import Service, make_app
 from phalanx.serve.chat_page import ChatPage
@@ -22,9 +31,11 @@ from phalanx.serve.engine import EnginePool, EngineSettings, HostedModel, ModelC
 from phalanx.serve.engine.hosted_model import Weights
 from phalanx.serve.filters import FiltersConfig, TextFilters
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark
+from phalanx.serve.observe import Gauge, ServerWatch, WatchConfig, WatchedServer, measure_models, read_texts
 from phalanx.serve.where import open_text_model
 
 _log = logging.getLogger(__name__)
+_ORDERS_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +64,7 @@ class ServerPlan:
     filters: FiltersConfig = field(default_factory=FiltersConfig)
     mark: MarkPolicy = field(default_factory=lambda: MarkPolicy(mark="off"))
     mark_keys: Path | None = None
+    watch: WatchConfig = field(default_factory=WatchConfig)
     weights: Weights = "float"
     drain_s: int = 30
     num_threads: int = 0
@@ -109,7 +121,7 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
         if access.key_store.fault is not None:
             raise KeyFileError(access.key_store.fault)
         link_key = find_link_key(plan, access.key_store)
-        models = _open_models(plan)
+        models = _open_models(plan, access)
         tokens = {
             token.content
             for model in models
@@ -155,23 +167,50 @@ def find_link_key(plan: ServerPlan, key_store: KeyStore) -> str | None:
     return key_ids[0]
 
 
-def _open_models(plan: ServerPlan) -> list[HostedModel]:
-    models = []
-    created = int(time.time())
-    for number, (name, where) in enumerate(plan.models.items()):
-        text_model = open_text_model(where, own_code=plan.own_code)
-        adapters = plan.adapters if number == 0 else MappingProxyType({})
-        models.append(HostedModel(name, text_model, created, adapters, plan.weights))
-    return models
+def _open_models(plan: ServerPlan, access: Access) -> list[HostedModel]:
+    orders = {order.model: order.checkpoint for order in access.key_store.list_orders() if order.checkpoint}
+    return [_open_model(plan, name, Path(orders.get(name, where))) for name, where in plan.models.items()]
+
+
+def _open_model(plan: ServerPlan, name: str, where: Path) -> HostedModel:
+    text_model = open_text_model(where, own_code=plan.own_code)
+    adapters = plan.adapters if name == next(iter(plan.models)) else MappingProxyType({})
+    return HostedModel(name, text_model, int(time.time()), adapters, plan.weights)
+
+
+def _describe_pool(pool: EnginePool, plan: ServerPlan) -> WatchedServer:
+    running = Gauge(
+        "phalanx_running_requests",
+        "Texts that an engine writes.",
+        ("engine",),
+        lambda: {(engine.served.name,): float(engine.num_running) for engine in pool.engines},
+    )
+    waiting = Gauge(
+        "phalanx_waiting_requests",
+        "Requests in the queue of an engine.",
+        ("engine",),
+        lambda: {(engine.served.name,): float(engine.num_waiting) for engine in pool.engines},
+    )
+    path = plan.watch.alerts.reference.texts
+    texts, texts_digest = ([], "") if path is None else read_texts(path)
+    return WatchedServer(
+        plan.access,
+        lambda: {card.digest: card.id for card in pool.cards},
+        lambda: {card.id: card.digest for card in pool.cards},
+        (running, waiting),
+        None if path is None else (lambda: measure_models(pool, texts)),
+        texts_digest,
+    )
 
 
 class _Server:
     """One server from its start to its end."""
 
     def __init__(self, service: Service, plan: ServerPlan, announce: Callable[[], None]) -> None:
-        self._service, self._announce = service, announce
+        self._service, self._announce, self._plan = service, announce, plan
         self._fault: DiskError | None = None
-        app = make_app(service, plan.bounds, is_ready=self._is_ready, lifespan=self._run_beside)
+        self._watch = ServerWatch(plan.watch, _describe_pool(service.pool, plan), service.access.request_log)
+        app = make_app(service, plan.bounds, is_ready=self._is_ready, lifespan=self._run_beside, watch=self._watch)
         if plan.has_chat_page:
             app = ChatPage(app, [plan.listen.host, *plan.page_names])
         self._server = make_server(app, plan.listen, plan.bounds, plan.drain_s)
@@ -183,14 +222,16 @@ class _Server:
     async def _run_beside(self) -> AsyncIterator[None]:
         """Keep counts and log on disk while the server runs."""
         access, cards = self._service.access, self._service.pool.cards
-        sync = asyncio.create_task(self._sync_or_stop())
+        sync, orders = asyncio.create_task(self._sync_or_stop()), asyncio.create_task(self._follow_orders())
         access.request_log.record_event("server_started", {card.id: card.digest for card in cards})
         try:
-            yield
+            async with self._watch.run_checks():
+                yield
         finally:
-            sync.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await sync
+            for task in (sync, orders):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
             if self._fault is None:
                 access.request_log.record_event("server_stopped", {})
 
@@ -202,6 +243,33 @@ class _Server:
             _log.error("the server ends: %s", exc)
             self._fault = exc
             self._server.should_exit = True
+
+    async def _follow_orders(self) -> None:
+        """Open the files that the operator has ordered in the place of a model's, again and again."""
+        refused: set[ModelOrder] = set()
+        while True:
+            await asyncio.sleep(_ORDERS_S)
+            with contextlib.suppress(KeyFileError):
+                for order in self._service.access.key_store.list_orders():
+                    is_other = order.model in self._plan.models and not self._service.has_digest(order)
+                    if order.checkpoint and is_other and order not in refused:
+                        refused.add(order)
+                        await self._replace_model(order)
+
+    async def _replace_model(self, order: ModelOrder) -> None:
+        log = self._service.access.request_log
+        try:
+            model = await asyncio.to_thread(_open_model, self._plan, order.model, Path(order.checkpoint))
+            card = model.cards[0]
+            if card.digest not in order.digests:
+                raise ModelError(f"{order.checkpoint}: has digest {card.digest:.12}..., which the order does not name")
+            await asyncio.to_thread(self._service.pool.replace_model, model)
+        except PhalanxError as exc:
+            _log.error("%s stays out of service: %s", order.model, exc)
+            log.record_event("model_not_replaced", {"model": order.model})
+            return
+        _log.warning("%s: now has the files of %s", order.model, order.checkpoint)
+        log.record_event("model_replaced", {"model": order.model, "digest": card.digest})
 
     def serve_on(self, sock: socket.socket) -> None:
         """Serve on a socket that is bound.

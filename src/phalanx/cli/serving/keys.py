@@ -175,6 +175,8 @@ def _make_terms(values: dict[str, Any]) -> "KeyTerms":
 def _describe_key(record: "KeyRecord", now: float) -> dict[str, Any]:
     terms = record.terms
     state = "revoked" if record.revoked is not None else "active" if record.is_active(now) else "expired"
+    if state == "expired" and record.quarantined is not None:
+        state = "quarantined"
     return {
         "key": record.key_id,
         "owner": terms.owner,

@@ -39,6 +39,10 @@ def require_server() -> None:
     Raises:
         ConfigError: They are not installed.
     """
-    missing = [name for name in ("starlette", "uvicorn", "anyio", "httpx2") if importlib.util.find_spec(name) is None]
+    missing = [
+        name
+        for name in ("starlette", "uvicorn", "anyio", "httpx2", "prometheus_client")
+        if importlib.util.find_spec(name) is None
+    ]
     if missing:
         raise ConfigError(f"serve: needs {', '.join(missing)}; install phalanx-train[serve]")

@@ -40,6 +40,9 @@ def serve(
     mark_greedy: Annotated[
         str, typer.Option("--mark-greedy", help="At temperature 0: bias, refuse or plain.")
     ] = "bias",
+    watch: Annotated[
+        Path | None, typer.Option("--watch", metavar="FILE.toml", help="Rules of alerts, webhook, traces.")
+    ] = None,
     max_rows: Annotated[int, typer.Option("--max-rows", min=1, max=1024, help="Texts at the same time.")] = 32,
     max_cache_tokens: Annotated[
         int, typer.Option("--max-cache-tokens", min=64, help="Room for keys and values, in tokens.")
@@ -75,6 +78,7 @@ def serve(
     from phalanx.serve.engine import EngineSettings
     from phalanx.serve.filters import FiltersConfig
     from phalanx.serve.marks import MarkPolicy
+    from phalanx.serve.observe import WatchConfig, load_watch_config
     from phalanx.serve.server import Listening, ServerPlan, run_server
 
     try:
@@ -98,6 +102,7 @@ def serve(
         filters=FiltersConfig() if filters is None else load_config(filters, FiltersConfig),
         mark=policy,
         mark_keys=mark_keys,
+        watch=WatchConfig() if watch is None else load_watch_config(watch),
         weights="int8" if int8 else "float",
         drain_s=drain_s,
         num_threads=threads,

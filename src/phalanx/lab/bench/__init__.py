@@ -16,11 +16,13 @@ from phalanx.lab.bench.parallel.collectives import bench_collectives
 from phalanx.lab.bench.parallel.memory import bench_memory
 from phalanx.lab.bench.parallel.parallel import bench_parallel
 from phalanx.lab.bench.posttrain.posttrain import bench_posttrain
+from phalanx.lab.bench.serving.alerts import bench_alerts
 from phalanx.lab.bench.serving.export import bench_export, bench_planted_rounding
 from phalanx.lab.bench.serving.filters import bench_filters
 from phalanx.lab.bench.serving.marks import bench_marks
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
+    "alerts": bench_alerts,
     "chaos": bench_chaos,
     "checkpoint": bench_checkpoint,
     "collectives": bench_collectives,
@@ -51,6 +53,7 @@ KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
 __all__ = [
     "BENCHES",
     "KEEPING_ROWS",
+    "bench_alerts",
     "bench_chaos",
     "bench_checkpoint",
     "bench_collectives",

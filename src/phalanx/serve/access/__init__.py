@@ -14,8 +14,13 @@ if TYPE_CHECKING:
         Reservation as Reservation,
         read_usage_by_day as read_usage_by_day,
     )
-    from phalanx.serve.access.key_file import KeyLimits as KeyLimits, KeyRecord as KeyRecord, KeyTerms as KeyTerms
-    from phalanx.serve.access.key_guard import KeyGuard as KeyGuard
+    from phalanx.serve.access.key_file import (
+        KeyLimits as KeyLimits,
+        KeyRecord as KeyRecord,
+        KeyTerms as KeyTerms,
+        ModelOrder as ModelOrder,
+    )
+    from phalanx.serve.access.key_guard import KeyGuard as KeyGuard, model_quarantined as model_quarantined
     from phalanx.serve.access.key_store import KEYS_FILE as KEYS_FILE, Caller as Caller, KeyStore as KeyStore
     from phalanx.serve.access.listener import (
         ListenConfig as ListenConfig,
@@ -37,6 +42,15 @@ if TYPE_CHECKING:
         RequestFacts as RequestFacts,
         RequestLog as RequestLog,
         verify_request_log as verify_request_log,
+    )
+    from phalanx.serve.access.request_notes import (
+        PromptSketch as PromptSketch,
+        RequestNotes as RequestNotes,
+        collect_notes as collect_notes,
+        note_filter as note_filter,
+        note_prompts as note_prompts,
+        note_token as note_token,
+        sketch_prompt as sketch_prompt,
     )
 
 

@@ -87,6 +87,7 @@ class KeyRecord(StrictModel):
         salt: Random bytes, in hex, that precede the secret in the digest.
         digest: The `secret_digest` of salt and secret.
         revoked: Second of its revocation; None while it is good.
+        quarantined: Second since which it is out of service, until it is released; None while it is in service.
     """
 
     key_id: Annotated[str, Field(pattern=r"^[a-z2-7]{12}\z")]
@@ -94,15 +95,16 @@ class KeyRecord(StrictModel):
     digest: Digest
     created: Second
     revoked: Second | None = None
+    quarantined: Second | None = None
     terms: KeyTerms
 
     def is_active(self, now: float) -> bool:
-        """Whether the key is neither revoked nor expired.
+        """Whether the key is neither revoked nor expired nor out of service.
 
         Args:
             now: Second since 1970.
         """
-        return self.revoked is None and now < self.terms.expires
+        return self.revoked is None and self.quarantined is None and now < self.terms.expires
 
     def allows_address(self, address: str) -> bool:
         """Whether a client may use the key from its address; a text that is no address passes where all pass."""
@@ -117,8 +119,33 @@ class KeyRecord(StrictModel):
         return any(client in ipaddress.ip_network(network) for network in self.terms.networks)
 
 
+class ModelOrder(StrictModel):
+    """What the operator has ordered about a model; it holds for every server on the directory, at once.
+
+    Attributes:
+        model: Id by which clients name it.
+        is_quarantined: It is out of service.
+        digests: The files that may answer by this id, as the request log names them; empty for any.
+        checkpoint: Where those files are made from; a server that has others opens it. Empty for nowhere.
+    """
+
+    model: ModelName
+    is_quarantined: bool = False
+    digests: Annotated[tuple[Digest, ...], Field(max_length=10)] = ()
+    checkpoint: Annotated[str, Field(max_length=4096)] = ""
+    since: Second
+
+    def allows_digest(self, digest: str) -> bool:
+        """Whether a model may answer.
+
+        Args:
+            digest: Of its files; empty where somebody else has them.
+        """
+        return not self.is_quarantined and (not self.digests or not digest or digest in self.digests)
+
+
 class KeyFile(StrictModel):
-    """All keys, revoked ones included.
+    """All keys, revoked ones included, and the orders about models.
 
     Attributes:
         sequence: Grows by one with each change, so that a reader refuses a file that is older than one it has read.
@@ -127,6 +154,7 @@ class KeyFile(StrictModel):
     version: Literal[1] = 1
     sequence: Annotated[int, Field(ge=0, le=2**53)] = 0
     keys: Annotated[tuple[KeyRecord, ...], Field(max_length=MAX_KEYS)] = ()
+    models: Annotated[tuple[ModelOrder, ...], Field(max_length=1000)] = ()
 
 
 class _Envelope(StrictModel):

@@ -14,13 +14,14 @@ _POLICY_VIOLATION = 1008
 
 
 class _CutShortError(Exception):
-    """The rest of an answer is not sent: its key was revoked meanwhile, or its client takes nothing."""
+    """The rest of an answer is not sent: its key or model is out of service now, or its client takes nothing."""
 
 
 class KeyGuard:
     """ASGI middleware before every route, so that a route that nobody thought of is closed as well.
 
-    The application finds the caller in ``scope["state"]["caller"]`` and gets the whole body in one message.
+    The application finds the caller in ``scope["state"]["caller"]`` and gets the whole body in one message. It puts the
+    ids and digests of the models that answer into ``scope["state"]["models"]``.
 
     Args:
         app: The guarded application, which sees no request without a key.
@@ -29,7 +30,8 @@ class KeyGuard:
     Guarantees:
         Every path, method and kind of connection without a valid key is answered 401, by the same bytes for a path
         that exists and one that does not; no byte of its body is read. An answer that is being sent ends when its
-        key is revoked or expires. A key has at most as many bodies in memory as its concurrency. Lifespan events pass.
+        key is revoked, expires or is quarantined, and when a model that writes it is quarantined. A key has at most as
+        many bodies in memory as its concurrency. Lifespan events pass.
     """
 
     def __init__(
@@ -78,15 +80,16 @@ class KeyGuard:
             return
         except _CutShortError:
             return
-        key_id = caller.key_id
-        answer.is_allowed = lambda: self._key_store.is_active(key_id)
-        guarded = {**scope, "state": {**scope.get("state", {}), "caller": caller}}
+        key_id, models = caller.key_id, list[tuple[str, str]]()
+        answer.is_allowed = lambda: self._key_store.is_active(key_id) and self._key_store.allows_models(models)
+        guarded = {**scope, "state": {**scope.get("state", {}), "caller": caller, "models": models}}
         try:
             await self._app(guarded, _replay(body, receive), answer.send_message)
         except* _CutShortError:
             # the server closes a connection whose answer does not end
             if not answer.has_started:
-                await send_refusal(_invalid_key(), scope, send)
+                is_key = not self._key_store.is_active(key_id)
+                await send_refusal(_invalid_key() if is_key else model_quarantined(), scope, send)
 
     @contextlib.contextmanager
     def _count_reader(self, caller: Caller) -> Iterator[None]:
@@ -161,6 +164,11 @@ def _read_secret(headers: list[tuple[bytes, bytes]]) -> str | None:
 
 def _invalid_key() -> RequestRefused:
     return RequestRefused(401, "invalid_api_key", "A valid API key is required.")
+
+
+def model_quarantined() -> RequestRefused:
+    """Return the answer to a request for a model that is out of service."""
+    return RequestRefused(503, "model_quarantined", "The operator has taken this model out of service.", param="model")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

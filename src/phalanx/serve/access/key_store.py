@@ -5,6 +5,7 @@ import hmac
 import logging
 import re
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
@@ -27,6 +28,7 @@ from phalanx.serve.access.key_file import (
     KeyLimits,
     KeyRecord,
     KeyTerms,
+    ModelOrder,
     read_key_file,
     secret_digest,
     write_key_file,
@@ -89,6 +91,7 @@ class KeyStore:
         self._operator_file = directory / OPERATOR_FILE
         self.sessions = PageSessions()
         self._records: dict[str, KeyRecord] = {}
+        self._orders: dict[str, ModelOrder] = {}
         self._sequence = 0
         self._version: tuple[int, ...] | None = None
         self._fault: str | None = None
@@ -175,6 +178,52 @@ class KeyStore:
                 self._write_records(operator, [*({**self._records, key_id: record}).values()])
             return record
 
+    def quarantine_key(self, key_id: str, *, is_quarantined: bool) -> KeyRecord:
+        """Take a key out of service until it is released, or release it; answers that are being sent to it end.
+
+        Raises:
+            CertificateError: The operator's key cannot be read.
+            KeyFileError: There is no such key, or the file was altered.
+        """
+        with lock_file(self._path):
+            operator = self._load_operator()
+            self._load_file()
+            record = self._records.get(key_id)
+            if record is None:
+                raise KeyFileError(f"{self._path}: holds no key {key_id[:40]!r}; phalanx keys list shows them")
+            since = (record.quarantined or int(steady_now().timestamp())) if is_quarantined else None
+            record = record.model_copy(update={"quarantined": since})
+            self._write_records(operator, [*({**self._records, key_id: record}).values()])
+            return record
+
+    def order_model(self, order: ModelOrder) -> None:
+        """Put an order about a model in the place of an older one; servers follow it from the next message on.
+
+        Raises:
+            CertificateError: The operator's key cannot be read.
+            KeyFileError: The file was altered.
+        """
+        with lock_file(self._path):
+            operator = self._load_operator()
+            self._load_file()
+            self._orders = {**self._orders, order.model: order}
+            self._write_records(operator, list(self._records.values()))
+
+    def list_orders(self) -> list[ModelOrder]:
+        """Return all orders about models.
+
+        Raises:
+            KeyFileError: The file is missing, altered or older than before.
+        """
+        self._reload_file()
+        return list(self._orders.values())
+
+    def allows_models(self, models: Iterable[tuple[str, str]]) -> bool:
+        """Whether no order is against a model, for each of some ids with the digests of their files."""
+        self._reload_or_close()
+        orders = self._orders
+        return all(name not in orders or orders[name].allows_digest(digest) for name, digest in models)
+
     def list_keys(self) -> list[KeyRecord]:
         """Return all keys in the order in which they were made.
 
@@ -235,7 +284,8 @@ class KeyStore:
     def _write_records(self, operator: Identity, records: list[KeyRecord]) -> None:
         if operator.public != self._operator:
             raise KeyFileError(f"{self._path}: is signed by another operator than {self._operator_home} holds")
-        write_key_file(self._path, operator, KeyFile(sequence=self._sequence + 1, keys=tuple(records)))
+        content = KeyFile(sequence=self._sequence + 1, keys=tuple(records), models=tuple(self._orders.values()))
+        write_key_file(self._path, operator, content)
         self._load_file()
 
     def _reload_or_close(self) -> None:
@@ -272,6 +322,7 @@ class KeyStore:
         self._fault = None
         self._sequence = content.sequence
         self._records = {record.key_id: record for record in content.keys}
+        self._orders = {order.model: order for order in content.models}
 
     def _read_newest(self) -> KeyFile:
         try:

@@ -16,6 +16,7 @@ from phalanx.errors import AuditLogError
 from phalanx.security.audit import AuditLog, LogEntry, LogHead, verify_log
 from phalanx.security.crypto import Identity, Peer
 from phalanx.serve.access.key_store import Caller
+from phalanx.serve.access.request_notes import note_facts
 
 LOG_FOLDER, LOG_RUN = "log", "serve"
 _FILE_NAME = re.compile(r"requests-([0-9]{6})\.jsonl")
@@ -75,6 +76,7 @@ class RequestLog(Closeable):
         Raises:
             DiskError: The disk refuses: an answer that cannot be recorded must not be given.
         """
+        note_facts(caller, facts)
         body = {
             "key": caller.key_id,
             "owner": caller.owner,

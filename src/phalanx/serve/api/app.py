@@ -30,6 +30,7 @@ from phalanx.serve.api.responses import ResponsesBody, ResponsesWriter
 from phalanx.serve.api.service import ModelReply, Service, refusal_of
 from phalanx.serve.engine import ModelCard, SamplingSettings
 from phalanx.serve.engine.text_assembler import TokenNames
+from phalanx.serve.observe import ServerWatch
 
 _log = logging.getLogger(__name__)
 SESSION_ROUTE = "/chat/session"
@@ -93,6 +94,7 @@ class _Routes:
             opened = await _unless_left(request, lambda: self._service.open_reply(generations, caller, route.path))
             if not isinstance(opened, ModelReply):
                 return Response(status_code=499)
+            request.scope["state"]["models"] += self._service.pool.digests_of(opened.card)
             names = self._service.pool.find_engine(opened.card.id).served.token_names
             writer = route.writer(body, opened, names)
             headers = {"x-request-id": make_id("req_")}
@@ -260,12 +262,14 @@ def make_app(
     *,
     is_ready: Callable[[], bool],
     lifespan: Callable[[], AbstractAsyncContextManager[None]],
+    watch: ServerWatch | None = None,
 ) -> App:
     """Return the application behind its one door: no route answers without a valid key.
 
     Args:
         is_ready: Whether new requests are taken.
         lifespan: Runs as long as the server does.
+        watch: Sees every request, refused ones included, and has the route of the metrics.
     """
     routes = _Routes(service, is_ready)
 
@@ -286,10 +290,12 @@ def make_app(
             Route("/health/ready", routes.show_ready, methods=["GET"]),
             Route("/openapi.json", routes.show_openapi, methods=["GET"]),
             Route("/", routes.show_root, methods=["GET"]),
+            *([] if watch is None else [watch.route]),
         ],
         exception_handlers={kind: routes.refuse for kind in (RequestRefused, HTTPException, Exception)},
         lifespan=run_lifespan,
     )
     app.router.redirect_slashes = False
     access = service.access
-    return KeyGuard(app, access.key_store, bounds, access.request_log.count_refusal)
+    guarded = KeyGuard(app, access.key_store, bounds, access.request_log.count_refusal)
+    return guarded if watch is None else watch.wrap_app(guarded)

@@ -10,7 +10,9 @@ import anyio
 from phalanx.data.chat import ChatMessage
 from phalanx.data.chat.conversation import ToolCall
 from phalanx.errors import DiskError, ModelError, PhalanxError
-from phalanx.serve.access import Access, BudgetExceeded, Caller, RequestFacts, RequestRefused, Reservation
+from phalanx.serve.access import Access, BudgetExceeded, Caller, ModelOrder, RequestFacts, RequestRefused, Reservation
+from phalanx.serve.access.key_guard import model_quarantined
+from phalanx.serve.access.request_notes import note_budget, note_filter, note_prompts, note_token
 from phalanx.serve.api.fields import refuse_bad_request
 from phalanx.serve.engine import (
     BadRequestError,
@@ -152,6 +154,7 @@ class ModelReply:
             first += request.n
 
     def _judge_event(self, event: TextPiece | ChoiceEnd, choice: int, state: _ChoiceState) -> list[ReplyEvent]:
+        note_token()
         self.usage.completion_tokens += event.num_tokens - state.num_tokens
         state.num_tokens = event.num_tokens
         try:
@@ -206,15 +209,23 @@ class Service:
         """Return the models that a key may use."""
         return [card for card in self.pool.cards if caller.allows_model(card.id)]
 
+    def has_digest(self, order: ModelOrder) -> bool:
+        """Whether an order names the files of a model that is served."""
+        return any(card.id == order.model and card.digest in order.digests for card in self.pool.cards)
+
     def find_card(self, model_id: str, caller: Caller) -> ModelCard:
         """Return a model that a key may use.
 
         Raises:
             UnknownModelError: There is none, or the key may not use it: the answers do not differ.
+            RequestRefused: It is out of service.
         """
         if not caller.allows_model(model_id):
             raise UnknownModelError("no such model; GET /v1/models lists those that the key may use")
-        return self.pool.find_card(model_id)
+        card = self.pool.find_card(model_id)
+        if not self.access.key_store.allows_models(self.pool.digests_of(card)):
+            raise model_quarantined()
+        return card
 
     async def open_reply(self, requests: Sequence[GenerationRequest], caller: Caller, route: str) -> ModelReply:
         """Begin to answer the prompts of one call.
@@ -227,6 +238,7 @@ class Service:
             notes: list[FilterNote] = []
             admitted = [self._admit_request(request, notes) for request in requests]
             prompts = [await self.pool.encode_prompt(request) for request in admitted]
+            note_prompts(prompts, has_logprobs=requests[0].logprobs is not None)
             engine = self.pool.find_engine(card.id)
             num_new = sum(
                 engine.check_request(request, prompt) * request.n
@@ -369,6 +381,7 @@ class Service:
 
 
 def _refuse_budget(exc: BudgetExceeded) -> RequestRefused:
+    note_budget(exc.limit)
     return RequestRefused(429, exc.limit, "The key's budget is used up.", retry_after_s=exc.retry_after_s)
 
 
@@ -378,6 +391,7 @@ def refusal_of(exc: PhalanxError) -> RequestRefused:
         case BadRequestError():
             refusal = refuse_bad_request(exc)
         case TextRefused():
+            note_filter(exc.filter_name)
             message = f"A filter refuses the text: {exc.filter_name}, {exc.reason}"
             refusal = RequestRefused(400, "content_filter", message[:200])
         case UnknownModelError():

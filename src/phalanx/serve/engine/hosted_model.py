@@ -75,7 +75,7 @@ class HostedModel:
             if self.adapters:
                 raise ModelError("adapters: stand on float weights alone; leave --weights int8 or the adapters out")
             quantize_model(self.module)
-            digest = hashlib.sha256(f"{digest}\nint8 by output and row".encode()).hexdigest()
+            digest = digest_with_int8(digest)
         window = self.text_model.context_length
         base = ModelCard(self.name, digest, self.created, window)
         self.cards: tuple[ModelCard, ...] = (base, *(self._card_of(name, base) for name in self.adapters))
@@ -202,6 +202,11 @@ class HostedModel:
         if max(ids) >= self.vocab_size:
             raise BadRequestError(f"has a token beyond the vocabulary of {self.vocab_size}", "prompt")
         return tuple(ids)
+
+
+def digest_with_int8(digest: str) -> str:
+    """Return the digest of a model whose linear layers compute in 8-bit integers, from the one of its files."""
+    return hashlib.sha256(f"{digest}\nint8 by output and row".encode()).hexdigest()
 
 
 def _slot_name(name: str) -> str:

@@ -23,6 +23,7 @@ class EnginePool(Closeable):
     """
 
     def __init__(self, models: Sequence[HostedModel], settings: EngineSettings, mark: TokenMark) -> None:
+        self._settings, self._mark = settings, mark
         self._cards: dict[str, ModelCard] = {}
         self._engines: dict[str, BatchingEngine] = {}
         for card in (card for model in models for card in model.cards):
@@ -32,6 +33,18 @@ class EnginePool(Closeable):
         for model in models:
             engine = BatchingEngine(model, settings, mark)
             self._engines |= {card.id: engine for card in model.cards}
+
+    def replace_model(self, model: HostedModel) -> None:
+        """Put a model with its adapters in the place of the one of its id; texts that are being written end."""
+        old = self._engines[model.name]
+        engine = BatchingEngine(model, self._settings, self._mark)
+        cards = {name: card for name, card in self._cards.items() if self._engines[name] is not old}
+        engines = {name: other for name, other in self._engines.items() if other is not old}
+        # the engines first: a card whose engine is not there yet would be a fault
+        self._engines = {**self._engines, **{card.id: engine for card in model.cards}}
+        self._cards = {**{card.id: card for card in model.cards}, **cards}
+        self._engines = {**engines, **{card.id: engine for card in model.cards}}
+        old.close()
 
     @property
     def cards(self) -> tuple[ModelCard, ...]:
@@ -53,6 +66,11 @@ class EnginePool(Closeable):
         if card is None:
             raise UnknownModelError("no such model; GET /v1/models lists those that the key may use")
         return card
+
+    def digests_of(self, card: ModelCard) -> list[tuple[str, str]]:
+        """Return the id and digest of a model, and of its base."""
+        base = None if card.base is None else self.find_card(card.base)
+        return [(card.id, card.digest), *([] if base is None else [(base.id, base.digest)])]
 
     def find_engine(self, model_id: str) -> BatchingEngine:
         """Return the engine that runs a model.

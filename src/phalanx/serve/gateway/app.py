@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
 
-from phalanx.errors import DiskError
+from phalanx.errors import ConfigError, DiskError
 from phalanx.security.crypto import Peer
 from phalanx.serve.access import (
     Access,
@@ -25,13 +25,17 @@ from phalanx.serve.access import (
     Reservation,
     bind_socket,
     make_server,
+    model_quarantined,
 )
+from phalanx.serve.access.refusals import App
+from phalanx.serve.access.request_notes import note_budget, note_prompts
 from phalanx.serve.filters import TextFilters
 from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
 from phalanx.serve.gateway.backends import BackendPool, RemoteEngine
 from phalanx.serve.gateway.config import GatewayConfig
 from phalanx.serve.gateway.requests import ROUTES, ForwardedRequest, Route, read_request
 from phalanx.serve.gateway.streams import AnswerStream, stream_whole_answer
+from phalanx.serve.observe import Gauge, ServerWatch, WatchedServer
 
 _log = logging.getLogger(__name__)
 _SSE = "text/event-stream"
@@ -47,7 +51,7 @@ class Gateway:
     def __init__(self, config: GatewayConfig, access: Access, filters: TextFilters, pool: BackendPool) -> None:
         self._config, self._access, self._filters, self._pool = config, access, filters, pool
 
-    def make_app(self) -> Starlette:
+    def make_app(self, watch: ServerWatch) -> Starlette:
         """Return the routes as an application; a path that is not among them is 404."""
         forwarded = [
             StarletteRoute(route.path, self._make_endpoint(route), methods=["POST"], name=route.name)
@@ -57,8 +61,15 @@ class Gateway:
             StarletteRoute("/v1/models", self._list_models, methods=["GET"]),
             StarletteRoute("/v1/models/{name:path}", self._show_model, methods=["GET"]),
             StarletteRoute("/health", self._report_health, methods=["GET"]),
+            watch.route,
         ]
-        app = Starlette(routes=[*forwarded, *own], exception_handlers=_HANDLERS, lifespan=self._run_upkeep)
+
+        @contextlib.asynccontextmanager
+        async def run_beside(app: Starlette) -> AsyncIterator[None]:
+            async with self._run_upkeep(app), watch.run_checks():
+                yield
+
+        app = Starlette(routes=[*forwarded, *own], exception_handlers=_HANDLERS, lifespan=run_beside)
         app.router.redirect_slashes = False
         return app
 
@@ -106,7 +117,9 @@ class Gateway:
             caller: Caller = request.state.caller
             try:
                 forwarded = read_request(route, await request.body(), caller.owner, self._config.limits, self._filters)
+                note_prompts(forwarded.prompt_words(), has_logprobs=bool(forwarded.payload.get("logprobs")))
                 reservation = await self._reserve(caller, forwarded)
+                request.state.models.append((forwarded.model, ""))
             except RequestRefused as refusal:
                 verdicts = (f"{refusal.param}: refused",) if refusal.code == "text_refused" else (refusal.code,)
                 facts = RequestFacts(route.path, "", refusal.status, verdicts=verdicts)
@@ -119,11 +132,14 @@ class Gateway:
     async def _reserve(self, caller: Caller, forwarded: ForwardedRequest) -> Reservation:
         if not caller.allows_model(forwarded.model):
             raise _no_model()
+        if not self._access.key_store.allows_models([(forwarded.model, "")]):
+            raise model_quarantined()
         try:
             return await self._access.budgets.reserve(
                 caller, forwarded.max_prompt_tokens, forwarded.max_completion_tokens
             )
         except BudgetExceeded as exc:
+            note_budget(exc.limit)
             message = f"The budget {exc.limit} of this key is used up."
             raise RequestRefused(429, "budget_exceeded", message, retry_after_s=exc.retry_after_s) from exc
 
@@ -249,7 +265,7 @@ _HANDLERS: Any = {
 }
 
 
-def make_gateway(config: GatewayConfig, access: Access) -> KeyGuard:
+def make_gateway(config: GatewayConfig, access: Access) -> App:
     """Return the whole gateway as one application, door included.
 
     Raises:
@@ -259,7 +275,30 @@ def make_gateway(config: GatewayConfig, access: Access) -> KeyGuard:
     """
     pool = BackendPool([RemoteEngine(backend, config.limits.max_answer_s) for backend in config.backends])
     gateway = Gateway(config, access, TextFilters(config.filters), pool)
-    return KeyGuard(gateway.make_app(), access.key_store, config.bounds, access.request_log.count_refusal)
+    watch = ServerWatch(config.watch, _describe_engines(config, pool), access.request_log)
+    app = gateway.make_app(watch)
+    return watch.wrap_app(KeyGuard(app, access.key_store, config.bounds, access.request_log.count_refusal))
+
+
+def _describe_engines(config: GatewayConfig, pool: BackendPool) -> WatchedServer:
+    if config.watch.alerts.reference.texts is not None:
+        raise ConfigError("watch.alerts.reference.texts: a gateway measures no perplexity; remove the key")
+    names = [backend.config.name for backend in pool.backends]
+    models = {f"{model} at {name}": model for model in pool.model_names() for name in [*names, "no engine"]}
+    running = Gauge(
+        "phalanx_running_requests",
+        "Requests that an engine answers.",
+        ("engine",),
+        lambda: {(backend.config.name,): float(backend.num_open) for backend in pool.backends},
+    )
+    health = Gauge(
+        "phalanx_engine_up",
+        "1 for each engine that answers.",
+        ("engine",),
+        lambda: {(backend.config.name,): float(backend.is_healthy) for backend in pool.backends},
+    )
+    digests = dict.fromkeys(pool.model_names(), "")
+    return WatchedServer(config.access, lambda: models, lambda: digests, (running, health))
 
 
 def run_gateway(config: GatewayConfig, announce: Any = lambda address: None) -> None:

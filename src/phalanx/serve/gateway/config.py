@@ -12,6 +12,7 @@ from phalanx.serve.access.key_file import ModelName
 from phalanx.serve.access.listener import ListenConfig, is_loopback
 from phalanx.serve.access.request_bounds import RequestBounds
 from phalanx.serve.filters import FiltersConfig
+from phalanx.serve.observe import WatchConfig
 
 RouteName = Literal["chat", "completions", "embeddings", "messages", "responses"]
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -103,6 +104,7 @@ class GatewayConfig(StrictModel):
     bounds: RequestBounds = RequestBounds()
     limits: GatewayLimits = GatewayLimits()
     filters: FiltersConfig = FiltersConfig()
+    watch: WatchConfig = WatchConfig()
     backends: Annotated[tuple[BackendConfig, ...], Field(min_length=1, max_length=100)]
     health_every_s: _Seconds = 5
     drain_s: Annotated[int, Field(ge=0, le=3600)] = 30
@@ -134,6 +136,7 @@ def load_gateway_config(path: Path, overrides: Iterable[str] = ()) -> GatewayCon
         for backend in config.backends
     )
     update = {"access": folder / config.access, "listen": config.listen.model_copy(update=listen), "backends": backends}
+    update["watch"] = config.watch.below(folder)
     return config.model_copy(update=update)
 
 

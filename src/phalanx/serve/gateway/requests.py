@@ -97,6 +97,18 @@ class ForwardedRequest:
     wants_usage: bool
     notes: tuple[str, ...]
 
+    def prompt_words(self) -> list[list[str]]:
+        """Return the words of each prompt, for its sketch; token ids count as words."""
+        prompt = self.payload.get("prompt", self.payload.get("input"))
+        if isinstance(prompt, str):
+            return [prompt.split()]
+        if isinstance(prompt, list) and all(isinstance(part, str) for part in prompt):
+            return [part.split() for part in prompt]
+        if prompt is not None:
+            return [str(prompt).split()]
+        contents = (message.get("content") for message in self.payload.get("messages", ()))
+        return [" ".join(text if isinstance(text, str) else str(text) for text in contents).split()]
+
 
 def read_request(
     route: Route, body: bytes, owner: str, limits: GatewayLimits, filters: TextFilters

@@ -62,6 +62,11 @@ class PastRun:
         return None if key_file is None else open_key(key_file)
 
     @property
+    def certified_steps(self) -> list[int]:
+        """Steps of the checkpoints that should be on disk by the signed log, newest first."""
+        return sorted(self._certified.saved, reverse=True)
+
+    @property
     def best_step(self) -> int:
         """The step of the checkpoint with the best validation, by the signed log.
 
