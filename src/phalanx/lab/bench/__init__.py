@@ -18,6 +18,7 @@ from phalanx.lab.bench.parallel.parallel import bench_parallel
 from phalanx.lab.bench.posttrain.posttrain import bench_posttrain
 from phalanx.lab.bench.serving.filters import bench_filters
 from phalanx.lab.bench.serving.marks import bench_marks
+from phalanx.lab.bench.serving.serve import bench_serve
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
@@ -34,6 +35,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "parallel": bench_parallel,
     "pipeline": bench_pipeline,
     "posttrain": bench_posttrain,
+    "serve": bench_serve,
     "split": bench_split,
 }
 
@@ -62,5 +64,6 @@ __all__ = [
     "bench_parallel",
     "bench_pipeline",
     "bench_posttrain",
+    "bench_serve",
     "bench_split",
 ]
