@@ -13,32 +13,20 @@ from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.requests import ForwardedRequest
 
 _MAX_COUNT = 2**53
-_ANSWER_KEYS = frozenset(
-    {"id", "object", "created", "model", "choices", "usage", "data", "system_fingerprint", "phalanx"}
-)
-_ANSWER_KEYS |= {
-    "type",
-    "role",
-    "content",
-    "stop_reason",
-    "stop_sequence",
-    "message",
-    "index",
-    "delta",
-    "content_block",
-}
+_ANSWER_KEYS = {"id", "object", "created", "model", "choices", "usage", "data", "system_fingerprint", "phalanx"}
+_ANSWER_KEYS |= {"type", "role", "content", "stop_reason", "stop_sequence", "message", "index", "delta"}
+_ANSWER_KEYS |= {"content_block"}
 _CHOICE_KEYS = frozenset({"index", "message", "delta", "text", "finish_reason", "logprobs"})
 _MESSAGE_KEYS = frozenset({"role", "content", "refusal", "tool_calls", "reasoning_content", "reasoning"})
 _USAGE_KEYS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
 _TEXT_KEYS = ("content", "text", "reasoning_content", "reasoning", "refusal", "partial_json", "thinking")
 _CACHED_KEYS = ("cache_read_input_tokens", "cache_creation_input_tokens")
-_KNOWN_CODES = {"context_length_exceeded": "context_length_exceeded"}
-_KNOWN_CODES |= {"exceed_context_size_error": "context_length_exceeded"}
+_KNOWN_CODES = dict.fromkeys(("context_length_exceeded", "exceed_context_size_error"), "context_length_exceeded")
 _ORIGIN_KEYS = frozenset({"model_digest", "marked", "filters", "refused_by"})
 _UNMARKED = "no (engine behind a gateway)"
 _MAX_MARKS, _MAX_MARK = 64, 60
 REFUSED = "content_filter"
-_SSE = "text/event-stream"
+SSE = "text/event-stream"
 
 
 @dataclass
@@ -76,9 +64,8 @@ class AnswerFacts:
         Args:
             origin: The same field of an engine that is a server of this program; anything else counts as none.
         """
-        described = (
-            {key: part for key, part in origin.items() if key in _ORIGIN_KEYS} if isinstance(origin, dict) else {}
-        )
+        parts = origin if isinstance(origin, dict) else {}
+        described = {key: part for key, part in parts.items() if key in _ORIGIN_KEYS}
         marks = described.get("marked")
         if isinstance(marks, list):
             self.marks = tuple(printable(str(mark), _MAX_MARK) for mark in marks[:_MAX_MARKS])
@@ -99,8 +86,8 @@ async def check_status(answer: httpx2.Response, request: ForwardedRequest, max_b
     Raises:
         RequestRefused: It does not; nothing of its text goes on but a word that the protocol has.
     """
-    wants_stream = bool(request.payload.get("stream"))
-    if answer.status_code == 200 and (not wants_stream or answer.headers.get("content-type", "").startswith(_SSE)):
+    is_wanted = not request.payload.get("stream") or answer.headers.get("content-type", "").startswith(SSE)
+    if answer.status_code == 200 and is_wanted:
         return
     code = _error_code(await read_whole(answer, max_bytes))
     if answer.status_code in {400, 404, 413, 422}:
@@ -112,10 +99,9 @@ def _error_code(body: bytes) -> str:
     """Return the code of an engine's error where the protocol knows it."""
     try:
         error = json.loads(body)["error"]
-        named = [str(error.get(key)) for key in ("code", "type")]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        named = []
-    return next((_KNOWN_CODES[name] for name in named if name in _KNOWN_CODES), "engine_refused")
+        return next(_KNOWN_CODES[name] for key in ("code", "type") if (name := str(error.get(key))) in _KNOWN_CODES)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StopIteration):
+        return "engine_refused"
 
 
 async def read_whole(answer: httpx2.Response, max_bytes: int) -> bytes:
@@ -124,13 +110,12 @@ async def read_whole(answer: httpx2.Response, max_bytes: int) -> bytes:
     Raises:
         RequestRefused: It is longer, or ends too early.
     """
-    parts, num_bytes = [], 0
+    body = bytearray()
     async for part in read_pieces(answer):
-        parts.append(part)
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
+        body += part
+        if len(body) > max_bytes:
             raise RequestRefused(502, "answer_too_long", "The engine's answer is too long.")
-    return b"".join(parts)
+    return bytes(body)
 
 
 async def read_pieces(answer: httpx2.Response) -> AsyncIterator[bytes]:
@@ -243,22 +228,19 @@ class TextPlace:
 
 def text_places(choice: dict[str, Any]) -> list[TextPlace]:
     """Return the texts of a choice, or of a part of it."""
-    places = []
+    places: list[TextPlace] = []
     for name in ("message", "delta"):
         part = choice.get(name)
         if not isinstance(part, dict):
             continue
-        places += [TextPlace(part, key, (key,)) for key in _TEXT_KEYS if isinstance(part.get(key), str)]
+        places += _places_in(part, _TEXT_KEYS)
         calls = part.get("tool_calls")
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
             function = call.get("function") if isinstance(call, dict) else None
             if isinstance(function, dict):
-                index = str(call.get("index", number))
-                places += [
-                    TextPlace(function, key, ("tool", index, key))
-                    for key in ("name", "arguments")
-                    if isinstance(function.get(key), str)
-                ]
-    if isinstance(choice.get("text"), str):
-        places.append(TextPlace(choice, "text", ("text",)))
-    return places
+                places += _places_in(function, ("name", "arguments"), "tool", str(call.get("index", number)))
+    return places + _places_in(choice, ("text",))
+
+
+def _places_in(holder: dict[str, Any], keys: tuple[str, ...], *outer: str) -> list[TextPlace]:
+    return [TextPlace(holder, key, (*outer, key)) for key in keys if isinstance(holder.get(key), str)]

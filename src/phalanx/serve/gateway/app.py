@@ -27,14 +27,13 @@ from phalanx.serve.access import (
     make_server,
 )
 from phalanx.serve.filters import TextFilters
-from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
-from phalanx.serve.gateway.backends import BackendPool, RemoteEngine
+from phalanx.serve.gateway.answers import SSE, AnswerFacts, check_status, clean_answer, read_whole
+from phalanx.serve.gateway.backends import BackendPool, RemoteEngine, no_model
 from phalanx.serve.gateway.config import GatewayConfig
 from phalanx.serve.gateway.requests import ROUTES, ForwardedRequest, Route, read_request
 from phalanx.serve.gateway.streams import AnswerStream, stream_whole_answer
 
 _log = logging.getLogger(__name__)
-_SSE = "text/event-stream"
 _LEFT = 499
 """Status in the log of a stream that its client has left, or that broke off."""
 _FREE = frozenset({"model_not_found", "sensitive_text", "no_engine", "engine_refused", "context_length_exceeded"})
@@ -49,10 +48,7 @@ class Gateway:
 
     def make_app(self) -> Starlette:
         """Return the routes as an application; a path that is not among them is 404."""
-        forwarded = [
-            StarletteRoute(route.path, self._make_endpoint(route), methods=["POST"], name=route.name)
-            for route in ROUTES
-        ]
+        forwarded = [StarletteRoute(route.path, self._make_endpoint(route), methods=["POST"]) for route in ROUTES]
         own = [
             StarletteRoute("/v1/models", self._list_models, methods=["GET"]),
             StarletteRoute("/v1/models/{name:path}", self._show_model, methods=["GET"]),
@@ -63,8 +59,7 @@ class Gateway:
         return app
 
     @contextlib.asynccontextmanager
-    async def _run_upkeep(self, app: Starlette) -> AsyncIterator[None]:
-        del app
+    async def _run_upkeep(self, _app: Starlette) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(self._access.keep_synced()),
             asyncio.create_task(self._pool.watch_health(self._config.health_every_s)),
@@ -85,19 +80,16 @@ class Gateway:
         return JSONResponse({"object": "list", "data": self._models_of(request.state.caller)})
 
     async def _show_model(self, request: Request) -> Response:
-        models = [
-            model for model in self._models_of(request.state.caller) if model["id"] == request.path_params["name"]
-        ]
-        if not models:
-            raise _no_model()
-        return JSONResponse(models[0])
+        for model in self._models_of(request.state.caller):
+            if model["id"] == request.path_params["name"]:
+                return JSONResponse(model)
+        raise no_model()
 
     def _models_of(self, caller: Caller) -> list[dict[str, Any]]:
         names = [name for name in self._pool.model_names() if caller.allows_model(name)]
         return [{"id": name, "object": "model", "created": 0, "owned_by": "phalanx"} for name in names]
 
-    async def _report_health(self, request: Request) -> Response:
-        del request
+    async def _report_health(self, _request: Request) -> Response:
         is_ready = any(backend.is_healthy for backend in self._pool.backends)
         return JSONResponse({"status": "ready" if is_ready else "no engine"}, 200 if is_ready else 503)
 
@@ -118,11 +110,10 @@ class Gateway:
 
     async def _reserve(self, caller: Caller, forwarded: ForwardedRequest) -> Reservation:
         if not caller.allows_model(forwarded.model):
-            raise _no_model()
+            raise no_model()
+        bounds = forwarded.max_prompt_tokens, forwarded.max_completion_tokens
         try:
-            return await self._access.budgets.reserve(
-                caller, forwarded.max_prompt_tokens, forwarded.max_completion_tokens
-            )
+            return await self._access.budgets.reserve(caller, *bounds)
         except BudgetExceeded as exc:
             message = f"The budget {exc.limit} of this key is used up."
             raise RequestRefused(429, "budget_exceeded", message, retry_after_s=exc.retry_after_s) from exc
@@ -138,16 +129,16 @@ class Gateway:
                 await check_status(answer, forwarded, max_bytes)
                 if forwarded.is_stream and not forwarded.is_collected:
                     relay = AnswerStream(forwarded, self._filters, entry.facts, max_bytes)
+                    events = await stack.enter_async_context(contextlib.aclosing(relay.relay(answer, entry.finish)))
                     # what is open ends with the stream
-                    return _ClosingStream(relay.relay(answer, entry.finish), stack.pop_all())
+                    return _ClosingStream(events, stack.pop_all())
                 whole = clean_answer(await read_whole(answer, max_bytes), forwarded, self._filters, entry.facts)
                 entry.facts.is_complete = True
             except RequestRefused as refusal:
                 entry.refusal = refusal
                 raise
         if forwarded.is_collected:
-            events = b"".join(stream_whole_answer(whole, forwarded))
-            return Response(events, media_type=_SSE)
+            return Response(b"".join(stream_whole_answer(whole, forwarded)), media_type=SSE)
         return JSONResponse(whole)
 
 
@@ -199,16 +190,12 @@ class _ClosingStream(StreamingResponse):
     """A streamed answer that gives back its connection and budget when it ends, also where its client has left."""
 
     def __init__(self, content: AsyncIterator[bytes], stack: contextlib.AsyncExitStack) -> None:
-        super().__init__(content, media_type=_SSE, headers={"cache-control": "no-store"})
-        self._content, self._stack = content, stack
+        super().__init__(content, media_type=SSE, headers={"cache-control": "no-store"})
+        self._stack = stack
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
+        async with self._stack:
             await super().__call__(scope, receive, send)
-        finally:
-            if hasattr(self._content, "aclose"):
-                await self._content.aclose()
-            await self._stack.aclose()
 
 
 def _stop_after_fault(task: asyncio.Task[None]) -> None:
@@ -216,11 +203,6 @@ def _stop_after_fault(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
         _log.error("the gateway stops: %s", task.exception())
         signal.raise_signal(signal.SIGTERM)
-
-
-def _no_model() -> RequestRefused:
-    # the same for a model that a key may not use: a key learns of no other models
-    return RequestRefused(404, "model_not_found", "There is no such model on this route.", param="model")
 
 
 async def _answer_refusal(request: Request, exc: Exception) -> Response:
@@ -238,13 +220,8 @@ async def _answer_unknown(request: Request, exc: Exception) -> Response:
 
 
 _UNKNOWN = {404: ("no_route", "There is no such route."), 405: ("no_route", "This method is not allowed here.")}
-_HANDLERS: Any = {
-    RequestRefused: _answer_refusal,
-    DiskError: _answer_refusal,
-    404: _answer_unknown,
-    405: _answer_unknown,
-    Exception: _answer_unknown,
-}
+_HANDLERS: Any = dict.fromkeys((RequestRefused, DiskError), _answer_refusal)
+_HANDLERS |= dict.fromkeys((404, 405, Exception), _answer_unknown)
 
 
 def make_gateway(config: GatewayConfig, access: Access) -> KeyGuard:
@@ -271,14 +248,10 @@ def run_gateway(config: GatewayConfig, announce: Any = lambda address: None) -> 
         KeyFileError, AuditLogError, DiskError, InputError, CertificateError: As `Access.open`.
     """
     operator = None if config.operator is None else Peer.from_hex("operator", config.operator)
-    with Access.open(config.access, operator) as access:
+    with Access.open(config.access, operator) as access, contextlib.closing(bind_socket(config.listen)) as sock:
         server = make_server(make_gateway(config, access), config.listen, config.bounds, config.drain_s)
-        sock = bind_socket(config.listen)
         sock.listen(2048)
         scheme = "http" if config.listen.certificate is None else "https"
         host, port = sock.getsockname()[:2]
         announce(f"{scheme}://{host}:{port}")
-        try:
-            server.run(sockets=[sock])
-        finally:
-            sock.close()
+        server.run(sockets=[sock])

@@ -132,7 +132,7 @@ class BackendPool:
     def _choose_backends(self, request: ForwardedRequest) -> list[RemoteEngine]:
         offers = [backend for backend in self.backends if backend.offers(request)]
         if not offers:
-            raise RequestRefused(404, "model_not_found", "There is no such model on this route.", param="model")
+            raise no_model()
         if request.is_sensitive:
             offers = [backend for backend in offers if backend.config.local]
             if not offers:
@@ -172,6 +172,11 @@ class BackendPool:
             if answer is None:
                 backend.num_open -= 1
         return answer
+
+
+def no_model() -> RequestRefused:
+    """Return the refusal of a model, the same for one that a key may not use: a key learns of no other models."""
+    return RequestRefused(404, "model_not_found", "There is no such model on this route.", param="model")
 
 
 def _tls(config: BackendConfig) -> ssl.SSLContext | bool:

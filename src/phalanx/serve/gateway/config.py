@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -15,6 +15,7 @@ from phalanx.serve.filters import FiltersConfig
 
 RouteName = Literal["chat", "completions", "embeddings", "messages"]
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
+_Part = TypeVar("_Part", bound=StrictModel)
 
 
 class BackendConfig(StrictModel):
@@ -51,13 +52,8 @@ class BackendConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         parts = urlsplit(self.url)
-        if (
-            parts.scheme not in {"http", "https"}
-            or not parts.hostname
-            or parts.username
-            or parts.query
-            or "\\" in self.url
-        ):
+        has_more = parts.username or parts.query or "\\" in self.url
+        if parts.scheme not in {"http", "https"} or not parts.hostname or has_more:
             raise ValueError("url: expected such as http://127.0.0.1:8000, without user name, backslash or query")
         if parts.scheme == "http" and not is_loopback(parts.hostname) and not self.unsafe_plain_http:
             raise ValueError("url: plain HTTP to another machine lets others read texts on the way; use https")
@@ -107,8 +103,7 @@ class GatewayConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = [backend.name for backend in self.backends]
-        if len(set(names)) != len(names):
+        if len({backend.name for backend in self.backends}) != len(self.backends):
             raise ValueError("backends: two have the same name")
         return self
 
@@ -120,20 +115,12 @@ def load_gateway_config(path: Path, overrides: Iterable[str] = ()) -> GatewayCon
         ConfigError: Names the file, the key and the fault.
     """
     config = load_config(path, GatewayConfig, overrides)
-    folder = path.parent
-    listen = {
-        name: _below(folder, getattr(config.listen, name))
-        for name in ("certificate", "private_key", "client_authority")
-    }
-    backends = tuple(
-        backend.model_copy(
-            update={name: _below(folder, getattr(backend, name)) for name in ("secret_file", "authority")}
-        )
-        for backend in config.backends
-    )
-    update = {"access": folder / config.access, "listen": config.listen.model_copy(update=listen), "backends": backends}
-    return config.model_copy(update=update)
+    listen = _below(path.parent, config.listen, "certificate", "private_key", "client_authority")
+    backends = tuple(_below(path.parent, backend, "secret_file", "authority") for backend in config.backends)
+    return _below(path.parent, config, "access").model_copy(update={"listen": listen, "backends": backends})
 
 
-def _below(folder: Path, path: Path | None) -> Path | None:
-    return None if path is None else folder / path
+def _below(folder: Path, part: _Part, *names: str) -> _Part:
+    """Return a part of the file with the paths of these names, where they are set, below a folder."""
+    paths = {name: getattr(part, name) for name in names}
+    return part.model_copy(update={name: folder / path for name, path in paths.items() if path is not None})

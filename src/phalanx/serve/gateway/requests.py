@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from phalanx.config import StrictModel
+from phalanx.config import StrictModel, parse_strict_json
 from phalanx.data.rules.pii import find
 from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.filters import TextFilters, TextRefused
@@ -48,13 +48,12 @@ class Route:
 
 
 _CHAT_KEYS = ("messages", "tools", "response_format", "stop")
+_MESSAGES_KEYS = ("system", "messages", "tools", "stop_sequences")
 ROUTES = (
     Route("chat", "/v1/chat/completions", ChatRequest, _CHAT_KEYS),
     Route("completions", "/v1/completions", CompletionRequest, ("prompt", "suffix", "stop")),
     Route("embeddings", "/v1/embeddings", EmbeddingRequest, ("input",)),
-    Route(
-        "messages", "/v1/messages", MessagesRequest, ("system", "messages", "tools", "stop_sequences"), ("metadata",)
-    ),
+    Route("messages", "/v1/messages", MessagesRequest, _MESSAGES_KEYS, ("metadata",)),
 )
 
 
@@ -142,24 +141,12 @@ def holds_personal_data(texts: list[str]) -> bool:
 
 def _parse_object(body: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        value = parse_strict_json(body)
     except (ValueError, RecursionError) as exc:
         raise RequestRefused(400, "invalid_json", "The body is not valid JSON.") from exc
     if not isinstance(value, dict):
         raise RequestRefused(400, "invalid_json", "The body must be a JSON object.")
     return value
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # two readers of a key that is there twice could understand different things
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key is there twice")
-    return value
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
 
 
 def _validate(route: Route, value: dict[str, Any], limits: GatewayLimits) -> dict[str, Any]:
@@ -181,9 +168,8 @@ def _explain(exc: ValueError) -> RequestRefused:
     if any(error["type"] in _TAG_ERRORS and _names_media(error["input"]) for error in errors):
         message = "Content must be text: nothing is fetched from addresses here."
         return RequestRefused(400, "unsupported_content", message, param="messages")
-    place = [part for part in errors[0]["loc"] if isinstance(part, str)]
-    key = place[0] if place and place[0].isidentifier() and place[0].isascii() else None
-    param = key[:_MAX_KEY] if key else None
+    key = next((part for part in errors[0]["loc"] if isinstance(part, str)), "")
+    param = key[:_MAX_KEY] if key.isidentifier() and key.isascii() else None
     if errors[0]["type"] == "extra_forbidden":
         return RequestRefused(400, "unknown_field", "The request has a field that is not supported here.", param=param)
     if errors[0]["type"] == "missing":

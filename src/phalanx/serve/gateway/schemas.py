@@ -25,6 +25,8 @@ Text = Annotated[str, Field(max_length=4_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 Token = Annotated[int, Field(ge=0, le=10_000_000)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
+_TokenText = Annotated[str, Field(pattern=r"^[0-9]{1,8}\z")]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class TextPart(StrictModel):
@@ -87,26 +89,23 @@ class _StreamOptions(StrictModel):
     include_usage: bool = False
 
 
-class _Sampled(StrictModel):
+class _Written(StrictModel):
     """Fields that routes which write text have in common."""
 
     model: Name
-    max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+
+
+class _Sampled(_Written):
+    max_tokens: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
     n: Annotated[int, Field(ge=1, le=64)] | None = None
     stop: Name | Annotated[tuple[Name, ...], Field(max_length=16)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    logit_bias: (
-        Annotated[
-            dict[Annotated[str, Field(pattern=r"^[0-9]{1,8}\z")], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=300),
-        ]
-        | None
-    ) = None
-    stream: bool | None = None
+    logit_bias: Annotated[dict[_TokenText, _Bias], Field(max_length=300)] | None = None
     stream_options: _StreamOptions | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
 
@@ -125,12 +124,8 @@ class ChatRequest(_Sampled):
 
 
 _Tokens = Annotated[tuple[Token, ...], Field(min_length=1, max_length=1_000_000)]
-Prompts = (
-    Text
-    | Annotated[tuple[Text, ...], Field(min_length=1, max_length=256)]
-    | _Tokens
-    | Annotated[tuple[_Tokens, ...], Field(min_length=1, max_length=256)]
-)
+_Many = Field(min_length=1, max_length=256)
+Prompts = Text | Annotated[tuple[Text, ...], _Many] | _Tokens | Annotated[tuple[_Tokens, ...], _Many]
 
 
 class CompletionRequest(_Sampled):
@@ -166,15 +161,12 @@ class _ToolResult(StrictModel):
     is_error: bool | None = None
 
 
+_Block = Annotated[TextPart | _UsedTool | _ToolResult, Field(discriminator="type")]
+
+
 class _Turn(StrictModel):
     role: Literal["user", "assistant"]
-    content: (
-        Text
-        | Annotated[
-            tuple[Annotated[TextPart | _UsedTool | _ToolResult, Field(discriminator="type")], ...],
-            Field(min_length=1, max_length=256),
-        ]
-    )
+    content: Text | Annotated[tuple[_Block, ...], Field(min_length=1, max_length=256)]
 
 
 class _OfferedTool(StrictModel):
@@ -193,17 +185,13 @@ class _Metadata(StrictModel):
     user_id: Annotated[str, Field(max_length=256)] | None = None
 
 
-class MessagesRequest(StrictModel):
+class MessagesRequest(_Written):
     """``POST /v1/messages``."""
 
-    model: Name
     messages: Annotated[tuple[_Turn, ...], Field(min_length=1, max_length=2000)]
     max_tokens: Annotated[int, Field(ge=1, le=1_000_000)]
     system: Content | None = None
     metadata: _Metadata | None = None
     stop_sequences: Annotated[tuple[Name, ...], Field(max_length=16)] | None = None
-    stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     tools: Annotated[tuple[_OfferedTool, ...], Field(max_length=128)] | None = None
     tool_choice: _MessagesToolChoice | None = None

@@ -1,21 +1,14 @@
 """Answers that an engine sends piece by piece: each is cleaned, filtered and passed on before the next is read."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx2
 
 from phalanx.serve.access.refusals import RequestRefused, error_body
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
-from phalanx.serve.gateway.answers import (
-    REFUSED,
-    AnswerFacts,
-    TextPlace,
-    parse_answer,
-    read_pieces,
-    text_places,
-)
+from phalanx.serve.gateway.answers import REFUSED, AnswerFacts, TextPlace, parse_answer, read_pieces, text_places
 from phalanx.serve.gateway.requests import ForwardedRequest
 
 _MAX_LINE_BYTES = 1024 * 1024
@@ -36,7 +29,7 @@ class AnswerStream:
         self._block_type = "text_delta"
         self._number = 0
 
-    async def relay(self, answer: httpx2.Response, finish: Callable[[], None]) -> AsyncIterator[bytes]:
+    async def relay(self, answer: httpx2.Response, finish: Callable[[], None]) -> AsyncGenerator[bytes]:
         """Yield events for the client; a fault is an event as well, since the status has been sent.
 
         Args:
@@ -57,7 +50,6 @@ class AnswerStream:
                     yield self._encode_part(part)
                     if is_last:
                         return
-            raise _broken_off()
         except TextRefused as exc:
             self._facts.is_complete = True
             self._facts.verdicts[f"{exc.filter_name}: refused"] = None
@@ -73,7 +65,7 @@ class AnswerStream:
                 self._facts.add_notes(stream)
 
     async def _read_lines(self, answer: httpx2.Response) -> AsyncIterator[bytes]:
-        """Yield the data of each event."""
+        """Yield the data of each event; the caller stops at the last one, and an end before it is a fault."""
         rest = b""
         async for piece in read_pieces(answer):
             self._facts.num_bytes += len(piece)
@@ -85,6 +77,7 @@ class AnswerStream:
             for line in lines:
                 if line.startswith(b"data:"):
                     yield line.removeprefix(b"data:").strip()
+        raise RequestRefused(502, "engine_failed", "The engine's answer broke off.")
 
     def _convert_part(self, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if self._is_messages:
@@ -107,8 +100,7 @@ class AnswerStream:
         yield part
 
     def _filter_choice(self, choice: dict[str, Any]) -> None:
-        index = choice.get("index")
-        number = index if type(index) is int else 0
+        number = _number_of(choice)
         self._feed_places(number, text_places(choice))
         if choice.get("finish_reason") is not None:
             for key, rest in self._close_streams(number):
@@ -119,8 +111,7 @@ class AnswerStream:
         if event.get("type") == "message_start" and isinstance(event.get("message"), dict):
             self._facts.read_usage(event["message"].get("usage"))
         self._facts.read_usage(event.get("usage"))
-        index = event.get("index")
-        number = index if type(index) is int else 0
+        number = _number_of(event)
         if event.get("type") == "content_block_delta":
             delta = event.get("delta")
             if isinstance(delta, dict):
@@ -171,6 +162,11 @@ class AnswerStream:
         return event + b"data: " + json.dumps(part).encode() + b"\n\n"
 
 
+def _number_of(part: dict[str, Any]) -> int:
+    index = part.get("index")
+    return index if type(index) is int else 0
+
+
 def stream_whole_answer(answer: dict[str, Any], request: ForwardedRequest) -> Iterator[bytes]:
     """Yield a whole answer, which has been filtered, as the events of a stream."""
     usage = answer.pop("usage", None)
@@ -206,7 +202,3 @@ def _append_text(choice: dict[str, Any], key: tuple[str, ...], rest: str) -> Non
             call["function"][key[2]] = call["function"].get(key[2], "") + rest
             return
     calls.append({"index": int(key[1]), "function": {key[2]: rest}})
-
-
-def _broken_off() -> RequestRefused:
-    return RequestRefused(502, "engine_failed", "The engine's answer broke off.")
