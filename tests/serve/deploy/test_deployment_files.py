@@ -310,8 +310,9 @@ def test_a_choice_that_would_be_more_than_a_name_is_refused(field, value):
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(ValueError, match="give --model"):
-        DeploymentPlan(service="serve")
+    with pytest.raises(ConfigError, match="--model is missing"):
+        render_deployment(DeploymentPlan(service="serve", image=IMAGE), "kubernetes")
+    assert render_deployment(DeploymentPlan(service="serve"), "container")
     with pytest.raises(ValueError, match="give --engine"):
         DeploymentPlan(service="gateway")
     with pytest.raises(ValueError, match="--unsafe-plain-http"):

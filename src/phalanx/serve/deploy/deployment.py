@@ -68,8 +68,6 @@ class DeploymentPlan(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.service == "serve" and self.model is None:
-            raise ValueError("model: a server needs one; give --model")
         if self.service == "gateway" and self.engine_url is None:
             raise ValueError("engine_url: a gateway needs the address of an engine; give --engine")
         engine = urlsplit(self.engine_url or "")
@@ -86,6 +84,8 @@ def render_deployment(plan: DeploymentPlan, target: Target) -> dict[str, str]:
     """
     if target in ("compose", "kubernetes") and plan.image is None:
         raise ConfigError(f"--image is missing: {target} runs an image, by its digest: NAME@sha256:...")
+    if plan.service == "serve" and plan.model is None and target != "container":
+        raise ConfigError(f"--model is missing: {target} needs the place of the model that is served")
     if target == "systemd" and plan.model is not None and not plan.model.startswith("/"):
         raise ConfigError(f"--model {plan.model}: a unit needs the whole path; begin it with /")
     values = _values(plan, target)
