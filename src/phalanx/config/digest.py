@@ -40,6 +40,6 @@ def _refuse_constant(text: str) -> float:
     raise ValueError(f"{text} is no JSON")
 
 
-def digest(config: BaseModel) -> str:
+def digest_config(config: BaseModel) -> str:
     """Return the SHA-256, in hex, over the canonical JSON of a config."""
     return hashlib.sha256(canonical_json(config.model_dump(mode="json"))).hexdigest()

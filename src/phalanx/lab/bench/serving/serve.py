@@ -97,7 +97,7 @@ def measure_texts(plan: ServePlan, directory: Path, scratch: Path) -> tuple[dict
                     report = arms[arm].ask(LoadOrder(streams=streams, turn=turn * 100 + streams), LoadReport)
                     rows.append(make_row(arm, streams, turn, report))
                 print_progress(f"serve: turn {turn + 1} of {plan.turns}, {streams} streams")
-        peaks = {arm: peak_memory_bytes([process.pid]) / _MIB for arm, process in arms.items()}
+        peaks = {arm: peak_memory_bytes([process.process_id]) / _MIB for arm, process in arms.items()}
     return versions, [row | {"peak_mib": round(peaks[row["arm"]])} for row in rows]
 
 
@@ -126,7 +126,7 @@ def _open_arms(
             command = ("phalanx.lab.bench.serving.text_arms", str(path))
             environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
             arms[name] = stack.enter_context(LineProcess(name, command, environment, scratch / f"{name}.log"))
-        yield {name: LoadReport.model_validate_json(arm.answer()).version for name, arm in arms.items()}, arms
+        yield {name: LoadReport.model_validate_json(arm.read_text()).version for name, arm in arms.items()}, arms
 
 
 def make_row(arm: str, streams: int, turn: int, report: LoadReport) -> dict[str, Any]:

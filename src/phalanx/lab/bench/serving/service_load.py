@@ -78,7 +78,7 @@ def open_server(directory: Path, access: Path, scratch: Path, *options: str) -> 
     command = ("phalanx", *place, "--json", *options)
     with LineProcess("phalanx serve", command, _ENVIRONMENT, scratch / "serve.log") as process:
         try:
-            yield ServedAddress(process, json.loads(process.answer())["url"], secret, "bench", access)
+            yield ServedAddress(process, json.loads(process.read_text())["url"], secret, "bench", access)
         finally:
             _terminate(process)
 
@@ -106,7 +106,7 @@ def open_gateway(engine_url: str, engine_secret: str, model: str, scratch: Path)
     command = ("phalanx", "gateway", str(folder / "gateway.toml"))
     with LineProcess("phalanx gateway", command, _ENVIRONMENT, scratch / "gateway.log") as process:
         try:
-            yield ServedAddress(process, process.answer().split()[-1], secret, model, folder / "access")
+            yield ServedAddress(process, process.read_text().split()[-1], secret, model, folder / "access")
         finally:
             _terminate(process)
 
@@ -117,7 +117,7 @@ def open_stub(hold: int, scratch: Path) -> Iterator[ServedAddress]:
     command = ("phalanx.lab.bench.serving.stub_engine", str(hold))
     with LineProcess("the stub", command, _ENVIRONMENT, scratch / "stub.log") as process:
         try:
-            yield ServedAddress(process, process.answer().strip(), "any", "stub", scratch)
+            yield ServedAddress(process, process.read_text().strip(), "any", "stub", scratch)
         finally:
             _terminate(process)
 
@@ -131,7 +131,7 @@ def _toml(value: object) -> str:
 def _terminate(process: LineProcess) -> None:
     """Tell a server to end, so that closing it need not wait."""
     try:
-        os.kill(process.pid, signal.SIGTERM)
+        os.kill(process.process_id, signal.SIGTERM)
     except ProcessLookupError:
         return
 
@@ -199,11 +199,11 @@ def measure_added_latency(requests: int, scratch: Path) -> dict[str, Any]:
         for connection, server in connections.values():
             for _ in range(20):
                 _ask_once(connection, server)
-        used = cpu_seconds([gateway.process.pid])
+        used = cpu_seconds([gateway.process.process_id])
         for number in range(requests):
             for name in sorted(connections, reverse=bool(number % 2)):
                 seconds[name].append(_ask_once(*connections[name]))
-        used = cpu_seconds([gateway.process.pid]) - used
+        used = cpu_seconds([gateway.process.process_id]) - used
     added = [with_it - without for with_it, without in zip(seconds["gateway"], seconds["direct"], strict=True)]
     quantiles = {name: statistics.quantiles(values, n=100) for name, values in {**seconds, "added": added}.items()}
     return {
@@ -241,7 +241,7 @@ def measure_gateway_share(directory: Path, scratch: Path, turns: int, streams: i
         rates: dict[str, list[float]] = {"direct": [], "gateway": []}
         asyncio.run(_read_many(engine, 1, 4))
         asyncio.run(_read_many(gateway, 1, 4))
-        pids = [gateway.process.pid], [engine.process.pid]
+        pids = [gateway.process.process_id], [engine.process.process_id]
         before = [cpu_seconds(group) for group in pids]
         for turn in range(2 * turns):
             name, server = (("direct", engine), ("gateway", gateway))[(turn + turn // 2) % 2]
@@ -274,7 +274,7 @@ def measure_crowd(directory: Path, scratch: Path, streams: int) -> list[dict[str
 
 
 def _crowd_row(name: str, server: ServedAddress, streams: int) -> dict[str, Any]:
-    before = peak_memory_bytes([server.process.pid])
+    before = peak_memory_bytes([server.process.process_id])
     begun = time.perf_counter()
     answers = asyncio.run(_read_many(server, streams, _CROWD_TOKENS if name == "serve" else 16))
     return {
@@ -283,8 +283,8 @@ def _crowd_row(name: str, server: ServedAddress, streams: int) -> dict[str, Any]
         "whole": sum(answer.is_whole and answer.status == 200 for answer in answers),
         "tokens": sum(answer.tokens for answer in answers),
         "wall_s": time.perf_counter() - begun,
-        "peak_mib": peak_memory_bytes([server.process.pid]) / _MIB,
-        "grown_mib": (peak_memory_bytes([server.process.pid]) - before) / _MIB,
+        "peak_mib": peak_memory_bytes([server.process.process_id]) / _MIB,
+        "grown_mib": (peak_memory_bytes([server.process.process_id]) - before) / _MIB,
     }
 
 
@@ -323,7 +323,7 @@ async def _kill_under_load(server: ServedAddress, after_pieces: int) -> list[Str
         nonlocal num_pieces
         num_pieces += 1
         if num_pieces == after_pieces:
-            os.kill(server.process.pid, signal.SIGKILL)
+            os.kill(server.process.process_id, signal.SIGKILL)
 
     bodies = [_body(server, _STREAM_TOKENS, stream=True, text=f"Question {n}") for n in range(_KILL_STREAMS)]
     return await asyncio.gather(*(read_stream(server, body, count_piece) for body in bodies))
