@@ -35,6 +35,7 @@ from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
+from phalanx.cli.serving.deploy import DEPLOY_EPILOG, deploy
 from phalanx.cli.serving.detect import DETECT_EPILOG, detect
 from phalanx.cli.serving.gateway import gateway
 from phalanx.cli.serving.incident import incident_app
@@ -106,6 +107,7 @@ app.command(
     "Example: phalanx serve runs/first --host 0.0.0.0 --certificate server.pem --private-key server.key"
 )(serve)
 app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
+app.command(epilog=DEPLOY_EPILOG)(deploy)
 app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog=EXPORT_EPILOG)(export)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)

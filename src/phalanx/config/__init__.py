@@ -1,7 +1,11 @@
 """Strict, frozen configuration: TOML on disk, one error per mistake, one digest per config."""
 
 from phalanx.config.code_source import KEPT_CODE as KEPT_CODE, is_own as is_own
-from phalanx.config.digest import canonical_json as canonical_json, digest_config as digest_config
+from phalanx.config.digest import (
+    canonical_json as canonical_json,
+    digest_config as digest_config,
+    parse_strict_json as parse_strict_json,
+)
 from phalanx.config.load import (
     Variants as Variants,
     config_of as config_of,

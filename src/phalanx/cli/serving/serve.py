@@ -44,6 +44,9 @@ def serve(
         Path | None, typer.Option("--watch", metavar="FILE.toml", help="Rules of alerts, webhook, traces.")
     ] = None,
     max_rows: Annotated[int, typer.Option("--max-rows", min=1, max=1024, help="Texts at the same time.")] = 32,
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", min=1, max=65536, help="Requests in the queue; others get 429.")
+    ] = 128,
     max_cache_tokens: Annotated[
         int, typer.Option("--max-cache-tokens", min=64, help="Room for keys and values, in tokens.")
     ] = 65536,
@@ -90,7 +93,12 @@ def serve(
             client_authority=client_authority,
         )
         policy = MarkPolicy.model_validate({"mark": "off" if mark_keys is None else mark, "greedy": mark_greedy})
-        engine = EngineSettings(max_rows=max_rows, max_cache_tokens=max_cache_tokens, reproducible=reproducible)
+        engine = EngineSettings(
+            max_rows=max_rows,
+            max_waiting=max_waiting,
+            max_cache_tokens=max_cache_tokens,
+            reproducible=reproducible,
+        )
     except ValidationError as exc:
         raise config_error(exc) from exc
     plan = ServerPlan(

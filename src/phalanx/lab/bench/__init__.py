@@ -20,6 +20,7 @@ from phalanx.lab.bench.serving.alerts import bench_alerts
 from phalanx.lab.bench.serving.export import bench_export, bench_planted_rounding
 from phalanx.lab.bench.serving.filters import bench_filters
 from phalanx.lab.bench.serving.marks import bench_marks
+from phalanx.lab.bench.serving.serve import bench_serve
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "alerts": bench_alerts,
@@ -39,6 +40,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "pipeline": bench_pipeline,
     "planted-rounding": bench_planted_rounding,
     "posttrain": bench_posttrain,
+    "serve": bench_serve,
     "split": bench_split,
 }
 
@@ -70,5 +72,6 @@ __all__ = [
     "bench_pipeline",
     "bench_planted_rounding",
     "bench_posttrain",
+    "bench_serve",
     "bench_split",
 ]

@@ -3,9 +3,10 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Self
 
@@ -18,6 +19,7 @@ from phalanx.errors import ModelError, PhalanxError
 from phalanx.serve.engine.attention import Segment, run_states, run_step
 from phalanx.serve.engine.chooser import TokenChooser, check_finite, choose_tokens, score_token
 from phalanx.serve.engine.hosted_model import HostedModel
+from phalanx.serve.engine.packed import PackedLinear
 from phalanx.serve.engine.request import (
     BadRequestError,
     ChoiceEnd,
@@ -535,14 +537,20 @@ def _check_fixed_rows(served: HostedModel) -> None:
     Raises:
         ModelError: They differ in a bit.
     """
-    weights = {tuple(weight.shape): weight for weight in served.module.parameters() if weight.dim() == 2}
+    products: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {
+        tuple(weight.shape): partial(torch.nn.functional.linear, weight=weight)
+        for weight in served.module.parameters()
+        if weight.dim() == 2
+    }
+    packed = [layer for layer in served.module.modules() if isinstance(layer, PackedLinear)]
+    products |= {(layer.out_features, layer.in_features): layer for layer in packed}
     generator = torch.Generator().manual_seed(0)
-    for shape, weight in islice(weights.items(), 16):
-        inputs = torch.randn(64, shape[1], generator=generator).to(weight.dtype)
-        whole = torch.nn.functional.linear(inputs, weight)
+    dtype = served.module.dtype
+    for shape, multiply in islice(products.items(), 16):
+        inputs = torch.randn(64, shape[1], generator=generator).to(dtype)
+        whole = multiply(inputs)
         for rows in (4, 5, 7, 8, 13, 32):
-            part = torch.nn.functional.linear(inputs[64 - rows :], weight)
-            if not torch.equal(part, whole[64 - rows :]):
+            if not torch.equal(multiply(inputs[64 - rows :]), whole[64 - rows :]):
                 raise ModelError(f"reproducible: here the products of {rows} and of 64 rows differ in their bits")
 
 

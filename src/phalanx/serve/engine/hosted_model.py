@@ -15,6 +15,7 @@ from phalanx.models.adapters.peft_files import WEIGHTS, read_adapter_keys
 from phalanx.serve.engine.attention import adopt_attention
 from phalanx.serve.engine.grammar import GrammarCompiler
 from phalanx.serve.engine.int8 import quantize_model
+from phalanx.serve.engine.packed import pack_model
 from phalanx.serve.engine.request import BadRequestError, GenerationRequest
 from phalanx.serve.engine.text_assembler import TokenNames
 from phalanx.serve.engine.tools import ToolFormat, find_tool_format
@@ -76,6 +77,8 @@ class HostedModel:
                 raise ModelError("adapters: stand on float weights alone; leave --weights int8 or the adapters out")
             quantize_model(self.module)
             digest = digest_with_int8(digest)
+        else:
+            pack_model(self.module)
         window = self.text_model.context_length
         base = ModelCard(self.name, digest, self.created, window)
         self.cards: tuple[ModelCard, ...] = (base, *(self._card_of(name, base) for name in self.adapters))

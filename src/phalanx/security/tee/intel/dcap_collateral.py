@@ -1,6 +1,5 @@
 """Collateral that Intel publishes beside a quote, signed and dated: TCB levels, quoting enclave, revocation lists."""
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -8,6 +7,7 @@ from typing import Any, TypeVar
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, ValidationError
 
+from phalanx.config import parse_strict_json
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data, first_end
 from phalanx.security.tee.formats.reader import malformed_error
@@ -146,17 +146,6 @@ def _read_text(parts: dict[str, str], name: str) -> bytes:
 
 def _load_json(data: bytes, where: str) -> Any:
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles, parse_constant=_no_constant)
+        return parse_strict_json(data)
     except (ValueError, RecursionError) as exc:
         raise malformed_error(where, "is not valid JSON without double keys") from exc
-
-
-def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("a key twice")
-    return entries
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(text)
