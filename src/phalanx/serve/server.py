@@ -19,9 +19,11 @@ from phalanx.serve.engine import EnginePool, EngineSettings, HostedModel, ModelC
 from phalanx.serve.engine.hosted_model import Weights
 from phalanx.serve.filters import FiltersConfig, TextFilters
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark
+from phalanx.serve.stages import StagedModel, StageRelay, StagesConfig, open_staged_model
 from phalanx.serve.where import open_text_model
 
 _log = logging.getLogger(__name__)
+_NO_PREFIXES = {"max_owner_prefix_tokens": 0}
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class ServerPlan:
         drain_s: Seconds that requests have to end after SIGTERM.
         mark_keys: Key file of `phalanx mark new-keys`.
         num_threads: Threads of torch; 0 leaves them as they are.
+        stages: Parties that hold the middle layers of the one model; None runs all layers here.
     """
 
     models: Mapping[str, Path]
@@ -51,6 +54,7 @@ class ServerPlan:
     drain_s: int = 30
     num_threads: int = 0
     own_code: bool = False
+    stages: StagesConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,15 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
     mark = TokenMark(plan.mark, None if plan.mark_keys is None else MarkKeyRing.read(plan.mark_keys).newest)
     if plan.num_threads:
         torch.set_num_threads(plan.num_threads)
-    with contextlib.closing(bind_socket(plan.listen)) as sock, Access.open(plan.access) as access:
+    with (
+        contextlib.closing(bind_socket(plan.listen)) as sock,
+        Access.open(plan.access) as access,
+        contextlib.ExitStack() as stack,
+    ):
         if access.key_store.fault is not None:
             raise KeyFileError(access.key_store.fault)
-        models = _open_models(plan)
+        staged = None if plan.stages is None else stack.enter_context(_open_stages(plan, plan.stages))
+        models = _open_models(plan) if staged is None else [staged]
         tokens = {
             token.content
             for model in models
@@ -104,13 +113,35 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
             if token.special
         }
         filters = TextFilters(plan.filters, sorted(tokens))
-        with EnginePool(models, plan.engine, mark) as pool:
+        engine = plan.engine if staged is None else plan.engine.model_copy(update=_NO_PREFIXES)
+        with EnginePool(models, engine, mark) as pool:
             host, port = sock.getsockname()[:2]
             scheme = "http" if plan.listen.certificate is None else "https"
             address = f"[{host}]" if ":" in host else host
             listening = Listening(f"{scheme}://{address}:{port}", pool.cards)
-            server = _Server(Service(pool, access, filters), plan, lambda: announce(listening))
+            relay = None if staged is None else staged.relay
+            server = _Server(Service(pool, access, filters), plan, lambda: announce(listening), relay)
             server.serve_on(sock)
+
+
+def _open_stages(plan: ServerPlan, config: StagesConfig) -> contextlib.AbstractContextManager[StagedModel]:
+    """Open the one model of a plan with stages; what goes not together with them is refused by name."""
+    refused = {
+        "--model": len(plan.models) > 1,
+        "--adapter": bool(plan.adapters),
+        "--int8": plan.weights != "float",
+        "--own-code": plan.own_code,
+    }
+    for option, is_given in refused.items():
+        if is_given:
+            raise ConfigError(f"{option}: is not served together with --stages; leave one of them out")
+    ((name, where),) = plan.models.items()
+    engine = plan.engine.model_copy(update=_NO_PREFIXES)
+
+    def announce(address: str) -> None:
+        _log.warning("stages: %s are awaited at %s", ", ".join(config.parties), address)
+
+    return open_staged_model(name, where, config, engine, plan.access, announce)
 
 
 def _open_models(plan: ServerPlan) -> list[HostedModel]:
@@ -126,8 +157,10 @@ def _open_models(plan: ServerPlan) -> list[HostedModel]:
 class _Server:
     """One server from its start to its end."""
 
-    def __init__(self, service: Service, plan: ServerPlan, announce: Callable[[], None]) -> None:
-        self._service, self._announce = service, announce
+    def __init__(
+        self, service: Service, plan: ServerPlan, announce: Callable[[], None], relay: StageRelay | None = None
+    ) -> None:
+        self._service, self._announce, self._relay = service, announce, relay
         self._fault: DiskError | None = None
         app = make_app(service, plan.bounds, is_ready=self._is_ready, lifespan=self._run_beside)
         self._server = make_server(app, plan.listen, plan.bounds, plan.drain_s)
@@ -141,6 +174,7 @@ class _Server:
         access, cards = self._service.access, self._service.pool.cards
         sync = asyncio.create_task(self._sync_or_stop())
         access.request_log.record_event("server_started", {card.id: card.digest for card in cards})
+        self._listen_to_stages(asyncio.get_running_loop())
         try:
             yield
         finally:
@@ -149,6 +183,24 @@ class _Server:
                 await sync
             if self._fault is None:
                 access.request_log.record_event("server_stopped", {})
+
+    def _listen_to_stages(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have what happens at stages written to the log, by the server's own task."""
+        if self._relay is None:
+            return
+
+        def tell(kind: str, facts: Mapping[str, str | int]) -> None:
+            loop.call_soon_threadsafe(self._record_event, kind, facts)
+
+        self._relay.listen(tell)
+
+    def _record_event(self, kind: str, facts: Mapping[str, str | int]) -> None:
+        try:
+            self._service.access.request_log.record_event(kind, facts)
+        except DiskError as exc:
+            _log.error("the server ends: %s", exc)
+            self._fault = exc
+            self._server.should_exit = True
 
     async def _sync_or_stop(self) -> None:
         try:

@@ -50,6 +50,10 @@ def serve(
     ] = False,
     threads: Annotated[int, typer.Option("--threads", min=0, max=1024, help="Of torch; 0 for its own choice.")] = 0,
     drain_s: Annotated[int, typer.Option("--drain-s", min=0, max=3600, help="Seconds to end after SIGTERM.")] = 30,
+    stages: Annotated[
+        Path | None,
+        typer.Option("--stages", metavar="FILE.toml", help="Parties that hold the layers between the first and last."),
+    ] = None,
     own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
 ) -> Answer:
     """Serve a model by the protocols of OpenAI and Anthropic; every route needs a key of `phalanx keys create`."""
@@ -69,6 +73,7 @@ def serve(
     from phalanx.serve.filters import FiltersConfig
     from phalanx.serve.marks import MarkPolicy
     from phalanx.serve.server import Listening, ServerPlan, run_server
+    from phalanx.serve.stages import StagesConfig
 
     try:
         listen = ListenConfig(
@@ -95,6 +100,7 @@ def serve(
         drain_s=drain_s,
         num_threads=threads,
         own_code=own_code,
+        stages=None if stages is None else load_config(stages, StagesConfig),
     )
 
     def announce(listening: Listening) -> None:
