@@ -314,10 +314,10 @@ class BatchingEngine:
             self._end_job(job, fault)
 
     def _end_job(self, job: _Job, fault: PhalanxError | None) -> None:
-        job.stream.end(fault)
-        self._rows = [row for row in self._rows if row.job is not job]
         for row in job.rows:
             self.served.end_text(row.cache)
+        job.stream.end(fault)
+        self._rows = [row for row in self._rows if row.job is not job]
         if job.rows:
             self._reserved -= job.num_reserved
             job.rows = []

@@ -166,7 +166,7 @@ def cut_pieces(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     """
     if sum(lengths) != len(states):
         raise FrameError(f"found {len(states)} tokens, expected {sum(lengths)}")
-    return list(states.split(list(lengths)))
+    return list(torch.split(states, list(lengths)))
 
 
 def _pass_absent_parts(trunk: nn.Module) -> None:

@@ -20,6 +20,7 @@ from phalanx.serve.stages.judgement import (
     StageVerdict,
     first_piece_off,
     judge_stage_bundle,
+    measure_pieces,
 )
 from phalanx.serve.stages.transcript import Transcript
 
@@ -47,6 +48,9 @@ class StageExaminer:
     Args:
         source: The files of the model, which are read again where a stage is not in memory.
         kept_stages: Stages whose weights are kept in memory.
+
+    Attributes:
+        worst_distance: Largest distance of a piece that was within the tolerance.
     """
 
     def __init__(self, desk: EvidenceDesk, source: ModelSource, kept_stages: int) -> None:
@@ -55,6 +59,7 @@ class StageExaminer:
         self._blocks: OrderedDict[tuple[int, int], StageBlocks] = OrderedDict()
         self._convicted: set[str] = set()
         self._lock = threading.Lock()
+        self.worst_distance = 0.0
 
     def examine(self, transcript: Transcript) -> Examination:
         """Redo all pieces of a text at one party."""
@@ -79,8 +84,10 @@ class StageExaminer:
         party, offer = transcript.party, transcript.party.offer
         blocks = self._stage_of(transcript)
         truth = _redo_pieces(blocks, [piece.inputs for piece in transcript.pieces])
-        place = first_piece_off(truth, [piece.outputs for piece in transcript.pieces], offer.tolerance)
+        distances = measure_pieces(truth, [piece.outputs for piece in transcript.pieces])
+        place = first_piece_off(distances, offer.tolerance)
         if place is None:
+            self.worst_distance = max(self.worst_distance, *distances)
             return Examination()
         if party.name in self._convicted:
             return Examination(is_off=True)
@@ -122,7 +129,7 @@ def _redo_pieces(blocks: StageBlocks, inputs: Sequence[Tensor]) -> list[Tensor]:
     for part in [*inputs, None]:
         if batch and (part is None or sum(map(len, batch)) + len(part) > _RUN_ROWS):
             states = blocks.extend([(text, len(one)) for one in batch], torch.cat(batch))
-            outputs.extend(states.split([len(one) for one in batch]))
+            outputs.extend(torch.split(states, [len(one) for one in batch]))
             batch = []
         if part is not None:
             batch.append(part)

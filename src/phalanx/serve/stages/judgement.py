@@ -277,12 +277,14 @@ def _judge_message(bundle: StageBundle, opened: _Opened) -> StageVerdict | None:
     )
 
 
-def first_piece_off(truth: Sequence[Tensor], claimed: Sequence[Tensor], tolerance: float) -> int | None:
+def measure_pieces(truth: Sequence[Tensor], claimed: Sequence[Tensor]) -> list[float]:
+    """Return the distance of each piece, as `distance_to_truth`."""
+    return [distance_to_truth(actual[None], right[None]) for right, actual in zip(truth, claimed, strict=True)]
+
+
+def first_piece_off(distances: Sequence[float], tolerance: float) -> int | None:
     """Return the first piece that is not within the tolerance; a NaN never is."""
-    for number, (right, actual) in enumerate(zip(truth, claimed, strict=True)):
-        if not distance_to_truth(actual[None], right[None]) <= tolerance:
-            return number
-    return None
+    return next((number for number, distance in enumerate(distances) if not distance <= tolerance), None)
 
 
 def _open_header(statements: Statements, header: SignedHeader, link: tuple[str, str], kind: type[Any]) -> Any:

@@ -23,7 +23,7 @@ from phalanx.serve.engine.row_cache import RowCache
 from phalanx.serve.stages.blocks import StageBlocks
 from phalanx.serve.stages.config import StagesConfig
 from phalanx.serve.stages.examiner import StageExaminer
-from phalanx.serve.stages.judgement import StageBundle, StageVerdict, find_form_fault, first_piece_off
+from phalanx.serve.stages.judgement import StageBundle, StageVerdict, find_form_fault, first_piece_off, measure_pieces
 from phalanx.serve.stages.messages import (
     MAX_PIECES,
     TO_SERVER,
@@ -127,6 +127,11 @@ class StageRelay:
         """Bytes of all frames in both directions, up to now."""
         return sum(self._endpoint.bytes_sent.values()) + sum(self._endpoint.bytes_received.values())
 
+    @property
+    def worst_distance(self) -> float:
+        """Largest distance of an honest piece that was redone."""
+        return self._examiner.worst_distance
+
     def load_stages(self, layers: Sequence[tuple[int, int]], max_texts: int, max_tokens: int) -> None:
         """Send each party its weights, and wait until all have loaded them.
 
@@ -186,7 +191,7 @@ class StageRelay:
         self._apply_verdicts()
         texts = [self._open_text(segment) for segment in segments]
         lengths = [segment.length for segment in segments]
-        parts = [part.clone() for part in hidden.split(lengths)]
+        parts = [part.clone() for part in torch.split(hidden, lengths)]
         for index in range(len(self._stages)):
             parts = self._run_stage(index, texts, parts)
         return torch.cat(parts)
@@ -319,7 +324,7 @@ class StageRelay:
                 received=received,
             )
             self._accuse(party, bundle, "its answer is not of its step")
-        outputs = tensor_from(received, float32, (sum(lengths), self._width)).split(lengths)
+        outputs = torch.split(tensor_from(received, float32, (sum(lengths), self._width)), lengths)
         for (transcript, states), signed, rows in zip(parts, answer.pieces, outputs, strict=True):
             # memory of its own: a text that goes on keeps nothing of those that are over
             result = rows.clone()
@@ -484,8 +489,8 @@ class StageRelay:
                 batch = []
             if piece is not None:
                 batch.append((later, piece.inputs))
-        truth, claimed = ([piece.outputs for piece in one.pieces] for one in (later, earlier))
-        if first_piece_off(truth, claimed, 2 * party.offer.tolerance) is not None:
+        redone, signed = ([piece.outputs for piece in one.pieces] for one in (later, earlier))
+        if first_piece_off(measure_pieces(redone, signed), 2 * party.offer.tolerance) is not None:
             self._settle_difference(text, earlier, later)
         transcripts.append(later)
 
