@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -104,7 +104,7 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
     ):
         if access.key_store.fault is not None:
             raise KeyFileError(access.key_store.fault)
-        staged = None if plan.stages is None else stack.enter_context(_open_stages(plan, plan.stages))
+        staged = None if plan.stages is None else stack.enter_context(_open_stages(plan, plan.stages, access))
         models = _open_models(plan) if staged is None else [staged]
         tokens = {
             token.content
@@ -124,8 +124,9 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
             server.serve_on(sock)
 
 
-def _open_stages(plan: ServerPlan, config: StagesConfig) -> contextlib.AbstractContextManager[StagedModel]:
-    """Open the one model of a plan with stages; what goes not together with them is refused by name."""
+@contextlib.contextmanager
+def _open_stages(plan: ServerPlan, config: StagesConfig, access: Access) -> Iterator[StagedModel]:
+    """Open the one model of a plan with stages; what does not go together with them is refused by name."""
     refused = {
         "--model": len(plan.models) > 1,
         "--adapter": bool(plan.adapters),
@@ -141,7 +142,10 @@ def _open_stages(plan: ServerPlan, config: StagesConfig) -> contextlib.AbstractC
     def announce(address: str) -> None:
         _log.warning("stages: %s are awaited at %s", ", ".join(config.parties), address)
 
-    return open_staged_model(name, where, config, engine, plan.access, announce)
+    with open_staged_model(name, where, config, engine, plan.access, announce) as model:
+        yield model
+    # the last checks end behind the last answer
+    model.relay.listen(access.request_log.record_event)
 
 
 def _open_models(plan: ServerPlan) -> list[HostedModel]:
@@ -178,6 +182,8 @@ class _Server:
         try:
             yield
         finally:
+            if self._relay is not None:
+                self._relay.listen(None)
             sync.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await sync

@@ -7,10 +7,11 @@ from liars import BENDERS, FORMS, AfterTokens, NoNumber, Refuser, Silent, TwoAns
 from safetensors.torch import load_file, save_file
 from stage_scene import Scene, texts_of, worker_file
 
-from phalanx.errors import EvidenceError, ModelError, PeerLostError
+from phalanx.errors import ConfigError, EvidenceError, ModelError, PeerLostError
 from phalanx.pipeline.evidence.files import file_digest
 from phalanx.serve.engine import SamplingSettings
 from phalanx.serve.stages import StageHolder, explain_served_evidence
+from phalanx.serve.stages.staged_model import check_convictions
 from phalanx.serve.stages.transcript import StageLostError
 
 PROMPTS = ["the end", "in a day", "and the", "an inn"]
@@ -141,11 +142,14 @@ def test_where_nobody_is_left_texts_end_with_an_error_and_so_do_later_ones(direc
     assert scene.relay.verdicts == []
 
 
-def test_of_several_drawn_texts_of_one_liar_one_file_of_evidence_is_written(directory, tmp_path):
+def test_of_several_texts_of_a_liar_one_file_of_evidence_is_written_and_it_is_not_admitted_again(directory, tmp_path):
     with lied_scene(tmp_path, directory, AfterTokens()) as scene:
         scene.texts(PROMPTS)
         rechecks = scene.rechecks()
 
+    with pytest.raises(ConfigError, match="stages: liar was convicted"):
+        check_convictions(tmp_path / "evidence", ("honest", "liar"))
+    check_convictions(tmp_path / "evidence", ("honest",))
     assert rechecks.count("refuted") > 1
     assert len(list((tmp_path / "evidence").glob("*.json"))) == 1
 

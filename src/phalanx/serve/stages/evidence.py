@@ -84,6 +84,18 @@ def write_stage_evidence(desk: EvidenceDesk, bundle: StageBundle, verdict: Stage
     )
 
 
+def list_convictions(directory: Path) -> dict[str, Path]:
+    """Return whom files of evidence in a directory convict, and by which file; what cannot be read convicts nobody."""
+    convictions: dict[str, Path] = {}
+    for path in sorted(directory.glob("stages-*.json")):
+        try:
+            record = StageEvidence.model_validate_json(read_bounded(path, MAX_RECORD_BYTES))
+        except (ValidationError, EvidenceError):
+            continue
+        convictions[record.verdict.party] = path
+    return convictions
+
+
 def explain_served_evidence(path: Path, authority: Path | None, session: str | None) -> Mapping[str, Any]:
     """Explain the evidence of a verdict on a served stage, on rollouts or on a stage in training.
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from phalanx.serve.engine.row_cache import RowCache
 from phalanx.serve.place import check_place, checkpoint_place, is_run
 from phalanx.serve.stages.config import StagesConfig, StageWorkerConfig
 from phalanx.serve.stages.ends import RemoteLayers, load_ends
+from phalanx.serve.stages.evidence import list_convictions
 from phalanx.serve.stages.examiner import StageExaminer
 from phalanx.serve.stages.relay import StageRelay
 from phalanx.serve.text_model import TextModel
@@ -116,6 +117,17 @@ def cut_layers(num_layers: int, config: StagesConfig) -> list[tuple[int, int]]:
     return layers
 
 
+def check_convictions(directory: Path, parties: Sequence[str]) -> None:
+    """Refuse parties that an earlier session of this server has convicted.
+
+    Raises:
+        ConfigError: Names the party and its evidence.
+    """
+    for party, path in list_convictions(directory).items():
+        if party in parties:
+            raise ConfigError(f"stages: {party} was convicted, see {path}; take it out of holders, or the file away")
+
+
 def check_stageable(directory: Path, engine: EngineSettings) -> None:
     """Refuse by name what is not served in stages.
 
@@ -151,10 +163,11 @@ def open_staged_model(
 
     Raises:
         ModelError: It cannot be served in stages.
-        ConfigError: It has fewer layers than stages.
+        ConfigError: It has fewer layers than stages, or a party was convicted before.
         PeerLostError: A party did not come, refuses, or has not loaded its stage in time.
         CertificateError: The identity is unusable.
     """
+    check_convictions(home / EVIDENCE_FOLDER, config.parties)
     identity = load_identity(Path(config.identity))
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(_model_directory(where))
