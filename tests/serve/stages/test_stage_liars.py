@@ -1,5 +1,6 @@
 """A party that lies about a served text is named, with evidence, and its shadow goes on; without checks it wins."""
 
+import asyncio
 import json
 
 import pytest
@@ -137,6 +138,8 @@ def test_where_nobody_is_left_texts_end_with_an_error_and_so_do_later_ones(direc
     with Scene(tmp_path, directory, holders, stages=ONE_STAGE) as scene:
         texts = scene.texts(PROMPTS)
         later = scene.texts(PROMPTS[:1])
+        with pytest.raises(StageLostError):
+            asyncio.run(scene.engine.embed_texts([(5, 6, 7)], ""))
 
     assert all(isinstance(text, StageLostError) for text in [*texts, *later])
     assert scene.relay.verdicts == []

@@ -1,5 +1,6 @@
 """Texts of a model in stages are those of one process, and no honest party is ever accused."""
 
+import asyncio
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from phalanx.models import ModelSource, weights_digest
 from phalanx.serve.engine import BadRequestError, SamplingSettings
 from phalanx.serve.stages import StagesConfig
 from phalanx.serve.stages.blocks import StageBlocks
-from phalanx.serve.stages.messages import Piece, StageOffer, StageStep
+from phalanx.serve.stages.messages import StageOffer, StageStep, StatePiece
 from phalanx.serve.stages.staged_model import check_stageable, cut_layers
 from phalanx.serve.stages.worker import StageHolder
 from phalanx.transport.tensors import tensor_buffers
@@ -92,6 +93,17 @@ def test_pieces_have_the_same_bits_in_any_company_and_in_one_run(directory):
     assert torch.equal(whole, alone[0])
 
 
+def test_embeddings_in_stages_are_those_of_one_process_and_redone_too(directory, one_process, tmp_path):
+    texts = [(5, 6, 7), tuple(range(3, 90))]
+    with Scene(tmp_path, directory) as scene:
+        vectors = asyncio.run(scene.engine.embed_texts(texts, ""))
+        rechecks = scene.rechecks()
+
+    expected = asyncio.run(one_process.embed_texts(texts, ""))
+    assert torch.allclose(torch.tensor(vectors), torch.tensor(expected), atol=1e-5)
+    assert rechecks == ["yes"] * 2
+
+
 def test_more_than_one_choice_is_refused_by_name(directory, tmp_path):
     with Scene(tmp_path, directory) as scene:
         (refusal,) = scene.texts(["the"], n=2)
@@ -142,7 +154,7 @@ def test_a_party_keeps_no_more_texts_and_tokens_than_its_file_allows(directory):
     holder.load_stage(offer, weights)
 
     def ask(order, text, length, closed=(), start=0):
-        piece = Piece(text=text, start=start, length=length)
+        piece = StatePiece(text=text, start=start, length=length)
         step = StageStep(offer=offer.digest, order=order, pieces=(piece,), closed=closed)
         return holder.answer_step(step, "0" * 64, tensor_buffers(torch.zeros(length, source.hidden_size)))
 
@@ -157,3 +169,34 @@ def test_a_party_keeps_no_more_texts_and_tokens_than_its_file_allows(directory):
         holder.load_stage(offer.model_copy(update={"weights": "0" * 64}), weights)
     with pytest.raises(ModelError, match="tolerance: would be judged by"):
         holder.admit_offer(offer.model_copy(update={"tolerance": 1e-6}))
+
+
+class OtherMachine(StageHolder):
+    """Honest, and rounds otherwise: it computes in float64 and sends float32."""
+
+    def load_stage(self, offer, weights):
+        super().load_stage(offer, weights)
+        self._blocks._stage.double()
+
+    def extend_texts(self, pieces, texts, hidden):
+        return super().extend_texts(pieces, texts, hidden.double()).float()
+
+
+def ask_on_other_machines(scene, num_texts, seed):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.randint(1, 200, (num_texts,), generator=generator).tolist()
+    for begin in range(0, num_texts, 17):
+        prompts = [chr(97 + place % 26) * size for place, size in enumerate(sizes[begin : begin + 17])]
+        scene.texts(prompts, 6, sampling=SamplingSettings(temperature=1.0, seed=seed))
+    return scene.rechecks()
+
+
+@pytest.mark.parametrize("num_texts", [20, pytest.param(1000, marks=pytest.mark.slow)])
+def test_honest_parties_that_round_otherwise_are_never_accused(num_texts, directory, tmp_path):
+    holders = {name: OtherMachine(worker_file()) for name in ("front-1", "back-1")}
+    with Scene(tmp_path, directory, holders) as scene:
+        rechecks = ask_on_other_machines(scene, num_texts, 3)
+
+    assert rechecks == ["yes"] * num_texts
+    assert (scene.relay.verdicts, scene.relay.departures) == ([], {})
+    assert 0.0 < scene.relay.worst_distance < scene.config.tolerance / 4

@@ -359,8 +359,8 @@ class BatchingEngine:
         try:
             with self.served.choose_adapter(job.adapter):
                 vectors = [self._embed_text(text) for text in job.texts]
-        except (RuntimeError, ValueError, IndexError) as exc:
-            _answer(job, ModelError(f"the model cannot go on: {exc}"))
+        except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
+            _answer(job, exc if isinstance(exc, PhalanxError) else ModelError(f"the model cannot go on: {exc}"))
         else:
             _answer(job, vectors)
 
@@ -370,6 +370,9 @@ class BatchingEngine:
         segments = [Segment(cache, 0, 0, len(text))]
         try:
             states = run_states(self.served.module, torch.tensor([text]), torch.arange(len(text))[None], segments)
+            fault = self.served.find_text_fault(cache)
+            if fault is not None:
+                raise fault
         finally:
             self.served.end_text(cache)
         mean = states.float().mean(dim=0)

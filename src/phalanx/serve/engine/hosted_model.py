@@ -128,7 +128,7 @@ class HostedModel:
         return None
 
     def end_text(self, cache: RowCache) -> None:
-        """Let go of what is kept of a text elsewhere."""
+        """Release the records of a text at other parties."""
 
     @property
     def module(self) -> Any:

@@ -19,7 +19,7 @@ MIN_ROWS = 4
 
 
 class PassThrough(nn.Module):
-    """Stands for blocks that are elsewhere, and returns what comes in."""
+    """A placeholder of a block that is elsewhere; it returns its input."""
 
     def forward(self, hidden_states: Tensor, *_: object, **__: object) -> Tensor:
         """Return the input."""
@@ -68,7 +68,6 @@ class StageBlocks:
         Args:
             config: Keys of the hub's config.json of the whole model.
             layers: First layer, and the one behind the last.
-            weights: By the hub's names.
 
         Raises:
             ModelError: Config or weights do not fit.
@@ -170,7 +169,7 @@ def cut_pieces(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:
 
 
 def _pass_absent_parts(trunk: nn.Module) -> None:
-    """Let layers and norms that are elsewhere return what comes in."""
+    """Let layers and norms that are elsewhere return their input."""
     for module in list(trunk.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, AbsentPart):

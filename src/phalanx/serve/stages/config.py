@@ -22,8 +22,8 @@ class StagesConfig(StrictModel):
             which have the weights and take over in this order. No party has two places.
         front_layers: Layers that the owner runs itself before the first stage, beside the embedding.
         back_layers: Layers that the owner runs itself behind the last stage, before the head.
-        check_rate: Chance with which the owner redoes what one party has computed of one text; drawn in secret, after
-            the party has signed all of it.
+        check_rate: Chance with which the owner redoes a text at all its stages; drawn in secret, after every piece is
+            signed.
         tolerance: Largest distance of an honest party's hidden states, token by token, as in `token_distance`.
         answer_timeout_s: A party without an answer by then is taken out, and convicted of nothing.
         join_timeout_s: Seconds that one party may take to join and to load its weights.
@@ -62,10 +62,9 @@ class StagesConfig(StrictModel):
 
 
 class StageWorkerConfig(JoiningWorkerConfig):
-    """The file of a party that holds a stage: its identity, where the owner listens, and what it gives at most.
+    """The file of a party that holds a stage: its identity, where the owner listens, and its bounds.
 
     Attributes:
-        threads: Threads of tensor kernels.
         max_size_bytes: Largest weights of its stage.
         max_texts: Texts that it keeps keys and values of at the same time.
         max_tokens: Tokens of all these texts together.

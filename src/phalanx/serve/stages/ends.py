@@ -24,7 +24,7 @@ class RemoteLayers(nn.Module):
     """Stands in the place of the first layer that is elsewhere, and asks the stages.
 
     Attributes:
-        run_stages: Asks them; None while the model is being opened, where it returns what comes in.
+        run_stages: Asks them; None while the model is being opened, where it returns its input.
     """
 
     def __init__(self) -> None:

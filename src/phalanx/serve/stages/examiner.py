@@ -22,14 +22,14 @@ from phalanx.serve.stages.judgement import (
     judge_stage_bundle,
     measure_pieces,
 )
-from phalanx.serve.stages.transcript import Transcript
+from phalanx.serve.stages.transcript import StageTranscript
 
 _RUN_ROWS = 512
 """Tokens of one control run."""
 
 
-class Examination(NamedTuple):
-    """The result of redoing what one party computed of one text.
+class StageExamination(NamedTuple):
+    """The result of redoing one text at one party.
 
     Attributes:
         is_off: Something is beyond the tolerance.
@@ -61,13 +61,13 @@ class StageExaminer:
         self._lock = threading.Lock()
         self.worst_distance = 0.0
 
-    def examine(self, transcript: Transcript) -> Examination:
+    def examine(self, transcript: StageTranscript) -> StageExamination:
         """Redo all pieces of a text at one party."""
         with self._lock:
             try:
                 return self._examine(transcript)
             except (ModelError, EvidenceError, RuntimeError, ValueError) as exc:
-                return Examination(doubt=str(exc))
+                return StageExamination(doubt=str(exc))
 
     def judge(self, bundle: StageBundle) -> StageVerdict | None:
         """Have the one judge decide; where it convicts, the records are written down as evidence."""
@@ -80,7 +80,7 @@ class StageExaminer:
         self._convicted.add(verdict.party)
         return write_stage_evidence(self._desk, bundle, verdict)
 
-    def _examine(self, transcript: Transcript) -> Examination:
+    def _examine(self, transcript: StageTranscript) -> StageExamination:
         party, offer = transcript.party, transcript.party.offer
         blocks = self._stage_of(transcript)
         truth = _redo_pieces(blocks, [piece.inputs for piece in transcript.pieces])
@@ -88,9 +88,9 @@ class StageExaminer:
         place = first_piece_off(distances, offer.tolerance)
         if place is None:
             self.worst_distance = max(self.worst_distance, *distances)
-            return Examination()
+            return StageExamination()
         if party.name in self._convicted:
-            return Examination(is_off=True)
+            return StageExamination(is_off=True)
         pieces = transcript.pieces[: place + 1]
         bundle = StageBundle(
             party.name,
@@ -104,10 +104,10 @@ class StageExaminer:
         )
         verdict = self.judge(bundle)
         if verdict is None:
-            return Examination(doubt="a fast control run and the judge's differ: the tolerance is at rounding")
-        return Examination(is_off=True, verdict=verdict)
+            return StageExamination(doubt="a fast control run and the judge's differ: the tolerance is at rounding")
+        return StageExamination(is_off=True, verdict=verdict)
 
-    def _stage_of(self, transcript: Transcript) -> StageBlocks:
+    def _stage_of(self, transcript: StageTranscript) -> StageBlocks:
         offer = transcript.party.offer
         layers = (offer.first_layer, offer.end_layer)
         blocks = self._blocks.pop(layers, None)
@@ -122,7 +122,7 @@ class StageExaminer:
 
 
 def _redo_pieces(blocks: StageBlocks, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Run the pieces of one text, as many at a time as a run takes; each attends to what is before it, and no more."""
+    """Run the pieces of one text, as many at a time as a run takes; each attends to earlier tokens alone."""
     text = blocks.open_text()
     outputs: list[Tensor] = []
     batch: list[Tensor] = []

@@ -69,7 +69,7 @@ class StageVerdict(StrictModel):
 
 
 class PieceRecord(StrictModel):
-    """A piece of a text by the digest of what came out of it."""
+    """A piece of a text by the digest of its outputs."""
 
     start: Position
     length: int = Field(ge=1)
@@ -137,7 +137,7 @@ def judge_stage_bundle(bundle: StageBundle, session: str, peer: Callable[[str], 
         peer: Key of a party of the session; raises `PeerRefusedError` for any other name.
 
     Raises:
-        EvidenceError: The records belong to another party, step or text, or are not what was signed.
+        EvidenceError: The records belong to another party, step or text, or differ from the signed ones.
 
     Guarantees:
         Convicts nobody whose hidden states are within the tolerance of a control run of the very pieces, in the order

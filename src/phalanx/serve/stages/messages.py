@@ -1,4 +1,4 @@
-"""The bodies of all frames between an owner that serves a model and the parties of its stages, and what they sign."""
+"""The bodies of all frames between an owner that serves a model and the parties of its stages, with their digests."""
 
 from typing import Annotated, ClassVar
 
@@ -49,7 +49,7 @@ class StageOffer(Body):
         return digest_hex(canonical_json(self.model_dump(mode="json")))
 
 
-class StagePart(Body):
+class StageFilePart(Body):
     """A part of that file; the payload has its bytes."""
 
     kind: ClassVar[str] = "stage_part"
@@ -66,7 +66,7 @@ class StageReady(Body):
     offer: Digest
 
 
-class Piece(StrictModel):
+class StatePiece(StrictModel):
     """Consecutive tokens of one text.
 
     Attributes:
@@ -79,7 +79,7 @@ class Piece(StrictModel):
     length: Annotated[int, Field(ge=1, lt=MAX_POSITION)]
 
 
-class SignedPiece(Piece):
+class SignedStatePiece(StatePiece):
     """A piece that was computed.
 
     Attributes:
@@ -101,7 +101,7 @@ class StageStep(Body):
 
     offer: Digest
     order: OrderNumber
-    pieces: Annotated[tuple[Piece, ...], Field(min_length=1, max_length=MAX_PIECES)]
+    pieces: Annotated[tuple[StatePiece, ...], Field(min_length=1, max_length=MAX_PIECES)]
     closed: Annotated[tuple[OrderNumber, ...], Field(max_length=MAX_PIECES)] = ()
 
 
@@ -117,7 +117,7 @@ class StageAnswer(Body):
     offer: Digest
     order: OrderNumber
     step: Digest
-    pieces: Annotated[tuple[SignedPiece, ...], Field(max_length=MAX_PIECES)]
+    pieces: Annotated[tuple[SignedStatePiece, ...], Field(max_length=MAX_PIECES)]
 
 
 class StageRefusal(Body):
@@ -134,7 +134,7 @@ class StagesEnd(Body):
     kind: ClassVar[str] = "stages_end"
 
 
-TO_HOLDER = by_kind((StageOffer, StagePart, StageStep, StagesEnd))
+TO_HOLDER = by_kind((StageOffer, StageFilePart, StageStep, StagesEnd))
 TO_SERVER = by_kind((StageReady, StageAnswer, StageRefusal))
 
 
@@ -144,13 +144,13 @@ def first_link(offer: str, text: int) -> str:
 
 
 def next_link(link: str, start: int, inputs: str, outputs: str) -> str:
-    """Chain one piece to those before it.
+    """Chain one piece to the earlier ones.
 
     Args:
         link: Link of the piece before.
         start: Position of the first token.
         inputs: Digest of the hidden states that went in.
-        outputs: Digest of those that came out.
+        outputs: Digest of the results.
     """
     return digest_hex(in_domain(_PIECE, canonical_json([link, start, inputs, outputs])))
 

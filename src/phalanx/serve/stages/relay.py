@@ -27,25 +27,26 @@ from phalanx.serve.stages.judgement import StageBundle, StageVerdict, find_form_
 from phalanx.serve.stages.messages import (
     MAX_PIECES,
     TO_SERVER,
-    Piece,
     StageAnswer,
+    StageFilePart,
     StageOffer,
-    StagePart,
     StageReady,
     StageRefusal,
     StagesEnd,
     StageStep,
+    StatePiece,
     states_digest,
 )
 from phalanx.serve.stages.transcript import (
     DepartedError,
+    DepartureCause,
     KeptPiece,
     PartyCounts,
     ServedText,
+    ServedTextDraw,
     StageLostError,
     StageParty,
-    TextDraw,
-    Transcript,
+    StageTranscript,
 )
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault, parse_body
 from phalanx.transport.tensors import tensor_buffers, tensor_from
@@ -65,7 +66,6 @@ class RelayCosts:
     """Counts so far.
 
     Attributes:
-        texts: Texts that are over.
         checked_texts: Texts that were drawn and redone.
         check_s: CPU seconds of the checking thread.
     """
@@ -104,7 +104,7 @@ class StageRelay:
         is_alive: Callable[[str], bool] = lambda name: True,
     ) -> None:
         self._endpoint, self._config, self._source, self._examiner = endpoint, config, source, examiner
-        self._draw, self._is_alive = TextDraw(key, config.check_rate), is_alive
+        self._draw, self._is_alive = ServedTextDraw(key, config.check_rate), is_alive
         self._stages: list[list[StageParty]] = []
         self._parties: dict[str, StageParty] = {}
         self._texts: dict[RowCache, ServedText] = {}
@@ -218,7 +218,7 @@ class StageRelay:
         self._checks.join()
 
     def close(self) -> None:
-        """Redo what is drawn, look at the frames that have come since, and tell the parties that nothing follows."""
+        """Redo the drawn texts, look at the frames that have come since, and tell the parties that nothing follows."""
         if self._checker.is_alive():
             self._checks.put(None)
             self._checker.join()
@@ -234,7 +234,7 @@ class StageRelay:
     def _offer_stage(self, name: str, index: int, offer: StageOffer, file: bytes) -> StageParty:
         header = self._endpoint.send(name, offer.kind, offer.model_dump(mode="json"))
         for offset in range(0, len(file), _PART_BYTES):
-            part = StagePart(offer=offer.digest, offset=offset)
+            part = StageFilePart(offer=offer.digest, offset=offset)
             self._endpoint.send(name, part.kind, part.model_dump(mode="json"), [file[offset : offset + _PART_BYTES]])
         party = self._parties[name] = StageParty(name, index, offer, header)
         return party
@@ -280,13 +280,13 @@ class StageRelay:
         return self._stages[index][0]
 
     @staticmethod
-    def _transcript_of(text: ServedText, party: StageParty) -> Transcript:
+    def _transcript_of(text: ServedText, party: StageParty) -> StageTranscript:
         transcripts = text.transcripts[party.stage]
         if not transcripts or transcripts[-1].party is not party:
             transcripts.append(party.open_transcript())
         return transcripts[-1]
 
-    def _ask_party(self, party: StageParty, parts: Sequence[tuple[Transcript, Tensor]]) -> None:
+    def _ask_party(self, party: StageParty, parts: Sequence[tuple[StageTranscript, Tensor]]) -> None:
         """Have one party run pieces, each of which stands in its text's transcript afterwards.
 
         Raises:
@@ -297,7 +297,7 @@ class StageRelay:
         lengths = [len(states) for _, states in parts]
         pieces, ends = [], {transcript: transcript.length for transcript, _ in parts}
         for (transcript, _), length in zip(parts, lengths, strict=True):
-            pieces.append(Piece(text=transcript.number, start=ends[transcript], length=length))
+            pieces.append(StatePiece(text=transcript.number, start=ends[transcript], length=length))
             ends[transcript] += length
         closed, party.closed = party.closed[:MAX_PIECES], party.closed[MAX_PIECES:]
         step = StageStep(offer=party.offer.digest, order=party.order, pieces=tuple(pieces), closed=tuple(closed))
@@ -332,7 +332,7 @@ class StageRelay:
             transcript.pieces.append(KeptPiece(signed.start, states, result, digest, signed.link, frame.header))
         self._screen_finite(party, [transcript for transcript, _ in parts])
 
-    def _screen_finite(self, party: StageParty, transcripts: Sequence[Transcript]) -> None:
+    def _screen_finite(self, party: StageParty, transcripts: Sequence[StageTranscript]) -> None:
         """Look at numbers that are none at once; where the stage does not give them, its party is convicted."""
         for transcript in dict.fromkeys(transcripts):
             if math.isfinite(float(transcript.pieces[-1].outputs.sum())):
@@ -360,7 +360,7 @@ class StageRelay:
                 raise DepartedError(party.name, "silent", f"no answer within {self._config.answer_timeout_s:g} s")
 
     def _take_item(self, item: CheckedFrame | LinkFault) -> bool:
-        """Look at what came; True for the answer that its party owes."""
+        """Look at an item; True for the answer that its party owes."""
         if isinstance(item, LinkFault):
             self._note_fault(item.peer, "lost", str(item.error))
             return False
@@ -409,7 +409,7 @@ class StageRelay:
         self._note_verdict(verdict)
         raise DepartedError(party.name, "frames" if verdict is None else "convicted", reason)
 
-    def _note_fault(self, name: str, cause: Any, reason: str) -> None:
+    def _note_fault(self, name: str, cause: DepartureCause, reason: str) -> None:
         self._faults.setdefault(name, DepartedError(name, cause, printable(reason, 200)))
 
     def _note_verdict(self, verdict: StageVerdict | None) -> None:
@@ -482,7 +482,7 @@ class StageRelay:
             transcripts.pop()
             return
         earlier, later = transcripts[-1], party.open_transcript()
-        batch: list[tuple[Transcript, Tensor]] = []
+        batch: list[tuple[StageTranscript, Tensor]] = []
         for piece in [*earlier.pieces, None]:
             if batch and (piece is None or sum(len(states) for _, states in batch) + len(piece.inputs) > _REPLAY_ROWS):
                 self._ask_party(party, batch)
@@ -494,7 +494,7 @@ class StageRelay:
             self._settle_difference(text, earlier, later)
         transcripts.append(later)
 
-    def _settle_difference(self, text: ServedText, earlier: Transcript, later: Transcript) -> None:
+    def _settle_difference(self, text: ServedText, earlier: StageTranscript, later: StageTranscript) -> None:
         """Redo what two parties have computed otherwise.
 
         Raises:

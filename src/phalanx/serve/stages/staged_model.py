@@ -5,6 +5,7 @@ import hashlib
 import json
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,7 +63,6 @@ class StagedModel(HostedModel):
     """A hosted model that asks stages.
 
     Attributes:
-        relay: Speaks with the parties.
         remote: Its part of the model.
 
     Raises:
@@ -129,7 +129,7 @@ def check_convictions(directory: Path, parties: Sequence[str]) -> None:
 
 
 def check_stageable(directory: Path, engine: EngineSettings) -> None:
-    """Refuse by name what is not served in stages.
+    """Refuse models and settings that are not served in stages.
 
     Raises:
         ModelError: The model has an encoder, or routers.
@@ -165,7 +165,6 @@ def open_staged_model(
         ModelError: It cannot be served in stages.
         ConfigError: It has fewer layers than stages, or a party was convicted before.
         PeerLostError: A party did not come, refuses, or has not loaded its stage in time.
-        CertificateError: The identity is unusable.
     """
     check_convictions(home / EVIDENCE_FOLDER, config.parties)
     identity = load_identity(Path(config.identity))
@@ -200,7 +199,7 @@ def open_staged_model(
         relay = StageRelay(joined.endpoint, config, source, examiner, secrets.token_bytes(32), is_alive)
         stack.callback(relay.close)
         relay.load_stages(layers, engine.max_rows + 1, engine.max_cache_tokens + text_model.window)
-        yield StagedModel(name, text_model, 0, relay=relay, remote=remote)
+        yield StagedModel(name, text_model, int(time.time()), relay=relay, remote=remote)
 
 
 @contextlib.contextmanager

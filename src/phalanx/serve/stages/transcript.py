@@ -45,8 +45,7 @@ class KeptPiece(NamedTuple):
 
     Attributes:
         inputs: Hidden states ``[tokens, dim]``.
-        outputs: Likewise.
-        digest: Digest of the outputs.
+        outputs: Hidden states ``[tokens, dim]``.
         link: Signed link, see `next_link`.
         header: Header of the answer that it was in.
     """
@@ -64,7 +63,6 @@ class StageParty:
     """A party that holds a stage, with the session's records of it.
 
     Attributes:
-        stage: Index of the stage.
         offer_header: With which the owner signed the offer to this party.
         order: Number of its next step.
         num_texts: Number of its next text.
@@ -92,13 +90,13 @@ class StageParty:
         while len(self.answers) > _KEPT_ANSWERS:
             del self.answers[next(iter(self.answers))]
 
-    def open_transcript(self) -> "Transcript":
+    def open_transcript(self) -> "StageTranscript":
         """Return the record of a text that begins at this party."""
         self.num_texts += 1
-        return Transcript(self, self.num_texts - 1)
+        return StageTranscript(self, self.num_texts - 1)
 
 
-class Transcript:
+class StageTranscript:
     """The pieces of one text at one party.
 
     Args:
@@ -130,21 +128,20 @@ class ServedText:
     """
 
     number: int
-    transcripts: list[deque[Transcript]]
+    transcripts: list[deque[StageTranscript]]
     is_refuted: bool = False
 
     @property
-    def all_transcripts(self) -> list[Transcript]:
+    def all_transcripts(self) -> list[StageTranscript]:
         """Every record with a piece in it."""
         return [one for stage in self.transcripts for one in stage if one.pieces]
 
 
-class TextDraw:
+class ServedTextDraw:
     """Draws the texts that are redone from a keyed pseudo-random function, after every piece is signed.
 
     Args:
         key: Secret of the session, 32 bytes.
-        rate: Chance of each text.
 
     Guarantees:
         The digests of the last signed answers enter the draw, so that a party that has seen all earlier draws knows
@@ -155,7 +152,7 @@ class TextDraw:
         self._key = hmac.digest(key, _DRAWS, "sha256")
         self._rate = rate
 
-    def is_drawn(self, text: int, transcripts: Sequence[Transcript]) -> bool:
+    def is_drawn(self, text: int, transcripts: Sequence[StageTranscript]) -> bool:
         """Draw for one text."""
         signed = [text, *(one.pieces[-1].header.digest for one in transcripts)]
         number = int.from_bytes(hmac.digest(self._key, canonical_json(signed), "sha256")[:8], "big")
@@ -163,13 +160,13 @@ class TextDraw:
 
 
 class PartyCounts:
-    """Texts that each party had a part in, and those of them that were redone."""
+    """Numbers of texts with a part of each party: all, and redone ones."""
 
     def __init__(self) -> None:
         self._texts: Counter[str] = Counter()
         self._checked: Counter[str] = Counter()
 
-    def add_text(self, transcripts: Sequence[Transcript], *, is_checked: bool) -> None:
+    def add_text(self, transcripts: Sequence[StageTranscript], *, is_checked: bool) -> None:
         """Count a text that is over."""
         for name in {one.party.name for one in transcripts}:
             self._texts[name] += 1

@@ -14,15 +14,15 @@ from phalanx.serve.stages.blocks import HeldText, StageBlocks, cut_pieces
 from phalanx.serve.stages.config import StageWorkerConfig
 from phalanx.serve.stages.messages import (
     TO_HOLDER,
-    Piece,
-    SignedPiece,
+    SignedStatePiece,
     StageAnswer,
+    StageFilePart,
     StageOffer,
-    StagePart,
     StageReady,
     StageRefusal,
     StagesEnd,
     StageStep,
+    StatePiece,
     first_link,
     next_link,
     states_digest,
@@ -37,7 +37,7 @@ class StageHolder:
     """The computing part of a party: weights in, signed pieces out.
 
     Args:
-        config: Bounds of what it gives.
+        config: Bounds of its memory and computing.
     """
 
     def __init__(self, config: StageWorkerConfig) -> None:
@@ -71,7 +71,7 @@ class StageHolder:
         """Build the stage; texts of an earlier one are dropped.
 
         Raises:
-            ModelError: The weights are not those that the offer names, or do not fit its config.
+            ModelError: The weights have another digest than the offer, or do not fit its config.
         """
         if weights_digest(weights.items()) != offer.weights:
             raise ModelError("the weights that came are not those that the owner names")
@@ -108,7 +108,7 @@ class StageHolder:
         answer = StageAnswer(offer=self._offer, order=step.order, step=digest, pieces=tuple(signed))
         return [(answer, bytes(tensor_buffers(outputs)))]
 
-    def extend_texts(self, pieces: Sequence[Piece], texts: Sequence[HeldText], hidden: Tensor) -> Tensor:
+    def extend_texts(self, pieces: Sequence[StatePiece], texts: Sequence[HeldText], hidden: Tensor) -> Tensor:
         """Run the stage over pieces of texts; return hidden states ``[tokens, dim]``."""
         if self._blocks is None:
             raise ModelError("no stage is loaded")
@@ -142,11 +142,11 @@ class StageHolder:
             )
         return texts
 
-    def _sign_piece(self, piece: Piece, inputs: Tensor, outputs: Tensor) -> SignedPiece:
+    def _sign_piece(self, piece: StatePiece, inputs: Tensor, outputs: Tensor) -> SignedStatePiece:
         text, link = self._texts[piece.text]
         link = next_link(link, piece.start, states_digest(inputs), states_digest(outputs))
         self._texts[piece.text] = text, link
-        return SignedPiece(text=piece.text, start=piece.start, length=piece.length, link=link)
+        return SignedStatePiece(text=piece.text, start=piece.start, length=piece.length, link=link)
 
 
 class StageService:
@@ -186,7 +186,7 @@ class StageService:
                 case StageOffer():
                     self._holder.admit_offer(body)
                     self._offer, self._file = body, bytearray()
-                case StagePart():
+                case StageFilePart():
                     self._take_part(body, item.payload)
                 case StageStep():
                     self._answer_step(body, item)
@@ -195,7 +195,7 @@ class StageService:
             self._endpoint.send(self._owner, refusal.kind, refusal.model_dump(mode="json"))
         return True
 
-    def _take_part(self, part: StagePart, payload: memoryview) -> None:
+    def _take_part(self, part: StageFilePart, payload: memoryview) -> None:
         offer = self._offer
         if offer is None:
             # of an offer that was refused

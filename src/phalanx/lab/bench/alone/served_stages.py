@@ -5,7 +5,7 @@
 The first layers of SmolLM2-135M in float32, with its embedding and head, write greedy texts from prompts of 40 bytes,
 one stream and eight: in one process, and with all layers but two at two processes of this machine, over mutual TLS,
 with no text redone and with every one. All share the processors that there are, so that this counts work and not
-machines: with a machine for each party the parties' work is not the owner's. Texts are compared with those of one
+machines: with a machine for each party the parties' work is not the owner's. Texts are compared with the texts of one
 process, and the largest distance of an honest party is noted.
 """
 
@@ -53,7 +53,7 @@ _ENGINE = EngineSettings(max_owner_prefix_tokens=0)
 
 
 def measure_stages(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all arms one behind the other; figures are those of the calls after the first, which warms up."""
+    """Measure all arms one behind the other; the first call of each warms up and is not counted."""
     torch.set_num_threads(1)
     with scratch_directory() as home:
         return _measure_model(_shorten_model(home / "model", options.layers), options)
