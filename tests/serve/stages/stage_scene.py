@@ -6,8 +6,8 @@ import threading
 
 from phalanx.errors import TransportError
 from phalanx.models import ModelSource
-from phalanx.rollouts.evidence import EvidenceDesk
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.rollouts.evidence import EvidenceDirectory
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.serve.engine import BatchingEngine, EngineSettings, GenerationRequest, SamplingSettings, TextPiece
 from phalanx.serve.engine.batcher import collect_events
 from phalanx.serve.stages import StageHolder, StageRelay, StagesConfig, StageService, StageWorkerConfig
@@ -42,15 +42,15 @@ class Scene:
         self.pki = home / "pki"
         create_authority(self.pki)
         names = ("owner", *self.config.parties)
-        identities = {name: load_identity(issue(self.pki, name)) for name in names}
+        identities = {name: load_identity(issue_certificate(self.pki, name)) for name in names}
         network, peers = MemoryNetwork(), {name: one.public for name, one in identities.items()}
         self.ends = {
-            name: Endpoint(one, peers, "serve-1", network.wire(name), TransportConfig(timeout_s=5.0))
+            name: Endpoint(one, peers, "serve-1", network.wire_for(name), TransportConfig(timeout_s=5.0))
             for name, one in identities.items()
         }
         certificates = {name: one.certificate_pem.decode() for name, one in identities.items()}
         self.home = home
-        desk = EvidenceDesk(home / "evidence", "serve-1", identities["owner"].authority_pem.decode(), certificates)
+        desk = EvidenceDirectory(home / "evidence", "serve-1", identities["owner"].authority_pem.decode(), certificates)
         self.source = ModelSource(directory)
         self.examiner = StageExaminer(desk, self.source, 2)
         is_alive = alive or (lambda name: True)
@@ -96,7 +96,7 @@ class Scene:
         # a party that is shut out cannot send any more
         with contextlib.suppress(TransportError):
             while not self._over.is_set():
-                item = self.ends[name].receive(0.05)
+                item = self.ends[name].receive_item(0.05)
                 if isinstance(item, CheckedFrame) and not service.take_frame(item):
                     return
 

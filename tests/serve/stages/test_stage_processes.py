@@ -16,7 +16,7 @@ from stage_scene import ENGINE, texts_of, worker_file
 
 from phalanx.config import dump_toml
 from phalanx.errors import PhalanxError
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.serve.engine import BatchingEngine
 from phalanx.serve.stages import StagesConfig, open_staged_model, run_stage_worker
 from tiny_served import UNMARKED, add_key, running_server
@@ -30,7 +30,7 @@ PARTIES = [name for names in HOLDERS for name in names]
 def pki(tmp_path):
     create_authority(tmp_path / "pki")
     for name in ("owner", *PARTIES):
-        issue(tmp_path / "pki", name)
+        issue_certificate(tmp_path / "pki", name)
     return tmp_path / "pki"
 
 
@@ -57,7 +57,7 @@ def test_a_process_that_is_killed_in_mid_text_is_replaced_without_a_wrong_token(
         def kill_in_the_ninth(segments, hidden):
             num_steps.append(1)
             if len(num_steps) == 9:
-                os.kill(model.relay._is_alive.__self__.pid("back-1"), signal.SIGKILL)
+                os.kill(model.relay._is_alive.__self__.process_id("back-1"), signal.SIGKILL)
             return inner(segments, hidden)
 
         model.remote.run_stages = kill_in_the_ninth

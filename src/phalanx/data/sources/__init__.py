@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.config import any_kind, resolve
+from phalanx.config import any_kind, resolve_kind
 from phalanx.data.sources.dialogue import DialogueConfig as DialogueConfig, DialogueFiles
 from phalanx.data.sources.epub import EpubConfig as EpubConfig, EpubFiles
 from phalanx.data.sources.html import HtmlConfig as HtmlConfig, HtmlFiles
@@ -31,7 +31,7 @@ from phalanx.errors import DataError
 
 
 @dataclass(frozen=True)
-class SourceLine:
+class SourceEntry:
     """One line of the table.
 
     Attributes:
@@ -42,23 +42,23 @@ class SourceLine:
     open: Callable[[Any], Source]
 
 
-SOURCES: dict[str, SourceLine] = {
-    "python_manual": SourceLine(PythonManualConfig, PythonManual),
-    "python_docstrings": SourceLine(PythonDocstringsConfig, PythonDocstrings),
-    "text": SourceLine(TextConfig, TextFiles),
-    "jsonl": SourceLine(JsonlConfig, JsonlFiles),
-    "html": SourceLine(HtmlConfig, HtmlFiles),
-    "warc": SourceLine(WarcConfig, WarcFiles),
-    "parquet": SourceLine(ParquetConfig, ParquetFiles),
-    "csv": SourceLine(CsvConfig, CsvFiles),
-    "dialogue": SourceLine(DialogueConfig, DialogueFiles),
-    "mail": SourceLine(MailConfig, MailFiles),
-    "epub": SourceLine(EpubConfig, EpubFiles),
-    "code": SourceLine(CodeConfig, CodeFiles),
+SOURCES: dict[str, SourceEntry] = {
+    "python_manual": SourceEntry(PythonManualConfig, PythonManual),
+    "python_docstrings": SourceEntry(PythonDocstringsConfig, PythonDocstrings),
+    "text": SourceEntry(TextConfig, TextFiles),
+    "jsonl": SourceEntry(JsonlConfig, JsonlFiles),
+    "html": SourceEntry(HtmlConfig, HtmlFiles),
+    "warc": SourceEntry(WarcConfig, WarcFiles),
+    "parquet": SourceEntry(ParquetConfig, ParquetFiles),
+    "csv": SourceEntry(CsvConfig, CsvFiles),
+    "dialogue": SourceEntry(DialogueConfig, DialogueFiles),
+    "mail": SourceEntry(MailConfig, MailFiles),
+    "epub": SourceEntry(EpubConfig, EpubFiles),
+    "code": SourceEntry(CodeConfig, CodeFiles),
 }
 
 
-def any_of(sources: Mapping[str, SourceLine]) -> Any:
+def source_union(sources: Mapping[str, SourceEntry]) -> Any:
     """Return the type of a run file's section for one of these sources, or the user's own, by ``kind``."""
     return any_kind({name: entry.config for name, entry in sources.items()}, OwnSourceConfig)
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     SourceConfig = SourceSettings
 else:
     # at run time the table alone says which there are
-    SourceConfig = any_of(SOURCES)
+    SourceConfig = source_union(SOURCES)
 
 
 def open_source(config: SourceConfig) -> Source:
@@ -77,19 +77,21 @@ def open_source(config: SourceConfig) -> Source:
         DataError: The path holds nothing of this kind, or an extra is missing.
         ConfigError: It is the user's own and no source, or was not loaded.
     """
-    return resolve(config.kind, SOURCES, _own_line).open(config)
+    return resolve_kind(config.kind, SOURCES, _own_entry).open(config)
 
 
-def _own_line(kind: str, found: Any) -> SourceLine:
-    return SourceLine(OwnSourceConfig, lambda config: OwnSource(kind, found, config))
+def _own_entry(kind: str, found: Any) -> SourceEntry:
+    return SourceEntry(OwnSourceConfig, lambda config: OwnSource(kind, found, config))
 
 
 def no_text(config: SourceSettings) -> DataError:
     """Say that a source has nothing to learn from."""
     do, location = "remove it or give it another path", getattr(config, "path", None)
     if location is None:
-        return DataError(f"kind {config.kind!r}: holds no text; {do}").about(code="PHX-I012", key="data.sources", do=do)
+        return DataError(f"kind {config.kind!r}: holds no text; {do}").with_facts(
+            code="PHX-I012", key="data.sources", do=do
+        )
     state = "is empty" if is_empty(location) else "holds no text"
-    return DataError(f"{location}: {state}; {do}").about(
+    return DataError(f"{location}: {state}; {do}").with_facts(
         code="PHX-I012", file=str(location), key="data.sources", found=state, expected="text", do=do
     )

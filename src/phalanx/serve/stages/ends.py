@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from phalanx.errors import ModelError
-from phalanx.models import ModelSource, StageSpec, build_stage, tie
+from phalanx.models import ModelSource, StageSpec, build_stage, tie_head
 from phalanx.models.hub_files import GENERATION
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.stage import AbsentPart
@@ -62,7 +62,7 @@ def load_ends(directory: Path, source: ModelSource, front_layers: int, back_laye
     front = build_stage(source, StageSpec(0, 3, 0, front_layers), **options)
     back = build_stage(source, StageSpec(2, 3, num_layers - back_layers, num_layers), **options)
     if source.family.ties_head(source.hub_config):
-        tie(front, back)
+        tie_head(front, back)
     with quiet_transformers(), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(source.hub_config)
     if (directory / GENERATION).is_file():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from phalanx.config import StrictModel
 from phalanx.errors import EvidenceError, FrameError
-from phalanx.pipeline.evidence.checked import Pins, certified_peers, known_peer
+from phalanx.pipeline.evidence.checked import Pins, certified_peers, peer_lookup
 from phalanx.pipeline.evidence.files import (
     MAX_RECORD_BYTES,
     TensorFile,
@@ -23,7 +23,7 @@ from phalanx.pipeline.evidence.files import (
 )
 from phalanx.pipeline.protocol.messages import PassedOnHeader
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.rollouts.evidence import EvidenceDesk, explain_any_evidence
+from phalanx.rollouts.evidence import EvidenceDirectory, explain_any_evidence
 from phalanx.serve.stages.judgement import PieceRecord, StageBundle, StageVerdict, judge_stage_bundle
 from phalanx.transport import SignedHeader
 
@@ -49,7 +49,7 @@ class StageEvidence(StrictModel):
     tensors: TensorFile
 
 
-def write_stage_evidence(desk: EvidenceDesk, bundle: StageBundle, verdict: StageVerdict) -> StageVerdict:
+def write_stage_evidence(desk: EvidenceDirectory, bundle: StageBundle, verdict: StageVerdict) -> StageVerdict:
     """Write a bundle and its verdict as ``NAME.json`` with tensors beside it; an older file is never overwritten.
 
     Returns:
@@ -131,7 +131,7 @@ def explain_stage_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     fingerprint, peers = certified_peers(path, record, pins)
     verdict = record.verdict
     try:
-        again = judge_stage_bundle(_bundle_of(record, tensors), record.session, known_peer(peers))
+        again = judge_stage_bundle(_bundle_of(record, tensors), record.session, peer_lookup(peers))
     except (EvidenceError, FrameError) as exc:
         raise EvidenceError(f"{path}: {exc}") from exc
     if _verdict_core(again) != _verdict_core(verdict):

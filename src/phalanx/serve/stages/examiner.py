@@ -10,8 +10,8 @@ from torch import Tensor
 
 from phalanx.errors import EvidenceError, ModelError
 from phalanx.models import ModelSource, weights_digest
-from phalanx.pipeline.evidence.checked import Pins, certified_peers, known_peer
-from phalanx.rollouts.evidence import EvidenceDesk
+from phalanx.pipeline.evidence.checked import Pins, certified_peers, peer_lookup
+from phalanx.rollouts.evidence import EvidenceDirectory
 from phalanx.serve.stages.blocks import StageBlocks
 from phalanx.serve.stages.evidence import write_stage_evidence
 from phalanx.serve.stages.judgement import (
@@ -53,9 +53,9 @@ class StageExaminer:
         worst_distance: Largest distance of a piece that was within the tolerance.
     """
 
-    def __init__(self, desk: EvidenceDesk, source: ModelSource, kept_stages: int) -> None:
+    def __init__(self, desk: EvidenceDirectory, source: ModelSource, kept_stages: int) -> None:
         self._desk, self._source, self._kept_stages = desk, source, kept_stages
-        self._peer = known_peer(certified_peers(desk.directory, desk, Pins())[1])
+        self._peer = peer_lookup(certified_peers(desk.directory, desk, Pins())[1])
         self._blocks: OrderedDict[tuple[int, int], StageBlocks] = OrderedDict()
         self._convicted: set[str] = set()
         self._lock = threading.Lock()

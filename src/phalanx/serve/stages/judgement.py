@@ -18,7 +18,7 @@ from phalanx.errors import EvidenceError, FrameError, ModelError, SignatureError
 from phalanx.models import weights_digest
 from phalanx.pipeline.evidence.weighing import Limit, MessageClaim, weigh_message
 from phalanx.pipeline.protocol.message import Digest, OrderNumber, PartyName
-from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.pipeline.protocol.signed import StatementReader, to_signed
 from phalanx.pipeline.tolerance.distance import distance_to_truth
 from phalanx.rollouts.bundle import digest_of_answer
 from phalanx.security.crypto import Peer, digest_hex
@@ -126,7 +126,7 @@ class _Opened(NamedTuple):
     offer: StageOffer
     answer: StageAnswer
     owner: str
-    statements: Statements
+    statements: StatementReader
 
 
 def judge_stage_bundle(bundle: StageBundle, session: str, peer: Callable[[str], Peer]) -> StageVerdict | None:
@@ -143,7 +143,7 @@ def judge_stage_bundle(bundle: StageBundle, session: str, peer: Callable[[str], 
         Convicts nobody whose hidden states are within the tolerance of a control run of the very pieces, in the order
         and with the cache in which the party ran them, by weights and inputs under the party's own signature.
     """
-    statements = Statements(session, peer)
+    statements = StatementReader(session, peer)
     owner = bundle.offer.fields.sender
     offer = _open_header(statements, bundle.offer, (owner, bundle.party), StageOffer)
     answer = _open_header(statements, bundle.answer, (bundle.party, owner), StageAnswer)
@@ -175,7 +175,7 @@ def _judge_form(bundle: StageBundle, opened: _Opened) -> StageVerdict | None:
     for header, payload in ((bundle.step, bundle.sent), (bundle.answer, bundle.received)):
         if digest_hex(payload) != header.fields.payload_digest:
             raise EvidenceError(f"a payload is not the one that {header.fields.sender} signed")
-    if (opened.answer.step, step.offer) != (bundle.step.digest, opened.offer.digest):
+    if (opened.answer.step, step.offer) != (bundle.step.header_digest, opened.offer.digest):
         raise EvidenceError("the answer is to another step")
     links = _read_links(bundle, opened, step)
     fault = find_form_fault(step, opened.answer, bundle.sent, bundle.received, links)
@@ -287,10 +287,10 @@ def first_piece_off(distances: Sequence[float], tolerance: float) -> int | None:
     return next((number for number, distance in enumerate(distances) if not distance <= tolerance), None)
 
 
-def _open_header(statements: Statements, header: SignedHeader, link: tuple[str, str], kind: type[Any]) -> Any:
+def _open_header(statements: StatementReader, header: SignedHeader, link: tuple[str, str], kind: type[Any]) -> Any:
     table: Mapping[str, Any] = {**TO_HOLDER, **TO_SERVER}
     try:
-        opened = statements.frame(to_signed(header), link)
+        opened = statements.open_frame_header(to_signed(header), link)
         body = parse_body(table, opened.fields.kind, opened.fields.body)
     except (FrameError, SignatureError) as exc:
         raise EvidenceError(f"a header does not hold: {exc}") from exc

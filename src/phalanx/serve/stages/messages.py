@@ -8,7 +8,7 @@ from torch import Tensor
 from phalanx.config import StrictModel, canonical_json
 from phalanx.pipeline.protocol.message import Digest, OrderNumber, Size, Words
 from phalanx.security.crypto import digest_hex, in_domain
-from phalanx.transport import Body, by_kind
+from phalanx.transport import Body, bodies_by_kind
 from phalanx.transport.tensors import tensor_buffers
 
 MAX_POSITION = 1 << 24
@@ -134,8 +134,8 @@ class StagesEnd(Body):
     kind: ClassVar[str] = "stages_end"
 
 
-TO_HOLDER = by_kind((StageOffer, StageFilePart, StageStep, StagesEnd))
-TO_SERVER = by_kind((StageReady, StageAnswer, StageRefusal))
+TO_HOLDER = bodies_by_kind((StageOffer, StageFilePart, StageStep, StagesEnd))
+TO_SERVER = bodies_by_kind((StageReady, StageAnswer, StageRefusal))
 
 
 def first_link(offer: str, text: int) -> str:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, float32
 
-from phalanx.config import canonical_json, printable
+from phalanx.config import canonical_json, printable_text
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, PhalanxError, TransportError
 from phalanx.models import ModelSource, weights_digest
 from phalanx.rollouts.bundle import digest_of_answer
@@ -223,19 +223,21 @@ class StageRelay:
             self._checks.put(None)
             self._checker.join()
         with contextlib.suppress(DepartedError, TransportError):
-            while (item := self._endpoint.receive(0.0)) is not None:
+            while (item := self._endpoint.receive_item(0.0)) is not None:
                 self._take_item(item)
         for names in self._stages:
             for party in names:
                 # a party that is gone need not be told
                 with contextlib.suppress(TransportError):
-                    self._endpoint.send(party.name, StagesEnd.kind, {})
+                    self._endpoint.send_frame(party.name, StagesEnd.kind, {})
 
     def _offer_stage(self, name: str, index: int, offer: StageOffer, file: bytes) -> StageParty:
-        header = self._endpoint.send(name, offer.kind, offer.model_dump(mode="json"))
+        header = self._endpoint.send_frame(name, offer.kind, offer.model_dump(mode="json"))
         for offset in range(0, len(file), _PART_BYTES):
             part = StageFilePart(offer=offer.digest, offset=offset)
-            self._endpoint.send(name, part.kind, part.model_dump(mode="json"), [file[offset : offset + _PART_BYTES]])
+            self._endpoint.send_frame(
+                name, part.kind, part.model_dump(mode="json"), [file[offset : offset + _PART_BYTES]]
+            )
         party = self._parties[name] = StageParty(name, index, offer, header)
         return party
 
@@ -249,7 +251,7 @@ class StageRelay:
                     raise PeerLostError(f"{name}: its process ended before it had loaded its stage")
             if time.monotonic() > deadline:
                 raise PeerLostError(f"{', '.join(missing)}: not ready within {self._config.join_timeout_s:g} s")
-            item = self._endpoint.receive(_LOOK_EVERY_S)
+            item = self._endpoint.receive_item(_LOOK_EVERY_S)
             if item is not None:
                 self._take_item(item)
 
@@ -304,16 +306,16 @@ class StageRelay:
         party.order += 1
         sent = bytes(tensor_buffers(torch.cat([states for _, states in parts]).to(float32).contiguous()))
         try:
-            header = self._endpoint.send(party.name, step.kind, step.model_dump(mode="json"), [sent])
+            header = self._endpoint.send_frame(party.name, step.kind, step.model_dump(mode="json"), [sent])
         except (PeerLostError, PeerRefusedError) as exc:
             raise DepartedError(party.name, "lost", str(exc)) from exc
-        party.awaited = header.digest
+        party.awaited = header.header_digest
         frame = self._await_answer(party)
-        party.keep_answer(header.digest, frame.header)
+        party.keep_answer(header.header_digest, frame.header)
         answer, received = StageAnswer.model_validate_json(canonical_json(frame.body)), bytes(frame.payload)
         links = {transcript.number: transcript.link for transcript, _ in parts}
         if answer.offer != step.offer or find_form_fault(step, answer, sent, received, links) is not None:
-            previous = {t.pieces[-1].header.digest: t.pieces[-1].header for t, _ in parts if t.pieces}
+            previous = {t.pieces[-1].header.header_digest: t.pieces[-1].header for t, _ in parts if t.pieces}
             bundle = StageBundle(
                 party.name,
                 party.offer_header,
@@ -348,7 +350,7 @@ class StageRelay:
         deadline = time.monotonic() + self._config.answer_timeout_s
         while True:
             left_s = deadline - time.monotonic()
-            item = self._endpoint.receive(max(0.0, min(_LOOK_EVERY_S, left_s)))
+            item = self._endpoint.receive_item(max(0.0, min(_LOOK_EVERY_S, left_s)))
             is_answer = item is not None and self._take_item(item)
             if is_answer and isinstance(item, CheckedFrame) and item.sender == party.name:
                 return item
@@ -410,7 +412,7 @@ class StageRelay:
         raise DepartedError(party.name, "frames" if verdict is None else "convicted", reason)
 
     def _note_fault(self, name: str, cause: DepartureCause, reason: str) -> None:
-        self._faults.setdefault(name, DepartedError(name, cause, printable(reason, 200)))
+        self._faults.setdefault(name, DepartedError(name, cause, printable_text(reason, 200)))
 
     def _note_verdict(self, verdict: StageVerdict | None) -> None:
         """Record a conviction; any thread may."""
@@ -466,7 +468,7 @@ class StageRelay:
         if name in self.departures:
             return
         self.departures[name] = departure.cause
-        self._endpoint.refuse(name)
+        self._endpoint.evict_party(name)
         self._report("stage_lost", {"party": name, "cause": departure.cause, "reason": departure.reason})
 
     def _hand_over(self, text: ServedText, party: StageParty) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from phalanx.errors import ConfigError, ModelError, PhalanxError
 from phalanx.models import ModelSource
 from phalanx.models.directory import read_config
-from phalanx.rollouts.evidence import EvidenceDesk
+from phalanx.rollouts.evidence import EvidenceDirectory
 from phalanx.security.crypto import load_identity
 from phalanx.serve.engine import EngineSettings, HostedModel
 from phalanx.serve.engine.row_cache import RowCache
@@ -46,11 +46,11 @@ class StagedTextModel(TextModel):
         self._module, self._files_digest = module, files_digest
         super().__init__(directory)
 
-    def _load(self, directory: Path, device: str, kind: Any = None) -> Any:  # type: ignore[override]
+    def _load_model(self, directory: Path, device: str, kind: Any = None) -> Any:  # type: ignore[override]
         return self._module
 
     @cached_property
-    def digest(self) -> str:
+    def model_digest(self) -> str:
         """SHA-256 over the model's files, vocabulary and template; weights are not in one memory to be digested."""
         vocabulary = json.dumps(self._tokenizer.get_vocab(), sort_keys=True)
         template = "" if self._template is None else self._template.source
@@ -191,14 +191,14 @@ def open_staged_model(
                 patience_s=config.join_timeout_s,
             )
         )
-        desk = EvidenceDesk(
+        desk = EvidenceDirectory(
             home / EVIDENCE_FOLDER, joined.session, identity.authority_pem.decode(), joined.certificates
         )
         examiner = StageExaminer(desk, source, config.kept_stages)
-        is_alive = (lambda party: True) if processes is None else processes.is_alive
+        is_alive = (lambda party: True) if processes is None else processes.is_running
         relay = StageRelay(joined.endpoint, config, source, examiner, secrets.token_bytes(32), is_alive)
         stack.callback(relay.close)
-        relay.load_stages(layers, engine.max_rows + 1, engine.max_cache_tokens + text_model.window)
+        relay.load_stages(layers, engine.max_rows + 1, engine.max_cache_tokens + text_model.context_length)
         yield StagedModel(name, text_model, int(time.time()), relay=relay, remote=remote)
 
 

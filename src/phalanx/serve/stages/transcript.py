@@ -154,7 +154,7 @@ class ServedTextDraw:
 
     def is_drawn(self, text: int, transcripts: Sequence[StageTranscript]) -> bool:
         """Draw for one text."""
-        signed = [text, *(one.pieces[-1].header.digest for one in transcripts)]
+        signed = [text, *(one.pieces[-1].header.header_digest for one in transcripts)]
         number = int.from_bytes(hmac.digest(self._key, canonical_json(signed), "sha256")[:8], "big")
         return number < self._rate * 2**64
 

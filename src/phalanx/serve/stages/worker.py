@@ -170,7 +170,7 @@ class StageService:
             PeerLostError: The owner is gone, or serves another session by now.
             FrameError: What it sends is malformed.
         """
-        for item in link.frames():
+        for item in link.receive_frames():
             if not self.take_frame(item):
                 return
 
@@ -192,7 +192,7 @@ class StageService:
                     self._answer_step(body, item)
         except ModelError as exc:
             refusal = StageRefusal(reason=str(exc)[:500])
-            self._endpoint.send(self._owner, refusal.kind, refusal.model_dump(mode="json"))
+            self._endpoint.send_frame(self._owner, refusal.kind, refusal.model_dump(mode="json"))
         return True
 
     def _take_part(self, part: StageFilePart, payload: memoryview) -> None:
@@ -214,15 +214,15 @@ class StageService:
         self._offer, self._file = None, bytearray()
         self._holder.load_stage(offer, weights)
         ready = StageReady(offer=offer.digest)
-        self._endpoint.send(self._owner, ready.kind, ready.model_dump(mode="json"))
+        self._endpoint.send_frame(self._owner, ready.kind, ready.model_dump(mode="json"))
 
     def _answer_step(self, step: StageStep, item: CheckedFrame) -> None:
         if step.order <= self._order:
             # two answers to one step, which may differ in their last bits, would convict this party
             raise FrameError(f"step {step.order} came after step {self._order}")
         self._order = step.order
-        for answer, payload in self._holder.answer_step(step, item.header.digest, item.payload):
-            self._endpoint.send(self._owner, answer.kind, answer.model_dump(mode="json"), [payload])
+        for answer, payload in self._holder.answer_step(step, item.header.header_digest, item.payload):
+            self._endpoint.send_frame(self._owner, answer.kind, answer.model_dump(mode="json"), [payload])
 
 
 def run_stage_worker(config: StageWorkerConfig, holder: StageHolder | None = None) -> None:
@@ -240,4 +240,4 @@ def run_stage_worker(config: StageWorkerConfig, holder: StageHolder | None = Non
     settle_numerics(config.threads)
     with join_owner(config) as link:
         StageService(link.endpoint, config.owner_name, holder or StageHolder(config)).serve_frames(link)
-        link.endpoint.flush(config.transport.timeout_s)
+        link.endpoint.flush_frames(config.transport.timeout_s)

@@ -30,7 +30,7 @@ from phalanx.lab.bench.measure.harness import (
 )
 from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree
 from phalanx.models.packaged import open_packaged
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.serve import TextModel
 from phalanx.serve.engine import (
     BatchingEngine,
@@ -87,7 +87,7 @@ def _measure_rate(directory: Path, rate: float, tokens: int, right: dict[int, li
         pki = home / "pki"
         create_authority(pki)
         for name in ("owner", *(name for names in _PARTIES for name in names)):
-            issue(pki, name)
+            issue_certificate(pki, name)
         config = StagesConfig(
             identity=str(pki / "owner"),
             holders=_PARTIES,
