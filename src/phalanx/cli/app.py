@@ -32,6 +32,7 @@ from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.parties.rollout_worker import rollout_worker
 from phalanx.cli.parties.site import flower_app, nvflare_job, site
+from phalanx.cli.parties.stage_worker import stage_worker
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
@@ -87,7 +88,7 @@ app.command(epilog="Example: phalanx flower-app run.toml app")(flower_app)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)
 app.command(epilog="Examples: phalanx join phx1-...; phalanx join phx1-... --train train.csv --test test.csv")(join)
 app.command(epilog="Examples: phalanx peers runs/first; phalanx peers runs/first --revoke alice --reason stolen")(peers)
-for one in (client, site, worker, masked_worker, rollout_worker):
+for one in (client, site, worker, masked_worker, rollout_worker, stage_worker):
     app.command(epilog=f"Example: phalanx {one.__name__.replace('_', '-')} {one.__name__.split('_')[-1]}.toml")(one)
 app.command(
     epilog="Example: phalanx launch run.toml --set pipeline.pki=keys --dry-run\n\n"
@@ -104,7 +105,8 @@ app.command(
 app.command(
     epilog="Example: phalanx serve runs/first --access access\n\n"
     "Example: phalanx serve models/base --name base --adapter notes=adapters/notes --port 0 --json\n\n"
-    "Example: phalanx serve runs/first --host 0.0.0.0 --certificate server.pem --private-key server.key"
+    "Example: phalanx serve runs/first --host 0.0.0.0 --certificate server.pem --private-key server.key\n\n"
+    "Example: phalanx serve models/base --stages stages.toml"
 )(serve)
 app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
 app.command(epilog=DEPLOY_EPILOG)(deploy)

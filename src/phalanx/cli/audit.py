@@ -97,8 +97,8 @@ def explain(
     neither: the rest is the owner's word.
     """
     from phalanx.pipeline.evidence.explain import UNPROVED
-    from phalanx.rollouts.evidence import explain_any_evidence
+    from phalanx.serve.stages import explain_served_evidence
 
-    facts = explain_any_evidence(evidence_file, authority, session)
+    facts = explain_served_evidence(evidence_file, authority, session)
     print_figures(facts)
     return Answer(facts, exit_code=_NOT_PROVED if facts["conclusion"] == UNPROVED else 0)

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -32,10 +32,12 @@ from phalanx.serve.engine.hosted_model import Weights
 from phalanx.serve.filters import FiltersConfig, TextFilters
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark
 from phalanx.serve.observe import Gauge, ServerWatch, WatchConfig, WatchedServer, measure_models, read_texts
+from phalanx.serve.stages import StagedModel, StageRelay, StagesConfig, open_staged_model
 from phalanx.serve.where import open_text_model
 
 _log = logging.getLogger(__name__)
 _ORDERS_S = 1.0
+_NO_PREFIXES = {"max_owner_prefix_tokens": 0}
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class ServerPlan:
         has_chat_page: Whether browsers are shown the chat page at ``/``.
         page_names: Names under which a proxy lets browsers open the chat page.
         link_key: Id of a key, or its owner, that a link signs a browser on this machine in as.
+        stages: Parties that hold the middle layers of the one model; None runs all layers here.
     """
 
     models: Mapping[str, Path]
@@ -72,6 +75,7 @@ class ServerPlan:
     has_chat_page: bool = True
     page_names: tuple[str, ...] = ()
     link_key: str | None = None
+    stages: StagesConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -117,11 +121,16 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
     mark = TokenMark(plan.mark, None if plan.mark_keys is None else MarkKeyRing.read(plan.mark_keys).newest)
     if plan.num_threads:
         torch.set_num_threads(plan.num_threads)
-    with contextlib.closing(bind_socket(plan.listen)) as sock, Access.open(plan.access) as access:
+    with (
+        contextlib.closing(bind_socket(plan.listen)) as sock,
+        Access.open(plan.access) as access,
+        contextlib.ExitStack() as stack,
+    ):
         if access.key_store.fault is not None:
             raise KeyFileError(access.key_store.fault)
         link_key = find_link_key(plan, access.key_store)
-        models = _open_models(plan, access)
+        staged = None if plan.stages is None else stack.enter_context(_open_stages(plan, plan.stages, access))
+        models = _open_models(plan, access) if staged is None else [staged]
         tokens = {
             token.content
             for model in models
@@ -129,14 +138,16 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
             if token.special
         }
         filters = TextFilters(plan.filters, sorted(tokens))
-        with EnginePool(models, plan.engine, mark) as pool:
+        engine = plan.engine if staged is None else plan.engine.model_copy(update=_NO_PREFIXES)
+        with EnginePool(models, engine, mark) as pool:
             host, port = sock.getsockname()[:2]
             scheme = "http" if plan.listen.certificate is None else "https"
             address = f"[{host}]" if ":" in host else host
             url = f"{scheme}://{address}:{port}"
             secret = None if link_key is None else access.key_store.sessions.make_link(link_key)
             listening = Listening(url, pool.cards, None if secret is None else f"{url}/#link={secret}")
-            server = _Server(Service(pool, access, filters), plan, lambda: announce(listening))
+            relay = None if staged is None else staged.relay
+            server = _Server(Service(pool, access, filters), plan, lambda: announce(listening), relay)
             server.serve_on(sock)
 
 
@@ -165,6 +176,30 @@ def find_link_key(plan: ServerPlan, key_store: KeyStore) -> str | None:
             "give the id of a key, as `phalanx keys list` shows it"
         )
     return key_ids[0]
+
+
+@contextlib.contextmanager
+def _open_stages(plan: ServerPlan, config: StagesConfig, access: Access) -> Iterator[StagedModel]:
+    """Open the one model of a plan with stages; what does not go together with them is refused by name."""
+    refused = {
+        "--model": len(plan.models) > 1,
+        "--adapter": bool(plan.adapters),
+        "--int8": plan.weights != "float",
+        "--own-code": plan.own_code,
+    }
+    for option, is_given in refused.items():
+        if is_given:
+            raise ConfigError(f"{option}: is not served together with --stages; leave one of them out")
+    ((name, where),) = plan.models.items()
+    engine = plan.engine.model_copy(update=_NO_PREFIXES)
+
+    def announce(address: str) -> None:
+        _log.warning("stages: %s are awaited at %s", ", ".join(config.parties), address)
+
+    with open_staged_model(name, where, config, engine, plan.access, announce) as model:
+        yield model
+    # the last checks end behind the last answer
+    model.relay.listen(access.request_log.record_event)
 
 
 def _open_models(plan: ServerPlan, access: Access) -> list[HostedModel]:
@@ -206,8 +241,10 @@ def _describe_pool(pool: EnginePool, plan: ServerPlan) -> WatchedServer:
 class _Server:
     """One server from its start to its end."""
 
-    def __init__(self, service: Service, plan: ServerPlan, announce: Callable[[], None]) -> None:
-        self._service, self._announce, self._plan = service, announce, plan
+    def __init__(
+        self, service: Service, plan: ServerPlan, announce: Callable[[], None], relay: StageRelay | None = None
+    ) -> None:
+        self._service, self._announce, self._plan, self._relay = service, announce, plan, relay
         self._fault: DiskError | None = None
         self._watch = ServerWatch(plan.watch, _describe_pool(service.pool, plan), service.access.request_log)
         app = make_app(service, plan.bounds, is_ready=self._is_ready, lifespan=self._run_beside, watch=self._watch)
@@ -224,16 +261,37 @@ class _Server:
         access, cards = self._service.access, self._service.pool.cards
         sync, orders = asyncio.create_task(self._sync_or_stop()), asyncio.create_task(self._follow_orders())
         access.request_log.record_event("server_started", {card.id: card.digest for card in cards})
+        self._listen_to_stages(asyncio.get_running_loop())
         try:
             async with self._watch.run_checks():
                 yield
         finally:
+            if self._relay is not None:
+                self._relay.listen(None)
             for task in (sync, orders):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             if self._fault is None:
                 access.request_log.record_event("server_stopped", {})
+
+    def _listen_to_stages(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have what happens at stages written to the log, by the server's own task."""
+        if self._relay is None:
+            return
+
+        def tell(kind: str, facts: Mapping[str, str | int]) -> None:
+            loop.call_soon_threadsafe(self._record_event, kind, facts)
+
+        self._relay.listen(tell)
+
+    def _record_event(self, kind: str, facts: Mapping[str, str | int]) -> None:
+        try:
+            self._service.access.request_log.record_event(kind, facts)
+        except DiskError as exc:
+            _log.error("the server ends: %s", exc)
+            self._fault = exc
+            self._server.should_exit = True
 
     async def _sync_or_stop(self) -> None:
         try:

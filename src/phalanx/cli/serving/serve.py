@@ -63,6 +63,10 @@ def serve(
     chat_link: Annotated[
         str | None, typer.Option("--chat-link", metavar="KEY", help="Print a link that signs a browser in once.")
     ] = None,
+    stages: Annotated[
+        Path | None,
+        typer.Option("--stages", metavar="FILE.toml", help="Parties that hold the layers between the first and last."),
+    ] = None,
     own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
 ) -> Answer:
     """Serve a model by the protocols of OpenAI and Anthropic; every route needs a key of `phalanx keys create`."""
@@ -83,6 +87,7 @@ def serve(
     from phalanx.serve.marks import MarkPolicy
     from phalanx.serve.observe import WatchConfig, load_watch_config
     from phalanx.serve.server import Listening, ServerPlan, run_server
+    from phalanx.serve.stages import StagesConfig
 
     try:
         listen = ListenConfig(
@@ -118,6 +123,7 @@ def serve(
         has_chat_page=page,
         page_names=tuple(page_name or ()),
         link_key=chat_link,
+        stages=None if stages is None else load_config(stages, StagesConfig),
     )
 
     def announce(listening: Listening) -> None:

@@ -131,6 +131,8 @@ class ModelReply:
         if not isinstance(event, PromptRead):
             raise ModelError("the engine wrote before it had read")
         self.usage.reused_tokens += event.reused_tokens
+        if event.text is not None:
+            self.verdicts.append(f"stages:text-{event.text}")
         return event
 
     async def read_events(self) -> AsyncGenerator[ReplyEvent, None]:

@@ -66,6 +66,23 @@ def run_step(model: Any, ids: Tensor, positions: Tensor, segments: Sequence[Segm
     return logits
 
 
+def run_trunk(trunk: Any, hidden: Tensor, positions: Tensor, segments: Sequence[Segment]) -> Tensor:
+    """Run a model without embedding and head over hidden states ``[1, tokens, dim]``; return ``[tokens, dim]``."""
+    # a check may run inside of a step
+    outer, _STEP.segments = _STEP.segments, segments
+    try:
+        output = trunk(inputs_embeds=hidden, position_ids=positions, use_cache=False)
+    finally:
+        _STEP.segments = outer
+    states: Tensor = output.last_hidden_state[0]
+    return states
+
+
+def segments_of_step() -> Sequence[Segment]:
+    """Return the texts' tokens that this thread runs a model over at the moment."""
+    return _STEP.segments
+
+
 def run_states(model: Any, ids: Tensor, positions: Tensor, segments: Sequence[Segment]) -> Tensor:
     """Run a model without its head; return the last hidden states, ``[tokens, dim]``."""
     _STEP.segments = segments
@@ -77,7 +94,7 @@ def run_states(model: Any, ids: Tensor, positions: Tensor, segments: Sequence[Se
     return states
 
 
-def _attend_rows(
+def attend_rows(
     module: Any,
     query: Tensor,
     key: Tensor,
@@ -123,7 +140,7 @@ def adopt_attention(model: Any) -> None:
     ids = torch.tensor([[3, 1, 4, 1, 5]]) % model.get_input_embeddings().weight.shape[0]
     with torch.no_grad():
         expected = model(input_ids=ids, use_cache=False).logits[0, -1].float()
-        AttentionInterface.register(NAME, _attend_rows)
+        AttentionInterface.register(NAME, attend_rows)
         try:
             model.set_attn_implementation(NAME)
             actual = _logits_by_rows(model, ids)

@@ -221,6 +221,8 @@ class BatchingEngine:
                 f"{len(prompt)} prompt tokens and {request.max_tokens} new ones are more than the window of {window}",
                 "max_tokens",
             )
+        if request.n > 1 and not self.served.forks_texts:
+            raise BadRequestError("more than one choice is not served by a model in stages; send several requests", "n")
         max_tokens = min(asked, room)
         needed = (len(prompt) + max_tokens) * request.n
         if needed > self.settings.max_cache_tokens or request.n > self.settings.max_rows:
@@ -314,6 +316,8 @@ class BatchingEngine:
             self._end_job(job, fault)
 
     def _end_job(self, job: _Job, fault: PhalanxError | None) -> None:
+        for row in job.rows:
+            self.served.end_text(row.cache)
         job.stream.end(fault)
         self._rows = [row for row in self._rows if row.job is not job]
         if job.rows:
@@ -357,8 +361,8 @@ class BatchingEngine:
         try:
             with self.served.choose_adapter(job.adapter):
                 vectors = [self._embed_text(text) for text in job.texts]
-        except (RuntimeError, ValueError, IndexError) as exc:
-            _answer(job, ModelError(f"the model cannot go on: {exc}"))
+        except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
+            _answer(job, exc if isinstance(exc, PhalanxError) else ModelError(f"the model cannot go on: {exc}"))
         else:
             _answer(job, vectors)
 
@@ -366,7 +370,13 @@ class BatchingEngine:
         cache = RowCache(self.served.num_layers)
         cache.reserve_room(len(text))
         segments = [Segment(cache, 0, 0, len(text))]
-        states = run_states(self.served.module, torch.tensor([text]), torch.arange(len(text))[None], segments)
+        try:
+            states = run_states(self.served.module, torch.tensor([text]), torch.arange(len(text))[None], segments)
+            fault = self.served.find_text_fault(cache)
+            if fault is not None:
+                raise fault
+        finally:
+            self.served.end_text(cache)
         mean = states.float().mean(dim=0)
         vector: list[float] = (mean / mean.norm().clamp(min=1e-12)).tolist()
         return vector
@@ -397,7 +407,10 @@ class BatchingEngine:
                 self._score_prompt(row, logits[taken : taken + count])
             taken += count
             row.cached = row.cache.length = segment.start + segment.length
-            if is_last:
+            fault = self.served.find_text_fault(row.cache)
+            if fault is not None:
+                self._end_job(row.job, fault)
+            elif is_last:
                 ready.append((row, logits[taken - 1]))
         self._choose_tokens(ready)
 
@@ -464,7 +477,8 @@ class BatchingEngine:
     def _begin_choices(self, row: _Row) -> list[_Row]:
         """Return every choice of a prompt that is read, each with a cache of its own."""
         job = row.job
-        self._emit(job, PromptRead(len(job.prompt), job.reused_tokens, tuple(job.scores)))
+        number = self.served.find_text_number(row.cache)
+        self._emit(job, PromptRead(len(job.prompt), job.reused_tokens, tuple(job.scores), number))
         if self.settings.reproducible:
             self._prefixes.put_prefix(job.request.owner, job.adapter, job.prompt, row.cache)
         copies = [row.cache.copy_prefix(row.cache.length) for _ in range(job.request.n - 1)]

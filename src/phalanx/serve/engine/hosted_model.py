@@ -10,13 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from phalanx.errors import DataError, ModelError
+from phalanx.errors import DataError, ModelError, PhalanxError
 from phalanx.models.adapters.peft_files import WEIGHTS, read_adapter_keys
 from phalanx.serve.engine.attention import adopt_attention
 from phalanx.serve.engine.grammar import GrammarCompiler
 from phalanx.serve.engine.int8 import quantize_model
 from phalanx.serve.engine.packed import pack_model
 from phalanx.serve.engine.request import BadRequestError, GenerationRequest
+from phalanx.serve.engine.row_cache import RowCache
 from phalanx.serve.engine.text_assembler import TokenNames
 from phalanx.serve.engine.tools import ToolFormat, find_tool_format
 from phalanx.serve.text_model import TextModel
@@ -115,6 +116,22 @@ class HostedModel:
             return context
         self._peft.set_adapter(_slot_name(name), inference_mode=True)
         return nullcontext()
+
+    @property
+    def forks_texts(self) -> bool:
+        """Whether a text's keys and values can be copied: several choices, and prefixes that are used again."""
+        return True
+
+    def find_text_number(self, cache: RowCache) -> int | None:
+        """Return the number by which the log speaks of a text apart from its request; None where it does not."""
+        return None
+
+    def find_text_fault(self, cache: RowCache) -> PhalanxError | None:
+        """Return why a text must not go on; None where it may."""
+        return None
+
+    def end_text(self, cache: RowCache) -> None:
+        """Release the records of a text at other parties."""
 
     @property
     def module(self) -> Any:

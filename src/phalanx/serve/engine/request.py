@@ -156,11 +156,13 @@ class PromptRead:
     Attributes:
         reused_tokens: Tokens that were in the owner's cache.
         scores: Scores that `echo` asks for; None at the first token, which nothing comes before.
+        text: Number by which the log speaks of the text apart from its request; None where it does not.
     """
 
     num_tokens: int
     reused_tokens: int
     scores: tuple[TokenScore | None, ...] = ()
+    text: int | None = None
 
 
 @dataclass(frozen=True)

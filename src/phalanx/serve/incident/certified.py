@@ -66,7 +66,7 @@ def find_certified(
         except (CheckpointError, VerificationError) as exc:
             skipped.append(f"step {step}: {exc}")
             continue
-        digests = (model.model_digest, digest_with_int8(model.digest))
+        digests = (model.model_digest, digest_with_int8(model.model_digest))
         return CertifiedModel(checkpoint.resolve(), step, digests, proof.conclusion, tuple(skipped))
     reasons = "; ".join(skipped) or "the log lists none"
     raise CheckpointError(f"{run_dir}: no certified checkpoint is left: {reasons}")
