@@ -64,6 +64,8 @@ def _finish(result: object) -> int:
 
 
 def _fail(exc: PhalanxError, found: Mapping[str, Any]) -> int:
-    say_error(f"{exc} [{exc.facts['code']}]")
+    file = exc.facts.get("file", "")
+    place = f"{file}: " if file and os.path.basename(file) not in str(exc) else ""
+    say_error(f"{place}{exc} [{exc.facts['code']}]")
     say_object({**found, **error_object(exc)})
     return exc.exit_code
