@@ -52,7 +52,8 @@ class StagedBase(GuardedBase):
         if stray := [stage for attacker in self.attack.attackers for stage in attacker.stages if stage not in middle]:
             yield RefusedKeyError(
                 f"attack.stages has {stray}: only workers can attack, and they hold the middle stages "
-                f"{list(middle)}; the first and the last stage are the owner's",
+                f"{list(middle)}: the first and the last stage are the owner's; set attack.stages to some of the "
+                "middle ones",
                 key="attack.stages",
                 found=str(stray),
                 expected=f"some of {list(middle)}",
