@@ -340,7 +340,6 @@ def _encoded(
                 f"{name}: prompt and answer have {longest} tokens, more than data.sequence_length = {tokens}{why}; "
                 'raise it, or set data.preferences.too_long = "drop"'
             ).about(
-                code="PHX-I014",
                 file=name,
                 key="data.sequence_length",
                 found=f"{longest} tokens",
