@@ -62,17 +62,17 @@ chained, and some have keys that prove something: [the audit log](audit_log.md).
 """
 _WRITERS = {
     "metrics": {
-        "train/records/record.py": ("stepped",),
-        "train/records/device_use.py": ("row",),
-        "train/batches/scores.py": ("row", "validation_row"),
+        "train/records/record.py": ("record_step",),
+        "train/records/device_use.py": ("usage_figures",),
+        "train/batches/scores.py": ("metrics_row", "validation_row"),
         "train/batches/private.py": ("charged_figures",),
-        "train/batches/rollouts.py": ("_summed_up",),
-        "train/engines/federated_engine.py": ("_note",),
+        "train/batches/rollouts.py": ("_sum_up_draw",),
+        "train/engines/federated_engine.py": ("_note_round",),
         "train/sessions/split_parties.py": ("__init__",),
-        "telemetry/metrics.py": ("append",),
+        "telemetry/metrics.py": ("append_record",),
     },
     "summary": {
-        "train/records/summary.py": ("summarise", "_rewards", "_ends", "_preferences"),
+        "train/records/summary.py": ("summarise_run", "_reward_fields", "_ending_fields", "_preference_fields"),
         "train/records/trust.py": ("trust_figures",),
         "train/sessions/session.py": ("_leave_summary",),
     },
@@ -83,7 +83,7 @@ _NO_KEYS = {
 }
 """Keys of other objects that the same functions make."""
 _TOLD_BY_ENCLAVES = (ClientAppraised.kind, ClientEvidenceRefused.kind, EXCLUDED, REFUSED)
-_OBSERVERS = {"observe", "append", "tell", "write_entry"}
+_OBSERVERS = {"observe", "observe_event", "append_event", "log_event", "write_entry"}
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def _keys_in(node: ast.AST) -> set[str]:
 
 
 def _writes(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append"
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append_record"
 
 
 def _event_kinds() -> set[str]:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "cli")]
 from mistakes import MISTAKES, Mistake  # noqa: E402 - found beside the tests
 
-from phalanx.lab.bench.measure.machine import taken_on  # noqa: E402
+from phalanx.lab.bench.measure.machine import result_context  # noqa: E402
 
 _LONGEST = 300
 
@@ -36,7 +36,7 @@ def main() -> None:
     times = sorted(row["cpu_s"] for row in rows)
     sys.stdout.write(f"\nCPU time: median {times[len(times) // 2]:.2f} s, largest {times[-1]:.2f} s\n")
     if len(sys.argv) > 1:
-        header = {"name": "mistakes", "command": f"python {' '.join(sys.argv)}", **taken_on(os.getloadavg()[0])}
+        header = {"name": "mistakes", "command": f"python {' '.join(sys.argv)}", **result_context(os.getloadavg()[0])}
         Path(sys.argv[1]).write_text(json.dumps({**header, "rows": rows}, indent=1) + "\n")
 
 

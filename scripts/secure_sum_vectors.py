@@ -23,7 +23,7 @@ DROPPED = "clinic-d"
 class NoRounds:
     """A book of rounds for vectors, which are made again and again."""
 
-    def enter(self, run: str, number: int) -> None:
+    def enter_round(self, run: str, number: int) -> None:
         """Let it in."""
 
 
@@ -68,23 +68,23 @@ def make() -> dict[str, object]:
             take(message)
 
     left = [name for name in NAMES if name != DROPPED]
-    walk("advert", list(NAMES), server.take_advert, lambda one: one.join(server.invitation))
-    adverts = server.adverts()
-    walk("boxes", list(NAMES), server.take_boxes, lambda one: one.share(adverts))
-    deliveries, masked = server.deliveries(), {}
+    walk("advert", list(NAMES), server.take_advert, lambda one: one.join_round(server.invitation))
+    adverts = server.close_adverts()
+    walk("boxes", list(NAMES), server.take_boxes, lambda one: one.share_secrets(adverts))
+    deliveries, masked = server.close_boxes(), {}
     for weight, name in enumerate(left, start=1):
-        deposit = clients[name].mask(deliveries[name], values[name], weight)
+        deposit = clients[name].mask_values(deliveries[name], values[name], weight)
         said[name]["deposit"], masked[name] = deposit.message.decode(), deposit.values.tobytes().hex()
         server.take_deposit(deposit.message, deposit.values)
-    deposits = server.deposits()
-    walk("consent", left, server.take_consent, lambda one: one.consent(deposits))
-    consents = server.consents()
-    walk("release", left, server.take_release, lambda one: one.release(consents))
-    result = server.result()
+    deposits = server.close_deposits()
+    walk("consent", left, server.take_consent, lambda one: one.sign_consent(deposits))
+    consents = server.close_consents()
+    walk("release", left, server.take_release, lambda one: one.release_shares(consents))
+    result = server.unmask_sum()
     return {
         "terms": server.invitation.decode(),
-        "terms_digest": terms.digest,
-        "levels": terms.encoding.levels,
+        "terms_digest": terms.terms_digest,
+        "levels": terms.ring_encoding.max_level,
         "signing_keys": {one.name: one.signing_key.private_bytes_raw().hex() for one in (server_identity, *identities)},
         "drawn": drawn,
         "values": {name: list(map(float, one)) for name, one in values.items()},

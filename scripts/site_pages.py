@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 
 import phalanx
 from phalanx.cli.answers.tree import EXIT_CODES
-from phalanx.cli.outcome import command as phalanx_command
+from phalanx.cli.outcome import build_command as phalanx_command
 
 _OUTSIDE = re.compile(r"\[([^\]]*)\]\((?:\.\./)+((?:src|tests|examples|benchmarks|scripts)/[^)#]*|[A-Z]+\.md)[^)]*\)")
 _ERRORS = Path(phalanx.__file__).parent / "cli" / "answers" / "error_pages.md"
@@ -111,7 +111,7 @@ def _row(parameter: Any) -> str:
     shown = " ".join(parameter.opts) if parameter.opts[0].startswith("-") else parameter.metavar or parameter.name
     wants = f" {parameter.metavar}" if parameter.metavar and parameter.opts[0].startswith("-") else ""
     default = parameter.default
-    told = "required" if parameter.required else "" if default in (None, False, (), []) else f"`{default}`"
+    told = "required" if parameter.required_measures else "" if default in (None, False, (), []) else f"`{default}`"
     return f"| `{shown}{wants}` | {_cell(getattr(parameter, 'help', None) or '')} | {_cell(told)} |"
 
 

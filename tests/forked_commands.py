@@ -38,10 +38,10 @@ class _Server(ForkServer):
         self.__dict__ = server.__dict__
         self._listening = threading.Lock()
 
-    def listen(self, timeout_s: float) -> None:
-        """As `ForkServer.listen`, in short turns."""
+    def read_events(self, timeout_s: float) -> None:
+        """As `ForkServer.read_events`, in short turns."""
         with self._listening:
-            super().listen(min(timeout_s, 0.05))
+            super().read_events(min(timeout_s, 0.05))
 
 
 class ForkedCommand:
@@ -50,7 +50,7 @@ class ForkedCommand:
     def __init__(self, server: ForkServer, worker: ForkedWorker) -> None:
         self._worker = worker
         while (pid := worker.pid) is None and worker.poll() is None:
-            server.listen(1.0)
+            server.read_events(1.0)
         self.pid = pid or 0
 
     @property
@@ -97,7 +97,7 @@ class ForkedCommands:
         request = self._directory / f"{name}.json"
         known = {**os.environ, **environment}
         request.write_text(json.dumps([module, list(arguments), known, str(Path.cwd())]))
-        return self._opened().start(name, request, output)
+        return self._opened().start_worker(name, request, output)
 
     def _opened(self) -> ForkServer:
         if self._server is None or not self._server.is_open:
@@ -132,15 +132,15 @@ def _serve(request: Path) -> int:
 def _run(request: Path, arguments: Sequence[str]) -> int:
     """Run a command; its attackers are forked from this process as it is now."""
     from forked_workers import forked_workers
-    from phalanx.cli import run
+    from phalanx.cli import run_command
 
     server = fork_here(("forked_commands",), 1, _serve) if any("attack." in word for word in arguments) else None
     if server is None:
-        return run(arguments)
+        return run_command(arguments)
     directory = request.with_suffix("")
     directory.mkdir()
     with forked_workers(ForkedCommands(directory, server)):
-        return run(arguments)
+        return run_command(arguments)
 
 
 if __name__ == "__main__":

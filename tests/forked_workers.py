@@ -32,7 +32,7 @@ class ForkedRank(ChildProcess):
     def last_output(self, num_lines: int = 1) -> str:
         return last_lines(self._log, num_lines)
 
-    def _kill(self) -> None:
+    def _send_kill(self) -> None:
         self._command.kill()
 
 

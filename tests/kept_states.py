@@ -26,7 +26,7 @@ def kept_state(run: Path, step: int) -> dict[str, Tensor]:
     """Weights and moments behind a step, as the run's own checkpoint has them."""
     owner = load_identity(run / "pki" / "owner").public
     checkpoint = open_checkpoint(run / "checkpoints" / f"step-{step:08}", owner, run=None, config_digest=None)
-    return {name: tensor for stage in checkpoint.stages for name, tensor in checkpoint.tensors(stage).items()}
+    return {name: tensor for stage in checkpoint.stages for name, tensor in checkpoint.stage_tensors(stage).items()}
 
 
 def assert_same_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], within: float = WITHIN) -> None:

@@ -27,7 +27,7 @@ FACTS = DatasetFacts(
         SourceFacts(name="mails", kind="mail", fingerprint="2" * 64),
     ),
     tokenizer=TokenizerRecord(kind="bpe", vocab_size=VOCAB_SIZE, eos_id=0, digest="3" * 64),
-    recipe=RecipeRecord.of('kind = "length"\nleast = 3\n'),
+    recipe=RecipeRecord.from_content('kind = "length"\nleast = 3\n'),
     tools={"numpy": "2.0"},
 )
 
@@ -59,5 +59,5 @@ def make_dataset(
     with DatasetWriter(directory, dtype, shard_tokens, 256, seal) as writer:
         for number in range(documents):
             split = "validation" if number % 5 == 4 else "train"
-            writer.group("web" if number % 3 else "books", split).add(ids_of(number), entry_of(number))
-        return writer.finish(FACTS, signer or Identity.without_certificate("signer"))
+            writer.part_writer("web" if number % 3 else "books", split).add_document(ids_of(number), entry_of(number))
+        return writer.finish_dataset(FACTS, signer or Identity.without_certificate("signer"))

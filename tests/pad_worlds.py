@@ -26,10 +26,10 @@ class Disk:
     past: list[bytes | None] = field(default_factory=lambda: [None])
     cut: str = ""
 
-    def read(self):
+    def read_record(self):
         return self.data
 
-    def write(self, data):
+    def write_record(self, data):
         cut, self.cut = self.cut, ""
         if cut != "before":
             self.data = data
@@ -41,9 +41,9 @@ class Disk:
 class ForgetfulDisk(Disk):
     """Says that it has written and has not: what happens where a range is noted after its use, or never forced."""
 
-    def write(self, data):
+    def write_record(self, data):
         if self.data is None:
-            super().write(data)
+            super().write_record(data)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Counter:
     value: int = 7
     cut: str = ""
 
-    def read(self):
+    def read_count(self):
         return self.value
 
     def increment(self):
@@ -89,6 +89,6 @@ class StuckPads:
     def __init__(self, seed=0):
         self._seed = seed
 
-    def draw(self, rows, columns):
+    def draw_pad(self, rows, columns):
         values = np.random.default_rng(self._seed).integers(0, 2**31 - 1, (rows, columns), dtype=np.uint32)
         return Pad(0, values)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from phalanx.interrupts import interruptible, uninterrupted
+from phalanx.interrupts import allow_interrupts, hold_interrupts
 from phalanx.security.audit import AuditLog, verify_log
 from phalanx.security.crypto import Identity
 
@@ -24,7 +24,7 @@ def _listens():
 
 def test_a_run_in_the_background_heeds_no_ctrl_c():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with interruptible():
+    with allow_interrupts():
         signal.raise_signal(signal.SIGINT)
 
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -33,7 +33,7 @@ def test_a_run_in_the_background_heeds_no_ctrl_c():
 @SIGNALS
 def test_a_signal_ends_a_run_at_once_outside_of_a_block(number):
     done = []
-    with pytest.raises(KeyboardInterrupt), interruptible():
+    with pytest.raises(KeyboardInterrupt), allow_interrupts():
         signal.raise_signal(number)
         done.append("more")
 
@@ -43,21 +43,21 @@ def test_a_signal_ends_a_run_at_once_outside_of_a_block(number):
 @SIGNALS
 def test_a_signal_waits_for_the_end_of_the_outermost_block(number):
     done = []
-    with interruptible():
-        with pytest.raises(KeyboardInterrupt), uninterrupted():
-            with uninterrupted():
+    with allow_interrupts():
+        with pytest.raises(KeyboardInterrupt), hold_interrupts():
+            with hold_interrupts():
                 signal.raise_signal(number)
                 done.append("inner")
             done.append("outer")
-        with uninterrupted():
+        with hold_interrupts():
             done.append("no signal is told twice")
 
     assert done == ["inner", "outer", "no signal is told twice"]
 
 
 def test_a_block_that_fails_lets_the_next_signal_through():
-    with interruptible():
-        with pytest.raises(ValueError, match="broken"), uninterrupted():
+    with allow_interrupts():
+        with pytest.raises(ValueError, match="broken"), hold_interrupts():
             raise ValueError("broken")
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
@@ -68,7 +68,7 @@ def test_the_callers_own_handlers_stay_or_come_back():
     old = signal.signal(signal.SIGINT, lambda *_: taken.append("mine"))
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with interruptible():
+        with allow_interrupts():
             signal.raise_signal(signal.SIGINT)
             assert signal.getsignal(signal.SIGTERM) is not before
     finally:
@@ -82,7 +82,7 @@ def test_other_threads_have_no_handlers_to_change():
     found = []
 
     def run():
-        with interruptible(), uninterrupted():
+        with allow_interrupts(), hold_interrupts():
             found.append(signal.getsignal(signal.SIGINT))
 
     before = signal.getsignal(signal.SIGINT)
@@ -103,11 +103,11 @@ def test_an_interrupted_line_of_the_log_is_whole_and_the_next_one_follows_it(tmp
         signal.raise_signal(number)
         return written
 
-    with AuditLog(path, OWNER, "run") as log, interruptible():
+    with AuditLog(path, OWNER, "run") as log, allow_interrupts():
         monkeypatch.setattr(os, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            log.append("checkpoint", {"step": 3})
-        log.append("run_stopped", {"status": "interrupted"})
-        head = log.head
+            log.append_event("checkpoint", {"step": 3})
+        log.append_event("run_stopped", {"status": "interrupted"})
+        head = log.current_head
 
     assert verify_log(path, OWNER.public, head, "run").kinds == {"checkpoint": 1, "run_stopped": 1}

@@ -32,15 +32,15 @@ def write_tiny_dataset(
     with DatasetWriter(home, "<u2", 500, 256) as writer:
         for group, texts in groups.items():
             for number, text in enumerate(texts):
-                (ids,) = tokenizer.encode([text])
+                (ids,) = tokenizer.encode_texts([text])
                 entry = DocumentEntry(document_digest(text), 0, f"{group}/{number}", {"quality": number % 7 / 7})
                 split = "validation" if number % 5 == 4 else "train"
-                writer.group(group, split).add(np.array([*ids, tokenizer.eos_id]), entry)
+                writer.part_writer(group, split).add_document(np.array([*ids, tokenizer.eos_id]), entry)
         facts = DatasetFacts(
             sources=(SourceFacts(name="made", kind="text", fingerprint="1" * 64),),
             tokenizer=record,
-            recipe=RecipeRecord.of(recipe),
+            recipe=RecipeRecord.from_content(recipe),
         )
-        writer.finish(facts, Identity.without_certificate("signer"))
+        writer.finish_dataset(facts, Identity.without_certificate("signer"))
     (home / "tokenizer.json").write_bytes(content)
     return tokenizer

@@ -48,16 +48,16 @@ class ChildProcess(ABC):
         """Wait for its end; None where it has not ended in time."""
 
     @abstractmethod
-    def _kill(self) -> None:
+    def _send_kill(self) -> None:
         """Have it ended at once; its end need not be seen yet."""
 
     def kill(self) -> None:
         """End it at once."""
         if self.poll() is None:
-            self._kill()
+            self._send_kill()
             self.wait(_SECONDS_TO_END)
 
-    def end(self, timeout_s: float = _SECONDS_TO_END) -> None:
+    def end_or_kill(self, timeout_s: float = _SECONDS_TO_END) -> None:
         """Give it, which has been told to end, a moment; then kill it."""
         if self.wait(timeout_s) is None:
             self.kill()
@@ -75,7 +75,6 @@ class PythonProcess(ChildProcess):
 
     Args:
         command: The module and its arguments.
-        environment: Variables beside the starter's.
         log: Gets its output; where it is left out, that is the starter's.
         renew: Whether the log begins anew.
         piped: Whether standard input and output are pipes for lines of text; the log then gets standard error alone.
@@ -133,7 +132,7 @@ class PythonProcess(ChildProcess):
         """The last lines of its log, for an error message."""
         return "(no output)" if self._log is None else last_lines(self._log, num_lines)
 
-    def _kill(self) -> None:
+    def _send_kill(self) -> None:
         self.popen.kill()
 
 

@@ -71,11 +71,11 @@ class PhalanxError(Exception):
     code = "PHX-A001"
 
     @property
-    def facts(self) -> dict[str, str]:
+    def error_facts(self) -> dict[str, str]:
         """What a program may want to know beside the message; the code may be narrower than that of the class."""
         return {"code": self.code, **self.__dict__.get("_facts", {})}
 
-    def about(self, **facts: str) -> Self:
+    def with_facts(self, **facts: str) -> Self:
         """Add facts, of `FACTS`; return the error itself."""
         self.__dict__["_facts"] = {**self.__dict__.get("_facts", {}), **facts}
         return self
@@ -253,7 +253,7 @@ class IsolationError(VerificationError):
 
 
 class RefusedEvidenceError(VerificationError, ReasonedError):
-    """Attestation evidence was appraised and refused; `reason` is of `phalanx.security.tee.Reason`."""
+    """Attestation evidence was appraised and refused; `reason` is of `phalanx.security.tee.RefusedEvidenceReason`."""
 
     code = "PHX-V080"
 

@@ -13,12 +13,12 @@ class _Interrupts:
         self.sections = 0
         self.is_pending = False
 
-    def take(self, signum: int, frame: object) -> None:
+    def handle_signal(self, signum: int, frame: object) -> None:
         self.is_pending = self.sections > 0
         if not self.is_pending:
             raise KeyboardInterrupt
 
-    def leave(self) -> None:
+    def leave_section(self) -> None:
         self.sections -= 1
         if self.is_pending and self.sections == 0:
             self.is_pending = False
@@ -29,7 +29,7 @@ _INTERRUPTS = _Interrupts()
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
+def allow_interrupts() -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does, and both wait for `uninterrupted` blocks; only the main thread may say so.
 
     The caller's own handlers come back afterwards. A handler of Ctrl-C that is not Python's own stays.
@@ -40,7 +40,7 @@ def interruptible() -> Iterator[None]:
     numbers = [signal.SIGTERM]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         numbers.append(signal.SIGINT)
-    old = {number: signal.signal(number, _INTERRUPTS.take) for number in numbers}
+    old = {number: signal.signal(number, _INTERRUPTS.handle_signal) for number in numbers}
     try:
         yield
     finally:
@@ -49,7 +49,7 @@ def interruptible() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def hold_interrupts() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM wait for the end of the block, for what must be done wholly or not at all.
 
     Raises:
@@ -62,4 +62,4 @@ def uninterrupted() -> Iterator[None]:
     try:
         yield
     finally:
-        _INTERRUPTS.leave()
+        _INTERRUPTS.leave_section()

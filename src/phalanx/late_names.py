@@ -15,9 +15,6 @@ def late_names(package: str) -> Callable[[str], Any]:
     The block ``if TYPE_CHECKING:`` is the one list of these names. Define ``__getattr__`` where type checkers do not
     look: they would take every name for known.
 
-    Args:
-        package: Its name.
-
     Raises:
         AttributeError: (from what is returned) The package has no such name.
         ImportError: (from what is returned) A name is that of its own module, which would be found in its place.

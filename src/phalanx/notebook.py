@@ -27,9 +27,6 @@ class Run(dict[str, Any]):
     """A run directory, finished or not: a mapping of what ``summary.json`` holds, and empty while there is none.
 
     A notebook shows it as its report, in a frame that runs no script and loads nothing.
-
-    Attributes:
-        directory: The run directory.
     """
 
     def __init__(self, directory: Path, summary: dict[str, Any]) -> None:
@@ -170,7 +167,6 @@ def generate(
         prompt: A text; or the messages of a chat, each with ``role`` and ``content``.
         sampling: Fields of `phalanx.serve.SamplingRule`, for example ``{"max_new_tokens": 40, "temperature": 0.0}``.
         own_code: Code of the user's own that the run directory keeps may be run.
-        device: Of torch.
         stages: Into how many processes of this machine the layers are cut; they end when it has written.
 
     Returns:
@@ -190,12 +186,12 @@ def generate(
         first = exc.errors()[0]
         raise ConfigError(f"generate: {'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
     if isinstance(where, TextModel):
-        return _written(where, prompt if isinstance(prompt, str) else chat or [], rule)
+        return _complete_text(where, prompt if isinstance(prompt, str) else chat or [], rule)
     path = where.directory if isinstance(where, Run) else Path(where)
     with contextlib.closing(open_text_model(path, own_code=own_code, device=device, stages=stages)) as model:
-        return _written(model, prompt if isinstance(prompt, str) else chat or [], rule)
+        return _complete_text(model, prompt if isinstance(prompt, str) else chat or [], rule)
 
 
-def _written(model: "TextModel", prompt: "str | list[ChatMessage]", rule: "SamplingRule") -> str:
-    ids = model.prompt(prompt) if isinstance(prompt, str) else model.chat_prompt(prompt)
-    return model.complete(ids, rule).text
+def _complete_text(model: "TextModel", prompt: "str | list[ChatMessage]", rule: "SamplingRule") -> str:
+    ids = model.encode_prompt(prompt) if isinstance(prompt, str) else model.chat_prompt(prompt)
+    return model.complete_prompt(ids, rule).text

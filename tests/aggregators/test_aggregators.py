@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from phalanx.aggregators import AGGREGATORS, PRE_STEPS, aggregate, squared_distances
+from phalanx.aggregators import AGGREGATORS, PRE_STEPS, aggregate_updates, squared_distances
 from phalanx.aggregators.centered_clipping import clip_around
 from phalanx.errors import ConfigError
 
@@ -25,7 +25,7 @@ def honest(clients: int, values: int = 50, seed: int = 0) -> torch.Tensor:
 def test_equal_updates_come_out_as_they_are(rule, clients):
     updates = torch.arange(7.0).repeat(clients, 1)
 
-    found = aggregate(updates, rule, AGGREGATORS[rule].most_byzantine(clients))
+    found = aggregate_updates(updates, rule, AGGREGATORS[rule].max_byzantine(clients))
 
     assert torch.allclose(found, updates[0])
     assert found.dtype == updates.dtype
@@ -36,10 +36,10 @@ def test_equal_updates_come_out_as_they_are(rule, clients):
 @pytest.mark.parametrize("before", [(), ("nnm",)], ids=["alone", "nnm"])
 def test_a_rule_holds_at_its_breakdown_point(rule, lie, before):
     clients = 11
-    byzantine = min(AGGREGATORS[rule].most_byzantine(clients), 4)
+    byzantine = min(AGGREGATORS[rule].max_byzantine(clients), 4)
     updates = torch.cat([honest(clients - byzantine), torch.full((byzantine, 50), lie, dtype=torch.float64)])
 
-    found = aggregate(updates, rule, byzantine, before)
+    found = aggregate_updates(updates, rule, byzantine, before)
 
     assert (found - 1).abs().max() < 0.8
 
@@ -48,15 +48,15 @@ def test_a_rule_holds_at_its_breakdown_point(rule, lie, before):
 def test_one_liar_moves_the_mean_wherever_it_likes(rule):
     updates = torch.cat([honest(10), torch.full((1, 50), 1e6, dtype=torch.float64)])
 
-    assert (aggregate(updates, rule, 0) - 1).abs().min() > 1e4
+    assert (aggregate_updates(updates, rule, 0) - 1).abs().min() > 1e4
 
 
 @pytest.mark.parametrize("rule", ROBUST)
 def test_one_more_than_a_rule_stands_is_refused_with_the_number(rule):
-    most = AGGREGATORS[rule].most_byzantine(9)
+    most = AGGREGATORS[rule].max_byzantine(9)
 
     with pytest.raises(ConfigError, match=f"stands {most} at most"):
-        aggregate(honest(9), rule, most + 1)
+        aggregate_updates(honest(9), rule, most + 1)
 
 
 @pytest.mark.parametrize("rule", AGGREGATORS)
@@ -66,28 +66,28 @@ def test_a_rule_takes_no_statistics_of_what_is_not_finite(rule, bad):
     updates[3, 3] = bad
 
     with pytest.raises(ConfigError, match="admission"):
-        aggregate(updates, rule, 0)
+        aggregate_updates(updates, rule, 0)
 
 
 @pytest.mark.parametrize("updates", [torch.zeros(3), torch.zeros(0, 3), torch.zeros(3, 2, dtype=torch.int64)])
 def test_what_is_no_matrix_of_updates_is_refused(updates):
     with pytest.raises(ConfigError, match="expected a float matrix"):
-        aggregate(updates, "median", 0)
+        aggregate_updates(updates, "median", 0)
 
 
 def test_unknown_names_are_refused_with_the_choices():
     with pytest.raises(ConfigError, match="'mediam'; choices: mean, median"):
-        aggregate(honest(3), "mediam", 0)
+        aggregate_updates(honest(3), "mediam", 0)
     with pytest.raises(ConfigError, match="'krum'; choices"):
-        aggregate(honest(3), "median", 0, ("krum",))
+        aggregate_updates(honest(3), "median", 0, ("krum",))
 
 
 @pytest.mark.parametrize("rule", AGGREGATORS)
 def test_the_order_of_clients_does_not_matter(rule):
     updates = torch.cat([honest(8), honest(3, seed=5) * 3])
-    byzantine = min(3, AGGREGATORS[rule].most_byzantine(11))
+    byzantine = min(3, AGGREGATORS[rule].max_byzantine(11))
 
-    first, second = aggregate(updates, rule, byzantine), aggregate(updates.flip(0), rule, byzantine)
+    first, second = aggregate_updates(updates, rule, byzantine), aggregate_updates(updates.flip(0), rule, byzantine)
 
     assert torch.allclose(first, second, rtol=1e-6)
 
@@ -95,12 +95,12 @@ def test_the_order_of_clients_does_not_matter(rule):
 def test_closed_forms_of_few_values():
     updates = torch.tensor([[0.0], [1.0], [2.0], [10.0]])
 
-    assert aggregate(updates, "median", 0).item() == 1.5
-    assert aggregate(updates, "trimmed_mean", 1).item() == 1.5
-    assert aggregate(updates, "mda", 1).item() == 1.0
-    assert aggregate(updates, "mean", 0).item() == 3.25
-    assert aggregate(torch.tensor([[0.0], [1.0], [1.5], [9.0], [-9.0]]), "krum", 1).item() == 1.5
-    assert aggregate(torch.tensor([[0.0, 0], [2, 0], [1, 3**0.5]]), "geometric_median", 0) == pytest.approx(
+    assert aggregate_updates(updates, "median", 0).item() == 1.5
+    assert aggregate_updates(updates, "trimmed_mean", 1).item() == 1.5
+    assert aggregate_updates(updates, "mda", 1).item() == 1.0
+    assert aggregate_updates(updates, "mean", 0).item() == 3.25
+    assert aggregate_updates(torch.tensor([[0.0], [1.0], [1.5], [9.0], [-9.0]]), "krum", 1).item() == 1.5
+    assert aggregate_updates(torch.tensor([[0.0, 0], [2, 0], [1, 3**0.5]]), "geometric_median", 0) == pytest.approx(
         [1, 3**-0.5]
     )
     assert clip_around(torch.tensor([[4.0], [-1.0]]), torch.zeros(1), 2.0, 1).item() == 0.5
@@ -141,7 +141,7 @@ def test_byzfl_gives_the_same_answer(name, given):
     elif name == "centered_clipping":
         found = clip_around(updates, torch.zeros(updates.shape[1], dtype=torch.float64), 1.5, 3)
     else:
-        found = aggregate(updates, name, case["byzantine"])
+        found = aggregate_updates(updates, name, case["byzantine"])
 
     assert (found - expected).abs().max() <= 1e-6
 
@@ -165,6 +165,6 @@ def test_the_filter_by_inner_products_is_the_filter_by_the_covariance(given):
     case = ORACLE["inputs"][given]
     updates = torch.tensor(case["updates"], dtype=torch.float64)
 
-    found = aggregate(updates, "caf", case["byzantine"])
+    found = aggregate_updates(updates, "caf", case["byzantine"])
 
     assert torch.allclose(found, dense_caf(updates, case["byzantine"]), rtol=1e-6)

@@ -10,8 +10,8 @@ from phalanx.align import ModelJudge, PairChoice, ResumableRows, Revision, read_
 from phalanx.align.choice import by_principles, by_worth, chosen_figures
 from phalanx.align.principles import Constitution
 from phalanx.align.revision import revised_figures
-from phalanx.data.chat import conversation_of
-from phalanx.data.preferences.preference import preference_of
+from phalanx.data.chat import parse_conversation
+from phalanx.data.preferences.preference import parse_preference
 from phalanx.errors import ConfigError, DataError, ModelError
 
 PRINCIPLES = {
@@ -40,9 +40,9 @@ def replies(chat, seed):
 
 def revised(writer, prompts, path, batch=3):
     loop = Revision(writer, CONSTITUTION, prompts, rounds=2, seed=5)
-    file = ResumableRows(path, loop.lineage, batch)
+    file = ResumableRows(path, loop.revision_lineage, batch)
     rows = file.make_all(len(prompts), loop.make_rows, silent)
-    return file.finish(*revised_figures(rows))
+    return file.finish_file(*revised_figures(rows))
 
 
 def test_a_row_is_the_prompt_with_the_last_revision_and_says_how_it_came_about(prompts, tmp_path):
@@ -52,9 +52,9 @@ def test_a_row_is_the_prompt_with_the_last_revision_and_says_how_it_came_about(p
     assert len(rows) == told["rows"] == told["changed"] == 7
     assert sum(told["drawn"].values()) == 14
     for row, prompt in zip(rows, prompts, strict=True):
-        talk = conversation_of(row)
+        talk = parse_conversation(row)
         assert [one.role for one in talk.messages] == ["user", "assistant"]
-        assert talk.messages[0].content == prompt.text
+        assert talk.messages[0].content == prompt.readable_text
         assert talk.messages[1].content == row["revisions"][-1]["revision"]
         for step in row["revisions"]:
             number = {"first": "1", "second": "2"}[step["principle"]]
@@ -91,12 +91,12 @@ def test_rows_of_another_model_are_neither_gone_on_with_nor_overwritten(prompts,
 
     loop = Revision(FakeWriter(replies), CONSTITUTION, prompts, rounds=2, seed=6)
     with pytest.raises(DataError, match="was made with another value of seed; give"):
-        ResumableRows(out, loop.lineage, 3).done()
+        ResumableRows(out, loop.revision_lineage, 3).read_lineage()
     same = Revision(FakeWriter(replies), CONSTITUTION, prompts, rounds=2, seed=5)
-    assert ResumableRows(out, same.lineage, 3).done()["rows"] == 7
+    assert ResumableRows(out, same.revision_lineage, 3).read_lineage()["rows"] == 7
     out.write_bytes(out.read_bytes() + b"{}\n")
     with pytest.raises(DataError, match="was changed since it was made"):
-        ResumableRows(out, same.lineage, 3).done()
+        ResumableRows(out, same.revision_lineage, 3).read_lineage()
 
 
 def test_a_model_that_says_nothing_keeps_its_answer_and_a_silent_answer_is_left_out(prompts, tmp_path):
@@ -142,7 +142,7 @@ def test_the_order_of_the_answers_decides_nothing_where_a_judge_is_biased(prompt
     assert len(honest) == 7
     for row in biased:
         assert row["chosen"] > row["rejected"]
-        said = [answer.plain for answer in preference_of(row, "pairs").answers]
+        said = [answer.plain_text for answer in parse_preference(row, "pairs").answers]
         assert said == [row["chosen"], row["rejected"]]
 
 
@@ -229,9 +229,9 @@ def test_a_model_judges_by_the_odds_of_two_letters():
 
     judge = ModelJudge(Letters(replies))
 
-    assert judge.decide("even") == 0.5
-    assert judge.decide("a") == pytest.approx(0.75)
-    assert 0.0 <= judge.decide("far") < 1e-100
+    assert judge.first_probability("even") == 0.5
+    assert judge.first_probability("a") == pytest.approx(0.75)
+    assert 0.0 <= judge.first_probability("far") < 1e-100
 
 
 def test_principles_without_a_question_cannot_choose():

@@ -34,17 +34,17 @@ def test_both_shapes_of_a_file_say_the_same(tmp_path):
 
     one, other = read(tmp_path, TWO), read(tmp_path, lines, "p.jsonl")
 
-    assert one.digest == other.digest
+    assert one.constitution_digest == other.constitution_digest
     assert [each.name for each in one.with_texts("choose").principle] == ["kind"]
 
 
 def test_a_draw_is_a_function_of_seed_and_place_and_keeps_to_the_weights(tmp_path):
     found = read(tmp_path, TWO)
 
-    drawn = Counter(found.draw(1, place).name for place in range(2000))
+    drawn = Counter(found.draw_principle(1, place).name for place in range(2000))
 
-    assert found.draw(1, 5, 0) == found.draw(1, 5, 0)
-    assert [found.draw(1, n) for n in range(40)] != [found.draw(2, n) for n in range(40)]
+    assert found.draw_principle(1, 5, 0) == found.draw_principle(1, 5, 0)
+    assert [found.draw_principle(1, n) for n in range(40)] != [found.draw_principle(2, n) for n in range(40)]
     # 3 of 4, four standard deviations
     assert abs(drawn["short"] - 1500) < 80
 

@@ -7,9 +7,15 @@ import pytest
 
 from align.fake_writer import BiasedJudge, FakeWriter
 from phalanx.align import SafetyCheck, feedback_rows, read_outcomes, safety_prompts
-from phalanx.align.safety import hook_prompts, rate, refusal_by_judge, refusal_by_patterns, safety_figures
-from phalanx.data.chat import conversation_of
-from phalanx.data.preferences.preference import preference_of
+from phalanx.align.safety import (
+    hook_prompts,
+    refusal_by_judge,
+    refusal_by_patterns,
+    safety_figures,
+    share_with_interval,
+)
+from phalanx.data.chat import parse_conversation
+from phalanx.data.preferences.preference import parse_preference
 from phalanx.errors import ConfigError, DataError
 
 LINES = (
@@ -76,21 +82,21 @@ def test_a_judge_decides_where_words_do_not(tmp_path):
     [(0, 40, 0.0, 0.0876), (20, 40, 0.3520, 0.6480), (39, 40, 0.8712, 0.9956), (1, 1, 0.2065, 1.0)],
 )
 def test_an_interval_is_wilsons(count, of, low, high):
-    found = rate(count, of)
+    found = share_with_interval(count, of)
 
     assert (found["low"], found["high"]) == pytest.approx((low, high), abs=1e-4)
     assert found["low"] <= found["share"] <= found["high"]
 
 
 def test_nothing_counted_is_no_share():
-    assert rate(0, 0)["share"] is None
+    assert share_with_interval(0, 0)["share"] is None
 
 
 def test_the_set_of_this_package_has_as_many_harmless_look_alikes_as_harmful_prompts():
     found = safety_prompts(None)
 
     assert Counter(one.record["harmful"] for one in found) == {True: 40, False: 40}
-    assert len({one.text for one in found}) == 80
+    assert len({one.readable_text for one in found}) == 80
 
 
 @pytest.mark.parametrize(
@@ -142,12 +148,12 @@ def test_outcomes_become_pairs_and_conversations(tmp_path):
     pairs, of_pairs = feedback_rows(read_outcomes(path), "pairs", "I will not.")
     talks, of_talks = feedback_rows(read_outcomes(path), "conversations", "I will not.")
 
-    assert [tuple(one.plain for one in preference_of(row, "pairs").answers) for row in pairs] == [
+    assert [tuple(one.plain_text for one in parse_preference(row, "pairs").answers) for row in pairs] == [
         ("I will not.", "it is 42"),
         ("left", SAYS["the way ?"]),
     ]
     assert of_pairs == {"violation": 1, "right, which no pair is made of": 2, "over-refusal": 1}
-    assert [conversation_of(row).messages[-1].content for row in talks] == [
+    assert [parse_conversation(row).messages[-1].content for row in talks] == [
         "I will not.",
         "I can't say.",
         "left",

@@ -80,15 +80,20 @@ def judge():
 
 
 def test_a_server_says_a_or_b(judge):
-    assert [ServerJudge(judge).decide(said) for said in ("A", "B", " (a)\n", "**B**.")] == [1.0, 0.0, 1.0, 0.0]
+    assert [ServerJudge(judge).first_probability(said) for said in ("A", "B", " (a)\n", "**B**.")] == [
+        1.0,
+        0.0,
+        1.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("said", ["A or B", "both", "", "break", "odd", "page"])
 def test_anything_else_is_refused_with_what_to_do(judge, said):
     with pytest.raises(RewardError, match="finished rows are reused") as caught:
-        ServerJudge(judge).decide(said)
+        ServerJudge(judge).first_probability(said)
 
-    assert caught.value.facts["code"] == "PHX-R042"
+    assert caught.value.error_facts["code"] == "PHX-R042"
     assert "http://127.0.0.1" in str(caught.value)
 
 
@@ -96,7 +101,7 @@ def test_a_server_that_is_down_is_refused(judge):
     gone = judge.model_copy(update={"url": "http://127.0.0.1:9/v1"})
 
     with pytest.raises(RewardError, match="Connection refused"):
-        ServerJudge(gone).decide("A")
+        ServerJudge(gone).first_probability("A")
 
 
 @pytest.mark.parametrize(

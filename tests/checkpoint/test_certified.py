@@ -10,13 +10,13 @@ from phalanx.errors import CheckpointError
 def certified():
     record = CertifiedCheckpoints()
     for step, kept in ((10, [10]), (20, [10, 20]), (30, [20, 30])):
-        record.take("checkpoint", {"step": step})
-        record.take("checkpoint_saved", {"step": step, "manifest": f"digest-{step}", "kept": kept})
+        record.follow_event("checkpoint", {"step": step})
+        record.follow_event("checkpoint_saved", {"step": step, "manifest": f"digest-{step}", "kept": kept})
     return record
 
 
 def test_the_newest_one_of_the_log_is_accepted(certified):
-    certified.check(30, "digest-30", "checkpoints")
+    certified.check_newest(30, "digest-30", "checkpoints")
 
 
 @pytest.mark.parametrize(
@@ -30,35 +30,35 @@ def test_the_newest_one_of_the_log_is_accepted(certified):
 )
 def test_anything_else_is_refused_by_name(certified, step, manifest, said):
     with pytest.raises(CheckpointError, match=said):
-        certified.check(step, manifest, "checkpoints")
+        certified.check_newest(step, manifest, "checkpoints")
 
 
 def test_one_that_a_crash_cut_off_from_its_event_is_accepted(certified):
-    certified.take("checkpoint", {"step": 40})
+    certified.follow_event("checkpoint", {"step": 40})
 
-    certified.check(40, "digest-40", "checkpoints")
+    certified.check_newest(40, "digest-40", "checkpoints")
 
 
 def test_what_a_rollback_undid_is_no_longer_expected_but_what_was_there_before_is(certified):
-    certified.take("rolled_back", {"to": 25})
+    certified.follow_event("rolled_back", {"to": 25})
 
-    certified.check(20, "digest-20", "checkpoints")
+    certified.check_newest(20, "digest-20", "checkpoints")
     with pytest.raises(CheckpointError, match="rolled back: none"):
-        certified.check(None, None, "checkpoints")
+        certified.check_newest(None, None, "checkpoints")
 
 
 def test_what_was_pruned_before_a_rollback_is_not_expected_back(certified):
-    certified.take("rolled_back", {"to": 15})
+    certified.follow_event("rolled_back", {"to": 15})
 
-    certified.check(None, None, "checkpoints")
+    certified.check_newest(None, None, "checkpoints")
 
 
 def test_an_older_one_is_accepted_once_its_user_said_so(certified):
-    certified.take("older_accepted", {"step": 20})
+    certified.follow_event("older_accepted", {"step": 20})
 
-    certified.check(20, "digest-20", "checkpoints")
+    certified.check_newest(20, "digest-20", "checkpoints")
 
 
 def test_a_run_without_such_events_accepts_what_it_finds():
-    CertifiedCheckpoints().check(7, "digest", "checkpoints")
-    CertifiedCheckpoints().check(None, None, "checkpoints")
+    CertifiedCheckpoints().check_newest(7, "digest", "checkpoints")
+    CertifiedCheckpoints().check_newest(None, None, "checkpoints")

@@ -62,7 +62,7 @@ def test_what_was_sealed_comes_back_bit_for_bit(save_sealed, owner, holder):
 
     assert checkpoint.state == STATE
     for stage in range(2):
-        loaded, expected = checkpoint.tensors(stage), make_shard(stage, 7).tensors
+        loaded, expected = checkpoint.stage_tensors(stage), make_shard(stage, 7).tensors
         assert all(loaded[name].equal(expected[name]) for name in expected)
     names = sorted(file.name for file in path.iterdir())
     assert names == [
@@ -135,7 +135,7 @@ def test_another_data_key_under_the_right_key_is_refused(save_sealed, owner, hol
 
 
 def sealed(data, place=PLACE, sealer=None):
-    return b"".join((sealer or FileSealer(bytes(32))).seal(place, [data]))
+    return b"".join((sealer or FileSealer(bytes(32))).seal_file(place, [data]))
 
 
 @given(
@@ -148,9 +148,9 @@ def test_any_length_in_any_pieces_comes_back(size, cut):
     step = max(1, size // cut)
     pieces = [data[at : at + step] for at in range(0, size, step)]
 
-    found = b"".join(FileSealer(bytes(32)).seal(PLACE, pieces))
+    found = b"".join(FileSealer(bytes(32)).seal_file(PLACE, pieces))
 
-    assert FileSealer(bytes(32)).open(PLACE, found, "here") == data
+    assert FileSealer(bytes(32)).open_file(PLACE, found, "here") == data
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_any_length_in_any_pieces_comes_back(size, cut):
 )
 def test_a_file_opens_in_its_own_place_only(place):
     with pytest.raises(CheckpointError, match="here: chunk 0 of 1 does not open"):
-        FileSealer(bytes(32)).open(place, sealed(b"text"), "here")
+        FileSealer(bytes(32)).open_file(place, sealed(b"text"), "here")
 
 
 @pytest.mark.parametrize("cut", [1, 16, 17, CHUNK + 16, CHUNK + 40])
@@ -171,7 +171,7 @@ def test_a_file_that_was_cut_anywhere_is_refused(cut):
     data = sealed(bytes(2 * CHUNK + 24))
 
     with pytest.raises(CheckpointError, match="does not open"):
-        FileSealer(bytes(32)).open(PLACE, data[:-cut], "here")
+        FileSealer(bytes(32)).open_file(PLACE, data[:-cut], "here")
 
 
 def test_chunks_that_changed_places_are_refused():
@@ -179,12 +179,12 @@ def test_chunks_that_changed_places_are_refused():
     swapped = data[:16] + data[16 + size : 16 + 2 * size] + data[16 : 16 + size] + data[16 + 2 * size :]
 
     with pytest.raises(CheckpointError, match="chunk 0 of 3 does not open"):
-        FileSealer(bytes(32)).open(PLACE, swapped, "here")
+        FileSealer(bytes(32)).open_file(PLACE, swapped, "here")
 
 
 def test_a_plain_file_in_the_place_of_a_sealed_one_is_refused():
     with pytest.raises(CheckpointError, match="is not an encrypted file"):
-        FileSealer(bytes(32)).open(PLACE, b"{}", "here")
+        FileSealer(bytes(32)).open_file(PLACE, b"{}", "here")
 
 
 # --- where keys come from ------------------------------------------------------------------------------
@@ -284,12 +284,12 @@ def test_a_program_that_answers_nonsense_is_refused(tmp_path, answer):
     script.write_text(f"print({answer!r})")
 
     with pytest.raises(CheckpointError, match=r'answered with no \{"data": base64\} to wrap'):
-        open_key(f"command:{sys.executable} {script}").wrap(bytes(32), b"")
+        open_key(f"command:{sys.executable} {script}").wrap_key(bytes(32), b"")
 
 
 def test_a_program_that_is_missing_is_named():
     with pytest.raises(CheckpointError, match="command-no-such-program cannot be run"):
-        open_key("command:/no-such-program").wrap(bytes(32), b"")
+        open_key("command:/no-such-program").wrap_key(bytes(32), b"")
 
 
 # --- rotation ------------------------------------------------------------------------------------------

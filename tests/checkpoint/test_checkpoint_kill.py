@@ -54,5 +54,5 @@ def test_kill_at_any_moment_never_spoils_the_last_good_checkpoint(tmp_path, serv
         step = checkpoint.step
         for stage in range(3):
             expected = make_shard(stage, step).tensors
-            loaded = checkpoint.tensors(stage)
+            loaded = checkpoint.stage_tensors(stage)
             assert all(loaded[name].equal(expected[name]) for name in expected)

@@ -49,26 +49,26 @@ def opened(path, owner, key=None):
 
 
 def test_what_was_copied_out_comes_back_bit_for_bit(save, owner, store, tmp_path):
-    store.upload(save(7))
-    store.upload(save(8))
+    store.upload_checkpoint(save(7))
+    store.upload_checkpoint(save(8))
 
-    assert store.steps() == {7, 8}
-    found = opened(store.fetch(7, tmp_path / "elsewhere", owner.public), owner)
+    assert store.list_steps() == {7, 8}
+    found = opened(store.fetch_checkpoint(7, tmp_path / "elsewhere", owner.public), owner)
 
     assert found.step == 7
     for stage in range(3):
-        loaded, expected = found.tensors(stage), make_shard(stage, 7).tensors
+        loaded, expected = found.stage_tensors(stage), make_shard(stage, 7).tensors
         assert all(loaded[name].equal(expected[name]) for name in expected)
 
 
 def test_an_encrypted_one_comes_back_with_its_wrapped_key(owner, store, tmp_path):
     write_new_key(tmp_path / "a.key")
     key = open_key(f"file:{tmp_path / 'a.key'}")
-    store.upload(
+    store.upload_checkpoint(
         save_checkpoint(tmp_path / "sealed", 7, [make_shard(0, 7)], STATE, sign=owner, retention=Retention(1), key=key)
     )
 
-    path = store.fetch(7, tmp_path / "elsewhere", owner.public)
+    path = store.fetch_checkpoint(7, tmp_path / "elsewhere", owner.public)
 
     assert opened(path, owner, key).state == STATE
 
@@ -84,45 +84,45 @@ def test_what_a_run_keeps_of_an_encrypted_model_comes_back_with_its_wrapped_key(
     store.fetch_kept({"model.sealed": hashlib.sha256(b"sealed").hexdigest()}, back, wrapped=True)
 
     assert {path.name: path.read_bytes() for path in back.iterdir()} == {"model.sealed": b"sealed", "key.json": b"{}"}
-    assert store.steps() == set()
+    assert store.list_steps() == set()
     with pytest.raises(CheckpointError, match="is no plain name"):
         store.fetch_kept({"../owner/signing.key": "0"}, tmp_path / "back" / "other", wrapped=False)
 
 
 def test_what_is_no_longer_kept_is_removed_there_too(save, store):
     for step in (7, 8, 9):
-        store.upload(save(step))
+        store.upload_checkpoint(save(step))
 
-    store.prune({8, 9})
+    store.prune_steps({8, 9})
 
-    assert store.steps() == {8, 9}
+    assert store.list_steps() == {8, 9}
 
 
 def test_half_a_copy_is_none(save, store, bucket, files):
-    store.upload(save(7))
+    store.upload_checkpoint(save(7))
     files.rm_file(f"{bucket}/runs/demo/step-00000007/manifest.json")
 
-    assert store.steps() == set()
+    assert store.list_steps() == set()
 
 
 def test_an_altered_copy_is_refused_by_name(save, owner, store, bucket, files, tmp_path):
-    store.upload(save(7))
+    store.upload_checkpoint(save(7))
     name = f"{bucket}/runs/demo/step-00000007/stage-1.safetensors"
     data = bytearray(files.cat_file(name))
     data[-1] ^= 1
     files.pipe_file(name, bytes(data))
 
     with pytest.raises(CheckpointError, match=r"stage-1\.safetensors: altered or swapped"):
-        opened(store.fetch(7, tmp_path / "elsewhere", owner.public), owner)
+        opened(store.fetch_checkpoint(7, tmp_path / "elsewhere", owner.public), owner)
 
 
 def test_a_longer_copy_is_not_even_brought(save, owner, store, bucket, files, tmp_path):
-    store.upload(save(7))
+    store.upload_checkpoint(save(7))
     name = f"{bucket}/runs/demo/step-00000007/stage-1.safetensors"
     files.pipe_file(name, files.cat_file(name) + bytes(10_000))
 
     with pytest.raises(CheckpointError, match=r"stage-1\.safetensors: altered: more than the"):
-        store.fetch(7, tmp_path / "elsewhere", owner.public)
+        store.fetch_checkpoint(7, tmp_path / "elsewhere", owner.public)
 
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
@@ -130,17 +130,17 @@ def test_a_longer_copy_is_not_even_brought(save, owner, store, bucket, files, tm
 def test_a_manifest_of_somebody_else_brings_nothing(save, owner, store, bucket, files, tmp_path):
     from phalanx.security.crypto import Identity
 
-    store.upload(save(7))
+    store.upload_checkpoint(save(7))
 
     with pytest.raises(CheckpointError, match="foreign: signed with key"):
-        store.fetch(7, tmp_path / "elsewhere", Identity.without_certificate("owner").public)
+        store.fetch_checkpoint(7, tmp_path / "elsewhere", Identity.without_certificate("owner").public)
 
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_missing_one_is_named(owner, store, tmp_path):
     with pytest.raises(CheckpointError, match=r"cannot bring step-00000003/manifest\.json: it is not there"):
-        store.fetch(3, tmp_path / "elsewhere", owner.public)
+        store.fetch_checkpoint(3, tmp_path / "elsewhere", owner.public)
 
 
 def test_a_bucket_that_is_not_there_is_an_error_that_tells_no_secret(save, bucket):
@@ -149,7 +149,7 @@ def test_a_bucket_that_is_not_there_is_an_error_that_tells_no_secret(save, bucke
     with pytest.raises(
         CheckpointError, match=r"s3://no-such-bucket-here/runs/demo cannot take step-00000007"
     ) as caught:
-        store.upload(save(7))
+        store.upload_checkpoint(save(7))
 
     assert ACCESS["AWS_SECRET_ACCESS_KEY"] not in str(caught.value)
 
@@ -160,16 +160,16 @@ def test_a_server_that_is_gone_is_an_error(save, monkeypatch, bucket):
     fsspec.filesystem("s3").clear_instance_cache()
 
     with pytest.raises(CheckpointError, match="cannot take step-00000007"):
-        RemoteStore("s3://bucket/runs", "demo").upload(save(7))
+        RemoteStore("s3://bucket/runs", "demo").upload_checkpoint(save(7))
     fsspec.filesystem("s3").clear_instance_cache()
 
 
 def test_another_kind_of_store_works_as_well(save, owner, tmp_path):
     store = RemoteStore(f"file://{tmp_path}/far", "demo")
-    store.upload(save(7))
+    store.upload_checkpoint(save(7))
 
-    assert store.steps() == {7}
-    assert opened(store.fetch(7, tmp_path / "elsewhere", owner.public), owner).step == 7
+    assert store.list_steps() == {7}
+    assert opened(store.fetch_checkpoint(7, tmp_path / "elsewhere", owner.public), owner).step == 7
 
 
 def test_a_client_that_is_not_installed_is_named():

@@ -41,7 +41,7 @@ def test_what_was_saved_comes_back_bit_for_bit(save, owner):
     assert (checkpoint.step, checkpoint.stages, checkpoint.state) == (50, (0, 1, 2), STATE)
     for stage in range(3):
         expected = make_shard(stage, 50)
-        loaded = checkpoint.shard(stage)
+        loaded = checkpoint.read_shard(stage)
         assert loaded.num_steps == 50
         assert loaded.tensors.keys() == expected.tensors.keys()
         assert all(same_bits(loaded.tensors[name], expected.tensors[name]) for name in expected.tensors)
@@ -65,7 +65,7 @@ def test_any_tensor_keeps_its_bits(tmp_path, owner, tensor):
 
     path = save_checkpoint(tmp_path, 1, [shard], STATE, sign=owner, retention=Retention(1))
 
-    loaded = opened(path, owner).tensors(0)
+    loaded = opened(path, owner).stage_tensors(0)
     assert same_bits(loaded["weight/a"], tensor.detach())
     assert same_bits(loaded["weight/tied"], tensor.detach())
 
@@ -90,14 +90,14 @@ def test_only_one_stage_is_in_memory_at_a_time(tmp_path, owner):
 def test_a_tensor_is_found_whichever_stage_holds_it(save, owner):
     checkpoint = opened(save(3), owner)
 
-    tensor = checkpoint.tensor("weight/layers.2.w")
+    tensor = checkpoint.read_tensor("weight/layers.2.w")
 
     assert same_bits(tensor, make_shard(2, 3).tensors["weight/layers.2.w"])
-    assert checkpoint.names()["exp_avg/layers.1.w"] == 1
+    assert checkpoint.stages_by_tensor()["exp_avg/layers.1.w"] == 1
     with pytest.raises(CheckpointError, match="no stage holds 'weight/unknown'"):
-        checkpoint.tensor("weight/unknown")
+        checkpoint.read_tensor("weight/unknown")
     with pytest.raises(CheckpointError, match=r"has no stage 9; stages: \[0, 1, 2\]"):
-        checkpoint.tensors(9)
+        checkpoint.stage_tensors(9)
 
 
 def test_the_newest_is_found_and_old_ones_are_pruned(save, tmp_path):

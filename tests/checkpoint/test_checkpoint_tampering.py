@@ -35,7 +35,7 @@ def resigned(path, identity, change):
     envelope = json.loads(file.read_bytes())
     change(envelope["body"])
     message = in_domain("checkpoint-manifest/1", canonical_json(envelope["body"]))
-    envelope["signature"] = identity.sign(message).hex()
+    envelope["signature"] = identity.sign_data(message).hex()
     file.write_bytes(canonical_json(envelope))
 
 
@@ -135,7 +135,7 @@ def test_a_signature_of_another_key_under_the_right_name_is_refused(path, owner)
 def test_a_signature_for_another_purpose_is_refused(path, owner):
     file = path / "manifest.json"
     envelope = json.loads(file.read_bytes())
-    envelope["signature"] = owner.sign(canonical_json(envelope["body"])).hex()
+    envelope["signature"] = owner.sign_data(canonical_json(envelope["body"])).hex()
     file.write_bytes(canonical_json(envelope))
 
     assert re.search("manifest.json: altered: the signature", refusal(path, owner))
@@ -210,9 +210,9 @@ def test_a_file_that_changes_after_opening_is_refused_when_it_is_read(path, owne
     checkpoint = open_checkpoint(path, owner.public, run="demo", config_digest="ab" * 32)
     flip(path / "stage-1.safetensors", -1)
 
-    assert checkpoint.tensors(0)
+    assert checkpoint.stage_tensors(0)
     with pytest.raises(CheckpointError, match=r"stage-1.safetensors: altered"):
-        checkpoint.tensors(1)
+        checkpoint.stage_tensors(1)
 
 
 def test_a_damaged_newest_checkpoint_is_never_skipped_silently(save, tmp_path, owner):

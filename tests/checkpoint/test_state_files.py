@@ -36,7 +36,7 @@ def files(tmp_path, refusals):
 
 def test_the_last_two_states_can_be_read(files, tmp_path):
     for step in range(5):
-        files.keep(1, step, state(step))
+        files.keep_state(1, step, state(step))
 
     for step in (3, 4):
         assert equal(read_state(state_path(tmp_path, 1, "worker-1", step), step), state(step))
@@ -46,9 +46,9 @@ def test_the_last_two_states_can_be_read(files, tmp_path):
 
 def test_stages_and_parties_have_files_of_their_own(files, tmp_path):
     other = StateFiles(tmp_path, "worker-2", print)
-    files.keep(1, 0, state(1))
-    files.keep(2, 0, state(2))
-    other.keep(1, 0, state(3))
+    files.keep_state(1, 0, state(1))
+    files.keep_state(2, 0, state(2))
+    other.keep_state(1, 0, state(3))
     other.close()
 
     found = [
@@ -60,8 +60,8 @@ def test_stages_and_parties_have_files_of_their_own(files, tmp_path):
 
 @pytest.mark.parametrize("written", [0, 1, 2, 3])
 def test_a_process_that_dies_while_it_writes_leaves_the_state_before(files, tmp_path, monkeypatch, written):
-    files.keep(1, 0, state(0))
-    files.keep(1, 1, state(1))
+    files.keep_state(1, 0, state(0))
+    files.keep_state(1, 1, state(1))
     left, honest = [written], os.pwrite
 
     def die(handle, data, offset):
@@ -72,7 +72,7 @@ def test_a_process_that_dies_while_it_writes_leaves_the_state_before(files, tmp_
 
     monkeypatch.setattr(os, "pwrite", die)
     with pytest.raises(KeyboardInterrupt):
-        files.keep(1, 2, state(2))
+        files.keep_state(1, 2, state(2))
 
     assert equal(read_state(state_path(tmp_path, 1, "worker-1", 1), 1), state(1))
     with pytest.raises(CheckpointError, match="was being written" if written else "is of step 0"):
@@ -83,21 +83,21 @@ def test_writes_that_come_in_crumbs_are_completed(files, tmp_path, monkeypatch):
     honest = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: honest(handle, data[:5], offset))
 
-    files.keep(1, 0, state(9))
+    files.keep_state(1, 0, state(9))
 
     assert equal(read_state(state_path(tmp_path, 1, "worker-1", 0), 0), state(9))
 
 
 def test_a_disk_that_refuses_is_said_once_and_nothing_is_kept_any_more(files, tmp_path, monkeypatch, refusals):
-    files.keep(1, 0, state(0))
+    files.keep_state(1, 0, state(0))
 
     def full(handle, data, offset):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        files.keep(1, 1, state(1))
-    files.keep(1, 2, state(2))
+        files.keep_state(1, 1, state(1))
+    files.keep_state(1, 2, state(2))
 
     assert len(refusals) == 1
     assert "No space left" in refusals[0]
@@ -110,7 +110,7 @@ def test_a_disk_that_is_too_small_for_a_state_is_left_as_it_was(files, tmp_path,
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(type(tmp_path), "replace", full)
-    files.keep(1, 0, state(0))
+    files.keep_state(1, 0, state(0))
 
     assert len(refusals) == 1
     assert list(tmp_path.iterdir()) == []
@@ -119,14 +119,14 @@ def test_a_disk_that_is_too_small_for_a_state_is_left_as_it_was(files, tmp_path,
 def test_a_directory_that_cannot_be_made_is_said(tmp_path, refusals):
     (tmp_path / "file").write_text("")
 
-    StateFiles(tmp_path / "file" / "journal", "worker-1", refusals.append).keep(1, 0, state(0))
+    StateFiles(tmp_path / "file" / "journal", "worker-1", refusals.append).keep_state(1, 0, state(0))
 
     assert len(refusals) == 1
 
 
 @pytest.mark.parametrize("spoil", [lambda path: path.unlink(), lambda path: os.truncate(path, 40)])
 def test_a_file_that_is_missing_or_cut_off_is_refused_by_name(files, tmp_path, spoil):
-    files.keep(1, 0, state(0))
+    files.keep_state(1, 0, state(0))
     path = state_path(tmp_path, 1, "worker-1", 0)
     spoil(path)
 

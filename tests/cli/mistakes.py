@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from tiny_run_file import tiny_run_file
 
 TWO_STAGES = "[pipeline]\nstages = 2\n"
@@ -79,7 +79,7 @@ def of_keys(name: str, text: str, made: Callable[[Path], socket.socket | None], 
 def with_keys(home: Path) -> None:
     """Make an authority and a worker's keys."""
     create_authority(home / "keys")
-    issue(home / "keys", "alice")
+    issue_certificate(home / "keys", "alice")
 
 
 def with_a_foreign_authority(home: Path) -> None:
@@ -93,7 +93,7 @@ def with_an_expired_certificate(home: Path) -> None:
     """Make a worker's keys of two years ago."""
     before = datetime.now(UTC) - timedelta(days=730)
     create_authority(home / "keys", 1000, before)
-    issue(home / "keys", "alice", days=30, now=before)
+    issue_certificate(home / "keys", "alice", days=30, now=before)
 
 
 def with_a_taken_port(home: Path) -> socket.socket:

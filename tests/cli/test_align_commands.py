@@ -5,7 +5,7 @@ import json
 import pytest
 import tokenizers
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.models import parse_hub_config
 from phalanx.models.scratch import write_random_model
 
@@ -54,15 +54,15 @@ def told(capsys):
 
 
 def test_revisions_are_made_once_and_the_second_call_does_nothing(here, model, capsys):
-    assert run(["align", "revise", model, *MADE, "--out", "talks.jsonl", "--json"]) == 0
+    assert run_command(["align", "revise", model, *MADE, "--out", "talks.jsonl", "--json"]) == 0
     first = told(capsys)
 
-    assert run(["align", "revise", model, *MADE, "--out", "talks.jsonl", "--json"]) == 0
+    assert run_command(["align", "revise", model, *MADE, "--out", "talks.jsonl", "--json"]) == 0
 
     assert told(capsys) == first
     assert first["rows"] == len((here / "talks.jsonl").read_text().splitlines()) == 3
     assert first["made_of"] == json.loads((here / "talks.jsonl.lineage.json").read_text())["made_of"]
-    assert run(["align", "revise", model, *MADE, "--out", "talks.jsonl", "--seed", "1"]) == 3
+    assert run_command(["align", "revise", model, *MADE, "--out", "talks.jsonl", "--seed", "1"]) == 3
     assert "another value of seed" in capsys.readouterr().err
 
 
@@ -72,9 +72,9 @@ def test_rewards_choose_and_a_model_judges_its_own_answers(here, model, capsys):
     (here / "lengths.py").write_text("def length(prompt, text, record):\n    return len(text)\n")
     asked = ("--prompts", "prompts.jsonl", "--max-new-tokens", "6", "--temperature", "9", "--json")
 
-    assert run(["align", "choose", model, *asked, "--judge", "judge.toml", "--out", "worth.jsonl"]) == 0
+    assert run_command(["align", "choose", model, *asked, "--judge", "judge.toml", "--out", "worth.jsonl"]) == 0
     found = told(capsys)
-    own = run(["align", "choose", model, *asked, "--principles", "principles.toml", "--out", "own.jsonl"])
+    own = run_command(["align", "choose", model, *asked, "--principles", "principles.toml", "--out", "own.jsonl"])
 
     rows = [json.loads(line) for line in (here / "worth.jsonl").read_text().splitlines()]
     assert found["rows"] == len(rows) == 3 - sum(found["left_out"].values()) > 0
@@ -89,7 +89,7 @@ def test_refusals_are_measured_and_fed_back(here, model, capsys):
     limits = ("--max-new-tokens", "4", "--violation", ".", "--json")
 
     assert (
-        run(
+        run_command(
             [
                 "align",
                 "safety",
@@ -106,7 +106,7 @@ def test_refusals_are_measured_and_fed_back(here, model, capsys):
         == 0
     )
     found = told(capsys)
-    assert run(["align", "feedback", "o.jsonl", "--out", "pairs.jsonl", "--answer", "owner", "--json"]) == 0
+    assert run_command(["align", "feedback", "o.jsonl", "--out", "pairs.jsonl", "--answer", "owner", "--json"]) == 0
 
     assert (found["refusal_rate"]["of"], found["over_refusal_rate"]["of"]) == (2, 2)
     assert told(capsys)["rows"] == found["violation_rate"]["count"]
@@ -127,6 +127,6 @@ def test_refusals_are_measured_and_fed_back(here, model, capsys):
     ],
 )
 def test_a_mistake_ends_with_its_exit_code_and_says_what_is_wrong(here, model, capsys, words, code, said):
-    assert run(["align", *(model if one == "MODEL" else one for one in words)]) == code
+    assert run_command(["align", *(model if one == "MODEL" else one for one in words)]) == code
 
     assert said in " ".join(capsys.readouterr().err.split())

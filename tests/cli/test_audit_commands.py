@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.security.audit import AuditLog
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 
 
 @pytest.fixture
@@ -16,12 +16,12 @@ def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     create_authority(folder / "pki")
-    issue(folder / "pki", "owner")
+    issue_certificate(folder / "pki", "owner")
     with AuditLog(folder / "events.jsonl", load_identity(folder / "pki" / "owner"), "first") as log:
-        log.append("run_started", {"step": 0, "audit_key_commitment": "00" * 32})
-        log.append("verdict", {"step": 1})
-        log.append("run_stopped", {"status": "interrupted"})
-        head = {"num_events": log.head.num_events, "digest": log.head.digest}
+        log.append_event("run_started", {"step": 0, "audit_key_commitment": "00" * 32})
+        log.append_event("verdict", {"step": 1})
+        log.append_event("run_stopped", {"status": "interrupted"})
+        head = {"num_events": log.current_head.num_events, "digest": log.current_head.digest}
     (folder / "summary.json").write_text(json.dumps({"audit_log_head": head}))
     return folder
 
@@ -29,7 +29,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_a_whole_log_is_accepted_and_an_old_one_said_to_prove_verdicts_only(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["audit", "verify", str(run_dir)]) == 0
+    assert run_command(["audit", "verify", str(run_dir)]) == 0
 
     out = capsys.readouterr().out
     assert "every line is signed, in order and unchanged" in out
@@ -42,7 +42,7 @@ def test_the_log_of_an_unfinished_run_holds_as_far_as_it_goes_and_no_further(
 ) -> None:
     (run_dir / "summary.json").unlink()
 
-    assert run(["audit", "verify", str(run_dir)]) == 5
+    assert run_command(["audit", "verify", str(run_dir)]) == 5
 
     shown = capsys.readouterr()
     assert "every line is signed, in order and unchanged" in shown.out
@@ -56,7 +56,7 @@ def test_a_conviction_that_was_cut_off_is_not_passed_over_without_the_summary(
     log = run_dir / "events.jsonl"
     log.write_text(log.read_text().splitlines(keepends=True)[0])
 
-    assert run(["audit", "verify", str(run_dir)]) == 5
+    assert run_command(["audit", "verify", str(run_dir)]) == 5
 
     assert "the run has not ended" in capsys.readouterr().err
 
@@ -65,7 +65,7 @@ def test_an_empty_log_shows_nothing(run_dir: Path, capsys: pytest.CaptureFixture
     (run_dir / "events.jsonl").write_bytes(b"")
     (run_dir / "summary.json").write_text('{"audit_log_head": {"num_events": 0, "digest": ""}}')
 
-    assert run(["audit", "verify", str(run_dir)]) == 5
+    assert run_command(["audit", "verify", str(run_dir)]) == 5
 
     assert "no session of a run has started" in capsys.readouterr().err
 
@@ -74,7 +74,7 @@ def test_an_altered_line_is_named(run_dir: Path, capsys: pytest.CaptureFixture[s
     log = run_dir / "events.jsonl"
     log.write_text(log.read_text().replace('"step":1', '"step":7'))
 
-    assert run(["audit", "verify", str(run_dir)]) == 5
+    assert run_command(["audit", "verify", str(run_dir)]) == 5
 
     assert "line 2 is broken" in capsys.readouterr().err
 
@@ -85,7 +85,7 @@ def test_a_cut_off_tail_is_noticed_by_the_head_in_the_summary(
     log = run_dir / "events.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:2]))
 
-    assert run(["audit", "verify", str(run_dir)]) == 5
+    assert run_command(["audit", "verify", str(run_dir)]) == 5
 
     assert "line 3 is missing" in capsys.readouterr().err
 
@@ -94,22 +94,22 @@ def test_a_cut_off_tail_is_noticed_by_the_head_in_the_summary(
 def test_a_summary_without_a_head_is_refused(run_dir: Path, summary: str) -> None:
     (run_dir / "summary.json").write_text(summary)
 
-    assert run(["audit", "verify", str(run_dir)]) == 5
+    assert run_command(["audit", "verify", str(run_dir)]) == 5
 
 
 def test_a_log_by_another_owner_is_refused_under_a_kept_certificate(run_dir: Path, tmp_path: Path) -> None:
     create_authority(tmp_path / "kept")
-    issue(tmp_path / "kept", "owner")
+    issue_certificate(tmp_path / "kept", "owner")
     kept = tmp_path / "kept" / "owner" / "certificate.pem"
 
-    assert run(["audit", "verify", str(run_dir)]) == 0
-    assert run(["audit", "verify", str(run_dir), "--certificate", str(kept)]) == 5
+    assert run_command(["audit", "verify", str(run_dir)]) == 0
+    assert run_command(["audit", "verify", str(run_dir), "--certificate", str(kept)]) == 5
 
 
 @pytest.mark.parametrize("name", ["pki/authority.pem", "events.jsonl", "missing.pem"])
 def test_a_file_that_is_no_owners_certificate_is_refused(
     run_dir: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["audit", "verify", str(run_dir), "--certificate", str(run_dir / name)]) == 5
+    assert run_command(["audit", "verify", str(run_dir), "--certificate", str(run_dir / name)]) == 5
 
     assert capsys.readouterr().err.startswith(f"error: {run_dir / name}: ")

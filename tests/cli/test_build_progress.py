@@ -11,11 +11,11 @@ def shown(*, terminal):
     """Return what a bar of two phases writes."""
     stream = io.StringIO()
     with BuildBar(Console(file=stream, force_terminal=terminal, width=160, color_system=None)) as bar:
-        bar.begin("read", 2, 3_000_000)
-        bar.advance(1_000_000, {"length": 3, "equal": 1})
-        bar.advance(2_000_000, {"length": 2})
-        bar.begin("encode", 2, 0)
-        bar.advance(0, {})
+        bar.begin_phase("read", 2, 3_000_000)
+        bar.finish_piece(1_000_000, {"length": 3, "equal": 1})
+        bar.finish_piece(2_000_000, {"length": 2})
+        bar.begin_phase("encode", 2, 0)
+        bar.finish_piece(0, {})
     return stream.getvalue()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.train import load_run
 
 TINY = """
@@ -68,7 +68,7 @@ def test_json_is_one_object_on_stdout_and_in_the_file(
     monkeypatch.setattr("phalanx.lab.calibrate.session.QUICK_MESSAGES", 32)
     out = tmp_path / "results" / "calibration.json"
 
-    code = run(["calibrate", str(run_file), "--quick", "--json", "--out", str(out)])
+    code = run_command(["calibrate", str(run_file), "--quick", "--json", "--out", str(out)])
 
     assert code == 0
     result = json.loads(capsys.readouterr().out)
@@ -111,7 +111,7 @@ def shown(
     module = ModuleType("phalanx.lab.calibrate")
     vars(module).update(calibrate=lambda run, quick: result)
     monkeypatch.setitem(sys.modules, "phalanx.lab.calibrate", module)
-    assert run(["calibrate", str(run_file)]) == 0
+    assert run_command(["calibrate", str(run_file)]) == 0
     return capsys.readouterr().out
 
 
@@ -140,12 +140,12 @@ def test_without_a_suggestion_no_line_for_the_run_file_is_printed(
 
 
 def test_an_impossible_run_exits_with_the_code_of_its_error(run_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["calibrate", str(run_file), "--set", "pipeline.stages=2"]) == 2
+    assert run_command(["calibrate", str(run_file), "--set", "pipeline.stages=2"]) == 2
     assert "leaves no stage in other hands" in capsys.readouterr().err
-    assert run(["calibrate", str(run_file.with_name("missing.toml"))]) == 2
+    assert run_command(["calibrate", str(run_file.with_name("missing.toml"))]) == 2
 
 
 def test_the_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["calibrate", "--help"]) == 0
+    assert run_command(["calibrate", "--help"]) == 0
 
     assert "Example: phalanx calibrate " in capsys.readouterr().out

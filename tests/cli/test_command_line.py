@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from phalanx import errors
-from phalanx.cli import main, run
+from phalanx.cli import main, run_command
 from tiny_run_file import tiny_run_file
 
 HEAVY = ("torch", "transformers", "grpc", "numpy", "cryptography", "pydantic")
@@ -57,8 +57,8 @@ class Recorder:
             **looks,
             "load_run": self.load_run,
             "train": self.train,
-            "describe": self.describe,
-            "follow": self.follow,
+            "describe_run": self.describe_run,
+            "join_as_rank": self.join_as_rank,
             # the stand-in is a run of none of these kinds
             **{kind: type(kind, (), {}) for kind in ("DomainRun", "PipelineRun", "StagedRun")},
         }
@@ -90,10 +90,10 @@ class Recorder:
             raise self.fault
         return self.summary
 
-    def follow(self, run: str, run_dir: Path | None) -> None:
+    def join_as_rank(self, run: str, run_dir: Path | None) -> None:
         self.calls.append(("follow", run, run_dir))
 
-    def describe(self, run: str) -> str:
+    def describe_run(self, run: str) -> str:
         return f"described: {run}"
 
     def write_report(self, run_dir: Path) -> Path:
@@ -141,17 +141,17 @@ BAD_FILES = {
 VERBS = ("train", "plan", "attack", "calibrate", "launch")
 FORKING = """
 import contextlib, json, os, sys
-from phalanx.cli import main, run
+from phalanx.cli import main, run_command
 calls = json.loads(sys.argv[1])
 # what commands import before they refuse a file is imported once
 for home, verb in {verb: (home, verb) for home, verb in calls}.values():
-    run([verb, f"{home}/run.toml"])
+    run_command([verb, f"{home}/run.toml"])
 for home, verb in calls:
     if child := os.fork():
         os.waitpid(child, 0)
         continue
     with open(f"{home}/{verb}.out", "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        code = run([verb, f"{home}/run.toml"])
+        code = run_command([verb, f"{home}/run.toml"])
         print(code, sorted({"torch", "transformers"} & set(sys.modules)))
         out.flush()
     os._exit(0)
@@ -189,7 +189,7 @@ def test_a_wrong_run_file_is_refused_before_torch_is_imported(
     ["train", "plan", "launch", "worker", "report", "attack", "bench", "reproduce", "audit verify", "audit explain"],
 )
 def test_the_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = run([*verb.split(), "--help"])
+    code = run_command([*verb.split(), "--help"])
 
     assert code == 0
     assert f"Example: phalanx {verb} " in capsys.readouterr().out
@@ -199,14 +199,14 @@ def test_the_help_of_each_verb_shows_an_example(verb: str, capsys: pytest.Captur
     "verb", ["train", "plan", "launch", "worker", "report", "attack", "bench", "reproduce", "audit", "pki", "enclave"]
 )
 def test_the_help_lists_each_verb_with_a_sentence(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == 0
+    assert run_command(["--help"]) == 0
 
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"│ {verb} ")]
     assert len(line.strip("│ ").split()) > 3
 
 
 def test_the_help_documents_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    run(["--help"])
+    run_command(["--help"])
 
     text = " ".join(capsys.readouterr().out.split())
     assert "Exit codes: 0 success, 1 a bug in Phalanx, 2 wrong command line" in text
@@ -215,7 +215,7 @@ def test_the_help_documents_the_exit_codes(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("arguments", [["trian"], ["train"], ["train", "a.toml", "--no-such-option"], ["bench"]])
 def test_a_wrong_command_line_exits_2(arguments: list[str]) -> None:
-    assert run(arguments) == 2
+    assert run_command(arguments) == 2
 
 
 def test_train_passes_its_options_on_and_prints_figures_and_report(
@@ -225,7 +225,7 @@ def test_train_passes_its_options_on_and_prints_figures_and_report(
     recorder = install(monkeypatch, Recorder(summary))
 
     options = ["--set", "a.b=1", "--unset", "d.e", "--set", "c=x", "--run-dir", "runs/x", "--resume"]
-    code = run(["train", "run.toml", *options])
+    code = run_command(["train", "run.toml", *options])
 
     assert code == 0
     assert recorder.calls == [
@@ -245,7 +245,7 @@ def test_figures_of_a_drill_are_shown_where_there_was_one(
     drill = dict.fromkeys(("attacks_injected", "detections", "false_accusations"), known)
     install(monkeypatch, Recorder({"status": "completed", "run_dir": "runs/x", "loss_last": None, **drill}))
 
-    assert run(["train", "run.toml"]) == 0
+    assert run_command(["train", "run.toml"]) == 0
 
     out = capsys.readouterr().out
     assert ("attacks_injected" in out) is shown
@@ -258,14 +258,14 @@ def test_figures_of_a_drill_are_shown_where_there_was_one(
 def test_the_exit_code_of_train_is_that_of_its_status(monkeypatch: pytest.MonkeyPatch, status: str, code: int) -> None:
     install(monkeypatch, Recorder({"status": status, "run_dir": "runs/x"}))
 
-    assert run(["train", "run.toml"]) == code
+    assert run_command(["train", "run.toml"]) == code
 
 
 def test_a_rank_that_is_not_the_first_follows_and_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = install(monkeypatch, Recorder())
     recorder.is_rank = True
 
-    assert run(["train", "run.toml"]) == 0
+    assert run_command(["train", "run.toml"]) == 0
 
     assert [call[0] for call in recorder.calls] == ["load_run", "follow"]
 
@@ -275,7 +275,7 @@ def test_a_dry_run_describes_and_trains_nothing(
 ) -> None:
     recorder = install(monkeypatch, Recorder())
 
-    assert run(["train", "run.toml", "--dry-run"]) == 0
+    assert run_command(["train", "run.toml", "--dry-run"]) == 0
 
     assert "described: the run" in capsys.readouterr().out
     assert [call[0] for call in recorder.calls] == ["load_run"]
@@ -291,7 +291,7 @@ def test_each_error_becomes_one_clean_message_and_its_exit_code(
 ) -> None:
     install(monkeypatch, Recorder(fault=error("mesh: needs [red]12[/red] ranks, got 8; lower dp to 2")))
 
-    code = run(["train", "run.toml"])
+    code = run_command(["train", "run.toml"])
 
     assert code == error.exit_code != 0
     said = "error: mesh: needs [red]12[/red] ranks, got 8; lower dp to 2"
@@ -301,7 +301,7 @@ def test_each_error_becomes_one_clean_message_and_its_exit_code(
 def test_an_interrupt_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, Recorder(fault=KeyboardInterrupt()))
 
-    assert run(["train", "run.toml"]) == 130
+    assert run_command(["train", "run.toml"]) == 130
 
 
 def test_a_bug_shows_a_plain_traceback_without_values_and_exits_1() -> None:
@@ -330,7 +330,7 @@ main()
 def test_report_prints_the_path(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     install(monkeypatch, Recorder())
 
-    assert run(["report", "runs/x"]) == 0
+    assert run_command(["report", "runs/x"]) == 0
 
     assert capsys.readouterr().out == "runs/x/report.html\n"
 
@@ -338,7 +338,7 @@ def test_report_prints_the_path(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 def test_bench_prints_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     recorder = install(monkeypatch, Recorder())
 
-    assert run(["bench", "pipeline"]) == 0
+    assert run_command(["bench", "pipeline"]) == 0
 
     out = capsys.readouterr().out
     assert recorder.calls == [("bench", False)]
@@ -352,7 +352,7 @@ def test_bench_json_is_one_object_on_stdout_and_in_the_file(
     recorder = install(monkeypatch, Recorder())
     out = tmp_path / "results" / "pipeline.json"
 
-    assert run(["bench", "pipeline", "--quick", "--json", "--out", str(out)]) == 0
+    assert run_command(["bench", "pipeline", "--quick", "--json", "--out", str(out)]) == 0
 
     assert recorder.calls == [("bench", True)]
     printed = json.loads(capsys.readouterr().out)
@@ -365,13 +365,13 @@ def test_an_unknown_bench_names_the_choices(
 ) -> None:
     install(monkeypatch, Recorder())
 
-    assert run(["bench", "pipelin"]) == 2
+    assert run_command(["bench", "pipelin"]) == 2
 
     assert capsys.readouterr().err == "error: bench: unknown name 'pipelin'; choices: pipeline [PHX-C002]\n"
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--version"]) == 0
+    assert run_command(["--version"]) == 0
 
     assert capsys.readouterr().out.startswith("phalanx 0.")
 

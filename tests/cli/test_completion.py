@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.cli import run
+from phalanx.cli import run_command
 
 SOURCE = Path(phalanx.__file__).resolve().parents[1]
 
@@ -69,6 +69,6 @@ def test_completing_loads_nothing_heavy():
 
 
 def test_the_help_says_how_to_switch_it_on(capsys):
-    run(["--help"])
+    run_command(["--help"])
 
     assert "--install-completion" in capsys.readouterr().out

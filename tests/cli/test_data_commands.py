@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from phalanx.cli import run
-from phalanx.data.build.finish import BuildEnding
+from phalanx.cli import run_command
+from phalanx.data.build.finish import DatasetFinisher
 
 RECIPE = """
 [[sources]]
@@ -36,14 +36,14 @@ def home(tmp_path_factory):
         text = f"Text number {number} speaks of number {number * 7} and of nothing else. " * 3
         (home / "texts" / f"{number}.txt").write_text(text if number else "<b>short</b>")
     (home / "recipe.toml").write_text(RECIPE.format(home=home))
-    assert run(["data", "build", str(home / "recipe.toml"), "--out", str(home / "out"), "--workers", "1"]) == 0
+    assert run_command(["data", "build", str(home / "recipe.toml"), "--out", str(home / "out"), "--workers", "1"]) == 0
     return home
 
 
 def asked(capsys, *words, code=0):
     """Run a verb with --json and return its answer."""
     capsys.readouterr()
-    assert run(["data", *map(str, words), "--json"]) == code
+    assert run_command(["data", *map(str, words), "--json"]) == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -63,13 +63,13 @@ def test_a_build_that_is_interrupted_says_how_to_go_on_and_does(home, tmp_path, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(BuildEnding, "finish", interrupted)
-        assert run(words) == 130
+        patch.setattr(DatasetFinisher, "write_dataset", interrupted)
+        assert run_command(words) == 130
     assert f"{tmp_path / 'out'}: interrupted; repeat the same command to continue" in (
         " ".join(capsys.readouterr().err.split())
     )
 
-    assert run(words) == 0
+    assert run_command(words) == 0
     assert (tmp_path / "out" / "dataset.json").read_bytes() == (home / "out" / "dataset.json").read_bytes()
 
 
@@ -85,7 +85,7 @@ def test_a_dataset_without_held_out_text_is_told_at_the_end_of_its_build(home, t
 
 def test_a_dry_run_shows_kept_and_dropped_texts_with_rule_and_value_and_writes_nothing(home, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert run(["data", "build", str(home / "recipe.toml"), "--out", str(home / "dry"), "--dry-run"]) == 0
+    assert run_command(["data", "build", str(home / "recipe.toml"), "--out", str(home / "dry"), "--dry-run"]) == 0
 
     said = capsys.readouterr().out
     assert "length: characters 12, limit 40" in " ".join(said.replace("│", " ").split())
@@ -117,7 +117,7 @@ def test_inspect_lists_sources_groups_and_the_quarantine(home, capsys):
     assert [one["licence"] for one in answer["sources"]] == ["CC-BY-4.0"]
     assert sum(group["documents"] for group in answer["groups"]) == 11
     assert asked(capsys, "inspect", home / "out", "--quarantine") == {"quarantine": []}
-    assert run(["data", "inspect", str(home / "out")]) == 0
+    assert run_command(["data", "inspect", str(home / "out")]) == 0
     assert "CC-BY-4.0" in capsys.readouterr().out
 
 
@@ -155,7 +155,7 @@ def test_sample_decodes_whole_documents(home, capsys):
 
 def test_diff_says_which_threshold_and_which_documents_changed(home, capsys):
     assert (
-        run(
+        run_command(
             [
                 "data",
                 "build",

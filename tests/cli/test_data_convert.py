@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phalanx.cli.outcome import run
+from phalanx.cli.outcome import run_command
 from phalanx.data import BpeConfig
 from phalanx.data.shards import (
     DatasetFacts,
@@ -37,13 +37,13 @@ def made(tmp_path: Path) -> Path:
         digest=hashlib.sha256(content).hexdigest(),
     )
     with DatasetWriter(home, "<u2") as writer:
-        for number, ids in enumerate(tokenizer.encode(TEXTS)):
+        for number, ids in enumerate(tokenizer.encode_texts(TEXTS)):
             entry = DocumentEntry(document_digest(TEXTS[number]), 0, str(number))
             split = "validation" if number % 5 == 4 else "train"
-            writer.group("web", split).add(np.array([*ids, tokenizer.eos_id]), entry)
+            writer.part_writer("web", split).add_document(np.array([*ids, tokenizer.eos_id]), entry)
         sources = (SourceFacts(name="made", kind="text", fingerprint="1" * 64),)
-        facts = DatasetFacts(sources=sources, tokenizer=record, recipe=RecipeRecord.of(""))
-        writer.finish(facts, Identity.without_certificate("signer"))
+        facts = DatasetFacts(sources=sources, tokenizer=record, recipe=RecipeRecord.from_content(""))
+        writer.finish_dataset(facts, Identity.without_certificate("signer"))
     (home / "tokenizer.json").write_bytes(content)
     return home
 
@@ -57,10 +57,10 @@ def test_what_is_exported_is_imported_with_the_same_tokens(
     eos = str(before.manifest.tokenizer.eos_id)
     names = [str(files / f"web.{split}.{ending}") for split in ("train", "validation")]
 
-    assert run(["data", "export", str(made), str(files), "--to", kind]) == 0
+    assert run_command(["data", "export", str(made), str(files), "--to", kind]) == 0
     tokenizer = ["--tokenizer", str(made / "tokenizer.json"), "--eos-id", eos]
     capsys.readouterr()
-    assert run(["data", "import", again, *names, *tokenizer, "--signing-key", key, "--json"]) == 0
+    assert run_command(["data", "import", again, *names, *tokenizer, "--signing-key", key, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
 
     after = open_dataset(Path(again), answer["signed by"])
@@ -68,5 +68,5 @@ def test_what_is_exported_is_imported_with_the_same_tokens(
         assert after.tokens("web", split)[:].tolist() == before.tokens("web", split)[:].tolist()
     assert after.manifest.tokenizer.digest == before.manifest.tokenizer.digest
     # nothing is written over
-    assert run(["data", "export", str(made), str(files), "--to", kind]) == 3
-    assert run(["data", "import", again, *names, *tokenizer, "--signing-key", key]) == 3
+    assert run_command(["data", "export", str(made), str(files), "--to", kind]) == 3
+    assert run_command(["data", "import", again, *names, *tokenizer, "--signing-key", key]) == 3

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 import torch
 
-from phalanx.cli.outcome import run
+from phalanx.cli.outcome import run_command
 from phalanx.serve import SamplingRule
 from phalanx.serve.filters import FiltersConfig, OutputFilters, TextFilters, TextRefused
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark, draw_next
@@ -24,7 +24,7 @@ def call(capsys, monkeypatch):
 
     def run_one(*arguments, said=""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
-        code = run(list(map(str, arguments)))
+        code = run_command(list(map(str, arguments)))
         return code, capsys.readouterr().out
 
     return run_one

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.security.tee import parse_evidence, tls_key_digest
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "security" / "tee"))
@@ -25,7 +25,9 @@ def test_evidence_of_a_tpm_is_written_and_its_tier_said(tpm, tmp_path, capsys):
     (tmp_path / "key.pem").write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     out = tmp_path / "evidence.json"
 
-    code = run(asked(out, "--kind", "tpm", "--tpm", tpm.address, "--pcrs", "0,16", key=str(tmp_path / "key.pem")))
+    code = run_command(
+        asked(out, "--kind", "tpm", "--tpm", tpm.address, "--pcrs", "0,16", key=str(tmp_path / "key.pem"))
+    )
 
     said = capsys.readouterr().out
     evidence = parse_evidence(out.read_bytes())
@@ -38,8 +40,8 @@ def test_evidence_of_a_tpm_is_written_and_its_tier_said(tpm, tmp_path, capsys):
 
 def test_what_was_attested_is_appraised(tpm, tmp_path, capsys):
     out, policy = tmp_path / "evidence.json", tmp_path / "policy.toml"
-    assert run(asked(out, "--kind", "tpm", "--tpm", tpm.address, "--pcrs", "0,16")) == 0
-    assert run(["enclave", "measure", str(out)]) == 0
+    assert run_command(asked(out, "--kind", "tpm", "--tpm", tpm.address, "--pcrs", "0,16")) == 0
+    assert run_command(["enclave", "measure", str(out)]) == 0
     measured = [line for line in capsys.readouterr().out.splitlines() if line.startswith('"sha256')]
     from phalanx.security.tee.tpm.structures import parse_public
 
@@ -49,17 +51,17 @@ def test_what_was_attested_is_appraised(tpm, tmp_path, capsys):
         f'[tpm]\nak_names = ["{name}"]\n[tpm.measurements]\n' + "\n".join(measured)
     )
 
-    assert run(["enclave", "appraise", str(out), "--policy", str(policy)]) == 0
+    assert run_command(["enclave", "appraise", str(out), "--policy", str(policy)]) == 0
     policy.write_text(policy.read_text().replace(NONCE, "0d" * 32))
-    assert run(["enclave", "appraise", str(out), "--policy", str(policy)]) == 5
+    assert run_command(["enclave", "appraise", str(out), "--policy", str(policy)]) == 5
 
 
 def test_a_machine_that_gives_no_evidence_says_so(tmp_path, capsys):
     out = tmp_path / "evidence.json"
 
-    assert run(asked(out, "--kind", "nitro")) == 3
+    assert run_command(asked(out, "--kind", "nitro")) == 3
     assert "Nitro enclave" in capsys.readouterr().err
-    assert run(asked(out, "--kind", "tpm", "--tpm", f"swtpm:path={tmp_path / 'absent'}")) == 5
+    assert run_command(asked(out, "--kind", "tpm", "--tpm", f"swtpm:path={tmp_path / 'absent'}")) == 5
     assert not out.exists()
 
 
@@ -68,17 +70,17 @@ def test_a_machine_that_gives_no_evidence_says_so(tmp_path, capsys):
     [{"nonce": "0a"}, {"nonce": "0A" * 32}, {"nonce": "zz" * 32}],
 )
 def test_a_nonce_that_is_none_is_refused(tmp_path, changes):
-    assert run(asked(tmp_path / "out", **changes)) == 2
+    assert run_command(asked(tmp_path / "out", **changes)) == 2
 
 
 def test_a_wrong_command_line_is_refused(tmp_path):
     (tmp_path / "key.pem").write_text("no key")
 
-    assert run(asked(tmp_path / "out", key=str(tmp_path / "key.pem"))) == 2
-    assert run(asked(tmp_path / "out", key=str(tmp_path / "absent.pem"))) == 3
-    assert run(asked(tmp_path / "out", "--pcrs", "0;7", "--kind", "tpm")) == 2
-    assert run(asked(tmp_path / "out", "--role", "Not A Role")) == 2
-    assert run(asked(tmp_path / "out", "--kind", "sim")) == 3
+    assert run_command(asked(tmp_path / "out", key=str(tmp_path / "key.pem"))) == 2
+    assert run_command(asked(tmp_path / "out", key=str(tmp_path / "absent.pem"))) == 3
+    assert run_command(asked(tmp_path / "out", "--pcrs", "0;7", "--kind", "tpm")) == 2
+    assert run_command(asked(tmp_path / "out", "--role", "Not A Role")) == 2
+    assert run_command(asked(tmp_path / "out", "--kind", "sim")) == 3
 
 
 def test_a_certificate_is_as_good_as_its_key(tmp_path):

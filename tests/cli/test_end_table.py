@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.cli.report import say_summary
+from phalanx.cli.report import print_summary
 
 PLAIN = {
     "status": "completed",
@@ -40,7 +40,7 @@ OF_ROUNDS = {
 
 
 def rows_of(capsys, summary):
-    say_summary(summary)
+    print_summary(summary)
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
     return {line[0]: line[1] for line in lines}
 

@@ -10,9 +10,9 @@ import pytest
 
 import phalanx
 from phalanx import errors
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.cli.answers.answer import for_programs
-from phalanx.cli.explain import error_pages, glossary
+from phalanx.cli.explain import error_pages, read_glossary
 from phalanx.pipeline.owner.guarantees import GUARANTEES
 
 SOURCE = Path(phalanx.__file__).parent
@@ -30,11 +30,11 @@ def used() -> set[str]:
 def told(path: Path) -> Iterator[tuple[str, list[ast.keyword]]]:
     """Yield the class of each error that is given facts, with the facts."""
     text = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text)) if ".about" in text else ():
+    for node in ast.walk(ast.parse(text)) if ".with_facts" in text else ():
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "about"
+            and node.func.attr == "with_facts"
             and isinstance(node.func.value, ast.Call)
             and ast.unparse(node.func.value.func) in CLASSES
         ):
@@ -83,18 +83,18 @@ def test_facts_are_those_that_programs_are_promised(all_told):
 
 def test_facts_are_added_to_those_of_the_class():
     error = errors.ConfigError("wrong")
-    assert error.facts == {"code": "PHX-C001"}
+    assert error.error_facts == {"code": "PHX-C001"}
 
-    same = error.about(code="PHX-C005", key="a.b").about(file="run.toml")
+    same = error.with_facts(code="PHX-C005", key="a.b").with_facts(file="run.toml")
 
     assert same is error
-    assert error.facts == {"code": "PHX-C005", "key": "a.b", "file": "run.toml"}
-    assert errors.ConfigError("another").facts == {"code": "PHX-C001"}
+    assert error.error_facts == {"code": "PHX-C005", "key": "a.b", "file": "run.toml"}
+    assert errors.ConfigError("another").error_facts == {"code": "PHX-C001"}
 
 
 @pytest.mark.parametrize("word", ["PHX-C005", "phx-c005", "C005", "[PHX-C005]"])
 def test_explain_prints_the_page_of_a_code(word, capsys):
-    assert run(["explain", word]) == 0
+    assert run_command(["explain", word]) == 0
 
     said = capsys.readouterr().out
     assert said.startswith("PHX-C005: A key or section that does not exist\n")
@@ -102,24 +102,24 @@ def test_explain_prints_the_page_of_a_code(word, capsys):
 
 
 def test_explain_lists_every_code_when_none_is_given(capsys):
-    assert run(["explain", "--json"]) == 0
+    assert run_command(["explain", "--json"]) == 0
 
     assert set(json.loads(capsys.readouterr().out)["codes"]) == set(error_pages())
     assert not for_programs()
 
 
 def test_explain_refuses_what_is_no_code(capsys):
-    assert run(["explain", "PHX-Z999"]) == 2
+    assert run_command(["explain", "PHX-Z999"]) == 2
 
     assert "unknown code 'PHX-Z999'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["shadow", "Shadow", "shadows", "audit log", "audit_log", "Audit-Log", " referee "])
 def test_explain_prints_the_line_of_a_term_however_it_is_written(word, capsys):
-    assert run(["explain", word]) == 0
+    assert run_command(["explain", word]) == 0
 
     said = capsys.readouterr().out
-    term = glossary()[" ".join(word.lower().replace("_", " ").replace("-", " ").split()).removesuffix("s")]
+    term = read_glossary()[" ".join(word.lower().replace("_", " ").replace("-", " ").split()).removesuffix("s")]
     assert said.startswith(f"{term.term}: {term.meaning}\n") and term.name in said
 
 
@@ -133,11 +133,11 @@ def test_explain_prints_the_line_of_a_term_however_it_is_written(word, capsys):
     ],
 )
 def test_every_word_of_the_console_is_in_the_glossary(word, capsys):
-    assert run(["explain", word]) == 0, capsys.readouterr().err
+    assert run_command(["explain", word]) == 0, capsys.readouterr().err
 
 
 def test_a_term_as_json_has_its_place_in_the_code(capsys):
-    assert run(["explain", "shadow", "--json"]) == 0
+    assert run_command(["explain", "shadow", "--json"]) == 0
 
     told = json.loads(capsys.readouterr().out)
     assert told["term"] == "shadow" and (SOURCE / told["file"]).exists()
@@ -147,20 +147,20 @@ def test_a_term_as_json_has_its_place_in_the_code(capsys):
     ("word", "near"), [("shadw", "shadow"), ("the ledger of rows", "ledger"), ("bitequal", "bit-equal")]
 )
 def test_a_term_that_is_unknown_lists_near_ones_and_exits_with_2(word, near, capsys):
-    assert run(["explain", word]) == 2
+    assert run_command(["explain", word]) == 2
 
     error = capsys.readouterr().err
     assert f"unknown term {word!r}; did you mean" in error and near in error
 
 
 def test_a_word_that_is_like_no_term_is_answered_by_the_list(capsys):
-    assert run(["explain", "xyzzyq"]) == 2
+    assert run_command(["explain", "xyzzyq"]) == 2
 
     assert "`phalanx explain` lists all terms" in capsys.readouterr().err
 
 
 def test_the_list_has_the_terms_behind_the_codes(capsys):
-    assert run(["explain"]) == 0
+    assert run_command(["explain"]) == 0
 
     assert "terms: account, " in capsys.readouterr().out
 
@@ -168,14 +168,14 @@ def test_the_list_has_the_terms_behind_the_codes(capsys):
 def test_explain_reads_every_line_of_the_glossary():
     page = (SOURCE.parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8")
 
-    assert len(glossary()) == sum(line.startswith("| ") for line in page.splitlines()) - 1
+    assert len(read_glossary()) == sum(line.startswith("| ") for line in page.splitlines()) - 1
 
 
 def test_the_code_of_a_message_leads_to_its_page(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run(["train", "absent.toml"])
+    run_command(["train", "absent.toml"])
     (code,) = CODE.findall(capsys.readouterr().err)
 
-    assert run(["explain", code]) == 0
+    assert run_command(["explain", code]) == 0
 
     assert "cannot be read" in capsys.readouterr().out

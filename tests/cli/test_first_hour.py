@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from phalanx.cli import run as command_line
-from phalanx.train import describe, drill_result, load_run
+from phalanx.cli import run_command as command_line
+from phalanx.train import describe_run, drill_result, load_run
 from tiny_run_file import tiny_run_file
 
 CHAT = {"messages": [{"role": "user", "content": "two and two?"}, {"role": "assistant", "content": "four"}]}
@@ -70,7 +70,7 @@ def test_a_path_that_is_nowhere_is_told_with_the_place_where_it_was_looked_for(p
 
 def shown(run):
     page = io.StringIO()
-    Console(file=page, width=200).print(describe(run))
+    Console(file=page, width=200).print(describe_run(run))
     return page.getvalue()
 
 
@@ -112,7 +112,8 @@ def test_a_directory_that_is_missing_is_told_before_torch_is_imported(place, com
     import sys
 
     program = (
-        f"import sys; from phalanx.cli import run; code = run({command.split()!r}); print(code, 'torch' in sys.modules)"
+        "import sys; from phalanx.cli import run_command; "
+        f"code = run_command({command.split()!r}); print(code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 

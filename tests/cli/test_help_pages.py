@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.cli.app import app
 
 WORDS_IN_BRACKETS = re.compile(r"\[[^\]\s]+\]")
@@ -34,7 +34,7 @@ def texts(command: Any) -> str:
 def test_a_help_page_keeps_words_in_square_brackets(path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
 
-    assert run([*path, "--help"]) == 0
+    assert run_command([*path, "--help"]) == 0
 
     shown = capsys.readouterr().out
     for word in WORDS_IN_BRACKETS.findall(texts(PAGES[path])):
@@ -55,7 +55,7 @@ def test_a_help_page_says_every_word_that_was_written(path, capsys, monkeypatch)
     monkeypatch.setenv("COLUMNS", "400")
     command = PAGES[path]
 
-    run([*path, "--help"])
+    run_command([*path, "--help"])
 
     shown = set(re.findall(r"[A-Za-z]{3,}", capsys.readouterr().out))
     assert set(re.findall(r"[A-Za-z]{3,}", command.help or "")) <= shown

@@ -12,8 +12,8 @@ import tokenizers
 from typer.testing import CliRunner
 
 from phalanx.cli.app import app
-from phalanx.cli.console import say_error, say_figures, say_line, say_rows
-from phalanx.cli.data.sample import _say as say_row
+from phalanx.cli.console import print_error, print_figures, print_line, print_rows
+from phalanx.cli.data.sample import _print_pieces as say_row
 from phalanx.config import escape_controls
 from phalanx.data.row_text import RowPiece
 from phalanx.models import parse_hub_config
@@ -74,10 +74,10 @@ def test_nothing_in_a_prompt_steers_it_either(model, order):
 @pytest.mark.parametrize("order", HOSTILE.values(), ids=HOSTILE)
 def test_no_row_of_a_corpus_and_no_figure_steers_it(capsys, order):
     say_row([RowPiece(order, 3, True, 0), RowPiece(f"{order}x" * 300, 3, False, 1)], mask=True)
-    say_figures({f"  {order}": order, "party": [order]})
-    say_rows([{order: order, "[red]x": {"a": order}}])
-    say_line(order)
-    say_error(order)
+    print_figures({f"  {order}": order, "party": [order]})
+    print_rows([{order: order, "[red]x": {"a": order}}])
+    print_line(order)
+    print_error(order)
 
     said = capsys.readouterr()
 
@@ -88,7 +88,7 @@ def test_no_row_of_a_corpus_and_no_figure_steers_it(capsys, order):
 
 
 def test_a_value_of_several_lines_does_not_look_like_another_figure(capsys):
-    say_figures({"guilty": "worker-1\nguilty  nobody", "stage": 1})
+    print_figures({"guilty": "worker-1\nguilty  nobody", "stage": 1})
 
     lines = capsys.readouterr().out.splitlines()
 

@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.cli.parties.join_split import ENCLAVE
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import ConfigError
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.security.invite import EnrolmentServer, Invitations, JoinToken
 from phalanx.split.config import ENCLAVE as ROLE
 from phalanx.train import load_run
@@ -51,17 +51,17 @@ def no_pipeline(run):
 def owner(tmp_path):
     """An owner's directory with a run file and an authority; `invite` gives a token of a server that answers."""
     create_authority(tmp_path / "keys")
-    issue(tmp_path / "keys", "owner")
+    issue_certificate(tmp_path / "keys", "owner")
     (tmp_path / "run.toml").write_text(run_text(tmp_path))
     for name in ("train", "test"):
         rows = [{"text": f"{name} {number}", "label": ("flu", "cold")[number % 2]} for number in range(4)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     invitations = Invitations(tmp_path / "keys")
     directory, _, terms = invited_to(tmp_path / "run.toml", ["north", "enclave"], None, no_pipeline)
-    with EnrolmentServer(directory, invitations, terms).listen("127.0.0.1", 0) as server:
+    with EnrolmentServer(directory, invitations, terms).start_listening("127.0.0.1", 0) as server:
 
         def invite(name, lasts=timedelta(hours=1)):
-            return invitations.invite(name, f"127.0.0.1:{server.port}", lasts).line()
+            return invitations.invite_party(name, f"127.0.0.1:{server.port}", lasts).to_text()
 
         yield invite
 
@@ -79,7 +79,7 @@ def test_a_client_has_keys_the_owners_run_file_and_a_file_of_its_own_after_one_c
 
     told = capfd.readouterr().out
     config, run, name = read_client(tmp_path / "site" / "client.toml")
-    assert (name, digest(run)) == ("north", digest(load_run(tmp_path / "run.toml")))
+    assert (name, digest_config(run)) == ("north", digest_config(load_run(tmp_path / "run.toml")))
     assert config.allow_insecure_sim
     assert (tmp_path / "site" / "run.toml").read_bytes() == (tmp_path / "run.toml").read_bytes()
     assert "texts and labels stay on your machine" in told
@@ -149,14 +149,14 @@ def test_a_client_that_names_no_texts_is_told_so_and_one_that_trusts_no_simulati
 
 def test_a_run_file_that_names_code_is_not_taken_from_an_owner(tmp_path, capfd):
     create_authority(tmp_path / "keys")
-    issue(tmp_path / "keys", "owner")
+    issue_certificate(tmp_path / "keys", "owner")
     (tmp_path / "mine.py").write_text("class Notes: ...\n")
     (tmp_path / "run.toml").write_text(run_text(tmp_path) + '\n[[tracking]]\nkind = "mine.py:Notes"\n')
     directory, _, terms = invited_to(tmp_path / "run.toml", [], None, no_pipeline)
     invitations = Invitations(directory)
 
-    with EnrolmentServer(directory, invitations, terms).listen("127.0.0.1", 0) as server:
-        token = invitations.invite("enclave", f"127.0.0.1:{server.port}", timedelta(hours=1)).line()
+    with EnrolmentServer(directory, invitations, terms).start_listening("127.0.0.1", 0) as server:
+        token = invitations.invite_party("enclave", f"127.0.0.1:{server.port}", timedelta(hours=1)).to_text()
         assert join(tmp_path, token) == 2
 
     assert "names code (mine.py:Notes), which an invitation never transfers" in capfd.readouterr().err
@@ -250,12 +250,12 @@ def test_a_token_for_a_second_run_brings_its_run_file_and_keeps_the_first_one(ow
     directory, _, terms = invited_to(tmp_path / "second.toml", ["north"], None, no_pipeline)
     invitations = Invitations(directory)
 
-    with EnrolmentServer(directory, invitations, terms).listen("127.0.0.1", 0) as server:
-        token = invitations.invite("north", f"127.0.0.1:{server.port}", timedelta(hours=1)).line()
+    with EnrolmentServer(directory, invitations, terms).start_listening("127.0.0.1", 0) as server:
+        token = invitations.invite_party("north", f"127.0.0.1:{server.port}", timedelta(hours=1)).to_text()
         assert join(tmp_path, token) == 0
 
     _, run, _ = read_client(tmp_path / "site" / "client.toml")
-    assert digest(run) == digest(load_run(tmp_path / "second.toml"))
+    assert digest_config(run) == digest_config(load_run(tmp_path / "second.toml"))
     assert (tmp_path / "site" / "run-1.toml").read_text() == before
     assert "the token is for another run" in capfd.readouterr().out
     # the party is the same one, with the keys that it had
@@ -267,8 +267,8 @@ def test_a_directory_of_another_party_or_another_owner_is_not_taken_for_this_one
     assert join(tmp_path, owner("south"), *texts(tmp_path)) == 2
     assert "holds the keys of 'north', but the token is for 'south'; give another --dir" in capfd.readouterr().err
     create_authority(tmp_path / "others")
-    issue(tmp_path / "others", "owner")
-    foreign = Invitations(tmp_path / "others").invite("north", "127.0.0.1:1", timedelta(hours=1)).line()
+    issue_certificate(tmp_path / "others", "owner")
+    foreign = Invitations(tmp_path / "others").invite_party("north", "127.0.0.1:1", timedelta(hours=1)).to_text()
 
     assert join(tmp_path, foreign, *texts(tmp_path)) == 2
 
@@ -280,5 +280,5 @@ def test_no_secret_of_a_token_is_kept(owner, tmp_path):
     assert join(tmp_path, token, *texts(tmp_path)) == 0
 
     kept = [path.read_text() for path in (tmp_path / "site").iterdir() if path.suffix in (".json", ".toml")]
-    secret = JoinToken.parse(token).secret
+    secret = JoinToken.from_text(token).secret
     assert not [text for text in kept if secret in text or token in text]

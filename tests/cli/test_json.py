@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.answers.tree import answers, leaves
-from phalanx.cli.outcome import command
+from phalanx.cli.answers.tree import leaf_commands, returns_answer
+from phalanx.cli.outcome import build_command
 from phalanx.errors import FACTS
 from tiny_run_file import tiny_run_file
 
 SOURCE = Path(phalanx.__file__).resolve().parents[1]
-LEAVES = dict(leaves(command()))
+LEAVES = dict(leaf_commands(build_command()))
 WITHOUT_JSON = {
     ("enclave", "own"): "a run starts it and speaks with it over its sockets; it prints nothing",
     ("enclave", "local"): "a run starts it and speaks with it over its sockets; it prints nothing",
@@ -57,7 +57,7 @@ def home(tmp_path, monkeypatch):
 
 
 def test_every_command_answers_in_json_or_says_why_not():
-    silent = {names for names, leaf in LEAVES.items() if not answers(leaf)}
+    silent = {names for names, leaf in LEAVES.items() if not returns_answer(leaf)}
 
     assert silent == set(WITHOUT_JSON), (
         "a command returns what it found as phalanx.cli.answers.answer.Answer, which gives it --json; "
@@ -77,14 +77,14 @@ def test_no_command_has_a_json_of_its_own(names):
 def test_every_help_page_ends_with_the_exit_codes(names, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")
 
-    assert run([*names, "--help"]) == 0
+    assert run_command([*names, "--help"]) == 0
 
     assert "Exit codes: 0 " in capsys.readouterr().out
 
 
 def test_quick_commands_print_json_and_nothing_else(home, capfd):
     for name, words in CALLS.items():
-        code = run([*words, "--json"])
+        code = run_command([*words, "--json"])
 
         said = capfd.readouterr()
         found = [json.loads(line) for line in said.out.splitlines()]
@@ -99,10 +99,10 @@ def test_quick_commands_print_json_and_nothing_else(home, capfd):
 
 def test_an_error_is_an_object_with_every_fact_and_the_message_of_the_terminal(home, capfd):
     (home / "run.toml").write_text(tiny_run_file().replace("seed =", "sede ="))
-    run(["train", "run.toml"])
+    run_command(["train", "run.toml"])
     told = capfd.readouterr().err
 
-    code = run(["train", "run.toml", "--json"])
+    code = run_command(["train", "run.toml", "--json"])
 
     (line,) = capfd.readouterr().out.splitlines()
     error = json.loads(line)["error"]
@@ -118,7 +118,7 @@ def test_an_error_is_an_object_with_every_fact_and_the_message_of_the_terminal(h
     ids=" ".join,
 )
 def test_a_command_line_that_cannot_be_parsed_is_refused_in_json(words, capfd):
-    assert run(words) == 2
+    assert run_command(words) == 2
 
     error = json.loads(capfd.readouterr().out)["error"]
     assert (error["code"], error["exit_code"]) == ("PHX-C002", 2)
@@ -144,7 +144,7 @@ def test_what_libraries_and_child_processes_print_is_kept_from_stdout(capfd):
 
 
 def test_after_a_command_stdout_is_as_it_was(capfd):
-    run(["trian", "--json"])
+    run_command(["trian", "--json"])
     capfd.readouterr()
 
     os.write(1, b"still here\n")
@@ -182,7 +182,7 @@ main()
 def test_a_process_that_is_forked_meanwhile_answers_nothing():
     code = """
 import os
-from phalanx.cli.answers.answer import Answer, json_alone, say_object
+from phalanx.cli.answers.answer import Answer, json_alone, print_object
 from phalanx.cli.answers.ending import exit_code_of
 
 def forking():

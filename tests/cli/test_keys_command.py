@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.serve.access import Access, KeyStore, RequestFacts
 
 
@@ -17,7 +17,7 @@ def access(tmp_path: Path) -> Path:
 
 
 def ask(capsys, *words) -> tuple[int, dict]:
-    code = run(["keys", *map(str, words), "--json"])
+    code = run_command(["keys", *map(str, words), "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -28,7 +28,7 @@ def make(capsys, access, *words, owner="alice") -> dict:
 
 
 def test_a_secret_is_printed_once_and_held_nowhere(capsys, access):
-    assert run(["keys", "create", "--owner", "alice", "--access", str(access)]) == 0
+    assert run_command(["keys", "create", "--owner", "alice", "--access", str(access)]) == 0
     printed = capsys.readouterr()
     (secret,) = re.findall(r"phx_[a-z2-7]{12}_[a-z2-7]{52}", printed.out)
 
@@ -36,12 +36,12 @@ def test_a_secret_is_printed_once_and_held_nowhere(capsys, access):
     assert KeyStore.open(access).find_caller(secret, "127.0.0.1").owner == "alice"
     assert not any(secret[20:].encode() in path.read_bytes() for path in access.rglob("*") if path.is_file())
     for words in (["list"], ["usage"]):
-        assert run(["keys", *words, "--access", str(access)]) == 0
+        assert run_command(["keys", *words, "--access", str(access)]) == 0
         assert secret[20:40] not in capsys.readouterr().out
 
 
 def test_json_has_the_secret_and_stderr_has_not(capsys, access):
-    code = run(["keys", "create", "--owner", "alice", "--access", str(access), "--json"])
+    code = run_command(["keys", "create", "--owner", "alice", "--access", str(access), "--json"])
     printed = capsys.readouterr()
 
     assert code == 0

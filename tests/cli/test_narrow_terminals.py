@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 import phalanx.cli.console as cli_console
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.lab.bench.detection.drills import list_attacks
-from phalanx.train import describe, load_run
+from phalanx.train import describe_run, load_run
 from tiny_run_file import tiny_run_file
 
 WIDTHS = [60, 80, 120]
@@ -25,7 +25,7 @@ def lines_of(capsys):
 
 
 def test_the_table_of_attacks_names_each_attack_in_one_line(width, capsys):
-    assert run(["attack", "--list"]) == 0
+    assert run_command(["attack", "--list"]) == 0
 
     lines = lines_of(capsys)
     assert all(len(line) <= width for line in lines)
@@ -40,7 +40,7 @@ def test_a_plan_names_each_layout_in_one_line_with_whole_figures(width, capsys, 
         for pp in (2, 4)
     ]
 
-    cli_console.say_rows(rows)
+    cli_console.print_rows(rows)
 
     lines = lines_of(capsys)
     assert all(len(line) <= width for line in lines)
@@ -63,7 +63,7 @@ def test_rows_of_a_drill_keep_names_of_attacks_and_parties(width, capsys):
         }
     ]
 
-    cli_console.say_rows(rows)
+    cli_console.print_rows(rows)
 
     text = "\n".join(lines_of(capsys))
     assert "…" not in text and rows[0]["attack"] in text
@@ -71,7 +71,7 @@ def test_rows_of_a_drill_keep_names_of_attacks_and_parties(width, capsys):
 
 
 def test_nothing_is_no_table(capsys):
-    cli_console.say_rows([])
+    cli_console.print_rows([])
 
     assert capsys.readouterr().out == ""
 
@@ -114,7 +114,7 @@ def test_a_dry_run_cuts_no_line_of_its_config_and_no_name_of_a_party(columns, tm
     (tmp_path / LONG_PATH).parent.mkdir(parents=True)
     (tmp_path / LONG_PATH).write_text("".join(f'{{"text": "shield {n} of {n * n}"}}\n' for n in range(99)))
 
-    lines = printed(describe(load_run(tmp_path / "run.toml")), columns).splitlines()
+    lines = printed(describe_run(load_run(tmp_path / "run.toml")), columns).splitlines()
 
     assert all(len(line) <= columns for line in lines)
     shown = " ".join(" ".join(lines).split())
@@ -125,7 +125,7 @@ def test_a_dry_run_cuts_no_line_of_its_config_and_no_name_of_a_party(columns, tm
 
 def test_a_plan_of_a_model_fits_and_keeps_what_it_says_below(width, capsys):
     words = ["--model", "gpt2-xl", "--cluster", "h100-nodes", "--gpus", "8", "--sequence-length", "1024"]
-    assert run(["plan", *words]) == 0
+    assert run_command(["plan", *words]) == 0
 
     lines = lines_of(capsys)
     first = next(number for number, line in enumerate(lines) if line.startswith("best"))

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.errors import CertificateError, ConfigError
 from phalanx.security.crypto import RevokedParties, create_authority, make_request, sign_request
 from phalanx.security.invite import Invitations
@@ -48,7 +48,7 @@ def run_dir(keys, tmp_path):
 def shown(*arguments):
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):
-        code = run(["peers", *map(str, arguments)])
+        code = run_command(["peers", *map(str, arguments)])
     words = out.getvalue() + err.getvalue()
     return SimpleNamespace(exit_code=code, stdout=out.getvalue(), stderr=err.getvalue(), output=words)
 
@@ -77,11 +77,11 @@ def test_the_heading_says_whether_the_run_goes_on(run_dir, age, ended, words):
     view = look_at_peers(run_dir)
     changed = view.status.model_copy(update={"ended": ended})
 
-    assert words in replace(view, status=changed).heading(1000 + age)
+    assert words in replace(view, status=changed).describe_progress(1000 + age)
 
 
 def test_json_has_every_party_and_nothing_beside_it(run_dir, keys):
-    Invitations(keys).invite("carol", "127.0.0.1:7070", timedelta(days=1))
+    Invitations(keys).invite_party("carol", "127.0.0.1:7070", timedelta(days=1))
 
     found = json.loads(shown(run_dir, "--json").stdout)
 
@@ -113,7 +113,7 @@ def test_a_certificate_is_revoked_and_shown_so(run_dir, keys):
 
     assert result.exit_code == 0, result.output
     assert "the certificate of alice is revoked" in result.output
-    assert RevokedParties(keys).read()["alice"].reason == "the laptop was stolen"
+    assert RevokedParties(keys).read_revocations()["alice"].reason == "the laptop was stolen"
     assert "alice is revoked: the laptop was stolen" in shown(run_dir).output
 
 
@@ -149,11 +149,11 @@ def test_a_party_of_a_split_or_of_rounds_is_revoked_by_the_run_file_too(keys, tm
     result = shown(tmp_path / "run.toml", "--revoke", "alice")
 
     assert result.exit_code == 0, result.output
-    assert list(RevokedParties(keys).read()) == ["alice"]
+    assert list(RevokedParties(keys).read_revocations()) == ["alice"]
 
 
 def test_an_invitation_is_taken_back(keys):
-    Invitations(keys).invite("carol", "127.0.0.1:7070", timedelta(days=1))
+    Invitations(keys).invite_party("carol", "127.0.0.1:7070", timedelta(days=1))
 
     result = shown(keys, "--revoke", "carol", "--json")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.planner.layout import Layout
 from phalanx.planner.search.answer import refusal_causes
 from phalanx.planner.search.rank import RefusedLayout
@@ -50,7 +50,7 @@ def a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_known_model_is_planned_for_a_known_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page, out = tmp_path / "plan.html", tmp_path / "run.toml"
 
-    code = run(["plan", *MODEL, "--tokens", "1e10", "--html", str(page), "--out", str(out)])
+    code = run_command(["plan", *MODEL, "--tokens", "1e10", "--html", str(page), "--out", str(out)])
 
     shown = capsys.readouterr().out
     assert code == 0
@@ -63,7 +63,7 @@ def test_a_known_model_is_planned_for_a_known_cluster(capsys: pytest.CaptureFixt
 
 
 def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", *MODEL, "--json"]) == 0
+    assert run_command(["plan", *MODEL, "--json"]) == 0
 
     answer = json.loads(capsys.readouterr().out)
     assert answer["name"] == "plan"
@@ -75,7 +75,7 @@ def test_a_run_file_is_planned_and_its_best_layout_written(capsys: pytest.Captur
     run_file, out = tmp_path / "run.toml", tmp_path / "parallel.toml"
     run_file.write_text(RUN)
 
-    code = run(["plan", str(run_file), "--gpus", "2", "--json", "--set", "train.steps=20", "--out", str(out)])
+    code = run_command(["plan", str(run_file), "--gpus", "2", "--json", "--set", "train.steps=20", "--out", str(out)])
 
     shown = capsys.readouterr()
     assert code == 0, shown.err
@@ -93,7 +93,7 @@ def planned(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, *more
     """The answer as JSON about a run file."""
     run_file = tmp_path / "run.toml"
     run_file.write_text(text)
-    assert run(["plan", str(run_file), "--cluster", "a100-nodes", "--json", *more]) == 0
+    assert run_command(["plan", str(run_file), "--cluster", "a100-nodes", "--json", *more]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     return answer
 
@@ -124,13 +124,13 @@ def test_a_party_of_several_ranks_is_refused_by_name_and_planned_without_them(
     file.write_text(f"{RUN}\n[guard]\nclasses = 'mixed'\n[pipeline]\nstages = 4\n{layouts}\n", encoding="utf-8")
     question = ["plan", str(file), "--cluster", "a100-nodes", "--gpus", "1"]
 
-    assert run([*question, "--out", str(tmp_path / "best.toml")]) == 2
+    assert run_command([*question, "--out", str(tmp_path / "best.toml")]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"pipeline.{key}: phalanx plan cannot estimate a party of several ranks" in said
     assert f"--unset pipeline.{key}" in said
     assert not (tmp_path / "best.toml").exists()
 
-    assert run([*question, "--unset", f"pipeline.{key}"]) == 0
+    assert run_command([*question, "--unset", f"pipeline.{key}"]) == 0
 
 
 def test_islands_of_a_run_file_are_planned_and_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -162,12 +162,12 @@ def test_an_adapter_that_no_matrix_has_exits_2_with_the_choices(
     run_file = tmp_path / "run.toml"
     run_file.write_text(RUN + '[model.adapter]\ntargets = ["q_proj"]\n')
 
-    assert run(["plan", str(run_file), "--cluster", "a100-nodes"]) == 2
+    assert run_command(["plan", str(run_file), "--cluster", "a100-nodes"]) == 2
     assert "found 'q_proj'; the matrices of gpt2 are attn.c_attn" in capsys.readouterr().err
 
 
 def test_a_layout_that_cannot_work_exits_2_with_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
-    code = run(["plan", *MODEL[:4], *MODEL[6:], "--layout", "tp=5"])
+    code = run_command(["plan", *MODEL[:4], *MODEL[6:], "--layout", "tp=5"])
 
     assert code == 2
     assert "tp=5 does not divide 12 attention heads; lower tp; the nearest that can work is" in capsys.readouterr().err
@@ -178,7 +178,7 @@ def test_a_model_that_fits_nowhere_exits_2_and_still_leaves_its_page(
 ) -> None:
     page = tmp_path / "plan.html"
 
-    code = run(["plan", "--model", "gpt3-175b", "--cluster", "a100-nodes", "--gpus", "1", "--html", str(page)])
+    code = run_command(["plan", "--model", "gpt3-175b", "--cluster", "a100-nodes", "--gpus", "1", "--html", str(page)])
 
     assert code == 2
     assert "GiB are usable" in capsys.readouterr().err
@@ -197,7 +197,7 @@ def test_a_model_that_fits_nowhere_exits_2_and_still_leaves_its_page(
     ],
 )
 def test_a_wrong_question_has_the_exit_code_of_its_error(arguments: list[str], code: int) -> None:
-    assert run(["plan", *arguments]) == code
+    assert run_command(["plan", *arguments]) == code
 
 
 def test_a_probe_takes_the_place_of_both_links(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_probe_takes_the_place_of_both_links(capsys: pytest.CaptureFixture[str
     rows = [{"op": "all_reduce", "ranks": 2, "bytes": size, "seconds": 1e-4 + size / 1e9} for size in (1e3, 1e8)]
     probe.write_text(json.dumps({"rows": rows}))
 
-    assert run(["plan", *MODEL, "--json", "--probe", str(probe)]) == 0
+    assert run_command(["plan", *MODEL, "--json", "--probe", str(probe)]) == 0
 
     links = json.loads(capsys.readouterr().out)["assumptions"]["links"]
     assert links["inside"] == links["between"]
@@ -213,7 +213,9 @@ def test_a_probe_takes_the_place_of_both_links(capsys: pytest.CaptureFixture[str
 
 
 def test_planning_for_a_model_loads_no_torch() -> None:
-    code = "import sys; from phalanx.cli import run; run(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from phalanx.cli import run_command; run_command(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    )
 
     found = subprocess.run([sys.executable, "-c", code, "plan", *MODEL], capture_output=True, timeout=60, check=False)
 
@@ -243,7 +245,7 @@ def split(tmp_path: Path) -> list[str]:
 
 
 def test_a_cut_is_proposed_in_a_table(split: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(split) == 0
+    assert run_command(split) == 0
 
     shown = capsys.readouterr().out
     assert "if opened" in shown
@@ -252,7 +254,7 @@ def test_a_cut_is_proposed_in_a_table(split: list[str], capsys: pytest.CaptureFi
 
 
 def test_a_split_plan_is_one_json_object_on_stdout(split: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([*split, "--json"]) == 0
+    assert run_command([*split, "--json"]) == 0
 
     answer = json.loads(capsys.readouterr().out)
     assert answer["name"] == "split-plan"
@@ -265,7 +267,7 @@ def test_a_cut_that_does_not_fit_exits_2_with_the_nearest_one(
 ) -> None:
     (tmp_path / "parties.toml").write_text(PARTIES.replace("memory_gib = 4.0", "memory_gib = 0.5"))
 
-    assert run([*split, "--cut", "1"]) == 2
+    assert run_command([*split, "--cut", "1"]) == 2
 
     assert "--cut 1: the enclave needs" in (said := capsys.readouterr().err)
     assert "the nearest cut that works is" in said
@@ -277,7 +279,7 @@ def test_a_run_file_can_be_split_on_this_machine(
     run_file = tmp_path / "run.toml"
     run_file.write_text(RUN)
 
-    assert run(["plan", str(run_file), "--split", "--leaks", split[-1], "--json"]) == 0
+    assert run_command(["plan", str(run_file), "--split", "--leaks", split[-1], "--json"]) == 0
 
     answer = json.loads(capsys.readouterr().out)
     assert {row["leak_basis"] for row in answer["rows"]} == {"another model, same share of its layers"}
@@ -303,7 +305,7 @@ def test_a_run_file_with_a_split_is_planned_as_one_and_says_so(
     run_file = tmp_path / "run.toml"
     run_file.write_text(SPLIT_RUN)
 
-    assert run(["plan", str(run_file), "--leaks", split[-1], "--json"]) == 0
+    assert run_command(["plan", str(run_file), "--leaks", split[-1], "--json"]) == 0
 
     out, err = capsys.readouterr()
     assert json.loads(out)["name"] == "split-plan"
@@ -319,19 +321,19 @@ def test_an_option_of_layouts_is_refused_where_a_cut_is_planned(
     run_file = tmp_path / "run.toml"
     run_file.write_text(SPLIT_RUN)
 
-    assert run(["plan", str(run_file), *option]) == 2
+    assert run_command(["plan", str(run_file), *option]) == 2
     assert (
         f"plan: {option[0]}: only valid for layouts of ranks, but {run_file} has [split]; remove"
         in capsys.readouterr().err
     )
-    assert run([*split, *option]) == 2
+    assert run_command([*split, *option]) == 2
     assert "but --split is given" in capsys.readouterr().err
 
 
 def test_where_no_layout_works_every_cause_is_named_with_its_number(capsys: pytest.CaptureFixture[str]) -> None:
     size = ["--sequences", "7", "--sequence-length", "100"]  # 13 divides nothing of it
 
-    assert run(["plan", "--model", "gpt2", "--cluster", "a100-nodes", "--gpus", "13", *size]) == 2
+    assert run_command(["plan", "--model", "gpt2", "--cluster", "a100-nodes", "--gpus", "13", *size]) == 2
 
     first, *lines = capsys.readouterr().err.splitlines()
     total = int(re.search(r"none of ([\d,]+) layouts of 13 devices can be used:$", first)[1].replace(",", ""))
@@ -358,4 +360,4 @@ def test_causes_beyond_the_first_six_are_counted_together() -> None:
 
 
 def test_options_of_a_split_alone_are_refused_without_it(split: list[str]) -> None:
-    assert run([argument for argument in split if argument != "--split"]) == 2
+    assert run_command([argument for argument in split if argument != "--split"]) == 2

@@ -14,7 +14,7 @@ import torch
 from mistakes import MISTAKES
 
 import phalanx
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.cli.answers.failure import error_object
 from phalanx.cli.explain import error_pages
 from phalanx.errors import ConfigError
@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 SOURCE = Path(phalanx.__file__).resolve().parents[1]
 ASKED_ABOUT_TORCH = """
 import json, os, sys
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.cli.answers.failure import error_object
 from phalanx.cli.explain import error_pages
 from phalanx.errors import ConfigError
@@ -32,14 +32,14 @@ answers = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 os.dup2(1, 2)
 # what every command imports is imported once
-run(["train", "absent.toml"])
+run_command(["train", "absent.toml"])
 for line in sys.stdin:
     directory, words = json.loads(line)
     child = os.fork()
     if child == 0:
         os.chdir(directory)
         os.environ["PHALANX_CACHE"] = os.path.join(directory, "cache")
-        code = run(words)
+        code = run_command(words)
         os.write(answers, json.dumps([code, "torch" in sys.modules]).encode() + b"\\n")
         os._exit(0)
     os.waitpid(child, 0)
@@ -62,7 +62,7 @@ def skip_with_a_gpu(mistake):
 def test_a_mistake_is_said_with_its_place_and_what_to_do(mistake, home, capfd):
     skip_with_a_gpu(mistake)
     with contextlib.closing(mistake.lay(home) or socket.socket()):
-        code = run(mistake.command.split())
+        code = run_command(mistake.command.split())
 
     said = capfd.readouterr().err
     assert code == mistake.code, said
@@ -106,7 +106,7 @@ def test_a_mistake_leaves_no_run_directory_that_the_next_start_would_trip_over(h
     assert len(refused) > 20
     for mistake in refused:
         mistake.lay(home)
-        run(mistake.command.split())
+        run_command(mistake.command.split())
     said = capfd.readouterr().err
 
     assert "already has a run" not in said
@@ -193,7 +193,7 @@ ARE_WORDS_OF_THE_SHELL = {"a command without its argument", "a verb that is none
 def test_programs_get_every_fact_of_a_mistake(mistake, home, capfd):
     skip_with_a_gpu(mistake)
     with contextlib.closing(mistake.lay(home) or socket.socket()):
-        run([*mistake.command.split(), "--json"])
+        run_command([*mistake.command.split(), "--json"])
 
     error = json.loads(capfd.readouterr().out.splitlines()[-1])["error"]
     missing = {name for name in ("file", "key", "found", "expected", "do") if not error[name]}
@@ -207,4 +207,4 @@ def test_a_cure_that_no_place_gives_is_that_of_the_page_of_the_code():
     error = error_object(ConfigError("run.toml: nothing more is known"))["error"]
 
     assert error["do"] == error_pages()["PHX-C001"].cure
-    assert error_object(ConfigError("x").about(do="lower it"))["error"]["do"] == "lower it"
+    assert error_object(ConfigError("x").with_facts(do="lower it"))["error"]["do"] == "lower it"

@@ -32,17 +32,17 @@ def live_parties(*given):
     shown.append(show(*given))
     return shown[-1]
 
-def run_worker(config, story):
+def run_worker(config, worker_console):
     # the table is drawn before and after each remark, as its thread does once a second
     shown[-1].refresh()
     for length in {LENGTHS}:
-        story._tell(f"{{length}} ".ljust(length, "z"))
+        worker_console._print_text(f"{{length}} ".ljust(length, "z"))
         shown[-1].refresh()
 
 parties.live_parties = live_parties
 
 phalanx.pipeline.run_worker = run_worker
-serve_once(types.SimpleNamespace(parallel=types.SimpleNamespace(world=1)), None)
+serve_once(types.SimpleNamespace(parallel=types.SimpleNamespace(num_ranks=1)), None)
 """
 
 
@@ -102,8 +102,10 @@ def test_a_worker_without_a_reader_says_nothing(monkeypatch):
     told = []
     monkeypatch.setenv(PARENT, "1")
     # put there without looking at what is there, which would import torch
-    monkeypatch.setitem(vars(phalanx.pipeline), "run_worker", lambda config, story: told.append(story._say))
+    monkeypatch.setitem(
+        vars(phalanx.pipeline), "run_worker", lambda config, worker_console: told.append(worker_console._print_line)
+    )
 
-    serve_once(SimpleNamespace(parallel=SimpleNamespace(world=1)), None)
+    serve_once(SimpleNamespace(parallel=SimpleNamespace(num_ranks=1)), None)
 
     assert told == [None]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.config import StrictModel, canonical_json, digest, load_config
+from phalanx.config import StrictModel, canonical_json, digest_config, load_config
 
 
 class Optimizer(StrictModel):
@@ -29,14 +29,14 @@ def test_the_digest_is_the_sha256_of_the_canonical_json() -> None:
 
     expected = hashlib.sha256('{"name":"ü","optimizer":{"betas":[0.9,0.95],"lr":0.5}}'.encode()).hexdigest()
 
-    assert digest(run) == expected
+    assert digest_config(run) == expected
 
 
 def test_key_order_comments_and_spelled_out_defaults_do_not_change_the_digest(tmp_path: Path) -> None:
     short = load(tmp_path, 'name = "a"\noptimizer = { lr = 1 }\n')
     long = load(tmp_path, '# as above\noptimizer.betas = [0.9, 0.95]\noptimizer.lr = 1.0\nname = "a"\n')
 
-    assert digest(short) == digest(long)
+    assert digest_config(short) == digest_config(long)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_key_order_comments_and_spelled_out_defaults_do_not_change_the_digest(tm
     [Run(name="b", optimizer=Optimizer(lr=0.5)), Run(name="a", optimizer=Optimizer(lr=0.5000000000000001))],
 )
 def test_any_other_value_changes_the_digest(other: Run) -> None:
-    assert digest(other) != digest(Run(name="a", optimizer=Optimizer(lr=0.5)))
+    assert digest_config(other) != digest_config(Run(name="a", optimizer=Optimizer(lr=0.5)))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

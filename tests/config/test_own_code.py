@@ -7,7 +7,15 @@ import types
 
 import pytest
 
-from phalanx.config import changed_code, open_own_code, own_code, own_references, pin_own_code, pinned, resolve
+from phalanx.config import (
+    changed_code,
+    open_own_code,
+    own_code,
+    own_references,
+    pin_own_code,
+    pin_reference,
+    resolve_kind,
+)
 from phalanx.config.code_source import KEPT_CODE, find_source, installed_roots, is_own, parse_reference
 from phalanx.errors import ConfigError
 
@@ -22,9 +30,9 @@ def written(tmp_path, text, name="mine.py"):
 def opened(tmp_path, text, name="thing"):
     """What a file's object is, by way of pin, open and resolve."""
     written(tmp_path, text)
-    kind = pinned(f"mine.py:{name}", tmp_path)
+    kind = pin_reference(f"mine.py:{name}", tmp_path)
     open_own_code(kind, tmp_path)
-    return resolve(kind, {}, lambda said, found: (said, found))
+    return resolve_kind(kind, {}, lambda said, found: (said, found))
 
 
 def test_a_file_beside_the_run_file_is_pinned_then_run(tmp_path):
@@ -34,7 +42,7 @@ def test_a_file_beside_the_run_file_is_pinned_then_run(tmp_path):
 
     assert (said, found) == ("mine.py:thing", [1, 2])
     digest = hashlib.sha256(text.encode()).hexdigest()
-    assert pinned("mine.py:thing", tmp_path) == f"mine.py:thing@{digest}"
+    assert pin_reference("mine.py:thing", tmp_path) == f"mine.py:thing@{digest}"
     assert not list(tmp_path.rglob("__pycache__"))
 
 
@@ -60,7 +68,7 @@ def test_options_are_the_users_own_and_no_reference(tmp_path):
 
 def test_what_runs_are_the_bytes_that_were_hashed(tmp_path, monkeypatch):
     path = written(tmp_path, "thing = 'hashed'\n")
-    kind = pinned("mine.py:thing", tmp_path)
+    kind = pin_reference("mine.py:thing", tmp_path)
     find = own_code.find_source
 
     def find_then_change(*arguments):
@@ -71,12 +79,12 @@ def test_what_runs_are_the_bytes_that_were_hashed(tmp_path, monkeypatch):
     monkeypatch.setattr("phalanx.config.own_code.find_source", find_then_change)
     open_own_code(kind, tmp_path)
 
-    assert resolve(kind, {}, lambda said, found: found) == "hashed"
+    assert resolve_kind(kind, {}, lambda said, found: found) == "hashed"
 
 
 def test_changed_code_is_refused_with_what_was_found_and_expected(tmp_path):
     path = written(tmp_path, "thing = 'before'\n")
-    kind = pinned("mine.py:thing", tmp_path)
+    kind = pin_reference("mine.py:thing", tmp_path)
     path.write_text("thing = 'after'\n")
 
     with pytest.raises(
@@ -84,7 +92,9 @@ def test_changed_code_is_refused_with_what_was_found_and_expected(tmp_path):
     ):
         open_own_code(kind, tmp_path)
 
-    assert changed_code([kind], [pinned("mine.py:thing", tmp_path)]).startswith("mine.py has changed: found SHA-256 ")
+    assert changed_code([kind], [pin_reference("mine.py:thing", tmp_path)]).startswith(
+        "mine.py has changed: found SHA-256 "
+    )
     assert changed_code([kind], [kind]) is None
 
 
@@ -92,18 +102,18 @@ def test_two_files_of_one_name_are_two_things(tmp_path):
     kinds = []
     for folder in ("one", "two"):
         written(tmp_path, f"thing = {folder!r}\n", f"{folder}/mine.py")
-        kinds.append(pinned("mine.py:thing", tmp_path / folder))
+        kinds.append(pin_reference("mine.py:thing", tmp_path / folder))
         open_own_code(kinds[-1], tmp_path / folder)
 
-    assert [resolve(kind, {}, lambda said, found: found) for kind in kinds] == ["one", "two"]
+    assert [resolve_kind(kind, {}, lambda said, found: found) for kind in kinds] == ["one", "two"]
 
 
 def test_a_reference_alone_loads_nothing(tmp_path):
     written(tmp_path, "thing = 'a peer named it'\n")
-    kind = pinned("mine.py:thing", tmp_path)
+    kind = pin_reference("mine.py:thing", tmp_path)
 
     with pytest.raises(ConfigError, match="code that this process has not loaded from a file of its own"):
-        resolve(kind, {}, lambda said, found: found)
+        resolve_kind(kind, {}, lambda said, found: found)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +145,7 @@ def test_a_link_that_leads_out_of_the_directory_is_refused(tmp_path):
     (home / "mine.py").symlink_to(tmp_path / "elsewhere" / "mine.py")
 
     with pytest.raises(ConfigError, match=r"leads to .*elsewhere/mine\.py, outside .*home; copy the file"):
-        pinned("mine.py:thing", home)
+        pin_reference("mine.py:thing", home)
 
 
 def test_a_module_of_the_working_directory_is_not_imported_by_accident(tmp_path, monkeypatch):
@@ -144,7 +154,7 @@ def test_a_module_of_the_working_directory_is_not_imported_by_accident(tmp_path,
     monkeypatch.syspath_prepend("")
 
     with pytest.raises(ConfigError, match="no installed package has a module 'by_accident'; install it, or name"):
-        pinned("by_accident:thing", tmp_path)
+        pin_reference("by_accident:thing", tmp_path)
 
     assert "by_accident" not in sys.modules
 
@@ -156,7 +166,7 @@ def test_a_file_that_would_come_before_the_installed_module_is_refused(tmp_path,
     monkeypatch.delitem(sys.modules, "pluggy")
 
     with pytest.raises(ConfigError, match=rf"would be imported in the place of the installed {installed}"):
-        pinned("pluggy:PluginManager", tmp_path)
+        pin_reference("pluggy:PluginManager", tmp_path)
 
 
 def test_an_installed_module_is_pinned_by_all_files_of_its_package(tmp_path, monkeypatch):
@@ -167,16 +177,16 @@ def test_an_installed_module_is_pinned_by_all_files_of_its_package(tmp_path, mon
     monkeypatch.setattr("phalanx.config.code_source.installed_roots", lambda: [home])
     monkeypatch.syspath_prepend(str(home))
 
-    kind = pinned("ourpack.part:thing", tmp_path)
+    kind = pin_reference("ourpack.part:thing", tmp_path)
     open_own_code(kind, tmp_path)
 
-    assert resolve(kind, {}, lambda said, found: found) == 7
+    assert resolve_kind(kind, {}, lambda said, found: found) == 7
     for path in (part, home / "ourpack" / "deep" / "other.py"):
         before = path.read_text()
         path.write_text(before + "# changed\n")
-        assert pinned("ourpack.part:thing", tmp_path) != kind
+        assert pin_reference("ourpack.part:thing", tmp_path) != kind
         path.write_text(before)
-    assert pinned("ourpack.part:thing", tmp_path) == kind
+    assert pin_reference("ourpack.part:thing", tmp_path) == kind
 
 
 def test_an_error_while_loading_shows_the_users_lines_and_none_of_ours(tmp_path):
@@ -220,13 +230,13 @@ def test_a_file_beside_it_that_no_digest_covers_is_refused(tmp_path, monkeypatch
 
 def test_the_resolved_run_file_finds_the_copy_that_the_run_directory_keeps(tmp_path):
     path = written(tmp_path, "thing = 'kept'\n")
-    kind = pinned("mine.py:thing", tmp_path)
+    kind = pin_reference("mine.py:thing", tmp_path)
     run_dir = tmp_path / "run"
     written(run_dir, path.read_text(), f"code/{parse_reference(kind).digest}.py")
 
     open_own_code(kind, run_dir)
 
-    assert resolve(kind, {}, lambda said, found: found) == "kept"
+    assert resolve_kind(kind, {}, lambda said, found: found) == "kept"
 
 
 # --- where it is looked for ------------------------------------------------------------------------------------------
@@ -240,7 +250,7 @@ def test_what_is_no_text_with_a_colon_is_no_code_of_the_users_own(kind):
 def test_a_file_in_a_folder_may_have_any_name(tmp_path):
     written(tmp_path, "thing = 1\n", "my code/mine-2.py")
 
-    assert parse_reference(pinned("my code/mine-2.py:thing", tmp_path)).digest
+    assert parse_reference(pin_reference("my code/mine-2.py:thing", tmp_path)).digest
 
 
 @pytest.mark.parametrize("over", [0, 1])
@@ -250,19 +260,19 @@ def test_a_file_of_the_greatest_length_is_read_and_a_longer_one_refused(tmp_path
 
     if over:
         with pytest.raises(ConfigError, match="longer than 10 bytes"):
-            pinned("mine.py:thing", tmp_path)
+            pin_reference("mine.py:thing", tmp_path)
     else:
-        assert pinned("mine.py:thing", tmp_path)
+        assert pin_reference("mine.py:thing", tmp_path)
 
 
 def test_a_kept_copy_stands_for_a_file_only_where_the_file_is_gone(tmp_path):
     path = written(tmp_path, "thing = 'before'\n")
-    kind = pinned("mine.py:thing", tmp_path)
+    kind = pin_reference("mine.py:thing", tmp_path)
     reference = parse_reference(kind)
     kept = written(tmp_path, "thing = 'before'\n", f"{KEPT_CODE}/{reference.digest}.py")
 
     path.write_text("thing = 'after'\n")
-    assert find_source(reference, tmp_path).digest != reference.digest
+    assert find_source(reference, tmp_path).source_digest != reference.digest
 
     path.unlink()
     assert find_source(reference, tmp_path).path == kept

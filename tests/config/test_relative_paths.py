@@ -40,7 +40,7 @@ def test_a_file_that_lies_beside_the_run_file_alone_is_refused_with_the_path_to_
     assert f"{key}: " in said
     assert f"is looked for in {home}, where phalanx was started" in said
     assert f"it lies beside the run file: write runs/{instead}, or start phalanx in" in said
-    assert caught.value.facts["key"] == key
+    assert caught.value.error_facts["key"] == key
 
 
 @pytest.mark.parametrize(

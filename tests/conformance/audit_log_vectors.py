@@ -10,7 +10,7 @@ from phalanx.config import canonical_json
 from phalanx.pipeline.proof.step_record import DrawLeaf, StateLeaf, write_leaf
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.verify.draw import AuditDraw
-from phalanx.security.audit import PublicLines
+from phalanx.security.audit import PublicEntries
 from phalanx.security.audit.head import sign_head
 from phalanx.security.audit.leaves import merkle_root
 from phalanx.security.audit.line import first_head, next_head, signed_part
@@ -48,7 +48,7 @@ def _log() -> dict:
             "body": body,
             "previous": head.digest,
         }
-        event["signature"] = OWNER.sign(signed_part(event)).hex()
+        event["signature"] = OWNER.sign_data(signed_part(event)).hex()
         lines.append(canonical_json(event))
         head = next_head(head, lines[-1])
     return {
@@ -60,13 +60,13 @@ def _log() -> dict:
 
 
 def _public_head() -> dict:
-    lines, boot = PublicLines(OWNER, RUN), "11111111-2222-3333-4444-555555555555"
+    lines, boot = PublicEntries(OWNER, RUN), "11111111-2222-3333-4444-555555555555"
     lines._boot = hashed_boot(RUN, boot)
     for kind, line in (("run_started", "a"), ("drift", "b"), ("step", "c")):
-        lines.take(kind, digest_hex(line.encode()))
+        lines.count_entry(kind, digest_hex(line.encode()))
         if kind == "drift":
-            lines.forced(len(lines))
-    head = lines.head()
+            lines.note_forced(len(lines))
+    head = lines.signed_public_head()
     return {"boot": boot, "head": None if head is None else head.model_dump(mode="json")}
 
 
@@ -83,7 +83,7 @@ def _header() -> dict:
     return {
         "public_key": WORKER.public.public_key.hex(),
         "signed": to_signed(signed).model_dump(),
-        "digest": signed.digest,
+        "digest": signed.header_digest,
     }
 
 
@@ -99,10 +99,10 @@ def _draw() -> dict:
         "places": [
             {
                 **place,
-                "microbatches_of_8": list(draw.microbatches(**place, num_microbatches=8)),
-                "microbatches_of_5": list(draw.microbatches(**place, num_microbatches=5)),
-                "whole_step": draw.whole_step(**place),
-                "owners_step": draw.owners_step(**place),
+                "microbatches_of_8": list(draw.draw_microbatches(**place, num_microbatches=8)),
+                "microbatches_of_5": list(draw.draw_microbatches(**place, num_microbatches=5)),
+                "whole_step": draw.draws_whole_step(**place),
+                "owners_step": draw.draws_owner_audit(**place),
             }
             for place in places
         ],

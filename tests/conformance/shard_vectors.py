@@ -66,28 +66,28 @@ def _write(home: Path) -> None:
             SourceFacts(name="notes", kind="text", fingerprint="02" * 32, consent="given in writing"),
         ),
         tokenizer=TokenizerRecord(kind="bpe", vocab_size=100, eos_id=0, digest="03" * 32),
-        recipe=RecipeRecord.of('[[rules]]\nkind = "length"\n'),
+        recipe=RecipeRecord.from_content('[[rules]]\nkind = "length"\n'),
         tools={"phalanx": "0.1.0"},
         parents=(ParentRecord(digest="04" * 32, signer="05" * 32, relation="filtered"),),
     )
     with DatasetWriter(home, "<u2", shard_tokens=200, leaf_bytes=256) as writer:
         for number, (text, (group, split, size)) in enumerate(TEXTS.items()):
             entry = DocumentEntry(document_digest(text), number % 2, f"{group}/{number}", {"score": number / 4})
-            writer.group(group, split).add(np.array(_ids(size)), entry)
-        writer.finish(facts, SIGNER)
+            writer.part_writer(group, split).add_document(np.array(_ids(size)), entry)
+        writer.finish_dataset(facts, SIGNER)
 
 
 def _encryption() -> dict:
     seal, file, plain = DatasetSeal("04" * 16, b"\x03" * 32), "shards/web.train/tokens-00000", b"tokens of a leaf"
     with mock.patch("secrets.token_bytes", lambda size: b"\x06" * size):
-        wrapped = seal.wrapped(SealKey(b"\x05" * 32))
+        wrapped = seal.wrapped_key(SealKey(b"\x05" * 32))
     return {
         "data_key": "03" * 32,
-        "seal": seal.record().model_dump(mode="json"),
+        "seal": seal.seal_record().model_dump(mode="json"),
         "file": file,
         "leaf": 3,
         "plain": plain.hex(),
-        "stored": seal.cipher(file).seal(3, plain).hex(),
+        "stored": seal.file_cipher(file).seal_leaf(3, plain).hex(),
         "wrapping_key": "05" * 32,
         "dataset.key.json": wrapped.decode(),
     }

@@ -8,14 +8,14 @@ SPLIT_PARTIES = tuple(
         (
             "a client's evidence before its tensors",
             "split/roles/server.py",
-            "        self._handshakes.check(sender)\n",
+            "        self._handshakes.check_client(sender)\n",
             "        hash(sender)\n",
             "test_client_evidence.py::test_a_client_that_does_not_bring_new_evidence_in_time_is_refused",
         ),
         (
             "a client's evidence in the handshake",
             "split/handshake/meeting.py",
-            "self._appraiser.judge(client, evidence)",
+            "self._appraiser.appraise_client(client, evidence)",
             "hash(evidence)",
             "test_client_appraisal.py::"
             "test_a_client_without_evidence_is_refused_and_taken_where_the_run_has_no_policy_for_it",

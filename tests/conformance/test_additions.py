@@ -12,26 +12,26 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from phalanx.data import IGNORE, BpeConfig, DataConfig, prepare
-from phalanx.data.sources import SOURCES, Document, PythonManualConfig, SourceLine, SourceSettings, any_of
+from phalanx.data import IGNORE, BpeConfig, DataConfig, prepare_corpus
+from phalanx.data.sources import SOURCES, Document, PythonManualConfig, SourceEntry, SourceSettings, source_union
 from phalanx.errors import ConfigError, ModelError
-from phalanx.lab.attacks import ATTACKS, AttackLine, MessageAttack, actor, check_attack
-from phalanx.lab.bench.detection.cells import cells
+from phalanx.lab.attacks import ATTACKS, AttackEntry, MessageAttack, check_attack, make_actor
+from phalanx.lab.bench.detection.cells import detection_cells
 from phalanx.lab.bench.detection.drills import list_attacks
 from phalanx.lab.bench.detection.honest import honest_cells
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, StageSpec, build_stage, open_model
 from phalanx.models.planned import FamilyByPlan
-from phalanx.objectives import OBJECTIVES, Objective, causal_lm
+from phalanx.objectives import OBJECTIVES, Objective, causal_lm_loss
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig, RankRecipe
 from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.data.update import torch_optimizer
 from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.planner import Layout, Recipe, shape_of, why_not
+from phalanx.planner import Layout, Recipe, describe_refusal, shape_of
 from phalanx.planner.cost.memory import in_flight
 from phalanx.planner.cost.schedule import StageTimes, simulate_step
-from phalanx.planner.layout import layouts
+from phalanx.planner.layout import all_layouts
 from phalanx.planner.model.adapter import linears_of
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import SlicingRule
@@ -58,16 +58,16 @@ def test_an_attack_is_played_by_command_and_bench_and_its_party_is_named(tmp_pat
     with pytest.raises(ConfigError, match=r"attack\.kind: found 'halve'; choices: none, adaptive"):
         check_attack(config)
 
-    monkeypatch.setitem(ATTACKS, "halve", AttackLine(Halve, "audit", "both"))
+    monkeypatch.setitem(ATTACKS, "halve", AttackEntry(Halve, "audit", "both"))
 
     check_attack(config)
     assert {"attack": "halve", "what it does": "Sends half of what was computed."}.items() <= list_attacks()[-1].items()
-    assert {cell.run.attack.direction for cell in cells(quick=False) if cell.run.attack.kind == "halve"} == {
+    assert {cell.run.attack.direction for cell in detection_cells(quick=False) if cell.run.attack.kind == "halve"} == {
         "forward",
         "backward",
     }
     run = tiny_run(guard=GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0))
-    with MemoryCompany(run, tmp_path / "run", {"worker-1": actor(config, "worker-1")}) as company:
+    with MemoryCompany(run, tmp_path / "run", {"worker-1": make_actor(config, "worker-1")}) as company:
         company.run(2)
         assert [verdict.party for verdict in company.verdicts] == ["worker-1"]
 
@@ -96,8 +96,8 @@ def test_a_schedule_is_run_by_verified_stages_and_known_to_ranks_planner_and_ben
             assert company.verdicts == []
             digests.add(company.weights_digest())
     assert len(digests) == 1
-    assert ParallelConfig(pp=2, schedule="pairs").layout.schedule == "pairs"
-    assert Layout(pp=2, schedule="pairs") in list(layouts(2))
+    assert ParallelConfig(pp=2, schedule="pairs").planned_layout.schedule == "pairs"
+    assert Layout(pp=2, schedule="pairs") in list(all_layouts(2))
     assert in_flight(Layout(pp=4, schedule="pairs"), 16, rank=0) == 2
     assert simulate_step("pairs", 2, 4, [StageTimes(1.0, 1.0, 1.0)] * 2).length_s > 0
     assert "pairs" in {cell.run.pipeline.schedule for cell in honest_cells(quick=False)}
@@ -123,7 +123,7 @@ def test_a_model_family_with_a_plan_is_cut_and_planned_by_its_line(tmp_path, mon
         shape_of(CWM)
 
     line = PlannedFamily(SlicingRule(windows="layers"), shared_axes=frozenset({"tp"}), defaults={"head_dim": 128})
-    monkeypatch.setitem(FACTS, "cwm", line.facts)
+    monkeypatch.setitem(FACTS, "cwm", line.family_facts)
     monkeypatch.setitem(FAMILIES, "cwm", FamilyByPlan("cwm"))
 
     source = open_model(ModelConfig(from_scratch=True, architecture=CWM), tmp_path, seed=1)
@@ -140,8 +140,8 @@ def test_a_model_family_with_a_plan_is_cut_and_planned_by_its_line(tmp_path, mon
     assert all("q_proj" in name or "v_proj" in name for name in trained)
     shape = shape_of(CWM)
     assert shape.family == "cwm"
-    assert shape.parameters == sum(weight.numel() for weight in whole.parameters())
-    assert why_not(Layout(tp=2), shape, RECIPE) is None
+    assert shape.num_parameters == sum(weight.numel() for weight in whole.parameters())
+    assert describe_refusal(Layout(tp=2), shape, RECIPE) is None
     assert {one.name for one in linears_of(shape)} == {*plan_of("cwm").columns, *plan_of("cwm").rows}
 
 
@@ -175,7 +175,7 @@ def test_an_optimizer_is_told_its_own_settings_and_planned_by_what_it_keeps(monk
 
 def smoothed(logits, labels, /):
     """Half of the loss on the labels, half on every token alike."""
-    total, targets = causal_lm(logits, labels)
+    total, targets = causal_lm_loss(logits, labels)
     even = -torch.log_softmax(logits, dim=-1).mean(-1)[labels != IGNORE].sum()
     return (total + even) / 2, targets
 
@@ -188,7 +188,7 @@ def test_an_objective_over_the_models_own_head_is_learned_by_every_engine(tmp_pa
 
     assert TrainConfig(steps=1, batch_size=8, objective="smoothed").objective == "smoothed"
     logits = torch.zeros(1, 2, 4)
-    loss, targets = task_of("smoothed", 0).loss(torch.nn.Identity(), logits, torch.tensor([[1, 2]]))
+    loss, targets = task_of("smoothed", 0).compute_loss(torch.nn.Identity(), logits, torch.tensor([[1, 2]]))
     assert (float(loss), targets) == (pytest.approx(2 * torch.tensor(4.0).log().item()), 2)
     run = tiny_run()
     smooth = run.train.model_copy(update={"objective": "smoothed"})
@@ -228,14 +228,14 @@ class Counting:
 def test_a_source_is_read_by_its_kind_and_prepared(tmp_path: Path, monkeypatch):
     said = {"kind": "counting", "documents": 30}
     with pytest.raises(ValidationError, match="'python_manual', 'python_docstrings', 'text', 'jsonl', 'html'"):
-        TypeAdapter(any_of(SOURCES)).validate_python(said)
+        TypeAdapter(source_union(SOURCES)).validate_python(said)
 
-    monkeypatch.setitem(SOURCES, "counting", SourceLine(CountingConfig, Counting))
+    monkeypatch.setitem(SOURCES, "counting", SourceEntry(CountingConfig, Counting))
 
-    found = TypeAdapter(any_of(SOURCES)).validate_python(said)
+    found = TypeAdapter(source_union(SOURCES)).validate_python(said)
     assert found == CountingConfig(documents=30)
     tokenizer = BpeConfig(vocab_size=260)
     config = DataConfig(sources=(PythonManualConfig(),), tokenizer=tokenizer, sequence_length=16, validation_share=0.2)
     # the type of a run file is made from the table once, when the program starts
-    corpus = prepare(config.model_copy(update={"sources": (found,)}), tmp_path, seed=1)
+    corpus = prepare_corpus(config.model_copy(update={"sources": (found,)}), tmp_path, seed=1)
     assert corpus.vocab_size == 260

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.lab.reproduce.backdoor import as_tables, summarise
+from phalanx.lab.reproduce.backdoor import as_tables, summarise_arms
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "backdoors.md"
@@ -30,7 +30,7 @@ def test_the_tables_are_those_of_the_raw_result(result):
 
 
 def test_the_summary_follows_from_the_rows_of_a_clean_commit(result):
-    assert result["summary"] == summarise(result["rows"])
+    assert result["summary"] == summarise_arms(result["rows"])
     assert not result["commit"].endswith("-dirty")
     assert RAW.name in PAGE.read_text(encoding="utf-8")
 

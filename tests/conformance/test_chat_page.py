@@ -29,4 +29,4 @@ def test_the_example_is_the_run_that_was_measured(monkeypatch):
 
     assert run.train.steps == FOUND["steps"]
     assert run.data.conversations is not None
-    assert run.guard.enabled
+    assert run.guard.is_enabled

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.data.build.preview import preview
+from phalanx.data.build.preview import preview_build
 from phalanx.data.build.recipe import load_recipe
 from phalanx.data.sources import open_source
 from phalanx.data.sources.warc import WarcConfig
@@ -30,7 +30,7 @@ def test_a_folder_takes_five_lines():
 
 
 def test_a_preview_of_what_cpython_carries_keeps_most_and_drops_short_texts():
-    found = preview(load_recipe(EXAMPLES / "data_docs.toml"), 40)
+    found = preview_build(load_recipe(EXAMPLES / "data_docs.toml"), 40)
 
     assert found.counts["kept"] > 20
     assert found.counts["dropped by length"] > 0
@@ -47,7 +47,7 @@ def test_the_archive_of_the_script_is_whole_and_the_same_twice(tmp_path):
         subprocess.run([*script, tmp_path / f"{name}.warc.gz", "--folder", tmp_path], check=True, capture_output=True)
 
     source = open_source(WarcConfig(path=tmp_path / "first.warc.gz"))
-    found = [document for file in source.files for document in source.read(file)]
+    found = [document for file in source.files for document in source.read_file_records(file)]
 
     assert [one.origin.digest_holds for one in found] == [True, True]
     assert "book about Debian" in found[0].text

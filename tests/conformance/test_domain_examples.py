@@ -37,7 +37,7 @@ def pod(job):
 def test_the_run_file_has_a_rank_for_each_gpu_of_two_nodes(path):
     run = load_run(path)
 
-    assert (run.train.device, run.parallel.world, run.parallel.fewest_dp) == ("cuda", 16, 8)
+    assert (run.train.device, run.parallel.num_ranks, run.parallel.min_dp_copies) == ("cuda", 16, 8)
     # both differ in their heads alone
     assert path.read_text().partition("[model]")[2] == RUN_FILES[0].read_text().partition("[model]")[2]
 
@@ -45,7 +45,7 @@ def test_the_run_file_has_a_rank_for_each_gpu_of_two_nodes(path):
 def test_the_scripts_head_asks_for_the_gpus_of_the_run_file():
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", SCRIPT.read_text(), re.MULTILINE))
 
-    assert int(asked["nodes"]) * int(asked["gpus-per-node"]) == load_run(RUN_FILES[0]).parallel.world
+    assert int(asked["nodes"]) * int(asked["gpus-per-node"]) == load_run(RUN_FILES[0]).parallel.num_ranks
     assert asked["ntasks-per-node"] == "1"
 
 
@@ -97,7 +97,7 @@ def test_pods_are_as_many_and_have_the_gpus_that_the_run_file_asks_for(job, pod)
     words = container["args"]
 
     assert spec["parallelism"] == spec["completions"] == int(words[words.index("--nnodes") + 1])
-    assert spec["parallelism"] * gpus == load_run(PODS / "run.toml").parallel.world
+    assert spec["parallelism"] * gpus == load_run(PODS / "run.toml").parallel.num_ranks
 
 
 def test_ranks_meet_at_the_first_pod_and_nobody_else_is_let_in(documents, job, pod):

@@ -47,7 +47,7 @@ def test_the_attacker_lies_in_three_steps_of_ten_after_a_quarter_of_the_run(name
     assert run.attack.kind != "none"
     assert run.attack.rate == 0.3
     assert run.attack.from_step == run.train.steps // 4
-    assert run.guard.enabled
+    assert run.guard.is_enabled
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

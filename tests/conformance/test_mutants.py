@@ -83,8 +83,8 @@ MUTANTS = (
     Mutant(
         "mask: a ledger older than its counter",
         "security/mask/ledger.py",
-        "record.counter < (now := self._counter.read()):",
-        "record.counter < 0 * (now := self._counter.read()):",
+        "record.counter < (now := self._counter.read_count()):",
+        "record.counter < 0 * (now := self._counter.read_count()):",
         MASK + "test_pad_ledger.py::test_a_hardware_counter_shows_that_a_ledger_was_put_back",
     ),
     Mutant(
@@ -118,14 +118,14 @@ MUTANTS = (
     Mutant(
         "L3 the owner's audit before a batch is given up",
         "pipeline/owner/coordinator.py",
-        "ledger.owners_audits |= set(facts.watched) - ledger.owner_audited",
+        "ledger.owners_audits |= set(facts.watched_stages) - ledger.owner_audited",
         "ledger.owners_audits |= set()",
         PIPELINE + "owner/test_failed_batches.py::test_a_stage_that_would_have_batches_given_up_is_convicted",
     ),
     Mutant(
         "L0 signatures of frames",
         "transport/endpoint.py",
-        "frame.header.verify(link.peer)",
+        "frame.header.verify_sender(link.peer)",
         "frame.header.fields",
         "tests/transport/test_endpoint.py::test_an_altered_header_is_refused",
     ),
@@ -174,14 +174,14 @@ MUTANTS = (
     Mutant(
         "draws of a session",
         "pipeline/verify/draw.py",
-        'self.derived(b"draws/1 " + nonce)',
-        'self.derived(b"draws/1 ")',
+        'self.derive_secret(b"draws/1 " + nonce)',
+        'self.derive_secret(b"draws/1 ")',
         PIPELINE + "verify/test_audit_draw.py::test_the_same_key_draws_the_same_and_every_argument_matters",
     ),
     Mutant(
         "L0 signatures of inputs that are shown",
         "pipeline/protocol/signed.py",
-        "        header.verify(peer)\n",
+        "        header.verify_sender(peer)\n",
         "        peer.name.strip()\n",
         PIPELINE + "verify/test_two_stories.py::test_a_receiver_that_forges_a_header_is_named_and_not_the_sender",
     ),
@@ -202,8 +202,8 @@ MUTANTS = (
     Mutant(
         "L2 audit of messages",
         "pipeline/verify/audit_judgement.py",
-        "if output is not None and not await self._matches(auditor, report, direction, output):",
-        "if output is not None and await self._matches(auditor, report, direction, output):",
+        "if output is not None and not await self._is_output_confirmed(auditor, report, direction, output):",
+        "if output is not None and await self._is_output_confirmed(auditor, report, direction, output):",
         PIPELINE + "test_lying_stages.py::test_a_lie_about_one_microbatch_is_found_when_all_are_audited",
     ),
     Mutant(
@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         "L2 two stories to stage and auditor",
         "pipeline/verify/audit_judgement.py",
-        "if committed.digest != shown.digest:",
+        "if committed.digest != shown.payload_digest:",
         "if committed.digest == '':",
         PIPELINE
         + "verify/test_two_stories.py::"
@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant(
         "L0 a class that the bits refute",
         "pipeline/membership/admission.py",
-        "return None if answer == owner_answer else self._refusal(party, described, answer, owner_answer)",
+        "return None if answer == owner_answer else self._describe_refusal(party, described, answer, owner_answer)",
         "return None",
         PIPELINE
         + "membership/test_admission.py::"
@@ -327,7 +327,7 @@ MUTANTS = (
     Mutant(
         "L2 verdicts that are two steps late",
         "pipeline/owner/coordinator.py",
-        "and facts.lagging is None",
+        "and facts.lagging_ledger is None",
         "and facts.ledger is not None",
         PIPELINE + "owner/test_commit_lag.py::test_the_next_step_is_not_decided_before_the_audits_of_the_last_one",
     ),
@@ -341,8 +341,8 @@ MUTANTS = (
     Mutant(
         "L2 the copy that a lagging step is audited with",
         "pipeline/worker/shadowing.py",
-        "or self._audits.concerns(shadow.index, shadow.copy.step)",
-        "or self._audits.concerns(shadow.index, -1)",
+        "or self._audits.has_audit(shadow.stage_index, shadow.copy.step_count)",
+        "or self._audits.has_audit(shadow.stage_index, -1)",
         PIPELINE + "owner/test_commit_lag.py::test_what_is_withheld_while_a_step_lags_is_handed_on",
     ),
     Mutant(
@@ -355,7 +355,7 @@ MUTANTS = (
     Mutant(
         "L2 claims about a lagging step",
         "pipeline/worker/stages.py",
-        "steps = range(copy.step - copy.plan.guard.commit_lag, copy.step)",
+        "steps = range(copy.step_count - copy.plan.guard.commit_lag, copy.step_count)",
         "steps = range(0)",
         PIPELINE
         + "owner/test_commit_lag.py::"
@@ -364,8 +364,8 @@ MUTANTS = (
     Mutant(
         "L3 checkpoints of verified steps alone",
         "pipeline/owner/verified_step.py",
-        "(set(facts.watched) - facts.agreed.keys() or facts.lagging is not None)",
-        "(set(facts.watched) - facts.agreed.keys())",
+        "set(facts.watched_stages) - facts.agreed_states.keys() or facts.lagging_ledger is not None",
+        "set(facts.watched_stages) - facts.agreed_states.keys()",
         PIPELINE + "owner/test_commit_lag.py::test_a_checkpoint_never_holds_a_step_that_is_not_verified",
     ),
     Mutant(
@@ -422,7 +422,7 @@ MUTANTS = (
     Mutant(
         "L4 relayed messages",
         "pipeline/verify/stall_diagnosis.py",
-        "await self._relay(receiver, missing, answer[1], answer[2])",
+        "await self._relay_message(receiver, missing, answer[1], answer[2])",
         "return sender",
         PIPELINE + "verify/test_silent_parties.py::test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced",
     ),
@@ -457,14 +457,14 @@ MUTANTS = (
     Mutant(
         "L5 all parties begin with the owner's state",
         "pipeline/owner/rollback.py",
-        "if old is None or self.restored is not None:",
+        "if old is None or self.restored_step is not None:",
         "if old is None:",
         PIPELINE + "owner/test_doubt_is_undone.py::test_an_heir_that_lies_after_a_death_leaves_no_trace",
     ),
     Mutant(
         "L5 a kept state is the agreed one",
         "pipeline/owner/kept_states.py",
-        "StageState(stage, party, tensors[0], step, agreed).check()",
+        "StageState(stage, party, tensors[0], step, agreed).check_digest()",
         "pass",
         PIPELINE + "owner/test_owners_kept_states.py::test_the_shadow_brings_what_the_holder_does_not",
     ),

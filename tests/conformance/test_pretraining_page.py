@@ -46,5 +46,5 @@ def test_the_example_is_the_run_that_was_measured(name, monkeypatch):
     run = load_run(ROOT / "examples" / found_of(name)["run"])
 
     assert run.train.steps == found_of(name)["steps"]
-    assert run.guard.enabled
+    assert run.guard.is_enabled
     assert run.attack.from_step == run.train.steps // 2

@@ -47,5 +47,5 @@ def test_the_example_is_the_run_that_was_measured(monkeypatch):
     run = load_run(ROOT / "examples" / FOUND["run"])
 
     assert run.train.steps == FOUND["steps"]
-    assert run.model.quantize == "nf4"
+    assert run.model.base_quantization == "nf4"
     assert (run.train.batch_size, run.data.sequence_length) == (4, 96)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.align.safety import rate
+from phalanx.align.safety import share_with_interval
 from phalanx.train import load_run
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ FOUND = json.loads(
 def test_the_page_says_what_was_measured():
     scores, interval = FOUND["preferences"], FOUND["interval"]
 
-    assert rate(interval["count"], interval["of"]) == interval
+    assert share_with_interval(interval["count"], interval["of"]) == interval
     assert interval["share"] == pytest.approx(scores["accuracy"])
     assert f"Of the {interval['of']} held-out pairs it scores {interval['count']} the right way round" in PAGE
     assert f"after {FOUND['steps']} steps, {interval['share']:.2f}" in PAGE

@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.model.recipe import Recipe
-from phalanx.planner.search.answer import ask
+from phalanx.planner.search.answer import answer_question
 from phalanx.planner.search.question import Question
 from phalanx.report import write_report
 from phalanx.report.plan_page import write_plan
@@ -74,7 +74,7 @@ def test_a_plan_fits_on_every_screen(browser, tmp_path, model, cluster, count):
     recipe = Recipe(512, 4096, precision="bf16") if count > 8 else Recipe(32, 1024, precision="bf16")
     asked = Question(model, known_models()[model], recipe, known_clusters()[cluster], (count,))
     page = tmp_path / "plan.html"
-    write_plan(page, ask(asked))
+    write_plan(page, answer_question(asked))
 
     assert faults(browser, page) == {}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli.outcome import run
-from phalanx.data.build.preview import preview
+from phalanx.cli.outcome import run_command
+from phalanx.data.build.preview import preview_build
 from phalanx.data.build.recipe import load_recipe
 from phalanx.pipeline import PRESETS, GuardConfig
 
@@ -43,14 +43,14 @@ def built(tmp_path, monkeypatch, capsys):
 def test_every_document_that_the_page_on_builds_names_is_found_under_that_name(built, capsys):
     home, names = built
 
-    assert run(["data", "build", "folder.toml", "--out", "datasets/mine"]) == 0
+    assert run_command(["data", "build", "folder.toml", "--out", "datasets/mine"]) == 0
     for name in names:
-        assert run(["data", "inspect", "datasets/mine", "--document", name]) == 0
+        assert run_command(["data", "inspect", "datasets/mine", "--document", name]) == 0
 
     capsys.readouterr()
-    assert run(["data", "inspect", "datasets/mine", "--json"]) == 0
+    assert run_command(["data", "inspect", "datasets/mine", "--json"]) == 0
     assert '"not_found": []' in capsys.readouterr().out
-    assert preview(load_recipe(home / "folder.toml"), 10).counts["kept"] > 0
+    assert preview_build(load_recipe(home / "folder.toml"), 10).counts["kept"] > 0
 
 
 def test_every_guard_that_the_bench_page_speaks_of_is_one_or_is_said_to_be_gone():
@@ -110,6 +110,6 @@ def test_what_cannot_be_judged_ends_with_the_code_that_the_page_names(words, tmp
     rows = dict(re.findall(r"^\| (\d) \| (.*) \|$", (DOCS / "howto/read_a_verdict.md").read_text(), re.MULTILINE))
 
     assert set(rows) == {"0", "5", "7"}
-    assert run(["audit", *words]) == 5
+    assert run_command(["audit", *words]) == 5
     assert "cannot be judged: missing" in rows["5"] and "of another version" in rows["5"]
     assert "the log or a certificate is missing" in rows["5"]

@@ -15,7 +15,7 @@ from phalanx.data import (
     BatchLoader,
     SequenceLayout,
     open_corpus,
-    prepare,
+    prepare_corpus,
     unigram_perplexity,
     validation_batches,
 )
@@ -32,7 +32,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def corpus(place):
     config = made_config(place / "text", made_documents(words=12), max_validation_sequences=4)
-    return prepare(config, place / "cache", seed=1)
+    return prepare_corpus(config, place / "cache", seed=1)
 
 
 def stream_of(corpus, split):
@@ -72,7 +72,7 @@ def test_validation_sequences_are_few_and_spread_evenly(corpus):
 def test_microbatches_are_the_rows_in_order(corpus):
     batch = corpus.train_batch([3, 1, 2, 0, 5, 4])
 
-    parts = batch.microbatches(3)
+    parts = batch.split_microbatches(3)
 
     assert [part.indices for part in parts] == [(3, 1), (2, 0), (5, 4)]
     assert torch.equal(torch.cat([part.input_ids for part in parts]), batch.input_ids)
@@ -83,7 +83,7 @@ def test_microbatches_are_the_rows_in_order(corpus):
 @pytest.mark.parametrize("count", [0, -1, 4, 7])
 def test_rows_that_cannot_be_shared_equally_are_refused(corpus, count):
     with pytest.raises(ConfigError, match=r"multiple of train\.microbatches"):
-        corpus.train_batch(range(6)).microbatches(count)
+        corpus.train_batch(range(6)).split_microbatches(count)
 
 
 def test_a_sequence_that_does_not_exist_is_refused(corpus):
@@ -104,34 +104,34 @@ def equal(left: Batch, right: Batch) -> bool:
 def test_a_resumed_run_sees_the_batches_that_it_would_have_seen(corpus, seed, size, before, other):
     whole = BatchLoader(corpus, size, seed)
     for _ in range(before):
-        whole.next()
+        whole.next_batch()
     resumed = BatchLoader(corpus, size, seed)
     for _ in range(other):
-        resumed.next()
+        resumed.next_batch()
 
-    resumed.load_state(whole.state())
+    resumed.load_position(whole.position_state())
 
-    assert all(equal(whole.next(), resumed.next()) for _ in range(3))
+    assert all(equal(whole.next_batch(), resumed.next_batch()) for _ in range(3))
 
 
 def test_another_batch_size_goes_on_with_the_next_sample(corpus):
     size = corpus.num_train_sequences
     first, second = BatchLoader(corpus, 3, 0), BatchLoader(corpus, size - 9, 0)
-    seen = [index for _ in range(3) for index in first.next().indices]
+    seen = [index for _ in range(3) for index in first.next_batch().indices]
 
-    second.load_state(first.state())
+    second.load_position(first.position_state())
 
-    assert sorted([*seen, *second.next().indices]) == list(range(size))
+    assert sorted([*seen, *second.next_batch().indices]) == list(range(size))
 
 
 def test_a_state_of_another_run_is_refused(corpus, place):
     loader = BatchLoader(corpus, 2, seed=1)
-    good = loader.state()
-    other = prepare(made_config(place / "other", made_documents(seed=5)), place / "cache", seed=1)
+    good = loader.position_state()
+    other = prepare_corpus(made_config(place / "other", made_documents(seed=5)), place / "cache", seed=1)
 
     for state, said in [
-        (BatchLoader(corpus, 2, seed=2).state(), "seed is 2, but this run has 1"),
-        (BatchLoader(other, 2, seed=1).state(), "resume with the data"),
+        (BatchLoader(corpus, 2, seed=2).position_state(), "seed is 2, but this run has 1"),
+        (BatchLoader(other, 2, seed=1).position_state(), "resume with the data"),
         (good | {"corpus": 1}, "corpus is 1"),
         (good | {"corpus_digest": good["corpus_digest"][:-1] + "x"}, "belongs to the corpus"),
         (good | {"num_samples": -1}, "num_samples is -1"),
@@ -141,19 +141,19 @@ def test_a_state_of_another_run_is_refused(corpus, place):
         ({}, "found keys"),
     ]:
         with pytest.raises(CheckpointError, match=said):
-            loader.load_state(state)
-    assert loader.state() == good
+            loader.load_position(state)
+    assert loader.position_state() == good
 
 
 def test_a_state_has_the_whole_digest_and_one_from_before_is_read_without_it(corpus):
     before, loader = BatchLoader(corpus, 2, seed=1), BatchLoader(corpus, 2, seed=1)
-    before.next()
-    state = before.state()
+    before.next_batch()
+    state = before.position_state()
 
-    loader.load_state({name: value for name, value in state.items() if name != "corpus_digest"})
+    loader.load_position({name: value for name, value in state.items() if name != "corpus_digest"})
 
     assert state["corpus_digest"] == corpus.digest
-    assert loader.state() == state
+    assert loader.position_state() == state
 
 
 def test_a_batch_needs_a_row(corpus):
@@ -177,7 +177,7 @@ def test_the_unigram_model_agrees_with_counting_by_hand(corpus):
 
 def test_without_a_held_out_share_there_is_nothing_to_validate_on(place):
     config = made_config(place / "none", validation_share=0.0)
-    corpus = prepare(config, place / "cache", seed=1)
+    corpus = prepare_corpus(config, place / "cache", seed=1)
 
     assert corpus.num_validation_sequences == 0
     with pytest.raises(DataError, match=r"set data\.validation_share above 0"):

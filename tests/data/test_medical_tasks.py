@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.data.tasks import TASKS, Example
-from phalanx.data.tasks.task import find_file, labelled
+from phalanx.data.tasks.task import find_file, unique_examples
 from phalanx.errors import DataError
 
 ANSWERS = [
@@ -217,4 +217,4 @@ def test_the_published_file_is_read(name):
 )
 def test_examples_that_make_no_task_are_refused(examples, message):
     with pytest.raises(DataError, match=message):
-        labelled(("a", "b"), examples, "here")
+        unique_examples(("a", "b"), examples, "here")

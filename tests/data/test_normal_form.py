@@ -40,6 +40,6 @@ def test_a_rule_takes_no_more_than_its_share_of_one_mark_over_and_over(config, u
     page = Page(Document("a", unit * 200_000), "web")
     before = time.process_time()
 
-    make_rule(config).judge(page)
+    make_rule(config).judge_page(page)
 
     assert time.process_time() - before < 3

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.data import DataConfig
 from phalanx.data.sources import open_source
 
@@ -40,7 +40,7 @@ def config(*sources):
 def test_a_config_without_a_new_key_has_the_digest_that_it_had():
     found = config(*SOURCES.values(), {"kind": "python_manual"}, {"kind": "python_docstrings"})
 
-    assert digest(found) == "6ab9379f517ea4708cac8344ee1a6489a398fed27c4d3f38eedad48af4f39b65"
+    assert digest_config(found) == "6ab9379f517ea4708cac8344ee1a6489a398fed27c4d3f38eedad48af4f39b65"
 
 
 @pytest.mark.parametrize("kind", MADE_BEFORE)
@@ -54,5 +54,5 @@ def test_a_source_without_a_new_key_has_the_fingerprint_that_it_had(home, kind):
 def test_a_new_key_is_in_digest_and_fingerprint(home, key):
     (plain,), (other,) = (config(SOURCES["text"] | keys).sources for keys in ({}, key))
 
-    assert digest(plain) != digest(other)
+    assert digest_config(plain) != digest_config(other)
     assert open_source(plain).fingerprint() != open_source(other).fingerprint()

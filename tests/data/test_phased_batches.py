@@ -38,7 +38,7 @@ def phase(until: int | None = None, **weights: float) -> PhaseConfig:
 
 
 def taken(loader: BatchLoader, batches: int) -> list[int]:
-    return [index for _ in range(batches) for index in loader.next().indices]
+    return [index for _ in range(batches) for index in loader.next_batch().indices]
 
 
 def test_phases_take_from_groups_by_weight_and_the_counts_are_told():
@@ -49,7 +49,7 @@ def test_phases_take_from_groups_by_weight_and_the_counts_are_told():
 
     assert sum(index >= 10 for index in indices[:20]) == 0
     assert sum(index >= 10 for index in indices[20:]) == 10
-    assert loader.consumed == {"web": 30, "code": 10}
+    assert loader.consumed_samples == {"web": 30, "code": 10}
 
 
 def test_a_row_is_of_the_group_that_its_number_says():
@@ -76,7 +76,7 @@ def test_loaders_that_share_groups_have_each_sequence_once_an_epoch_and_their_ow
         for at, indices in enumerate(by_group):
             found[at] += indices
         again = BatchLoader(corpus(groups), 1, seed, (number, shares))
-        again.load_state(json.loads(json.dumps(loader.state())))
+        again.load_position(json.loads(json.dumps(loader.position_state())))
         assert taken(again, 3) == taken(loader, 3)
 
     assert [sorted(found[at]) for at in found] == [list(range(edges[at], edges[at + 1])) for at in found]
@@ -88,10 +88,10 @@ def test_a_group_without_a_sequence_for_every_share_is_refused_by_name():
 
 
 def test_a_state_of_another_share_is_refused():
-    state = BatchLoader(corpus(), 2, 0, (0, 2)).state()
+    state = BatchLoader(corpus(), 2, 0, (0, 2)).position_state()
 
     with pytest.raises(CheckpointError, match="share"):
-        BatchLoader(corpus(), 2, 0, (1, 2)).load_state(state)
+        BatchLoader(corpus(), 2, 0, (1, 2)).load_position(state)
 
 
 @settings(deadline=None, max_examples=40)
@@ -114,7 +114,7 @@ def test_skipped_batches_are_left_out_and_no_other_sample_is(size, skip, stop):
 
     seen = taken(loader, stop)
     resumed = BatchLoader(corpus(skip=ranges), size, seed=3)
-    resumed.load_state(loader.state())
+    resumed.load_position(loader.position_state())
     seen += taken(resumed, 10 - stop)
 
     assert seen == kept[: 10 * size]
@@ -125,7 +125,7 @@ def test_a_phase_that_is_added_at_the_end_of_what_is_done_goes_on_without_loss()
     seen = taken(before, 4)
     after = BatchLoader(corpus(phases=(phase(16, web=0.75, code=0.25), phase(None, code=1.0))), 4, seed=1)
 
-    after.load_state(before.state())
+    after.load_position(before.position_state())
     seen += taken(after, 2)
 
     code = [index for index in seen if index >= 10]
@@ -139,12 +139,12 @@ def test_a_new_group_joins_in_the_middle_and_the_old_ones_go_on_where_they_were(
     more = [*GROUPS, group("mail", 5, 3000)]
     after = BatchLoader(corpus(more, phases=(phase(12, web=1.0, code=1.0), phase(None, web=1.0, mail=1.0))), 4, seed=1)
 
-    after.load_state(before.state())
+    after.load_position(before.position_state())
     seen += taken(after, 2)
 
     assert sorted(index for index in seen if index < 10) == list(range(10))
     assert len({index for index in seen if index >= 16}) == 4
-    assert after.consumed == {"web": 10, "code": 6, "mail": 4}
+    assert after.consumed_samples == {"web": 10, "code": 6, "mail": 4}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_resume_that_would_change_what_is_over_is_refused_by_name(groups, phas
     taken(before, 3)
 
     with pytest.raises(CheckpointError, match=message):
-        BatchLoader(corpus(groups, phases=phases), 4, seed=1).load_state(before.state())
+        BatchLoader(corpus(groups, phases=phases), 4, seed=1).load_position(before.position_state())
 
 
 @pytest.mark.parametrize(
@@ -186,19 +186,19 @@ def test_a_malformed_state_is_refused(change, message):
     taken(loader, 2)
 
     with pytest.raises(CheckpointError, match=message):
-        loader.load_state(loader.state() | change)
+        loader.load_position(loader.position_state() | change)
 
 
 def test_an_older_state_without_groups_goes_on_with_a_curriculum_for_what_is_left():
     plain = [group("", 10, 1000)]
     before = BatchLoader(corpus(plain), 3, seed=1)
-    assert set(before.state()) == {"num_samples", "seed", "num_sequences", "corpus", "corpus_digest"}
+    assert set(before.position_state()) == {"num_samples", "seed", "num_sequences", "corpus", "corpus_digest"}
     seen = taken(before, 2)
     phases = (phase(6), PhaseConfig(curriculum=CurriculumConfig(by="length", buckets=2)))
     after = BatchLoader(corpus([group("", 10, 1000, "a")], phases=phases), 2, seed=1)
 
     # states from before the whole digest was written lack it
-    after.load_state({name: value for name, value in before.state().items() if name != "corpus_digest"})
+    after.load_position({name: value for name, value in before.position_state().items() if name != "corpus_digest"})
 
     assert sorted(seen + taken(after, 2)) == list(range(10))
 
@@ -208,7 +208,7 @@ def test_limits_of_repeats_end_the_data_by_name():
     seen = taken(loader, 3)
 
     with pytest.raises(DataError, match=r"data\.repeats allows 13"):
-        loader.next()
+        loader.next_batch()
     assert len(set(seen)) == 12
 
 
@@ -224,7 +224,7 @@ def test_a_phase_of_shorter_attention_cuts_rows_and_keeps_their_shape():
     phases = (PhaseConfig(until=UntilConfig(samples=2), sequence_length=2), PhaseConfig())
     loader = BatchLoader(corpus(attention="document", phases=phases), 4, seed=1)
 
-    first, second = loader.next(), loader.next()
+    first, second = loader.next_batch(), loader.next_batch()
 
     assert first.extras[DOCUMENTS].tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
     assert torch.equal(second.extras[DOCUMENTS], torch.zeros(4, LENGTH, dtype=torch.int64))

@@ -6,7 +6,7 @@ import tokenizers
 from made_text import made_config, made_documents, write_text
 from pydantic import ValidationError
 
-from phalanx.data import prepare, prepare_validation_sets, validation_batches
+from phalanx.data import prepare_corpus, prepare_validation_sets, validation_batches
 from phalanx.data.config import DataConfig, ValidationSetConfig
 from phalanx.data.sources import TextConfig
 from phalanx.errors import DataError
@@ -32,7 +32,7 @@ def rows(held_out):
 
 def test_a_set_is_the_whole_of_its_text_in_the_tokens_of_the_run(config, tmp_path):
     wanted = with_sets(config, one(tmp_path, most=10_000))
-    corpus = prepare(wanted, tmp_path / "cache", seed=1)
+    corpus = prepare_corpus(wanted, tmp_path / "cache", seed=1)
 
     found = prepare_validation_sets(wanted, corpus, tmp_path / "cache")["other"]
 
@@ -48,7 +48,7 @@ def test_a_set_is_the_whole_of_its_text_in_the_tokens_of_the_run(config, tmp_pat
 
 def test_a_long_set_is_used_in_sequences_that_are_spread_evenly(config, tmp_path):
     wanted = with_sets(config, one(tmp_path, "whole", most=10_000), one(tmp_path, "few", most=5))
-    corpus = prepare(wanted, tmp_path / "cache", seed=1)
+    corpus = prepare_corpus(wanted, tmp_path / "cache", seed=1)
 
     sets = prepare_validation_sets(wanted, corpus, tmp_path / "cache")
 
@@ -58,7 +58,7 @@ def test_a_long_set_is_used_in_sequences_that_are_spread_evenly(config, tmp_path
 
 def test_a_set_is_the_same_for_every_seed_of_the_run(config, tmp_path):
     wanted = with_sets(config, one(tmp_path))
-    corpus = prepare(wanted, tmp_path / "cache", seed=1)
+    corpus = prepare_corpus(wanted, tmp_path / "cache", seed=1)
 
     first = prepare_validation_sets(wanted, corpus, tmp_path / "one")["other"]
     again = prepare_validation_sets(wanted, corpus, tmp_path / "two")["other"]
@@ -67,15 +67,15 @@ def test_a_set_is_the_same_for_every_seed_of_the_run(config, tmp_path):
 
 
 def test_a_further_set_changes_no_token_of_the_training(config, tmp_path):
-    plain = prepare(config, tmp_path / "cache", seed=1)
+    plain = prepare_corpus(config, tmp_path / "cache", seed=1)
 
-    assert prepare(with_sets(config, one(tmp_path)), tmp_path / "cache", seed=1).digest == plain.digest
+    assert prepare_corpus(with_sets(config, one(tmp_path)), tmp_path / "cache", seed=1).digest == plain.digest
 
 
 @pytest.mark.parametrize("documents", [["short"]])
 def test_a_set_that_is_too_short_is_named(config, tmp_path, documents):
     wanted = with_sets(config, one(tmp_path, "tiny", documents))
-    corpus = prepare(config, tmp_path / "cache", seed=1)
+    corpus = prepare_corpus(config, tmp_path / "cache", seed=1)
 
     with pytest.raises(DataError, match=r'data\.validation "tiny": '):
         prepare_validation_sets(wanted, corpus, tmp_path / "cache")

@@ -145,12 +145,12 @@ def test_rewards_are_given_the_prompt_as_the_template_sees_it(tmp_path):
 
     (found,) = prepared(tmp_path, [line], **chatml).train
 
-    given = found.for_rewards
+    given = found.reward_record
     assert [one["role"] for one in given["prompt"]] == ["system", "user", "assistant", "tool"]
     assert given["prompt"][2]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert (given["tools"], given["answer"]) == ([tool], "2")
     assert found.record == line
-    assert prepared(tmp_path, [{"prompt": "a"}], **chatml).train[0].for_rewards == {"prompt": "a"}
+    assert prepared(tmp_path, [{"prompt": "a"}], **chatml).train[0].reward_record == {"prompt": "a"}
 
 
 def test_a_prompt_that_just_fits_is_taken(tmp_path):

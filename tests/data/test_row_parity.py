@@ -13,11 +13,11 @@ import pytest
 from parity_makes import MAKES
 from parity_readers import OBJECTIVES, REFUSED, HandReader, digest_of, messages_of
 from parity_rows import ROWS, row_of
-from phalanx.data.chat import conversation_of
+from phalanx.data.chat import parse_conversation
 from phalanx.data.chat.encoding import open_chat
 from phalanx.data.config import ModelTokenizerConfig
 from phalanx.data.preferences.encoder import AnswerEncoder
-from phalanx.data.preferences.preference import preference_of
+from phalanx.data.preferences.preference import parse_preference
 from phalanx.data.prompts import encode_prompt
 from phalanx.data.tokenizers.tokenizer import load_tokenizer
 from phalanx.errors import DataError
@@ -65,12 +65,15 @@ class OurReader:
     def rows(self, objective, row):
         beside = {"tools": row["tools"]} if "tools" in row else {}
         if objective == "sft":
-            found = self._chat.encode(conversation_of({"messages": messages_of(row), **beside}))
-            return [(found.ids.tolist(), flags_of(found.labels.tolist()))]
+            found = self._chat.encode_conversation(parse_conversation({"messages": messages_of(row), **beside}))
+            return [(found.ids.tolist(), flags_of(found.target_labels.tolist()))]
         if objective == "grpo":
             ids = list(encode_prompt("line 1", {"prompt": row["prompt"], **beside}, self.tokenizer, self._chat).ids)
             return [(ids, [0] * len(ids))]
-        rows = [self._answers.encode("line 1", one, answer) for one, answer in self._judged(objective, row, beside)]
+        rows = [
+            self._answers.encode_with_prompt("line 1", one, answer)
+            for one, answer in self._judged(objective, row, beside)
+        ]
         return [(one.ids, [1] * len(one.ids) if objective == "reward" else flags_of(one.labels)) for one in rows]
 
     def _judged(self, objective, row, beside):
@@ -78,11 +81,11 @@ class OurReader:
         if objective == "kto":
             for side, answer in sides.items():
                 found = {"prompt": row["prompt"], "completion": answer, "label": side == "chosen", **beside}
-                one = preference_of(found, "labelled")
+                one = parse_preference(found, "labelled")
                 yield one, one.answers[0]
             return
         whole = {side: [*row["prompt"], *answer] for side, answer in sides.items()} if row.get("whole") else None
-        one = preference_of({**(whole or {"prompt": row["prompt"], **sides}), **beside}, "pairs")
+        one = parse_preference({**(whole or {"prompt": row["prompt"], **sides}), **beside}, "pairs")
         yield from ((one, answer) for answer in one.answers)
 
 

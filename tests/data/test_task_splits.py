@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.data.tasks import Example, majority_share
-from phalanx.data.tasks.split import balanced, dirichlet_clients, silo_clients, split_by_class, take_by_class
+from phalanx.data.tasks.split import balance_classes, dirichlet_clients, silo_clients, split_by_class, take_by_class
 from phalanx.errors import DataError
 
 
@@ -66,7 +66,7 @@ def test_a_drawn_part_has_as_many_as_asked_for_and_every_class(sizes, count, see
 
 
 def test_balanced_takes_no_more_of_a_class_than_asked_for():
-    assert counts(balanced(made(30, 3, 10), 5, 0)) == {0: 5, 1: 3, 2: 5}
+    assert counts(balance_classes(made(30, 3, 10), 5, 0)) == {0: 5, 1: 3, 2: 5}
 
 
 @given(st.integers(2, 6), st.floats(0.05, 50), st.integers(0, 20))

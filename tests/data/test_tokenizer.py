@@ -29,7 +29,7 @@ def trained():
 def test_every_byte_survives_a_round_trip(trained):
     text = "\x00 tab\t caf\u00e9 \u6f22\u5b57 \U0001f6e1 \n\n end"
 
-    (ids,) = trained.encode([text])
+    (ids,) = trained.encode_texts([text])
 
     assert trained.backend.decode(ids) == text
     assert trained.vocab_size == 300
@@ -37,7 +37,7 @@ def test_every_byte_survives_a_round_trip(trained):
 
 
 def test_the_end_of_text_cannot_be_written_in_a_document(trained):
-    (ids,) = trained.encode([f"one {END_OF_TEXT} two"])
+    (ids,) = trained.encode_texts([f"one {END_OF_TEXT} two"])
 
     assert trained.eos_id not in ids
     assert trained.backend.decode(ids) == f"one {END_OF_TEXT} two"
@@ -68,7 +68,7 @@ def test_a_tokenizer_file_gives_the_same_ids(trained, tmp_path):
 
     loaded = load_tokenizer(FileTokenizerConfig(path=path), None)
 
-    assert loaded.encode(made_documents(5)) == trained.encode(made_documents(5))
+    assert loaded.encode_texts(made_documents(5)) == trained.encode_texts(made_documents(5))
     assert (loaded.vocab_size, loaded.eos_id) == (trained.vocab_size, trained.eos_id)
 
 

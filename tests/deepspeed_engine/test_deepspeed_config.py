@@ -8,7 +8,7 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig, RankRecipe
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.parallel.deepspeed.config import AioConfig
-from phalanx.parallel.deepspeed.settings import locked_bytes, settings
+from phalanx.parallel.deepspeed.settings import deepspeed_settings, locked_bytes
 from phalanx.train import load_run
 
 RUN = """
@@ -119,7 +119,7 @@ def recipe(dp=2, **optimizer):
 def test_deepspeed_is_told_what_the_run_file_says(tmp_path):
     config = DeepSpeedConfig(**DISK, update_at_once=5000, aio=AioConfig(queue_depth=32, threads=2))
 
-    said = settings(config, recipe(clip_norm=0.5), 1001, tmp_path)
+    said = deepspeed_settings(config, recipe(clip_norm=0.5), 1001, tmp_path)
 
     assert said["train_micro_batch_size_per_gpu"] == 2
     assert (said["gradient_accumulation_steps"], said["gradient_clipping"]) == (4, 0.5)
@@ -134,7 +134,7 @@ def test_deepspeed_is_told_what_the_run_file_says(tmp_path):
 
 
 def test_without_offload_and_clipping_deepspeed_is_told_of_none():
-    said = settings(DeepSpeedConfig(zero=1), recipe(clip_norm=None), 1000, None)
+    said = deepspeed_settings(DeepSpeedConfig(zero=1), recipe(clip_norm=None), 1000, None)
 
     assert said["gradient_clipping"] == 0.0
     assert said["zero_optimization"].keys() == {"stage", "sub_group_size"}

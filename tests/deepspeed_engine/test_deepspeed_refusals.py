@@ -150,7 +150,7 @@ def test_what_deepspeed_reads_from_the_environment_is_put_back(monkeypatch):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     before = dict(os.environ)
 
-    with extra.environment("cuda:1", 3):
+    with extra.deepspeed_environment("cuda:1", 3):
         assert (os.environ["DS_ACCELERATOR"], os.environ["LOCAL_RANK"]) == ("cuda", "3")
         # a process that finds a rank there would take itself for one
         assert "RANK" not in os.environ

@@ -18,7 +18,7 @@ from zero_cases import CASES, DIRECTORY, STEPS, ZeroCase
 from phalanx.child import die_with_parent
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer, join_ranks
 from phalanx.parallel.deepspeed import DeepSpeedConfig, check_machine, opened_member
 from phalanx.parallel.groups.mesh import open_domain
 
@@ -47,7 +47,7 @@ def section_of(case: ZeroCase, home: Path) -> DeepSpeedConfig:
 def recipe_of(case: ZeroCase) -> RankRecipe:
     zero = {"zero": 3} if case.engine == "parallel" else {}
     return RankRecipe(
-        ParallelConfig(dp=case.dp, activation_checkpointing=case.recompute, **zero),
+        ParallelConfig(dp=case.dp, activation_checkpointing=case.recompute_microbatch, **zero),
         adamw_of(as_case(case)),
         BATCH,
         MICROBATCHES // case.dp,
@@ -62,7 +62,7 @@ def recipe_of(case: ZeroCase) -> RankRecipe:
 def member_of(case: ZeroCase, rank: int, home: Path, number: int):
     recipe, source = recipe_of(case), source_of(as_case(case), home / "models")
     place, device = RankEnv(rank, case.dp, rank, case.dp, home / f"meeting-{number}"), torch.device("cpu")
-    with join(place, device, "00" * 32):
+    with join_ranks(place, device, "00" * 32):
         domain = open_domain(recipe.parallel, device)
         if case.engine == "parallel":
             yield RankTrainer(recipe, source, domain)

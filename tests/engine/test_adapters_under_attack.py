@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.config.extras import has_bitsandbytes
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import LoraConfig, PrefixConfig, PromptEncoderConfig
 from phalanx.pipeline import AttackConfig
 from phalanx.testing import MemoryCompany, tiny_run
@@ -59,7 +59,7 @@ def test_a_stage_that_lies_in_three_steps_of_ten_is_named_and_no_bit_is_lost(cle
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=1)
 
     digest, results, verdicts, evicted = trained(
-        run_of(kind), tmp_path / "attacked", cache, {"worker-2": actor(config, "worker-2")}
+        run_of(kind), tmp_path / "attacked", cache, {"worker-2": make_actor(config, "worker-2")}
     )
 
     assert evicted == ["worker-2"]
@@ -75,7 +75,7 @@ def test_without_the_guard_the_same_liar_has_its_way(clean, cache, tmp_path):
     config = AttackConfig(kind="sign_flip", stages=(2,), rate=0.3, seed=1)
 
     digest, _, verdicts, evicted = trained(
-        unguarded, tmp_path / "attacked", cache, {"worker-2": actor(config, "worker-2")}
+        unguarded, tmp_path / "attacked", cache, {"worker-2": make_actor(config, "worker-2")}
     )
 
     assert (verdicts, evicted) == ([], [])

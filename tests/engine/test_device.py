@@ -11,7 +11,7 @@ from phalanx.engine import check_build, check_device
 from phalanx.errors import ConfigError
 from phalanx.parallel.groups.rank_env import RankEnv
 from phalanx.parallel.groups.rendezvous import own_device
-from phalanx.train import describe, load_run, train
+from phalanx.train import describe_run, load_run, train
 from tiny_run_file import tiny_run_file
 
 
@@ -73,7 +73,7 @@ def test_a_run_without_its_device_leaves_no_directory_behind(machine, tmp_path):
     (tmp_path / "run.toml").write_text(tiny_run_file("[pipeline]\nstages = 2\n"))
     run = load_run(tmp_path / "run.toml", ["train.device=cuda"])
 
-    for begin in (train, describe):
+    for begin in (train, describe_run):
         with pytest.raises(ConfigError, match=r"train\.device"):
             begin(run, tmp_path / "run")
 

@@ -8,7 +8,7 @@ from phalanx.errors import DataError
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import Controller, ParallelConfig, RankEnv, RankRecipe, RankTrainer, join
+from phalanx.parallel import Controller, ParallelConfig, RankEnv, RankRecipe, RankTrainer, join_ranks
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.split import SplitConfig
 from phalanx.split.training.task import NextToken
@@ -38,8 +38,8 @@ def pipeline_step(tmp_path):
         run = weighted(tiny_run())
         with MemoryCompany(run, tmp_path / f"company{factor}") as company:
             batch = weighted_batch(run, company.source.vocab_size, factor)
-            result = company.engine.step(0, step_inputs(batch, run.train.microbatches))
-            assert (company.verdicts, company.bodies("alarm")) == ([], [])
+            result = company.engine.train_turn(0, step_inputs(batch, run.train.microbatches))
+            assert (company.verdicts, company.event_bodies("alarm")) == ([], [])
             return result
 
     return step
@@ -63,9 +63,9 @@ def domain_step(tmp_path):
     def step(factor):
         lead = Controller(RankTrainer(recipe, source, open_domain(ParallelConfig(), CPU)), None)
         inputs = step_inputs(weighted_batch(run, source.vocab_size, factor), run.train.microbatches)
-        return DomainEngine(lead, 1).step(0, inputs)
+        return DomainEngine(lead, 1).train_turn(0, inputs)
 
-    with join(RankEnv(0, 1, 0, 1, tmp_path / "meeting"), CPU, "00" * 32):
+    with join_ranks(RankEnv(0, 1, 0, 1, tmp_path / "meeting"), CPU, "00" * 32):
         yield step
 
 
@@ -87,12 +87,12 @@ def test_a_domain_refuses_rows_that_its_objective_does_not_read_before_any_rank_
     recipe = RankRecipe(
         ParallelConfig(), OptimizerConfig(lr=1e-3), run.train.batch_size, run.train.microbatches, 16, 10
     )
-    with join(RankEnv(0, 1, 0, 1, tmp_path / "meeting"), CPU, "00" * 32):
+    with join_ranks(RankEnv(0, 1, 0, 1, tmp_path / "meeting"), CPU, "00" * 32):
         lead = Controller(RankTrainer(recipe, source, open_domain(ParallelConfig(), CPU)), None)
         batch = weighted_batch(run, source.vocab_size, 1.0)
 
         with pytest.raises(DataError, match=r"extras\.weights: the objective does not read them"):
-            DomainEngine(lead, 1).step(0, step_inputs(batch, run.train.microbatches))
+            DomainEngine(lead, 1).train_turn(0, step_inputs(batch, run.train.microbatches))
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_a_client_sends_nothing_where_the_rows_of_the_objective_are_missing(spli
 def test_a_split_measures_held_out_rows_without_weights(split_scene):
     simulator, (batch, _) = SplitSimulator(split_scene, task=NextToken(WEIGHTED)), split_batch(1.0)
 
-    found = simulator.measure(*batch[0])
+    found = simulator.measure_held_out(*batch[0])
 
-    assert found == SplitSimulator(split_scene).measure(*batch[0])
+    assert found == SplitSimulator(split_scene).measure_held_out(*batch[0])
     assert OBJECTIVES[WEIGHTED].extras.keys() == {"weights"}

@@ -5,7 +5,7 @@ import torch
 
 from phalanx.config.extras import has_bitsandbytes
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.optimizers import OptimizerConfig, StageOptimizer
 from phalanx.pipeline import AttackConfig, PartyLayout
 from phalanx.testing import MemoryCompany, tiny_run
@@ -36,7 +36,9 @@ def test_a_liar_is_named_and_the_bits_are_those_of_a_clean_run(tmp_path, attack)
     clean, results, *accused = trained(run, tmp_path / "clean", cache)
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=1)
 
-    digest, redone, _, evicted = trained(run, tmp_path / "attacked", cache, {"worker-2": actor(config, "worker-2")})
+    digest, redone, _, evicted = trained(
+        run, tmp_path / "attacked", cache, {"worker-2": make_actor(config, "worker-2")}
+    )
 
     assert (accused, evicted) == ([[], []], ["worker-2"])
     assert sum(result.guard.attempts for result in redone) > len(results)
@@ -51,20 +53,20 @@ def test_the_way_back_ends_with_the_same_bytes():
     optimizer = StageOptimizer({name: torch.nn.Parameter(one) for name, one in drawn.items()}, FEW_BITS)
 
     def copied():
-        return {name: tensor.clone() for name, tensor in optimizer.state().items()}
+        return {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
 
     seen = []
     for step in range(3):
         gradients = {name[7:]: one * (step + 1) for name, one in copied().items() if name.startswith("weight")}
         seen.append(copied())
-        optimizer.snapshot()
+        optimizer.keep_snapshot()
         optimizer.step(gradients, 1e-2, 0.5)
 
-    optimizer.restore()
+    optimizer.restore_snapshot()
 
     assert seen[2]["exp_avg_8bit/large"].dtype == torch.uint8
-    assert list(optimizer.state()) == list(seen[2])
-    assert all(torch.equal(tensor, seen[2][name]) for name, tensor in optimizer.state().items())
+    assert list(optimizer.state_tensors()) == list(seen[2])
+    assert all(torch.equal(tensor, seen[2][name]) for name, tensor in optimizer.state_tensors().items())
     assert not torch.equal(seen[2]["exp_avg_8bit/large"], seen[1]["exp_avg_8bit/large"])
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.data import IGNORE, Batch
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import ModelConfig
 from phalanx.objectives import OBJECTIVES, objective_of
 from phalanx.pipeline import AttackConfig
@@ -45,7 +45,7 @@ def trained(run, kind, directory, cache, actors=None):
     objective = objective_of(run.train.objective)
     with MemoryCompany(run, directory, actors or {}, cache=cache) as company:
         results = [
-            company.engine.step(step, step_inputs(pairs(run, kind, step), run.train.microbatches, objective))
+            company.engine.train_turn(step, step_inputs(pairs(run, kind, step), run.train.microbatches, objective))
             for step in range(STEPS)
         ]
         return company.weights_digest(), results, company.verdicts, company.evicted
@@ -92,7 +92,7 @@ def test_a_stage_that_lies_in_three_steps_of_ten_is_named_and_no_bit_is_lost(cle
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=1)
 
     digest, results, verdicts, evicted = trained(
-        run, kind, tmp_path / "attacked", cache, {"worker-2": actor(config, "worker-2")}
+        run, kind, tmp_path / "attacked", cache, {"worker-2": make_actor(config, "worker-2")}
     )
 
     assert evicted == ["worker-2"]
@@ -111,7 +111,7 @@ def test_without_the_guard_the_same_liar_has_its_way(clean, cache, tmp_path):
     config = AttackConfig(kind=ATTACKERS[0], stages=(2,), rate=0.3, seed=1)
 
     digest, _, verdicts, evicted = trained(
-        unguarded, "dpo", tmp_path / "attacked", cache, {"worker-2": actor(config, "worker-2")}
+        unguarded, "dpo", tmp_path / "attacked", cache, {"worker-2": make_actor(config, "worker-2")}
     )
 
     assert (verdicts, evicted) == ([], [])

@@ -17,7 +17,7 @@ def inputs(ids, labels):
 def test_the_digest_of_a_batch_is_that_of_its_bytes_in_the_order_of_the_microbatches():
     ids, labels = torch.arange(12).reshape(4, 3), torch.arange(12, 24).reshape(4, 3)
 
-    digest = inputs(ids, labels).digest()
+    digest = inputs(ids, labels).batch_digest()
 
     # old logs hold this digest: it must stay what it is
     assert digest == digest_hex(ids.numpy().tobytes(), labels.numpy().tobytes())[:32]
@@ -28,7 +28,11 @@ def test_another_token_another_label_and_another_order_have_another_digest():
     changed = labels.clone()
     changed[3, 2] += 1
 
-    digests = {inputs(ids, labels).digest(), inputs(ids, changed).digest(), inputs(ids.flip(0), labels).digest()}
+    digests = {
+        inputs(ids, labels).batch_digest(),
+        inputs(ids, changed).batch_digest(),
+        inputs(ids.flip(0), labels).batch_digest(),
+    }
 
     assert len(digests) == 3
 
@@ -59,7 +63,9 @@ def test_no_extra_rows_leave_the_digest_that_old_logs_have():
     plain = StepInputs(tuple(ids.split(2)), tuple((ids + 1).split(2)), 12)
 
     assert (
-        with_extras().digest() == plain.digest() == digest_hex(ids.numpy().tobytes(), (ids + 1).numpy().tobytes())[:32]
+        with_extras().batch_digest()
+        == plain.batch_digest()
+        == digest_hex(ids.numpy().tobytes(), (ids + 1).numpy().tobytes())[:32]
     )
 
 
@@ -78,8 +84,8 @@ def test_the_digest_covers_name_type_shape_and_every_number_of_extra_rows():
         with_extras(a=rows, b=rows),
     ]
 
-    assert len({inputs.digest() for inputs in variants}) == len(variants)
-    assert with_extras(a=rows, b=changed).digest() == with_extras(b=changed, a=rows).digest()
+    assert len({inputs.batch_digest() for inputs in variants}) == len(variants)
+    assert with_extras(a=rows, b=changed).batch_digest() == with_extras(b=changed, a=rows).batch_digest()
 
 
 def test_extra_rows_that_do_not_fit_are_refused_by_name():

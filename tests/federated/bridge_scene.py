@@ -5,10 +5,10 @@ from pathlib import Path
 
 from loopback_scene import DeadSiteError
 
-from phalanx.federated.carriers.bridge import BridgeCarrier, OwnerPost
+from phalanx.federated.carriers.bridge import BridgeCarrier, OwnerSocket
 from phalanx.federated.carriers.bridge_site import BridgedSite, serve_bridge
 from phalanx.federated.carriers.carrier import SiteAnswers
-from phalanx.federated.carriers.shim import END, LineError, OwnerLine, ask_site
+from phalanx.federated.carriers.shim import END, OwnerConnection, SocketLostError, ask_site
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.crypto import Identity
 from phalanx.transport import TransportConfig
@@ -32,7 +32,7 @@ class ForwardingEngine:
         self.sites = sites
         self.touch = lambda site, answer, frame: answer
         self.frames: dict[str, list[bytes]] = {site: [] for site in sites}
-        self._line = OwnerLine(str(owner))
+        self._line = OwnerConnection(str(owner))
         self._line.tell_sites(sites)
         self._thread = threading.Thread(target=self._forward, daemon=True)
         self._thread.start()
@@ -41,18 +41,18 @@ class ForwardingEngine:
         try:
             while (order := self._line.next_frame(30.0)) is not None and order.kind != END:
                 threading.Thread(target=self._deliver, args=(order,), daemon=True).start()
-        except LineError:
+        except SocketLostError:
             return
 
     def _deliver(self, order) -> None:
         self.frames[order.name].append(order.data)
         try:
             answer = ask_site(str(self.sites[order.name]), order.data)
-            self._line.answer(order.number, order.name, self.touch(order.name, answer, order.data))
-        except LineError as exc:
+            self._line.send_answer(order.number, order.name, self.touch(order.name, answer, order.data))
+        except SocketLostError as exc:
             try:
-                self._line.lose(order.number, order.name, str(exc))
-            except LineError:
+                self._line.report_loss(order.number, order.name, str(exc))
+            except SocketLostError:
                 return
 
     def tell_sites(self, *names: str) -> None:
@@ -81,7 +81,7 @@ class BridgeScene:
         self.said: list[str] = []
         self.revoked: set[str] = set()
         self.threads: dict[str, threading.Thread] = {}
-        post = OwnerPost(home / "owner" / "owner.sock", session, LIMITS)
+        post = OwnerSocket(home / "owner" / "owner.sock", session, LIMITS)
         self.carrier = BridgeCarrier(identities["owner"], post, terms.roster, lambda: self.revoked, self.said.append)
         self.engine = engine(self.carrier.path, {name: self.socket(name) for name in terms.roster})
 

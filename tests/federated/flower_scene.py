@@ -129,14 +129,14 @@ class FlowerEngine:
         template = next(iter(sites.values())).parent.parent / "{site}" / "site.sock"
         self.grid = Grid(dict(enumerate(sites, 7)), str(template))
         self.grid.tamper = self._tamper
-        self._line = APP.OwnerLine(str(owner))
+        self._line = APP.OwnerConnection(str(owner))
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def _serve(self):
         try:
-            APP.FrameRelay(self.grid, self._line).run()
-        except APP.LineError:
+            APP.FrameRelay(self.grid, self._line).relay_frames()
+        except APP.SocketLostError:
             return
 
     def _tamper(self, reply, node, frame):

@@ -17,7 +17,7 @@ from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
 from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
-from phalanx.security.crypto import Identity, RevokedParties, create_authority, issue, load_identity
+from phalanx.security.crypto import Identity, RevokedParties, create_authority, issue_certificate, load_identity
 from phalanx.transport import TransportConfig
 
 LIMITS = TransportConfig(timeout_s=20.0, keepalive_s=5.0)
@@ -40,7 +40,7 @@ class LoopbackScene:
         self.home, self.keys = home, home / "keys"
         create_authority(self.keys, now=datetime.now(UTC) - timedelta(days=30))
         for name in ("owner", *SITES):
-            issue(self.keys, name)
+            issue_certificate(self.keys, name)
         self.identities = {name: load_identity(self.keys / name) for name in ("owner", *SITES)}
         self.config = FederatedConfig(sites=SITES, max_norm=100.0, deadline_s=30.0, **section)
         roster = {name: self.identities[name].public for name in SITES}
@@ -51,7 +51,7 @@ class LoopbackScene:
         self.ended: dict[str, BaseException | None] = {}
         self._threads: list[threading.Thread] = []
         self.carrier = LoopbackCarrier(
-            owner, f"{RUN[:16]}-1", SITES, LIMITS, RevokedParties(self.keys).read, self.said.append
+            owner, f"{RUN[:16]}-1", SITES, LIMITS, RevokedParties(self.keys).read_revocations, self.said.append
         )
         self.fleet = Fleet(self.carrier)
         self.owner = RoundCoordinator(
@@ -73,8 +73,10 @@ class LoopbackScene:
     ) -> threading.Thread:
         """Have a site's process call the owner."""
         identity = identity or self.identities[name]
-        call = OwnerCall(identity, self.identities["owner"].public, self.carrier.address, session, LIMITS, patience_s)
-        answer = answer or self.site(name).answer
+        call = OwnerCall(
+            identity, self.identities["owner"].public, self.carrier.listen_address, session, LIMITS, patience_s
+        )
+        answer = answer or self.site(name).answer_order
 
         def run() -> None:
             try:
@@ -97,7 +99,7 @@ class LoopbackScene:
         """A site's identity of another time."""
         other = self.keys / "other"
         (self.keys / name).rename(other)
-        issue(self.keys, name, days=5, now=now)
+        issue_certificate(self.keys, name, days=5, now=now)
         return load_identity(self.keys / name, now)
 
     def close(self) -> None:

@@ -33,10 +33,10 @@ class Parabola:
         self.target, self.curve, self.steps, self.samples = target, curve, steps, samples
         self.num_trained = 0
 
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+    def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {"w": tuple(self.target.shape)}
 
-    def train(self, number, start, rate, rule):
+    def train_round(self, number, start, rate, rule):
         self.num_trained += 1
         weights = {"w": start["w"].clone()}
         for _ in range(self.steps):
@@ -46,7 +46,7 @@ class Parabola:
         loss = self.curve / 2 * float((start["w"] - self.target).square().sum())
         return LocalUpdate({"w": weights["w"] - start["w"]}, self.samples, loss, 10, self.steps)
 
-    def measure(self, weights):
+    def measure_weights(self, weights):
         return SiteScores(float((weights["w"] - self.target).square().sum()), 1)
 
 
@@ -56,7 +56,7 @@ class BookInMemory:
     def __init__(self) -> None:
         self.last = 0
 
-    def enter(self, run: str, number: int) -> None:
+    def enter_round(self, run: str, number: int) -> None:
         if number <= self.last:
             raise AggregationError(SumRefusal.REPEATED_ROUND, f"round {number}")
         self.last = number
@@ -130,7 +130,7 @@ class Scene:
         directory = self.home / name
         directory.mkdir(parents=True, exist_ok=True)
         site = Site(IDENTITIES[name], self.terms, self.trainers[name], self.books[name], directory)
-        self.carrier.sites[name] = site.answer
+        self.carrier.sites[name] = site.answer_order
 
     def begin_owner(self, weights: Tensor | None = None) -> None:
         """Begin the owner's process, anew where there was one; sites of this machine end with it."""
@@ -138,7 +138,7 @@ class Scene:
             self.begin_site(name)
         self.carrier._sent.clear()
         self.fleet = Fleet(self.carrier)
-        shapes = next(iter(self.trainers.values())).shapes()
+        shapes = next(iter(self.trainers.values())).trained_shapes()
         first = getattr(self, "first", None) or {name: torch.zeros(shape) for name, shape in shapes.items()}
         first = first if weights is None else {"w": weights.clone()}
         self.journal = RoundJournal(self.home / "journal")

@@ -89,7 +89,7 @@ def with_field(body: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
 
 def signed(body: dict[str, Any], actor: str, domain: str) -> bytes:
     """Return a statement in its one form, signed by the attacker's own key."""
-    signature = IDENTITIES[actor].sign(in_domain(domain, _json(body))).hex()
+    signature = IDENTITIES[actor].sign_data(in_domain(domain, _json(body))).hex()
     return _json({"body": body, "signature": signature})
 
 
@@ -143,7 +143,7 @@ def _of_field(schema, domain: str, name: str) -> Statements:
 def _of_items(schema, domain: str) -> Statements:
     def write(reply: CarriedReply, found: list[bytes]) -> CarriedReply:
         items = keepers.unpack_items(reply.payload, 100)
-        payload = keepers.packed([(header, data) for header, (_, data) in zip(found, items, strict=True)])
+        payload = keepers.pack_items([(header, data) for header, (_, data) in zip(found, items, strict=True)])
         return CarriedReply(reply.site, reply.kind, reply.body, payload)
 
     return Statements(
@@ -342,7 +342,7 @@ def _signed_parts(reply: CarriedReply, actor: str, order: list[int], data: list[
     for (header, _), part in zip(items, data, strict=True):
         body = json.loads(header)["body"] | {"part": digest_hex(part)}
         found.append((signed(body, actor, f"homomorphic-part/{_KEPT}"), part))
-    return CarriedReply("", reply.kind, reply.body, keepers.packed(found))
+    return CarriedReply("", reply.kind, reply.body, keepers.pack_items(found))
 
 
 def derived_parts(view: View, actor: str, what: str) -> CarriedReply:

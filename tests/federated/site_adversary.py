@@ -206,12 +206,12 @@ def _round(scene, schedule: Schedule, number: int, is_attacked: bool, is_last: b
     for _ in range(MAX_TRIES):
         before = scene.w.clone()
         try:
-            record = scene.owner.round(number, RATE)
+            record = scene.owner.run_round(number, RATE)
         except FailedRoundError:
             record = None
         except Exception as exc:  # noqa: BLE001 - whatever else is raised is what is looked for
             return f"{type(exc).__name__}: {exc}", False
-        honest_out = sorted(scene.owner.excluded.keys() - {schedule.actor})
+        honest_out = sorted(scene.owner.excluded_sites.keys() - {schedule.actor})
         if honest_out:
             return f"shut out: {', '.join(honest_out)}: {scene.owner.excluded[honest_out[0]]}", False
         if record is not None:
@@ -275,8 +275,8 @@ def _moved_wrongly(scene, schedule, record, before, moved, present) -> str:
 def sampled(mode: str, actor: str, home: Path) -> dict[tuple[str, str], CarriedReply]:
     """Play an honest round; return the attacker's replies by point, of which acts are made."""
     scene = AdversaryScene(home, mode)
-    scene.owner.round(1, RATE)
-    scene.owner.measure()
+    scene.owner.run_round(1, RATE)
+    scene.owner.measure_at_sites()
     stale = scene.adversary._stale
     return {point: reply for (site, point), reply in stale.items() if site == actor}
 

@@ -22,7 +22,7 @@ def test_the_table_has_the_kinds_of_the_section():
 def test_fedavg_with_one_local_step_is_a_step_on_the_union(tmp_path):
     scene = Scene(tmp_path, parabolas(*TARGETS))
 
-    scene.owner.round(1, 0.25)
+    scene.owner.run_round(1, 0.25)
 
     torch.testing.assert_close(scene.w, 0.25 * MEAN, rtol=1e-6, atol=1e-6)
 
@@ -32,7 +32,7 @@ def test_fedavg_counts_sites_by_their_samples_up_to_a_bound(tmp_path):
     trainers[1].samples = 10**6
     scene = Scene(tmp_path, trainers, weights="samples", most_samples=3)
 
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
 
     assert scene.w.item() == pytest.approx((1 + 3 * 3) / 4)
 
@@ -42,7 +42,7 @@ def test_fedavgm_adds_up_a_momentum(tmp_path):
     w = m = torch.zeros(3)
 
     for number in (1, 2, 3):
-        scene.owner.round(number, 0.1)
+        scene.owner.run_round(number, 0.1)
         m = 0.5 * m + 0.1 * (MEAN - w)
         w = w + 2.0 * m
 
@@ -55,7 +55,7 @@ def test_fedadam_takes_the_mean_for_a_gradient(tmp_path):
     v = torch.full((3,), 0.01)
 
     for number in (1, 2, 3):
-        scene.owner.round(number, 0.1)
+        scene.owner.run_round(number, 0.1)
         u = 0.1 * (MEAN - w)
         m, v = 0.9 * m + 0.1 * u, 0.99 * v + 0.01 * u**2
         w = w + 0.5 * m / (v.sqrt() + 0.1)
@@ -69,12 +69,12 @@ def test_the_owners_moments_survive_it(tmp_path, kind):
     scene = Scene(tmp_path / "cut", parabolas(*TARGETS), algorithm={"kind": kind})
 
     for number in (1, 2, 3):
-        whole.owner.round(number, 0.1)
-        scene.owner.round(number, 0.1)
-        weights, state = dict(scene.owner.weights), scene.owner.state()
+        whole.owner.run_round(number, 0.1)
+        scene.owner.run_round(number, 0.1)
+        weights, state = dict(scene.owner.weights), scene.owner.coordinator_state()
         scene.begin_owner()
         scene.owner.load_state(weights, state)
-        scene.owner.recall(number)
+        scene.owner.resume_rounds(number)
 
     assert torch.equal(scene.w, whole.w)
 
@@ -85,7 +85,7 @@ def test_fedprox_holds_sites_back(tmp_path):
     for _ in range(4):
         w = w - 0.2 * ((w - MEAN) + 0.5 * w)
 
-    scene.owner.round(1, 0.2)
+    scene.owner.run_round(1, 0.2)
 
     torch.testing.assert_close(scene.w, w, rtol=1e-6, atol=1e-6)
 
@@ -100,8 +100,8 @@ def test_scaffold_finds_the_optimum_that_fedavg_drifts_from(tmp_path):
     scaffold = Scene(tmp_path / "scaffold", of_two_curves(5), local_steps=5, algorithm={"kind": "scaffold"})
 
     for number in range(1, 13):
-        plain.owner.round(number, 0.1)
-        scaffold.owner.round(number, 0.1)
+        plain.owner.run_round(number, 0.1)
+        scaffold.owner.run_round(number, 0.1)
 
     # the fixed point of averaged runs of five steps: sites move by 1 - (1 - 0.1 curve)^5 of their way
     slow, fast = 1 - 0.9**5, 1 - 0.7**5
@@ -111,16 +111,16 @@ def test_scaffold_finds_the_optimum_that_fedavg_drifts_from(tmp_path):
 
 def test_scaffolds_controls_are_of_updates_that_have_counted_alone(tmp_path):
     scene = Scene(tmp_path, of_two_curves(2), local_steps=2, min_cohort=1, algorithm={"kind": "scaffold"})
-    scene.owner.round(1, 0.1)
+    scene.owner.run_round(1, 0.1)
     scene.carrier.hung = {"site-1"}
-    scene.owner.round(2, 0.1)
+    scene.owner.run_round(2, 0.1)
     scene.carrier.hung = set()
     scene.begin_site("site-0")
-    scene.owner.round(3, 0.1)
-    scene.owner.round(4, 0.1)
+    scene.owner.run_round(3, 0.1)
+    scene.owner.run_round(4, 0.1)
 
-    of_all = scene.owner.state()["control/w"].clone()
-    scene.owner.round(5, 0.1)
+    of_all = scene.owner.coordinator_state()["control/w"].clone()
+    scene.owner.run_round(5, 0.1)
     own = [float(site.__self__._controls.own["w"][0]) for site in scene.carrier.sites.values()]
 
     # before round 5 began, both had taken what had counted in round 4
@@ -131,11 +131,11 @@ def test_fedbuff_ends_a_round_with_the_first_updates_and_counts_a_late_one_for_l
     trainers = parabolas([8.0], [8.0], [2.0])
     scene = Scene(tmp_path, trainers, algorithm={"kind": "fedbuff", "buffer": 2}, min_cohort=1)
     scene.carrier.hung = {"site-2"}
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     assert scene.w.item() == 4.0
 
     scene.carrier.hung = {"site-1"}
-    record = scene.owner.round(2, 0.5)
+    record = scene.owner.run_round(2, 0.5)
 
     # site 0 from 4 towards 8; site 2 still from 0 towards 2, a round behind
     assert record.shares["site-2"].behind == 1
@@ -151,12 +151,12 @@ def test_fedbuff_refuses_an_update_that_is_too_old(tmp_path):
     )
     scene.carrier.hung = {"site-2"}
     for number in (1, 2, 3):
-        scene.owner.round(number, 0.5)
+        scene.owner.run_round(number, 0.5)
     scene.carrier.hung = {"site-0", "site-1"}
     before = scene.w.clone()
 
     with pytest.raises(Exception, match="stale"):
-        scene.owner.round(4, 0.5)
+        scene.owner.run_round(4, 0.5)
 
     assert torch.equal(scene.w, before)
 

@@ -16,7 +16,7 @@ from phalanx.errors import FrameError, OrderError, PeerRefusedError, SignatureEr
 from phalanx.federated.carriers import bridge, conversation, shim
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import CarriedReply, LostSite, SentOrder
-from phalanx.federated.carriers.conversation import OwnerHeard, SiteAsked, Speaker
+from phalanx.federated.carriers.conversation import FrameSigner, OwnerConversation, SiteConversation
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.crypto import Identity
@@ -117,7 +117,7 @@ def test_with_the_checks_off_a_stolen_answer_is_believed(scene, monkeypatch):
     def unchecked(self, raw, place):
         return conversation.parse_frame(raw, self.limits)
 
-    monkeypatch.setattr(conversation.Speaker, "check_frame", unchecked)
+    monkeypatch.setattr(conversation.FrameSigner, "check_frame", unchecked)
     scene.serve("north", lambda order, payload: (reply(order, payload)[0], b"of north"))
     scene.serve("south", lambda order, payload: (reply(order, payload)[0], b"of south"))
     meet(scene, *SITES)
@@ -138,7 +138,7 @@ def test_a_repeated_answer_is_handed_out_once(scene):
     def again(site, answer, frame):
         # of this order and of all before; there is none after it yet
         for number in range(scene.carrier._last_number + 1):
-            line.answer(number, site, answer)
+            line.send_answer(number, site, answer)
         return answer
 
     scene.engine.touch = again
@@ -186,7 +186,7 @@ def test_an_engine_that_begins_anew_is_taken_up_and_its_open_orders_are_lost(sce
 def test_rubbish_on_the_owners_socket_ends_that_line_and_no_run(scene):
     scene.serve("north", reply)
     meet(scene, "north")
-    with shim.connect(str(scene.carrier.path)) as line:
+    with shim.connect_to(str(scene.carrier.path)) as line:
         line.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
         # the engine that was there has been parted from, and this one too; what it wrote is not read to its end
         with contextlib.suppress(ConnectionResetError):
@@ -235,19 +235,19 @@ class Talk:
 
     def __init__(self):
         self.owner, self.site, self.other = (Identity.without_certificate(n) for n in ("owner", "north", "south"))
-        self.asked = SiteAsked(Speaker(self.owner, self.site.public, LIMITS), SESSION)
+        self.asked = OwnerConversation(FrameSigner(self.owner, self.site.public, LIMITS), SESSION)
         self.heard = self.process()
 
     def process(self, session=RUN[:16]):
-        return OwnerHeard(Speaker(self.site, self.owner.public, LIMITS), session)
+        return SiteConversation(FrameSigner(self.site, self.owner.public, LIMITS), session)
 
     def greet(self):
-        header, raw = self.asked.greet()
-        self.asked.hear(self.heard.welcome(self.heard.hear(raw)), header)
+        header, raw = self.asked.sign_greeting()
+        self.asked.receive_answer(self.heard.sign_welcome(self.heard.receive_order(raw)), header)
         return raw
 
     def order(self, ticket):
-        return self.asked.order("measure", m.MeasureOrder(ticket=ticket), b"weights")[1]
+        return self.asked.sign_order("measure", m.MeasureOrder(ticket=ticket), b"weights")[1]
 
 
 def test_orders_that_are_left_out_reordered_or_of_an_earlier_life_are_refused():
@@ -256,33 +256,33 @@ def test_orders_that_are_left_out_reordered_or_of_an_earlier_life_are_refused():
     first, second = talk.order(1), talk.order(2)
 
     with pytest.raises(OrderError):
-        talk.heard.hear(second)
-    talk.heard.reply(talk.heard.hear(first), "measured", m.SiteFault(ticket=1, reason="failed"))
+        talk.heard.receive_order(second)
+    talk.heard.sign_reply(talk.heard.receive_order(first), "measured", m.SiteFault(ticket=1, reason="failed"))
     with pytest.raises(OrderError):
-        talk.heard.hear(first)
+        talk.heard.receive_order(first)
     # all that was ever sent, to a process that began anew: its word is another one
     later = talk.process()
-    later.welcome(later.hear(greeting))
+    later.sign_welcome(later.receive_order(greeting))
     for frame in (first, second):
         with pytest.raises(OrderError):
-            later.hear(frame)
+            later.receive_order(frame)
     with pytest.raises(OrderError):
-        talk.process().hear(first)
+        talk.process().receive_order(first)
 
 
 def test_frames_of_another_party_run_or_key_are_refused():
     talk = Talk()
-    _, greeting = talk.asked.greet()
+    _, greeting = talk.asked.sign_greeting()
     with pytest.raises(PeerRefusedError):
-        talk.process("2" * 16).hear(greeting)
+        talk.process("2" * 16).receive_order(greeting)
     # another party's key under the owner's name, as an engine could make one
-    forged = SiteAsked(Speaker(Identity.without_certificate("owner"), talk.site.public, LIMITS), SESSION)
+    forged = OwnerConversation(FrameSigner(Identity.without_certificate("owner"), talk.site.public, LIMITS), SESSION)
     with pytest.raises(SignatureError):
-        talk.heard.hear(forged.greet()[1])
+        talk.heard.receive_order(forged.sign_greeting()[1])
     with pytest.raises(PeerRefusedError):
-        OwnerHeard(Speaker(talk.other, talk.owner.public, LIMITS), RUN[:16]).hear(greeting)
+        SiteConversation(FrameSigner(talk.other, talk.owner.public, LIMITS), RUN[:16]).receive_order(greeting)
     with pytest.raises(FrameError):
-        talk.heard.hear(greeting[:-1])
+        talk.heard.receive_order(greeting[:-1])
 
 
 @pytest.mark.parametrize(
@@ -303,19 +303,19 @@ def test_what_is_no_message_within_the_bounds_is_refused(data):
     with here, there:
         there.sendall(data)
         there.shutdown(socket.SHUT_WR)
-        with pytest.raises(shim.LineError):
+        with pytest.raises(shim.SocketLostError):
             shim.read_message(here)
 
 
 def test_a_directory_that_others_can_enter_and_a_socket_in_use_are_refused(home, scene):
     (home / "open").mkdir(mode=0o755)
     (home / "open").chmod(0o755)
-    with pytest.raises(shim.LineError, match="chmod 700"):
-        shim.listen(str(home / "open" / "owner.sock"))
-    with pytest.raises(shim.LineError, match="another process listens"):
-        shim.listen(str(scene.carrier.path))
-    with pytest.raises(shim.LineError, match="at most 107 bytes"):
-        shim.listen(str(home / ("x" * 100) / "s"))
+    with pytest.raises(shim.SocketLostError, match="chmod 700"):
+        shim.listen_at(str(home / "open" / "owner.sock"))
+    with pytest.raises(shim.SocketLostError, match="another process listens"):
+        shim.listen_at(str(scene.carrier.path))
+    with pytest.raises(shim.SocketLostError, match="at most 107 bytes"):
+        shim.listen_at(str(home / ("x" * 100) / "s"))
     assert os.stat(scene.carrier.path).st_mode & 0o777 == 0o600
     with pytest.raises(TransportError):
         BridgeScene(home, scene.terms, scene.identities, SESSION)

@@ -42,7 +42,7 @@ class OverMemory:
     def __init__(self, home):
         self.carrier = MemoryCarrier({})
 
-    def begin(self, name, answer, session=None):
+    def begin_phase(self, name, answer, session=None):
         self.carrier.sites[name] = answer
 
     def kill(self, name):
@@ -60,10 +60,10 @@ class OverLoopback:
         self.carrier = self.scene.carrier
         self.threads = {}
         self.ends = Ends()
-        self.carrier.keep(self.ends)
+        self.carrier.watch_processes(self.ends)
         self.killed = threading.Event()
 
-    def begin(self, name, answer, session=None):
+    def begin_phase(self, name, answer, session=None):
         self.killed.clear()
         self.threads[name] = self.scene.call(
             name, answer=dying(answer, self.killed), **({} if session is None else {"session": session})
@@ -83,7 +83,7 @@ class Ends:
     def __init__(self):
         self.dying = {}
 
-    def look(self):
+    def restart_ended_sites(self):
         ended = {name: "signal 9" for name, thread in self.dying.items() if not thread.is_alive()}
         self.dying = {name: thread for name, thread in self.dying.items() if name not in ended}
         return ended
@@ -105,7 +105,7 @@ class OverBridge:
         self.carrier = self.scene.carrier
         self.killed = threading.Event()
 
-    def begin(self, name, answer, session=None):
+    def begin_phase(self, name, answer, session=None):
         self.killed.clear()
         self.scene.serve(name, dying(answer, self.killed), session)
 
@@ -172,7 +172,7 @@ def test_each_site_gets_its_own_order_and_its_reply_is_of_its_name(over):
         return lambda order, payload: (measured(order.ticket), bytes(payload)[::-1] + name.encode())
 
     for name in SITES:
-        over.begin(name, site(name))
+        over.begin_phase(name, site(name))
     await_sites(over.carrier, *SITES)
 
     for first in (1, 5):
@@ -189,15 +189,15 @@ def test_each_site_gets_its_own_order_and_its_reply_is_of_its_name(over):
 
 @everywhere()
 def test_a_site_that_goes_in_an_order_is_told_of_and_comes_back_in_a_later_life(over):
-    over.begin("north", lambda order, payload: (measured(order.ticket), b""))
-    over.begin("south", lambda order, payload: (measured(order.ticket), b""))
+    over.begin_phase("north", lambda order, payload: (measured(order.ticket), b""))
+    over.begin_phase("south", lambda order, payload: (measured(order.ticket), b""))
     await_sites(over.carrier, "north", "south")
 
     over.kill("north")
     over.carrier.broadcast_orders({"north": measure(1)})
     lost = over.carrier.collect_reply(LONG_S)
     await_sites(over.carrier, "south")
-    over.begin("north", lambda order, payload: (measured(order.ticket), b"again"))
+    over.begin_phase("north", lambda order, payload: (measured(order.ticket), b"again"))
     await_sites(over.carrier, "north", "south")
     over.carrier.broadcast_orders({"north": measure(2), "south": measure(3)})
     got = {one.site: one for one in (over.carrier.collect_reply(LONG_S), over.carrier.collect_reply(LONG_S))}
@@ -222,8 +222,8 @@ def test_a_late_reply_is_handed_out_when_it_comes_and_holds_up_no_other_site(ove
         free.wait(LONG_S)
         return measured(order.ticket), b"late"
 
-    over.begin("north", slow)
-    over.begin("south", lambda order, payload: (measured(order.ticket), b"soon"))
+    over.begin_phase("north", slow)
+    over.begin_phase("south", lambda order, payload: (measured(order.ticket), b"soon"))
     await_sites(over.carrier, "north", "south")
 
     over.carrier.broadcast_orders({"north": measure(1), "south": measure(2)})
@@ -241,7 +241,7 @@ def test_a_malformed_reply_is_carried_as_a_claim_and_is_no_answer(over):
     class Odd(m.SiteReply):
         kind = "odd"
 
-    over.begin("north", lambda order, payload: (Odd(ticket=order.ticket), b"x"))
+    over.begin_phase("north", lambda order, payload: (Odd(ticket=order.ticket), b"x"))
     await_sites(over.carrier, "north")
     fleet = Fleet(over.carrier)
 
@@ -274,10 +274,10 @@ def test_rounds_of_secure_sums_come_to_the_same_over_each_carrier(over, home):
     trainers = {name: Parabola(torch.tensor([float(n), 1.0])) for n, name in enumerate(SITES)}
     sites, owner = rounds(home, over.carrier, identities, trainers)
     for name, site in sites.items():
-        over.begin(name, site.answer)
+        over.begin_phase(name, site.answer_order)
     await_sites(over.carrier, *SITES)
 
-    records = [owner.round(number, 0.5) for number in (1, 2)]
+    records = [owner.run_round(number, 0.5) for number in (1, 2)]
 
     assert all(sorted(record.shares) == sorted(SITES) for record in records)
     # the mean of targets is (1.5, 1), and each round goes half of the way
@@ -291,7 +291,7 @@ def test_the_shim_needs_the_standard_library_alone(tmp_path):
     copied = tmp_path / "shim.py"
     copied.write_text(Path(shim.__file__).read_text())
     # -I and -S: no packages of this environment
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import shim; print(shim.OwnerLine.__name__)"
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import shim; print(shim.OwnerConnection.__name__)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
 
-    assert done.stdout.strip() == "OwnerLine"
+    assert done.stdout.strip() == "OwnerConnection"

@@ -16,7 +16,7 @@ from phalanx.federated.config import FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorState, EnclaveAggregator
 from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
 from phalanx.federated.enclave.process import run_aggregator
-from phalanx.federated.sealing import SealedPlace, seal, unseal
+from phalanx.federated.sealing import SealedPlace, seal_bytes, unseal_bytes
 from phalanx.security.crypto import NotRollbackProofCounter
 from phalanx.security.tee import SimAttester
 from phalanx.split.hardware.measure import measure_code
@@ -42,11 +42,11 @@ class EnclaveScene(Scene):
         counters = [NotRollbackProofCounter(home / name) for name in ("sealed", "settled")]
         state = AggregatorState(home, bytes(32), self.terms.run, *counters)
         attester = SimAttester(IDENTITIES["site-11"], self.attested)
-        self.aggregator = EnclaveAggregator(self.told, {"w": (2,)}, attester, state)
+        self.aggregator = EnclaveAggregator(self.summary_fields, {"w": (2,)}, attester, state)
         return self.aggregator
 
     @property
-    def told(self):
+    def summary_fields(self):
         """The terms that the host tells the aggregator."""
         return self.terms
 
@@ -67,8 +67,8 @@ def test_one_word_of_the_run_file_changes_and_the_weights_have_the_bits_of_the_p
     sealed = scene_of(tmp_path / "sealed")
 
     for number in (1, 2, 3):
-        plain.owner.round(number, 0.5)
-        record = sealed.owner.round(number, 0.5)
+        plain.owner.run_round(number, 0.5)
+        record = sealed.owner.run_round(number, 0.5)
 
     assert torch.equal(plain.w, sealed.w)
     assert {one.norm for one in record.shares.values()} == {None} and len(record.shares) == 5
@@ -82,8 +82,8 @@ def test_a_rule_looks_at_single_updates_that_the_owner_does_not_see(tmp_path):
     undefended = scene_of(tmp_path / "mean", lied, max_norm=100.0)
     defended = scene_of(tmp_path / "median", lied, max_norm=100.0, aggregator="trimmed_mean", byzantine=1, min_cohort=5)
 
-    undefended.owner.round(1, 1.0)
-    defended.owner.round(1, 1.0)
+    undefended.owner.run_round(1, 1.0)
+    defended.owner.run_round(1, 1.0)
 
     assert undefended.w.max() < 1 and (defended.w - mean_of(0, 1, 2, 3)).abs().max() < 1
 
@@ -94,7 +94,7 @@ def test_what_the_enclave_refuses_is_told_by_one_word_and_counts_nowhere(tmp_pat
     lying._terms = replace(lying._terms, config=lying._terms.config.model_copy(update={"max_norm": 1e9}))
     scene.trainers["site-4"].target = torch.full((2,), 1e4)
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     assert record.left_out == {"site-4": "over_norm"}
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3))
@@ -105,7 +105,7 @@ def test_a_site_may_leave_in_every_phase(tmp_path, phase):
     scene = scene_of(tmp_path)
     scene.carrier.deadly = {"site-4": phase}
 
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
 
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3))
 
@@ -115,7 +115,7 @@ def test_fewer_sites_than_the_cohort_are_no_round(tmp_path):
     scene.carrier.deadly = dict.fromkeys(["site-2", "site-3", "site-4"], "seal")
 
     with pytest.raises(FailedRoundError, match="2 updates, expected 3"):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_what_was_altered_on_its_way_does_not_open(tmp_path, forge):
 
     scene.carrier.sites["site-4"] = forges
 
-    assert scene.owner.round(1, 1.0).left_out == {"site-4": "malformed"}
+    assert scene.owner.run_round(1, 1.0).left_out == {"site-4": "malformed"}
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3))
 
 
@@ -154,7 +154,7 @@ def test_an_update_of_another_site_or_round_counts_for_nobody(tmp_path):
         return reply, data
 
     scene.carrier.sites["site-3"] = keeps
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     other = scene.carrier.sites["site-4"]
     for name, answer in (("site-4", other), ("site-3", honest)):
         scene.carrier.sites[name] = lambda order, payload, answer=answer: (
@@ -163,7 +163,7 @@ def test_an_update_of_another_site_or_round_counts_for_nobody(tmp_path):
             else answer(order, payload)
         )
 
-    assert scene.owner.round(2, 0.5).left_out == {"site-3": "malformed", "site-4": "malformed"}
+    assert scene.owner.run_round(2, 0.5).left_out == {"site-3": "malformed", "site-4": "malformed"}
 
 
 class OtherCode(EnclaveScene):
@@ -176,7 +176,7 @@ class SmallerCohort(EnclaveScene):
     """A host that tells the aggregator of a cohort of one."""
 
     @property
-    def told(self):
+    def summary_fields(self):
         return replace(self.terms, config=self.terms.config.model_copy(update={"min_cohort": 1}))
 
 
@@ -184,7 +184,7 @@ class OtherSites(EnclaveScene):
     """A host that tells the aggregator of other sites' keys: it would be all of them but one."""
 
     @property
-    def told(self):
+    def summary_fields(self):
         puppet = IDENTITIES["site-10"].public
         return replace(
             self.terms, roster=dict.fromkeys(self.terms.roster, puppet) | {"site-0": IDENTITIES["site-0"].public}
@@ -196,7 +196,7 @@ def test_no_site_seals_for_an_aggregator_of_other_code_or_other_terms(tmp_path, 
     scene = host(tmp_path, parabolas(*FIVE), **KEYS)
 
     with pytest.raises(FailedRoundError):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
 
     assert not any(len(one.payload) > 100 for one in scene.carrier.replies if one.kind == "summed")
 
@@ -204,19 +204,19 @@ def test_no_site_seals_for_an_aggregator_of_other_code_or_other_terms(tmp_path, 
 def test_evidence_is_good_for_the_nonce_that_was_asked_for_once_and_for_its_key_alone(tmp_path):
     scene = scene_of(tmp_path)
     site = AggregatorAppraisal(scene.terms)
-    public, evidence = scene.aggregator.evidence(site.nonce())
+    public, evidence = scene.aggregator.get_evidence(site.draw_nonce())
 
-    assert site.key(public + evidence) == public
+    assert site.appraise_key(public + evidence) == public
     with pytest.raises(AggregationError, match="unexpected evidence"):
-        site.key(public + evidence)
-    site.nonce()
+        site.appraise_key(public + evidence)
+    site.draw_nonce()
     with pytest.raises(AggregationError, match="nonce"):
-        site.key(public + evidence)
-    _, fresh = scene.aggregator.evidence(site.nonce())
+        site.appraise_key(public + evidence)
+    _, fresh = scene.aggregator.get_evidence(site.draw_nonce())
     with pytest.raises(AggregationError, match="aggregator"):
-        site.key(bytes(32) + fresh)
+        site.appraise_key(bytes(32) + fresh)
     with pytest.raises(AggregationError, match="nonce"):
-        scene.aggregator.evidence(b"short")
+        scene.aggregator.get_evidence(b"short")
 
 
 def sealed_by_all(scene: EnclaveScene, names) -> dict[str, bytes]:
@@ -228,7 +228,7 @@ def sealed_by_all(scene: EnclaveScene, names) -> dict[str, bytes]:
         answer = scene.carrier.sites[name]
         answer(m.TrainOrder(ticket=1, round=1, model=model, rate=1.0, counted=0), payload)
         _, nonce = answer(m.SumOrder(ticket=2, round=1, model=model, number=1, phase="attest"), b"")
-        evidence = b"".join(scene.aggregator.evidence(bytes(nonce)))
+        evidence = b"".join(scene.aggregator.get_evidence(bytes(nonce)))
         _, found[name] = answer(m.SumOrder(ticket=3, round=1, model=model, number=1, phase="seal"), evidence)
     return found, model
 
@@ -238,25 +238,25 @@ def test_an_owner_that_asks_for_the_same_round_without_one_site_gets_nothing_not
 ):
     scene = scene_of(tmp_path)
     sealed, model = sealed_by_all(scene, sorted(scene.trainers))
-    whole = scene.aggregator.aggregate(1, model, sealed)
+    whole = scene.aggregator.aggregate_updates(1, model, sealed)
     fewer = {name: one for name, one in sealed.items() if name != "site-4"}
 
     for _ in range(2):
         with pytest.raises(AggregationError, match="other members"):
-            scene.aggregator.aggregate(1, model, fewer)
-        again = scene.aggregator.aggregate(1, model, sealed)
+            scene.aggregator.aggregate_updates(1, model, fewer)
+        again = scene.aggregator.aggregate_updates(1, model, sealed)
         assert torch.equal(again.update, whole.update)
         scene.begin_owner()
         # the key is kept as well: what was sealed before a crash opens after it
 
 
 def test_with_its_book_forgotten_the_owner_reads_one_update_by_the_difference(tmp_path, monkeypatch):
-    monkeypatch.setattr(AggregatorState, "enter", lambda own, model, number, members: None)
+    monkeypatch.setattr(AggregatorState, "note_members", lambda own, model, number, members: None)
     scene = scene_of(tmp_path)
     sealed, model = sealed_by_all(scene, sorted(scene.trainers))
 
-    whole = scene.aggregator.aggregate(1, model, sealed).update
-    fewer = scene.aggregator.aggregate(1, model, {n: one for n, one in sealed.items() if n != "site-4"}).update
+    whole = scene.aggregator.aggregate_updates(1, model, sealed).update
+    fewer = scene.aggregator.aggregate_updates(1, model, {n: one for n, one in sealed.items() if n != "site-4"}).update
 
     torch.testing.assert_close(5 * whole - 4 * fewer, torch.tensor(FIVE[4]), atol=1e-4, rtol=1e-4)
 
@@ -265,7 +265,7 @@ def test_a_state_that_is_put_back_missing_or_altered_is_refused(tmp_path):
     scene = scene_of(tmp_path)
     path = tmp_path / "enclave" / "aggregator.sealed"
     old = path.read_bytes()
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     new = path.read_bytes()
 
     path.write_bytes(old)
@@ -285,9 +285,9 @@ def test_a_seal_is_for_one_key_and_place():
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     private, place = X25519PrivateKey.generate(), SealedPlace(SEAL, bytes(32), 1, "a" * 64, "site-0")
-    sealed = seal(place, private.public_key().public_bytes_raw(), b"update")
+    sealed = seal_bytes(place, private.public_key().public_bytes_raw(), b"update")
 
-    assert unseal(place, private, sealed) == b"update"
+    assert unseal_bytes(place, private, sealed) == b"update"
     for other in (
         replace(place, round=2),
         replace(place, model="b" * 64),
@@ -295,11 +295,11 @@ def test_a_seal_is_for_one_key_and_place():
         replace(place, terms=bytes(31) + b"x"),
     ):
         with pytest.raises(AggregationError):
-            unseal(other, private, sealed)
+            unseal_bytes(other, private, sealed)
     with pytest.raises(AggregationError):
-        unseal(place, X25519PrivateKey.generate(), sealed)
+        unseal_bytes(place, X25519PrivateKey.generate(), sealed)
     with pytest.raises(AggregationError):
-        seal(place, bytes(32), b"update")
+        seal_bytes(place, bytes(32), b"update")
 
 
 def test_the_terms_are_the_same_on_both_sides_and_other_ones_differ(tmp_path):
@@ -319,9 +319,9 @@ def test_an_aggregator_in_a_sandboxed_process_gives_the_same_weights(tmp_path):
             pytest.skip(f"this machine confines no process: {exc}")
         scene.aggregator = found
         sealed, model = sealed_by_all(scene, sorted(scene.trainers))
-        outcome = found.aggregate(1, model, sealed)
+        outcome = found.aggregate_updates(1, model, sealed)
         with pytest.raises(AggregationError, match="other members"):
-            found.aggregate(1, model, {name: one for name, one in sealed.items() if name != "site-4"})
+            found.aggregate_updates(1, model, {name: one for name, one in sealed.items() if name != "site-4"})
 
     torch.testing.assert_close(outcome.update, mean_of(0, 1, 2, 3, 4))
     assert outcome.members == tuple(sorted(scene.trainers)) and outcome.refused == {}

@@ -13,7 +13,7 @@ from phalanx.errors import AggregationError, FailedRoundError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.messages import KEPT_PHASES
 from phalanx.federated.config import FederatedConfig
-from phalanx.federated.rounds.keepers import KeptSumSite, SiteNames, packed, unpack_items
+from phalanx.federated.rounds.keepers import KeeperSumSite, SiteNames, pack_items, unpack_items
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.security.homomorphic import MODULUS, share_out
 
@@ -55,7 +55,7 @@ def test_one_word_of_the_run_file_changes_and_the_weights_are_those_of_the_plain
 
     for number in (1, 2, 3):
         for scene in (plain, masked, kept):
-            record = scene.owner.round(number, 0.5)
+            record = scene.owner.run_round(number, 0.5)
 
     torch.testing.assert_close(kept.w, plain.w, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(kept.w, masked.w, atol=1e-6, rtol=1e-6)
@@ -66,7 +66,7 @@ def test_three_keepers_of_which_one_did_not_train_open_the_same_sum(tmp_path):
     scene = scene_of(tmp_path, keepers=["site-4", "site-2", "site-0"])
     scene.carrier.deadly = {"site-3": "train"}
 
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
 
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 4), atol=1e-6, rtol=1e-6)
 
@@ -74,7 +74,7 @@ def test_three_keepers_of_which_one_did_not_train_open_the_same_sum(tmp_path):
 def test_what_one_keeper_opens_and_the_owner_hands_on_tells_nothing_of_the_sum(tmp_path):
     scene = listening(scene_of(tmp_path))
 
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
 
     first, second = (np.frombuffer(scene.kept["open"][name], "<u4").astype(np.int64) for name in ("site-0", "site-1"))
     total = (first + second) % MODULUS
@@ -107,10 +107,10 @@ def test_a_site_may_leave_in_every_phase_and_a_keeper_may_not(tmp_path, phase, n
         with pytest.raises(
             FailedRoundError, match=r"site-0: (gave no key|checked nothing|opened nothing); a sum is opened by all"
         ):
-            scene.owner.round(1, 1.0)
+            scene.owner.run_round(1, 1.0)
         scene.carrier.deadly = {}
         scene.begin_site("site-0")
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
 
     # a site that is not there to encrypt is in no sum; a keeper that comes again opens the one that it was asked for
     left = name == "site-4" and phase in ("encrypt", "train")
@@ -127,21 +127,21 @@ def spoiled(change):
 
 
 def other_bytes(items):
-    return packed([(header, part[:-1] + bytes([part[-1] ^ 1])) for header, part in items])
+    return pack_items([(header, part[:-1] + bytes([part[-1] ^ 1])) for header, part in items])
 
 
 FORGERIES = {
     "nothing": lambda data: b"",
     "cut": lambda data: data[:-1],
     "longer": lambda data: data + b"x",
-    "one part": spoiled(lambda items: packed(items[:1])),
-    "parts exchanged": spoiled(lambda items: packed(items[::-1])),
-    "one part twice": spoiled(lambda items: packed([items[0], items[0]])),
-    "short ciphertext": spoiled(lambda items: packed([(header, part[:5000]) for header, part in items])),
+    "one part": spoiled(lambda items: pack_items(items[:1])),
+    "parts exchanged": spoiled(lambda items: pack_items(items[::-1])),
+    "one part twice": spoiled(lambda items: pack_items([items[0], items[0]])),
+    "short ciphertext": spoiled(lambda items: pack_items([(header, part[:5000]) for header, part in items])),
     "other ciphertext": spoiled(other_bytes),
-    "no signature": spoiled(lambda items: packed([(b"{}", part) for _, part in items])),
-    "signature of none": spoiled(lambda items: packed([(header[:-3] + b'0"}', part) for header, part in items])),
-    "no header": spoiled(lambda items: packed([(b"", part) for _, part in items])),
+    "no signature": spoiled(lambda items: pack_items([(b"{}", part) for _, part in items])),
+    "signature of none": spoiled(lambda items: pack_items([(header[:-3] + b'0"}', part) for header, part in items])),
+    "no header": spoiled(lambda items: pack_items([(b"", part) for _, part in items])),
     "endless": lambda data: b"\xff" * 4 + data[4:],
     "endless header": lambda data: data[:4] + b"\xff" * 12 + data[16:],
 }
@@ -157,7 +157,7 @@ def test_forged_and_short_ciphertexts_are_refused_and_the_sum_is_of_the_others(t
         return reply, FORGERIES[how](bytes(data)) if getattr(order, "phase", "") == "encrypt" else data
 
     scene.carrier.sites["site-4"] = forges
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     assert record.left_out == {"site-4": "refused"}
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3), atol=1e-6, rtol=1e-6)
@@ -165,7 +165,7 @@ def test_forged_and_short_ciphertexts_are_refused_and_the_sum_is_of_the_others(t
 
 def test_parts_of_another_round_or_of_another_site_are_no_parts(tmp_path):
     scene = listening(scene_of(tmp_path))
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     old = scene.kept["encrypt"]["site-4"]
     replays = scene.carrier.sites["site-4"]
 
@@ -174,7 +174,7 @@ def test_parts_of_another_round_or_of_another_site_are_no_parts(tmp_path):
         return reply, (old if getattr(order, "phase", "") == "encrypt" else data)
 
     scene.carrier.sites["site-4"] = sends
-    assert scene.owner.round(2, 0.5).left_out == {"site-4": "refused"}
+    assert scene.owner.run_round(2, 0.5).left_out == {"site-4": "refused"}
 
     taken = scene.kept["encrypt"]["site-3"]
     scene.carrier.sites["site-4"] = lambda order, payload: (
@@ -182,14 +182,14 @@ def test_parts_of_another_round_or_of_another_site_are_no_parts(tmp_path):
         if getattr(order, "phase", "") == "encrypt"
         else replays(order, payload)
     )
-    assert scene.owner.round(3, 0.5).left_out == {"site-4": "refused"}
+    assert scene.owner.run_round(3, 0.5).left_out == {"site-4": "refused"}
 
 
 def opening(scene: Scene, keeper: str, choose) -> bytes:
     """Have the owner ask a keeper to check and open what it likes of the round's parts; return what it gets."""
     order, payload = scene.sent["check"][keeper]
     parts = {name: items for name, items in zip(sorted(scene.trainers), unpack_items(payload, 5), strict=True)}
-    reply, fit = scene.carrier.sites[keeper](order, packed(choose(parts)))
+    reply, fit = scene.carrier.sites[keeper](order, pack_items(choose(parts)))
     if not isinstance(reply, m.SumReply):
         return b""
     reply, data = scene.carrier.sites[keeper](order.model_copy(update={"phase": "open"}), bytes(fit))
@@ -210,16 +210,16 @@ def opening(scene: Scene, keeper: str, choose) -> bytes:
 )
 def test_an_owner_that_has_keepers_open_anything_but_the_sum_of_a_round_gets_nothing(tmp_path, choose):
     scene = listening(scene_of(tmp_path))
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
 
     assert opening(scene, "site-0", lambda parts: [parts[name] for name in sorted(parts)]) != b""
     assert opening(scene, "site-0", choose) == b"" == opening(scene, "site-1", choose)
 
 
 def test_with_keepers_that_keep_no_book_the_owner_reads_one_update_by_the_difference(tmp_path, monkeypatch):
-    monkeypatch.setattr(ReleasedSums, "enter", lambda own, model, number, members: None)
+    monkeypatch.setattr(ReleasedSums, "note_release", lambda own, model, number, members: None)
     scene = listening(scene_of(tmp_path))
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
     sums = []
     for count in (5, 4):
         opened = [
@@ -235,17 +235,17 @@ def test_with_keepers_that_keep_no_book_the_owner_reads_one_update_by_the_differ
 
 def test_a_keepers_book_outlives_its_process_and_a_new_key_opens_no_old_part(tmp_path):
     scene = listening(scene_of(tmp_path))
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
     order, payload = scene.sent["check"]["site-0"]
     scene.begin_site("site-0")
 
     _, fit = scene.carrier.sites["site-0"](order, payload)
     reply, _ = scene.carrier.sites["site-0"](*scene.sent["open"]["site-0"])
 
-    assert SiteNames.read(fit) == () and reply.reason == "refused"
+    assert SiteNames.names_from_bytes(fit) == () and reply.reason == "refused"
     book = ReleasedSums(tmp_path / "site-0")
     with pytest.raises(AggregationError):
-        book.enter(order.model, 1, ("site-0", "site-1", "site-2"))
+        book.note_release(order.model, 1, ("site-0", "site-1", "site-2"))
 
 
 def test_a_keeper_that_lies_of_what_it_opened_spoils_no_weights(tmp_path):
@@ -261,7 +261,7 @@ def test_a_keeper_that_lies_of_what_it_opened_spoils_no_weights(tmp_path):
     scene.carrier.sites["site-1"] = lies
 
     with pytest.raises(FailedRoundError, match="a keeper opened another sum than the others, or lies"):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
     assert torch.equal(scene.w, torch.zeros(2))
 
 
@@ -274,20 +274,20 @@ def test_what_is_no_opened_sum_is_refused(tmp_path, data):
     )
 
     with pytest.raises(FailedRoundError, match="site-1: opened nothing"):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
 
 
 def test_a_key_that_no_keeper_has_signed_is_refused_by_sites_and_owner(tmp_path):
     scene = listening(scene_of(tmp_path))
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     order, keys = scene.sent["encrypt"]["site-4"]
     first, second = unpack_items(keys, 2)
     site = scene.carrier.sites["site-4"]
-    stranger = KeptSumSite(IDENTITIES["site-4"], scene.terms, 2, tmp_path / "site-4")
+    stranger = KeeperSumSite(IDENTITIES["site-4"], scene.terms, 2, tmp_path / "site-4")
     own = stranger._key_advert(stranger_key(), X25519PrivateKey.generate())
 
     for forged in ([first, first], [second, first], [first], [(second[0], first[1]), second], unpack_items(own, 1) * 2):
-        reply, _ = site(order, packed(forged))
+        reply, _ = site(order, pack_items(forged))
         assert reply == m.SiteFault(ticket=order.ticket, reason="refused")
 
 
@@ -299,7 +299,7 @@ def stranger_key():
 
 def test_a_site_that_is_no_keeper_opens_nothing(tmp_path):
     scene = listening(scene_of(tmp_path))
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     order, payload = scene.sent["open"]["site-0"]
 
     reply, _ = scene.carrier.sites["site-3"](order, payload)

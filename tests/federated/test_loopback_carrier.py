@@ -9,7 +9,7 @@ from rounds_scene import Scene
 
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, TransportError
 from phalanx.federated.carriers import loopback, loopback_site
-from phalanx.security.crypto import Identity, RevokedParties, create_authority, issue, load_identity
+from phalanx.security.crypto import Identity, RevokedParties, create_authority, issue_certificate, load_identity
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def dying_in(site, kind, phase=None):
     def answer(order, payload):
         if order.kind == kind and getattr(order, "phase", None) == phase:
             raise DeadSiteError
-        return site.answer(order, payload)
+        return site.answer_order(order, payload)
 
     return answer
 
@@ -45,9 +45,9 @@ def test_rounds_are_those_of_one_process_and_the_run_ends_for_all(scene, tmp_pat
     alone = Scene(tmp_path / "alone", list(over_tls.trainers.values()))
 
     for number in (1, 2):
-        over_tls.owner.round(number, 0.5)
-        alone.owner.round(number, 0.5)
-    measured = over_tls.owner.measure()
+        over_tls.owner.run_round(number, 0.5)
+        alone.owner.run_round(number, 0.5)
+    measured = over_tls.owner.measure_at_sites()
     over_tls.close()
 
     torch.testing.assert_close(over_tls.owner.weights["w"], alone.w, atol=1e-5, rtol=1e-5)
@@ -63,12 +63,12 @@ def test_a_process_that_ends_is_dropped_and_its_successor_rejoins(scene, place):
     dead = made.call("north", answer=dying_in(made.site("north"), *place))
     made.carrier.await_sites(4, 30.0)
     killed = {"north": "exit code 9"}
-    made.carrier.keep(_Ends(dead, killed))
+    made.carrier.watch_processes(_Ends(dead, killed))
 
-    first = made.owner.round(1, 0.5)
+    first = made.owner.run_round(1, 0.5)
     made.call("north")
     made.carrier.await_sites(4, 30.0)
-    second = made.owner.round(2, 0.5)
+    second = made.owner.run_round(2, 0.5)
 
     assert first.left_out == {"north": "gone"} and sorted(first.shares) == sorted(SITES[1:])
     assert sorted(second.shares) == sorted(SITES)
@@ -81,7 +81,7 @@ class _Ends:
     def __init__(self, thread, how):
         self._thread, self._how = thread, how
 
-    def look(self):
+    def restart_ended_sites(self):
         if self._thread.is_alive():
             return {}
         how, self._how = self._how, {}
@@ -95,9 +95,9 @@ def test_only_certified_sites_of_this_run_are_let_in(scene, tmp_path, monkeypatc
     # one of the callers leaves without a word
     made = scene()
     monkeypatch.setattr(loopback, "_END_S", 0.5)
-    issue(made.keys, "stranger")
+    issue_certificate(made.keys, "stranger")
     create_authority(tmp_path / "foreign")
-    issue(tmp_path / "foreign", "south")
+    issue_certificate(tmp_path / "foreign", "south")
     foreign = load_identity(tmp_path / "foreign" / "south")
     trusting = Identity(
         "south",
@@ -113,7 +113,7 @@ def test_only_certified_sites_of_this_run_are_let_in(scene, tmp_path, monkeypatc
         "west": made.expired("west", issued),
     }
 
-    answer = made.site("north").answer
+    answer = made.site("north").answer_order
     threads = [made.call(name, identity, answer, patience_s=2.0) for name, identity in callers.items()]
     threads.append(made.call("north", session="another run"))
     for thread in threads:
@@ -129,10 +129,10 @@ def test_only_certified_sites_of_this_run_are_let_in(scene, tmp_path, monkeypatc
 def test_a_site_with_a_certificate_that_is_revoked_is_parted_from_and_does_not_come_back(scene):
     made = scene()
     made.call_all()
-    made.owner.round(1, 0.5)
+    made.owner.run_round(1, 0.5)
 
-    RevokedParties(made.keys).add("west", "the disk was stolen")
-    record = made.owner.round(2, 0.5)
+    RevokedParties(made.keys).revoke_party("west", "the disk was stolen")
+    record = made.owner.run_round(2, 0.5)
     made.call("west", patience_s=2.0).join(30.0)
 
     assert sorted(record.shares) == ["east", "north", "south"]

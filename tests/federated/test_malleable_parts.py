@@ -8,7 +8,7 @@ from site_adversary import AdversaryScene, Schedule
 
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.rounds import keepers
-from phalanx.federated.rounds.keepers import SiteNames, packed, unpack_items
+from phalanx.federated.rounds.keepers import SiteNames, pack_items, unpack_items
 
 pytest.importorskip("tenseal", reason="needs the extra `he`")
 
@@ -16,8 +16,8 @@ ENCRYPT = ("sum", "encrypt")
 
 
 def without_seals(monkeypatch) -> None:
-    monkeypatch.setattr(keepers, "seal", lambda place, public, data: data)
-    monkeypatch.setattr(keepers, "unseal", lambda place, private, sealed: sealed)
+    monkeypatch.setattr(keepers, "seal_bytes", lambda place, public, data: data)
+    monkeypatch.setattr(keepers, "unseal_bytes", lambda place, private, sealed: sealed)
 
 
 def with_accomplice(home, what: str) -> AdversaryScene:
@@ -32,7 +32,7 @@ def test_an_accomplice_that_subtracts_all_other_parts_but_one_leaves_that_site_i
     without_seals(monkeypatch)
     scene = with_accomplice(tmp_path, "subtracted")
 
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
 
     torch.testing.assert_close(5 * scene.w, scene.update_of("site-0", torch.zeros(LENGTH)), atol=1e-4, rtol=1e-4)
 
@@ -41,7 +41,7 @@ def test_an_accomplice_that_subtracts_all_other_parts_but_one_leaves_that_site_i
 def test_of_sealed_parts_it_can_make_none_and_is_in_no_sum(tmp_path, what):
     scene = with_accomplice(tmp_path, what)
 
-    record = scene.owner.round(1, 0.5)
+    record = scene.owner.run_round(1, 0.5)
 
     others = torch.stack([scene.update_of(f"site-{number}", torch.zeros(LENGTH)) for number in range(4)])
     assert record.left_out == {"site-4": "unfit for site-0, site-1"}
@@ -52,7 +52,7 @@ def test_without_seals_a_copy_of_another_sites_part_counts(tmp_path, monkeypatch
     without_seals(monkeypatch)
     scene = with_accomplice(tmp_path, "copied")
 
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
 
     updates = [scene.update_of(f"site-{number}", torch.zeros(LENGTH)) for number in (0, 1, 1, 2, 3)]
     torch.testing.assert_close(scene.w, torch.stack(updates).mean(0), atol=1e-5, rtol=1e-5)
@@ -60,9 +60,9 @@ def test_without_seals_a_copy_of_another_sites_part_counts(tmp_path, monkeypatch
 
 def checked(scene: Scene, order, parts) -> tuple[str, ...]:
     """The sites that the first keeper finds fit of what an owner puts before it."""
-    reply, payload = scene.carrier.sites["site-0"](order.model_copy(update={"phase": "check"}), packed(parts))
+    reply, payload = scene.carrier.sites["site-0"](order.model_copy(update={"phase": "check"}), pack_items(parts))
     assert isinstance(reply, m.SumReply)
-    return SiteNames.read(bytes(payload))
+    return SiteNames.names_from_bytes(bytes(payload))
 
 
 def test_a_part_of_a_sum_that_broke_off_is_none_of_the_next_one(tmp_path):
@@ -78,7 +78,7 @@ def test_a_part_of_a_sum_that_broke_off_is_none_of_the_next_one(tmp_path):
 
     hear.__self__ = honest.__self__
     scene.carrier.sites["site-3"] = hear
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     (order, part) = orders[1]
 
     assert checked(scene, order, [part]) == ("site-3",)
@@ -89,7 +89,7 @@ def test_a_part_of_a_sum_that_broke_off_is_none_of_the_next_one(tmp_path):
 
 def test_a_keeper_opens_no_sum_of_parts_that_it_has_not_checked(tmp_path):
     scene = AdversaryScene(tmp_path, "homomorphic")
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     order = m.SumOrder(ticket=1, round=1, model="0" * 64, number=1, phase="open")
 
     for names in (("site-0", "site-1", "site-2"), ()):

@@ -8,10 +8,10 @@ import torch
 from pydantic import ValidationError
 from site_adversary import MODES, AdversaryScene
 
-from phalanx.aggregators import AGGREGATORS, PRE_STEPS, aggregate
+from phalanx.aggregators import AGGREGATORS, PRE_STEPS, aggregate_updates
 from phalanx.errors import ConfigError, FailedRoundError
 from phalanx.federated.config import FederatedConfig
-from phalanx.federated.mixing import MIXED_BY_RULE, least_mixed
+from phalanx.federated.mixing import MIXED_BY_RULE, min_mixed
 
 LINE = torch.tensor([[1.0, 0.0], [2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [6.0, 5.0]], dtype=torch.float64)
 """Updates of which one is the middle one in every respect."""
@@ -23,20 +23,20 @@ def test_every_rule_has_a_number():
 
 @pytest.mark.parametrize("rule", ["krum", "median", "geometric_median"])
 def test_a_selecting_rule_returns_one_update_verbatim(rule):
-    found = aggregate(LINE, rule, 1)
+    found = aggregate_updates(LINE, rule, 1)
 
     assert min(float((found - one).norm()) for one in LINE) < 1e-9
-    assert least_mixed(rule, 1, (), 5) == 1
+    assert min_mixed(rule, 1, (), 5) == 1
 
 
 def influence(updates: torch.Tensor, rule: str, byzantine: int, before: tuple[str, ...]) -> int:
     """Count, for the value that fewest sites move, how many do by a small step."""
-    result = aggregate(updates, rule, byzantine, before)
+    result = aggregate_updates(updates, rule, byzantine, before)
     moved = torch.zeros(len(updates), updates.shape[1], dtype=torch.bool)
     for site in range(len(updates)):
         changed = updates.clone()
         changed[site] += 1e-5
-        moved[site] = (aggregate(changed, rule, byzantine, before) - result).abs() > 1e-9
+        moved[site] = (aggregate_updates(changed, rule, byzantine, before) - result).abs() > 1e-9
     return int(moved.sum(0).min())
 
 
@@ -56,7 +56,7 @@ def test_every_number_of_a_result_is_moved_by_as_many_sites_as_the_table_says(ru
                 except ConfigError:
                     continue
                 checked += 1
-                assert found >= least_mixed(rule, byzantine, before, sites)
+                assert found >= min_mixed(rule, byzantine, before, sites)
     assert checked
 
 
@@ -91,7 +91,7 @@ def test_beside_an_enclave_a_rule_is_refused_that_may_hand_out_numbers_of_fewer_
             FederatedConfig.model_validate_json(json.dumps(written))
     else:
         config = FederatedConfig.model_validate_json(json.dumps(written))
-        assert least_mixed(config.aggregator, config.byzantine, config.before, config.min_cohort) == mixed
+        assert min_mixed(config.aggregator, config.byzantine, config.before, config.min_cohort) == mixed
 
 
 def test_the_aggregator_itself_refuses_where_its_host_took_such_a_rule(tmp_path, monkeypatch):
@@ -100,4 +100,4 @@ def test_the_aggregator_itself_refuses_where_its_host_took_such_a_rule(tmp_path,
     scene = AdversaryScene(tmp_path, "enclave", aggregator="krum", byzantine=1)
 
     with pytest.raises(FailedRoundError, match="krum may return the numbers of 1 sites"):
-        scene.owner.round(1, 0.5)
+        scene.owner.run_round(1, 0.5)

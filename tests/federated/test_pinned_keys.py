@@ -13,7 +13,7 @@ from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
 from phalanx.federated.rounds.site import Site
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.train.sessions.site_file import read_site, terms_of
 from tiny_run_file import tiny_run_file
 
@@ -32,10 +32,10 @@ class Place:
         self.home, self.keys = home, home / "keys"
         create_authority(self.keys)
         for name in ("owner", "north", *OTHERS):
-            issue(self.keys, name)
+            issue_certificate(self.keys, name)
         self.write()
 
-    def told(self, *names: str) -> dict[str, str]:
+    def summary_fields(self, *names: str) -> dict[str, str]:
         """What sites say of their own keys, by telephone."""
         return {name: load_identity(self.keys / name).public.public_key.hex() for name in names}
 
@@ -51,7 +51,7 @@ class Place:
         """The owner, being the authority, certifies keys of its own in the others' names."""
         for name in OTHERS:
             (self.keys / name).rename(self.home / f"real-{name}")
-            issue(self.keys, name)
+            issue_certificate(self.keys, name)
 
     def begin(self):
         """North reads its file, its run and the certificates, as `phalanx site` does."""
@@ -72,10 +72,10 @@ def what_the_owner_reads(place) -> torch.Tensor:
         identity = north if name == "north" else load_identity(place.keys / name)
         trainer = Parabola(SECRET if name == "north" else torch.zeros(3))
         (place.home / f"own-{name}").mkdir()
-        sites[name] = Site(identity, terms, trainer, BookInMemory(), place.home / f"own-{name}").answer
+        sites[name] = Site(identity, terms, trainer, BookInMemory(), place.home / f"own-{name}").answer_order
     fleet, journal = Fleet(MemoryCarrier(sites)), RoundJournal(place.home / "journal")
     owner = RoundCoordinator(terms, load_identity(place.keys / "owner"), fleet, journal, {"w": torch.zeros(3)}, None)
-    record = owner.round(1, 1.0)
+    record = owner.run_round(1, 1.0)
     assert len(record.shares) == 3
     return 3 * owner.weights["w"]
 
@@ -88,29 +88,31 @@ def test_an_owner_that_is_the_authority_reads_one_sites_update_behind_a_secure_s
 
 
 def test_a_key_that_the_owner_has_put_in_anothers_place_is_refused_where_it_is_pinned(place):
-    place.write(place.told(*OTHERS))
+    place.write(place.summary_fields(*OTHERS))
     place.substitute()
 
     with pytest.raises(
         CertificateError, match=r"south/certificate.pem: certifies the message key .* ask 'south'"
     ) as said:
         place.begin()
-    assert said.value.facts["code"] == "PHX-V014"
+    assert said.value.error_facts["code"] == "PHX-V014"
 
 
 @pytest.mark.parametrize("names", [OTHERS, ("owner", "north", *OTHERS)])
 def test_keys_that_certificates_have_are_taken_and_may_be_of_all_parties(place, names):
-    place.write(place.told(*names))
+    place.write(place.summary_fields(*names))
 
     identity, terms = place.begin()
 
     assert identity.name == "north"
-    assert {name: peer.public_key.hex() for name, peer in terms.roster.items()} == place.told("north", *OTHERS)
+    assert {name: peer.public_key.hex() for name, peer in terms.roster.items()} == place.summary_fields(
+        "north", *OTHERS
+    )
 
 
 @pytest.mark.parametrize("name", ["owner", "north"])
 def test_another_key_of_the_owner_or_of_the_site_itself_is_refused_too(place, name):
-    place.write(place.told("owner", "north", *OTHERS) | {name: "ab" * 32})
+    place.write(place.summary_fields("owner", "north", *OTHERS) | {name: "ab" * 32})
 
     with pytest.raises(CertificateError, match=f"{name}/certificate.pem: certifies"):
         place.begin()
@@ -133,7 +135,7 @@ def test_sites_that_nobody_has_spoken_to_and_keys_that_are_none_are_refused(plac
 
 
 def test_a_site_that_the_owner_has_made_up_is_refused(place):
-    place.write(place.told(*OTHERS), SECTION.replace('"east"', '"east", "puppet"'))
+    place.write(place.summary_fields(*OTHERS), SECTION.replace('"east"', '"east", "puppet"'))
 
     with pytest.raises(ConfigError, match="keys lacks puppet"):
         read_site(place.home / "north.toml")

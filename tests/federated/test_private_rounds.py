@@ -16,7 +16,7 @@ from phalanx.federated.config import FederatedConfig
 from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import SiteBudget
 from phalanx.security.audit import AuditLog
-from phalanx.security.audit.line import walk
+from phalanx.security.audit.line import read_entries
 from phalanx.security.privacy import BudgetLedger, NoisyRounds, NoisySum, PastCharges, epsilon_of_rho
 from seeded_entropy import seed_noise
 
@@ -25,7 +25,7 @@ SUMS = NoisyRounds(4, NUM_SITES, 4, LENGTH, NOISE)
 
 
 def pays_for(rounds: int) -> float:
-    return (SUMS.epsilon(rounds, DELTA) + SUMS.epsilon(rounds + 1, DELTA)) / 2
+    return (SUMS.epsilon_after(rounds, DELTA) + SUMS.epsilon_after(rounds + 1, DELTA)) / 2
 
 
 class PrivateScene(Scene):
@@ -42,23 +42,23 @@ class PrivateScene(Scene):
     def budget(self) -> BudgetLedger:
         past, wanted = PastCharges(), self.config.privacy
         with (self.home / "events.jsonl").open("rb") as file:
-            for line in walk(file, self.home / "events.jsonl", OWNER.public, "run"):
-                past.take(line.kind, line.body)
+            for line in read_entries(file, self.home / "events.jsonl", OWNER.public, "run"):
+                past.read_entry(line.kind, line.body)
         return BudgetLedger(self.log, self.terms.noisy_rounds(LENGTH), wanted.epsilon, wanted.delta, {}, past, 100)
 
     @property
     def charges(self) -> int:
-        return self.owner._budget.charges
+        return self.owner._budget.num_charges
 
 
 def test_the_owner_sees_the_mean_with_the_noise_of_all_and_nothing_else_of_a_site(tmp_path, monkeypatch):
     seed_noise(monkeypatch, 1)
     scene = PrivateScene(tmp_path)
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     plan = NoisySum(NUM_SITES, 4, LENGTH, NOISE)
-    deviation = math.sqrt(NUM_SITES * float(plan.share)) / plan.encoding.levels / NUM_SITES
+    deviation = math.sqrt(NUM_SITES * float(plan.noise_variance)) / plan.ring_encoding.max_level / NUM_SITES
     away = scene.w - 0.03
     # 60 values of a normal distribution: of 1000 seeds one is further than a third from its deviation
     assert 0.66 * deviation < float(away.std()) < 1.34 * deviation
@@ -67,8 +67,8 @@ def test_the_owner_sees_the_mean_with_the_noise_of_all_and_nothing_else_of_a_sit
     assert {(one.loss, one.num_targets, one.norm, one.scaled) for one in record.shares.values()} == {
         (None, 0, None, None)
     }
-    assert math.isnan(record.loss) and all('"loss": null' in one for one in told)
-    assert scene.owner.measure() == {}
+    assert math.isnan(record.mean_loss) and all('"loss": null' in one for one in told)
+    assert scene.owner.measure_at_sites() == {}
     order = m.MeasureOrder(ticket=1)
     assert scene.carrier.sites["site-0"](order, scene.owner._weights_payload())[0] == m.SiteFault(
         ticket=1, reason="failed"
@@ -89,29 +89,29 @@ def test_sums_are_charged_before_they_are_asked_for_and_end_with_the_budget(tmp_
     )[1]
 
     for number in (1, 2, 3):
-        scene.owner.round(number, 0.1)
+        scene.owner.run_round(number, 0.1)
 
     assert asked == [1] * 5 + [2] * 5 + [3] * 5
     assert scene.owner._budget.is_spent
     with pytest.raises(PrivacyBudgetError, match="3 steps have spent"):
-        scene.owner.round(4, 0.1)
+        scene.owner.run_round(4, 0.1)
 
 
 def test_a_sum_that_fails_is_paid_for_and_so_is_the_one_after_a_crash(tmp_path):
     scene = PrivateScene(tmp_path, rounds=3)
     scene.carrier.deadly = {"site-3": "mask", "site-4": "mask"}
     with pytest.raises(FailedRoundError):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
     scene.carrier.deadly = {}
 
     # another process, which knows what the log says
     scene.begin_owner()
     assert scene.charges == 1
-    scene.owner.round(1, 0.1)
-    scene.owner.round(2, 0.1)
+    scene.owner.run_round(1, 0.1)
+    scene.owner.run_round(2, 0.1)
 
     with pytest.raises(PrivacyBudgetError):
-        scene.owner.round(3, 0.1)
+        scene.owner.run_round(3, 0.1)
 
 
 def noise_averaged_away(scene, tries) -> float:
@@ -125,7 +125,7 @@ def noise_averaged_away(scene, tries) -> float:
         scene.begin_owner()
         scene.carrier.sites.update(kept)
         try:
-            scene.owner.round(1, 1.0)
+            scene.owner.run_round(1, 1.0)
         except FailedRoundError:
             break
         seen.append(scene.w)
@@ -139,7 +139,9 @@ def test_an_owner_without_a_ledger_cannot_average_the_noise_away_for_sites_keep_
     defended = noise_averaged_away(PrivateScene(tmp_path / "defended", rounds=2), 14)
 
     # the attacker wins where sites draw noise and count nothing
-    monkeypatch.setattr(SiteBudget, "noise_for", lambda own, terms: own._sums.of(len(terms.cohort)).draw())
+    monkeypatch.setattr(
+        SiteBudget, "charge_noise", lambda own, terms: own._sums.noisy_sum(len(terms.cohort)).draw_noise()
+    )
     undefended = noise_averaged_away(PrivateScene(tmp_path / "undefended", rounds=2), 14)
 
     # two sums instead of fourteen: the error is about the root of seven times as large
@@ -148,20 +150,20 @@ def test_an_owner_without_a_ledger_cannot_average_the_noise_away_for_sites_keep_
 
 def test_a_site_that_begins_anew_remembers_what_it_has_spent(tmp_path):
     scene = PrivateScene(tmp_path, rounds=2)
-    scene.owner.round(1, 0.1)
+    scene.owner.run_round(1, 0.1)
     scene.begin_site("site-0")
-    scene.owner.round(2, 0.1)
+    scene.owner.run_round(2, 0.1)
     book = json.loads((tmp_path / "site-0" / "noisy-sums.json").read_text())
 
-    assert book == {"spent_pico_rho": 2 * math.ceil(SUMS.rho * 10**12)}
+    assert book == {"spent_pico_rho": 2 * math.ceil(SUMS.rho_per_sum * 10**12)}
 
 
 def sums_of(budget: SiteBudget, sums: NoisyRounds) -> int:
     """Have a site bring noise until it refuses; return how often it did."""
-    terms = SimpleNamespace(cohort=range(NUM_SITES), max_weight=sums.of(NUM_SITES).max_weight)
+    terms = SimpleNamespace(cohort=range(NUM_SITES), max_weight=sums.noisy_sum(NUM_SITES).max_weight)
     for count in range(100):
         try:
-            budget.noise_for(terms)
+            budget.charge_noise(terms)
         except PrivacyBudgetError:
             return count
     raise AssertionError("the budget never ends")
@@ -177,7 +179,7 @@ def test_runs_of_different_noise_spend_one_budget_of_a_sites_directory(tmp_path)
     assert sums_of(SiteBudget(tmp_path, SUMS, config.model_copy(update={"epsilon": pays_for(3)})), SUMS) == 3
     rest = sums_of(SiteBudget(tmp_path, less, config), less)
 
-    spent = [3 * SUMS.rho + count * less.rho for count in (rest, rest + 1)]
+    spent = [3 * SUMS.rho_per_sum + count * less.rho_per_sum for count in (rest, rest + 1)]
     assert epsilon_of_rho(spent[0], DELTA) <= config.epsilon < epsilon_of_rho(spent[1], DELTA)
     assert 0 < rest < fresh
     # and no other run of the directory gets a sum more
@@ -198,7 +200,7 @@ def test_terms_with_less_noise_in_their_ring_are_not_taken(tmp_path, monkeypatch
     monkeypatch.setattr(scene.owner._sums, "_max_weight", lambda clients: 1)
 
     with pytest.raises(FailedRoundError, match="clients"):
-        scene.owner.round(1, 0.1)
+        scene.owner.run_round(1, 0.1)
 
     assert not (tmp_path / "site-0" / "noisy-sums.json").exists()
 
@@ -208,8 +210,8 @@ class Failing(Parabola):
 
     error = FailedBatchError("loss nan")
 
-    def train(self, number, start, rate, rule):
-        found = super().train(number, start, rate, rule)
+    def train_round(self, number, start, rate, rule):
+        found = super().train_round(number, start, rate, rule)
         if self.curve == 2.0:
             raise self.error
         found.delta["w"].fill_(math.nan)
@@ -221,7 +223,7 @@ def test_a_site_that_fails_to_train_brings_noise_alone_and_nobody_is_told(tmp_pa
     trainers = [Parabola(torch.full((LENGTH,), 0.01)) for _ in range(NUM_SITES - 1)]
     scene = PrivateScene(tmp_path, [*trainers, Failing(torch.zeros(LENGTH), curve)])
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     assert record.left_out == {} and torch.isfinite(scene.w).all()
 
@@ -230,27 +232,29 @@ def test_as_many_drop_out_as_may_and_the_noise_that_counts_is_there(tmp_path):
     scene = PrivateScene(tmp_path)
     scene.carrier.deadly = {"site-4": "mask"}
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     plan = NoisySum(NUM_SITES, 4, LENGTH, NOISE)
     # four of five: one that may collude is not counted, and the other three bring what was promised
-    assert len(record.shares) == 4 and plan.honest == 3
-    assert math.sqrt(plan.honest * float(plan.share)) >= NOISE * plan.bound
+    assert len(record.shares) == 4 and plan.num_honest == 3
+    assert math.sqrt(plan.num_honest * float(plan.noise_variance)) >= NOISE * plan.norm_bound
 
 
 def test_the_least_noise_that_keeps_rounds_within_a_budget_is_found():
-    found = SUMS.enough_for(20, 8.0, DELTA)
+    found = SUMS.with_noise_for(20, 8.0, DELTA)
 
     assert (
-        found.epsilon(20, DELTA)
+        found.epsilon_after(20, DELTA)
         <= 8.0
-        < SUMS.enough_for(20, 8.0, DELTA)._with_multiplier(round(found.noise_multiplier * 1000) - 1).epsilon(20, DELTA)
+        < SUMS.with_noise_for(20, 8.0, DELTA)
+        ._with_multiplier(round(found.noise_multiplier * 1000) - 1)
+        .epsilon_after(20, DELTA)
     )
-    assert found.affordable(8.0, DELTA, 100) == 20 == found.affordable(8.0, DELTA, 20)
+    assert found.affordable_steps(8.0, DELTA, 100) == 20 == found.affordable_steps(8.0, DELTA, 20)
     # each size of a cohort spends no more than is charged
-    assert all(found.of(n).epsilon(20, DELTA) <= found.epsilon(20, DELTA) for n in (4, 5))
+    assert all(found.noisy_sum(n).epsilon_after(20, DELTA) <= found.epsilon_after(20, DELTA) for n in (4, 5))
     with pytest.raises(ConfigError, match="no noise keeps 20 rounds within it"):
-        SUMS.enough_for(20, 1e-4, DELTA)
+        SUMS.with_noise_for(20, 1e-4, DELTA)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +289,7 @@ def told_by(scene, name, run):
     lines = []
     directory = scene.home / name
     site = Site(IDENTITIES[name], scene.terms, scene.trainers[name], scene.books[name], directory, lines.append)
-    scene.carrier.sites[name] = site.answer
+    scene.carrier.sites[name] = site.answer_order
     run()
     return lines
 
@@ -293,9 +297,9 @@ def told_by(scene, name, run):
 def test_a_site_sees_in_its_own_log_each_round_its_loss_and_what_its_sums_have_spent(tmp_path):
     scene = PrivateScene(tmp_path)
 
-    lines = told_by(scene, "site-0", lambda: [scene.owner.round(number, 1.0) for number in (1, 2)])
+    lines = told_by(scene, "site-0", lambda: [scene.owner.run_round(number, 1.0) for number in (1, 2)])
 
-    spent = [f"{SUMS.epsilon(number, DELTA):.3f}" for number in (1, 2)]
+    spent = [f"{SUMS.epsilon_after(number, DELTA):.3f}" for number in (1, 2)]
     assert [line for line in lines if "adds noise" in line] == [
         f"round {number}/10: adds noise to sum {number}  epsilon {spent[number - 1]} of "
         f"{scene.config.privacy.epsilon:g} spent of this site"
@@ -336,7 +340,7 @@ def test_a_rule_over_buckets_of_noisy_sums_is_charged_once_a_round(tmp_path):
     trainers = [Parabola(torch.full((LENGTH,), 0.01)) for _ in range(9)]
     scene = PrivateScene(tmp_path, trainers, min_cohort=3, bucket=3, aggregator="median", byzantine=1)
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     # a site is in one of the three sums
     assert len(record.sums) == 3 and scene.charges == 1

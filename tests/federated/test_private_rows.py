@@ -33,10 +33,10 @@ class LinearStep:
     def __init__(self, noise_multiplier=1.0):
         self.noise_multiplier, self.rate = noise_multiplier, 0.1
 
-    def epsilon(self, steps, delta):
+    def epsilon_after(self, steps, delta):
         return float(steps)
 
-    def affordable(self, epsilon, delta, at_most):
+    def affordable_steps(self, epsilon, delta, at_most):
         return min(int(epsilon), at_most)
 
 
@@ -51,7 +51,9 @@ def model_of(source, adapter=ADAPTER):
     model = WholeModel(source, config, 3, "causal_lm", 0, frozen_a=False)
     draw = torch.Generator().manual_seed(9)
     # the gradient of one factor is zero while the other one is
-    model.load({name: torch.randn(one.shape, generator=draw) * 0.2 for name, one in model.weights().items()})
+    model.load_weights(
+        {name: torch.randn(one.shape, generator=draw) * 0.2 for name, one in model.copy_weights().items()}
+    )
     return model
 
 
@@ -80,11 +82,11 @@ def trainer_of(source, rows, steps=STEPS, adapter=ADAPTER):
 
 def moved(trainer, number=1):
     weights = model_of_weights(trainer)
-    return trainer.train(number, weights, 1.0, PlainRule(None, weights))
+    return trainer.train_round(number, weights, 1.0, PlainRule(None, weights))
 
 
 def model_of_weights(trainer):
-    return trainer._model.weights()
+    return trainer._model.copy_weights()
 
 
 def norm(delta):
@@ -136,9 +138,9 @@ def test_one_row_more_moves_a_private_step_within_the_clip_and_a_plain_one_by_fa
 def test_noise_is_of_the_promised_size_and_never_the_same_again(source, tmp_path):
     rows = rows_of(tmp_path, step=LinearStep(3.0), keep=lambda numbers: numbers[:0] or numbers[:1])
     trainer = trainer_of(source, rows, steps=1)
-    weights = trainer._model.weights()
+    weights = trainer._model.copy_weights()
 
-    one, other = (trainer.train(1, weights, 1.0, PlainRule(None, weights)).delta for _ in range(2))
+    one, other = (trainer.train_round(1, weights, 1.0, PlainRule(None, weights)).delta for _ in range(2))
 
     # the same round of the same weights: what both say differs by the noise of both
     away = torch.cat([(one[name] - other[name]).flatten() for name in weights])
@@ -148,10 +150,10 @@ def test_noise_is_of_the_promised_size_and_never_the_same_again(source, tmp_path
 def test_dropout_does_not_follow_from_what_others_know(source, tmp_path):
     rows = rows_of(tmp_path, settings(sampling="order"), step=LinearStep(0.0))
     trainer = trainer_of(source, rows, steps=1, adapter=ADAPTER.model_copy(update={"dropout": 0.5}))
-    weights = trainer._model.weights()
+    weights = trainer._model.copy_weights()
 
     # the same rows of the same weights, without noise
-    one, other = (trainer.train(1, weights, 1.0, PlainRule(None, weights)).delta for _ in range(2))
+    one, other = (trainer.train_round(1, weights, 1.0, PlainRule(None, weights)).delta for _ in range(2))
 
     assert not all(torch.equal(one[name], other[name]) for name in weights)
 
@@ -159,15 +161,15 @@ def test_dropout_does_not_follow_from_what_others_know(source, tmp_path):
 def test_no_loss_no_count_of_targets_and_no_drawn_row_leaves_a_site(source, tmp_path):
     sites = {name: rows_of(tmp_path / name / "privacy", site=name) for name in ("site-0", "site-1")}
     scene = Scene.of_trainers(
-        tmp_path, [trainer_of(source, one) for one in sites.values()], model_of(source).weights(), rows=settings()
+        tmp_path, [trainer_of(source, one) for one in sites.values()], model_of(source).copy_weights(), rows=settings()
     )
 
-    record = scene.owner.round(1, 0.1)
+    record = scene.owner.run_round(1, 0.1)
 
     told = [one.body for one in scene.carrier.replies]
     assert {(one["loss"], one["num_targets"], one["samples"]) for one in told} == {(None, 0, 1)}
-    assert {name: one["epsilon"] for name, one in record.row().items()} == {"site-0": 3.0, "site-1": 3.0}
-    assert [one.charges for one in (rows.ledger for rows in sites.values())] == [STEPS, STEPS]
+    assert {name: one["epsilon"] for name, one in record.metrics_row().items()} == {"site-0": 3.0, "site-1": 3.0}
+    assert [one.num_charges for one in (rows.ledger for rows in sites.values())] == [STEPS, STEPS]
 
 
 def lines_of(directory):
@@ -222,7 +224,7 @@ def test_a_round_of_which_the_budget_pays_for_a_part_is_not_begun(source, tmp_pa
 @pytest.mark.parametrize("cut", ["charges", "all", "head"])
 def test_a_ledger_from_which_charges_are_cut_is_refused(tmp_path, cut):
     rows = rows_of(tmp_path)
-    rows.ledger.charge_all(3)
+    rows.ledger.charge_batches(3)
     rows.close()
     log = tmp_path / "events.jsonl"
     if cut == "head":
@@ -237,7 +239,7 @@ def test_a_ledger_from_which_charges_are_cut_is_refused(tmp_path, cut):
 
 def test_another_run_of_the_directory_goes_on_with_its_budget_and_one_of_other_terms_is_refused(tmp_path):
     first = rows_of(tmp_path, settings(epsilon=5.0))
-    first.ledger.charge_all(3)
+    first.ledger.charge_batches(3)
     first.close()
 
     second = rows_of(tmp_path, settings(epsilon=5.0))
@@ -262,11 +264,11 @@ class Spending(Parabola):
         super().__init__(torch.tensor([target]))
         self.left, self.warns = rounds, warns
 
-    def train(self, number, start, rate, rule):
+    def train_round(self, number, start, rate, rule):
         if not self.left:
             raise PrivacyBudgetError("spent")
         self.left -= 1
-        found = super().train(number, start, rate, rule)
+        found = super().train_round(number, start, rate, rule)
         return replace(found, loss=None, num_targets=0, spent=SpentRows(1.0, self.left if self.warns else 9))
 
 
@@ -280,19 +282,19 @@ def spending(home, rounds, *, warns=True, **section):
 def test_a_site_with_a_spent_budget_is_asked_no_more_and_the_others_go_on(tmp_path, warns, secure):
     scene = spending(tmp_path, [9, 9, 9, 9, 2], warns=warns, secure=secure, min_cohort=3)
 
-    records = [scene.owner.round(number, 0.1) for number in range(1, 5)]
+    records = [scene.owner.run_round(number, 0.1) for number in range(1, 5)]
 
-    assert scene.owner.excluded == {"site-4": BUDGET_SPENT}
+    assert scene.owner.excluded_sites == {"site-4": BUDGET_SPENT}
     assert [len(one.shares) for one in records] == [5, 5, 4, 4]
     assert [one.left_out for one in records] == [{}, {}, {} if warns else {"site-4": "budget_spent"}, {}]
     trained = [one for one in scene.carrier.replies if one.site == "site-4" and one.kind == "trained"]
     assert len(trained) == 2 and not scene.owner.is_spent
     # it is measured still: held-out rows cost no budget
-    assert "site-4" in scene.owner.measure()
+    assert "site-4" in scene.owner.measure_at_sites()
     # another owner process remembers it
     scene.begin_owner(scene.w)
-    scene.owner.recall(4)
-    assert scene.owner.excluded == {"site-4": BUDGET_SPENT}
+    scene.owner.resume_rounds(4)
+    assert scene.owner.excluded_sites == {"site-4": BUDGET_SPENT}
     assert scene.owner.spent == dict.fromkeys((f"site-{number}" for number in range(5)), 1.0)
 
 
@@ -301,12 +303,12 @@ def test_rounds_end_when_too_few_sites_have_a_budget_left(tmp_path):
     budgets = SiteBudgets(scene.owner, settings())
     assert not budgets.is_spent
 
-    scene.owner.round(1, 0.1)
+    scene.owner.run_round(1, 0.1)
 
     assert budgets.is_spent
-    assert budgets.told()["sites"] == {"site-0": 1.0, "site-1": 1.0, "site-2": 1.0}
+    assert budgets.summary_fields()["sites"] == {"site-0": 1.0, "site-1": 1.0, "site-2": 1.0}
     with pytest.raises(FailedRoundError):
-        scene.owner.round(2, 0.1)
+        scene.owner.run_round(2, 0.1)
 
 
 def test_sites_that_were_shut_out_for_lies_end_no_run_as_if_budgets_were_spent(tmp_path):
@@ -315,7 +317,7 @@ def test_sites_that_were_shut_out_for_lies_end_no_run_as_if_budgets_were_spent(t
         scene.owner._exclude_site(site, "refused again: not_finite")
 
     assert not scene.owner.is_spent
-    assert set(scene.owner.measure()) == {"site-0"}
+    assert set(scene.owner.measure_at_sites()) == {"site-0"}
 
 
 @pytest.mark.parametrize(
@@ -331,7 +333,7 @@ def test_a_reply_without_epsilon_beyond_the_budget_or_with_a_loss_is_not_taken_o
 
     scene.carrier.sites["site-1"] = told
 
-    assert scene.owner.round(1, 0.1).left_out == {"site-1": "malformed"}
+    assert scene.owner.run_round(1, 0.1).left_out == {"site-1": "malformed"}
 
 
 def test_a_site_may_have_spent_the_whole_of_its_budget(tmp_path):
@@ -344,12 +346,12 @@ def test_a_site_may_have_spent_the_whole_of_its_budget(tmp_path):
 
     scene.carrier.sites["site-1"] = all_of_it
 
-    assert scene.owner.round(1, 0.1).left_out == {}
+    assert scene.owner.run_round(1, 0.1).left_out == {}
 
 
 def test_what_a_site_says_that_it_has_spent_never_falls(tmp_path):
     scene = spending(tmp_path, [9, 9, 9])
-    scene.owner.round(1, 0.1)
+    scene.owner.run_round(1, 0.1)
     answer = scene.carrier.sites["site-1"]
 
     def less(order, payload):
@@ -357,7 +359,7 @@ def test_what_a_site_says_that_it_has_spent_never_falls(tmp_path):
         return reply.model_copy(update={"epsilon": 0.0}), values
 
     scene.carrier.sites["site-1"] = less
-    scene.owner.round(2, 0.1)
+    scene.owner.run_round(2, 0.1)
 
     assert scene.owner.spent["site-1"] == 1.0
 
@@ -365,7 +367,7 @@ def test_what_a_site_says_that_it_has_spent_never_falls(tmp_path):
 def test_an_epsilon_is_not_taken_where_no_rows_are_private(tmp_path):
     scene = Scene(tmp_path, [Parabola(torch.tensor([1.0])), Parabola(torch.tensor([2.0])), Spending(3.0, 9)])
 
-    assert scene.owner.round(1, 0.1).left_out == {"site-2": "malformed"}
+    assert scene.owner.run_round(1, 0.1).left_out == {"site-2": "malformed"}
 
 
 def test_epsilon_and_rounds_are_told_together():
@@ -379,7 +381,7 @@ def test_in_a_public_order_a_row_at_the_edge_of_two_epochs_is_learned_once_in_a_
     wide = replace(rows._data, loader=data_of("site-0", (0, 1), 8).loader)
     rows._data = wide
     (plain,) = wide.round_batches(2, 1, 8)
-    (charged,) = rows.drawn(2, 1, 8)
+    (charged,) = rows.draw_batches(2, 1, 8)
 
     # the loader itself repeats rows there, and each would count for two clips
     assert len(set(plain.indices)) < len(plain.indices) == len(charged.indices)
@@ -389,11 +391,11 @@ def test_in_a_public_order_a_row_at_the_edge_of_two_epochs_is_learned_once_in_a_
 
 def test_a_real_budget_pays_for_the_rounds_that_its_noise_was_made_for(tmp_path):
     step = PoissonGaussian(1.0, 1.0)
-    wanted = settings(epsilon=(step.epsilon(6, 1e-5) + step.epsilon(7, 1e-5)) / 2, sampling="order")
+    wanted = settings(epsilon=(step.epsilon_after(6, 1e-5) + step.epsilon_after(7, 1e-5)) / 2, sampling="order")
     rows = rows_of(tmp_path, wanted, step=step)
 
     for number in (1, 2, 3):
-        assert sum(1 for _ in rows.drawn(number, STEPS, SIZE)) == STEPS
+        assert sum(1 for _ in rows.draw_batches(number, STEPS, SIZE)) == STEPS
     with pytest.raises(PrivacyBudgetError):
-        next(rows.drawn(4, STEPS, SIZE))
-    assert step.epsilon(6, 1e-5) <= rows.ledger.epsilon_at_most <= wanted.epsilon
+        next(rows.draw_batches(4, STEPS, SIZE))
+    assert step.epsilon_after(6, 1e-5) <= rows.ledger.epsilon_bound <= wanted.epsilon

@@ -26,24 +26,24 @@ def test_a_site_that_hangs_is_dropped_and_its_late_update_counts_nowhere(tmp_pat
     scene = Scene(tmp_path, parabolas(*FIVE))
     scene.carrier.hung = {"site-4"}
 
-    first = scene.owner.round(1, 0.5)
+    first = scene.owner.run_round(1, 0.5)
     scene.carrier.hung = set()
-    second = scene.owner.round(2, 0.5)
+    second = scene.owner.run_round(2, 0.5)
 
     assert first.left_out == {"site-4": "late"}
     assert "site-4" not in second.shares
     assert scene.fleet.late == {"site-4": 1}
     torch.testing.assert_close(scene.w, 0.75 * mean_of(0, 1, 2, 3))
-    assert "site-4" in scene.owner.round(3, 0.5).shares
+    assert "site-4" in scene.owner.run_round(3, 0.5).shares
 
 
 def test_a_second_reply_to_one_order_is_no_answer(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE))
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     after = scene.w.clone()
     scene.carrier.again = list(scene.carrier.replies)
 
-    scene.owner.round(2, 0.5)
+    scene.owner.run_round(2, 0.5)
 
     assert sum(scene.fleet.late.values()) == 5
     torch.testing.assert_close(scene.w, after + 0.5 * (mean_of(0, 1, 2, 3, 4) - after))
@@ -61,12 +61,12 @@ def test_a_site_of_another_run_file_is_left_out_and_after_two_refusals_shut_out(
     lying = scene.carrier.sites["site-4"].__self__
     lying._terms = replace(lying._terms, **change(scene.terms))
 
-    first = scene.owner.round(1, 0.5)
-    scene.owner.round(2, 0.5)
+    first = scene.owner.run_round(1, 0.5)
+    scene.owner.run_round(2, 0.5)
 
     assert first.left_out == {"site-4": reason}
-    assert scene.owner.excluded == {"site-4": f"refused again: {reason}"}
-    assert "site-4" not in scene.owner.round(3, 0.5).asked
+    assert scene.owner.excluded_sites == {"site-4": f"refused again: {reason}"}
+    assert "site-4" not in scene.owner.run_round(3, 0.5).asked
     assert (scene.w - mean_of(0, 1, 2, 3)).abs().max() < 0.5
 
 
@@ -74,7 +74,7 @@ def test_a_site_that_answers_in_anothers_name_counts_as_neither(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE[:3]))
     scene.carrier.sites["site-2"] = scene.carrier.sites["site-1"]
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     assert sorted(record.shares) == ["site-0", "site-1"] and record.left_out == {"site-2": "other_bringer"}
 
@@ -97,9 +97,9 @@ def test_a_site_whose_update_another_one_hands_in_first_counts_in_every_round_an
     records = []
     for number in (1, 2, 3):
         scene.owner._draw_cohort = lambda number, held: ("site-1", "site-3", "site-0", "site-2", "site-4")
-        records.append(scene.owner.round(number, 0.5))
+        records.append(scene.owner.run_round(number, 0.5))
 
-    assert all("site-3" in one.shares for one in records) and scene.owner.excluded == {}
+    assert all("site-3" in one.shares for one in records) and scene.owner.excluded_sites == {}
     assert [one.left_out for one in records] == [{"site-1": "other_bringer"} if lead == "the update" else {}] * 3
 
 
@@ -108,24 +108,24 @@ def test_honest_sites_with_other_data_are_far_in_every_round_and_none_is_shut_ou
     far = [Parabola(torch.tensor([9.0, -5.0])), Parabola(torch.tensor([-7.0, 8.0])), Parabola(torch.tensor([8.0, 9.0]))]
     scene = Scene(tmp_path, [*near, *far], aggregator="median", byzantine=1)
 
-    records = [scene.owner.round(number, 0.5) for number in range(1, 7)]
+    records = [scene.owner.run_round(number, 0.5) for number in range(1, 7)]
 
-    assert scene.owner.excluded == {} and all(len(one.shares) == 7 for one in records)
-    assert {site: one["far_rounds"] for site, one in records[-1].row().items()} == {
+    assert scene.owner.excluded_sites == {} and all(len(one.shares) == 7 for one in records)
+    assert {site: one["far_rounds"] for site, one in records[-1].metrics_row().items()} == {
         f"site-{number}": 6 if number > 3 else 0 for number in range(7)
     }
 
 
 def test_a_site_that_was_shut_out_after_its_update_came_keeps_no_owner_from_going_on(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE))
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     weights = scene.w.clone()
-    scene.owner.round(2, 0.5)
+    scene.owner.run_round(2, 0.5)
     scene.owner._exclude_site("site-4", "spoiled a sum")
 
     scene.begin_owner(weights)
-    scene.owner.recall(1)
-    record = scene.owner.round(2, 0.5)
+    scene.owner.resume_rounds(1)
+    record = scene.owner.run_round(2, 0.5)
 
     assert sorted(record.shares) == ["site-0", "site-1", "site-2", "site-3"]
 
@@ -138,15 +138,15 @@ def test_refusals_that_show_a_lie_are_kept_with_their_evidence_over_sessions(tmp
         site._terms = replace(site._terms, config=site._terms.config.model_copy(update={"max_norm": 1e9}))
 
     lie()
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     (line,) = [one for one in scene.journal._read_entries() if "refused" in one]
     scene.begin_owner(scene.w)
-    scene.owner.recall(1)
+    scene.owner.resume_rounds(1)
     lie()
-    scene.owner.round(2, 0.5)
+    scene.owner.run_round(2, 0.5)
 
     assert (line["refused"], line["reason"]) == ("site-4", "over_norm") and '"site":"site-4"' in line["header"]
-    assert scene.owner.excluded == {"site-4": "refused again: over_norm"}
+    assert scene.owner.excluded_sites == {"site-4": "refused again: over_norm"}
 
 
 def test_training_that_ends_in_no_numbers_is_a_fault_and_no_lie(tmp_path):
@@ -154,8 +154,8 @@ def test_training_that_ends_in_no_numbers_is_a_fault_and_no_lie(tmp_path):
     scene.trainers["site-4"].target = torch.full((2,), float("inf"))
 
     for number in (1, 2, 3):
-        assert scene.owner.round(number, 0.5).left_out == {"site-4": "not_finite"}
-    assert scene.owner.excluded == {}
+        assert scene.owner.run_round(number, 0.5).left_out == {"site-4": "not_finite"}
+    assert scene.owner.excluded_sites == {}
 
 
 def test_a_rule_stands_a_site_that_the_mean_does_not(tmp_path):
@@ -163,8 +163,8 @@ def test_a_rule_stands_a_site_that_the_mean_does_not(tmp_path):
     undefended = Scene(tmp_path / "mean", lied)
     defended = Scene(tmp_path / "median", lied, aggregator="median", byzantine=1)
 
-    undefended.owner.round(1, 1.0)
-    defended.owner.round(1, 1.0)
+    undefended.owner.run_round(1, 1.0)
+    defended.owner.run_round(1, 1.0)
 
     assert undefended.w.max() < -1000
     assert (defended.w - mean_of(0, 1, 2, 3)).abs().max() < 2
@@ -177,11 +177,11 @@ def test_a_round_with_too_few_updates_changes_nothing_and_goes_on_with_what_it_h
     with pytest.raises(
         FailedRoundError, match=r"round 1: 4 updates, federated.min_cohort = 5; missing: site-3 \(gone\)"
     ):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
     assert torch.equal(scene.w, torch.zeros(2))
     scene.carrier.deadly = {}
     scene.begin_site("site-3")
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     assert sorted(record.shares) == sorted(scene.trainers)
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3, 4))
@@ -191,7 +191,7 @@ def test_a_round_with_too_few_updates_changes_nothing_and_goes_on_with_what_it_h
 @pytest.mark.parametrize("num_admitted", [2, 5])
 def test_a_killed_owner_goes_on_with_the_updates_that_it_had(tmp_path, monkeypatch, num_admitted):
     scene = Scene(tmp_path, parabolas(*FIVE))
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     weights = scene.w.clone()
     take, taken = scene.owner._take_answer, []
 
@@ -203,38 +203,38 @@ def test_a_killed_owner_goes_on_with_the_updates_that_it_had(tmp_path, monkeypat
 
     monkeypatch.setattr(scene.owner, "_take_answer", killed_after_some)
     with pytest.raises(KeyboardInterrupt):
-        scene.owner.round(2, 0.5)
+        scene.owner.run_round(2, 0.5)
     scene.begin_owner(weights)
-    scene.owner.recall(1)
-    record = scene.owner.round(2, 0.5)
+    scene.owner.resume_rounds(1)
+    record = scene.owner.run_round(2, 0.5)
 
     assert len(record.shares) == 5
     torch.testing.assert_close(scene.w, 0.75 * mean_of(0, 1, 2, 3, 4))
     assert [scene.trainers[site].num_trained for site in taken] == [2] * num_admitted
     # the journal does not keep what a site says of its loss
-    assert math.isnan(record.loss) == (num_admitted == 5)
+    assert math.isnan(record.mean_loss) == (num_admitted == 5)
 
 
 def test_a_round_whose_checkpoint_was_lost_is_done_again_and_nothing_counts_twice(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE))
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     weights = scene.w.clone()
-    scene.owner.round(2, 0.5)
+    scene.owner.run_round(2, 0.5)
     lost = scene.w.clone()
 
     scene.begin_owner(weights)
-    scene.owner.recall(1)
-    scene.owner.round(2, 0.5)
+    scene.owner.resume_rounds(1)
+    scene.owner.run_round(2, 0.5)
 
     assert torch.equal(scene.w, lost)
 
 
 def test_what_a_site_sent_in_an_earlier_session_is_a_replay_in_a_later_one(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE))
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     old = {one.site: one for one in scene.carrier.replies}
     scene.begin_owner(scene.w)
-    scene.owner.recall(1)
+    scene.owner.resume_rounds(1)
     honest = scene.carrier.sites["site-0"]
 
     def replays(order, payload):
@@ -243,36 +243,36 @@ def test_what_a_site_sent_in_an_earlier_session_is_a_replay_in_a_later_one(tmp_p
 
     scene.carrier.sites["site-0"] = replays
 
-    assert scene.owner.round(2, 0.5).left_out == {"site-0": "other_round"}
+    assert scene.owner.run_round(2, 0.5).left_out == {"site-0": "other_round"}
 
 
 def test_a_line_that_a_crash_has_cut_is_as_if_it_had_not_been(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE))
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     path = tmp_path / "journal" / "rounds.jsonl"
     path.write_bytes(path.read_bytes() + b'{"closed": 2, "si')
 
     scene.begin_owner(scene.w)
-    scene.owner.recall(1)
+    scene.owner.resume_rounds(1)
 
-    assert len(scene.owner.round(2, 0.5).shares) == 5
+    assert len(scene.owner.run_round(2, 0.5).shares) == 5
 
 
 def test_half_of_the_sites_are_drawn_by_the_seed(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE, [6.0, 5.0]), fraction=0.5)
 
-    drawn = [scene.owner.round(number, 0.1).asked for number in range(1, 7)]
+    drawn = [scene.owner.run_round(number, 0.1).asked for number in range(1, 7)]
 
     assert {len(one) for one in drawn} == {3} and len(set(drawn)) > 1
     again = Scene(tmp_path / "again", parabolas(*FIVE, [6.0, 5.0]), fraction=0.5)
-    assert [again.owner.round(number, 0.1).asked for number in range(1, 7)] == drawn
+    assert [again.owner.run_round(number, 0.1).asked for number in range(1, 7)] == drawn
 
 
 def test_sites_measure_on_their_own_rows(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE))
     scene.carrier.deadly = {"site-1": "measure"}
 
-    found = scene.owner.measure()
+    found = scene.owner.measure_at_sites()
 
     assert {site: one.loss for site, one in found.items()} == {
         "site-0": 1.0,
@@ -321,7 +321,7 @@ def secure(home, **more) -> Scene:
 def test_the_secure_sum_is_the_mean_that_the_owner_does_not_see(tmp_path):
     scene = secure(tmp_path)
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3, 4), atol=1e-6, rtol=1e-6)
     assert {one.norm for one in record.shares.values()} == {None} and record.sums == (1,)
@@ -334,13 +334,13 @@ def test_a_site_may_leave_a_sum_in_every_phase(tmp_path, phase):
     scene = secure(tmp_path)
     scene.carrier.deadly = {"site-4": phase}
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     # one that has deposited is in the sum, whether it stays or not
     stays = phase in ("consent", "release")
     assert (len(record.shares) == 5) == stays
     torch.testing.assert_close(scene.w, mean_of(*range(5 if stays else 4)), atol=1e-6, rtol=1e-6)
-    assert len(scene.owner.round(2, 0.1).shares) == 4
+    assert len(scene.owner.run_round(2, 0.1).shares) == 4
 
 
 def test_a_sum_that_too_few_are_left_for_changes_nothing_and_a_later_one_has_another_number(tmp_path):
@@ -348,12 +348,12 @@ def test_a_sum_that_too_few_are_left_for_changes_nothing_and_a_later_one_has_ano
     scene.carrier.deadly = {"site-3": "mask", "site-4": "mask"}
 
     with pytest.raises(FailedRoundError, match="3 of 5 clients, 4 needed"):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
     assert torch.equal(scene.w, torch.zeros(2))
     scene.carrier.deadly = {}
     scene.begin_site("site-3")
     scene.begin_site("site-4")
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     assert record.sums == (2,)
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3, 4), atol=1e-6, rtol=1e-6)
@@ -361,13 +361,13 @@ def test_a_sum_that_too_few_are_left_for_changes_nothing_and_a_later_one_has_ano
 
 def test_an_owner_that_forgets_its_numbers_gets_no_second_sum(tmp_path):
     scene = secure(tmp_path)
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
     (tmp_path / "journal" / "rounds.jsonl").unlink()
 
     scene.begin_owner()
 
     with pytest.raises(FailedRoundError):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
 
 
 def test_a_rule_over_buckets_of_sums_stands_a_site_that_nobody_sees(tmp_path):
@@ -378,8 +378,8 @@ def test_a_rule_over_buckets_of_sums_stands_a_site_that_nobody_sees(tmp_path):
     undefended = Scene(tmp_path / "mean", trainers, **keys)
     defended = Scene(tmp_path / "median", trainers, **keys, bucket=3, aggregator="median", byzantine=1)
 
-    undefended.owner.round(1, 1.0)
-    record = defended.owner.round(1, 1.0)
+    undefended.owner.run_round(1, 1.0)
+    record = defended.owner.run_round(1, 1.0)
 
     assert len(record.sums) == 3
     assert undefended.w[0] < 0 < 0.9 < defended.w[0] < 1.1

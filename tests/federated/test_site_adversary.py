@@ -65,8 +65,8 @@ def test_the_adversary_finds_a_door_that_does_not_ask_who_brought_an_update(tmp_
 
 
 def test_the_adversary_finds_parts_that_are_not_sealed(tmp_path, monkeypatch):
-    monkeypatch.setattr(keepers, "seal", lambda place, public, data: data)
-    monkeypatch.setattr(keepers, "unseal", lambda place, private, sealed: sealed)
+    monkeypatch.setattr(keepers, "seal_bytes", lambda place, public, data: data)
+    monkeypatch.setattr(keepers, "unseal_bytes", lambda place, private, sealed: sealed)
 
     what = found_by("homomorphic", "site-4/sum.encrypt/part subtracted/late/once", tmp_path)
 
@@ -77,7 +77,7 @@ def test_the_adversary_finds_a_round_that_waits_for_a_site_that_spoiled_it(tmp_p
     def waits(own, record, members, reason):
         raise keepers.AggregationError(keepers.SumRefusal.TOO_FEW, reason)
 
-    monkeypatch.setattr(LostRounds, "note", waits)
+    monkeypatch.setattr(LostRounds, "note_lost_round", waits)
 
     what = found_by("masked", "aggregate-advert-signature.seed_digest altered in all/late/once", tmp_path)
 

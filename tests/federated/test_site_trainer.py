@@ -74,16 +74,16 @@ def trainer_of(model: WholeModel, name: str, share, size: int, optimizer=SGD, st
 def test_fedavg_with_one_step_of_sgd_is_one_process_on_the_union(tmp_path, source):
     shares = [(number, 3) for number in range(3)]
     sites = [trainer_of(model_of(source), f"site-{number}", share, 4) for number, share in enumerate(shares)]
-    scene = Scene.of_trainers(tmp_path, sites, model_of(source).weights())
+    scene = Scene.of_trainers(tmp_path, sites, model_of(source).copy_weights())
 
     for number in (1, 2):
-        scene.owner.round(number, 0.1)
+        scene.owner.run_round(number, 0.1)
 
     alone = model_of(source)
     union = trainer_of(alone, "union", (0, 1), 12)
-    weights = alone.weights()
+    weights = alone.copy_weights()
     for number in (1, 2):
-        delta = union.train(number, weights, 0.1, PlainRule(None, weights)).delta
+        delta = union.train_round(number, weights, 0.1, PlainRule(None, weights)).delta
         weights = {name: one + delta[name] for name, one in weights.items()}
     for name, one in weights.items():
         torch.testing.assert_close(scene.owner.weights[name], one, rtol=1e-6, atol=1e-6)
@@ -91,11 +91,11 @@ def test_fedavg_with_one_step_of_sgd_is_one_process_on_the_union(tmp_path, sourc
 
 @pytest.mark.parametrize("optimizer", [SGD.model_copy(update={"momentum": 0.9}), OptimizerConfig(lr=1e-2)])
 def test_a_site_that_has_missed_rounds_gives_the_same_update(source, optimizer):
-    weights = model_of(source).weights()
+    weights = model_of(source).copy_weights()
     steady, late = (trainer_of(model_of(source), "site-0", (0, 3), 2, optimizer, steps=3) for _ in range(2))
-    steady.train(1, weights, 0.01, PlainRule(None, weights))
+    steady.train_round(1, weights, 0.01, PlainRule(None, weights))
 
-    one, other = (site.train(2, weights, 0.01, PlainRule(None, weights)) for site in (steady, late))
+    one, other = (site.train_round(2, weights, 0.01, PlainRule(None, weights)) for site in (steady, late))
 
     assert all(torch.equal(one.delta[name], other.delta[name]) for name in weights)
     assert max(float(delta.abs().max()) for delta in one.delta.values()) > 0
@@ -105,16 +105,16 @@ def test_a_frozen_factor_is_neither_trained_nor_sent(source):
     lora = LoraConfig(rank=2, alpha=4.0, dropout=0.0)
     both, frozen = model_of(source, lora), model_of(source, lora, frozen_a=True)
 
-    assert {name for name in both.trained if ".lora_A." in name} == set(frozen.frozen())
-    assert not any(".lora_A." in name for name in trainer_of(frozen, "site-0", (0, 3), 2).shapes())
+    assert {name for name in both.trained if ".lora_A." in name} == set(frozen.copy_frozen())
+    assert not any(".lora_A." in name for name in trainer_of(frozen, "site-0", (0, 3), 2).trained_shapes())
 
 
 def test_a_loss_that_is_no_number_is_no_update(source):
     model = model_of(source)
-    weights = {name: torch.full_like(one, float("inf")) for name, one in model.weights().items()}
+    weights = {name: torch.full_like(one, float("inf")) for name, one in model.copy_weights().items()}
 
     with pytest.raises(FailedBatchError):
-        trainer_of(model, "site-0", (0, 3), 2).train(1, weights, 0.1, ALGORITHMS["fedavg"].local(None, weights))
+        trainer_of(model, "site-0", (0, 3), 2).train_round(1, weights, 0.1, ALGORITHMS["fedavg"].local(None, weights))
 
 
 PERSONAL = ("transformer.ln_f.*", "*.h.1.ln_2.weight")
@@ -123,7 +123,7 @@ STAY = {"transformer.ln_f.weight", "transformer.ln_f.bias", "transformer.h.1.ln_
 
 def personal_model(source) -> WholeModel:
     model = model_of(source)
-    model.keep_back(PERSONAL)
+    model.make_personal(PERSONAL)
     return model
 
 
@@ -133,7 +133,7 @@ def test_personal_weights_are_trained_at_each_site_and_are_in_no_message(tmp_pat
         return trainer_of(personal_model(source), f"site-{number}", (number, 3), 4, own=tmp_path / f"own-{number}")
 
     scene = Scene.of_trainers(
-        tmp_path, [site(number) for number in range(3)], personal_model(source).weights(), algorithm=algorithm
+        tmp_path, [site(number) for number in range(3)], personal_model(source).copy_weights(), algorithm=algorithm
     )
     sent = []
     for name, answer in scene.carrier.sites.items():
@@ -143,14 +143,14 @@ def test_personal_weights_are_trained_at_each_site_and_are_in_no_message(tmp_pat
         )[1]
 
     for number in (1, 2):
-        scene.owner.round(number, 0.1)
-    own_scores = scene.owner.measure()
+        scene.owner.run_round(number, 0.1)
+    own_scores = scene.owner.measure_at_sites()
 
     messages = [*sent, *(bytes(one.payload) for one in scene.carrier.replies)]
     assert any(b"transformer.wte.weight" in one for one in messages)
     assert not any(name.encode() in one for one in messages for name in STAY)
     kept = [load_file(tmp_path / f"own-{number}" / "personal" / "round-2.safetensors") for number in range(3)]
-    first = model_of(source).weights()
+    first = model_of(source).copy_weights()
     assert {frozenset(one) for one in kept} == {frozenset(STAY)}
     # each site's are its own, and none of them is found among what was sent by its bytes
     assert len({one["transformer.ln_f.weight"].numpy().tobytes() for one in kept} | {b""}) == 4
@@ -159,13 +159,13 @@ def test_personal_weights_are_trained_at_each_site_and_are_in_no_message(tmp_pat
     # a site measures with its own: a site that has lost them says something else
     (tmp_path / "own-0" / "personal" / "round-2.safetensors").unlink()
     (tmp_path / "own-0" / "personal" / "round-1.safetensors").unlink()
-    assert scene.owner.measure()["site-0"].loss != own_scores["site-0"].loss
-    assert scene.owner.measure()["site-1"] == own_scores["site-1"]
+    assert scene.owner.measure_at_sites()["site-0"].loss != own_scores["site-0"].loss
+    assert scene.owner.measure_at_sites()["site-1"] == own_scores["site-1"]
 
 
 def test_without_patterns_the_same_weights_are_sent(source):
     model = model_of(source)
-    model.keep_back(())
+    model.make_personal(())
 
     assert set(model.trained) > STAY and not model.personal
 
@@ -176,20 +176,20 @@ def test_a_site_that_begins_anew_goes_on_with_its_personal_weights_and_a_round_t
     def site():
         return trainer_of(personal_model(source), "site-0", (0, 3), 4, own=tmp_path)
 
-    weights = personal_model(source).weights()
+    weights = personal_model(source).copy_weights()
     rule = PlainRule(None, weights)
     steady = site()
-    steady.train(1, weights, 0.1, rule)
-    second = steady.train(2, weights, 0.1, rule)
-    steady.train(3, weights, 0.1, rule)
+    steady.train_round(1, weights, 0.1, rule)
+    second = steady.train_round(2, weights, 0.1, rule)
+    steady.train_round(3, weights, 0.1, rule)
 
-    again = site().train(2, weights, 0.1, rule)
+    again = site().train_round(2, weights, 0.1, rule)
 
     assert all(torch.equal(second.delta[name], again.delta[name]) for name in weights)
     assert not (tmp_path / "personal" / "round-3.safetensors").exists()
     (tmp_path / "personal" / "round-2.safetensors").write_bytes(b"x")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        site().train(3, weights, 0.1, rule)
+        site().train_round(3, weights, 0.1, rule)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_site_that_begins_anew_goes_on_with_its_personal_weights_and_a_round_t
 )
 def test_patterns_that_mean_nothing_or_everything_are_refused(source, patterns, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
-        model_of(source).keep_back(patterns)
+        model_of(source).make_personal(patterns)
 
 
 def test_personal_weights_without_a_place_are_refused(source):

@@ -32,12 +32,12 @@ def mean_of(scene: AdversaryScene, sites, weights=None) -> torch.Tensor:
 def test_a_site_that_deals_another_seed_than_it_announced_costs_one_round_and_is_shut_out(tmp_path):
     scene = attacked(tmp_path, "seed_digest altered in all")
 
-    lost = scene.owner.round(1, 0.5)
-    record = scene.owner.round(2, 0.5)
+    lost = scene.owner.run_round(1, 0.5)
+    record = scene.owner.run_round(2, 0.5)
 
     assert "site-4: dealt shares of another secret than it said" in lost.lost
     assert not lost.shares and lost.left_out["site-0"] == "the sum was lost"
-    assert scene.owner.excluded == {"site-4": "spoiled a sum: bad_share"}
+    assert scene.owner.excluded_sites == {"site-4": "spoiled a sum: bad_share"}
     assert sorted(record.shares) == HONEST and not record.lost
     torch.testing.assert_close(scene.w, mean_of(scene, HONEST), atol=1e-5, rtol=1e-5)
 
@@ -46,12 +46,12 @@ def test_masks_that_are_not_a_sites_own_cost_a_round_and_nobody_is_accused(tmp_p
     scene = attacked(tmp_path, "mask_key other in all", always=True)
 
     with pytest.raises(FailedRoundError, match="a client's masks are not its own"):
-        scene.owner.round(1, 0.5)
-    lost = scene.owner.round(1, 0.5)
+        scene.owner.run_round(1, 0.5)
+    lost = scene.owner.run_round(1, 0.5)
     scene.adversary.schedule = None
-    record = scene.owner.round(2, 0.5)
+    record = scene.owner.run_round(2, 0.5)
 
-    assert "a client's masks are not its own" in lost.lost and scene.owner.excluded == {}
+    assert "a client's masks are not its own" in lost.lost and scene.owner.excluded_sites == {}
     assert len(record.shares) == 5
     torch.testing.assert_close(scene.w, mean_of(scene, [*HONEST, "site-4"]), atol=1e-5, rtol=1e-5)
 
@@ -60,37 +60,37 @@ def test_values_beyond_the_clip_are_no_sum(tmp_path):
     scene = attacked(tmp_path, "masked values all", always=True)
 
     with pytest.raises(FailedRoundError, match=r"impossible weight|maximum of clipped updates"):
-        scene.owner.round(1, 0.5)
-    assert scene.owner.round(1, 0.5).lost and not scene.w.any()
+        scene.owner.run_round(1, 0.5)
+    assert scene.owner.run_round(1, 0.5).lost and not scene.w.any()
 
 
 def test_three_lost_rounds_in_a_row_end_the_session_with_those_that_were_in_all_of_them(tmp_path):
     scene = attacked(tmp_path, "masked values all", always=True)
     for number in (1, 2, 3):
         with pytest.raises(FailedRoundError):
-            scene.owner.round(number, 0.5)
-        assert scene.owner.round(number, 0.5).lost
+            scene.owner.run_round(number, 0.5)
+        assert scene.owner.run_round(number, 0.5).lost
 
     with pytest.raises(FailedRoundError):
-        scene.owner.round(4, 0.5)
+        scene.owner.run_round(4, 0.5)
     with pytest.raises(
         FailedRoundError, match=r"3 rounds in a row before it were lost.*sites in all of their sums: .*site-4"
     ):
-        scene.owner.round(4, 0.5)
+        scene.owner.run_round(4, 0.5)
     scene.adversary.schedule = None
     scene.begin_owner(scene.w)
-    scene.owner.recall(3)
-    assert len(scene.owner.round(4, 0.5).shares) == 5
+    scene.owner.resume_rounds(3)
+    assert len(scene.owner.run_round(4, 0.5).shares) == 5
 
 
 def test_boxes_that_open_nowhere_name_their_dealer_and_the_round_is_made_without_it(tmp_path):
     scene = attacked(tmp_path, "box-signature.sealed zeros in all", always=True)
 
     with pytest.raises(FailedRoundError):
-        scene.owner.round(1, 0.5)
-    record = scene.owner.round(1, 0.5)
+        scene.owner.run_round(1, 0.5)
+    record = scene.owner.run_round(1, 0.5)
 
-    assert scene.owner.excluded == {"site-4": "spoiled a sum: 4 sites refused what it had signed for them"}
+    assert scene.owner.excluded_sites == {"site-4": "spoiled a sum: 4 sites refused what it had signed for them"}
     assert sorted(record.shares) == HONEST
     torch.testing.assert_close(scene.w, mean_of(scene, HONEST), atol=1e-5, rtol=1e-5)
 
@@ -98,10 +98,10 @@ def test_boxes_that_open_nowhere_name_their_dealer_and_the_round_is_made_without
 def test_a_box_that_one_site_cannot_open_costs_that_site_one_round(tmp_path):
     scene = attacked(tmp_path, "box-signature.sealed zeros in first")
 
-    record = scene.owner.round(1, 0.5)
+    record = scene.owner.run_round(1, 0.5)
 
-    assert record.left_out == {"site-0": "refused"} and scene.owner.excluded == {}
-    assert len(scene.owner.round(2, 0.5).shares) == 5
+    assert record.left_out == {"site-0": "refused"} and scene.owner.excluded_sites == {}
+    assert len(scene.owner.run_round(2, 0.5).shares) == 5
 
 
 @pytest.mark.parametrize("sites", [3, 4])
@@ -117,12 +117,12 @@ def test_a_site_that_blames_another_one_shuts_it_out_in_no_cohort(tmp_path, site
 
     for _ in range(3):
         try:
-            scene.owner.round(1, 0.5)
+            scene.owner.run_round(1, 0.5)
         except FailedRoundError:
             continue
         break
 
-    assert scene.owner.excluded == {}
+    assert scene.owner.excluded_sites == {}
 
 
 def test_a_rule_over_buckets_goes_on_without_the_bucket_that_was_spoiled(tmp_path):
@@ -133,7 +133,7 @@ def test_a_rule_over_buckets_goes_on_without_the_bucket_that_was_spoiled(tmp_pat
     honest = scene.carrier.sites["site-8"]
     scene.carrier.sites["site-8"] = lambda order, payload: _with_other_words(honest, order, payload)
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     spoiled = [site for site, why in record.left_out.items() if why == "its sum was spoiled"]
     assert "site-8" in spoiled and len(spoiled) == 3 and len(record.shares) == 6

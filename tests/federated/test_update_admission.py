@@ -127,7 +127,7 @@ def test_a_site_that_is_shut_out_stays_out():
 
     with pytest.raises(UpdateRefusedError, match="excluded: north: far in rounds 1 to 3"):
         door.admit_update("north", *update(), DUE)
-    assert door.excluded == {"north": "far in rounds 1 to 3"}
+    assert door.excluded_sites == {"north": "far in rounds 1 to 3"}
 
 
 def test_rounds_in_a_row_in_which_a_site_is_far_are_counted_for_people():

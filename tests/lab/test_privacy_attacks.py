@@ -7,19 +7,19 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.lab.attacks.privacy.epsilon_bound import bound_of_many_runs, bound_of_one_run
+from phalanx.lab.attacks.privacy.epsilon_bound import bound_from_many_runs, bound_from_one_run
 from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, SecureStream, gaussian_noise
 
 pytest.importorskip("opacus", reason="needs the extra `dp`")
 
 from phalanx.lab.bench.alone.privacy_attacks import (
     CLIENTS,
-    area,
+    area_under_curve,
     audit_run,
     infer_members,
     infer_property,
-    invert,
-    known_of_all,
+    measure_inversion,
+    recall_from_sum,
 )
 from phalanx.parallel.privacy.row_gradients import RowGradients
 
@@ -27,23 +27,23 @@ DELTA = 1e-5
 
 
 def test_guesses_that_are_all_right_prove_much_and_coins_nothing():
-    assert bound_of_one_run(200, 100, 100, DELTA) == pytest.approx(3.49, abs=0.05)
-    assert bound_of_one_run(200, 100, 50, DELTA) == 0.0
+    assert bound_from_one_run(200, 100, 100, DELTA) == pytest.approx(3.49, abs=0.05)
+    assert bound_from_one_run(200, 100, 50, DELTA) == 0.0
     # fifty-nine of a hundred are one-sided evidence at 5 percent, and hardly more
-    assert 0.0 < bound_of_one_run(200, 100, 60, DELTA) < 0.2
-    assert bound_of_one_run(200, 100, 90, 1e-2) < bound_of_one_run(200, 100, 90, DELTA)
+    assert 0.0 < bound_from_one_run(200, 100, 60, DELTA) < 0.2
+    assert bound_from_one_run(200, 100, 90, 1e-2) < bound_from_one_run(200, 100, 90, DELTA)
 
 
 def test_what_an_ideal_attacker_on_randomised_response_proves_is_below_its_epsilon():
     # of 1000 coins told rightly with the chance of epsilon 1, about 731 guesses are right
-    proved = bound_of_one_run(1000, 1000, 731, DELTA)
+    proved = bound_from_one_run(1000, 1000, 731, DELTA)
 
     assert 0.8 < proved < 1.0
 
 
 def test_runs_that_a_threshold_tells_apart_prove_much_and_equal_ones_nothing():
-    apart = bound_of_many_runs([0.0] * 200, [1.0] * 200, DELTA)
-    equal = bound_of_many_runs(list(range(200)), list(range(200)), DELTA)
+    apart = bound_from_many_runs([0.0] * 200, [1.0] * 200, DELTA)
+    equal = bound_from_many_runs(list(range(200)), list(range(200)), DELTA)
 
     assert apart > 3.0
     assert equal < 0.3
@@ -52,18 +52,18 @@ def test_runs_that_a_threshold_tells_apart_prove_much_and_equal_ones_nothing():
 def test_what_a_sum_says_of_all_its_clients_finds_this_much_of_one():
     texts = [torch.tensor([[1, 2, 2]]), torch.tensor([[2, 3]]), torch.tensor([[3, 4]])]
 
-    any_word, commonest = known_of_all(texts, texts[0])
+    any_word, commonest = recall_from_sum(texts, texts[0])
 
     # two words of four that stand in the sum; 2 and 3 are the commonest, and one of them is the client's
     assert (any_word, commonest) == (1.0, 1.0)
     # of the three words in all, two are listed surely or by lot
-    assert known_of_all([texts[0], texts[1]], texts[0]) == (pytest.approx(4 / 3), 1.5)
+    assert recall_from_sum([texts[0], texts[1]], texts[0]) == (pytest.approx(4 / 3), 1.5)
 
 
 def test_the_area_is_the_chance_that_a_marked_one_scores_higher():
-    assert area([(2.0, True), (1.0, False), (3.0, True), (0.0, False)]) == 1.0
-    assert area([(1.0, True), (1.0, False)]) == 0.5
-    assert area([(0.0, True), (1.0, False), (2.0, True), (3.0, False)]) == 0.25
+    assert area_under_curve([(2.0, True), (1.0, False), (3.0, True), (0.0, False)]) == 1.0
+    assert area_under_curve([(1.0, True), (1.0, False)]) == 0.5
+    assert area_under_curve([(0.0, True), (1.0, False), (2.0, True), (3.0, False)]) == 0.25
 
 
 def step_with(row, noise):
@@ -71,8 +71,8 @@ def step_with(row, noise):
     module = nn.Linear(4, 1, bias=False)
     rows = torch.cat([torch.full((8, 4), 0.01), *([row[None]] if row is not None else [])])
     gradients = RowGradients(module, PrivacyConfig(epsilon=1.0, delta=DELTA, clipping="hooks"))
-    total = gradients.zeros()
-    gradients.add(lambda numbers: module(rows[numbers]).squeeze(1), torch.arange(len(rows)), total)
+    total = gradients.zero_total()
+    gradients.add_rows(lambda numbers: module(rows[numbers]).squeeze(1), torch.arange(len(rows)), total)
     drawn = gaussian_noise(SecureStream(os.urandom(32)), 4, noise)
     return float((total[0] + torch.from_numpy(drawn))[0, 0])
 
@@ -80,19 +80,19 @@ def step_with(row, noise):
 @pytest.mark.slow
 def test_steps_with_and_without_one_row_prove_no_more_than_is_quoted_and_without_noise_everything():
     loud = torch.tensor([100.0, 0.0, 0.0, 0.0])
-    quoted = PoissonGaussian(1.0, 1.0).epsilon(1, DELTA)
+    quoted = PoissonGaussian(1.0, 1.0).epsilon_after(1, DELTA)
 
     absent, present = ([step_with(row, 1.0) for _ in range(600)] for row in (None, loud))
-    proved = bound_of_many_runs(absent, present, DELTA)
+    proved = bound_from_many_runs(absent, present, DELTA)
 
     assert 0.5 < proved <= quoted
-    bare = bound_of_many_runs([step_with(None, 0.0)] * 600, [step_with(loud, 0.0)] * 600, DELTA)
+    bare = bound_from_many_runs([step_with(None, 0.0)] * 600, [step_with(loud, 0.0)] * 600, DELTA)
     assert bare > quoted
 
 
 @pytest.mark.slow
 def test_tokens_of_one_update_are_found_and_those_of_noisy_ones_by_chance_alone():
-    rows = {(one["defence"], one["clients"]): one for one in invert(4)}
+    rows = {(one["defence"], one["clients"]): one for one in measure_inversion(4)}
 
     assert rows["none", 1]["recall"] >= 0.8
     assert rows["secure sum", 3]["recall"] > rows["secure sum", 10]["recall"] > rows["secure sum", CLIENTS]["recall"]

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.errors import ConfigError
-from phalanx.launch import DomainLaunch, Nodes, goes_on, is_kept_here
-from phalanx.launch.domain import Sizes
+from phalanx.launch import DomainLaunch, Nodes, is_supervised_here, resumes_run
+from phalanx.launch.domain import StartSizes
 from phalanx.launch.domain_ray import RayRanks, describe_domain_ray, rank_bundles
 from phalanx.launch.domain_torchrun import check_nodes, domain_command, ranks_per_machine
-from phalanx.launch.rank_host import ActorMachine, environments
+from phalanx.launch.rank_host import ActorMachine, rank_environments
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILE = ROOT / "examples" / "parallel.toml"
@@ -82,9 +82,9 @@ def test_a_public_endpoint_can_be_allowed(tmp_path):
 def test_a_run_that_is_there_already_is_not_begun_again(tmp_path):
     begun(tmp_path)
 
-    domain(tmp_path, resume=True).check()
+    domain(tmp_path, resume=True).check_launch()
     with pytest.raises(ConfigError, match="already has a run; add --resume"):
-        domain(tmp_path).check()
+        domain(tmp_path).check_launch()
 
 
 @pytest.mark.parametrize(
@@ -99,35 +99,35 @@ def test_a_run_that_is_there_already_is_not_begun_again(tmp_path):
     ],
 )
 def test_only_ranks_that_an_engine_started_again_go_on_by_themselves(tmp_path, environment, expected):
-    assert goes_on(begun(tmp_path) / "run", environment) is expected
-    assert goes_on(tmp_path / "elsewhere", environment) is False
+    assert resumes_run(begun(tmp_path) / "run", environment) is expected
+    assert resumes_run(tmp_path / "elsewhere", environment) is False
 
 
 def test_train_keeps_its_ranks_unless_somebody_else_does(tmp_path):
-    here = domain(tmp_path).run
+    here = domain(tmp_path).run_config
 
-    assert is_kept_here(here, {})
-    assert not is_kept_here(here, {"RANK": "0"})
-    assert not is_kept_here(here, {"PHALANX_PARENT": "17"})
-    assert not is_kept_here(domain(tmp_path, "parallel.restarts=0").run, {})
+    assert is_supervised_here(here, {})
+    assert not is_supervised_here(here, {"RANK": "0"})
+    assert not is_supervised_here(here, {"PHALANX_PARENT": "17"})
+    assert not is_supervised_here(domain(tmp_path, "parallel.restarts=0").run_config, {})
 
 
 def test_a_rank_that_is_lost_now_and_then_comes_back():
-    sizes = Sizes([4, 2, 1], 4)
+    sizes = StartSizes([4, 2, 1], 4)
 
-    assert [sizes.next(newest) for newest in (0, 0, 10, 20, 20, 30)] == [4] * 6
+    assert [sizes.next_size(newest) for newest in (0, 0, 10, 20, 20, 30)] == [4] * 6
 
 
 def test_when_nothing_was_saved_twice_in_a_row_fewer_ranks_are_tried():
-    sizes = Sizes([4, 2, 1], 4)
+    sizes = StartSizes([4, 2, 1], 4)
 
-    assert [sizes.next(newest) for newest in (5, 5, 5, 5, 5, 5, 5)] == [4, 4, 2, 2, 1, 1, 1]
+    assert [sizes.next_size(newest) for newest in (5, 5, 5, 5, 5, 5, 5)] == [4, 4, 2, 2, 1, 1, 1]
 
 
 def test_each_rank_is_told_its_place_and_where_all_meet():
     one, other = ActorMachine("a", "10.0.0.1"), ActorMachine("b", "10.0.0.2")
 
-    found = environments([one, other, other], 1234)
+    found = rank_environments([one, other, other], 1234)
 
     assert [place["RANK"] for place in found] == ["0", "1", "2"]
     assert [place["LOCAL_WORLD_SIZE"] for place in found] == ["1", "2", "2"]
@@ -139,7 +139,7 @@ def test_each_rank_is_told_its_place_and_where_all_meet():
 def test_ranks_of_one_machine_meet_on_loopback():
     machine = ActorMachine("a", "10.0.0.1")
 
-    assert {place["MASTER_ADDR"] for place in environments([machine, machine], 1)} == {"127.0.0.1"}
+    assert {place["MASTER_ADDR"] for place in rank_environments([machine, machine], 1)} == {"127.0.0.1"}
 
 
 def test_rank_0_is_placed_where_the_run_directory_is(tmp_path):
@@ -197,24 +197,24 @@ def crew(launch, ray, *actors, sizes=(2,)):
 
 
 def nobody():
-    return SimpleNamespace(given=0)
+    return SimpleNamespace(notice_count=0)
 
 
 def test_a_run_is_over_when_every_rank_is(tmp_path):
-    assert crew(domain(tmp_path), Ray(), Actor(None, 0), Actor(None, None, 0)).watch(nobody()) == 0
+    assert crew(domain(tmp_path), Ray(), Actor(None, 0), Actor(None, None, 0)).watch_ranks(nobody()) == 0
 
 
 @pytest.mark.parametrize(("codes", "expected"), [((-9, 4), -9), ((None, "gone"), -9)])
 def test_a_lost_rank_ends_the_others(tmp_path, codes, expected, monkeypatch):
     monkeypatch.setattr("phalanx.launch.domain_ray._LAST_WORDS_S", 0.0)
 
-    found = crew(domain(tmp_path), Ray(), *[Actor(code) for code in codes]).watch(nobody())
+    found = crew(domain(tmp_path), Ray(), *[Actor(code) for code in codes]).watch_ranks(nobody())
 
     assert found == expected
 
 
 def test_a_reason_that_would_come_again_counts_more_than_what_follows_from_it(tmp_path):
-    found = crew(domain(tmp_path), Ray(), Actor(None, None, 2), Actor(4)).watch(nobody())
+    found = crew(domain(tmp_path), Ray(), Actor(None, None, 2), Actor(4)).watch_ranks(nobody())
 
     assert found == 2
 
@@ -224,7 +224,7 @@ def test_after_a_notice_rank_0_is_asked_to_end(tmp_path, monkeypatch):
     lead, other = Actor(None), Actor(None)
     one = crew(domain(tmp_path), Ray(), lead, other)
 
-    code = one.watch(SimpleNamespace(given=1))
+    code = one.watch_ranks(SimpleNamespace(notice_count=1))
 
     assert code == 130
     assert (lead.asked_to_end, other.asked_to_end) == (True, False)
@@ -240,7 +240,7 @@ def test_a_machine_that_came_is_used_once_something_was_saved(tmp_path):
     (tmp_path / "run" / "checkpoints" / "step-00000004").mkdir(parents=True)
 
     assert one._should_grow()
-    assert one.watch(nobody()) is None
+    assert one.watch_ranks(nobody()) is None
 
 
 @pytest.mark.parametrize("engine", ["torchrun", "ray"])
@@ -248,13 +248,13 @@ def test_a_dry_run_prints_what_would_be_run(tmp_path, capsys, engine):
     settings = [word for one in (*TWO, *SCHEDULE) for word in ("--set", one)]
     command = ["launch", str(RUN_FILE), "--engine", engine, "--run-dir", str(tmp_path / "run"), *settings]
 
-    assert run([*command, "--dry-run"]) == 0
+    assert run_command([*command, "--dry-run"]) == 0
 
     assert "phalanx train" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 
 def test_options_for_parties_are_refused_for_a_domain(capsys):
-    assert run(["launch", str(RUN_FILE), "--party", "alice"]) == 2
+    assert run_command(["launch", str(RUN_FILE), "--party", "alice"]) == 2
 
     assert "--party needs a run with [pipeline]" in capsys.readouterr().err

@@ -41,10 +41,10 @@ def keeper_of(place, *substitutes):
 def test_a_worker_starts_when_the_owner_listens(place):
     keeper = keeper_of(place)
 
-    keeper.tend(None)
+    keeper.check_worker(None)
     assert place.started == []
     for _ in range(3):
-        keeper.tend("here:1")
+        keeper.check_worker("here:1")
 
     assert place.started == [("alice", "here:1")]
 
@@ -52,12 +52,12 @@ def test_a_worker_starts_when_the_owner_listens(place):
 @pytest.mark.parametrize("code", [-signal.SIGKILL, -signal.SIGSEGV, 1])
 def test_in_the_place_of_a_dead_worker_comes_another_name(place, code):
     keeper = keeper_of(place, "alice-2")
-    keeper.tend("here:1")
+    keeper.check_worker("here:1")
 
     for _ in range(2):
         place.code = code
-        keeper.tend("here:1")
-        keeper.tend("here:1")
+        keeper.check_worker("here:1")
+        keeper.check_worker("here:1")
 
     assert [name for name, _ in place.started] == ["alice", "alice-2"]
     assert keeper.name is None
@@ -66,11 +66,11 @@ def test_in_the_place_of_a_dead_worker_comes_another_name(place, code):
 @pytest.mark.parametrize("code", [0, 2, 4, 5])
 def test_who_ended_by_itself_may_have_been_convicted_and_is_not_replaced(place, code):
     keeper = keeper_of(place, "alice-2")
-    keeper.tend("here:1")
+    keeper.check_worker("here:1")
 
     place.code = code
-    keeper.tend("here:1")
-    keeper.tend("here:1")
+    keeper.check_worker("here:1")
+    keeper.check_worker("here:1")
 
     assert place.started == [("alice", "here:1")]
     assert (keeper.name, keeper.code) == (None, code)
@@ -78,12 +78,12 @@ def test_who_ended_by_itself_may_have_been_convicted_and_is_not_replaced(place, 
 
 def test_a_new_session_of_the_owner_begins_with_the_first_name_even_at_the_same_address(place):
     keeper = keeper_of(place, "alice-2")
-    keeper.tend("here:1")
+    keeper.check_worker("here:1")
     place.code = -signal.SIGKILL
-    keeper.tend("here:1")
+    keeper.check_worker("here:1")
 
-    keeper.tend(None)
-    keeper.tend("here:1")
+    keeper.check_worker(None)
+    keeper.check_worker("here:1")
 
     assert [name for name, _ in place.started] == ["alice", "alice-2", "alice"]
 
@@ -91,8 +91,8 @@ def test_a_new_session_of_the_owner_begins_with_the_first_name_even_at_the_same_
 def test_a_worker_is_brought_to_an_owner_that_moved(place):
     keeper = keeper_of(place)
 
-    keeper.tend("here:1")
-    keeper.tend("there:2")
+    keeper.check_worker("here:1")
+    keeper.check_worker("there:2")
 
     assert place.started == [("alice", "here:1"), ("alice", "there:2")]
 
@@ -100,27 +100,27 @@ def test_a_worker_is_brought_to_an_owner_that_moved(place):
 def test_nobody_gets_a_name_that_another_one_uses():
     names = Substitutes(["carol", "dave"])
 
-    assert [names.take() for _ in range(3)] == ["carol", "dave", None]
+    assert [names.next_name() for _ in range(3)] == ["carol", "dave", None]
 
-    names.refill()
-    assert names.take() == "carol"
+    names.refill_names()
+    assert names.next_name() == "carol"
 
 
 def test_what_is_published_is_read_until_the_owner_is_gone(tmp_path):
     writer, reader = FileRendezvous(tmp_path), FileRendezvous(tmp_path)
-    assert (reader.address(), reader.ended(), reader.code()) == (None, False, 0)
+    assert (reader.read_address(), reader.has_ended(), reader.read_exit_code()) == (None, False, 0)
 
-    writer.publish("127.0.0.1:7")
-    assert reader.address() == "127.0.0.1:7"
+    writer.publish_address("127.0.0.1:7")
+    assert reader.read_address() == "127.0.0.1:7"
 
-    writer.publish(None)
-    writer.publish(None)
-    assert writer.end(6)
-    assert (reader.address(), reader.ended(), reader.code()) == (None, True, 6)
+    writer.publish_address(None)
+    writer.publish_address(None)
+    assert writer.announce_end(6)
+    assert (reader.read_address(), reader.has_ended(), reader.read_exit_code()) == (None, True, 6)
 
 
 def test_an_owner_that_somebody_else_started_never_ends_for_us():
     rendezvous = FixedRendezvous("head:7070")
 
-    assert not rendezvous.end(0)
-    assert (rendezvous.address(), rendezvous.ended()) == ("head:7070", False)
+    assert not rendezvous.announce_end(0)
+    assert (rendezvous.read_address(), rendezvous.has_ended()) == ("head:7070", False)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 
 RUN_FILE = Path(__file__).resolve().parents[2] / "examples" / "slurm" / "run.toml"
 EVERYBODY = ("owner", "alice", "bob", "alice-2", "bob-2")
@@ -21,7 +21,7 @@ def words(tmp_path):
 
 
 def test_a_dry_run_prints_what_would_be_run_and_starts_nothing(words, tmp_path, capsys):
-    assert run([*words, "--dry-run", "--max-restarts", "7"]) == 0
+    assert run_command([*words, "--dry-run", "--max-restarts", "7"]) == 0
 
     said = capsys.readouterr().out
     assert "-m torch.distributed.run --nnodes 1 --nproc-per-node 3 --max-restarts 7" in said
@@ -32,7 +32,7 @@ def test_a_dry_run_prints_what_would_be_run_and_starts_nothing(words, tmp_path, 
 def test_a_dry_run_for_ray_needs_no_ray(words, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
 
-    assert run([*words, "--engine", "ray", "--dry-run"]) == 0
+    assert run_command([*words, "--engine", "ray", "--dry-run"]) == 0
 
     assert "placement group SPREAD" in capsys.readouterr().out
 
@@ -40,7 +40,7 @@ def test_a_dry_run_for_ray_needs_no_ray(words, capsys, monkeypatch):
 def test_without_ray_the_extra_is_named(words, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
 
-    assert run([*words, "--engine", "ray"]) == 2
+    assert run_command([*words, "--engine", "ray"]) == 2
 
     assert "phalanx-train[ray]" in capsys.readouterr().err
 
@@ -56,7 +56,7 @@ def test_without_ray_the_extra_is_named(words, capsys, monkeypatch):
     ],
 )
 def test_what_is_wrong_is_named_before_anything_starts(words, options, said, capsys):
-    assert run([*words, *options]) == 2
+    assert run_command([*words, *options]) == 2
 
     assert said in capsys.readouterr().err
 
@@ -65,6 +65,6 @@ def test_torchrun_must_start_as_many_processes_as_there_are_parties(words, capsy
     for name, value in {"TORCHELASTIC_RUN_ID": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
 
-    assert run(list(words)) == 2
+    assert run_command(list(words)) == 2
 
     assert "3 parties run here (owner, alice, bob); set --nproc-per-node to 3" in capsys.readouterr().err

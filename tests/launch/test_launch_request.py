@@ -32,7 +32,7 @@ def launch(directory, *overrides, run_file=RUN_FILE, **options):
 
 
 def test_a_machine_with_all_keys_plays_everybody_and_substitutes_wait(keys):
-    assert launch(keys(*EVERYBODY)).parts == (
+    assert launch(keys(*EVERYBODY)).process_slots == (
         ProcessSlot("owner"),
         ProcessSlot("alice", ("alice-2",)),
         ProcessSlot("bob", ("bob-2",)),
@@ -42,18 +42,18 @@ def test_a_machine_with_all_keys_plays_everybody_and_substitutes_wait(keys):
 def test_a_machine_plays_the_parties_whose_keys_it_has(keys):
     one = launch(keys("alice", "alice-2"), owner="head:7070")
 
-    assert one.parts == (ProcessSlot("alice", ("alice-2",)),)
+    assert one.process_slots == (ProcessSlot("alice", ("alice-2",)),)
     assert not one.has_owner
 
 
 def test_whoever_has_only_the_keys_of_a_late_party_joins_as_a_worker(keys):
-    assert launch(keys("bob-2"), owner="head:7070").parts == (ProcessSlot("bob-2"),)
+    assert launch(keys("bob-2"), owner="head:7070").process_slots == (ProcessSlot("bob-2"),)
 
 
 def test_on_a_shared_disk_the_parties_are_chosen_by_name(keys):
     one = launch(keys(*EVERYBODY), chosen=("bob-2", "bob"), owner="head:7070")
 
-    assert one.parts == (ProcessSlot("bob", ("bob-2",)),)
+    assert one.process_slots == (ProcessSlot("bob", ("bob-2",)),)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_on_a_shared_disk_the_parties_are_chosen_by_name(keys):
 )
 def test_parties_without_keys_are_refused(keys, have, options, words):
     with pytest.raises(ConfigError, match=words):
-        _ = launch(keys(*have), **options).parts
+        _ = launch(keys(*have), **options).process_slots
 
 
 def test_a_run_without_keys_is_told_how_to_make_them():
     with pytest.raises(ConfigError, match="phalanx pki issue keys NAME` for each of owner worker-1 worker-2"):
-        _ = Launch(ROOT / "examples" / "smollm2.toml").run
+        _ = Launch(ROOT / "examples" / "smollm2.toml").run_config
 
 
 def test_local_workers_become_parties_with_certificates_of_their_own(keys):
@@ -79,9 +79,9 @@ def test_local_workers_become_parties_with_certificates_of_their_own(keys):
 
     one = launch(directory, "pipeline.respawns=1", run_file=ROOT / "examples" / "smollm2.toml")
 
-    assert one.run.pipeline.remote_workers == ("worker-1", "worker-2")
-    assert one.run.pipeline.may_join == ("worker-3",)
-    assert one.parts == (ProcessSlot("owner"), ProcessSlot("worker-1", ("worker-3",)), ProcessSlot("worker-2"))
+    assert one.run_config.pipeline.remote_workers == ("worker-1", "worker-2")
+    assert one.run_config.pipeline.may_join == ("worker-3",)
+    assert one.process_slots == (ProcessSlot("owner"), ProcessSlot("worker-1", ("worker-3",)), ProcessSlot("worker-2"))
 
 
 def test_a_run_that_is_there_already_is_not_begun_again(keys):
@@ -90,14 +90,14 @@ def test_a_run_that_is_there_already_is_not_begun_again(keys):
     (directory / "run" / "run.json").touch()
     (directory / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
 
-    launch(directory, resume=True).check()
+    launch(directory, resume=True).check_request()
     with pytest.raises(ConfigError, match="already has a run; add --resume"):
-        launch(directory).check()
+        launch(directory).check_request()
 
 
 def test_the_address_of_another_owner_is_refused_where_the_owner_runs(keys):
     with pytest.raises(ConfigError, match="--owner head:7070: the owner runs here"):
-        launch(keys(*EVERYBODY), owner="head:7070").check()
+        launch(keys(*EVERYBODY), owner="head:7070").check_request()
 
 
 def test_a_worker_will_serve_the_run_of_its_own_run_file_only(keys):
@@ -136,14 +136,14 @@ def test_on_one_machine_torchrun_opens_no_port(keys):
 )
 def test_several_machines_must_be_able_to_meet(keys, nodes, overrides, words):
     with pytest.raises(ConfigError, match=words):
-        nodes.check(launch(keys(*EVERYBODY), *overrides))
+        nodes.check_launch(launch(keys(*EVERYBODY), *overrides))
 
 
 def test_several_machines_meet_where_they_are_told(keys):
     one = launch(keys("alice"), "pipeline.transport.bind='0.0.0.0'")
     nodes = Nodes("1:3", "head:29400")
 
-    nodes.check(one)
+    nodes.check_launch(one)
 
     assert "--nnodes 1:3" in describe_torchrun(one, nodes)[-1]
     assert "--rdzv-endpoint head:29400" in describe_torchrun(one, nodes)[-1]

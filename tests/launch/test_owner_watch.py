@@ -16,10 +16,10 @@ class Owner:
         self.begun, self.said, self.left = 0, [], 0
 
     @property
-    def address(self):
+    def listen_address(self):
         return f"here:{self.begun}"
 
-    def begin(self):
+    def start_process(self):
         self.begun += 1
         self.left = self.looks
 
@@ -38,7 +38,7 @@ class Owner:
 
 def watched(owner, *, notice=0, **options):
     seen, renewed = [], []
-    told = SimpleNamespace(given=notice)
+    told = SimpleNamespace(notice_count=notice)
     code = watch_owner(owner, told, seen.append, renew=lambda: renewed.append(True), **options)
     return code, seen, len(renewed)
 

@@ -88,7 +88,7 @@ def test_a_document_sees_itself_alone_and_its_positions_begin_anew(cache, name, 
     documents[0, 7:] = 2
     pattern = AttentionPattern("documents", documents=documents)
 
-    places = pattern.positions(ids.shape[1], ids.device)
+    places = pattern.token_positions(ids.shape[1], ids.device)
     assert places[0, :8].tolist() == [0, 1, 2, 0, 1, 2, 3, 0]
     assert_same(cache, name, kernel, pattern, position_ids=places)
 

@@ -29,7 +29,7 @@ def test_an_unknown_key_is_refused_by_name_and_an_older_one_is_taken():
 
     with pytest.raises(ModelError, match=r"here: unknown key 'n_layers' for gpt2; choices: .*n_layer") as said:
         check_keys({"model_type": "gpt2", "n_layers": 3}, "here")
-    assert said.value.facts["code"] == "PHX-I036"
+    assert said.value.error_facts["code"] == "PHX-I036"
 
 
 def test_no_older_key_that_a_family_takes_is_refused_early():

@@ -6,7 +6,7 @@ from tiny_models import VOCAB, build_all, named, tiny_source
 
 from phalanx.errors import ModelError
 from phalanx.models import with_marks
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 
 LENGTHS = ([5, 1, 6], [12], [2, 2, 8])
 
@@ -52,13 +52,13 @@ def test_loss_and_gradients_of_packed_documents_are_those_of_each_alone(cache, n
     ids, labels, documents, alone = packed_rows()
     whole = torch.zeros(())
     for one, targets in alone:
-        whole = whole + causal_lm(chain(stages, one), targets)[0]
+        whole = whole + causal_lm_loss(chain(stages, one), targets)[0]
     whole.backward()
     expected = gradients_of(stages)
 
     for stage in stages:
         stage.attends = "documents"
-    loss, _ = causal_lm(chain(stages, with_marks(ids, {"documents": documents})), labels)
+    loss, _ = causal_lm_loss(chain(stages, with_marks(ids, {"documents": documents})), labels)
     loss.backward()
 
     torch.testing.assert_close(loss, whole, rtol=1e-6, atol=1e-6)
@@ -68,7 +68,7 @@ def test_loss_and_gradients_of_packed_documents_are_those_of_each_alone(cache, n
         torch.testing.assert_close(found[key], value, rtol=2e-4, atol=2e-6, msg=key)
     for stage in stages:
         stage.attends = "causal"
-    across, _ = causal_lm(chain(stages, ids), labels)
+    across, _ = causal_lm_loss(chain(stages, ids), labels)
     assert abs(float(across.detach() - whole.detach())) > 1e-3
 
 

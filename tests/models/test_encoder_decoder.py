@@ -17,8 +17,8 @@ from phalanx.models import (
     ModelSource,
     build_stage,
     open_model,
-    partition,
-    tie,
+    partition_layers,
+    tie_head,
     with_marks,
 )
 from phalanx.models.directory import WEIGHTS
@@ -65,12 +65,12 @@ def whole_model(source, attention="sdpa"):
 
 
 def stages_of(source, count, attention="sdpa", adapter=None, recompute=False):
-    specs = partition(source.num_layers, count, None, 0.0, 0.0)
+    specs = partition_layers(source.num_layers, count, None, 0.0, 0.0)
     stages = [
         build_stage(source, spec, adapter=adapter, activation_checkpointing=recompute, attention=attention, seed=5)
         for spec in specs
     ]
-    tie(stages[0], stages[-1])
+    tie_head(stages[0], stages[-1])
     return stages
 
 
@@ -186,7 +186,7 @@ def test_bf16_is_bit_equal_too(cache, name, num_stages):
 def test_counted_parameters_are_real_ones(cache, name):
     source = source_of(name, cache)
 
-    assert shape_of(source.hub_config_dict).parameters == sum(p.numel() for p in whole_model(source).parameters())
+    assert shape_of(source.hub_config_dict).num_parameters == sum(p.numel() for p in whole_model(source).parameters())
 
 
 def test_adapters_train_alone_on_both_sides(cache):
@@ -195,11 +195,11 @@ def test_adapters_train_alone_on_both_sides(cache):
 
     loss_of(targets(chain(stages, x), (12, 12)), whole["labels"]).backward()
 
-    names = [name for stage in stages for name in stage.trainable()]
+    names = [name for stage in stages for name in stage.trainable_parameters()]
     # queries and values of the encoder's blocks, and of a decoder's block twice
     assert len(names) == 2 * 2 * (ENCODER + 2 * DECODER)
     assert all(".q.lora_" in name or ".v.lora_" in name for name in names)
-    assert all(one.grad is not None for stage in stages for one in stage.trainable().values())
+    assert all(one.grad is not None for stage in stages for one in stage.trainable_parameters().values())
 
 
 @pytest.mark.parametrize("prefix", [0, 1, SEQ])
@@ -253,7 +253,7 @@ def test_half_a_model_another_head_and_other_attention_are_refused(cache):
     source = source_of("t5", cache)
 
     with pytest.raises(ModelError, match=r"model\.layers: t5 is an encoder and a decoder"):
-        source.shortened(2)
+        source.with_first_blocks(2)
     with pytest.raises(ModelError, match="t5 has an encoder, and the head of it predicts a target"):
         source.with_head("lm_and_score")
     with pytest.raises(ModelError, match="t5: has no bidirectional attention"):

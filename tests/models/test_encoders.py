@@ -12,7 +12,16 @@ from transformers import AutoModelForMaskedLM
 
 from phalanx.checkpoint.export import RunTokenizer, export_model
 from phalanx.errors import ModelError
-from phalanx.models import FAMILIES, LoraConfig, ModelConfig, ModelSource, build_stage, open_model, partition, tie
+from phalanx.models import (
+    FAMILIES,
+    LoraConfig,
+    ModelConfig,
+    ModelSource,
+    build_stage,
+    open_model,
+    partition_layers,
+    tie_head,
+)
 from phalanx.models.directory import WEIGHTS
 from phalanx.planner.model.read import shape_of
 
@@ -74,12 +83,12 @@ def whole_model(source, attention="sdpa", precision="fp32"):
 
 
 def stages_of(source, count, attention="sdpa", adapter=None, recompute=False):
-    specs = partition(source.num_layers, count, None, 0.0, 0.0)
+    specs = partition_layers(source.num_layers, count, None, 0.0, 0.0)
     stages = [
         build_stage(source, spec, adapter=adapter, activation_checkpointing=recompute, attention=attention, seed=5)
         for spec in specs
     ]
-    tie(stages[0], stages[-1])
+    tie_head(stages[0], stages[-1])
     return stages
 
 
@@ -158,7 +167,7 @@ def test_counted_parameters_are_real_ones(cache, name):
 
     shape = shape_of(source.hub_config_dict)
 
-    assert shape.parameters == sum(p.numel() for p in whole_model(source).parameters())
+    assert shape.num_parameters == sum(p.numel() for p in whole_model(source).parameters())
 
 
 def test_adapters_train_alone(cache):
@@ -167,7 +176,7 @@ def test_adapters_train_alone(cache):
 
     loss_of(chain(stages, ids), labels).backward()
 
-    names = [name for stage in stages for name in stage.trainable()]
+    names = [name for stage in stages for name in stage.trainable_parameters()]
     assert len(names) == LAYERS * 2 * 2
     assert all(".query.lora_" in name or ".value.lora_" in name for name in names)
 

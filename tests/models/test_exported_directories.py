@@ -249,7 +249,7 @@ def test_the_older_form_of_a_tokenizer_is_made_into_the_newer_one(cache, tmp_pat
     source = open_model(ModelConfig(path=str(directory)), tmp_path / "cache", seed=1)
     tokenizer = load_tokenizer(ModelTokenizerConfig(), source.tokenizer_path)
 
-    assert tokenizer.encode(["lower newest"])[0] == pieces.encode("lower newest").ids
+    assert tokenizer.encode_texts(["lower newest"])[0] == pieces.encode("lower newest").ids
     assert tokenizer.eos_id == 1
     assert not (directory / "tokenizer.json").exists()
     assert open_model(ModelConfig(path=str(directory)), tmp_path / "cache", seed=1).tokenizer_path == (

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.models import ModelConfig, gguf_reader, open_model
 from phalanx.models.imported import import_model
 from phalanx.train.setup.tiers import cannot_confine

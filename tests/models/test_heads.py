@@ -43,7 +43,7 @@ def test_stages_with_a_score_compute_what_the_hubs_classes_compute(cache, tmp_pa
         assert torch.equal(found[..., :-1], chain(build_all(plain, 3), ids))
         assert found.shape[-1] == source.vocab_size + 1
     again = ModelSource(tmp_path / "out")
-    assert again.head == head
+    assert again.head_kind == head
     assert torch.equal(chain(build_all(again, 2), ids), found)
 
 
@@ -55,7 +55,7 @@ def test_the_planner_counts_the_head_that_is_there(cache, name, head):
     planned = shape_of(source.hub_config_dict)
 
     counted = sum(torch.Size(shape).numel() for shape in parameter_shapes(source.hub_config).values())
-    assert planned.parameters == counted
+    assert planned.num_parameters == counted
 
 
 def test_a_new_score_depends_on_the_seed_alone_and_is_trained_beside_an_adapter(cache):
@@ -121,7 +121,7 @@ def test_the_other_way_a_value_beside_words_loads_as_a_language_model(cache, tmp
 
     ids = some_ids()
     assert torch.equal(plain(ids).logits, whole_model(tiny_source("llama", cache))(ids).logits)
-    assert ModelSource(tmp_path / "out").with_head("lm").head == "lm"
+    assert ModelSource(tmp_path / "out").with_head("lm").head_kind == "lm"
 
 
 def test_a_run_without_a_head_of_its_own_has_the_digest_that_it_had():

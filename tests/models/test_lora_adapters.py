@@ -21,7 +21,7 @@ def cache(tmp_path_factory):
 
 
 def adapters(stages):
-    return {name: value for stage in stages for name, value in stage.trainable().items()}
+    return {name: value for stage in stages for name, value in stage.trainable_parameters().items()}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "llama"])
@@ -42,14 +42,14 @@ def test_first_values_do_not_depend_on_the_layout(cache, name):
 def test_names_are_those_of_the_layer_and_the_matrix(cache):
     stages = build_all(tiny_source("gpt2", cache), 2, adapter=LoraConfig(rank=2))
 
-    assert sorted(stages[1].trainable()) == [
+    assert sorted(stages[1].trainable_parameters()) == [
         "transformer.h.2.attn.c_attn.lora_A.weight",
         "transformer.h.2.attn.c_attn.lora_B.weight",
         "transformer.h.3.attn.c_attn.lora_A.weight",
         "transformer.h.3.attn.c_attn.lora_B.weight",
     ]
     assert "transformer.h.2.attn.c_attn.weight" in stages[1].all_parameters()
-    assert stages[1].trainable()["transformer.h.2.attn.c_attn.lora_B.weight"].shape == (96, 2)
+    assert stages[1].trainable_parameters()["transformer.h.2.attn.c_attn.lora_B.weight"].shape == (96, 2)
 
 
 def test_a_is_drawn_within_the_bounds_of_kaiming_and_b_is_zero(cache):

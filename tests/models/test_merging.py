@@ -11,7 +11,7 @@ from tiny_models import ARCHITECTURES, build_all, chain, some_ids, without_dropo
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from phalanx.checkpoint.merge import KEPT, merge_adapter, unmerge_adapter
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.errors import CheckpointError, ModelError
 from phalanx.models import ModelSource, parameter_names
 from phalanx.models.adapters.peft_files import read_adapter_config
@@ -37,7 +37,7 @@ def test_a_merged_model_is_the_adapted_one_and_gives_its_base_back(cache, tmp_pa
     torch.testing.assert_close(whole(ids).logits, chain(stages, ids), rtol=1e-4, atol=1e-5)
     again = ModelSource(tmp_path / "back")
     names = parameter_names(source.hub_config)
-    assert all(torch.equal(again.read(name), source.read(name)) for name in names)
+    assert all(torch.equal(again.read_tensor(name), source.read_tensor(name)) for name in names)
     assert back["base"] == record["base"] != record["merged"]
     # DoRA forgets a size; of the others a sum rounds
     assert record["rounding"] is None if kind == "dora" else 0 < record["rounding"] < 1e-6
@@ -114,7 +114,9 @@ def test_all_linear_layers_of_a_small_model_are_merged_as_peft_does(tmp_path, na
     for key, value in merged.named_parameters():
         torch.testing.assert_close(value, whole[key], rtol=1e-6, atol=1e-7)
     before, after = ModelSource(tmp_path / "base"), ModelSource(tmp_path / "back")
-    assert all(torch.equal(before.read(key), after.read(key)) for key in parameter_names(before.hub_config))
+    assert all(
+        torch.equal(before.read_tensor(key), after.read_tensor(key)) for key in parameter_names(before.hub_config)
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "phi3"])

@@ -9,9 +9,9 @@ import tokenizers
 import torch
 from tiny_models import some_ids, tiny_source, whole_model
 
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.models import ModelSource
-from phalanx.models.imported import _take
+from phalanx.models.imported import _take_files
 from phalanx.models.inspection import inspect_model
 from phalanx.security.isolation import IsolatedProcess
 from phalanx.train.setup.tiers import cannot_confine
@@ -161,7 +161,7 @@ def test_a_link_that_the_child_leaves_is_never_followed(pickled, tmp_path):
     (made / "refusal.txt").symlink_to(secret)
 
     with pytest.raises(Exception, match=r"left refusal\.txt, which is no plain file") as refused:
-        _take(made, tmp_path, target, 3)
+        _take_files(made, tmp_path, target, 3)
 
     assert "key" not in str(refused.value).replace("secret", "")
 

@@ -60,7 +60,7 @@ def test_numbers_of_an_architecture_keep_their_type():
 
 def test_the_configs_and_the_partition_load_no_torch():
     code = (
-        "import sys; from phalanx.models import ModelConfig, partition; partition(4, 2, None, 0, 0); "
+        "import sys; from phalanx.models import ModelConfig, partition_layers; partition_layers(4, 2, None, 0, 0); "
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
 

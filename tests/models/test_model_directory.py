@@ -35,7 +35,7 @@ def test_weights_that_are_cut_anywhere_are_refused(weights, missing):
     with pytest.raises(ModelError, match=r"cannot be read as safetensors: .*; fetch or export it again") as caught:
         check_header(weights)
 
-    assert caught.value.facts["code"] == "PHX-I035"
+    assert caught.value.error_facts["code"] == "PHX-I035"
 
 
 def test_weights_with_more_behind_them_are_refused(weights):

@@ -62,11 +62,11 @@ def test_other_float_types_become_float32(directory, dtype):
 
 
 def test_reading_one_tensor_gives_memory_of_its_own(source, directory):
-    tensor = source.read("model.norm.weight")
+    tensor = source.read_tensor("model.norm.weight")
     tensor.zero_()
 
     assert torch.equal(
-        source.read("model.norm.weight"), load_file(directory / "model.safetensors")["model.norm.weight"]
+        source.read_tensor("model.norm.weight"), load_file(directory / "model.safetensors")["model.norm.weight"]
     )
 
 
@@ -196,7 +196,7 @@ def test_a_tensor_that_the_index_only_promises_is_refused(directory):
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
     with pytest.raises(ModelError, match=r"'model\.layers\.9\.x' is named in .*index.json but is not in the file"):
-        ModelSource(directory).read("model.layers.9.x")
+        ModelSource(directory).read_tensor("model.layers.9.x")
 
 
 def test_a_wrong_shape_is_refused(directory):
@@ -215,7 +215,7 @@ def test_whole_numbers_are_refused(directory):
 
 def test_a_head_that_differs_from_its_tied_embedding_is_refused(tmp_path):
     source = tiny_source("llama-tied", tmp_path)
-    embedding = source.read("model.embed_tokens.weight")
+    embedding = source.read_tensor("model.embed_tokens.weight")
     rewrite(source.directory, lambda tensors: tensors.update({"lm_head.weight": embedding.clone()}))
 
     assert build(ModelSource(source.directory), 2, 1) is not None
@@ -248,9 +248,9 @@ def test_random_weights_depend_on_the_seed_and_leave_the_generator_alone(tmp_pat
 def test_random_weights_follow_the_familys_own_rule(tmp_path):
     source = tiny_source("gpt2", tmp_path)
 
-    assert float(source.read("transformer.wte.weight").std()) == pytest.approx(0.02, rel=0.1)
-    assert float(source.read("transformer.h.0.mlp.c_proj.weight").std()) == pytest.approx(0.02 / 8**0.5, rel=0.1)
-    assert torch.equal(source.read("transformer.ln_f.weight"), torch.ones(32))
+    assert float(source.read_tensor("transformer.wte.weight").std()) == pytest.approx(0.02, rel=0.1)
+    assert float(source.read_tensor("transformer.h.0.mlp.c_proj.weight").std()) == pytest.approx(0.02 / 8**0.5, rel=0.1)
+    assert torch.equal(source.read_tensor("transformer.ln_f.weight"), torch.ones(32))
 
 
 def test_random_weights_can_take_shape_and_tokenizer_of_a_directory(tmp_path, directory):

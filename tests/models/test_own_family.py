@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.config import open_own_code
-from phalanx.config.own_code import pinned
+from phalanx.config.own_code import pin_reference
 from phalanx.errors import ConfigError, ModelError
 from phalanx.models import FAMILIES, ModelConfig, StageSpec, adopt_family, build_stage, open_model
 from phalanx.models.families import ADOPTED
@@ -52,7 +52,7 @@ def tables_as_before():
 
 def adopted(tmp_path, text, name):
     (tmp_path / "mine.py").write_text(text)
-    kind = pinned(f"mine.py:{name}", tmp_path)
+    kind = pin_reference(f"mine.py:{name}", tmp_path)
     open_own_code(kind, tmp_path)
     return adopt_family(kind)
 
@@ -71,7 +71,7 @@ def test_a_family_by_transformers_plan_is_cut_and_planned(tmp_path):
     whole, first, last = parts
     ids = torch.arange(8).view(1, 8)
     assert torch.equal(last(first(ids)), whole(ids))
-    assert shape_of(CWM).parameters == sum(weight.numel() for weight in whole.parameters())
+    assert shape_of(CWM).num_parameters == sum(weight.numel() for weight in whole.parameters())
 
 
 def test_a_class_with_facts_of_its_own_is_a_family(tmp_path):
@@ -118,4 +118,4 @@ def test_a_family_that_was_not_loaded_is_not_adopted(tmp_path):
     (tmp_path / "mine.py").write_text(PLANNED + "# never loaded\n")
 
     with pytest.raises(ConfigError, match="code that this process has not loaded"):
-        adopt_family(pinned("mine.py:cwm", tmp_path))
+        adopt_family(pin_reference("mine.py:cwm", tmp_path))

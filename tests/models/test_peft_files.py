@@ -153,7 +153,7 @@ def test_the_planner_counts_what_is_trained(cache, kind):
     (row,) = stage_table(source.hub_config, (StageSpec(0, 1, 0, 4),), KINDS[kind])
 
     shape = shape_of(source.hub_config_dict, "model config")
-    assert 4 * adapter_numbers(shape, KINDS[kind].planned) == row.trainable
+    assert 4 * adapter_numbers(shape, KINDS[kind].planner_adapter) == row.trainable
 
 
 def test_new_keys_leave_the_dump_of_older_run_files_alone():

@@ -197,7 +197,7 @@ def test_documents_and_both_kernels_are_those_of_the_whole_model(cache, name, ke
     documents = torch.zeros(ids.shape, dtype=torch.int64)
     documents[:, 3:] = 1
     pattern = AttentionPattern("documents", documents=documents)
-    places = pattern.positions(ids.shape[1], ids.device)
+    places = pattern.token_positions(ids.shape[1], ids.device)
 
     x = ids
     for stage in build_all(source, 2, attention=kernel):
@@ -258,7 +258,7 @@ def test_a_transformers_without_a_plan_is_named(cache, monkeypatch):
 
 
 def test_a_shortened_model_keeps_the_types_of_its_first_layers(cache):
-    short = source_of("gemma3_text", cache).shortened(3)
+    short = source_of("gemma3_text", cache).with_first_blocks(3)
 
     assert parse_hub_config(short.hub_config_dict, "short").layer_types == [
         "sliding_attention",
@@ -276,7 +276,7 @@ def test_hub_files_of_gpt_neox_have_another_name_for_the_head(cache, tmp_path):
 
     saved = ModelSource(tmp_path)
 
-    assert torch.equal(saved.read("lm_head.weight"), head)
+    assert torch.equal(saved.read_tensor("lm_head.weight"), head)
     assert torch.equal(whole_model(saved).lm_head.weight, head)
 
 

@@ -7,7 +7,7 @@ from tiny_models import Held, build_all, chain, disturbed, lm_loss, named, some_
 from transformers import DynamicCache
 
 from phalanx.checkpoint.export import export_model
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import CheckpointError, ConfigError, ModelError
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, SpfConfig, stage_table
 from phalanx.testing.tiny import tiny_run
@@ -113,7 +113,7 @@ def test_a_run_file_chooses_the_kind_and_lora_needs_none():
     assert read({"kind": "spf", "share": 0.25}) == SpfConfig(kind="spf", share=0.25)
     assert read({"kind": "ptuning"}) == PrefixConfig(kind="ptuning", tokens=16)
     assert read({"rank": 4}) == read({"kind": "lora", "rank": 4}) == LoraConfig(rank=4)
-    assert digest(LoraConfig(rank=4)) != digest(SpfConfig(kind="spf"))
+    assert digest_config(LoraConfig(rank=4)) != digest_config(SpfConfig(kind="spf"))
     for wrong in ({"kind": "ia3"}, {"kind": "spf", "rank": 4}, {"kind": "spf", "share": 0.0}):
         with pytest.raises(ValidationError):
             read(wrong)
@@ -138,5 +138,7 @@ def test_what_is_trained_is_counted_without_memory_for_it(cache, adapter, expect
 
     rows = stage_table(source.hub_config, tuple(stage.spec for stage in stages), adapter)
 
-    assert [row.trainable for row in rows] == [sum(v.numel() for v in stage.trainable().values()) for stage in stages]
+    assert [row.trainable for row in rows] == [
+        sum(v.numel() for v in stage.trainable_parameters().values()) for stage in stages
+    ]
     assert sum(row.trainable for row in rows) == expected

@@ -148,7 +148,7 @@ def test_the_planner_counts_what_is_trained(cache, kind):
     first, last = stage_table(source.hub_config, (StageSpec(0, 2, 0, 2), StageSpec(1, 2, 2, 4)), adapter)
 
     hidden = shape_of(source.hub_config_dict, "model config").hidden
-    assert (adapter.planned.prompt.numbers(hidden), 0) == (first.trainable, last.trainable)
+    assert (adapter.planner_adapter.prompt.num_parameters(hidden), 0) == (first.trainable, last.trainable)
 
 
 def test_virtual_tokens_take_positions_of_a_model_that_has_few(cache):

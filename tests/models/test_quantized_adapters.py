@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tiny_models import Held, build_all, chain, disturbed, lm_loss, named, some_ids, tiny_source, trained, whole_model
 
 from phalanx.checkpoint.export import export_model
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.config.extras import has_bitsandbytes
 from phalanx.data.preferences import PairCorpus, PairRows
 from phalanx.errors import ConfigError, ModelError
@@ -55,9 +55,9 @@ def test_a_matrix_is_quantised_as_the_papers_say_whatever_its_shape(kind, shape)
         layer = QuantizedLinear(torch.nn.Linear(shape[1], shape[0]), kind, "w")
     layer = layer.to_empty(device="cpu")
 
-    layer.take(matrix)
+    layer.quantize_values(matrix)
 
-    torch.testing.assert_close(layer.widened(torch.float32), oracle(matrix, kind), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.widen_matrix(torch.float32), oracle(matrix, kind), rtol=1e-5, atol=1e-6)
 
 
 @NEEDS_QUANT
@@ -66,12 +66,12 @@ def test_zeros_stay_zeros_and_what_is_no_number_is_refused(kind):
     with torch.device("meta"):
         layer = QuantizedLinear(torch.nn.Linear(64, 3), kind, "w")
     layer = layer.to_empty(device="cpu")
-    layer.take(torch.zeros(3, 64))
+    layer.quantize_values(torch.zeros(3, 64))
 
-    assert torch.equal(layer.widened(torch.float32), torch.zeros(3, 64))
+    assert torch.equal(layer.widen_matrix(torch.float32), torch.zeros(3, 64))
     for wrong in (torch.full((3, 64), torch.nan), torch.zeros(64, 3)):
         with pytest.raises(ModelError, match="expected finite numbers"):
-            layer.take(wrong)
+            layer.quantize_values(wrong)
 
 
 @NEEDS_QUANT
@@ -84,7 +84,7 @@ def test_stages_compute_what_lora_computes_beside_the_widened_matrices(cache, na
     widened = {key: layer for stage in found for key, layer in quantized_layers(stage).items()}
     for key, value in named(plain).items():
         if key in widened:
-            matrix = widened[key].widened(torch.float32)
+            matrix = widened[key].widen_matrix(torch.float32)
             value.detach().copy_(matrix.T if name == "gpt2" else matrix)
 
     logits, expected = chain(found, ids), chain(plain, ids)
@@ -172,8 +172,8 @@ def test_an_adapter_is_exported_for_peft_and_merged_into_weights_that_are_whole(
 
 def test_the_key_changes_no_older_digest_and_dora_is_refused():
     assert "quantize" not in LoraConfig(rank=4).model_dump()
-    assert digest(adapter("nf4")) != digest(LoraConfig(rank=4))
-    assert ModelConfig(path="a", adapter=adapter("int8")).quantize == "int8"
+    assert digest_config(adapter("nf4")) != digest_config(LoraConfig(rank=4))
+    assert ModelConfig(path="a", adapter=adapter("int8")).base_quantization == "int8"
     for wrong in ({"quantize": "nf4", "dora": True}, {"quantize": "fp4"}, {"kind": "ptuning", "quantize": "nf4"}):
         with pytest.raises(ValidationError):
             ModelConfig.model_validate({"path": "a", "adapter": wrong})
@@ -204,6 +204,6 @@ def test_what_preferences_are_measured_from_is_the_quantised_base(cache):
     plain, packed = (ReferenceModel(source, "sdpa", 5, quantize=kind) for kind in (None, "nf4"))
 
     assert torch.equal(
-        packed.stage(StageSpec(0, 1, 0, 4))(ids), chain(build_all(source, 1, adapter=adapter("nf4")), ids)
+        packed.read_stage(StageSpec(0, 1, 0, 4))(ids), chain(build_all(source, 1, adapter=adapter("nf4")), ids)
     )
-    assert packed.identity(corpus) != plain.identity(corpus)
+    assert packed.content_digest(corpus) != plain.content_digest(corpus)

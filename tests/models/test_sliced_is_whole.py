@@ -121,7 +121,7 @@ def test_adapters_are_bit_equal_to_peft_on_the_whole_model(cache, name):
         ),
         model,
     )
-    adapters = {key: value for stage in stages for key, value in stage.trainable().items()}
+    adapters = {key: value for stage in stages for key, value in stage.trainable_parameters().items()}
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for key, value in adapters.items():
@@ -146,12 +146,12 @@ def test_a_tied_head_is_one_weight_counted_once(cache, name):
 
     assert stages[-1].get_parameter("lm_head.weight") is stages[0].get_parameter(family.embedding_weight)
     assert "lm_head.weight" not in named(stages)
-    assert family.embedding_weight in stages[0].trainable()
+    assert family.embedding_weight in stages[0].trainable_parameters()
 
 
 @pytest.mark.parametrize("name", ["gpt2-untied", "llama"])
 def test_an_untied_head_stays_its_own_weight(cache, name):
     stages = build_all(tiny_source(name, cache), 3)
 
-    assert "lm_head.weight" in stages[-1].trainable()
+    assert "lm_head.weight" in stages[-1].trainable_parameters()
     assert stages[-1].get_parameter("lm_head.weight") is not stages[0].get_parameter(stages[0].family.embedding_weight)

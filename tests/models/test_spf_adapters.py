@@ -28,7 +28,7 @@ def cache(tmp_path_factory):
 
 def weight_of(source, layer):
     """``[out, in]``."""
-    weight = source.read(f"{layer}.weight")
+    weight = source.read_tensor(f"{layer}.weight")
     return weight.T if source.family.fan_in_fan_out else weight
 
 
@@ -61,7 +61,7 @@ def test_the_heaviest_heads_and_rows_are_trained_and_nothing_else(cache, name):
     kinds = MATRICES[ARCHITECTURES[name]["model_type"]]
     assert sorted(layers) == sorted(f"{blocks}.{i}.{kind}" for i in range(4) for kind in kinds)
     for stage in stages:
-        for layer in (key.removesuffix(".spf_delta") for key in stage.trainable()):
+        for layer in (key.removesuffix(".spf_delta") for key in stage.trainable_parameters()):
             module = stage.get_submodule(layer)
             assert module.rows.tolist() == heaviest(source, layer, 0.5)
             assert module.spf_delta.shape == (len(module.rows), weight_of(source, layer).shape[1])
@@ -98,7 +98,7 @@ def test_the_gradient_is_that_of_the_rows_in_a_model_of_which_everything_is_trai
 
     whole = {key: value.grad for key, value in named(everything).items()}
     for stage in some:
-        for key, value in stage.trainable().items():
+        for key, value in stage.trainable_parameters().items():
             layer = key.removesuffix(".spf_delta")
             gradient = whole[f"{layer}.weight"]
             gradient = gradient.T if source.family.fan_in_fan_out else gradient

@@ -22,9 +22,9 @@ from phalanx.models import (
     build_empty_stage,
     build_stage,
     estimate_costs,
-    partition,
+    partition_layers,
     stage_table,
-    tie,
+    tie_head,
 )
 from phalanx.models.quiet import quiet_transformers
 
@@ -64,7 +64,7 @@ def test_an_empty_stage_filled_from_elsewhere_computes_the_same(cache, name, ada
     copies = [empty(source, stage.spec, adapter) for stage in stages]
 
     assert all(bool(value.isnan().all()) for value in named(copies[1:2]).values())
-    tie(copies[0], copies[-1])
+    tie_head(copies[0], copies[-1])
     with torch.no_grad():
         for theirs, ours in zip(copies, stages, strict=True):
             assert list(theirs.all_parameters()) == list(ours.all_parameters())
@@ -92,14 +92,14 @@ def test_a_last_stage_without_the_first_reads_the_embedding_as_its_head(cache):
         source, spec_of(source, 3, 2), adapter=None, activation_checkpointing=False, attention="sdpa", seed=0
     )
 
-    assert torch.equal(stage.all_parameters()["lm_head.weight"], source.read("transformer.wte.weight"))
+    assert torch.equal(stage.all_parameters()["lm_head.weight"], source.read_tensor("transformer.wte.weight"))
 
 
 def test_only_first_and_last_can_be_tied(cache):
     stages = build_all(tiny_source("gpt2", cache), 3)
 
     with pytest.raises(ModelError, match="only the first and the last stage"):
-        tie(stages[0], stages[1])
+        tie_head(stages[0], stages[1])
 
 
 def test_a_head_is_not_tied_while_another_thread_builds_on_the_meta_device(cache):
@@ -118,7 +118,7 @@ def test_a_head_is_not_tied_while_another_thread_builds_on_the_meta_device(cache
             patched.set()
             go_on.wait()
 
-    builder, tying = threading.Thread(target=build), threading.Thread(target=tie, args=(first, last))
+    builder, tying = threading.Thread(target=build), threading.Thread(target=tie_head, args=(first, last))
     builder.start()
     patched.wait()
     tying.start()
@@ -215,7 +215,7 @@ def test_the_stage_table_counts_what_is_built(cache, name, adapter):
     for row, stage in zip(rows, stages, strict=True):
         assert (row.first_layer, row.end_layer) == (stage.spec.first_layer, stage.spec.end_layer)
         assert row.parameters == sum(p.numel() for p in stage.all_parameters().values())
-        assert row.trainable == sum(p.numel() for p in stage.trainable().values())
+        assert row.trainable == sum(p.numel() for p in stage.trainable_parameters().values())
         assert row.size_bytes == 4 * row.parameters
 
 
@@ -247,4 +247,4 @@ def test_the_table_of_families_is_complete():
 
 def test_more_stages_than_layers_cannot_be_built(cache):
     with pytest.raises(ConfigError, match="lower stages to 4"):
-        partition(tiny_source("gpt2", cache).num_layers, 5, None, 0.0, 0.0)
+        partition_layers(tiny_source("gpt2", cache).num_layers, 5, None, 0.0, 0.0)

@@ -94,7 +94,7 @@ def whole_curve(run, directory, vocab_size, kind):
         num_targets = (batch.labels != IGNORE).sum()
         optimizer.zero_grad()
         loss = 0.0
-        for part in batch.microbatches(run.train.microbatches):
+        for part in batch.split_microbatches(run.train.microbatches):
             logits = logits_of(model, part).flatten(0, 1)
             total = torch.nn.functional.cross_entropy(
                 logits, part.labels.flatten(), ignore_index=IGNORE, reduction="sum"

@@ -17,8 +17,8 @@ from phalanx.models import (
     StageSpec,
     build_stage,
     open_model,
-    partition,
-    tie,
+    partition_layers,
+    tie_head,
 )
 from phalanx.models.master_weights import keep_masters
 
@@ -103,7 +103,7 @@ def tiny_source(name: str, cache: Path, **changes: Any) -> ModelSource:
 
 
 def whole_model(source: ModelSource, attention: str = "sdpa", precision: Precision = "fp32") -> Any:
-    kernel = FAMILIES[source.hub_config.model_type].attention(attention)
+    kernel = FAMILIES[source.hub_config.model_type].choose_kernel(attention)
     model = AutoModelForCausalLM.from_pretrained(
         source.directory, attn_implementation=kernel, dtype=dtype_of(precision), local_files_only=True
     )
@@ -164,12 +164,12 @@ def build_all(
     recompute: bool = False,
     seed: int = 5,
 ) -> list[StageModule]:
-    specs = partition(source.num_layers, num_stages, None, 0.0, 0.0)
+    specs = partition_layers(source.num_layers, num_stages, None, 0.0, 0.0)
     stages = [
         build_stage(source, spec, adapter=adapter, activation_checkpointing=recompute, attention=attention, seed=seed)
         for spec in specs
     ]
-    tie(stages[0], stages[-1])
+    tie_head(stages[0], stages[-1])
     return stages
 
 
@@ -190,7 +190,7 @@ def named(stages: list[StageModule]) -> dict[str, torch.nn.Parameter]:
 
 
 def trained(stages: list[StageModule]) -> dict[str, torch.nn.Parameter]:
-    return {name: value for stage in stages for name, value in stage.trainable().items()}
+    return {name: value for stage in stages for name, value in stage.trainable_parameters().items()}
 
 
 def disturbed(stages: list[StageModule], size: float) -> list[StageModule]:
@@ -207,13 +207,13 @@ class Held:
     def __init__(self, stages: list[StageModule]) -> None:
         self._tensors = {f"weight/{key}": value.detach() for key, value in trained(stages).items()}
 
-    def names(self) -> list[str]:
+    def stages_by_tensor(self) -> list[str]:
         return list(self._tensors)
 
     def check_vocabulary(self, digest: str) -> None:
         return None
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def read_tensor(self, name: str) -> torch.Tensor:
         return self._tensors[name]
 
 
@@ -226,7 +226,7 @@ def lm_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 
 
 def spec_of(source: ModelSource, num_stages: int, index: int) -> StageSpec:
-    return partition(source.num_layers, num_stages, None, 0.0, 0.0)[index]
+    return partition_layers(source.num_layers, num_stages, None, 0.0, 0.0)[index]
 
 
 def edit_config(directory: Path, **changes: Any) -> None:

@@ -20,10 +20,10 @@ class SpoiltCopy(StageCopy):
     factor, from_step = 1.0, 0
 
     @torch.no_grad()
-    def apply(self, step, gradients, clip_coefficient):
-        super().apply(step, gradients, clip_coefficient)
+    def apply_update(self, step, gradients, clip_coefficient):
+        super().apply_update(step, gradients, clip_coefficient)
         if step >= self.from_step:
-            for weight in self.trained().values():
+            for weight in self.trained_tensors().values():
                 weight.mul_(self.factor)
 
 

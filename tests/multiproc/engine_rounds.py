@@ -7,7 +7,7 @@ from pathlib import Path
 
 from real_runs import Place
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from tiny_run_file import tiny_run_file
 
 SITES = ("north", "south", "east")
@@ -21,7 +21,7 @@ deadline_s = 600.0
 
 
 def phalanx(*words: str) -> None:
-    assert run(list(words)) == 0
+    assert run_command(list(words)) == 0
 
 
 def site_files(home: Path, run_file: Path) -> None:

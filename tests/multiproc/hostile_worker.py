@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from phalanx.config import load_config
-from phalanx.pipeline import WorkerConfig, run_worker, unwrapped
+from phalanx.pipeline import WorkerConfig, leave_unwrapped, run_worker
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import (
     Activation,
@@ -223,7 +223,7 @@ def main(worker_file, book, plan):
         "relay": hand_on,
     }
     rewrite = rewrites[plan](book) if plan in rewrites else lambda outgoing: [outgoing]
-    wrap = avoid(book) if plan == "avoid" else unwrapped
+    wrap = avoid(book) if plan == "avoid" else leave_unwrapped
     opener = functools.partial(RewritingEndpoint, actor=Actor(rewrite=rewrite))
     run_worker(load_config(worker_file, WorkerConfig), open_endpoint=opener, wrap_copy=wrap)
 

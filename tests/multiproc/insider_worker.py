@@ -30,15 +30,15 @@ from phalanx.transport import CheckedFrame, Endpoint
 class NotingEndpoint(Endpoint):
     """Notes what it sends, and goes on where a message cannot even be sent."""
 
-    seen: Seen
+    host_view: Seen
 
-    def send(self, receiver, kind, body, payload=()):
+    def send_frame(self, receiver, kind, body, payload=()):
         try:
-            header = super().send(receiver, kind, body, payload)
+            header = super().send_frame(receiver, kind, body, payload)
         except PhalanxError as exc:
             sys.stderr.write(f"not sent: {exc}\n")
             return None
-        self.seen.headers.append((header, b"".join(payload)))
+        self.host_view.headers.append((header, b"".join(payload)))
         return header
 
 
@@ -46,21 +46,23 @@ class InsiderEndpoint(RewritingEndpoint, NotingEndpoint):
     """Carries out acts on what it sends and on what it gets."""
 
     def __init__(self, identity, peers, run, wire, limits, *, liar):
-        self._liar, self.seen = liar, liar.seen
-        self.seen.identity = identity
+        self._liar, self.host_view = liar, liar.seen
+        self.host_view.identity = identity
         super().__init__(identity, peers, run, wire, limits, actor=Actor(rewrite=self._acted(liar.rewrite)))
 
-    def receive(self, timeout_s):
-        item = super().receive(timeout_s)
+    def receive_item(self, timeout_s):
+        item = super().receive_item(timeout_s)
         while isinstance(item, CheckedFrame):
-            self.seen.headers.append((item.header, bytes(item.payload)))
+            self.host_view.headers.append((item.header, bytes(item.payload)))
             is_read, messages = self._acted(self._liar.hear)(item)
             for outgoing in messages:
                 message = outgoing.message
-                super(RewritingEndpoint, self).send(outgoing.receiver, message.kind, message.body, (outgoing.payload,))
+                super(RewritingEndpoint, self).send_frame(
+                    outgoing.receiver, message.kind, message.body, (outgoing.payload,)
+                )
             if is_read:
                 break
-            item = super().receive(0.0)
+            item = super().receive_item(0.0)
         return item
 
     def _acted(self, deed):

@@ -31,13 +31,13 @@ class JunkEndpoint(Endpoint):
         self._begun = False
         super().__init__(identity, peers, run, wire, limits)
 
-    def send(
+    def send_frame(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
         if kind == "commit" and body["step"] >= FROM_STEP and not self._begun:
             self._begun = True
             threading.Thread(target=self._flood, args=(body,), daemon=True).start()
-        return super().send(receiver, kind, body, payload)
+        return super().send_frame(receiver, kind, body, payload)
 
     def _flood(self, now: dict[str, Any]) -> None:
         place = {"epoch": now["epoch"], "step": now["step"]}
@@ -52,9 +52,9 @@ class JunkEndpoint(Endpoint):
         try:
             for _ in range(MOST):
                 if self.kind == "garbage":
-                    self._wire.deliver("owner", b"PHLX" + b"j" * 900_000, 5.0)
+                    self._wire.deliver_frame("owner", b"PHLX" + b"j" * 900_000, 5.0)
                 else:
-                    super().send("owner", *junk[self.kind])
+                    super().send_frame("owner", *junk[self.kind])
         except PhalanxError as exc:
             sys.stderr.write(f"stopped: {exc}\n")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from forked_commands import ForkedCommand, ForkedCommands
 from machine_patience import patience_s
-from phalanx.lab.bench.chaos.run_process import descendants
+from phalanx.lab.bench.chaos.run_process import descendant_pids
 from tiny_run_file import tiny_run_file
 
 TINY = tiny_run_file(
@@ -236,7 +236,7 @@ def events(place: Place, *kinds: str) -> list[tuple[str, dict[str, Any]]]:
 def local_workers(owner: Process) -> dict[str, int]:
     """Names and process ids of the workers below an owner."""
     found = {}
-    for pid in descendants(owner.popen.pid):
+    for pid in descendant_pids(owner.popen.pid):
         try:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
             last = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[-2:-1]

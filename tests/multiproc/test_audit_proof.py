@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from real_runs import Place, end_all, make_keys, make_place
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError
 from phalanx.security.audit.leaves import LeafFile
@@ -116,10 +116,10 @@ def write_anew(ran, change_events=lambda events: events, change_leaves=lambda st
         for event in events:
             old = event["sequence"]
             if event["kind"] == "step":
-                batch = file.append(change_leaves(event["body"]["step"], leaves[old]))
+                batch = file.append_leaves(change_leaves(event["body"]["step"], leaves[old]))
                 event["body"] |= vars(batch)
             event |= {"sequence": head.num_events, "previous": head.digest}
-            event["signature"] = ran.owner.sign(signed_part(event)).hex()
+            event["signature"] = ran.owner.sign_data(signed_part(event)).hex()
             lines.append(canonical_json(event))
             head = next_head(head, lines[-1])
     (run_dir / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
@@ -127,7 +127,7 @@ def write_anew(ran, change_events=lambda events: events, change_leaves=lambda st
 
 
 def test_a_guarded_run_is_proven_step_by_step_without_its_keys(guarded, capsys):
-    assert run(["audit", "verify", str(guarded.run_dir)]) == 0
+    assert run_command(["audit", "verify", str(guarded.run_dir)]) == 0
 
     proof, second = verify_run(guarded.run_dir), independent(guarded.run_dir)
     assert f"{STEPS} of {STEPS} steps" in capsys.readouterr().out
@@ -144,7 +144,7 @@ def test_the_report_says_how_many_steps_are_proven(guarded):
 
 
 def test_an_unguarded_run_is_told_apart(unguarded, capsys):
-    assert run(["audit", "verify", str(unguarded.run_dir)]) == 0
+    assert run_command(["audit", "verify", str(unguarded.run_dir)]) == 0
 
     assert "no step was verified: the guard was off" in capsys.readouterr().out
     found = independent(unguarded.run_dir)
@@ -220,7 +220,7 @@ def test_a_higher_rate_than_was_drawn_with_cannot_be_claimed(spoiled):
 def test_a_run_whose_key_is_not_told_proves_no_step(spoiled, capsys):
     write_anew(spoiled, lambda events: [event for event in events if event["kind"] != "audit_key_revealed"])
 
-    assert run(["audit", "verify", str(spoiled.run_dir)]) == 5
+    assert run_command(["audit", "verify", str(spoiled.run_dir)]) == 5
     assert "not revealed" in capsys.readouterr().err
     found = independent(spoiled.run_dir)
     assert (found.proven, found.doubts != []) == (set(), True)
@@ -272,7 +272,7 @@ def test_a_tail_that_was_cut_off_is_never_passed_over(spoiled):
         path.write_bytes(b"".join(lines[:keep]))
 
         # the key alone may be missing behind the run's end; then its steps are not proven
-        assert run(["audit", "verify", str(spoiled.run_dir)]) == 5, keep
+        assert run_command(["audit", "verify", str(spoiled.run_dir)]) == 5, keep
         try:
             assert independent(spoiled.run_dir).doubts != [], keep
         except INDEPENDENT.RefusedError:

@@ -19,7 +19,7 @@ from real_runs import (
 )
 
 from machine_patience import patience_s
-from phalanx.lab.bench.chaos.run_process import descendants
+from phalanx.lab.bench.chaos.run_process import descendant_pids
 from phalanx.security.audit import LogHead, verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
@@ -46,7 +46,7 @@ def assert_like(place, summary, clean, *, steps_lost=0):
 
 def kill_owner(place, process):
     """SIGKILL, and wait until the workers have followed."""
-    workers = descendants(process.popen.pid)
+    workers = descendant_pids(process.popen.pid)
     process.kill()
     deadline = time.monotonic() + patience_s(10.0)
     while [pid for pid in workers if exists(pid)]:
@@ -257,8 +257,8 @@ def test_a_liar_that_is_convicted_while_checkpoints_are_under_way_leaves_no_trac
 
 def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
     process = place.train(anew=True)
-    place.wait_for(process, lambda: place.has_line("events.jsonl", "worker-2"))
-    # looked up before the run is under way: the search takes longer than the rest of it on a busy machine
+    # looked up while they import what they need: the search takes longer than the rest of the run on a busy machine
+    place.wait_for(process, lambda: local_workers(process).keys() == {"worker-1", "worker-2"})
     workers = local_workers(process).values()
     (server,) = children_of(process.popen.pid)
     assert sorted(children_of(server)) == sorted(workers), "each worker has imported everything by itself"

@@ -40,8 +40,8 @@ HOST = (
 
 
 BUILD = """
-from phalanx.parallel.deepspeed.extra import build_kernels, environment
-with environment("cpu", 0):
+from phalanx.parallel.deepspeed.extra import build_kernels, deepspeed_environment
+with deepspeed_environment("cpu", 0):
     build_kernels(adam=True, files=False)
 """
 
@@ -68,7 +68,7 @@ ADAM = """
 import json
 import torch
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from phalanx.parallel.deepspeed.extra import environment
+from phalanx.parallel.deepspeed.extra import deepspeed_environment
 
 def moved(make, dtype):
     torch.manual_seed(5)
@@ -79,7 +79,7 @@ def moved(make, dtype):
         optimizer.step()
     return weight.detach().double()
 
-with environment("cpu", 0):
+with deepspeed_environment("cpu", 0):
     exact = moved(lambda p: torch.optim.AdamW(p, lr=1e-2), torch.float64)
     theirs = moved(lambda p: DeepSpeedCPUAdam(p, lr=1e-2, adamw_mode=True, weight_decay=1e-2), torch.float32)
     torchs = moved(lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True), torch.float32)

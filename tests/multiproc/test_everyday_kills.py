@@ -31,7 +31,7 @@ def test_a_killed_pipeline_ends_early_where_the_undisturbed_one_does(place, jour
         assert summary[key] == expected[key], key
     assert summary["stopped_early"]["step"] == summary["steps"] == 6
     assert [kind for kind, _ in events(place, "stopped_early", "run_completed")] == ["stopped_early", "run_completed"]
-    assert PastRun(place.path / "run").open(best=True).step == summary["best_checkpoint"]["step"]
+    assert PastRun(place.path / "run").open_verified(best=True).step == summary["best_checkpoint"]["step"]
     proof = verify_run(place.path / "run")
     assert (proof.steps, proof.proven, proof.unproven) == (6, 6, ())
 

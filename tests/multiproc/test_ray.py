@@ -29,8 +29,8 @@ CLUSTER = """
 import sys
 from pathlib import Path
 from phalanx.launch import Launch
-from phalanx.launch.on_ray import cluster
-with cluster(Launch(Path(sys.argv[1]), ("pipeline.pki=keys",)), None) as ray:
+from phalanx.launch.on_ray import open_cluster
+with open_cluster(Launch(Path(sys.argv[1]), ("pipeline.pki=keys",)), None) as ray:
     print(ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.read()
 """

@@ -14,7 +14,7 @@ import pytest
 
 from phalanx.data import BpeConfig
 from phalanx.data.tokenizers import train_bpe
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 RUN = """
@@ -86,7 +86,7 @@ class Parties:
         self.home, self.processes = home, []
         create_authority(home / "keys")
         for name in ("owner", "enclave", *clients) if certified else ("owner",):
-            issue(home / "keys", name)
+            issue_certificate(home / "keys", name)
         for name in ("owner", "enclave", *clients):
             (home / name).mkdir()
         texts = [text for name in clients for text in self._write_texts(name)]

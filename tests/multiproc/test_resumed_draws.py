@@ -31,13 +31,13 @@ def test_each_session_logs_a_nonce_of_its_own_under_one_commitment_and_says_so(p
     nonces = [bytes.fromhex(body["audit_nonce"]) for body in (started, again)]
     ((_, told),) = events(place, "audit_key_revealed")
     key = bytes.fromhex(told["key"])
-    one, two = (AuditDraw.of(key, nonce, GuardConfig(audit_rate=0.25)) for nonce in nonces)
-    assert one.commitment == started["audit_key_commitment"]
+    one, two = (AuditDraw.from_guard(key, nonce, GuardConfig(audit_rate=0.25)) for nonce in nonces)
+    assert one.key_commitment == started["audit_key_commitment"]
     places = [
         {"step": step, "epoch": 0, "stage": stage, "num_microbatches": 4} for step in range(12) for stage in (1, 2)
     ]
     # alike by chance once in 4^24 runs
-    assert [one.microbatches(**where) for where in places] != [two.microbatches(**where) for where in places]
+    assert [one.draw_microbatches(**where) for where in places] != [two.draw_microbatches(**where) for where in places]
     assert "audits are drawn from a new key from here on" in resumed.text
 
 

@@ -161,8 +161,9 @@ def test_without_a_guard_a_liar_bends_texts_and_weights(rollouts, undisturbed):
 
 
 # a step is one of two that learn from the same texts: the second one's texts are in the state of the first
-@pytest.mark.parametrize("journal", ["true", pytest.param("false", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("step", [4, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("journal", ["true", "false"])
+@pytest.mark.parametrize("step", [4, 5])
 def test_an_owner_that_is_killed_goes_on_with_the_same_texts(rollouts, undisturbed, journal, step):
     clean, lines = undisturbed
     process = rollouts.train(f"checkpoint.journal={journal}")

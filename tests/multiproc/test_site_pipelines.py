@@ -20,7 +20,7 @@ from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.train import load_run
 from phalanx.train.parties.site_stages import DIRECTORY, staged_trainer
 from phalanx.train.records.proof import verify_run
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 from tiny_run_file import tiny_run_file
 
 pytestmark = pytest.mark.slow
@@ -113,14 +113,14 @@ def trained(tmp_path, name, open_workers=LocalWorkers, *overrides):
     data = SiteData("north", BatchLoader(rows, 8, 1), 32, lambda: [rows.train_batch(range(8))], rows.train_batch, "0")
     schedule = SiteSchedule(run.optimizer, 4, 8, 4, run.train.seed)
     with (
-        deterministic(run.train.threads),
+        deterministic_kernels(run.train.threads),
         staged_trainer(run, source, data, schedule, tmp_path / name, open_workers) as trainer,
     ):
-        weights = {name: one.detach().clone() for name, one in trainer._modules.trained.items()}
+        weights = {name: one.detach().clone() for name, one in trainer._modules.trained_parameters.items()}
         updates = []
         for number in (1, 2, 3):
             rate = learning_rate(run.optimizer, number - 1, run.train.steps)
-            updates.append(trainer.train(number, weights, rate, PlainRule(None, weights)))
+            updates.append(trainer.train_round(number, weights, rate, PlainRule(None, weights)))
             weights = {name: one + updates[-1].delta[name] for name, one in weights.items()}
     return updates
 

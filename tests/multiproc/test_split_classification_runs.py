@@ -79,7 +79,7 @@ def test_a_classification_beats_the_largest_class_in_all_records_and_is_the_same
 
 def test_whoever_is_killed_a_classification_goes_on_with_the_same_bits(medical):
     clean = medical.finish(run_dir="clean")
-    process = medical.train()
+    process = medical.train_examples()
     medical.wait_for(process, lambda: medical.has_line("metrics.jsonl", '"step": 4,'))
     enclave = descendant(process, "enclave local")
     process.kill()
@@ -96,7 +96,7 @@ def test_whoever_is_killed_a_classification_goes_on_with_the_same_bits(medical):
 @pytest.mark.parametrize("second", ["false", "true"])
 def test_masked_workers_behind_sandboxes_compute_what_they_do_elsewhere(medical, second):
     masked = ("split.mode='masked'", f"split.masked={{second_worker={second}}}", "train.steps=3")
-    process = medical.train(*masked, *CONFINED, run_dir="confined")
+    process = medical.train_examples(*masked, *CONFINED, run_dir="confined")
     or_skip(medical, process)
     elsewhere = medical.finish(*masked, run_dir="run")
 
@@ -107,7 +107,7 @@ def test_masked_workers_behind_sandboxes_compute_what_they_do_elsewhere(medical,
 
 
 def test_the_best_tier_is_taken_and_said_and_kept_in_the_config(medical):
-    process = medical.train("split.tier='auto'", "train.steps=2")
+    process = medical.train_examples("split.tier='auto'", "train.steps=2")
     assert process.wait() == 0, process.text
 
     summary = medical.summary()
@@ -115,4 +115,4 @@ def test_the_best_tier_is_taken_and_said_and_kept_in_the_config(medical):
     assert summary["split"]["tier"] in ("process", "sim")
     assert f'tier = "{summary["split"]["tier"]}"' in (medical.path / "run" / "config.toml").read_text()
     assert summary["split"]["worth"].split(":")[0] == summary["split"]["tier"]
-    assert medical.train("split.tier='auto'", "train.steps=2", resume=True).wait() == 0
+    assert medical.train_examples("split.tier='auto'", "train.steps=2", resume=True).wait() == 0

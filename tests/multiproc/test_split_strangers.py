@@ -9,7 +9,7 @@ import pytest
 from test_remote_split_runs import Parties
 
 import phalanx
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.security.crypto import RevokedParties
 from phalanx.split.hardware.measure import measure_code
 from phalanx.train import load_run
@@ -133,7 +133,7 @@ def test_a_client_that_proves_its_program_trains_and_the_owners_log_says_by_whic
         pytest.skip(parties.log("enclave").strip().splitlines()[-1])
     assert owner.returncode == 0, parties.log("owner") + parties.log("south")
     assert [one.wait() for one in serving] == [0, 0, 0]
-    policy = digest(load_run(parties.home / "run.toml").split.client_policies["south"])
+    policy = digest_config(load_run(parties.home / "run.toml").split.client_policies["south"])
     facts = [(body["client"], body["evidence"], body["policy"]) for _, body in parties.events("client_appraised")]
     assert facts == [("south", "sim", policy)]
     assert list(parties.summary()["split"]["appraised_clients"]) == ["south"]

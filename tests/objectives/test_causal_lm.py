@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64, TypeCheckError, jaxtyped
 
 from phalanx.data import IGNORE as DATA_IGNORE
 from phalanx.errors import DataError
-from phalanx.objectives import IGNORE, OBJECTIVES, causal_lm, mark_classes, objective_of
+from phalanx.objectives import IGNORE, OBJECTIVES, causal_lm_loss, mark_classes, objective_of
 
 
 def made(batch=3, seq=5, vocab=7, dtype=torch.float32):
@@ -21,7 +21,7 @@ def made(batch=3, seq=5, vocab=7, dtype=torch.float32):
 
 
 def test_equal_logits_cost_the_log_of_the_vocabulary():
-    loss, num_tokens = causal_lm(torch.zeros(2, 3, 11), torch.ones(2, 3, dtype=torch.int64))
+    loss, num_tokens = causal_lm_loss(torch.zeros(2, 3, 11), torch.ones(2, 3, dtype=torch.int64))
 
     assert num_tokens == 6
     assert float(loss) == pytest.approx(6 * math.log(11))
@@ -30,7 +30,7 @@ def test_equal_logits_cost_the_log_of_the_vocabulary():
 def test_two_tokens_cost_what_the_logistic_function_says():
     logits = torch.tensor([[[0.0, 2.0], [1.0, 0.0]]])
 
-    loss, _ = causal_lm(logits, torch.tensor([[1, 1]]))
+    loss, _ = causal_lm_loss(logits, torch.tensor([[1, 1]]))
 
     assert float(loss) == pytest.approx(math.log1p(math.exp(-2)) + math.log1p(math.exp(1)))
 
@@ -39,7 +39,7 @@ def test_the_gradient_is_the_one_of_finite_differences():
     logits, labels = made(dtype=torch.float32)
     labels[1, 2] = IGNORE
     logits.requires_grad_()
-    causal_lm(logits, labels)[0].backward()
+    causal_lm_loss(logits, labels)[0].backward()
 
     expected = torch.softmax(logits.detach(), dim=-1)
     expected -= torch.nn.functional.one_hot(labels.clamp(min=0), 7)
@@ -47,7 +47,7 @@ def test_the_gradient_is_the_one_of_finite_differences():
     step = torch.zeros_like(expected)
     step[0, 1, 3] = 1e-2
     with torch.no_grad():
-        slope = (causal_lm(logits + step, labels)[0] - causal_lm(logits - step, labels)[0]) / 2e-2
+        slope = (causal_lm_loss(logits + step, labels)[0] - causal_lm_loss(logits - step, labels)[0]) / 2e-2
 
     torch.testing.assert_close(logits.grad, expected)
     assert float(slope) == pytest.approx(float(expected[0, 1, 3]), abs=1e-4)
@@ -59,10 +59,10 @@ def test_microbatches_add_up_to_the_batch_however_targets_are_spread():
     labels[1, 1:] = IGNORE
     whole, parts = logits.clone().requires_grad_(), logits.clone().requires_grad_()
 
-    loss, num_tokens = causal_lm(whole, labels)
+    loss, num_tokens = causal_lm_loss(whole, labels)
     (loss / num_tokens).backward()
     for row in range(4):
-        part, _ = causal_lm(parts[row : row + 1], labels[row : row + 1])
+        part, _ = causal_lm_loss(parts[row : row + 1], labels[row : row + 1])
         (part / num_tokens).backward()
 
     assert num_tokens == 11
@@ -75,14 +75,14 @@ def test_a_masked_position_has_no_say():
     other = logits.clone()
     other[0, 0] = 1e4
 
-    assert torch.equal(causal_lm(logits, labels)[0], causal_lm(other, labels)[0])
+    assert torch.equal(causal_lm_loss(logits, labels)[0], causal_lm_loss(other, labels)[0])
 
 
 def test_a_batch_without_targets_costs_nothing():
     logits, labels = made()
     logits.requires_grad_()
 
-    loss, num_tokens = causal_lm(logits, torch.full_like(labels, IGNORE))
+    loss, num_tokens = causal_lm_loss(logits, torch.full_like(labels, IGNORE))
     loss.backward()
 
     assert (float(loss.detach()), num_tokens) == (0.0, 0)
@@ -92,10 +92,10 @@ def test_a_batch_without_targets_costs_nothing():
 def test_half_precision_is_lossless_from_the_logits_on():
     logits, labels = made(dtype=torch.bfloat16)
 
-    loss, _ = causal_lm(logits, labels)
+    loss, _ = causal_lm_loss(logits, labels)
 
     assert loss.dtype == torch.float32
-    assert torch.equal(loss, causal_lm(logits.float(), labels)[0])
+    assert torch.equal(loss, causal_lm_loss(logits.float(), labels)[0])
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -103,7 +103,7 @@ def test_a_bad_number_shows_in_the_loss(poison):
     logits, labels = made()
     logits[1, 1, 1] = poison
 
-    assert not torch.isfinite(causal_lm(logits, labels)[0])
+    assert not torch.isfinite(causal_lm_loss(logits, labels)[0])
 
 
 def test_a_bad_number_under_the_mask_shows_in_the_gradient():
@@ -112,7 +112,7 @@ def test_a_bad_number_under_the_mask_shows_in_the_gradient():
     logits[1, 1, 1] = float("nan")
     logits.requires_grad_()
 
-    causal_lm(logits, labels)[0].backward()
+    causal_lm_loss(logits, labels)[0].backward()
 
     assert logits.grad.isnan().any()
 
@@ -123,7 +123,7 @@ def test_a_label_outside_the_vocabulary_is_refused(label):
     labels[2, 4] = label
 
     with pytest.raises(DataError, match=r"outside 0 \.\. 6"):
-        causal_lm(logits, labels)
+        causal_lm_loss(logits, labels)
 
 
 @pytest.mark.parametrize("seq", [4, 6])
@@ -131,18 +131,18 @@ def test_shapes_that_do_not_fit_are_refused(seq):
     logits, _ = made()
 
     with pytest.raises((DataError, TypeCheckError)):
-        causal_lm(logits, torch.zeros(3, seq, dtype=torch.int64))
+        causal_lm_loss(logits, torch.zeros(3, seq, dtype=torch.int64))
     with pytest.raises((DataError, TypeCheckError)):
-        causal_lm(logits[0], torch.zeros(3, 5, dtype=torch.int64))
+        causal_lm_loss(logits[0], torch.zeros(3, 5, dtype=torch.int64))
     with pytest.raises((DataError, TypeCheckError)):
-        causal_lm(logits, torch.zeros(3, 5, dtype=torch.int32))
+        causal_lm_loss(logits, torch.zeros(3, 5, dtype=torch.int32))
 
 
 def test_the_signature_says_the_shapes(monkeypatch):
     module = importlib.import_module("phalanx.objectives.causal_lm")
     for name, value in (("Float", Float), ("Int64", Int64), ("Tensor", torch.Tensor)):
         monkeypatch.setattr(module, name, value, raising=False)
-    checked = jaxtyped(typechecker=beartype)(inspect.unwrap(causal_lm))
+    checked = jaxtyped(typechecker=beartype)(inspect.unwrap(causal_lm_loss))
     logits, labels = made()
 
     checked(logits, labels)

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field, ValidationError
 
 from phalanx.config import canonical_json
-from phalanx.objectives import IGNORE, OBJECTIVES, Objective, ObjectiveSettings, causal_lm, kind_of, objective_of
+from phalanx.objectives import IGNORE, OBJECTIVES, Objective, ObjectiveSettings, causal_lm_loss, kind_of, objective_of
 from phalanx.train.train_section import TrainConfig
 
 
@@ -18,7 +18,7 @@ class ScaledSettings(ObjectiveSettings):
 
 
 def scaled(logits, labels, extras, *, settings):
-    total, targets = causal_lm(logits, labels)
+    total, targets = causal_lm_loss(logits, labels)
     return total * settings.factor, targets
 
 
@@ -73,11 +73,11 @@ def test_what_is_no_objective_is_refused_with_its_place(objective, place, told):
 def test_targets_are_labels_sequences_or_pairs(target, expected):
     labels = torch.tensor([[1, 2], [IGNORE, 3], [4, IGNORE], [5, IGNORE]])
 
-    assert Objective(causal_lm, target=target).count_targets(labels) == expected
+    assert Objective(causal_lm_loss, target=target).count_targets(labels) == expected
 
 
 def test_settings_without_a_loss_that_reads_them_are_refused():
-    objective = Objective(causal_lm, settings=ScaledSettings)
+    objective = Objective(causal_lm_loss, settings=ScaledSettings)
 
     with pytest.raises(Exception, match="has settings, and no loss"):
-        objective.configured(ScaledSettings(kind="scaled"))
+        objective.with_settings(ScaledSettings(kind="scaled"))

@@ -4,23 +4,23 @@ import pytest
 import torch
 
 from phalanx.config import open_own_code
-from phalanx.config.own_code import pinned
+from phalanx.config.own_code import pin_reference
 from phalanx.errors import ConfigError, DataError, TrainingError
-from phalanx.objectives import causal_lm, objective_of
+from phalanx.objectives import causal_lm_loss, objective_of
 
 HALF = """
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 
 
 def half(logits, labels):
-    loss, targets = causal_lm(logits, labels)
+    loss, targets = causal_lm_loss(logits, labels)
     return loss / 2, targets
 """
 
 
 def objective(tmp_path, text):
     (tmp_path / "mine.py").write_text(text)
-    kind = pinned("mine.py:half", tmp_path)
+    kind = pin_reference("mine.py:half", tmp_path)
     open_own_code(kind, tmp_path)
     return objective_of(kind)
 
@@ -34,7 +34,7 @@ def batch():
 
 def test_its_loss_and_gradient_are_what_the_function_says(tmp_path, batch):
     loss, targets = objective(tmp_path, HALF)(*batch)
-    usual, count = causal_lm(*batch)
+    usual, count = causal_lm_loss(*batch)
 
     assert (loss.item(), targets) == (usual.item() / 2, count)
     mine, theirs = (torch.autograd.grad(one, batch[0], retain_graph=True)[0] for one in (loss, usual))

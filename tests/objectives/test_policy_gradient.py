@@ -30,7 +30,7 @@ def loss_of(name, shift, advantage, *, old=LOG_HALF, reference=LOG_HALF, **setti
         REFERENCE_LOG_PROBS: torch.tensor([[reference, junk, junk]] * 2),
     }
     chosen = OBJECTIVES[name].settings(kind=name, max_new_tokens=4, **settings)
-    total, rows = OBJECTIVES[name].configured(chosen)(logits, labels, extras)
+    total, rows = OBJECTIVES[name].with_settings(chosen)(logits, labels, extras)
     total.backward()
     return float(total.detach() / rows), float(logits.grad[0, 0, 0])
 
@@ -88,12 +88,14 @@ def test_the_losses_of_parts_of_rows_add_up_to_that_of_whole_rows(name):
     labels = torch.randint(0, 5, (3, 6), generator=generator)
     labels[0, 4:] = labels[1, :3] = IGNORE
     rows = {key: torch.randn(3, 6, generator=generator) for key in ROLLOUT_EXTRAS}
-    learned = OBJECTIVES[name].configured(OBJECTIVES[name].settings(kind=name, max_new_tokens=6, kl=0.1))
+    learned = OBJECTIVES[name].with_settings(OBJECTIVES[name].settings(kind=name, max_new_tokens=6, kl=0.1))
     counted = {ROW_LABELS: (labels != IGNORE).sum(dim=1)}
     whole, number = learned(logits, labels, rows)
 
     parts = [
-        learned.of_parts()(logits[:, part], labels[:, part], {key: row[:, part] for key, row in rows.items()} | counted)
+        learned.for_row_parts()(
+            logits[:, part], labels[:, part], {key: row[:, part] for key, row in rows.items()} | counted
+        )
         for part in PARTS
     ]
 

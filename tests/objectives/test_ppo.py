@@ -31,7 +31,7 @@ def loss_of(settings=None, **given):
         RETURNS: told["returned"],
     }
     extras = {name: torch.tensor([[number, junk, junk]]) for name, number in numbers.items()}
-    objective = OBJECTIVES["ppo"].configured(settings or PpoSettings(value_weight=1.0))
+    objective = OBJECTIVES["ppo"].with_settings(settings or PpoSettings(value_weight=1.0))
     total, labels_counted = objective(table, labels, extras)
     total.backward()
     assert labels_counted == objective.count_targets(labels) == 1
@@ -170,7 +170,7 @@ def test_the_gradient_is_that_of_the_expected_reward(trace, values):
     old = policy.log()[states].gather(2, texts[..., None])[..., 0]
     extras = {ADVANTAGES: found, OLD_LOG_PROBS: old, OLD_VALUES: known, RETURNS: known}
 
-    total, labels = OBJECTIVES["ppo"].configured(PpoSettings())(table[states], texts, extras)
+    total, labels = OBJECTIVES["ppo"].with_settings(PpoSettings())(table[states], texts, extras)
     (total / 16).backward()
 
     logits = policy.log().requires_grad_()
@@ -184,7 +184,7 @@ def test_policy_and_critic_become_those_that_are_known_to_be_best():
     """With a cost of divergence from a uniform reference the best policy writes a text by exp(reward / cost)."""
     cost, draw = 0.5, torch.Generator().manual_seed(0)
     settings = PpoSettings(kl=cost, trace=0.95, value_weight=1.0)
-    objective = OBJECTIVES["ppo"].configured(settings)
+    objective = OBJECTIVES["ppo"].with_settings(settings)
     table = torch.zeros(3, 3, requires_grad=True)
     optimizer = torch.optim.Adam([table], lr=0.03)
     for _ in range(100):

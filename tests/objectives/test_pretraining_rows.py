@@ -106,7 +106,7 @@ def test_masked_tokens_are_chosen_and_replaced_as_bert_does(rate):
     made = rows("masked", 24, rate=rate)(row, PLACE)
 
     # the same, written out token by token
-    draw = PLACE.draw("masked")
+    draw = PLACE.random_draw("masked")
     places = [at for at, token in enumerate(row.ids) if token != EOS]
     order = draw.draw_order(len(places))
     chosen = sorted(places[at] for at in order[: max(1, round(rate * len(places)))])
@@ -283,7 +283,7 @@ def test_a_mixture_draws_each_task_by_its_share_of_the_phase_and_names_it_to_the
 
 
 def test_the_usual_mixture_is_ul2s():
-    usual = choice("denoisers", tasks=[]).parts
+    usual = choice("denoisers", tasks=[]).effective_tasks
 
     assert [one.kind for one in usual].count("prefix_lm") == 1
     assert {(one.settings["mean_span"], one.settings["rate"]) for one in usual if one.settings} == {

@@ -88,7 +88,7 @@ def check(result, name):
         OLD_LOG_PROBS: old,
         REFERENCE_LOG_PROBS: reference,
     }
-    total, rows = OBJECTIVES[name].configured(settings)(model(ids).logits, labels, extras)
+    total, rows = OBJECTIVES[name].with_settings(settings)(model(ids).logits, labels, extras)
     (total / rows).backward()
 
     assert float(total.detach() / rows) == pytest.approx(case["loss"], rel=TOLERANCE, abs=TOLERANCE)

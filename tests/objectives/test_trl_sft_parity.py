@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from made_chat import END, byte_tokenizer
-from phalanx.data.chat import ChatEncoder, ChatTemplate, conversation_of
+from phalanx.data.chat import ChatEncoder, ChatTemplate, parse_conversation
 from phalanx.data.packing import BestFitRows, TokenSplit
 from phalanx.models import ModelSource, StageSpec, build_stage, with_marks
 from phalanx.objectives import IGNORE, OBJECTIVES
@@ -28,7 +28,7 @@ def encoded(result):
     """The conversations by this package's renderer."""
     template = ChatTemplate("peer", result["template"], {"eos_token": END})
     with ChatEncoder(template, byte_tokenizer()) as encoder:
-        return [encoder.encode(conversation_of({"messages": one})) for one in result["conversations"]]
+        return [encoder.encode_conversation(parse_conversation({"messages": one})) for one in result["conversations"]]
 
 
 def seeded_model(result, home):
@@ -51,7 +51,7 @@ def rows_of(talks, length, *, packed):
     tokens, weights = (np.concatenate([getattr(one, name) for one in talks]) for name in ("ids", "weights"))
     split = TokenSplit(tokens.astype("<u2"), 256, lambda: starts, lambda _: None, weights)
     rows = BestFitRows(split, length, alone=not packed)
-    return rows.read(range(rows.num_rows))
+    return rows.read_rows(range(rows.num_rows))
 
 
 def check(result, home, *, packed):
@@ -61,7 +61,7 @@ def check(result, home, *, packed):
         size = sum(seen)
         assert one.ids.tolist() == ids[:size]
         # theirs are not shifted
-        assert one.labels.tolist() == [*labels[1:size], IGNORE]
+        assert one.target_labels.tolist() == [*labels[1:size], IGNORE]
     block = rows_of(talks, 128 if packed else len(batch["input_ids"][0]), packed=packed)
     assert len(block.ids) == (2 if packed else len(talks))
     stage = seeded_model(result, home)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.errors import DataError
-from phalanx.objectives import IGNORE, OBJECTIVES, causal_lm, weighted_causal_lm
+from phalanx.objectives import IGNORE, OBJECTIVES, causal_lm_loss, weighted_causal_lm_loss
 
 
 def made(batch=3, seq=5, vocab=7):
@@ -18,7 +18,7 @@ def test_it_is_the_sum_of_weight_times_surprise():
     logits, labels, weights = made()
     surprise = -torch.log_softmax(logits.detach().to(torch.float64), -1).gather(2, labels.unsqueeze(2)).squeeze(2)
 
-    loss, targets = weighted_causal_lm(logits, labels, {"weights": weights})
+    loss, targets = weighted_causal_lm_loss(logits, labels, {"weights": weights})
 
     assert targets == 15
     assert float(loss.detach()) == pytest.approx(float((surprise * weights).sum()), rel=1e-5)
@@ -27,8 +27,8 @@ def test_it_is_the_sum_of_weight_times_surprise():
 def test_the_gradient_of_a_token_is_its_weight_times_the_usual_one():
     logits, labels, weights = made()
 
-    (usual,) = torch.autograd.grad(causal_lm(logits, labels)[0], logits)
-    (found,) = torch.autograd.grad(weighted_causal_lm(logits, labels, {"weights": weights})[0], logits)
+    (usual,) = torch.autograd.grad(causal_lm_loss(logits, labels)[0], logits)
+    (found,) = torch.autograd.grad(weighted_causal_lm_loss(logits, labels, {"weights": weights})[0], logits)
 
     torch.testing.assert_close(found, usual * weights.unsqueeze(2))
 
@@ -38,13 +38,13 @@ def test_weights_of_one_change_nothing_and_an_ignored_label_has_no_weight():
     labels[0, :3] = IGNORE
     weights[0, :3] = torch.nan
 
-    plain, targets = causal_lm(logits, labels)
-    ones, counted = weighted_causal_lm(logits, labels, {"weights": torch.ones_like(weights)})
+    plain, targets = causal_lm_loss(logits, labels)
+    ones, counted = weighted_causal_lm_loss(logits, labels, {"weights": torch.ones_like(weights)})
 
     assert (float(ones.detach()), counted) == (pytest.approx(float(plain.detach()), rel=1e-6), targets)
-    assert torch.isfinite(weighted_causal_lm(logits, labels, {"weights": weights})[0])
+    assert torch.isfinite(weighted_causal_lm_loss(logits, labels, {"weights": weights})[0])
     weights[1, 0] = torch.nan
-    assert torch.isnan(weighted_causal_lm(logits, labels, {"weights": weights})[0])
+    assert torch.isnan(weighted_causal_lm_loss(logits, labels, {"weights": weights})[0])
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,6 @@ def test_rows_that_the_objective_does_not_declare_are_refused_by_name(extras, na
 def test_an_objective_without_extra_rows_refuses_them():
     logits, labels, weights = made()
 
-    assert torch.equal(OBJECTIVES["causal_lm"](logits, labels)[0], causal_lm(logits, labels)[0])
+    assert torch.equal(OBJECTIVES["causal_lm"](logits, labels)[0], causal_lm_loss(logits, labels)[0])
     with pytest.raises(DataError, match=r"extras\.weights: the objective does not read them; remove them"):
         OBJECTIVES["causal_lm"](logits, labels, {"weights": weights})

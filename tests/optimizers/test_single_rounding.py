@@ -34,7 +34,7 @@ def made():
 
 def updated():
     weight, gradient, average, square = made()
-    RULE.apply(weight, gradient, average, square, DECAY)
+    RULE.apply_update(weight, gradient, average, square, DECAY)
     return torch.stack([weight, average, square])
 
 

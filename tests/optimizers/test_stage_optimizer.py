@@ -27,7 +27,7 @@ def advance(optimizer, steps, coefficient=1.0):
 
 
 def copied(optimizer):
-    return {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    return {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
 
 
 def same(left, right):
@@ -53,7 +53,7 @@ def test_every_step_equals_torch_bit_for_bit(coefficient):
 
     for name in SHAPES:
         kept = reference.state[theirs[name]]
-        state = optimizer.state()
+        state = optimizer.state_tensors()
         assert torch.equal(ours[name], theirs[name])
         assert torch.equal(state[f"exp_avg/{name}"], kept["exp_avg"])
         assert torch.equal(state[f"exp_avg_sq/{name}"], kept["exp_avg_sq"])
@@ -74,14 +74,14 @@ def test_the_state_exists_before_the_first_step_in_the_order_of_the_names():
     optimizer = StageOptimizer(made_parameters(), CONFIG)
     reordered = StageOptimizer(dict(reversed(made_parameters().items())), CONFIG)
 
-    state = optimizer.state()
+    state = optimizer.state_tensors()
 
     assert list(state)[:3] == [
         "weight/attention.weight",
         "exp_avg/attention.weight",
         "exp_avg_sq/attention.weight",
     ]
-    assert list(state) == list(reordered.state())
+    assert list(state) == list(reordered.state_tensors())
     assert not any(tensor.requires_grad for tensor in state.values())
     assert not any(tensor.any() for name, tensor in state.items() if name.startswith("exp_"))
     assert optimizer.num_steps == 0
@@ -91,9 +91,9 @@ def test_the_state_is_the_real_thing():
     parameters = made_parameters()
     optimizer = StageOptimizer(parameters, CONFIG)
 
-    assert optimizer.state()["weight/mlp.bias"].data_ptr() == parameters["mlp.bias"].data_ptr()
+    assert optimizer.state_tensors()["weight/mlp.bias"].data_ptr() == parameters["mlp.bias"].data_ptr()
     parameters["mlp.bias"].data = torch.zeros(19)
-    assert not optimizer.state()["weight/mlp.bias"].any()
+    assert not optimizer.state_tensors()["weight/mlp.bias"].any()
 
 
 @pytest.mark.parametrize("coefficient", [1.0, 0.5])
@@ -111,7 +111,7 @@ def test_two_holders_with_the_same_gradients_stay_equal():
     advance(stage, range(50), 0.9)
     advance(shadow, range(50), 0.9)
 
-    assert same(stage.state(), shadow.state())
+    assert same(stage.state_tensors(), shadow.state_tensors())
 
 
 def test_a_forged_gradient_of_one_number_is_seen_in_the_state():
@@ -122,37 +122,37 @@ def test_a_forged_gradient_of_one_number_is_seen_in_the_state():
     advance(stage, [0])
     shadow.step(forged, lr=1e-2, clip_coefficient=1.0)
 
-    assert not same(stage.state(), shadow.state())
+    assert not same(stage.state_tensors(), shadow.state_tensors())
 
 
 def test_a_snapshot_undoes_steps_exactly_and_more_than_once():
     optimizer = StageOptimizer(made_parameters(), CONFIG)
     advance(optimizer, range(3))
-    optimizer.snapshot()
+    optimizer.keep_snapshot()
     before = copied(optimizer)
     advance(optimizer, [3, 4])
     after = copied(optimizer)
 
     for _ in range(2):
-        optimizer.restore()
-        assert same(optimizer.state(), before)
+        optimizer.restore_snapshot()
+        assert same(optimizer.state_tensors(), before)
         assert optimizer.num_steps == 3
         advance(optimizer, [3, 4])
-        assert same(optimizer.state(), after)
+        assert same(optimizer.state_tensors(), after)
 
 
 def test_a_new_snapshot_replaces_the_old_one_in_the_same_buffers():
     optimizer = StageOptimizer(made_parameters(), CONFIG)
-    optimizer.snapshot()
+    optimizer.keep_snapshot()
     advance(optimizer, [0])
-    optimizer.snapshot()
+    optimizer.keep_snapshot()
     before = copied(optimizer)
     advance(optimizer, [1])
 
     assert same(optimizer.undo_state(), before)
-    optimizer.restore()
+    optimizer.restore_snapshot()
 
-    assert same(optimizer.state(), before)
+    assert same(optimizer.state_tensors(), before)
     assert optimizer.num_steps == 1
 
 
@@ -160,7 +160,7 @@ def test_there_is_nothing_to_undo_without_a_snapshot():
     optimizer = StageOptimizer(made_parameters(), CONFIG)
 
     with pytest.raises(TrainingError, match="no snapshot to go back to"):
-        optimizer.restore()
+        optimizer.restore_snapshot()
     with pytest.raises(TrainingError, match="no snapshot to look at"):
         optimizer.undo_state()
 
@@ -173,7 +173,7 @@ def test_a_loaded_state_goes_on_exactly():
     advance(optimizer, [4, 5])
     advance(other, [4, 5])
 
-    assert same(other.state(), optimizer.state())
+    assert same(other.state_tensors(), optimizer.state_tensors())
     assert other.num_steps == 6
 
 
@@ -203,7 +203,7 @@ def test_a_foreign_state_is_refused_and_changes_nothing(change, said):
     with pytest.raises(CheckpointError, match=said):
         optimizer.load_state(state, -1 if change == "steps" else 3)
 
-    assert same(optimizer.state(), before)
+    assert same(optimizer.state_tensors(), before)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_a_malformed_gradient_is_refused_and_changes_nothing(change, said):
     with pytest.raises(TrainingError, match=said):
         optimizer.step(gradients, lr=0.1, clip_coefficient=1.0)
 
-    assert same(optimizer.state(), before)
+    assert same(optimizer.state_tensors(), before)
     assert optimizer.num_steps == 0
 
 
@@ -245,9 +245,9 @@ def test_a_tied_weight_is_refused_under_two_names():
 def test_a_stage_without_parameters_can_step():
     optimizer = StageOptimizer({}, CONFIG)
 
-    optimizer.snapshot()
+    optimizer.keep_snapshot()
     optimizer.step({}, lr=0.1, clip_coefficient=0.5)
 
-    assert optimizer.state() == {}
-    optimizer.restore()
+    assert optimizer.state_tensors() == {}
+    optimizer.restore_snapshot()
     assert optimizer.num_steps == 0

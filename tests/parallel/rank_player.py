@@ -13,7 +13,7 @@ from rank_layouts import BATCH, COMPILED, FAST, FURTHER, LARGE, PLANNED, RING, S
 from references import adapter_of, batch_of, one_process, optimizer_of, seen_of, source_of
 from safetensors.torch import load_file, save_file
 
-from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankSaver, RankTrainer, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankSaver, RankTrainer, join_ranks
 from phalanx.parallel.groups.mesh import open_domain
 
 TABLES = {
@@ -45,7 +45,7 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
     )
     place = RankEnv(rank, case.world, rank, case.world, home / f"meeting-{number}")
     device = torch.device("cpu")
-    with join(place, device, "00" * 32):
+    with join_ranks(place, device, "00" * 32):
         domain = open_domain(config, device)
         member = RankTrainer(recipe, source_of(case, home / "models"), domain)
         first = case.steps // 2 if case.loads else 0
@@ -53,18 +53,18 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
         if case.loads and rank == 0:
             whole = load_file(home / f"{case.loads}.safetensors")
         for stage in range(member.num_stages) if case.loads else ():
-            tensors = {name: whole[name] for name in member.names(stage)} if rank == 0 else None
-            member.load(first, stage, tensors)
+            tensors = {name: whole[name] for name in member.tensor_names(stage)} if rank == 0 else None
+            member.load_stage(first, stage, tensors)
         curve = []
         for step in range(first, case.steps):
             if case.saves and step == case.steps // 2:
-                kept = [member.collect(stage) for stage in range(member.num_stages)]
+                kept = [member.collect_stage(stage) for stage in range(member.num_stages)]
                 if rank == 0:
                     tensors = {name: tensor for part in kept for name, tensor in part.items()}
                     save_file(tensors, home / f"{case.saves}.safetensors")
-            outcome = member.step(step, *batch_of(step, case.vocab), seen_of(case, step))
+            outcome = member.train_step(step, *batch_of(step, case.vocab), seen_of(case, step))
             curve.append((outcome.loss, outcome.gradient_norm))
-        held_out = member.evaluate(*batch_of(999, case.vocab), seen_of(case, 999))
+        held_out = member.evaluate_batch(*batch_of(999, case.vocab), seen_of(case, 999))
         beside = copied_beside(member, RankSaver(member, domain), rank, case)
         return {"curve": curve, "held_out": held_out, "beside": beside}
 
@@ -72,16 +72,16 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
 def copied_beside(member: RankTrainer, saving: RankSaver, rank: int, case: Case) -> bool:
     """Whether what is collected while another step runs is, to the bit, what was there before that step."""
     stages = range(member.num_stages)
-    saving.take()
-    before = [member.collect(stage) for stage in stages]
+    saving.copy_contribution()
+    before = [member.collect_stage(stage) for stage in stages]
     with ThreadPoolExecutor(1) as worker:
         if rank:
             saving.begin_sending()
-        receiving = worker.submit(lambda: [tensors for _, tensors in saving.receive()] if rank == 0 else [])
-        member.step(case.steps - 1, *batch_of(998, case.vocab), seen_of(case, 998))
-        saving.wait()
+        receiving = worker.submit(lambda: [tensors for _, tensors in saving.receive_state()] if rank == 0 else [])
+        member.train_step(case.steps - 1, *batch_of(998, case.vocab), seen_of(case, 998))
+        saving.wait_until_sent()
         received = receiving.result()
-    after = [member.collect(stage) for stage in stages]
+    after = [member.collect_stage(stage) for stage in stages]
     if rank:
         return True
     pairs = [

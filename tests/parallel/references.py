@@ -22,7 +22,7 @@ from phalanx.models import (
     build_stage,
     open_model,
 )
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 from phalanx.optimizers import OptimizerConfig, learning_rate
 
 
@@ -108,7 +108,7 @@ class _Island:
             source, spec, adapter=adapter, activation_checkpointing=False, attention="sdpa", seed=0
         )
         add_embedding_noise(self.model, case.noise)
-        self.trained = list(self.model.trainable().values())
+        self.trained = list(self.model.trainable_parameters().values())
         self.optimizer = _torch_optimizer(self.trained, self.config)
 
     def step(
@@ -117,8 +117,8 @@ class _Island:
         """Summed loss, and the norm before clipping."""
         pattern = CAUSAL if self.attends == "causal" else AttentionPattern(self.attends, **seen)
         if self.model.embedding_noise is not None:
-            self.model.embedding_noise.begin(0, step)
-        total, count = causal_lm(self.model(ids, pattern), labels)
+            self.model.embedding_noise.begin_step(0, step)
+        total, count = causal_lm_loss(self.model(ids, pattern), labels)
         (total / count).backward()
         norm = float(clip_grad_norm_(self.trained, self.config.clip_norm or 1e9))
         for group in self.optimizer.param_groups:

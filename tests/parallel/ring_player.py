@@ -11,7 +11,7 @@ from ring_cases import CASES, LARGEST, LENGTH, WIDTH
 from torch import distributed as dist
 from torch.nn import functional
 
-from phalanx.parallel import ParallelConfig, RankEnv, join
+from phalanx.parallel import ParallelConfig, RankEnv, join_ranks
 from phalanx.parallel.context.ring import own_positions, ring_attention
 
 SCALE = 0.3
@@ -52,7 +52,7 @@ def in_a_ring(case, rank, group):
 
 def be_rank(rank, home):
     place = RankEnv(rank, LARGEST, rank, LARGEST, home / "meeting")
-    with join(place, torch.device("cpu"), "00" * 32):
+    with join_ranks(place, torch.device("cpu"), "00" * 32):
         rings = {ranks: dist.new_group(list(range(ranks))) for ranks in (2, 3)}
         found = [in_a_ring(case, rank, rings[case[0]]) if rank < case[0] else None for case in CASES]
         (home / f"found-{rank}.json").write_text(json.dumps(found))

@@ -69,14 +69,14 @@ def alone(tmp_path_factory, cache):
 
 
 def stop_before_saving(monkeypatch, num_steps, act):
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == num_steps:
             act()
         save(self, at)
 
-    monkeypatch.setattr(hooks.RunHooks, "save", stop)
+    monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
 
 
 def interrupt():
@@ -101,9 +101,9 @@ def ranks_of(monkeypatch):
     started = []
 
     class Noted(domain.LocalRanks):
-        def start(self):
+        def start_ranks(self):
             started.append(self)
-            super().start()
+            super().start_ranks()
 
     monkeypatch.setattr(domain, "LocalRanks", Noted)
     return started
@@ -116,12 +116,12 @@ def kill_a_rank(run, directory, monkeypatch):
 
         def kill():
             killed_at.append(time.monotonic())
-            os.kill(ranks[0].pids()[1], signal.SIGKILL)
+            os.kill(ranks[0].process_ids()[1], signal.SIGKILL)
 
         stop_before_saving(patch, 4, kill)
         with pytest.raises(PeerLostError, match=r"rank 1 ended with signal 9"):
             quietly(run, directory)
-    return time.monotonic() - killed_at[0], ranks[0].pids().values()
+    return time.monotonic() - killed_at[0], ranks[0].process_ids().values()
 
 
 def test_a_killed_rank_ends_the_run_at_once_and_leaves_no_process(make_run, tmp_path, monkeypatch):
@@ -318,7 +318,7 @@ def test_a_checkpoint_of_slices_is_a_transformers_model(make_run, tmp_path):
     past = PastRun(tmp_path / "run")
     source = open_model(run.model, Path(os.environ["PHALANX_CACHE"]) / "models", run.train.seed)
 
-    export_model(past.open(), source, tmp_path / "model", adapter=None)
+    export_model(past.open_verified(), source, tmp_path / "model", adapter=None)
 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
     assert weights_digest(model.named_parameters()) == summary["final_weights_digest"]

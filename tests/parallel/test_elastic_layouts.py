@@ -4,14 +4,14 @@ import pytest
 from rank_layouts import architecture
 
 from phalanx.errors import ConfigError
-from phalanx.parallel import ParallelConfig, StepWorkload, fitted, worlds
+from phalanx.parallel import ParallelConfig, StepWorkload, fit_layout, list_world_sizes
 
 LOAD = StepWorkload(batch_size=12, microbatches=2, sequence_length=16)
 MODEL = architecture("gpt2")
 
 
 def fit(world, load=LOAD, **section):
-    return fitted(ParallelConfig(**section), world, MODEL, load)
+    return fit_layout(ParallelConfig(**section), world, MODEL, load)
 
 
 @pytest.mark.parametrize(("world", "dp"), [(1, 1), (2, 2), (3, 3), (6, 6), (9, 6)])
@@ -23,13 +23,13 @@ def test_there_are_as_many_copies_as_ranks_where_the_batch_can_be_shared(world, 
 def test_a_number_that_gives_uneven_shares_is_passed_over(world, dp):
     found = fit(world, dp=2, min_dp=1, max_dp=6)
 
-    assert (found.dp, found.world) == (dp, dp)
+    assert (found.dp, found.num_ranks) == (dp, dp)
 
 
 def test_whole_copies_are_added_and_taken_away():
     section = {"dp": 1, "tp": 2, "min_dp": 1, "max_dp": 3}
 
-    assert [fit(world, **section).world for world in (2, 3, 4, 5, 6)] == [2, 2, 4, 4, 6]
+    assert [fit(world, **section).num_ranks for world in (2, 3, 4, 5, 6)] == [2, 2, 4, 4, 6]
 
 
 def test_one_copy_alone_shares_nothing():
@@ -60,5 +60,5 @@ def test_a_number_outside_its_own_limits_is_refused_with_the_run_file():
 
 
 def test_numbers_of_ranks_are_listed_most_first():
-    assert worlds(ParallelConfig(dp=2, tp=2, min_dp=1, max_dp=6), 12, 2) == [12, 6, 4, 2]
-    assert worlds(ParallelConfig(dp=2), 12, 2) == [2]
+    assert list_world_sizes(ParallelConfig(dp=2, tp=2, min_dp=1, max_dp=6), 12, 2) == [12, 6, 4, 2]
+    assert list_world_sizes(ParallelConfig(dp=2), 12, 2) == [2]

@@ -5,7 +5,7 @@ import torch
 from torch import distributed as dist
 
 from phalanx.errors import ConfigError, PeerLostError
-from phalanx.parallel import RankEnv, find_place, join, stand_by
+from phalanx.parallel import RankEnv, find_place, join_ranks, stand_by
 from phalanx.parallel.control.rank0 import _lost_connection
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -24,14 +24,14 @@ def test_each_start_of_torchrun_meets_by_a_file_of_its_own(tmp_path):
 def test_a_place_is_read_as_it_was_written(tmp_path):
     place = RankEnv(1, 4, 1, 4, tmp_path / "meeting", is_kept=True)
 
-    assert find_place(place.environment()) == place
+    assert find_place(place.to_environment()) == place
 
 
 @pytest.mark.parametrize(("local_world", "expected"), [(4, (2, 2, True)), (2, (2, 2, False))])
 def test_the_ranks_that_train_are_the_first_ones(local_world, expected):
     place = RankEnv(1, 4, 1, local_world)
 
-    found = place.among(2)
+    found = place.with_world(2)
 
     assert (found.world, found.local_world, place.is_on_one_machine) == expected
 
@@ -39,7 +39,7 @@ def test_the_ranks_that_train_are_the_first_ones(local_world, expected):
 def test_who_is_left_over_stands_by_until_the_run_is_over(tmp_path):
     meeting = tmp_path / "meeting"
 
-    with join(RankEnv(0, 1, 0, 1, meeting), torch.device("cpu"), "00" * 32):
+    with join_ranks(RankEnv(0, 1, 0, 1, meeting), torch.device("cpu"), "00" * 32):
         store = dist.FileStore(str(meeting), 1)
         assert not store.check(["phalanx/over"])
 
@@ -53,7 +53,7 @@ def test_a_store_that_outlives_the_dead_is_refused(monkeypatch):
 
     with (
         pytest.raises(ConfigError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, or use `phalanx launch`"),
-        join(RankEnv(0, 1, 0, 1), torch.device("cpu"), "00" * 32),
+        join_ranks(RankEnv(0, 1, 0, 1), torch.device("cpu"), "00" * 32),
     ):
         pass
 

@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.parallel import RankEnv, join, stand_in
+from phalanx.parallel import RankEnv, fallback_key, join_ranks
 from phalanx.parallel.config import OuterConfig
-from phalanx.parallel.data.diloco import OuterStep, from_bytes, to_bytes
+from phalanx.parallel.data.diloco import OuterStep, dequantize_blocks, quantize_blocks
 from phalanx.parallel.data.parameters import RankParameter
 
 
@@ -16,27 +16,27 @@ from phalanx.parallel.data.parameters import RankParameter
 def test_no_number_is_off_by_more_than_half_a_unit_of_its_block(number, seed, size):
     values = size * torch.randn(number, generator=torch.Generator().manual_seed(seed))
 
-    sent, scales = to_bytes(values)
+    sent, scales = quantize_blocks(values)
 
     assert sent.dtype == torch.int8
     units = scales.expand(-1, 1024).reshape(-1)[:number]
-    assert torch.all((from_bytes(sent, scales, values) - values).abs() <= 0.5001 * units)
+    assert torch.all((dequantize_blocks(sent, scales, values) - values).abs() <= 0.5001 * units)
 
 
 def test_a_block_of_small_numbers_is_not_rounded_by_a_large_one_elsewhere():
     values = torch.cat([torch.full((1024,), 1e-3), torch.full((1024,), 1e3)])
 
-    sent, scales = to_bytes(values)
+    sent, scales = quantize_blocks(values)
 
-    assert torch.allclose(from_bytes(sent, scales, values), values, rtol=1e-6)
+    assert torch.allclose(dequantize_blocks(sent, scales, values), values, rtol=1e-6)
 
 
 def test_what_rounding_loses_is_sent_in_the_end():
     wanted, residual, received = torch.linspace(-1.0, 1.0, 50), torch.zeros(50), torch.zeros(50)
 
     for _ in range(100):
-        sent, scales = to_bytes(wanted + residual)
-        came = from_bytes(sent, scales, wanted)
+        sent, scales = quantize_blocks(wanted + residual)
+        came = dequantize_blocks(sent, scales, wanted)
         residual = wanted + residual - came
         received += came
 
@@ -45,7 +45,7 @@ def test_what_rounding_loses_is_sent_in_the_end():
 
 @pytest.fixture
 def alone(tmp_path):
-    with join(RankEnv(0, 1, 0, 1, tmp_path / "meeting"), torch.device("cpu"), "00" * 32):
+    with join_ranks(RankEnv(0, 1, 0, 1, tmp_path / "meeting"), torch.device("cpu"), "00" * 32):
         yield torch.distributed.group.WORLD
 
 
@@ -92,5 +92,5 @@ def test_momentum_is_that_of_torchs_nesterov(alone):
     ],
 )
 def test_islands_that_a_checkpoint_lacks_begin_as_the_first(key, read):
-    assert stand_in(key, {"weight/w": 0, "exp_avg/w": 0}) == read
-    assert stand_in(key, {key: 0}) == key
+    assert fallback_key(key, {"weight/w": 0, "exp_avg/w": 0}) == read
+    assert fallback_key(key, {key: 0}) == key

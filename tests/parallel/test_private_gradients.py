@@ -78,14 +78,14 @@ def test_the_sum_is_that_of_rows_which_are_clipped_one_by_one(clipping):
     expected, norms = one_by_one(module, losses)
     assert min(norms) < CLIP < max(norms)
     rows = gradients_of(module, clipping)
-    total = rows.zeros()
+    total = rows.zero_total()
 
     for part in torch.arange(ROWS).chunk(2):
-        rows.add(losses, part, total)
+        rows.add_rows(losses, part, total)
 
     for found, one in zip(total, expected, strict=True):
         torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-7)
-    rows.settle(total)
+    rows.set_gradients(total)
     assert all(one.grad is place for one, place in zip(module.parameters(), total, strict=True))
 
 
@@ -103,15 +103,15 @@ def test_where_linear_layers_alone_are_trained_ghost_runs_the_backward_pass_once
     rows = gradients_of(module, "ghost")
     # the first two sums are checked, by passes of their own
     for _ in range(2):
-        rows.add(losses, torch.arange(ROWS), rows.zeros())
-        rows.settle(rows.zeros())
+        rows.add_rows(losses, torch.arange(ROWS), rows.zero_total())
+        rows.set_gradients(rows.zero_total())
     passes, real = [], row_gradients._run_backward
     monkeypatch.setattr(
         row_gradients, "_run_backward", lambda loss, **given: passes.append(loss) or real(loss, **given)
     )
-    total = rows.zeros()
+    total = rows.zero_total()
 
-    rows.add(losses, torch.arange(ROWS), total)
+    rows.add_rows(losses, torch.arange(ROWS), total)
 
     assert len(passes) == 1
     for found, one in zip(total, expected, strict=True):
@@ -124,10 +124,10 @@ def test_leaving_a_row_out_moves_the_sum_by_the_bound_at_most_and_not_without_cl
     # the loud row moves a sum that is not clipped by far more
     assert one_by_one(module, losses, [ROWS - 1])[1][0] > 5 * CLIP
     rows = gradients_of(module, clipping)
-    whole, without = rows.zeros(), rows.zeros()
+    whole, without = rows.zero_total(), rows.zero_total()
 
-    rows.add(losses, torch.arange(ROWS), whole)
-    rows.add(losses, torch.arange(ROWS - 1), without)
+    rows.add_rows(losses, torch.arange(ROWS), whole)
+    rows.add_rows(losses, torch.arange(ROWS - 1), without)
 
     moved = torch.stack([(a - b).norm() for a, b in zip(whole, without, strict=True)]).norm()
     assert 0.99 * CLIP < float(moved) <= CLIP * (1 + 1e-5)
@@ -138,13 +138,13 @@ def test_a_row_with_a_gradient_that_is_not_finite_counts_for_nothing(clipping):
     module, losses = made()
     expected, _ = one_by_one(module, losses, [0, 1, 3, 4, 5])
     rows = gradients_of(module, clipping)
-    total = rows.zeros()
+    total = rows.zero_total()
 
     def poisoned(numbers):
         found = losses(numbers)
         return found * torch.where(numbers == 2, torch.inf, 1.0)
 
-    heard = rows.add(poisoned, torch.arange(ROWS), total)
+    heard = rows.add_rows(poisoned, torch.arange(ROWS), total)
 
     assert len(heard) == ROWS - 1
     for found, one in zip(total, expected, strict=True):
@@ -158,4 +158,4 @@ def test_a_model_of_which_rows_cannot_be_told_apart_is_refused_before_the_first_
     rows = gradients_of(module, clipping)
 
     with pytest.raises(ConfigError, match="gradients of single rows of this model cannot be told apart"):
-        rows.add(losses, torch.arange(ROWS), rows.zeros())
+        rows.add_rows(losses, torch.arange(ROWS), rows.zero_total())

@@ -89,14 +89,14 @@ def test_a_run_learns_within_its_budget_and_says_what_it_has_spent(whole):
 def test_a_run_ends_before_the_step_that_would_spend_more(make_run, whole, tmp_path):
     told = whole[0]["privacy"]
     step = PoissonGaussian(told["noise_multiplier"], told["rate"])
-    for_three = (step.epsilon(3, 1e-4) + step.epsilon(4, 1e-4)) / 2
+    for_three = (step.epsilon_after(3, 1e-4) + step.epsilon_after(4, 1e-4)) / 2
     run = make_run(RANKS + PRIVACY + f"noise_multiplier = {step.noise_multiplier}\n", f"privacy.epsilon={for_three}")
 
     summary = quietly(run, tmp_path / "run")
 
     assert summary["status"] == "completed"
     assert summary["steps"] == 3
-    assert summary["privacy"]["epsilon_spent"] == pytest.approx(step.epsilon(3, 1e-4))
+    assert summary["privacy"]["epsilon_spent"] == pytest.approx(step.epsilon_after(3, 1e-4))
     assert '"kind":"budget_spent"' in (tmp_path / "run" / "events.jsonl").read_text()
     # nothing is left for another session
     assert quietly(load_run(tmp_path / "run" / "config.toml"), tmp_path / "run", resume=True)["steps"] == 3
@@ -104,7 +104,7 @@ def test_a_run_ends_before_the_step_that_would_spend_more(make_run, whole, tmp_p
 
 def killed_after(num_steps, run, directory, monkeypatch):
     """Run in a child that is killed between a step and its checkpoint."""
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == num_steps:
@@ -113,7 +113,7 @@ def killed_after(num_steps, run, directory, monkeypatch):
 
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr(hooks.RunHooks, "save", stop)
+        monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
         try:
             quietly(run, directory)
         finally:

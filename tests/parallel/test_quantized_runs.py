@@ -53,7 +53,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_stores_no_pickle(
 ):
     run = make_run(engine, *overrides)
     quietly(run, tmp_path / "whole")
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == 4:
@@ -61,7 +61,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_stores_no_pickle(
         save(self, at)
 
     with monkeypatch.context() as patch, pytest.raises(StoppedError):
-        patch.setattr(hooks.RunHooks, "save", stop)
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
         quietly(run, tmp_path / "stopped")
     quietly(run, tmp_path / "stopped", resume=True)
 

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import OffloadPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.parallel.control.pipelining import accumulate_gradients
-from phalanx.parallel.data.data_parallel import shard
+from phalanx.parallel.data.data_parallel import shard_module
 
 MICROBATCHES = 4
 
@@ -35,7 +35,7 @@ class Layer(nn.Linear):
 @pytest.mark.parametrize("zero", [2, 3])
 def test_groups_sum_gradients_once_a_step_each_rank_its_part(four_ranks, monkeypatch, zero):
     layer, summed, real = Layer(8, 8), [], dist.all_reduce
-    shard(layer, four_ranks, reshard=zero == 3, policy=OffloadPolicy())
+    shard_module(layer, four_ranks, reshard=zero == 3, policy=OffloadPolicy())
     monkeypatch.setattr(dist, "all_reduce", lambda x, *args, **keys: summed.append(x.numel()) or real(x, *args, **keys))
     domain = SimpleNamespace(config=SimpleNamespace(zero=zero))
     step = accumulate_gradients(layer, domain, MICROBATCHES, lambda y, wanted: (y - wanted).sum())

@@ -16,7 +16,7 @@ from torch.nn import functional
 from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.context import attention_block, ring
-from phalanx.parallel.context.attention_block import Heads, attend_block, gradients, join
+from phalanx.parallel.context.attention_block import Heads, attend_block, attention_gradients, join_blocks
 from phalanx.parallel.context.ring import own_positions
 
 HERE = Path(__file__).resolve().parent
@@ -73,8 +73,8 @@ def test_blocks_that_are_joined_are_attention_over_all_of_their_keys():
         blocks = [Heads(query, key[:, :, part], value[:, :, part], False, 0.5) for part in (slice(2), slice(2, None))]
         out, sums = torch.zeros_like(query), torch.full((1, 2, 6), -torch.inf)
         for block in blocks:
-            join(out, sums, *attend_block(block))
-        parts = [gradients(block, gradient, out, sums) for block in blocks]
+            join_blocks(out, sums, *attend_block(block))
+        parts = [attention_gradients(block, gradient, out, sums) for block in blocks]
 
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(parts[0][0] + parts[1][0], slopes[0])
@@ -104,23 +104,23 @@ def test_what_comes_next_is_under_way_while_a_block_is_computed(monkeypatch):
 
     def passed_on(x, group, *, is_last=False):
         if is_last:
-            return ring._Passing(x)
+            return ring._TensorInTransit(x)
         # what is received has the values of what is sent: times alone are looked at
         what = "keys" if events[-1:] in ([], ["has keys"]) else "gradients"
         events.append(f"sends {what}")
-        return ring._Passing(x.clone(), [Work(what)])
+        return ring._TensorInTransit(x.clone(), [Work(what)])
 
     def computing(function):
         return lambda *given: (events.append("computes"), function(*given))[1]
 
     monkeypatch.setattr(ring, "_passed_on", passed_on)
     monkeypatch.setattr(ring, "attend_block", computing(attend_block))
-    monkeypatch.setattr(ring, "gradients", computing(gradients))
+    monkeypatch.setattr(ring, "attention_gradients", computing(attention_gradients))
     x = torch.ones(1, 1, 4, 8)
 
-    out, sums = ring.go_round(x, x, x, None, Pair())
+    out, sums = ring.compute_ring_attention(x, x, x, None, Pair())
     forward, events[:] = list(events), []
-    ring.go_back(x, (x, x, x, out, sums), None, Pair())
+    ring.compute_ring_gradients(x, (x, x, x, out, sums), None, Pair())
 
     assert forward == ["sends keys", "computes", "has keys", "computes"]
     keys, home = ["sends keys", "computes", "sends gradients", "has keys"], ["sends gradients", "has gradients"]

@@ -20,8 +20,8 @@ def look(patience, counts, *times):
     """Hear the same numbers at each of these times; return the ranks that are overdue at the last of them."""
     found = {}
     for now in times:
-        patience.hear(counts, now)
-        found = patience.overdue(now)
+        patience.note_counts(counts, now)
+        found = patience.overdue_ranks(now)
     return found
 
 
@@ -30,8 +30,8 @@ def test_a_rank_whose_number_stands_still_is_overdue_after_the_limit(patience):
 
     found = {}
     for now in range(1, 32):
-        patience.hear({1: 5, 2: 7 + now}, float(now))
-        found = patience.overdue(float(now))
+        patience.note_counts({1: 5, 2: 7 + now}, float(now))
+        found = patience.overdue_ranks(float(now))
 
     assert found == {1: 31.0}
 
@@ -60,39 +60,39 @@ def test_time_in_which_nobody_looked_is_held_against_nobody(patience):
 
 def test_files_tell_of_every_beat_and_of_the_end(tmp_path):
     one, lead = FileHeartbeat(tmp_path, 1, range(1)), FileHeartbeat(tmp_path, 0, range(2))
-    assert lead.counts() == {}
+    assert lead.read_counts() == {}
 
-    one.beat()
-    first = lead.counts()
+    one.give_beat()
+    first = lead.read_counts()
     (tmp_path / "beat-1").touch()
 
     assert list(first) == [1]
-    assert lead.counts() != first
-    one.end()
-    assert lead.counts() == {}
+    assert lead.read_counts() != first
+    one.end_beats()
+    assert lead.read_counts() == {}
 
 
 def test_what_an_earlier_start_left_is_forgotten(tmp_path):
-    FileHeartbeat(tmp_path, 1, range(1)).beat()
+    FileHeartbeat(tmp_path, 1, range(1)).give_beat()
 
     lead = FileHeartbeat(tmp_path, 0, range(2))
-    lead.forget()
+    lead.remove_files()
 
-    assert lead.counts() == {}
+    assert lead.read_counts() == {}
 
 
 def test_a_store_tells_the_same():
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=1))
     one, lead = StoreHeartbeat(store, 1, range(1)), StoreHeartbeat(store, 0, range(3))
-    assert lead.counts() == {}
+    assert lead.read_counts() == {}
 
-    one.beat()
-    one.beat()
+    one.give_beat()
+    one.give_beat()
 
-    assert lead.counts() == {1: 2}
-    one.end()
-    assert lead.counts() == {}
+    assert lead.read_counts() == {1: 2}
+    one.end_beats()
+    assert lead.read_counts() == {}
 
 
 class Stuck:
@@ -102,16 +102,16 @@ class Stuck:
         self.asked = 0
         self.released = threading.Event()
 
-    def beat(self):
+    def give_beat(self):
         return None
 
-    def counts(self):
+    def read_counts(self):
         self.asked += 1
         if self.asked > 1:
             self.released.wait(60)
         return {0: 1}
 
-    def end(self):
+    def end_beats(self):
         return None
 
 
@@ -133,4 +133,4 @@ def test_a_rank_that_hangs_at_once_has_given_a_sign(tmp_path):
     listener = FileHeartbeat(tmp_path, 0, range(2))
 
     with HeartbeatThreads(FileHeartbeat(tmp_path, 1, range(2)), LIMIT, None):
-        assert set(listener.counts()) == {1}
+        assert set(listener.read_counts()) == {1}

@@ -7,13 +7,13 @@ import pytest
 
 from phalanx.pipeline import AuditDraw, GuardConfig, StepPlan
 from phalanx.pipeline.protocol.greetings import KernelDigests
-from phalanx.pipeline.stage.battery import run_battery
-from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
+from phalanx.pipeline.stage.kernel_fingerprint import fingerprint_kernels
+from phalanx.pipeline.stage.stage_copy import WrapCopy, leave_unwrapped
 from phalanx.testing import Actor, CompanySession, MemoryCompany, tiny_run
 from phalanx.train import PipelineRun
 
 MakeCompany = Callable[..., MemoryCompany]
-PLAIN = (unwrapped, Actor().kernels)
+PLAIN = (leave_unwrapped, Actor().kernels)
 
 
 @pytest.fixture(scope="session")
@@ -26,16 +26,16 @@ def batteries() -> Callable[..., KernelDigests]:
     known: dict[str, KernelDigests] = {}
     lock = threading.Lock()
 
-    def run_once(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> KernelDigests:
+    def run_once(plan: StepPlan, nonce: str, kernels: WrapCopy = leave_unwrapped) -> KernelDigests:
         # of the guard a battery takes the classes alone, which say in what precision an update is made
         guard = GuardConfig(mode="off", classes=plan.guard.classes)
         key = plan.model_copy(update={"run_digest": "", "guard": guard}).model_dump_json()
         with lock:
             first = nonces.setdefault(key, nonce)
             if kernels not in PLAIN:
-                return run_battery(plan, first, kernels)
+                return fingerprint_kernels(plan, first, kernels)
             if key not in known:
-                known[key] = run_battery(plan, first)
+                known[key] = fingerprint_kernels(plan, first)
             return known[key]
 
     return run_once
@@ -44,8 +44,8 @@ def batteries() -> Callable[..., KernelDigests]:
 @pytest.fixture(autouse=True)
 def one_battery_of_a_plan(batteries: Callable[..., KernelDigests], monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure the kernels of parties in threads once; those in processes of their own see nothing of it."""
-    monkeypatch.setattr("phalanx.pipeline.membership.admission.run_battery", batteries)
-    monkeypatch.setattr("phalanx.pipeline.worker.process.run_battery", batteries)
+    monkeypatch.setattr("phalanx.pipeline.membership.admission.fingerprint_kernels", batteries)
+    monkeypatch.setattr("phalanx.pipeline.worker.process.fingerprint_kernels", batteries)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from phalanx.pipeline.owner.event_loop import EventLoop
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, FetchReply, ProgressReport, SentDigest
 from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed
-from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.pipeline.protocol.signed import StatementReader, to_signed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.verify.facts import CommittedMessage, StepFacts, StepLedger
@@ -48,12 +48,12 @@ class HandMadeLoop(EventLoop):
     """The owner's loop, with answers to needs that a test gives."""
 
     def __init__(self, answer):
-        self.answer = answer
+        self.serve_need = answer
 
 
 def run_task(task, answer):
     """Carry a task out."""
-    return HandMadeLoop(answer).run(task)
+    return HandMadeLoop(answer).run_task(task)
 
 
 @dataclass
@@ -80,11 +80,11 @@ class World:
 
     def __post_init__(self):
         self.facts = StepFacts(
-            self.plan, Statements(SESSION, peer), lambda kind, body: self.events.append((kind, body)), ASSIGNMENT
+            self.plan, StatementReader(SESSION, peer), lambda kind, body: self.events.append((kind, body)), ASSIGNMENT
         )
         self.facts.classes = dict.fromkeys((OWNER, HOLDER, SHADOW), "one class")
         self.copy = self.build()
-        self.state = self.copy.digest()
+        self.state = self.copy.compute_digest()
         self.facts.ledger = StepLedger(STEP, EPOCH, agreed={1: self.state})
         self.gradients = self._honest_step()
 
@@ -109,7 +109,7 @@ class World:
                 )
                 for party in (sender, receiver):
                     self.tensors[(party, *key, False)] = tensor
-        gradients = self.copy.runner.gradients()
+        gradients = self.copy.runner.take_gradients()
         self.facts.ledger.commits[STAGE] = Commit(
             epoch=EPOCH,
             step=STEP,
@@ -121,9 +121,9 @@ class World:
         )
         for party in (HOLDER, SHADOW):
             self.bulks |= {
-                (party, "weights"): (self.copy.weights(), STEP),
-                (party, "state"): (self.copy.state(), STEP),
-                (party, "undo"): (self.copy.optimizer.state(), STEP),
+                (party, "weights"): (self.copy.weight_tensors(), STEP),
+                (party, "state"): (self.copy.state_tensors(), STEP),
+                (party, "undo"): (self.copy.optimizer.state_tensors(), STEP),
                 (party, "gradient"): (gradients, STEP),
             }
         return gradients
@@ -180,7 +180,7 @@ class World:
         copy = self.build()
         x = self.tensors[(HOLDER, 0, "forward", microbatch, False)]
         gradient = self.tensors[(HOLDER, 2, "backward", microbatch, False)]
-        y, x_gradient = copy.runner.recompute(STEP, microbatch, x, gradient)
+        y, x_gradient = copy.runner.recompute_microbatch(STEP, microbatch, x, gradient)
         return y if direction == "forward" else x_gradient
 
     def answer(self, need):
@@ -211,7 +211,7 @@ class World:
                 raise TypeError(need)
         return None
 
-    def judge(self, task):
+    def judge_page(self, task):
         """Let a judge find its verdict."""
         return run_task(task, self.answer)
 

@@ -2,7 +2,7 @@
 
 from phalanx.pipeline.protocol.messages import AuditReport, Commit, StepAudited
 from phalanx.security.crypto import digest_hex
-from phalanx.testing import Actor, only, tampering
+from phalanx.testing import Actor, rewrite_only, tampering
 from phalanx.transport.tensors import tensor_buffers
 
 
@@ -23,7 +23,7 @@ def league_of_messages(direction):
             return [outgoing]
         return [outgoing.with_fields({"digests": {**report.digests, direction: lie}})]
 
-    return {1: Actor(tampering(tamper)), 2: Actor(rewrite=only(AuditReport, vouch))}
+    return {1: Actor(tampering(tamper)), 2: Actor(rewrite=rewrite_only(AuditReport, vouch))}
 
 
 def league_of_gradients(liar=1, accomplice=2):
@@ -48,5 +48,5 @@ def league_of_gradients(liar=1, accomplice=2):
     def double_stage_1(copy, held):
         return double(copy, held) if copy.spec.index == 1 else copy
 
-    told = Actor(double_stage_1, rewrite=only(Commit, note))
-    return {liar: told, accomplice: Actor(rewrite=only(StepAudited, vouch))}
+    told = Actor(double_stage_1, rewrite=rewrite_only(Commit, note))
+    return {liar: told, accomplice: Actor(rewrite=rewrite_only(StepAudited, vouch))}

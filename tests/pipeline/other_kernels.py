@@ -7,6 +7,6 @@ def eager(copy, held):
     """The same state and optimizer, in a module with an attention that is computed step by step."""
     del held
     other = copy.plan.model_copy(update={"attention": "eager"})
-    found = StageCopy.of_module(copy.plan, copy.spec, StageCopy.empty(other, copy.spec.index).module)
-    found.load(copy.state(), copy.step)
+    found = StageCopy.of_module(copy.plan, copy.spec, StageCopy.build_empty(other, copy.spec.index).module)
+    found.load_tensors(copy.state_tensors(), copy.step_count)
     return found

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from phalanx.lab.attacks import ATTACKS, actor
+from phalanx.lab.attacks import ATTACKS, make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageRunner
 from phalanx.pipeline.evidence import message_dispute as weighing
 from phalanx.testing import tiny_run
@@ -18,7 +18,7 @@ FROM = 2
 
 def attackers(tmp_path, kind, stages, **changes):
     config = AttackConfig(**{"kind": kind, "stages": stages, "from_step": FROM, **changes})
-    return {stage: actor(config, f"worker-{stage}", tmp_path / "attack.jsonl") for stage in stages}
+    return {stage: make_actor(config, f"worker-{stage}", tmp_path / "attack.jsonl") for stage in stages}
 
 
 REFEREE_WORK = {
@@ -37,14 +37,14 @@ REFEREE_WORK = {
 
 def check_the_price(company, results):
     """At most one redone step for each party that is replaced, nothing skipped, and a referee that does not toil."""
-    spent = [(str(body["offence"]), body["referee"]) for body in company.bodies("verdict")]
+    spent = [(str(body["offence"]), body["referee"]) for body in company.event_bodies("verdict")]
     assert [(work["microbatches"], work["steps"]) for _, work in spent] == [REFEREE_WORK[name] for name, _ in spent]
     replaced = len(company.verdicts) + len(company.lost)
     assert sum(result.guard.attempts - 1 for result in results) <= replaced
-    assert len(company.bodies("step_redone")) == replaced
+    assert len(company.event_bodies("step_redone")) == replaced
     assert [result.step for result in results] == list(range(len(results)))
     # an update is made again where one of its two parties was lost before it had signed the state after it
-    assert sum(result.guard.steps_redone for result in results) == len(company.bodies("update_unwitnessed"))
+    assert sum(result.guard.steps_redone for result in results) == len(company.event_bodies("update_unwitnessed"))
 
 
 def told(tmp_path):
@@ -131,7 +131,7 @@ def test_who_expects_audits_where_they_were_is_caught_where_they_are(make_compan
 
 def test_the_referees_work_is_what_the_owner_really_computes_again(make_company, tmp_path, monkeypatch):
     again, judged = [], []
-    recompute, redo = StageRunner.recompute, weighing.redo
+    recompute, redo = StageRunner.recompute_microbatch, weighing.recompute_message
 
     def noting(self, *args):
         if threading.current_thread() is threading.main_thread():
@@ -148,15 +148,15 @@ def test_the_referees_work_is_what_the_owner_really_computes_again(make_company,
     run = tiny_run(5, guard=GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0))
     company = make_company(run, attackers(tmp_path, "drift", (1,)))
     # from here on: at the door the owner measures its own numeric class, with a layer that is of no stage
-    monkeypatch.setattr(StageRunner, "recompute", noting)
-    monkeypatch.setattr(weighing, "redo", judging)
+    monkeypatch.setattr(StageRunner, "recompute_microbatch", noting)
+    monkeypatch.setattr(weighing, "recompute_message", judging)
 
     company.run(FROM + 1)
 
     # an owner that shadows nobody recomputes as a referee only, and once more from the evidence before it evicts
-    assert "owner" not in company.engine.shadows.values()
+    assert "owner" not in company.engine.stage_shadows.values()
     assert (again, judged) == ([1], [1])
-    assert [body["referee"] for body in company.bodies("verdict")] == [{"microbatches": 1, "steps": 0}]
+    assert [body["referee"] for body in company.event_bodies("verdict")] == [{"microbatches": 1, "steps": 0}]
 
 
 def test_every_attack_of_the_table_says_what_should_catch_it():
@@ -180,7 +180,7 @@ def test_a_made_up_weight_gradient_is_found_when_the_whole_step_is_audited(make_
 def test_a_league_is_named_when_the_owner_looks_for_itself(make_company, honest_digest, tmp_path):
     run = tiny_run(guard=GuardConfig(audit_rate=1.0, owner_audit_rate=1.0))
     company = make_company(run, attackers(tmp_path, "league", (1, 2)))
-    assert company.engine.shadows[1] == "worker-2"
+    assert company.engine.stage_shadows[1] == "worker-2"
 
     results = company.run(FROM + 2)
 

@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-from phalanx.data import BatchLoader, BpeConfig, DataConfig, prepare
+from phalanx.data import BatchLoader, BpeConfig, DataConfig, prepare_corpus
 from phalanx.data.chat.settings import ConversationsConfig, ConversationSource
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import StageSpec, add_embedding_noise, build_stage
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import tiny_run
 from phalanx.train import PipelineRun, step_inputs
-from phalanx.train.batches.validation import perplexities
+from phalanx.train.batches.validation import measure_perplexities
 
 STEPS, LENGTH, VOCAB = 4, 48, 259
 AUDITED = GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0)
@@ -30,7 +30,7 @@ def corpus_of(tmp_path_factory):
     (home / "talks.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
 
     def prepared(run):
-        return prepare(run.data, home / "cache", run.train.seed)
+        return prepare_corpus(run.data, home / "cache", run.train.seed)
 
     prepared.path = home / "talks.jsonl"
     return prepared
@@ -65,8 +65,8 @@ def chat_run(corpus_of):
 def trained(company, corpus, run):
     """The results of all steps."""
     loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-    batches = (step_inputs(loader.next(), run.train.microbatches) for _ in range(STEPS))
-    return [company.engine.step(step, inputs) for step, inputs in enumerate(batches)]
+    batches = (step_inputs(loader.next_batch(), run.train.microbatches) for _ in range(STEPS))
+    return [company.engine.train_turn(step, inputs) for step, inputs in enumerate(batches)]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_liar_at_rate_03_is_named_and_no_bit_of_what_was_learned_is_lost(
         trained(clean, corpus, run)
         honest["digest"] = clean.weights_digest()
         assert clean.verdicts == []
-    liar = actor(AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=3), "worker-2", tmp_path / "attack.jsonl")
+    liar = make_actor(AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=3), "worker-2", tmp_path / "attack.jsonl")
     company = make_company(run, {2: liar})
 
     trained(company, corpus, run)
@@ -100,7 +100,9 @@ def test_a_liar_at_rate_03_is_named_and_no_bit_of_what_was_learned_is_lost(
 def test_without_the_guard_the_same_liar_changes_what_is_learned(make_company, corpus_of, chat_run, tmp_path):
     run = chat_run(GuardConfig(mode="off"))
     corpus = corpus_of(run)
-    liar = actor(AttackConfig(kind="sign_flip", stages=(2,), rate=0.3, seed=3), "worker-2", tmp_path / "attack.jsonl")
+    liar = make_actor(
+        AttackConfig(kind="sign_flip", stages=(2,), rate=0.3, seed=3), "worker-2", tmp_path / "attack.jsonl"
+    )
     company, clean = make_company(run, {2: liar}), make_company(run)
 
     trained(company, corpus, run)
@@ -112,7 +114,7 @@ def test_without_the_guard_the_same_liar_changes_what_is_learned(make_company, c
 def test_the_noise_of_a_step_is_that_of_the_paper_and_off_at_validation(make_company, corpus_of, chat_run):
     run = chat_run()
     corpus, company = corpus_of(run), make_company(run)
-    batch = BatchLoader(corpus, run.train.batch_size, run.train.seed).next()
+    batch = BatchLoader(corpus, run.train.batch_size, run.train.seed).next_batch()
     source = company.source
     stage = build_stage(
         source, StageSpec(0, 1, 0, source.num_layers), adapter=None, activation_checkpointing=False, seed=0,
@@ -124,7 +126,7 @@ def test_the_noise_of_a_step_is_that_of_the_paper_and_off_at_validation(make_com
     embedding = stage.get_submodule(stage.family.embedding_weight.removesuffix(".weight"))
 
     def noise(step):
-        stage.embedding_noise.begin(run.train.seed, step)
+        stage.embedding_noise.begin_step(run.train.seed, step)
         return (embedding(batch.input_ids) - plain).detach()
 
     bound = 5.0 / math.sqrt(LENGTH * plain.shape[-1])
@@ -136,17 +138,17 @@ def test_the_noise_of_a_step_is_that_of_the_paper_and_off_at_validation(make_com
     stage.eval()
     assert not noise(0).any()
     stage.attends = "documents"
-    quiet = perplexities([stage.train()], [[batch]])
-    stage.embedding_noise.begin(run.train.seed, 9)
-    assert quiet == perplexities([stage], [[batch]])
+    quiet = measure_perplexities([stage.train()], [[batch]])
+    stage.embedding_noise.begin_step(run.train.seed, 9)
+    assert quiet == measure_perplexities([stage], [[batch]])
 
 
 def test_the_loss_of_a_step_is_that_of_the_weighted_targets_alone(make_company, corpus_of, chat_run):
     run = chat_run(neftune_alpha=None)
     corpus, company = corpus_of(run), make_company(run)
-    batch = BatchLoader(corpus, run.train.batch_size, run.train.seed).next()
+    batch = BatchLoader(corpus, run.train.batch_size, run.train.seed).next_batch()
 
-    result = company.engine.step(0, step_inputs(batch, run.train.microbatches))
+    result = company.engine.train_turn(0, step_inputs(batch, run.train.microbatches))
 
     assert result.num_targets == int((batch.labels != -100).sum())
     # an untrained model knows nothing of any target

@@ -37,7 +37,7 @@ def test_a_guarded_step_on_packed_documents_is_that_of_the_documents_alone(make_
     batch = random_batch(run, company.source.vocab_size, 0)
     assert int(batch.extras[DOCUMENTS].max()) > 2
 
-    result = company.engine.step(0, step_inputs(batch, run.train.microbatches))
+    result = company.engine.train_turn(0, step_inputs(batch, run.train.microbatches))
 
     loss, norm = whole_gradient(company.source, batch)
     assert result.loss == pytest.approx(loss, rel=2e-6)

@@ -6,7 +6,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from phalanx.data import IGNORE, PREFIX
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.objectives import OBJECTIVES
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import Actor, random_batch, tampering, tiny_run
@@ -66,7 +66,7 @@ def test_a_guarded_step_is_that_of_transformers_model(make_company, kind):
     company = make_company(run)
     batch = random_batch(run, company.source.vocab_size, 0)
 
-    result = company.engine.step(0, step_inputs(batch, run.train.microbatches))
+    result = company.engine.train_turn(0, step_inputs(batch, run.train.microbatches))
 
     loss, norm = whole_gradient(company.source, batch)
     assert result.loss == pytest.approx(loss, rel=3e-6)
@@ -81,7 +81,7 @@ def test_a_liar_at_rate_03_is_named_in_its_first_step_and_no_bit_is_lost(
 ):
     run = learning(guard=GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0))
     config = AttackConfig(kind=attack, stages=(stage,), rate=0.3, seed=3)
-    company = make_company(run, {stage: actor(config, f"worker-{stage}", tmp_path / "attack.jsonl")})
+    company = make_company(run, {stage: make_actor(config, f"worker-{stage}", tmp_path / "attack.jsonl")})
 
     company.run(STEPS)
 
@@ -95,7 +95,7 @@ def test_a_liar_at_rate_03_is_named_in_its_first_step_and_no_bit_is_lost(
 def test_without_the_guard_the_same_liar_changes_what_is_learned(make_company, honest_digest, tmp_path):
     run = learning(guard=GuardConfig(mode="off"))
     config = AttackConfig(kind="sign_flip", stages=(2,), rate=0.3, seed=3)
-    company = make_company(run, {2: actor(config, "worker-2", tmp_path / "attack.jsonl")})
+    company = make_company(run, {2: make_actor(config, "worker-2", tmp_path / "attack.jsonl")})
 
     company.run(STEPS)
 
@@ -141,7 +141,7 @@ def test_an_objective_without_a_text_for_the_encoder_is_refused_before_the_first
 def test_a_mixture_with_tokens_that_are_predicted_where_they_stood_is_refused(make_company, part):
     mixture = {"kind": "denoisers", "tasks": [{"kind": "span_corruption"}, {"kind": part}]}
     if part == "causal_lm":
-        assert make_company(learning(mixture)).plan.attends == "prefix"
+        assert make_company(learning(mixture)).plan.effective_attention == "prefix"
         return
     with pytest.raises(
         ConfigError, match="need logits of the text that the encoder reads, but t5 has only those of what"

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import random_batch, tiny_run
 from phalanx.train import step_inputs
@@ -38,7 +38,7 @@ def test_a_verified_step_learns_the_routers_losses_of_all_stages(make_company):
     for asked in (True, False):
         run = mixture_run(output_router_logits=asked)
         company = make_company(run)
-        result = company.engine.step(0, step_inputs(random_batch(run, 64, 0), run.train.microbatches))
+        result = company.engine.train_turn(0, step_inputs(random_batch(run, 64, 0), run.train.microbatches))
         norms[asked] = result.gradient_norm
         assert company.verdicts == []
         assert result.guard.num_audits > 0
@@ -50,7 +50,7 @@ def test_a_verified_step_learns_the_routers_losses_of_all_stages(make_company):
 def test_a_liar_among_experts_is_named_and_no_bit_is_lost(make_company, honest_digest, tmp_path, attack):
     run = mixture_run()
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=3)
-    company = make_company(run, {2: actor(config, "worker-2", tmp_path / "attack.jsonl")})
+    company = make_company(run, {2: make_actor(config, "worker-2", tmp_path / "attack.jsonl")})
 
     company.run(6)
 

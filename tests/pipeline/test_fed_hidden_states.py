@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.engine import StepInputs
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import LoraConfig, StageSpec, build_stage
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import AttackConfig
@@ -41,7 +41,7 @@ def batches(company, *, is_whole):
 def train(company, *, is_whole=False):
     front = FrontPart(company.source, CUT)
     return [
-        company.engine.step(step, StepInputs(tuple(front(ids) for ids in fed.ids), fed.labels, fed.num_targets))
+        company.engine.train_turn(step, StepInputs(tuple(front(ids) for ids in fed.ids), fed.labels, fed.num_targets))
         for step, fed in enumerate(batches(company, is_whole=is_whole))
     ]
 
@@ -62,14 +62,14 @@ def train_split(company, *, is_whole=False):
         )
     )
     taken = [simulator.step(list(zip(fed.ids, fed.labels, strict=True))) for fed in batches(company, is_whole=is_whole)]
-    return taken, simulator.adapters()
+    return taken, simulator.copy_adapters()
 
 
 def adapters_of(company):
     return {
         name: parameter.detach().clone()
-        for copy in company.engine.copies("weights")
-        for name, parameter in copy.module.trainable().items()
+        for copy in company.engine.fetch_stages("weights")
+        for name, parameter in copy.module.trainable_parameters().items()
     }
 
 
@@ -79,7 +79,9 @@ def test_stages_of_a_back_part_begin_behind_the_front_and_none_embeds(make_compa
     first, *_, last = make_plan(company.run_config, company.source).stages
 
     assert (first.first_layer, last.end_layer) == (CUT, LAYERS)
-    assert not any("wte" in name for copy in company.engine.copies("weights") for name in copy.module.all_parameters())
+    assert not any(
+        "wte" in name for copy in company.engine.fetch_stages("weights") for name in copy.module.all_parameters()
+    )
 
 
 def test_a_stage_behind_the_front_takes_hidden_states_and_refuses_tokens(make_company):
@@ -87,7 +89,7 @@ def test_a_stage_behind_the_front_takes_hidden_states_and_refuses_tokens(make_co
     spec = StageSpec(0, 2, CUT, LAYERS - 1)
     stage = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
 
-    assert (spec.is_first, spec.embeds) == (True, False)
+    assert (spec.is_first, spec.has_embedding) == (True, False)
     assert stage(torch.zeros(2, 8, 16)).shape == (2, 8, 16)
     with pytest.raises(Exception, match=r"expected \[batch, seq, 16\]"):
         stage(torch.zeros(2, 8, dtype=torch.int64))
@@ -122,15 +124,15 @@ def test_every_microbatch_has_a_loss_of_its_own(make_company):
 
     result = train(company)[-1]
 
-    assert len(company.engine.losses) == company.run_config.train.microbatches
-    assert sum(company.engine.losses) / result.num_targets == result.loss
+    assert len(company.engine.microbatch_losses) == company.run_config.train.microbatches
+    assert sum(company.engine.microbatch_losses) / result.num_targets == result.loss
 
 
 def test_a_liar_in_the_middle_is_named_and_evicted_and_its_evidence_convicts(make_company):
     honest = make_company(fed_run())
     train(honest)
     lie = AttackConfig(kind="forward_sign_flip", stages=(1,), from_step=1)
-    company = make_company(fed_run(), {1: actor(lie, "worker-1")})
+    company = make_company(fed_run(), {1: make_actor(lie, "worker-1")})
 
     results = train(company)
 

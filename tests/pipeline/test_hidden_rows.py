@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from phalanx.data import IGNORE
-from phalanx.lab.attacks.privacy.epsilon_bound import bound_of_many_runs
+from phalanx.lab.attacks.privacy.epsilon_bound import bound_from_many_runs
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.pipeline import GuardConfig, PipelineConfig, RowPrivacy, StageRunner
@@ -66,7 +66,7 @@ def start(make_company, monkeypatch):
 def weights_of(company):
     return [
         {name: tensor.detach().clone() for name, tensor in copy.module.all_parameters().items()}
-        for copy in company.engine.copies("weights")
+        for copy in company.engine.fetch_stages("weights")
     ]
 
 
@@ -166,7 +166,7 @@ def test_each_stage_commits_to_its_key_in_the_log_and_nobody_else_is_told_of_it(
     company = start()
     company.run(1)
 
-    (said,) = company.bodies("noise_committed")
+    (said,) = company.event_bodies("noise_committed")
     assert said["epoch"] == 0
     assert set(said["keys"]) == {"0", "1", "2", "3"}
     assert len(set(said["keys"].values())) == 4
@@ -176,7 +176,7 @@ def test_each_stage_commits_to_its_key_in_the_log_and_nobody_else_is_told_of_it(
 
 
 def bare_sum(copy):
-    return {name: gradient / copy.plan.privacy.mean_rows for name, gradient in copy.runner.gradients().items()}
+    return {name: gradient / copy.plan.privacy.mean_rows for name, gradient in copy.runner.take_gradients().items()}
 
 
 def without_noise(copy, held):
@@ -194,7 +194,9 @@ def with_noise_of_its_own(copy, held):
     """Noise of the right size, which no auditor can compute again."""
     mine = shallow(copy)
     if held:
-        mine.weight_gradient = lambda step, key: noisy_mean(copy.runner.gradients(), copy.plan.privacy, step, b"o" * 32)
+        mine.weight_gradient = lambda step, key: noisy_mean(
+            copy.runner.take_gradients(), copy.plan.privacy, step, b"o" * 32
+        )
     return mine
 
 
@@ -239,7 +241,7 @@ def test_a_step_that_is_attempted_again_has_other_noise(start):
     company = start(private_run(spares=1), {1: Actor(wrap_copy=without_noise)})
     company.run(1)
 
-    first, second = (body["keys"] for body in company.bodies("noise_committed"))
+    first, second = (body["keys"] for body in company.event_bodies("noise_committed"))
     assert not set(first.values()) & set(second.values())
 
 
@@ -267,7 +269,7 @@ def test_without_a_guard_what_comes_out_has_no_noise(start, known_noise):
         assert torch.allclose(released[name], total / PRIVACY.mean_rows, atol=1e-6), name
     hidden = company_gradients(company, 2)
     off = torch.cat([(hidden[name] - total / PRIVACY.mean_rows).flatten() for name, total in bare[2].items()])
-    assert float(off.std()) == pytest.approx(PRIVACY.deviation / PRIVACY.mean_rows, rel=0.05)
+    assert float(off.std()) == pytest.approx(PRIVACY.noise_deviation / PRIVACY.mean_rows, rel=0.05)
     assert not company.verdicts
 
 
@@ -282,7 +284,7 @@ def test_a_row_moves_the_sum_of_all_stages_by_at_most_the_bound(start, known_noi
         company = start(private_run(UNGUARDED), privacy=privacy)
         batch = random_batch(company.run_config, 64, 0)
         batch.labels[rows:] = IGNORE
-        company.engine.step(0, company_module.step_inputs(batch, ROWS))
+        company.engine.train_turn(0, company_module.step_inputs(batch, ROWS))
         sums.append([company_gradients(company, stage) for stage in range(4)])
 
     squares = [
@@ -296,9 +298,13 @@ def test_a_row_moves_the_sum_of_all_stages_by_at_most_the_bound(start, known_noi
 
 def company_gradients(company, stage):
     """The first moments after one step: a tenth of the gradient."""
-    copy = company.engine.collect(stage, "state")
+    copy = company.engine.fetch_stage(stage, "state")
     share = 1 - company.run_config.optimizer.betas[0]
-    return {name.removeprefix("exp_avg/"): t / share for name, t in copy.state().items() if name.startswith("exp_avg/")}
+    return {
+        name.removeprefix("exp_avg/"): t / share
+        for name, t in copy.state_tensors().items()
+        if name.startswith("exp_avg/")
+    }
 
 
 @pytest.mark.slow
@@ -307,15 +313,15 @@ def test_a_reader_of_the_weights_proves_no_more_than_the_accountant_quotes(start
 
     The best that it can do is to look along the row's own clipped gradient. Without the noise that proves more.
     """
-    quoted = PoissonGaussian(noise_multiplier=1.0, rate=1.0).epsilon(1, 1e-5)
+    quoted = PoissonGaussian(noise_multiplier=1.0, rate=1.0).epsilon_after(1, 1e-5)
 
     absent, present = what_a_reader_sees(start(private_run(UNGUARDED, lr=1e-30), privacy=AUDITED), range(4), 600)
-    proved = bound_of_many_runs(absent, present, 1e-5)
+    proved = bound_from_many_runs(absent, present, 1e-5)
 
     assert 0.5 < proved <= quoted
     liar = start(private_run(UNGUARDED, lr=1e-30), {1: Actor(wrap_copy=without_noise)}, AUDITED)
     absent, present = what_a_reader_sees(liar, [1], 5)
-    assert bound_of_many_runs(absent * 120, present * 120, 1e-5) > quoted
+    assert bound_from_many_runs(absent * 120, present * 120, 1e-5) > quoted
 
 
 AUDITED = RowPrivacy(clip_norm=0.05, noise_multiplier=1.0, mean_rows=1)
@@ -350,9 +356,11 @@ def test_a_sample_without_rows_is_a_step_of_noise_alone(start, known_noise):
     batch = random_batch(company.run_config, 64, 0)
     batch.labels[:] = IGNORE
 
-    result = company.engine.step(0, company_module.step_inputs(batch, ROWS))
+    result = company.engine.train_turn(0, company_module.step_inputs(batch, ROWS))
 
     numbers = sum(tensor.numel() for stage in weights_of(company) for tensor in stage.values())
     assert result.loss == 0.0
-    assert result.gradient_norm == pytest.approx(PRIVACY.deviation / PRIVACY.mean_rows * math.sqrt(numbers), rel=0.02)
+    assert result.gradient_norm == pytest.approx(
+        PRIVACY.noise_deviation / PRIVACY.mean_rows * math.sqrt(numbers), rel=0.02
+    )
     assert not company.verdicts

@@ -64,7 +64,7 @@ def test_a_pipeline_learns_what_the_whole_model_learns_under_torchs_own_optimize
     assert losses_of(results) == pytest.approx(losses, rel=2e-6)
     assert [result.gradient_norm for result in results] == pytest.approx(norms, rel=1e-5)
     expected = dict(whole.named_parameters())
-    for copy in company.engine.copies("weights"):
+    for copy in company.engine.fetch_stages("weights"):
         for name, parameter in copy.module.all_parameters().items():
             torch.testing.assert_close(parameter, expected[name], rtol=1e-4, atol=2e-6)
 
@@ -103,7 +103,7 @@ def test_without_a_guard_nothing_is_audited_or_shadowed(make_company):
     results = company.run(2)
 
     assert [result.guard.num_audits for result in results] == [0, 0]
-    assert dict(company.engine.shadows) == {}
+    assert dict(company.engine.stage_shadows) == {}
 
 
 @pytest.mark.parametrize(
@@ -153,16 +153,16 @@ def test_an_owner_who_is_alone_needs_no_guard(make_company, stages):
     results = company.run(2)
 
     assert [result.guard.num_audits for result in results] == [0, 0]
-    assert dict(company.engine.shadows) == {}
-    assert set(company.engine.holders.values()) == {"owner"}
+    assert dict(company.engine.stage_shadows) == {}
+    assert set(company.engine.stage_holders.values()) == {"owner"}
 
 
 def test_a_collected_state_is_the_one_that_was_agreed_on(make_company):
     company = make_company()
     company.run(2)
 
-    states = {copy.spec.index: copy.digest() for copy in company.engine.copies("state")}
+    states = {copy.spec.index: copy.compute_digest() for copy in company.engine.fetch_stages("state")}
 
     assert [state.step for state in states.values()] == [2, 2, 2, 2]
-    again = {copy.spec.index: copy.digest() for copy in company.engine.copies("state")}
+    again = {copy.spec.index: copy.compute_digest() for copy in company.engine.fetch_stages("state")}
     assert again == states

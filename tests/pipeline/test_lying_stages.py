@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import Actor, tampering, tiny_run
 
@@ -16,7 +16,7 @@ DIRECTION = {"forward_sign_flip": "forward", "backward_gaussian": "backward"}
 
 def attacker(kind, stage, **when):
     config = AttackConfig(kind=kind, stages=(stage,), **{"from_step": 1} | when)
-    return actor(config, f"worker-{stage}")
+    return make_actor(config, f"worker-{stage}")
 
 
 @pytest.mark.parametrize(
@@ -44,25 +44,25 @@ def test_a_liar_at_any_stage_is_named_and_evicted_and_no_bit_is_lost(make_compan
 
 def test_the_shadow_of_the_liar_serves_its_stage_from_then_on(make_company):
     company = make_company(tiny_run(5), {2: attacker("forward_sign_flip", 2)})
-    successor = company.engine.shadows[2]
+    successor = company.engine.stage_shadows[2]
 
     company.run(2)
 
-    assert company.engine.holders[2] == successor
-    assert "worker-2" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
-    assert set(company.engine.shadows) == {1, 2, 3}
-    assert company.engine.takeovers == 1
-    assert company.bodies("takeover") == [{"stage": 2, "step": 1, "by": successor, "from": "worker-2"}]
+    assert company.engine.stage_holders[2] == successor
+    assert "worker-2" not in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
+    assert set(company.engine.stage_shadows) == {1, 2, 3}
+    assert company.engine.num_takeovers == 1
+    assert company.event_bodies("takeover") == [{"stage": 2, "step": 1, "by": successor, "from": "worker-2"}]
 
 
 def test_in_three_stages_the_owner_is_the_shadow_and_serves_alone_afterwards(make_company, honest_digest):
     company = make_company(tiny_run(3), {1: attacker("forward_sign_flip", 1)})
-    assert dict(company.engine.shadows) == {1: "owner"}
+    assert dict(company.engine.stage_shadows) == {1: "owner"}
 
     company.run(STEPS)
 
-    assert set(company.engine.holders.values()) == {"owner"}
-    assert dict(company.engine.shadows) == {}
+    assert set(company.engine.stage_holders.values()) == {"owner"}
+    assert dict(company.engine.stage_shadows) == {}
     assert company.weights_digest() == honest_digest(tiny_run(3), STEPS)
 
 
@@ -134,7 +134,7 @@ def test_when_every_worker_lies_the_owner_ends_alone_and_right(make_company, hon
 
     company.run(STEPS)
 
-    assert set(company.engine.holders.values()) == {"owner"}
+    assert set(company.engine.stage_holders.values()) == {"owner"}
     assert sorted(company.evicted) == ["worker-1", "worker-2"]
     assert company.weights_digest() == honest_digest(run, STEPS)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.config import digest as config_digest
+from phalanx.config import digest_config as config_digest
 from phalanx.errors import ConfigError
 from phalanx.pipeline import PRESETS, GuardConfig
 from phalanx.train import load_run

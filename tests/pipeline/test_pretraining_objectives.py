@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from phalanx.data import IGNORE, PREFIX
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import FAMILIES
 from phalanx.objectives import OBJECTIVES
 from phalanx.pipeline import AttackConfig, GuardConfig
@@ -57,7 +57,7 @@ def test_a_guarded_step_is_that_of_the_un_sliced_model(make_company, kind):
     company = make_company(run)
     batch = random_batch(run, company.source.vocab_size, 0)
 
-    result = company.engine.step(0, step_inputs(batch, run.train.microbatches))
+    result = company.engine.train_turn(0, step_inputs(batch, run.train.microbatches))
 
     loss, norm = whole_gradient(company.source, batch, kind)
     assert result.loss == pytest.approx(loss, rel=3e-6)
@@ -81,7 +81,7 @@ def test_a_liar_at_rate_03_is_named_in_its_first_step_and_no_bit_is_lost(
 ):
     run = learning(kind, guard=GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0))
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=3)
-    company = make_company(run, {2: actor(config, "worker-2", tmp_path / "attack.jsonl")})
+    company = make_company(run, {2: make_actor(config, "worker-2", tmp_path / "attack.jsonl")})
 
     company.run(STEPS)
 
@@ -97,7 +97,7 @@ def test_a_liar_at_rate_03_is_named_in_its_first_step_and_no_bit_is_lost(
 def test_without_the_guard_the_same_liar_changes_what_is_learned(make_company, honest_digest, tmp_path):
     run = learning("masked", guard=GuardConfig(mode="off"))
     config = AttackConfig(kind="sign_flip", stages=(2,), rate=0.3, seed=3)
-    company = make_company(run, {2: actor(config, "worker-2", tmp_path / "attack.jsonl")})
+    company = make_company(run, {2: make_actor(config, "worker-2", tmp_path / "attack.jsonl")})
 
     company.run(STEPS)
 

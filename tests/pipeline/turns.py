@@ -55,7 +55,7 @@ class Turns:
 
     def wait(self, name: str, seconds: float) -> None:
         """As a worker: let others run until there is mail or so much time has passed."""
-        self._until[name] = self._clock.now() + seconds
+        self._until[name] = self._clock.awake_seconds() + seconds
         self._back.release()
         self._begins[name].acquire()
 
@@ -66,7 +66,7 @@ class Turns:
 
     def give(self) -> bool:
         """As the owner: let one worker run that has anything to do; False when none has."""
-        now = self._clock.now()
+        now = self._clock.awake_seconds()
         able = sorted(name for name, end in self._ends.items() if end.has_news or now >= self._until[name])
         if not able:
             return False
@@ -95,8 +95,8 @@ class FullInbox(Inbox):
 
     most_bytes = 0
 
-    def put(self, item, size_bytes, timeout_s):
-        super().put(item, size_bytes, 0.0)
+    def put_frame(self, item, size_bytes, timeout_s):
+        super().put_frame(item, size_bytes, 0.0)
         self.most_bytes = max(self.most_bytes, self._queued[item.sender])
 
     @property
@@ -107,16 +107,16 @@ class FullInbox(Inbox):
 class InlineOutbox(Outbox):
     """Delivers each frame in its sender's turn; a receiver that is not on the network is gone."""
 
-    def put(self, kind, body, payload):
-        header = super().put(kind, body, payload)
+    def queue_frame(self, kind, body, payload):
+        header = super().queue_frame(kind, body, payload)
         try:
             while self._queue:
                 queued, raw = self._queue[0]
-                answer = self._wire.deliver(self._peer.name, raw, 1.0)
+                answer = self._wire.deliver_frame(self._peer.name, raw, 1.0)
                 self._report(DeliveredFrame(queued, read_answer(answer, queued, self._peer), len(raw)))
-                self._done(len(raw))
+                self._remove_taken(len(raw))
         except (TransportError, SignatureError) as exc:
-            self.fail(exc)
+            self.fail_link(exc)
         return header
 
     def _deliver_all(self):
@@ -138,13 +138,13 @@ class InlineEndpoint(Endpoint):
     def most_queued_bytes(self):
         return self._inbox.most_bytes
 
-    def _outbox(self, receiver):
+    def _outbox_for(self, receiver):
         link = self._links.get(receiver)
         if link is None or receiver in self._evicted or self._closed:
             raise PeerRefusedError(f"{receiver}: is unknown, evicted, or this endpoint is closed")
         if receiver not in self._outboxes:
             chain = SendingChain(self._identity, self._run, receiver, self._limits)
-            box = InlineOutbox(chain, link.peer, self._wire, self._limits, self._meter, report=self._report)
+            box = InlineOutbox(chain, link.peer, self._wire, self._limits, self._meter, report=self._report_delivery)
             self._outboxes[receiver] = box
         return self._outboxes[receiver]
 
@@ -154,11 +154,11 @@ class InsidersEndpoint(InlineEndpoint):
 
     noted: list | None = None
 
-    def send(self, receiver, kind, body, payload=()):
+    def send_frame(self, receiver, kind, body, payload=()):
         if self.noted is None:
-            return super().send(receiver, kind, body, payload)
+            return super().send_frame(receiver, kind, body, payload)
         try:
-            header = super().send(receiver, kind, body, payload)
+            header = super().send_frame(receiver, kind, body, payload)
         except PhalanxError:
             # it said what cannot even be sent
             return None
@@ -179,13 +179,13 @@ class TurnEndpoint(RewritingEndpoint, InsidersEndpoint):
 
     turns: Turns
 
-    def receive(self, timeout_s):
+    def receive_item(self, timeout_s):
         if self.turns.is_over:
-            return super().receive(timeout_s)
-        item = super().receive(0.0)
+            return super().receive_item(timeout_s)
+        item = super().receive_item(0.0)
         if (item is None and timeout_s) or (item is None and self.turns.chance()):
-            self.turns.wait(self.name, timeout_s)
-            item = super().receive(0.0)
+            self.turns.wait(self.party_name, timeout_s)
+            item = super().receive_item(0.0)
         if self.noted is not None and isinstance(item, CheckedFrame):
             self.noted.append((item.header, bytes(item.payload)))
         return item
@@ -198,15 +198,15 @@ class TurnOwnersEndpoint(InlineEndpoint):
         super().__init__(*args)
         self._turns, self._clock = turns, clock
 
-    def receive(self, timeout_s):
+    def receive_item(self, timeout_s):
         if timeout_s == 0.0 and self._turns.chance():
             self._turns.give()
-        item = super().receive(0.0)
+        item = super().receive_item(0.0)
         while item is None and timeout_s:
             if not self._turns.give():
-                self._clock.tick(timeout_s)
-                return super().receive(0.0)
-            item = super().receive(0.0)
+                self._clock.pass_time(timeout_s)
+                return super().receive_item(0.0)
+            item = super().receive_item(0.0)
         return item
 
 
@@ -223,7 +223,7 @@ class TurnCompany(MemoryCompany):
 
     def __init__(self, run, directory, actors=None, *, order=0, noted=None, draw=None, **kwargs):
         # what is audited is decided by the seed as well
-        draw = draw or AuditDraw.of(order.to_bytes(32, "big"), bytes(32), run.guard)
+        draw = draw or AuditDraw.from_guard(order.to_bytes(32, "big"), bytes(32), run.guard)
         super().__init__(run, directory, actors, draw=draw, **kwargs)
         self.turns = Turns(order, self.clock)
         self.crashes = {}
@@ -240,27 +240,27 @@ class TurnCompany(MemoryCompany):
         return max(end.most_queued_bytes for end in (self._owner, *self._endpoints.values()))
 
     def _owners_endpoint(self):
-        wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport
+        wire, limits = self._network.wire_for(OWNER), self.run_config.pipeline.transport
         self._owner = self._owners_class(
             self._home.owner, {}, self.session, wire, limits, turns=self.turns, clock=self.clock
         )
         return self._owner
 
-    def _start(self, stack):
+    def _start_company(self, stack):
         # who joins is waited for on the simulation's clock
-        stack.enter_context(patch.object(join, "time", SimpleNamespace(monotonic=self.clock.now)))
-        super()._start(stack)
+        stack.enter_context(patch.object(join, "time", SimpleNamespace(monotonic=self.clock.awake_seconds)))
+        super()._start_company(stack)
 
-    def _endpoint(self, name):
-        endpoint = super()._endpoint(name)
+    def _make_endpoint(self, name):
+        endpoint = super()._make_endpoint(name)
         endpoint.turns, endpoint.noted = self.turns, self._noted.get(name)
         self.turns.add(name, endpoint)
         return endpoint
 
-    def _work(self, name):
+    def _run_worker(self, name):
         self.turns.begin(name)
         try:
-            super()._work(name)
+            super()._run_worker(name)
         except Exception as exc:  # noqa: BLE001 - told by whoever judges what came of it
             self.crashes[name] = exc
         finally:

@@ -60,13 +60,13 @@ def test_every_cut_that_leaves_the_enclave_a_layer_is_judged(tiny, leaks):
     answer = ask(tiny, leaks)
 
     assert [cut.depth for cut in answer.cuts] == list(range(8))
-    assert sorted(cut.depth for cut in answer.usable) == [1, 2, 3, 4, 5, 6, 7]
-    assert answer.usable[0].cost.step_s == min(cut.cost.step_s for cut in answer.cuts)
-    assert answer.require() is answer.usable[0]
+    assert sorted(cut.depth for cut in answer.usable_cuts) == [1, 2, 3, 4, 5, 6, 7]
+    assert answer.usable_cuts[0].cost.step_s == min(cut.cost.step_s for cut in answer.cuts)
+    assert answer.require_cut() is answer.usable_cuts[0]
     with pytest.raises(ConfigError, match=r"--cut 0: the client has no block, .* works is 1"):
-        answer.require(0)
+        answer.require_cut(0)
     with pytest.raises(ConfigError, match="give 1 to 7"):
-        answer.require(8)
+        answer.require_cut(8)
 
 
 def test_a_small_enclave_pushes_the_cut_back_and_the_refusal_names_the_nearest_that_fits(tiny, leaks):
@@ -75,10 +75,10 @@ def test_a_small_enclave_pushes_the_cut_back_and_the_refusal_names_the_nearest_t
 
     answer = ask(tiny, leaks, enclave=enclave)
 
-    assert sorted(cut.depth for cut in answer.usable) == [6, 7]
+    assert sorted(cut.depth for cut in answer.usable_cuts) == [6, 7]
     with pytest.raises(ConfigError, match=r"--cut 2: the enclave needs .* GiB, .* usable; the nearest cut .* is 6"):
-        answer.require(2)
-    assert answer.require(7).depth == 7
+        answer.require_cut(2)
+    assert answer.require_cut(7).depth == 7
 
 
 def test_a_small_client_pulls_the_cut_forward(tiny, leaks):
@@ -87,54 +87,54 @@ def test_a_small_client_pulls_the_cut_forward(tiny, leaks):
 
     answer = ask(tiny, leaks, client=client)
 
-    assert {cut.depth for cut in answer.usable} == {1, 2, 3}
+    assert {cut.depth for cut in answer.usable_cuts} == {1, 2, 3}
     with pytest.raises(ConfigError, match=r"--cut 5: the client needs .*; the nearest cut that works is 3"):
-        answer.require(5)
+        answer.require_cut(5)
 
 
 def test_where_nothing_fits_the_refusal_says_why_at_both_ends(tiny, leaks):
     nothing = PartyMachine(memory_gib=1e-6, tflops=1.0)
 
     with pytest.raises(ConfigError, match=r"no cut of tiny can be used: cut 1: the enclave .*; cut 7: the enclave"):
-        ask(tiny, leaks, enclave=nothing).require()
+        ask(tiny, leaks, enclave=nothing).require_cut()
 
 
 def test_plaintext_is_refused_for_what_was_measured_and_sealed_is_not(tiny, leaks):
     refused, sealed = ask(tiny, leaks, mode="plaintext"), ask(tiny, leaks)
 
-    assert refused.usable == []
+    assert refused.usable_cuts == []
     with pytest.raises(
         ConfigError, match=r"the host recovers 100\.0% of the tokens \(between measured cuts\), 5\.0% by chance"
     ):
-        refused.require()
+        refused.require_cut()
     with pytest.raises(ConfigError, match="no other cut works"):
-        refused.require(3)
-    assert len(sealed.usable) == 7
+        refused.require_cut(3)
+    assert len(sealed.usable_cuts) == 7
 
 
 def test_a_leak_that_is_allowed_decides_which_cuts_are_left(tiny, leaks):
     answer = ask(tiny, leaks, mode="plaintext", max_leak=0.8)
 
     # between depths 2 and 7 the worse one counts
-    assert sorted(cut.depth for cut in answer.usable) == [2, 3, 4, 5, 6, 7]
+    assert sorted(cut.depth for cut in answer.usable_cuts) == [2, 3, 4, 5, 6, 7]
     with pytest.raises(ConfigError, match="the nearest cut that works is 2"):
-        answer.require(1)
+        answer.require_cut(1)
 
 
 def test_a_seal_that_leaks_would_be_refused_as_well(tiny, tmp_path):
     leaks = leaks_of(tiny, tmp_path, sealed=0.5)
 
-    assert ask(tiny, leaks).usable == []
+    assert ask(tiny, leaks).usable_cuts == []
 
 
 def test_what_was_not_measured_is_said(tiny, leaks, gpt2):
-    assert leaks.at(tiny, 2, "sealed").basis == "measured"
-    between = leaks.at(tiny, 4, "plaintext")
+    assert leaks.leak_at(tiny, 2, "sealed").basis == "measured"
+    between = leaks.leak_at(tiny, 4, "plaintext")
     assert (between.seen, between.basis) == (0.8, "between measured cuts")
-    other = leaks.at(gpt2, 3, "plaintext")
+    other = leaks.leak_at(gpt2, 3, "plaintext")
     assert (other.seen, other.basis) == (0.8, "another model, same share of its layers")
-    assert leaks.at(tiny, 0, "sealed").opened == 1.0
-    assert leaks.at(tiny, 0, "sealed").beyond_chance == 0.0
+    assert leaks.leak_at(tiny, 0, "sealed").opened == 1.0
+    assert leaks.leak_at(tiny, 0, "sealed").beyond_chance == 0.0
 
 
 def test_a_slow_link_costs_the_same_at_every_cut_and_sealing_adds_to_it(tiny, leaks):
@@ -151,8 +151,8 @@ def test_a_slow_link_costs_the_same_at_every_cut_and_sealing_adds_to_it(tiny, le
 def test_a_slow_enclave_has_few_layers_and_a_slow_client_many_left_to_it(tiny, leaks):
     slow = PartyMachine(memory_gib=64.0, tflops=0.001)
 
-    assert ask(tiny, leaks, enclave=slow).require().depth == 7
-    assert ask(tiny, leaks, client=slow).require().depth == 1
+    assert ask(tiny, leaks, enclave=slow).require_cut().depth == 7
+    assert ask(tiny, leaks, client=slow).require_cut().depth == 1
     one, many = (ask(tiny, leaks, client=slow, clients=number).cuts[4].cost.client_s for number in (1, 4))
     assert one == pytest.approx(4 * many)
 
@@ -160,9 +160,9 @@ def test_a_slow_enclave_has_few_layers_and_a_slow_client_many_left_to_it(tiny, l
 def test_a_back_of_too_few_blocks_is_refused(tiny, leaks):
     answer = ask(tiny, leaks, min_back=3)
 
-    assert sorted(cut.depth for cut in answer.usable) == [1, 2, 3, 4, 5]
+    assert sorted(cut.depth for cut in answer.usable_cuts) == [1, 2, 3, 4, 5]
     with pytest.raises(ConfigError, match=r"--cut 7: 1 blocks are left to adapt, .* works is 5"):
-        answer.require(7)
+        answer.require_cut(7)
 
 
 def test_the_back_holds_what_the_front_gives_up(tiny):
@@ -232,5 +232,5 @@ def test_the_table_that_is_shipped_is_of_a_known_model_and_says_what_measured_it
 
     assert (leaks.model.layers, leaks.model.hidden, leaks.model.vocab) == (shape.layers, shape.hidden, shape.vocab)
     assert leaks.command.startswith("phalanx reproduce leaks")
-    assert leaks.at(shape, 0, "plaintext").seen >= 0.8
-    assert leaks.at(shape, 1, "sealed").beyond_chance <= 0.01
+    assert leaks.leak_at(shape, 0, "plaintext").seen >= 0.8
+    assert leaks.leak_at(shape, 1, "sealed").beyond_chance <= 0.01

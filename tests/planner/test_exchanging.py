@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from phalanx.planner import Layout
 from phalanx.planner.cluster.hardware import Cluster
-from phalanx.planner.cluster.links import Link, all_gather, all_reduce, reduce_scatter, send
+from phalanx.planner.cluster.links import Link, all_gather, all_reduce, reduce_scatter, send_seconds
 from phalanx.planner.cluster.machine import THIRDS, Exchange, Machine
 from phalanx.planner.cost.exchanging import block_exchanges, data_exchange, link_of_axis
-from phalanx.planner.cost.step import stage_times, step_time, timeline, work_seconds
+from phalanx.planner.cost.step import play_timeline, stage_times, step_time, work_seconds
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
 
@@ -51,7 +51,7 @@ def test_a_ring_sends_keys_and_values_on_and_their_gradients_home(
     tiny: ModelShape, recipe: Recipe, machine: Machine
 ) -> None:
     layout, alone = Layout(cp=4, context="ring"), replace(machine, overlap=False)
-    one = send(2 * (32 * 64 // 4 // 4) * 64 * 4, machine.inside)
+    one = send_seconds(2 * (32 * 64 // 4 // 4) * 64 * 4, machine.inside)
 
     found = block_exchanges(tiny, layout, recipe, alone)
 
@@ -67,7 +67,7 @@ def test_of_a_ring_that_computes_long_enough_the_last_send_shows_alone(
     tiny: ModelShape, recipe: Recipe, machine: Machine
 ) -> None:
     layout, slow = Layout(cp=4, context="ring"), replace(machine, flops_per_s=1e6)
-    one = send(2 * (32 * 64 // 4 // 4) * 64 * 4, machine.inside)
+    one = send_seconds(2 * (32 * 64 // 4 // 4) * 64 * 4, machine.inside)
 
     found = block_exchanges(tiny, layout, recipe, slow)
 
@@ -145,7 +145,13 @@ def test_what_a_stage_costs_is_for_pipelines_and_tables_are_for_their_ends(
     def added(layout: Layout) -> list[float]:
         pairs = (stage_times(tiny, layout, recipe, one)[0] for one in (dear, bare))
         return [
-            round(one.of("forward") + one.of("backward") - other.of("forward") - other.of("backward"), 6)
+            round(
+                one.seconds_of("forward")
+                + one.seconds_of("backward")
+                - other.seconds_of("forward")
+                - other.seconds_of("backward"),
+                6,
+            )
             for one, other in zip(*pairs, strict=True)
         ]
 
@@ -165,9 +171,9 @@ def test_waiting_for_each_other_costs_ranks_that_share_a_core_nothing(
 
     # half of the cores, a quarter of the exchanges at work: computation and idle time of others go on side by side
     assert alone.compute < 0.5 * alone.tensor
-    assert step.total == pytest.approx(alone.total, rel=0.01)
+    assert step.total_seconds == pytest.approx(alone.total_seconds, rel=0.01)
     busy = replace(idle, exchanges={"sum": SLOW}, cores=2)
-    assert step_time(tiny, layout, recipe, busy).total == pytest.approx(2 * alone.total, rel=0.01)
+    assert step_time(tiny, layout, recipe, busy).total_seconds == pytest.approx(2 * alone.total_seconds, rel=0.01)
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp=4), Layout(tp=2), Layout(pp=2), Layout(dp=2, pp=2, zero=2)])
@@ -179,13 +185,13 @@ def test_cores_that_never_wait_work_as_long_as_the_step_lasts(
     step = step_time(tiny, layout, recipe, crowded)
 
     work = work_seconds(tiny, layout, recipe, crowded)
-    assert work == pytest.approx(step.total, rel=0.02)
+    assert work == pytest.approx(step.total_seconds, rel=0.02)
     assert work_seconds(tiny, layout, recipe, replace(crowded, cores=None)) == pytest.approx(work)
 
 
 def test_a_link_at_work_is_as_much_faster_as_its_ranks_wait() -> None:
-    assert all_gather(1e6, 2, WAITING.at_work()) == pytest.approx(all_gather(1e6, 2, WAITING) / 4)
-    assert WAITING.at_work().busy == 1.0
+    assert all_gather(1e6, 2, WAITING.without_waiting()) == pytest.approx(all_gather(1e6, 2, WAITING) / 4)
+    assert WAITING.without_waiting().busy == 1.0
 
 
 def test_weights_whose_gradients_take_little_fill_little_of_a_bubble(
@@ -194,14 +200,16 @@ def test_weights_whose_gradients_take_little_fill_little_of_a_bubble(
     layout = Layout(pp=4, schedule="zero-bubble")
 
     even, uneven = (
-        timeline(tiny, layout, replace(recipe, microbatches=8), replace(machine, shares=shares)).bubble
+        play_timeline(tiny, layout, replace(recipe, microbatches=8), replace(machine, shares=shares)).bubble_share
         for shares in (THIRDS, (0.4, 0.5, 0.1))
     )
 
     assert uneven > 1.2 * even
     times, _ = stage_times(tiny, layout, recipe, replace(machine, shares=(0.4, 0.5, 0.1)))
     same, _ = stage_times(tiny, layout, recipe, machine)
-    assert times[0].forward + times[0].of("backward") == pytest.approx(same[0].forward + same[0].of("backward"))
+    assert times[0].forward + times[0].seconds_of("backward") == pytest.approx(
+        same[0].forward + same[0].seconds_of("backward")
+    )
 
 
 def test_a_stage_waits_for_what_was_measured_between_one_that_works_and_one_that_waits(

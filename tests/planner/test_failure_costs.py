@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from phalanx.planner.cost.estimate import (
     daly_interval,
     device_to_cluster_mtbf,
-    goodput,
+    goodput_share,
 )
 from phalanx.planner.guard.finding import FIXED_SHARE, Verification, sealed_bandwidth
 
@@ -18,8 +18,8 @@ HOUR = 3600.0
 
 @given(save=st.floats(0.1, 600), mtbf=st.floats(600, 1e6), factor=st.floats(0.3, 3.0))
 def test_no_other_interval_does_noticeably_better_than_dalys(save: float, mtbf: float, factor: float) -> None:
-    best = goodput(daly_interval(save, mtbf), save, 60.0, mtbf)
-    other = goodput(max(1.0, daly_interval(save, mtbf) * factor), save, 60.0, mtbf)
+    best = goodput_share(daly_interval(save, mtbf), save, 60.0, mtbf)
+    other = goodput_share(max(1.0, daly_interval(save, mtbf) * factor), save, 60.0, mtbf)
 
     assert best >= other - 0.01
 
@@ -41,7 +41,7 @@ def test_goodput_is_that_of_failures_drawn_at_random() -> None:
         clock = start + interval + save
         done += interval
 
-    assert goodput(interval, save, restart, mtbf) == pytest.approx(done / clock, rel=0.01)
+    assert goodput_share(interval, save, restart, mtbf) == pytest.approx(done / clock, rel=0.01)
 
 
 def test_a_thousand_devices_fail_a_thousand_times_as_often() -> None:
@@ -49,7 +49,7 @@ def test_a_thousand_devices_fail_a_thousand_times_as_often() -> None:
 
 
 def test_nothing_lasts_where_everything_fails_before_it_is_saved() -> None:
-    assert goodput(1e6, 60.0, 300.0, 1.0) == 0.0
+    assert goodput_share(1e6, 60.0, 300.0, 1.0) == 0.0
 
 
 def test_audits_that_fill_the_bubble_take_no_time_of_their_own() -> None:

@@ -12,9 +12,9 @@ from phalanx.planner.guard.finding import (
     CERTAINTY,
     AuditRates,
     GuardCosts,
-    findings,
     measured_costs,
     miss_probability,
+    odds_by_lie,
     price_guard,
 )
 
@@ -43,7 +43,7 @@ def watch_of(name, microbatches=8):
 
 
 def by_lie(watch):
-    return {finding.lie: finding for finding in findings(watch, COSTS)}
+    return {finding.lie: finding for finding in odds_by_lie(watch, COSTS)}
 
 
 @pytest.mark.parametrize("microbatches", [4, 8, 10])
@@ -52,12 +52,12 @@ def test_how_likely_one_message_is_met_is_what_the_draws_do(microbatches, rate):
     draw = AuditDraw(bytes(32), bytes(32), rate)
     watch = AuditRates(4, microbatches, rate, 0.0, 0.0, gradient_screen=False)
     chance = random.Random(1)
-    drawn = [draw.microbatches(step=step, epoch=0, stage=1, num_microbatches=microbatches) for step in range(4000)]
+    drawn = [draw.draw_microbatches(step=step, epoch=0, stage=1, num_microbatches=microbatches) for step in range(4000)]
     met = sum(chance.randrange(microbatches) in places for places in drawn) / len(drawn)
 
     found = by_lie(watch)[f"messages of 1 of {microbatches} microbatches"]
 
-    assert len(drawn[0]) == watch.drawn
+    assert len(drawn[0]) == watch.num_drawn
     assert met == pytest.approx(found.probability, abs=0.03)
 
 
@@ -71,12 +71,12 @@ def test_missed_counts_every_choice():
 @pytest.mark.parametrize("name", PRESETS)
 def test_steps_until_a_subtle_gradient_is_found_are_what_the_coins_do(name):
     guard, watch = GuardConfig(preset=name), watch_of(name)
-    draw = AuditDraw.of(b"k" * 32, bytes(32), guard)
+    draw = AuditDraw.from_guard(b"k" * 32, bytes(32), guard)
 
     def first(begin):
         for step in itertools.count(begin):
             place = {"step": step, "epoch": 0, "stage": 1}
-            if draw.whole_step(**place) or draw.owners_step(**place):
+            if draw.draws_whole_step(**place) or draw.draws_owner_audit(**place):
                 return step - begin + 1
 
     taken, begin = [], 0
@@ -92,7 +92,7 @@ def test_steps_until_a_subtle_gradient_is_found_are_what_the_coins_do(name):
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_a_preset_finds_it_can_undo(name):
     # with 99.9 %, leagues included; the states that are kept reach that far
-    assert [finding.lie for finding in findings(watch_of(name), COSTS) if not finding.is_undone] == []
+    assert [finding.lie for finding in odds_by_lie(watch_of(name), COSTS) if not finding.is_undone] == []
 
 
 def test_what_is_found_later_than_a_conviction_reaches_stays():
@@ -136,7 +136,7 @@ def test_a_dearer_preset_costs_more_and_finds_sooner(preset):
     cheap, dear = (watch_of(order[n]) for n in (mine, next_one))
 
     assert price_guard(cheap, COSTS, 0.65, 4.0).extra_compute < price_guard(dear, COSTS, 0.65, 4.0).extra_compute
-    for one, other in zip(findings(cheap, COSTS), findings(dear, COSTS), strict=True):
+    for one, other in zip(odds_by_lie(cheap, COSTS), odds_by_lie(dear, COSTS), strict=True):
         assert one.probability <= other.probability, one.lie
 
 
@@ -144,7 +144,7 @@ def test_the_numbers_that_are_promised_are_those_of_the_formulas():
     root = Path(__file__).parents[2]
     promised = (root / "docs" / "guarantees.md").read_text(encoding="utf-8")
     readme = (root / "README.md").read_text(encoding="utf-8")
-    found = {finding.lie: finding for finding in findings(watch_of("standard"), measured_costs())}
+    found = {finding.lie: finding for finding in odds_by_lie(watch_of("standard"), measured_costs())}
 
     gross = found["weight gradient, gross (sign, largest numbers, ten times)"].certain_steps
     subtle, league = (

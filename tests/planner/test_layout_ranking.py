@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError, InputError
-from phalanx.planner import Layout, why_not
+from phalanx.planner import Layout, describe_refusal
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.cluster.hardware import GIB, Citation, Cluster, Failures, HourlyPrice, Pool
-from phalanx.planner.cost.estimate import Estimate, estimate
-from phalanx.planner.cost.mixed import StageDevices, estimate_mixed, place
+from phalanx.planner.cost.estimate import Estimate, estimate_layout
+from phalanx.planner.cost.mixed import StageDevices, estimate_mixed, place_pipeline
 from phalanx.planner.guard.finding import Verification
-from phalanx.planner.layout import layouts
+from phalanx.planner.layout import all_layouts
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
-from phalanx.planner.search.answer import ask
-from phalanx.planner.search.candidates import candidates
+from phalanx.planner.search.answer import answer_question
+from phalanx.planner.search.candidates import candidate_layouts
 from phalanx.planner.search.question import Question, about_model
-from phalanx.planner.search.rank import ERROR, ordered, rank
+from phalanx.planner.search.rank import ERROR, order_estimates, rank_layouts
 from phalanx.planner.search.run_file import new_run, run_text, write_run
 
 
@@ -31,11 +31,11 @@ def question(shape: ModelShape, cluster: Cluster, recipe: Recipe, **more: object
 
 
 def test_every_layout_is_either_ranked_or_refused(tiny: ModelShape, cluster: Cluster, recipe: Recipe) -> None:
-    found = rank(tiny, recipe, cluster, 8)
+    found = rank_layouts(tiny, recipe, cluster, 8)
 
     ranked = {one.layout for one in found.valid}
     refused = {one.layout for one in found.refused}
-    assert ranked | refused == set(candidates(8, cluster.per_node, None)) > set(layouts(8))
+    assert ranked | refused == set(candidate_layouts(8, cluster.per_node, None)) > set(all_layouts(8))
     assert not ranked & refused
     assert all(one.reason for one in found.refused)
 
@@ -43,20 +43,20 @@ def test_every_layout_is_either_ranked_or_refused(tiny: ModelShape, cluster: Clu
 def test_the_fastest_that_was_played_through_is_first_and_all_fit(
     tiny: ModelShape, cluster: Cluster, recipe: Recipe
 ) -> None:
-    found = rank(tiny, recipe, cluster, 8).valid
+    found = rank_layouts(tiny, recipe, cluster, 8).valid
 
     speeds = [one.tokens_per_s for one in found[:24]]
     # none stands before one that is faster by more than what the estimate is off by
     assert all(speed >= max(speeds[at:]) / (1 + ERROR) for at, speed in enumerate(speeds))
     for one in found:
-        assert one.memory.total <= one.limit
-        assert why_not(one.layout, tiny, one.recipe) is None
+        assert one.memory.total_bytes <= one.limit
+        assert describe_refusal(one.layout, tiny, one.recipe) is None
 
 
 def test_a_refusal_names_what_is_too_large(gpt2: ModelShape, cluster: Cluster) -> None:
     small = cluster.model_copy(update={"devices": {"d": cluster.devices["d"].model_copy(update={"memory_gib": 1.0})}})
 
-    found = rank(gpt2, Recipe(32, 1024), small, 8, fixed=Layout(dp=8))
+    found = rank_layouts(gpt2, Recipe(32, 1024), small, 8, fixed=Layout(dp=8))
 
     assert not found.valid
     assert found.refused[0].reason.startswith("needs ")
@@ -64,7 +64,7 @@ def test_a_refusal_names_what_is_too_large(gpt2: ModelShape, cluster: Cluster) -
 
 
 def test_tensor_parallel_across_nodes_is_not_taken(tiny: ModelShape, cluster: Cluster, recipe: Recipe) -> None:
-    found = rank(tiny, recipe, cluster, 8)
+    found = rank_layouts(tiny, recipe, cluster, 8)
 
     (reason,) = {one.reason for one in found.refused if one.layout.tp == 8}
     assert "across nodes of 4; lower tp" in reason
@@ -75,7 +75,7 @@ def test_a_slow_network_between_nodes_keeps_tensor_parallel_inside(
 ) -> None:
     def tensor_s(tp: int, per_node: int) -> float:
         one = cluster.model_copy(update={"per_node": per_node})
-        return estimate(gpt2, Layout(tp=tp), replace(recipe, sequence_length=1024), one).step.tensor
+        return estimate_layout(gpt2, Layout(tp=tp), replace(recipe, sequence_length=1024), one).step.tensor
 
     assert tensor_s(4, per_node=4) < tensor_s(4, per_node=2) / 50
 
@@ -83,17 +83,17 @@ def test_a_slow_network_between_nodes_keeps_tensor_parallel_inside(
 def test_the_parts_of_a_step_add_up_and_no_layout_beats_the_peak(
     tiny: ModelShape, cluster: Cluster, recipe: Recipe
 ) -> None:
-    for one in rank(tiny, recipe, cluster, 8).valid:
-        assert sum(one.step.parts().values()) == pytest.approx(one.step.total)
-        assert min(one.step.parts().values()) >= -1e-12
+    for one in rank_layouts(tiny, recipe, cluster, 8).valid:
+        assert sum(one.step.parts_by_name().values()) == pytest.approx(one.step.total_seconds)
+        assert min(one.step.parts_by_name().values()) >= -1e-12
         assert 0 < one.mfu <= cluster.efficiency + 1e-9
 
 
 def test_a_layout_that_shares_the_work_is_faster_than_one_rank(gpt2: ModelShape, cluster: Cluster) -> None:
     recipe = Recipe(32, 1024, microbatches=8)
 
-    alone = estimate(gpt2, Layout(), recipe, cluster)
-    shared = [estimate(gpt2, layout, recipe, cluster) for layout in (Layout(dp=4), Layout(tp=4), Layout(pp=4))]
+    alone = estimate_layout(gpt2, Layout(), recipe, cluster)
+    shared = [estimate_layout(gpt2, layout, recipe, cluster) for layout in (Layout(dp=4), Layout(tp=4), Layout(pp=4))]
 
     for one in shared:
         assert 1.5 < one.tokens_per_s / alone.tokens_per_s <= 4.0001
@@ -102,8 +102,8 @@ def test_a_layout_that_shares_the_work_is_faster_than_one_rank(gpt2: ModelShape,
 def test_what_is_exchanged_beside_the_computation_is_hidden(gpt2: ModelShape, cluster: Cluster) -> None:
     recipe = Recipe(32, 1024, microbatches=1)
 
-    fast = estimate(gpt2, Layout(dp=4), recipe, cluster).step
-    slow = estimate(gpt2, Layout(dp=8), recipe, cluster).step
+    fast = estimate_layout(gpt2, Layout(dp=4), recipe, cluster).step
+    slow = estimate_layout(gpt2, Layout(dp=8), recipe, cluster).step
 
     assert 0 < fast.data < fast.hidden
     assert slow.data + slow.hidden > 50 * (fast.data + fast.hidden)
@@ -112,13 +112,13 @@ def test_what_is_exchanged_beside_the_computation_is_hidden(gpt2: ModelShape, cl
 def test_recomputing_and_verifying_cost_time(gpt2: ModelShape, cluster: Cluster) -> None:
     recipe = Recipe(32, 1024, microbatches=8)
 
-    plain = estimate(gpt2, Layout(), recipe, cluster)
-    again = estimate(gpt2, Layout(), replace(recipe, checkpointing="full"), cluster)
-    guarded = estimate(gpt2, Layout(), recipe, cluster, guard=Verification(0.125))
+    plain = estimate_layout(gpt2, Layout(), recipe, cluster)
+    again = estimate_layout(gpt2, Layout(), replace(recipe, checkpointing="full"), cluster)
+    guarded = estimate_layout(gpt2, Layout(), recipe, cluster, guard=Verification(0.125))
 
     # a block's forward pass once more is a third of a step, the head's is not repeated
     assert 1.15 < again.step.compute / plain.step.compute < 4 / 3
-    assert guarded.step.verification / plain.step.total == pytest.approx(0.72 / 8 + 0.015, rel=0.05)
+    assert guarded.step.verification / plain.step.total_seconds == pytest.approx(0.72 / 8 + 0.015, rel=0.05)
 
 
 def test_days_energy_and_cost_follow_from_tokens_power_and_price(tiny: ModelShape, cluster: Cluster) -> None:
@@ -127,7 +127,7 @@ def test_days_energy_and_cost_follow_from_tokens_power_and_price(tiny: ModelShap
     there = cluster.model_copy(update={"devices": {"d": priced}, "power_overhead": 1.5})
     recipe = Recipe(32, 64, microbatches=4)
 
-    found = estimate(tiny, Layout(dp=8), recipe, there, tokens=1e9)
+    found = estimate_layout(tiny, Layout(dp=8), recipe, there, tokens=1e9)
 
     assert found.totals is not None
     hours = 1e9 / found.tokens_per_s / 3600
@@ -141,17 +141,19 @@ def test_what_is_not_known_is_null(tiny: ModelShape, cluster: Cluster, recipe: R
     unpowered = cluster.devices["d"].model_copy(update={"power_w": None})
     there = cluster.model_copy(update={"devices": {"d": unpowered}})
 
-    row = estimate(tiny, Layout(), recipe, there, tokens=1e9).row()
+    row = estimate_layout(tiny, Layout(), recipe, there, tokens=1e9).estimate_row()
 
     assert row["energy_kwh"] is None
     assert row["cost_usd_low"] is None
-    assert estimate(tiny, Layout(), recipe, there).row()["days"] is None
+    assert estimate_layout(tiny, Layout(), recipe, there).estimate_row()["days"] is None
 
 
 def test_failures_stretch_the_days(tiny: ModelShape, cluster: Cluster, recipe: Recipe) -> None:
     failing = cluster.model_copy(update={"failures": Failures(device_mtbf_h=24.0, save_s=60.0, restart_s=300.0)})
 
-    steady, interrupted = (estimate(tiny, Layout(dp=8), recipe, one, tokens=1e9).totals for one in (cluster, failing))
+    steady, interrupted = (
+        estimate_layout(tiny, Layout(dp=8), recipe, one, tokens=1e9).totals for one in (cluster, failing)
+    )
 
     assert steady is not None
     assert interrupted is not None
@@ -164,13 +166,13 @@ def test_a_run_of_175_billion_parameters_lands_near_the_estimate_that_was_publis
     """Narayanan et al. 2021, table 1: 175B on 1,024 A100 with tp=8, pp=12 or so reached 140 TFLOP/s of each."""
     recipe = Recipe(1536, 2048, microbatches=96, precision="bf16", checkpointing="full", sequence_parallel=True)
 
-    found = estimate(
+    found = estimate_layout(
         known_models()["gpt3-175b"], Layout(dp=16, tp=8, pp=8), recipe, known_clusters()["a100-nodes"], tokens=300e9
     )
 
     assert found.totals is not None
     assert found.totals.days == pytest.approx(34, rel=0.2)
-    assert found.memory.total < found.limit
+    assert found.memory.total_bytes < found.limit
 
 
 def test_llama_2_70b_takes_the_hours_that_were_reported() -> None:
@@ -178,7 +180,7 @@ def test_llama_2_70b_takes_the_hours_that_were_reported() -> None:
     shape, recipe = known_models()["llama-2-70b"], Recipe(1024, 4096, precision="bf16")
     there = known_clusters()["llama2-rsc"].model_copy(update={"pools": (Pool(device="a100-80gb", count=2048),)})
 
-    (found,) = rank(shape, recipe, there, 2048, tokens=2e12, fixed=Layout(dp=256, tp=8, zero=3)).valid
+    (found,) = rank_layouts(shape, recipe, there, 2048, tokens=2e12, fixed=Layout(dp=256, tp=8, zero=3)).valid
 
     assert found.totals is not None
     assert found.totals.device_hours == pytest.approx(1_720_320, rel=0.1)
@@ -191,7 +193,7 @@ def test_a_mixed_pool_gives_the_fast_devices_more_layers() -> None:
     recipe = Recipe(32, 1024, microbatches=32, precision="fp16")
     layout = Layout(pp=4)
 
-    placed = place(shape, layout, recipe, cluster)
+    placed = place_pipeline(shape, layout, recipe, cluster)
 
     assert placed is not None
     layers = dict(zip(placed.devices, placed.layers, strict=True))
@@ -202,7 +204,9 @@ def test_a_mixed_pool_gives_the_fast_devices_more_layers() -> None:
 
 
 def test_a_mixed_pool_that_cannot_hold_the_model_is_refused() -> None:
-    found = rank(known_models()["llama-2-70b"], Recipe(8, 1024, precision="fp16"), known_clusters()["paper-pool"], 4)
+    found = rank_layouts(
+        known_models()["llama-2-70b"], Recipe(8, 1024, precision="fp16"), known_clusters()["paper-pool"], 4
+    )
 
     assert not found.valid
     assert {one.reason for one in found.refused} == {"no order of the devices has the memory for its layers"}
@@ -212,19 +216,19 @@ def test_two_equal_halves_of_a_pool_can_be_two_pipelines() -> None:
     pool = known_clusters()["paper-pool"]
     twice = pool.model_copy(update={"pools": tuple(Pool(device=one.device, count=2) for one in pool.pools[:2])})
 
-    found = rank(known_models()["gpt2"], Recipe(32, 1024, precision="fp16"), twice, 4)
+    found = rank_layouts(known_models()["gpt2"], Recipe(32, 1024, precision="fp16"), twice, 4)
 
     assert {one.layout.dp for one in found.valid} == {1, 2}
 
 
 def test_the_best_is_written_as_a_run_file(tiny: ModelShape, cluster: Cluster, recipe: Recipe, tmp_path: Path) -> None:
-    best = ask(question(tiny, cluster, recipe)).require_best()
+    best = answer_question(question(tiny, cluster, recipe)).require_best()
     data = {"train": {"steps": 9, "microbatches": 1}, "pipeline": {"stages": 4}, "guard": {"mode": "phalanx"}}
 
     write_run(tmp_path / "run.toml", data, best)
 
     written = tomllib.loads((tmp_path / "run.toml").read_text())
-    assert best.layout.section().items() <= written["parallel"].items()
+    assert best.layout.parallel_section().items() <= written["parallel"].items()
     assert written["train"] == {"steps": 9, "microbatches": best.recipe.microbatches}
     assert "guard" not in written
     assert "pipeline" not in written
@@ -234,7 +238,7 @@ def test_what_was_estimated_is_what_is_written(gpt2: ModelShape, cluster: Cluste
     recipe = Recipe(32, 1024, microbatches=8, checkpointing="full", sequence_parallel=True)
     data = {"model": {"name": "x", "activation_checkpointing": True}}
 
-    written = tomllib.loads(run_text(data, estimate(gpt2, Layout(dp=2, tp=4), recipe, cluster)))
+    written = tomllib.loads(run_text(data, estimate_layout(gpt2, Layout(dp=2, tp=4), recipe, cluster)))
 
     assert written["model"] == {"name": "x"}
     assert written["parallel"] == {
@@ -254,12 +258,14 @@ def test_a_run_file_that_cannot_be_written_is_an_error(
     tiny: ModelShape, cluster: Cluster, recipe: Recipe, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="cannot be written"):
-        write_run(tmp_path / "nowhere" / "run.toml", {}, ask(question(tiny, cluster, recipe)).require_best())
+        write_run(
+            tmp_path / "nowhere" / "run.toml", {}, answer_question(question(tiny, cluster, recipe)).require_best()
+        )
 
 
 def test_a_new_run_trains_the_model_that_was_planned(tiny: ModelShape, cluster: Cluster, tmp_path: Path) -> None:
     recipe = Recipe(32, 64, microbatches=4)
-    best = ask(question(tiny, cluster, recipe)).require_best()
+    best = answer_question(question(tiny, cluster, recipe)).require_best()
 
     by_name = tomllib.loads(run_text(new_run("gpt2", recipe, 1e6), best))
     by_path = tomllib.loads(run_text(new_run(str(tmp_path / "config.json"), recipe, None), best))
@@ -270,9 +276,11 @@ def test_a_new_run_trains_the_model_that_was_planned(tiny: ModelShape, cluster: 
 
 
 def test_the_answer_is_one_json_object_with_its_assumptions(tiny: ModelShape, cluster: Cluster, recipe: Recipe) -> None:
-    answer = json.loads(json.dumps(ask(question(tiny, cluster, recipe, tokens=1e9)).as_json(), allow_nan=False))
+    answer = json.loads(
+        json.dumps(answer_question(question(tiny, cluster, recipe, tokens=1e9)).as_json(), allow_nan=False)
+    )
 
-    assert answer["model"]["parameters"] == tiny.parameters
+    assert answer["model"]["parameters"] == tiny.num_parameters
     assert answer["assumptions"]["efficiency"] == 0.5
     assert answer["assumptions"]["devices"]["d"]["price"] is None
     parts = ("parameters_gib", "gradients_gib", "optimizer_gib", "activations_gib", "buffers_gib")
@@ -284,10 +292,10 @@ def test_the_answer_is_one_json_object_with_its_assumptions(tiny: ModelShape, cl
 def test_one_layout_alone_is_judged_with_its_reason_and_the_nearest(
     tiny: ModelShape, cluster: Cluster, recipe: Recipe
 ) -> None:
-    asked = question(tiny, cluster, recipe).judged(layout="tp=3,dp=2", by="speed", gpus=(), tokens=None)
+    asked = question(tiny, cluster, recipe).with_options(layout="tp=3,dp=2", by="speed", gpus=(), tokens=None)
 
     with pytest.raises(ConfigError) as refused:
-        ask(asked).require_best()
+        answer_question(asked).require_best()
 
     assert "dp=2 tp=3: tp=3 does not divide 8 attention heads; lower tp" in str(refused.value)
     assert "the nearest that can work is " in str(refused.value)
@@ -295,7 +303,7 @@ def test_one_layout_alone_is_judged_with_its_reason_and_the_nearest(
 
 def test_more_devices_than_there_are_is_refused(tiny: ModelShape, cluster: Cluster, recipe: Recipe) -> None:
     with pytest.raises(ConfigError, match="--gpus 9: the cluster has 8 devices; give 1 to 8"):
-        ask(question(tiny, cluster, recipe, counts=(9,)))
+        answer_question(question(tiny, cluster, recipe, counts=(9,)))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +321,7 @@ def test_a_question_that_makes_no_sense_is_refused(
     whole: dict[str, object] = {"layout": None, "by": "speed", "gpus": (), "tokens": None}
 
     with pytest.raises(ConfigError, match=reason):
-        question(tiny, cluster, recipe).judged(**(whole | keys))  # type: ignore[arg-type]
+        question(tiny, cluster, recipe).with_options(**(whole | keys))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("precision", "sequences"), [("fp8", 8), ("bf16", 0)])
@@ -323,9 +331,9 @@ def test_a_recipe_that_makes_no_sense_is_refused(precision: str, sequences: int,
 
 
 def test_memory_is_said_in_the_unit_of_the_limit(gpt2: ModelShape, cluster: Cluster) -> None:
-    found = estimate(gpt2, Layout(), Recipe(4, 128), cluster)
+    found = estimate_layout(gpt2, Layout(), Recipe(4, 128), cluster)
 
-    assert found.row()["memory_gib"] == pytest.approx(found.memory.total / GIB)
+    assert found.estimate_row()["memory_gib"] == pytest.approx(found.memory.total_bytes / GIB)
 
 
 def test_by_cost_the_fewest_devices_win_and_by_speed_the_most(
@@ -333,17 +341,17 @@ def test_by_cost_the_fewest_devices_win_and_by_speed_the_most(
 ) -> None:
     asked = question(gpt2, cluster, Recipe(32, 1024), counts=(2, 8))
 
-    fastest = ask(asked).require_best()
-    cheapest = ask(replace(asked, by="cost")).require_best()
+    fastest = answer_question(asked).require_best()
+    cheapest = answer_question(replace(asked, by="cost")).require_best()
 
-    assert (fastest.layout.world, cheapest.layout.world) == (8, 2)
+    assert (fastest.layout.num_ranks, cheapest.layout.num_ranks) == (8, 2)
 
 
 def test_a_sealed_network_is_slower_between_nodes_only(gpt2: ModelShape, cluster: Cluster) -> None:
     recipe, sealed = Recipe(32, 1024), cluster.model_copy(update={"sealed": True})
 
-    across = [estimate(gpt2, Layout(dp=8), recipe, one).step for one in (cluster, sealed)]
-    inside = [estimate(gpt2, Layout(dp=4), recipe, one).step for one in (cluster, sealed)]
+    across = [estimate_layout(gpt2, Layout(dp=8), recipe, one).step for one in (cluster, sealed)]
+    inside = [estimate_layout(gpt2, Layout(dp=4), recipe, one).step for one in (cluster, sealed)]
 
     assert across[1].data + across[1].hidden > 1.7 * (across[0].data + across[0].hidden)
     assert inside[0] == inside[1]
@@ -352,7 +360,7 @@ def test_a_sealed_network_is_slower_between_nodes_only(gpt2: ModelShape, cluster
 def test_of_layouts_that_are_as_fast_the_common_one_stands_first(
     tiny: ModelShape, cluster: Cluster, recipe: Recipe
 ) -> None:
-    found = rank(tiny, recipe, cluster, 8).valid
+    found = rank_layouts(tiny, recipe, cluster, 8).valid
     one = found[0]
 
     def promising(share: float, **layout: object) -> Estimate:
@@ -362,9 +370,9 @@ def test_of_layouts_that_are_as_fast_the_common_one_stands_first(
     clever = promising(0.97, dp=4, cp=2, zero=3)
     best, slow = promising(0.8, dp=2, pp=4, schedule="zero-bubble"), promising(1.2, dp=8, zero=1)
 
-    assert ordered([slow, clever, sharded, copies], "speed") == [copies, sharded, clever, slow]
+    assert order_estimates([slow, clever, sharded, copies], "speed") == [copies, sharded, clever, slow]
     # a difference beyond the error decides
-    assert ordered([copies, best], "speed") == [best, copies]
+    assert order_estimates([copies, best], "speed") == [best, copies]
 
 
 def test_the_error_is_that_of_pairs_of_layouts_that_were_measured() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError, ModelError
-from phalanx.planner import SCHEDULES, Layout, nearest, shape_of, why_not
-from phalanx.planner.layout import layouts, parse_layout
+from phalanx.planner import SCHEDULES, Layout, describe_refusal, nearest_valid_layout, shape_of
+from phalanx.planner.layout import all_layouts, parse_layout
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.validity import layout_distance
 
@@ -40,8 +40,8 @@ WORKING = Recipe(sequences=16, sequence_length=64, microbatches=4)
     ],
 )
 def test_a_layout_that_works_has_no_reason_against_it(layout: Layout) -> None:
-    assert why_not(layout, shape_of(TINY), WORKING) is None
-    assert nearest(layout, shape_of(TINY), WORKING) == layout
+    assert describe_refusal(layout, shape_of(TINY), WORKING) is None
+    assert nearest_valid_layout(layout, shape_of(TINY), WORKING) == layout
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_layout_that_works_has_no_reason_against_it(layout: Layout) -> None:
 def test_a_layout_that_cannot_work_is_refused_with_its_figures(
     layout: Layout, changes: dict[str, int], reason: str
 ) -> None:
-    found = why_not(layout, shape_of(TINY), replace(WORKING, **changes))
+    found = describe_refusal(layout, shape_of(TINY), replace(WORKING, **changes))
 
     assert found is not None
     assert reason in found
@@ -79,8 +79,8 @@ def test_a_layout_that_cannot_work_is_refused_with_its_figures(
 
 @pytest.mark.parametrize("layout", [Layout(cp=16, context="ring"), Layout(tp=4, cp=4, context="ring", zero=3)])
 def test_a_ring_asks_for_no_heads_that_its_ranks_divide(layout: Layout) -> None:
-    assert why_not(layout, shape_of(STEADY), WORKING) is None
-    assert "attention heads" in str(why_not(replace(layout, context="ulysses"), shape_of(STEADY), WORKING))
+    assert describe_refusal(layout, shape_of(STEADY), WORKING) is None
+    assert "attention heads" in str(describe_refusal(replace(layout, context="ulysses"), shape_of(STEADY), WORKING))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_ring_asks_for_no_heads_that_its_ranks_divide(layout: Layout) -> None:
     ],
 )
 def test_a_ring_that_cannot_close_is_refused(layout: Layout, changes: dict[str, int], reason: str) -> None:
-    assert reason in str(why_not(layout, shape_of(STEADY), replace(WORKING, **changes)))
+    assert reason in str(describe_refusal(layout, shape_of(STEADY), replace(WORKING, **changes)))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_what_a_ring_cannot_attend_with_is_refused_and_the_other_way_named(
 ) -> None:
     asked, shape = Layout(cp=2, context="ring"), shape_of({**STEADY, **changes})
 
-    assert reason in str(why_not(asked, shape, WORKING))
-    assert nearest(asked, shape, WORKING) == Layout(cp=2)
+    assert reason in str(describe_refusal(asked, shape, WORKING))
+    assert nearest_valid_layout(asked, shape, WORKING) == Layout(cp=2)
 
 
 def test_a_share_of_dropout_that_is_none_is_refused() -> None:
@@ -119,7 +119,9 @@ def test_a_share_of_dropout_that_is_none_is_refused() -> None:
 
 
 def test_heads_that_share_keys_limit_tensor_parallel() -> None:
-    assert why_not(Layout(tp=4), shape_of(GROUPED), WORKING) == ("tp=4 does not divide 2 key and value heads; lower tp")
+    assert describe_refusal(Layout(tp=4), shape_of(GROUPED), WORKING) == (
+        "tp=4 does not divide 2 key and value heads; lower tp"
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -135,17 +137,17 @@ def test_the_nearest_layout_works_and_none_is_nearer(
     asked, shape = Layout(*axes, zero=zero, schedule=schedule), shape_of(TINY)
     recipe = Recipe(sequences=24, sequence_length=64, microbatches=microbatches)
 
-    found = nearest(asked, shape, recipe)
+    found = nearest_valid_layout(asked, shape, recipe)
 
     if 24 % microbatches:
         assert found is None
         return
     assert found is not None
-    assert why_not(found, shape, recipe) is None
-    assert found.world <= asked.world
-    for world in range(1, asked.world + 1):
-        for other in layouts(world, (zero,)):
-            if why_not(other, shape, recipe) is None:
+    assert describe_refusal(found, shape, recipe) is None
+    assert found.num_ranks <= asked.num_ranks
+    for world in range(1, asked.num_ranks + 1):
+        for other in all_layouts(world, (zero,)):
+            if describe_refusal(other, shape, recipe) is None:
                 assert layout_distance(found, asked) <= layout_distance(other, asked)
 
 
@@ -161,7 +163,7 @@ def test_the_nearest_layout_works_and_none_is_nearer(
     ],
 )
 def test_the_nearest_layout_is_the_one_that_a_person_would_take(asked: Layout, found: Layout) -> None:
-    assert nearest(asked, shape_of(TINY), WORKING) == found
+    assert nearest_valid_layout(asked, shape_of(TINY), WORKING) == found
 
 
 @pytest.mark.parametrize(
@@ -180,28 +182,28 @@ def test_the_nearest_layout_is_the_one_that_a_person_would_take(asked: Layout, f
 def test_windows_go_by_ulysses_and_not_by_ring(changes: dict[str, object], is_refused: bool) -> None:
     shape = shape_of({**GROUPED, **changes})
 
-    found = why_not(Layout(cp=2, context="ring"), shape, WORKING)
+    found = describe_refusal(Layout(cp=2, context="ring"), shape, WORKING)
 
     assert ("may have sliding windows" in str(found)) is is_refused
     assert (found is None) is not is_refused
-    assert why_not(Layout(cp=2), shape, WORKING) is None
+    assert describe_refusal(Layout(cp=2), shape, WORKING) is None
 
 
 def test_a_family_whose_attention_is_its_own_code_is_shared_along_no_sequence() -> None:
     shape = shape_of({**GROUPED, "model_type": "gemma2"})
 
-    assert "cp=2: ranks cannot share a block of gemma2 yet" in str(why_not(Layout(cp=2), shape, WORKING))
+    assert "cp=2: ranks cannot share a block of gemma2 yet" in str(describe_refusal(Layout(cp=2), shape, WORKING))
 
 
 def test_heads_that_ulysses_cannot_deal_out_go_by_ring() -> None:
-    assert nearest(Layout(tp=4, cp=4), shape_of(STEADY), WORKING) == Layout(tp=4, cp=4, context="ring")
+    assert nearest_valid_layout(Layout(tp=4, cp=4), shape_of(STEADY), WORKING) == Layout(tp=4, cp=4, context="ring")
 
 
 def test_every_way_to_share_the_ranks_is_listed_once() -> None:
-    found = list(layouts(8, (0,)))
+    found = list(all_layouts(8, (0,)))
 
     assert len(found) == len(set(found))
-    assert {layout.world for layout in found} == {8}
+    assert {layout.num_ranks for layout in found} == {8}
     assert len({(layout.dp, layout.tp, layout.pp, layout.cp) for layout in found}) == 20
 
 
@@ -211,7 +213,7 @@ def test_a_layout_is_read_as_it_is_written() -> None:
     assert parse_layout("cp=2,context=ring") == Layout(cp=2, context="ring")
     assert str(Layout(cp=2, zero=1, context="ring")) == "cp=2 context=ring zero=1"
     assert str(Layout(dp=2, pp=4, zero=1)) == "dp=2 pp=4 zero=1 1f1b"
-    assert Layout(dp=2, cp=2, zero=2).section() == {
+    assert Layout(dp=2, cp=2, zero=2).parallel_section() == {
         "dp": 2,
         "tp": 1,
         "pp": 1,

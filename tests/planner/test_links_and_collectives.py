@@ -13,7 +13,7 @@ from phalanx.planner.cluster.links import (
     Link,
     all_gather,
     all_reduce,
-    fit,
+    fit_link,
     fit_machine,
     gather_to_one,
     read_probe,
@@ -57,7 +57,7 @@ def test_one_rank_alone_exchanges_nothing(name: str) -> None:
 def test_a_fit_finds_the_link_that_was_measured(latency: float, bandwidth: float) -> None:
     link = Link(latency_s=latency, bytes_per_s=bandwidth)
 
-    found = fit(probe(link))
+    found = fit_link(probe(link))
 
     for ranks, size in ((2, 1e4), (8, 1e8)):
         assert all_reduce(size, ranks, found) == pytest.approx(all_reduce(size, ranks, link), rel=1e-3)
@@ -70,7 +70,7 @@ def test_a_probe_without_visible_latency_still_gives_a_bandwidth() -> None:
         {"op": "all_reduce", "ranks": 2, "bytes": 1e7, "seconds": 1e-2},
     ]
 
-    found = fit(rows)
+    found = fit_link(rows)
 
     assert found.latency_s == 0.0
     assert 1e9 < found.bytes_per_s < 1.2e9

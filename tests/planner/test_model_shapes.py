@@ -50,7 +50,7 @@ SMALL_GPT2 = GPT2 | {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 160,
     ],
 )
 def test_known_models_have_their_published_number_of_parameters(name: str, parameters: int) -> None:
-    assert known_models()[name].parameters == parameters
+    assert known_models()[name].num_parameters == parameters
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_count_is_that_of_the_model_which_transformers_builds(config: dict[str
     with torch.device("meta"):
         built = AutoModelForCausalLM.from_config(CONFIG_MAPPING[str(config["model_type"])].from_dict(dict(config)))
 
-    assert shape_of(config).parameters == sum(parameter.numel() for parameter in built.parameters())
+    assert shape_of(config).num_parameters == sum(parameter.numel() for parameter in built.parameters())
 
 
 PLANNED_SIZES = {
@@ -107,7 +107,7 @@ def test_a_family_with_a_plan_is_counted_as_transformers_builds_it(
         config["hidden_size"] = heads * defaults.get("head_dim", 4)
     shapes = parameter_shapes(parse_hub_config(config, family)).values()
 
-    assert shape_of(config).parameters == sum(math.prod(shape) for shape in shapes)
+    assert shape_of(config).num_parameters == sum(math.prod(shape) for shape in shapes)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_biases_and_norms_that_a_config_asks_for_are_counted(family: str, change
     config = {"model_type": family, **PLANNED_SIZES, **changes}
     shapes = parameter_shapes(parse_hub_config(config, family)).values()
 
-    assert shape_of(config).parameters == sum(math.prod(shape) for shape in shapes)
+    assert shape_of(config).num_parameters == sum(math.prod(shape) for shape in shapes)
 
 
 def test_the_parts_of_a_model_add_up_to_it() -> None:
     shape = shape_of(LLAMA)
 
     assert shape.layers * (shape.layer_split + shape.layer_whole) + shape.embedding + shape.final + shape.head == (
-        shape.parameters
+        shape.num_parameters
     )
     assert shape.kv_heads == 2
 

@@ -7,12 +7,12 @@ import pytest
 from phalanx.errors import ConfigError
 from phalanx.models.families import FAMILIES
 from phalanx.parallel.tensor.tensor_plans import plan_of
-from phalanx.planner import Layout, nearest, shape_of, why_not
+from phalanx.planner import Layout, describe_refusal, nearest_valid_layout, shape_of
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import Link, all_reduce
 from phalanx.planner.cluster.machine import Machine
-from phalanx.planner.cost.exchanging import data_exchange, traffic
+from phalanx.planner.cost.exchanging import count_traffic, data_exchange
 from phalanx.planner.cost.memory import held_parameters, worst_rank
 from phalanx.planner.cost.step import stage_times
 from phalanx.planner.model.activations import block_bytes
@@ -21,7 +21,7 @@ from phalanx.planner.model.compute import model_flops, training_flops
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
-from phalanx.planner.search.rank import rank
+from phalanx.planner.search.rank import rank_layouts
 
 RANK = 4
 LORA = Adapter(RANK)
@@ -72,9 +72,9 @@ def test_only_adapters_have_gradients_and_states(tiny: ModelShape, recipe: Recip
 
     full, frozen = worst_rank(tiny, Layout(), recipe), worst_rank(tiny, Layout(), thin)
 
-    assert frozen.parameters == 4 * (tiny.parameters + trained)
+    assert frozen.parameters == 4 * (tiny.num_parameters + trained)
     assert (frozen.gradients, frozen.optimizer) == (4 * trained, 8 * trained)
-    assert full.gradients == 4 * tiny.parameters
+    assert full.gradients == 4 * tiny.num_parameters
     assert frozen.activations < full.activations
 
 
@@ -98,7 +98,7 @@ def test_zero_3_sums_no_frozen_gradient(tiny: ModelShape) -> None:
     buffers = [worst_rank(tiny, Layout(dp=8, zero=3), one).buffers for one in (full, thin)]
 
     # of two blocks, and the head's own; beside frozen weights three are gathered at the worst moment, and not two
-    assert buffers[0] - buffers[1] == 4 * tiny.layer + 4 * tiny.head_matrix - 3 * added
+    assert buffers[0] - buffers[1] == 4 * tiny.layer_parameters + 4 * tiny.head_matrix - 3 * added
 
 
 def test_tensor_parallel_ranks_have_a_whole_and_their_columns_of_b(tiny: ModelShape, thin: Recipe) -> None:
@@ -123,10 +123,12 @@ def test_all_passes_together_take_the_operations_that_are_counted(
 
     times, _ = stage_times(tiny, layout, thin, bare)
 
-    seconds = sum(one.of("forward") + one.of("backward") for one in times) * layout.tp * thin.microbatches
+    seconds = (
+        sum(one.seconds_of("forward") + one.seconds_of("backward") for one in times) * layout.tp * thin.microbatches
+    )
     # of an adapter each tensor parallel rank computes the first matrix whole
     again = (layout.tp - 1) * 6 * 8 * RANK * 64
-    assert seconds * bare.flops_per_s == pytest.approx((training_flops(tiny, thin) + again) * thin.tokens)
+    assert seconds * bare.flops_per_s == pytest.approx((training_flops(tiny, thin) + again) * thin.tokens_per_step)
 
 
 def test_frozen_tables_cost_a_pipeline_s_ends_nothing(tiny: ModelShape, thin: Recipe, machine: Machine) -> None:
@@ -138,18 +140,18 @@ def test_frozen_tables_cost_a_pipeline_s_ends_nothing(tiny: ModelShape, thin: Re
 def test_copies_exchange_adapters_alone(tiny: ModelShape, thin: Recipe, machine: Machine) -> None:
     trained = 8 * RANK * 256 * 4
 
-    assert traffic(tiny, Layout(dp=4), thin).copies == 2 * 3 / 4 * trained
-    assert traffic(tiny, Layout(dp=4, zero=1), thin).copies == 3 * 3 / 4 * trained
+    assert count_traffic(tiny, Layout(dp=4), thin).copies == 2 * 3 / 4 * trained
+    assert count_traffic(tiny, Layout(dp=4, zero=1), thin).copies == 3 * 3 / 4 * trained
     shown, hidden = data_exchange(tiny, Layout(dp=4), thin, replace(machine, overlap=False), 1.0)
     assert (shown, hidden) == (pytest.approx(all_reduce(trained, 4, machine.inside)), 0.0)
 
 
 def test_zero_3_still_gathers_frozen_weights_for_both_passes(tiny: ModelShape, recipe: Recipe, thin: Recipe) -> None:
-    full, frozen = (traffic(tiny, Layout(dp=4, zero=3), one).copies for one in (recipe, thin))
+    full, frozen = (count_traffic(tiny, Layout(dp=4, zero=3), one).copies for one in (recipe, thin))
 
     trained = 8 * RANK * 256
     # gradients of four microbatches are not sent, adapters are gathered eight times and summed four times
-    assert full - frozen == 3 / 4 * 4 * (4 * tiny.parameters - 12 * trained)
+    assert full - frozen == 3 / 4 * 4 * (4 * tiny.num_parameters - 12 * trained)
 
 
 def test_the_first_matrices_of_adapters_are_completed_among_tensor_parallel_ranks(
@@ -181,14 +183,14 @@ def test_selective_checkpointing_keeps_what_adapters_give_as_well(tiny: ModelSha
 def test_adapters_on_rows_are_refused_with_tensor_parallel_ranks_and_the_nearest_has_none(tiny: ModelShape) -> None:
     adapter = Adapter(RANK, ("c_proj",))
 
-    reason = why_not(Layout(dp=2, tp=2), tiny, replace(WORKING, adapter=adapter))
+    reason = describe_refusal(Layout(dp=2, tp=2), tiny, replace(WORKING, adapter=adapter))
 
     assert reason == (
         "tp=2: adapters on attn.c_proj, mlp.c_proj, of whose inputs each rank has a part, are not cut; take "
         "attn.c_attn, mlp.c_fc, or set tp to 1"
     )
-    assert why_not(Layout(dp=2, tp=2), tiny, replace(WORKING, adapter=LORA)) is None
-    assert nearest(Layout(dp=2, tp=2), tiny, replace(WORKING, adapter=adapter)) == Layout(dp=4)
+    assert describe_refusal(Layout(dp=2, tp=2), tiny, replace(WORKING, adapter=LORA)) is None
+    assert nearest_valid_layout(Layout(dp=2, tp=2), tiny, replace(WORKING, adapter=adapter)) == Layout(dp=4)
 
 
 def test_a_target_that_is_no_matrix_is_refused_with_the_choices(tiny: ModelShape) -> None:
@@ -198,8 +200,10 @@ def test_a_target_that_is_no_matrix_is_refused_with_the_choices(tiny: ModelShape
 
 def test_a_mixed_pool_is_refused(recipe: Recipe, thin: Recipe) -> None:
     with pytest.raises(ConfigError, match=r"found model\.adapter and pools of different devices"):
-        rank(known_models()["gpt2"], thin, known_clusters()["paper-pool"], 4)
-    assert rank(known_models()["gpt2"], replace(recipe, precision="fp16"), known_clusters()["paper-pool"], 4).valid
+        rank_layouts(known_models()["gpt2"], thin, known_clusters()["paper-pool"], 4)
+    assert rank_layouts(
+        known_models()["gpt2"], replace(recipe, precision="fp16"), known_clusters()["paper-pool"], 4
+    ).valid
 
 
 def test_adapters_fit_where_full_training_does_not(cluster: Cluster) -> None:
@@ -208,7 +212,7 @@ def test_adapters_fit_where_full_training_does_not(cluster: Cluster) -> None:
     )
     full = Recipe(4, 128)
 
-    found = [rank(shape, one, cluster, 1) for one in (full, replace(full, adapter=LORA))]
+    found = [rank_layouts(shape, one, cluster, 1) for one in (full, replace(full, adapter=LORA))]
 
     assert [len(one.valid) for one in found] == [0, 1]
     assert "needs " in found[0].refused[0].reason

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.parallel.model.recompute import fuse_activations
-from phalanx.planner import Layout, shape_of, why_not
+from phalanx.planner import Layout, describe_refusal, shape_of
 from phalanx.planner.cluster.hardware import Cluster
-from phalanx.planner.cost.estimate import estimate
+from phalanx.planner.cost.estimate import estimate_layout
 from phalanx.planner.cost.memory import (
     RankMemory,
     checkpoint_bytes,
@@ -24,7 +24,7 @@ from phalanx.planner.model.adapter import Adapter, adapted_linears
 from phalanx.planner.model.families.planned import PLANNED
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
-from phalanx.planner.search.rank import rank as ranked
+from phalanx.planner.search.rank import rank_layouts as ranked
 
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}
 LAYOUTS = st.builds(
@@ -35,7 +35,7 @@ LAYOUTS = st.builds(
     cp=st.sampled_from([1, 2]),
     zero=st.integers(0, 3),
     schedule=st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"]),
-).filter(lambda layout: layout.schedule != "zero-bubble" or (layout.shards == 1 and layout.zero < 3))
+).filter(lambda layout: layout.schedule != "zero-bubble" or (layout.num_shards == 1 and layout.zero < 3))
 RECIPES = st.builds(
     Recipe,
     sequences=st.just(32),
@@ -58,13 +58,13 @@ def state(memory: RankMemory) -> int:
 @given(layout=LAYOUTS, recipe=RECIPES)
 def test_the_parts_add_up_and_none_is_negative(layout: Layout, recipe: Recipe) -> None:
     shape = shape_of(TINY)
-    assert why_not(layout, shape, recipe) is None
+    assert describe_refusal(layout, shape, recipe) is None
 
     for rank in range(layout.pp):
         memory = rank_memory(shape, layout, recipe, rank)
-        assert memory.total == sum(memory.parts().values())
-        assert min(memory.parts().values()) >= 0
-        assert memory.total <= worst_rank(shape, layout, recipe).total
+        assert memory.total_bytes == sum(memory.parts_by_name().values())
+        assert min(memory.parts_by_name().values()) >= 0
+        assert memory.total_bytes <= worst_rank(shape, layout, recipe).total_bytes
 
 
 @settings(max_examples=80, deadline=None)
@@ -85,7 +85,7 @@ def test_a_higher_zero_level_never_needs_more_memory_for_a_model_of_some_size(la
     shape = shape_of(TINY | {"n_layer": 32, "n_embd": 1024})
     shared, kept = replace(layout, dp=4, pp=1), replace(recipe, offload="none")
 
-    needed = [worst_rank(shape, replace(shared, zero=zero), kept).total for zero in range(4)]
+    needed = [worst_rank(shape, replace(shared, zero=zero), kept).total_bytes for zero in range(4)]
 
     assert needed == sorted(needed, reverse=True)
 
@@ -102,7 +102,7 @@ def test_no_parameter_is_lost_between_the_ranks(layout: Layout, recipe: Recipe) 
     )
 
     copies = shape.head_matrix if layout.pp > 1 else 0
-    assert total == shape.parameters + copies
+    assert total == shape.num_parameters + copies
 
 
 def _layers(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...]:
@@ -167,11 +167,11 @@ def test_where_the_device_is_the_host_offloading_moves_nothing(
     cores, moved = cluster.model_copy(update={"device_is_host": True}), replace(recipe, offload="all")
     layout = Layout(dp=2, zero=3)
 
-    here = estimate(tiny, layout, moved, cores)
+    here = estimate_layout(tiny, layout, moved, cores)
 
-    kept = estimate(tiny, layout, recipe, cluster)
+    kept = estimate_layout(tiny, layout, recipe, cluster)
     assert (here.memory, here.step) == (kept.memory, kept.step)
-    assert estimate(tiny, layout, moved, cluster).memory.total < kept.memory.total
+    assert estimate_layout(tiny, layout, moved, cluster).memory.total_bytes < kept.memory.total_bytes
     best = [ranked(tiny, moved, one, 2, fixed=layout).valid[0].memory for one in (cluster, cores)]
     assert [memory.host > 0 for memory in best] == [True, False]
 
@@ -193,11 +193,11 @@ def test_gpipe_keeps_every_microbatch_and_1f1b_as_many_as_stages_follow() -> Non
 def test_an_fp32_model_takes_sixteen_bytes_a_parameter(gpt2: ModelShape, recipe: Recipe) -> None:
     memory = worst_rank(gpt2, Layout(), recipe)
 
-    assert memory.parameters == 4 * gpt2.parameters
-    assert memory.gradients == 4 * gpt2.parameters
-    assert memory.optimizer == 8 * gpt2.parameters
-    assert checkpoint_bytes(gpt2, recipe) == 12 * gpt2.parameters
-    assert checkpoint_bytes(gpt2, recipe, weights_only=True) == 2 * gpt2.parameters
+    assert memory.parameters == 4 * gpt2.num_parameters
+    assert memory.gradients == 4 * gpt2.num_parameters
+    assert memory.optimizer == 8 * gpt2.num_parameters
+    assert checkpoint_bytes(gpt2, recipe) == 12 * gpt2.num_parameters
+    assert checkpoint_bytes(gpt2, recipe, weights_only=True) == 2 * gpt2.num_parameters
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -372,7 +372,7 @@ def test_the_loss_and_a_backward_pass_are_never_counted_at_once(tiny: ModelShape
 def test_zero_3_holds_what_is_gathered_and_what_is_being_summed() -> None:
     # few tokens, so that the worst moment is one at which weights are gathered
     shape, recipe = shape_of(TINY | {"n_embd": 512}), Recipe(8, 8)
-    block = shape.layer * recipe.weight_bytes
+    block = shape.layer_parameters * recipe.weight_bytes
 
     memory = worst_rank(shape, Layout(dp=8, zero=3), recipe)
 

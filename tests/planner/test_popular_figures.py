@@ -5,7 +5,7 @@ import pytest
 from phalanx.planner import Layout
 from phalanx.planner.cluster.catalog import known_devices, known_models
 from phalanx.planner.cost.memory import RankMemory, checkpoint_bytes, memory_of
-from phalanx.planner.model.compute import BACKWARD, DAY_S, FORWARD, HOUR_S, model_flops, utilization
+from phalanx.planner.model.compute import BACKWARD, DAY_S, FORWARD, HOUR_S, flops_utilization, model_flops
 from phalanx.planner.model.recipe import Recipe
 
 BILLION, TRILLION, TERA = 1e9, 1e12, 1e12
@@ -43,12 +43,12 @@ def test_llama_2_70b_took_1_72_million_a100_hours_which_is_36_days_on_2000() -> 
     """Touvron et al. 2023b, table 2: 1,720,320 GPU-hours for 2 T tokens of 4,096 each."""
     hours, shape = 1_720_320, known_models()["llama-2-70b"]
 
-    utilized = utilization(2 * TRILLION / (hours * HOUR_S), model_flops(shape, 4096), 1, A100_PEAK)
+    utilized = flops_utilization(2 * TRILLION / (hours * HOUR_S), model_flops(shape, 4096), 1, A100_PEAK)
 
     assert hours / 2000 / 24 == pytest.approx(36, abs=0.5)
     # with attention counted; 6 operations a parameter alone give 0.43
     assert utilized == pytest.approx(0.45, abs=0.02)
-    assert device_hours(6 * shape.parameters * 2 * TRILLION, 0.43 * A100_PEAK) == pytest.approx(hours, rel=0.01)
+    assert device_hours(6 * shape.num_parameters * 2 * TRILLION, 0.43 * A100_PEAK) == pytest.approx(hours, rel=0.01)
 
 
 def test_21_days_is_llama_1_65b_on_2048() -> None:
@@ -57,7 +57,7 @@ def test_21_days_is_llama_1_65b_on_2048() -> None:
 
     assert days == pytest.approx(21, abs=0.5)
     assert days * 24 * 2048 == pytest.approx(1_022_362, rel=0.01)
-    assert utilization(380, model_flops(known_models()["llama-65b"], 2048), 1, A100_PEAK) == pytest.approx(
+    assert flops_utilization(380, model_flops(known_models()["llama-65b"], 2048), 1, A100_PEAK) == pytest.approx(
         0.5, abs=0.02
     )
 
@@ -98,5 +98,5 @@ def test_zero_needs_4_and_8_times_less_only_with_many_ranks_and_n_times_less_wit
 
     saved = [state(0) / state(zero) for zero in (1, 2, 3)]
 
-    assert state(0) == 16 * shape.parameters
+    assert state(0) == 16 * shape.num_parameters
     assert saved == pytest.approx(list(factors), rel=0.015)

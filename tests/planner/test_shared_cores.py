@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from phalanx.planner import Layout
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.schedule import StageTimes, simulate_step
-from phalanx.planner.cost.step import play_sharing, step_time, timeline
+from phalanx.planner.cost.step import play_sharing, play_timeline, step_time
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
-from phalanx.planner.schedules import orders
+from phalanx.planner.schedules import rank_orders
 
 SCHEDULES = st.sampled_from(["gpipe", "1f1b", "interleaved", "zero-bubble"])
 SECONDS = st.floats(0.01, 2.0)
@@ -30,7 +30,7 @@ def test_with_a_core_each_nothing_is_shared(
     chunks = 2 if schedule == "interleaved" else 1
     times, microbatches = given_times(data, ranks * chunks), rounds * ranks
 
-    shared = play_sharing(orders(schedule, ranks, microbatches, chunks), times, ranks, latency)
+    shared = play_sharing(rank_orders(schedule, ranks, microbatches, chunks), times, ranks, latency)
 
     assert shared.length_s == pytest.approx(simulate_step(schedule, ranks, microbatches, times, latency).length_s)
 
@@ -43,7 +43,7 @@ def test_one_core_is_never_idle_and_does_all_the_work(
     chunks = 2 if schedule == "interleaved" else 1
     times, microbatches = given_times(data, ranks * chunks), rounds * ranks
 
-    shared = play_sharing(orders(schedule, ranks, microbatches, chunks), times, 1.0)
+    shared = play_sharing(rank_orders(schedule, ranks, microbatches, chunks), times, 1.0)
 
     work = microbatches * sum(time.forward + time.inputs + time.weights for time in times)
     assert shared.length_s == pytest.approx(work)
@@ -51,7 +51,7 @@ def test_one_core_is_never_idle_and_does_all_the_work(
 
 
 def test_orders_that_wait_for_each_other_are_refused() -> None:
-    first, second = orders("1f1b", 2, 2)
+    first, second = rank_orders("1f1b", 2, 2)
 
     with pytest.raises(ValueError, match="wait for each other"):
         play_sharing((first[::-1], second), [StageTimes(1.0, 1.0, 1.0)] * 2, 2)
@@ -64,7 +64,9 @@ def test_twice_as_many_ranks_as_cores_take_twice_as_long(
     alone = replace(machine, overlap=False)
     crowded = replace(alone, cores=2)
 
-    ratio = step_time(tiny, layout, recipe, crowded).total / step_time(tiny, layout, recipe, alone).total
+    ratio = (
+        step_time(tiny, layout, recipe, crowded).total_seconds / step_time(tiny, layout, recipe, alone).total_seconds
+    )
 
     assert ratio == pytest.approx(2.0)
 
@@ -73,12 +75,14 @@ def test_a_pipeline_on_too_few_cores_waits_for_them_and_not_for_other_stages(
     tiny: ModelShape, recipe: Recipe, machine: Machine
 ) -> None:
     layout, alone = Layout(pp=4), replace(machine, overlap=False, memory_bytes_per_s=None)
-    times = timeline(tiny, layout, recipe, alone)
+    times = play_timeline(tiny, layout, recipe, alone)
 
     crowded = step_time(tiny, layout, recipe, replace(alone, cores=1))
 
-    assert crowded.total - crowded.data == pytest.approx(times.busy_s, rel=1e-3)
-    assert timeline(tiny, layout, recipe, replace(alone, cores=1)).length_s == pytest.approx(times.busy_s, rel=1e-3)
+    assert crowded.total_seconds - crowded.data == pytest.approx(times.busy_s, rel=1e-3)
+    assert play_timeline(tiny, layout, recipe, replace(alone, cores=1)).length_s == pytest.approx(
+        times.busy_s, rel=1e-3
+    )
 
 
 def test_cores_that_carry_the_bytes_themselves_hide_nothing(tiny: ModelShape, recipe: Recipe, machine: Machine) -> None:

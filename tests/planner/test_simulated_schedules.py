@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.planner.cost.schedule import StageTimes, bubble_formula, play, simulate_step
-from phalanx.planner.schedules import Work, most_in_flight, orders
+from phalanx.planner.cost.schedule import StageTimes, bubble_formula, play_orders, simulate_step
+from phalanx.planner.schedules import Work, max_in_flight, rank_orders
 
 EQUAL = StageTimes(forward=1.0, inputs=1.0, weights=1.0)
 SIZES = st.integers(1, 8)
@@ -18,7 +18,7 @@ SIZES = st.integers(1, 8)
 def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(ranks: int, microbatches: int, schedule: str) -> None:
     timeline = simulate_step(schedule, ranks, microbatches, [EQUAL] * ranks)
 
-    assert timeline.bubble == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
+    assert timeline.bubble_share == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
     assert bubble_formula(ranks, microbatches) == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
 
 
@@ -27,7 +27,7 @@ def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(ranks: int, microba
 def test_the_bubble_of_interleaved_stages_is_divided_by_their_number(ranks: int, rounds: int, chunks: int) -> None:
     timeline = simulate_step("interleaved", ranks, rounds * ranks, [EQUAL] * (ranks * chunks))
 
-    assert timeline.bubble == pytest.approx((ranks - 1) / (chunks * rounds * ranks + ranks - 1))
+    assert timeline.bubble_share == pytest.approx((ranks - 1) / (chunks * rounds * ranks + ranks - 1))
 
 
 @settings(max_examples=40, deadline=None)
@@ -39,7 +39,7 @@ def test_zero_bubble_waits_a_third_as_long_as_1f1b_and_holds_no_more(ranks: int,
     waited = simulate_step("zero-bubble", ranks, microbatches, [EQUAL] * ranks).length_s - works
 
     assert waited == pytest.approx((simulate_step("1f1b", ranks, microbatches, [EQUAL] * ranks).length_s - works) / 3)
-    assert all(most_in_flight(order) <= ranks for order in orders("zero-bubble", ranks, microbatches))
+    assert all(max_in_flight(order) <= ranks for order in rank_orders("zero-bubble", ranks, microbatches))
 
 
 @settings(max_examples=40, deadline=None)
@@ -70,9 +70,9 @@ def test_every_piece_of_work_is_done_once_and_in_an_order_that_is_possible(
 
 
 def test_gpipe_holds_all_microbatches_and_1f1b_only_as_many_as_there_are_ranks() -> None:
-    assert [most_in_flight(order) for order in orders("gpipe", 4, 12)] == [12, 12, 12, 12]
-    assert [most_in_flight(order) for order in orders("1f1b", 4, 12)] == [4, 3, 2, 1]
-    assert [most_in_flight(order) for order in orders("interleaved", 4, 12, 2)] == [11, 9, 7, 5]
+    assert [max_in_flight(order) for order in rank_orders("gpipe", 4, 12)] == [12, 12, 12, 12]
+    assert [max_in_flight(order) for order in rank_orders("1f1b", 4, 12)] == [4, 3, 2, 1]
+    assert [max_in_flight(order) for order in rank_orders("interleaved", 4, 12, 2)] == [11, 9, 7, 5]
 
 
 def test_the_slowest_stage_sets_the_pace() -> None:
@@ -86,7 +86,7 @@ def test_the_slowest_stage_sets_the_pace() -> None:
 def test_a_link_with_a_delay_makes_the_bubble_larger() -> None:
     without, with_delay = (simulate_step("1f1b", 4, 8, [EQUAL] * 4, delay) for delay in (0.0, 0.5))
 
-    assert with_delay.bubble > without.bubble
+    assert with_delay.bubble_share > without.bubble_share
 
 
 def test_a_link_that_is_slower_than_the_stages_sets_the_pace() -> None:
@@ -103,4 +103,4 @@ def test_orders_that_wait_for_each_other_are_found() -> None:
     second = (Work("forward", 1, 0), Work("backward", 1, 0))
 
     with pytest.raises(ValueError, match="4 pieces of work wait for each other"):
-        play([first, second], [EQUAL, EQUAL])
+        play_orders([first, second], [EQUAL, EQUAL])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.planner.cost.partition import balanced, rank_placements, slowest, uneven_layers
+from phalanx.planner.cost.partition import balanced_layers, rank_placements, slowest_stage_seconds, uneven_layers
 
 COSTS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=9)
 SPEEDS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4)
@@ -29,7 +29,9 @@ def test_no_other_partition_is_faster(costs: list[float], speeds: list[float]) -
     assert found is not None
     assert sum(found) == len(costs)
     assert min(found) >= 1
-    assert slowest(found, costs, speeds) == pytest.approx(min(slowest(one, costs, speeds) for one in others))
+    assert slowest_stage_seconds(found, costs, speeds) == pytest.approx(
+        min(slowest_stage_seconds(one, costs, speeds) for one in others)
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -46,12 +48,14 @@ def test_no_other_partition_that_fits_is_faster(costs: list[float], speeds: list
         assert found is None
         return
     assert found in others
-    assert slowest(found, costs, speeds) == pytest.approx(min(slowest(one, costs, speeds) for one in others))
+    assert slowest_stage_seconds(found, costs, speeds) == pytest.approx(
+        min(slowest_stage_seconds(one, costs, speeds) for one in others)
+    )
 
 
 def test_equal_layers_on_equal_ranks_are_spread_evenly() -> None:
-    assert balanced([1.0] * 12, 4) == (3, 3, 3, 3)
-    assert sorted(balanced([1.0] * 10, 4)) == [2, 2, 3, 3]
+    assert balanced_layers([1.0] * 12, 4) == (3, 3, 3, 3)
+    assert sorted(balanced_layers([1.0] * 10, 4)) == [2, 2, 3, 3]
 
 
 def test_a_rank_twice_as_fast_gets_twice_the_layers() -> None:
@@ -60,7 +64,7 @@ def test_a_rank_twice_as_fast_gets_twice_the_layers() -> None:
 
 def test_more_stages_than_layers_is_an_error() -> None:
     with pytest.raises(ValueError, match="2 layers for 3 stages"):
-        balanced([1.0, 1.0], 3)
+        balanced_layers([1.0, 1.0], 3)
 
 
 def test_equal_devices_are_not_told_apart_when_orders_are_tried() -> None:

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
 from phalanx.planner.schedules import SCHEDULES, Action, verifiable_schedules
-from phalanx.planner.schedules import actions as order_of
+from phalanx.planner.schedules import stage_actions as order_of
 
 shapes = st.integers(1, 16).flatmap(lambda k: st.tuples(st.integers(0, k - 1), st.just(k), st.integers(1, 40)))
 names = st.sampled_from(verifiable_schedules())

@@ -66,15 +66,15 @@ def test_too_few_or_too_many_runs_are_refused(runs, tmp_path, number):
 def test_ticks_are_round_and_inside():
     scale = AxisScale(0.03, 1.97, (0.0, 100.0))
 
-    assert scale.ticks(5) == pytest.approx([0.5, 1.0, 1.5])
-    assert AxisScale(1.0, 3.0, (0.0, 1.0)).ticks(8, whole=True) == [1.0, 2.0, 3.0]
-    assert AxisScale(1.0, 100.0, (0.0, 1.0), log=True).ticks() == [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
+    assert scale.tick_values(5) == pytest.approx([0.5, 1.0, 1.5])
+    assert AxisScale(1.0, 3.0, (0.0, 1.0)).tick_values(8, whole=True) == [1.0, 2.0, 3.0]
+    assert AxisScale(1.0, 100.0, (0.0, 1.0), log=True).tick_values() == [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0]
 
 
 @pytest.mark.parametrize("low", [0.0, 5e-324, -3.0, 2.0**52 + 2, 1e200])
 @pytest.mark.parametrize("ulps", [0, 1, 3])
 def test_ends_that_are_neighbours_give_a_few_ticks(low, ulps):
-    found = AxisScale(low, low + ulps * math.ulp(low), (0.0, 100.0)).ticks(8, whole=True)
+    found = AxisScale(low, low + ulps * math.ulp(low), (0.0, 100.0)).tick_values(8, whole=True)
 
     assert len(found) <= 20
 

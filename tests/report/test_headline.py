@@ -3,8 +3,8 @@
 import pytest
 from made_run import SUMMARY
 
-from phalanx.report.headline import has_guard, headline, headline_tiles
-from phalanx.report.page import render
+from phalanx.report.headline import has_guard, headline_sentence, headline_tiles
+from phalanx.report.page import render_run_report
 from phalanx.report.read import RunRecord
 
 HONEST = SUMMARY | {"attacks_injected": 0, "detections": 0, "evicted": [], "verdicts": []}
@@ -40,7 +40,7 @@ def record_of(summary, **config):
 
 @pytest.mark.parametrize("audits", [1, 7, 1600])
 def test_where_audits_found_nothing_it_is_said_how_many_there_were(audits):
-    found = headline(record_of(HONEST | {"guard": "phalanx", "audits": audits}))
+    found = headline_sentence(record_of(HONEST | {"guard": "phalanx", "audits": audits}))
 
     assert found.startswith("No lie was found in ")
     assert "nobody attacked" not in found.lower() and "false accusation" not in found
@@ -59,9 +59,9 @@ def test_where_audits_found_nothing_it_is_said_how_many_there_were(audits):
     ids=["off", "older", "remote", "federated", "pairs"],
 )
 def test_without_a_guard_nothing_is_said_of_attacks_and_audits(record):
-    page = str(render(record))
+    page = str(render_run_report(record))
 
-    assert not [word for word in OF_AUDITS if word in headline(record).lower()]
+    assert not [word for word in OF_AUDITS if word in headline_sentence(record).lower()]
     assert not has_guard(record)
     assert not [name for name, *_ in headline_tiles(record) if name == "Audits"]
     assert ">Verdicts<" not in page and ">Audits<" not in page and "Attacked steps are marked" not in page
@@ -70,11 +70,11 @@ def test_without_a_guard_nothing_is_said_of_attacks_and_audits(record):
 def test_a_drill_without_a_guard_says_what_it_did_and_that_nobody_checked():
     summary = UNGUARDED | {"attacks_injected": 3, "detections": None}
 
-    assert headline(record_of(summary, guard={"mode": "off"})).startswith("3 steps attacked, nobody checked")
+    assert headline_sentence(record_of(summary, guard={"mode": "off"})).startswith("3 steps attacked, nobody checked")
 
 
 def test_a_federated_run_speaks_of_rounds_sites_and_privacy():
-    found = headline(record_of(ROUNDS))
+    found = headline_sentence(record_of(ROUNDS))
 
     assert found == (
         "20 rounds of 3 sites, the owner sees sums of updates (masked), and no single one, "
@@ -88,7 +88,7 @@ def test_a_federated_run_speaks_of_rounds_sites_and_privacy():
 def test_a_site_that_is_asked_no_more_is_named_with_the_reason():
     facts = ROUNDS["federated"] | {"excluded": {"west": "refused again: over_norm"}}
 
-    found = headline(record_of(ROUNDS | {"federated": facts}))
+    found = headline_sentence(record_of(ROUNDS | {"federated": facts}))
 
     assert "west gets no further orders (refused again: over_norm)" in found
     assert {name: value for name, value, _ in headline_tiles(record_of(ROUNDS | {"federated": facts}))}[
@@ -99,7 +99,7 @@ def test_a_site_that_is_asked_no_more_is_named_with_the_reason():
 def test_preferences_show_accuracy_and_margin():
     record = record_of(PAIRS)
 
-    assert "accuracy 0.75 and margin 1.25 on held-out pairs" in headline(record)
+    assert "accuracy 0.75 and margin 1.25 on held-out pairs" in headline_sentence(record)
     names = {name: (value, remark) for name, value, remark in headline_tiles(record)}
     assert names["Accuracy on pairs"] == (
         "0.75",
@@ -112,11 +112,11 @@ def test_preferences_show_accuracy_and_margin():
 def test_a_model_that_is_worse_than_before_is_the_first_thing_that_is_said(summary):
     record = record_of(summary | {"worse_than_before": ["held-out loss 1.1 -> 140"]})
 
-    assert headline(record).startswith("The model is worse than before training (held-out loss 1.1 -> 140), ")
-    assert "worse than before</span>" in str(render(record))
+    assert headline_sentence(record).startswith("The model is worse than before training (held-out loss 1.1 -> 140), ")
+    assert "worse than before</span>" in str(render_run_report(record))
 
 
 @pytest.mark.parametrize("odd", [None, "x", 7, {}, [], {"sites": 3, "excluded": 4}, {"sites": None}])
 def test_a_summary_with_odd_entries_is_shown_as_far_as_it_goes(odd):
     for key in ("federated", "privacy", "preferences", "worse_than_before"):
-        assert str(render(record_of(ROUNDS | {key: odd})))
+        assert str(render_run_report(record_of(ROUNDS | {key: odd})))

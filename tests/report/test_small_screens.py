@@ -6,10 +6,10 @@ import pytest
 
 from phalanx.planner.cluster.catalog import known_clusters, known_models
 from phalanx.planner.model.recipe import Recipe
-from phalanx.planner.search.answer import ask
+from phalanx.planner.search.answer import answer_question
 from phalanx.planner.search.question import Question
 from phalanx.report.plan_page import render_plan
-from phalanx.report.shell import section
+from phalanx.report.shell import make_section
 
 RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
 COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -18,7 +18,9 @@ COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 @pytest.fixture(scope="module")
 def page():
     recipe = Recipe(32, 1024, precision="bf16")
-    return render_plan(ask(Question("gpt2", known_models()["gpt2"], recipe, known_clusters()["a100-nodes"], (8,))))
+    return render_plan(
+        answer_question(Question("gpt2", known_models()["gpt2"], recipe, known_clusters()["a100-nodes"], (8,)))
+    )
 
 
 def rules(page):
@@ -39,7 +41,7 @@ def test_no_value_of_a_tile_is_one_long_word():
     recipe = Recipe(32, 1024, precision="bf16")
     asked = Question("gpt2", known_models()["gpt2"], recipe, known_clusters()["a100-nodes"], (8,), tokens=1e15)
 
-    page = render_plan(ask(asked))
+    page = render_plan(answer_question(asked))
 
     values = re.findall(r'<div class="value">([^<]*)</div>', page)
     assert any(" to " in value and "million" in value for value in values)
@@ -65,11 +67,11 @@ def test_a_picture_is_not_shrunk_below_what_can_be_read(page):
 
 
 def test_only_pictures_are_wrapped():
-    assert "scroll" not in section("Loss", "a remark", "<p>no curve</p>")
+    assert "scroll" not in make_section("Loss", "a remark", "<p>no curve</p>")
 
 
 def test_a_short_training_is_not_told_in_fractions_of_a_day():
     recipe = Recipe(32, 1024, precision="bf16")
     question = Question("gpt2", known_models()["gpt2"], recipe, known_clusters()["a100-nodes"], (8,), tokens=1e8)
 
-    assert re.search(r"Time</div><div class=\"value\">[\d.]+ (s|min)<", render_plan(ask(question)))
+    assert re.search(r"Time</div><div class=\"value\">[\d.]+ (s|min)<", render_plan(answer_question(question)))

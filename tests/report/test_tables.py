@@ -5,7 +5,7 @@ import pytest
 from phalanx.report.bars import name_bars, part_bars
 from phalanx.report.plan_page import _drop_empty_columns
 from phalanx.report.svg import make_element
-from phalanx.report.tables import table
+from phalanx.report.tables import make_table
 
 
 @pytest.mark.parametrize(
@@ -13,13 +13,15 @@ from phalanx.report.tables import table
     [("165.7 MiB", "short"), ("worker-1", "short"), ("a word or two more", None), ("word " * 12, "long")],
 )
 def test_a_figure_stays_with_its_unit_and_a_sentence_gets_room(cell, css):
-    found = re.search(r"<td([^>]*)>", table(["Head"], [[cell]]))[1]
+    found = re.search(r"<td([^>]*)>", make_table(["Head"], [[cell]]))[1]
 
     assert found == ("" if css is None else f' class="{css}"')
 
 
 def test_markup_is_put_into_a_cell_as_it_is():
-    assert '<td><code class="short">x</code></td>' in table(["Head"], [[make_element("code", {"class": "short"}, "x")]])
+    assert '<td><code class="short">x</code></td>' in make_table(
+        ["Head"], [[make_element("code", {"class": "short"}, "x")]]
+    )
 
 
 def test_a_column_that_says_nothing_in_every_row_is_left_out():

@@ -51,11 +51,11 @@ def test_rules_and_a_function_of_the_users_own_say_what_a_text_is_worth(tmp_path
         {"kind": "own.py:length", "weight": -0.1},
     )
     with scorer(tmp_path, *rewards) as found:
-        scores = found.score([text(" 42 ", answer="42", bonus=1), text("4x", answer="42", bonus=0)])
+        scores = found.score_texts([text(" 42 ", answer="42", bonus=1), text("4x", answer="42", bonus=0)])
 
         assert scores == [(1.0, 1.0, 1.0, 5.0), (0.0, 0.5, 0.0, 2.0)]
-        assert found.total(scores[0]) == pytest.approx(1.0 + 0.5 + 1.0 - 0.5)
-        assert found.names == ("exact", "places", "pattern", "length")
+        assert found.total_reward(scores[0]) == pytest.approx(1.0 + 0.5 + 1.0 - 0.5)
+        assert found.reward_names == ("exact", "places", "pattern", "length")
     assert "a user may print" in (tmp_path / "rewards.log").read_text()
 
 
@@ -74,20 +74,20 @@ def test_rules_and_a_function_of_the_users_own_say_what_a_text_is_worth(tmp_path
 def test_a_reward_that_is_none_names_the_reward_and_the_text(tmp_path, said, why):
     with scorer(tmp_path, {"kind": "exact"}, {"kind": "own.py:odd"}) as found:
         with pytest.raises(RewardError) as caught:
-            found.score([text("fine", answer="a"), text(said, answer="a")])
+            found.score_texts([text("fine", answer="a"), text(said, answer="a")])
 
         assert str(caught.value).startswith("rewards.of[1] (odd), prompts.jsonl, line 7, text 2: ")
         assert why in str(caught.value)
         # and the next text is scored as if nothing had been
-        assert found.score([text("fine", answer="a")]) == [(0.0, 1.0)]
+        assert found.score_texts([text("fine", answer="a")]) == [(0.0, 1.0)]
 
 
 def test_a_reward_that_hangs_is_ended_and_named(tmp_path):
     with scorer(tmp_path, {"kind": "own.py:odd"}, timeout_s=0.5) as found:
-        found.score([text("fine")])
+        found.score_texts([text("fine")])
         pid = found._child.pid
         with pytest.raises(RewardError, match=r"text 2: took longer than rewards\.timeout_s = 0\.5"):
-            found.score([text("hang")])
+            found.score_texts([text("hang")])
 
         assert not Path(f"/proc/{pid}").exists()
 
@@ -95,7 +95,7 @@ def test_a_reward_that_hangs_is_ended_and_named(tmp_path):
 def test_a_record_without_the_answer_is_named(tmp_path):
     said = 'line 7, text 2: its record has no text "solution"'
     with scorer(tmp_path, {"kind": "exact", "field": "solution"}) as found, pytest.raises(RewardError, match=said):
-        found.score([text("4")])
+        found.score_texts([text("4")])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_reward_model_scores_prompt_and_text_together(tmp_path, reward_model):
     texts = [ScoredText("line 1", "is it ", "good"), ScoredText("line 2", "is it ", "bad")]
 
     with scorer(tmp_path, {"kind": "model", "path": str(path)}, timeout_s=60.0) as found:
-        (good,), (bad,) = found.score(texts)
+        (good,), (bad,) = found.score_texts(texts)
 
     assert good != bad
     assert (good, bad) == pytest.approx((scored("is it good"), scored("is it bad")), abs=1e-6)
@@ -166,7 +166,7 @@ def test_the_score_is_that_of_the_token_which_ends_the_answer(tmp_path, with_an_
     asked[2] = ScoredText("3", "hi", "go", {"prompt": chat})
 
     with scorer(tmp_path, reward, timeout_s=60.0) as found:
-        (ends_none,), (ends_itself,), (of_a_chat,) = found.score(asked)
+        (ends_none,), (ends_itself,), (of_a_chat,) = found.score_texts(asked)
 
     assert ends_none == ends_itself == pytest.approx(scored("is it goode"), abs=1e-6)
     assert of_a_chat == pytest.approx(scored("uhie\nagoe"), abs=1e-6)
@@ -181,7 +181,7 @@ def test_a_reward_model_sees_the_tools_of_a_chat_and_no_special_token_in_a_text(
     record = {"prompt": [{"role": "user", "content": "hi"}], "tools": [{"name": "tide"}]}
 
     with scorer(tmp_path, reward, timeout_s=60.0) as found:
-        ((of_a_chat,),) = found.score([ScoredText("1", "hi", "go", record)])
+        ((of_a_chat,),) = found.score_texts([ScoredText("1", "hi", "go", record)])
 
     assert of_a_chat == pytest.approx(scored("tide uhie\nagoe"), abs=1e-6)
 
@@ -191,7 +191,7 @@ def test_a_text_beyond_the_window_of_a_reward_model_is_named(tmp_path, with_an_e
         scorer(tmp_path, with_an_end[0], timeout_s=60.0) as found,
         pytest.raises(RewardError, match=r"line 7: .*copy: prompt and text have 13 tokens, its window is 12"),
     ):
-        found.score([ScoredText("line 7", "a" * 6, "b" * 6)])
+        found.score_texts([ScoredText("line 7", "a" * 6, "b" * 6)])
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_a_judge_is_asked_with_the_key_of_a_file_and_its_one_number_is_the_rewar
     (tmp_path / "key").write_text("sesame\n")
     reward = {"kind": "judge", "url": judge, "model": "owl", "key_file": str(tmp_path / "key")}
     with scorer(tmp_path, reward) as found:
-        assert found.score([text("I say 7.5")]) == [(7.5,)]
+        assert found.score_texts([text("I say 7.5")]) == [(7.5,)]
 
     assert [(one["key"], one["path"], one["model"]) for one in Judge.asked] == [
         ("Bearer sesame", "/v1/chat/completions", "owl")
@@ -275,4 +275,4 @@ def test_a_judge_is_asked_with_the_key_of_a_file_and_its_one_number_is_the_rewar
 def test_a_judge_that_gives_no_number_ends_the_run_by_name(tmp_path, judge, said, why):
     reward = {"kind": "judge", "url": judge, "model": "owl"}
     with scorer(tmp_path, reward) as found, pytest.raises(RewardError, match=why):
-        found.score([text(said)])
+        found.score_texts([text(said)])

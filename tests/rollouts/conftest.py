@@ -21,7 +21,7 @@ def policy() -> RolloutPolicy:
 
 @pytest.fixture(scope="session")
 def model(policy: RolloutPolicy) -> PolicyModel:
-    return PolicyModel.build(policy)
+    return PolicyModel.from_policy(policy)
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +29,7 @@ def request_of_step(policy: RolloutPolicy) -> RolloutRequest:
     """Three prompts of two lengths, four texts each."""
     return RolloutRequest(
         step=7,
-        policy=policy.digest,
+        policy=policy.full_digest,
         seed=11,
         sampler=SamplerConfig(max_new_tokens=24, temperature=0.8, sketch_every=8),
         prompts=tuple(Prompt(number=n, ids=tuple(range(9 + n, 15 + 2 * n))) for n in range(3)),

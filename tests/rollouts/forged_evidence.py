@@ -81,8 +81,8 @@ def _files(
     }
     for is_altered, has_weights in itertools.product((False, True), (True, False)):
         record = copy.deepcopy(dict(plain))
-        record["verdict"].update(party=VICTIM, step=request.step, request=request.digest, offence=offence)
-        record["verdict"].update(prompt=request.places[0][0], sample=0)
+        record["verdict"].update(party=VICTIM, step=request.step, request=request.request_digest, offence=offence)
+        record["verdict"].update(prompt=request.text_places[0][0], sample=0)
         record["headers"] = {
             role: {"header": one.header_bytes.decode(), "signature": one.signature.hex()}
             for role, one in headers.items()
@@ -91,7 +91,7 @@ def _files(
         config = dict(policy.config) | ({"vocab_size": 7} if is_altered else {})
         record["config"] = canonical_json(config).decode()
         if "weights" in record:
-            record["weights"] = policy.weights
+            record["weights"] = policy.digest_of_weights
         record["weights_left_out"] = None if has_weights else "the verdict needs none"
         if "tolerance" in record and is_altered:
             record["tolerance"] = dict.fromkeys(record["tolerance"], 0.0)

@@ -11,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from phalanx.errors import TransportError
 from phalanx.rollouts import CheckedShare, Rollout, RolloutCheck, RolloutPolicy, RolloutWriter
 from phalanx.rollouts.company import RolloutCompany
-from phalanx.rollouts.evidence import EvidenceDesk
+from phalanx.rollouts.evidence import EvidenceDirectory
 from phalanx.rollouts.worker import RolloutService
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import CheckedFrame, Endpoint, TransportConfig
 
@@ -38,7 +38,7 @@ def policy_of_seed(seed: int) -> RolloutPolicy:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)
-    return RolloutPolicy.of(model)
+    return RolloutPolicy.from_model(model)
 
 
 class Writers:
@@ -61,11 +61,11 @@ class Writers:
         self.pki = home / "pki"
         create_authority(self.pki)
         names = ("owner", *writers)
-        identities = {name: load_identity(issue(self.pki, name)) for name in names}
+        identities = {name: load_identity(issue_certificate(self.pki, name)) for name in names}
         network, limits = MemoryNetwork(), TransportConfig()
         peers = {name: one.public for name, one in identities.items()}
         self._ends = {
-            name: Endpoint(one, peers, "run-1", network.wire(name), limits) for name, one in identities.items()
+            name: Endpoint(one, peers, "run-1", network.wire_for(name), limits) for name, one in identities.items()
         }
         self._over = threading.Event()
         self._threads = [
@@ -74,7 +74,7 @@ class Writers:
         certificates = {name: one.certificate_pem.decode() for name, one in identities.items()}
         authority = identities["owner"].authority_pem.decode()
         self.evidence = home / "evidence"
-        desk = EvidenceDesk(self.evidence, "run-1", authority, certificates)
+        desk = EvidenceDirectory(self.evidence, "run-1", authority, certificates)
         share = CheckedShare(b"k" * 32, check.rate)
         self.owner = RolloutCompany(self._ends["owner"], tuple(writers), check, share, desk, reward)
 
@@ -95,8 +95,8 @@ class Writers:
         # a worker that is shut out cannot send any more
         with contextlib.suppress(TransportError):
             while not self._over.is_set():
-                item = self._ends[name].receive(0.05)
-                if isinstance(item, CheckedFrame) and not service.take(item):
+                item = self._ends[name].receive_item(0.05)
+                if isinstance(item, CheckedFrame) and not service.handle_frame(item):
                     return
 
 

@@ -55,14 +55,14 @@ class Drill:
             policy = after_a_step(policy, seed=step)
             request = RolloutRequest(
                 step=step,
-                policy=policy.digest,
+                policy=policy.full_digest,
                 seed=3,
                 sampler=SamplerConfig(max_new_tokens=4, sketch_every=2),
                 prompts=tuple(Prompt(number=n, ids=(7 + n, 9, 11)) for n in range(3)),
                 samples=2,
                 ends=(END,),
             )
-            model = PolicyModel.build(policy)
+            model = PolicyModel.from_policy(policy)
             self.steps.append((policy, model, request, generate_rollouts(model, request)))
         self.frames: dict[tuple[int, str], Said] = {}
         self.table = self.play(Act("", "", Said("", {}), "instead", 0), note=True)
@@ -101,7 +101,7 @@ class Drill:
         owner = table.owner
         accused = {one.party for one in owner.verdicts} - ({LIAR} if act.is_lie else set())
         assert not accused, f"convicted {accused}: {owner.verdicts[0].reason}"
-        left_out = set(self.pki.writers) - set(owner.active) - {LIAR}
+        left_out = set(self.pki.writers) - set(owner.active_workers) - {LIAR}
         assert not left_out, f"left out {left_out}"
         for verdict in owner.verdicts:
             facts = explain_any_evidence(self.home / verdict.evidence, self.pki.authority, "run-1")
@@ -118,10 +118,10 @@ class RememberedWriter(RolloutWriter):
             for one in alone:
                 self._texts[request.step, one.prompt].append(one)
 
-    def take(self, policy: RolloutPolicy) -> None:
-        self._policy = policy.digest
+    def use_policy(self, policy: RolloutPolicy) -> None:
+        self._policy = policy.full_digest
 
-    def write(self, request: RolloutRequest) -> Any:
+    def write_answers(self, request: RolloutRequest) -> Any:
         texts = [one for prompt in request.prompts for one in self._texts[request.step, prompt.number]]
         return [pack_answer(request, texts)]
 

@@ -73,7 +73,7 @@ def policy_of(config, seed=0):
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(4)
-    return RolloutPolicy.of(model)
+    return RolloutPolicy.from_model(model)
 
 
 def request_to(policy, lengths, *, new=12, step=1, **changes):
@@ -83,7 +83,7 @@ def request_to(policy, lengths, *, new=12, step=1, **changes):
     )
     sampler = SamplerConfig(max_new_tokens=new, sketch_every=4, **changes)
     return RolloutRequest(
-        step=step, policy=policy.digest, seed=3, sampler=sampler, prompts=prompts, samples=4, ends=(5,)
+        step=step, policy=policy.full_digest, seed=3, sampler=sampler, prompts=prompts, samples=4, ends=(5,)
     )
 
 
@@ -102,13 +102,13 @@ def test_every_family_that_writes_texts_is_among_the_configs():
 )
 def test_an_honest_text_of_every_family_is_read_as_it_was_written(name):
     policy = policy_of(TINY[name])
-    writer = PolicyModel.build(policy)
+    writer = PolicyModel.from_policy(policy)
     # below, across and beyond what windows and rotations change at; a cache that was used before changes nothing
-    request = request_to(policy, [n for n in (5, 10, 18, 30) if n + 12 <= writer.window])
+    request = request_to(policy, [n for n in (5, 10, 18, 30) if n + 12 <= writer.context_length])
     honest = [generate_rollouts(writer, request, rows) for rows in (64, 4)]
 
     for texts in honest:
-        reread = reread_rollouts(PolicyModel.build(policy, "eager"), request, texts, 1e-3)
+        reread = reread_rollouts(PolicyModel.from_policy(policy, "eager"), request, texts, 1e-3)
         assert [judge_rollout("w", request, *pair) for pair in zip(texts, reread, strict=True)] == [None] * len(texts)
 
 
@@ -117,7 +117,7 @@ class Company:
 
     def __init__(self, home, policy, request, writers=None, check=ALL):
         writers = writers or {f"writer-{n}": RolloutWriter(batch_rows=4 * n + 4) for n in range(3)}
-        self.model = PolicyModel.build(policy)
+        self.model = PolicyModel.from_policy(policy)
         self.alone = generate_rollouts(self.model, request)
         with (company := Writers(home, writers, check)) as self.owner:
             self.texts = self.owner.generate(policy, self.model, request)
@@ -133,13 +133,13 @@ def test_texts_that_grow_beyond_the_limit_of_longrope_convict_nobody(name, tmp_p
 
     found = Company(tmp_path, policy, request_to(policy, (10, 12, 15, 16, 17, 4)))
 
-    assert (found.owner.verdicts, found.owner.active) == ([], ("writer-0", "writer-1", "writer-2"))
+    assert (found.owner.verdicts, found.owner.active_workers) == ([], ("writer-0", "writer-1", "writer-2"))
     assert tokens(found.texts) == tokens(found.alone)
 
 
 def test_padding_behind_a_short_text_does_not_turn_its_rotations():
     policy = policy_of(ARCHITECTURES["llama"] | LONG)
-    model, request = PolicyModel.build(policy), request_to(policy, (10, 10, 10))
+    model, request = PolicyModel.from_policy(policy), request_to(policy, (10, 10, 10))
     # the first text ends before the limit, and stands beside longer ones
     texts = [
         replace(one, ids=one.ids[:n]) for one, n in zip(generate_rollouts(model, request), (3, 12, 12), strict=False)
@@ -175,11 +175,11 @@ def router_of(model, layer):
 
 def seen_by_router(policy, prompt, layer, position):
     """What a router is given at a place, and its logits there."""
-    model, seen = PolicyModel.build(policy), []
+    model, seen = PolicyModel.from_policy(policy), []
     hook = router_of(model, layer).register_forward_hook(
         lambda _router, given, made: seen.append((given[0][position], made[0][position]))
     )
-    model.read(torch.tensor([prompt]), 1)
+    model.read_whole_texts(torch.tensor([prompt]), 1)
     hook.remove()
     return seen[0]
 
@@ -218,8 +218,8 @@ class OtherClass(RolloutWriter):
         super().__init__()
         self._nudges = nudges
 
-    def take(self, policy):
-        super().take(policy)
+    def use_policy(self, policy):
+        super().use_policy(policy)
         with torch.no_grad():
             for layer, expert, unit in self._nudges:
                 router_of(self._model, layer).weight[expert] += 2e-6 * unit
@@ -236,20 +236,20 @@ def undecided(request):
     places = TIES[request.param]
     asked = request_to(plain, (10, 9, 8))
     policy, nudges = tied(plain, asked.prompts[0].ids, places)
-    return policy, nudges, asked.model_copy(update={"policy": policy.digest})
+    return policy, nudges, asked.model_copy(update={"policy": policy.full_digest})
 
 
 def test_a_writer_at_a_near_tie_of_a_router_is_not_convicted(undecided, tmp_path):
     policy, nudges, request = undecided
     first = request.model_copy(update={"prompts": request.prompts[:1]})
     other = OtherClass(nudges)
-    other.take(policy)
-    far = reread_rollouts(PolicyModel.build(policy), first, generate_rollouts(other._model, first), 1e-3)
+    other.use_policy(policy)
+    far = reread_rollouts(PolicyModel.from_policy(policy), first, generate_rollouts(other._model, first), 1e-3)
     assert max(one.sketch_gaps.max() for one in far) > 1e-2, "the tie makes no difference"
 
     found = Company(tmp_path, policy, request, {"writer-0": OtherClass(nudges)})
 
-    assert (found.owner.verdicts, found.owner.active) == ([], ("writer-0",))
+    assert (found.owner.verdicts, found.owner.active_workers) == ([], ("writer-0",))
     assert found.owner.dismissals == []
 
 
@@ -269,7 +269,7 @@ def test_where_a_router_could_have_chosen_anything_a_liar_is_left_out_and_not_co
 
     found = Company(tmp_path, policy, request_to(policy, (10, 9, 8)), {"writer-0": make_liar("int8_weights")}, check)
 
-    assert (found.owner.verdicts, found.owner.active) == ([], ())
+    assert (found.owner.verdicts, found.owner.active_workers) == ([], ())
     assert tokens(found.texts) == tokens(found.alone)
     (dismissal,) = found.owner.dismissals
     assert dismissal.cause == "undecided"

@@ -8,7 +8,7 @@ from rollout_scene import END, VOCAB_SIZE
 
 from phalanx.errors import DataError, FrameError, ModelError
 from phalanx.rollouts import PolicyModel, Prompt, RolloutPolicy, generate_rollouts, pack_answer, reread_rollouts
-from phalanx.rollouts.rollout import misfit, unpack_answer
+from phalanx.rollouts.rollout import describe_misfit, unpack_answer
 
 # of this model in float32 on any path: measured below 1e-5
 TOLERANCE = 1e-3
@@ -19,7 +19,7 @@ def test_an_honest_answer_fits_and_comes_back_bit_for_bit(honest, request_of_ste
 
     read = unpack_answer(request_of_step, answer, payload)
 
-    assert [misfit(request_of_step, one, VOCAB_SIZE) for one in read] == [None] * 12
+    assert [describe_misfit(request_of_step, one, VOCAB_SIZE) for one in read] == [None] * 12
     for one, other in zip(read, honest, strict=True):
         assert (one.ids, one.finish, one.prompt_ids) == (other.ids, other.finish, other.prompt_ids)
         assert np.array_equal(one.logprobs, other.logprobs)
@@ -28,7 +28,7 @@ def test_an_honest_answer_fits_and_comes_back_bit_for_bit(honest, request_of_ste
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_an_honest_text_is_found_again_by_one_pass(attention, policy, honest, request_of_step):
-    found = reread_rollouts(PolicyModel.build(policy, attention), request_of_step, honest, TOLERANCE)
+    found = reread_rollouts(PolicyModel.from_policy(policy, attention), request_of_step, honest, TOLERANCE)
 
     assert max(one.margins.max() for one in found) < 1e-4
     assert max(one.logprob_gaps.max() for one in found) < 1e-4
@@ -75,7 +75,7 @@ def cut(text, count, finish):
 def test_what_no_honest_worker_sends_is_seen_without_weights(lie, found, honest, request_of_step):
     text = next(one for one in honest if one.finish == "length")
 
-    assert found in misfit(request_of_step, lie(text), VOCAB_SIZE)
+    assert found in describe_misfit(request_of_step, lie(text), VOCAB_SIZE)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(model, request_of_step):
@@ -91,7 +91,7 @@ def test_weights_that_do_not_fit_are_refused(policy):
     tensors[name] = tensors[name][:-1]
 
     with pytest.raises(ModelError, match=r"policy: .* is torch\.float32"):
-        PolicyModel.build(RolloutPolicy(policy.config, tensors))
+        PolicyModel.from_policy(RolloutPolicy(policy.config, tensors))
 
 
 def test_one_changed_bit_of_a_weight_is_another_policy(policy):
@@ -99,11 +99,11 @@ def test_one_changed_bit_of_a_weight_is_another_policy(policy):
     first = next(iter(tensors.values()))
     first.view(-1)[0] = first.view(-1)[0].nextafter(first.new_tensor(9.0))
 
-    assert RolloutPolicy(policy.config, tensors).digest != policy.digest
+    assert RolloutPolicy(policy.config, tensors).full_digest != policy.full_digest
 
 
 def test_a_request_for_other_prompts_has_another_digest(request_of_step):
     fewer = request_of_step.model_copy(update={"prompts": request_of_step.prompts[:1]})
 
-    assert len({request_of_step.digest, fewer.digest}) == 2
-    assert (len(request_of_step.places), len(fewer.places)) == (12, 4)
+    assert len({request_of_step.request_digest, fewer.request_digest}) == 2
+    assert (len(request_of_step.text_places), len(fewer.text_places)) == (12, 4)

@@ -38,21 +38,21 @@ def scene(policy):
     later = after_a_step(policy)
     request = RolloutRequest(
         step=1,
-        policy=later.digest,
+        policy=later.full_digest,
         seed=3,
         sampler=SamplerConfig(max_new_tokens=24, sketch_every=8),
         prompts=tuple(Prompt(number=n, ids=tuple((7 * n + 3 * k) % 250 + 6 for k in range(6))) for n in range(8)),
         samples=6,
         ends=(END,),
     )
-    model = PolicyModel.build(later)
+    model = PolicyModel.from_policy(later)
     return later, model, request, generate_rollouts(model, request)
 
 
 def first_step(owner, policy, request):
     """One honest step before, so that workers have an older policy to be stale with."""
-    before = request.model_copy(update={"step": 0, "policy": policy.digest, "prompts": request.prompts[:2]})
-    return owner.generate(policy, PolicyModel.build(policy), before)
+    before = request.model_copy(update={"step": 0, "policy": policy.full_digest, "prompts": request.prompts[:2]})
+    return owner.generate(policy, PolicyModel.from_policy(policy), before)
 
 
 def tokens(rollouts):
@@ -94,7 +94,7 @@ def test_a_liar_is_named_and_nothing_of_it_is_trained_on(kind, careful, policy, 
 
     assert tokens(found) == tokens(alone)
     assert {one.reward for one in found} == {None}
-    assert owner.active == ("writer-0",)
+    assert owner.active_workers == ("writer-0",)
     if kind == "invented_reward":
         # the rule is the owner's, so nobody else could check a conviction
         (dismissal,) = owner.dismissals
@@ -111,8 +111,8 @@ def test_a_policy_that_is_older_by_a_step_within_every_tolerance_is_named_and_an
     policy, scene, tmp_path, lr
 ):
     request, later = scene[2], after_a_step(policy, lr=lr)
-    model = PolicyModel.build(later)
-    request = request.model_copy(update={"policy": later.digest})
+    model = PolicyModel.from_policy(later)
+    request = request.model_copy(update={"policy": later.full_digest})
     writers = {"writer-0": RolloutWriter("eager"), "writer-1": make_liar("stale_policy", careful=False)}
 
     with (company := Writers(tmp_path, writers, RolloutCheck(rate=0.25))) as owner:
@@ -176,7 +176,7 @@ def test_where_all_lie_the_owner_writes_itself(scene, tmp_path):
 class Refusing(RolloutWriter):
     """A worker that has no time."""
 
-    def write(self, request):
+    def write_answers(self, request):
         raise DataError("no time")
 
 
@@ -187,7 +187,7 @@ def test_a_worker_that_cannot_answer_is_passed_over_and_not_blamed(scene, tmp_pa
         found = owner.generate(policy, model, request)
 
     assert tokens(found) == tokens(alone)
-    assert (owner.verdicts, owner.active) == ([], ("writer-0", "writer-1"))
+    assert (owner.verdicts, owner.active_workers) == ([], ("writer-0", "writer-1"))
 
 
 class Altered(RolloutWriter):
@@ -197,8 +197,8 @@ class Altered(RolloutWriter):
         super().__init__()
         self._alter = alter
 
-    def write(self, request):
-        return [self._alter(*one) for one in super().write(request)]
+    def write_answers(self, request):
+        return [self._alter(*one) for one in super().write_answers(request)]
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ def test_evidence_of_another_session_is_refused(evidence):
 class Framed(RolloutWriter):
     """A worker that answers honestly, and later sends the same answer once more."""
 
-    def write(self, request):
-        answers = super().write(request)
+    def write_answers(self, request):
+        answers = super().write_answers(request)
         return [*answers, *answers]
 
 
@@ -311,7 +311,7 @@ def test_a_reward_that_is_right_is_believed(scene, tmp_path):
     class Paid(RolloutWriter):
         """A worker that says what its texts earn."""
 
-        def write(self, request):
+        def write_answers(self, request):
             texts = generate_rollouts(model, request)
             return [pack_answer(request, [replace(one, reward=different_tokens(one)) for one in texts])]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.rollouts import (
-    BorderBook,
+    BorderTally,
     CheckedShare,
     RereadRollout,
     judge_age,
@@ -119,9 +119,9 @@ def test_a_verdict_says_where_and_how_much(honest, request_of_step):
 
 
 def test_one_draw_at_a_border_is_luck_and_many_are_not(request_of_step):
-    book = BorderBook(rate=1e-4)
+    book = BorderTally(rate=1e-4)
 
-    found = [book.add("writer-1", request_of_step, reread(1000, noise=1.0, margins=1e-4)) for _ in range(16)]
+    found = [book.add_text("writer-1", request_of_step, reread(1000, noise=1.0, margins=1e-4)) for _ in range(16)]
 
     # 16 tokens of 16,000, where rounding gives 1.6
     assert found[0] is None
@@ -129,10 +129,10 @@ def test_one_draw_at_a_border_is_luck_and_many_are_not(request_of_step):
 
 
 def test_how_many_draws_rounding_decides_is_what_the_log_probabilities_say(request_of_step):
-    noisy, exact = BorderBook(rate=1e-4), BorderBook(rate=1e-4)
+    noisy, exact = BorderTally(rate=1e-4), BorderTally(rate=1e-4)
 
-    of_noise = [noisy.add("writer-1", request_of_step, reread(1000, noise=1e-5, margins=1e-5)) for _ in range(6)]
-    of_a_liar = [exact.add("writer-1", request_of_step, reread(1000, noise=1e-6, margins=1e-5)) for _ in range(6)]
+    of_noise = [noisy.add_text("writer-1", request_of_step, reread(1000, noise=1e-5, margins=1e-5)) for _ in range(6)]
+    of_a_liar = [exact.add_text("writer-1", request_of_step, reread(1000, noise=1e-6, margins=1e-5)) for _ in range(6)]
 
     # rounding gives 0.24 of 6,000 in the one, 0.024 in the other
     assert of_noise == [None] * 6
@@ -141,9 +141,9 @@ def test_how_many_draws_rounding_decides_is_what_the_log_probabilities_say(reque
 
 
 def test_workers_have_accounts_of_their_own(request_of_step):
-    book = BorderBook(rate=1e-4)
+    book = BorderTally(rate=1e-4)
 
-    found = [book.add(f"writer-{n}", request_of_step, reread(1000, margins=1e-4)) for n in range(50)]
+    found = [book.add_text(f"writer-{n}", request_of_step, reread(1000, margins=1e-4)) for n in range(50)]
 
     assert found == [None] * 50
 
@@ -170,7 +170,7 @@ def test_no_border_is_allowed_where_bits_are_compared():
 
 @given(texts=st.integers(1, 200), rate=st.floats(0.001, 1.0))
 def test_as_many_texts_are_drawn_as_the_rate_says(texts, rate):
-    drawn = CheckedShare(b"k" * 32, rate).of("writer-1", "0" * 64, texts)
+    drawn = CheckedShare(b"k" * 32, rate).draw_texts("writer-1", "0" * 64, texts)
 
     assert len(drawn) == math.ceil(rate * texts)
     assert drawn == tuple(sorted(set(drawn)))
@@ -179,14 +179,16 @@ def test_as_many_texts_are_drawn_as_the_rate_says(texts, rate):
 def test_another_answer_draws_other_texts():
     share = CheckedShare(b"k" * 32, 0.1)
 
-    draws = {share.of("writer-1", f"{n:064x}", 100) for n in range(20)}
+    draws = {share.draw_texts("writer-1", f"{n:064x}", 100) for n in range(20)}
 
     assert len(draws) == 20
-    assert CheckedShare(b"l" * 32, 0.1).of("writer-1", "0" * 64, 100) != share.of("writer-1", "0" * 64, 100)
+    assert CheckedShare(b"l" * 32, 0.1).draw_texts("writer-1", "0" * 64, 100) != share.draw_texts(
+        "writer-1", "0" * 64, 100
+    )
 
 
 def test_nothing_is_drawn_at_rate_zero():
-    assert CheckedShare(b"k" * 32, 0.0).of("writer-1", "0" * 64, 100) == ()
+    assert CheckedShare(b"k" * 32, 0.0).draw_texts("writer-1", "0" * 64, 100) == ()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from phalanx.rollouts import (
     rollout_company,
 )
 from phalanx.rollouts.evidence import explain_any_evidence
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 
 LIAR = ("phalanx.lab.attacks.rollouts.worker", "best_of_several")
 
@@ -21,7 +21,7 @@ LIAR = ("phalanx.lab.attacks.rollouts.worker", "best_of_several")
 def pki(tmp_path):
     create_authority(tmp_path / "pki")
     for name in ("owner", "writer-0", "writer-1"):
-        issue(tmp_path / "pki", name)
+        issue_certificate(tmp_path / "pki", name)
     return tmp_path / "pki"
 
 
@@ -31,7 +31,7 @@ def local(tmp_path, pki, others):
 
 @pytest.mark.slow
 def test_processes_write_texts_and_the_liar_among_them_is_shut_out(policy, request_of_step, tmp_path, pki):
-    names, model = ("writer-0", "writer-1"), PolicyModel.build(policy)
+    names, model = ("writer-0", "writer-1"), PolicyModel.from_policy(policy)
     processes = local(tmp_path, pki, {"writer-1": LIAR})
     owner = load_identity(pki / "owner")
 

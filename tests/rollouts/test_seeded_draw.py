@@ -21,7 +21,7 @@ PLACE = DrawPlace(seed=3, step=5, prompt=2, sample=1)
 
 
 def keys(count, place=PLACE):
-    return torch.tensor([place.key(position) for position in range(count)])
+    return torch.tensor([place.draw_key(position) for position in range(count)])
 
 
 def logits_of(count, vocab_size=40, seed=0):

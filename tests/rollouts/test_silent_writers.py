@@ -36,14 +36,14 @@ def steps(policy):
         policy = after_a_step(policy, seed=step)
         request = RolloutRequest(
             step=step,
-            policy=policy.digest,
+            policy=policy.full_digest,
             seed=3,
             sampler=SamplerConfig(max_new_tokens=6, sketch_every=4),
             prompts=tuple(Prompt(number=n, ids=(7 + n, 9 + step, 11)) for n in range(3)),
             samples=2,
             ends=(END,),
         )
-        model = PolicyModel.build(policy)
+        model = PolicyModel.from_policy(policy)
         found.append((policy, model, request, generate_rollouts(model, request)))
     return found
 
@@ -77,7 +77,7 @@ def test_an_honest_answer_that_comes_late_convicts_nobody(delay, kept, steps, pk
     table = table_of(tmp_path, pki, w0=slow)
     play(table, steps[:5])
 
-    assert (table.owner.verdicts, table.owner.active) == ([], pki.writers)
+    assert (table.owner.verdicts, table.owner.active_workers) == ([], pki.writers)
 
 
 def test_an_answer_to_a_request_of_another_worker_counts_for_nobody(steps, pki, tmp_path):
@@ -93,7 +93,7 @@ def test_an_answer_to_a_request_of_another_worker_counts_for_nobody(steps, pki, 
     table = table_of(tmp_path, pki, w1=note, w0=borrowed)
     play(table, steps[:2])
 
-    assert (table.owner.verdicts, dict(table.owner.unanswered)) == ([], {"writer-0": 1})
+    assert (table.owner.verdicts, dict(table.owner.unanswered_requests)) == ([], {"writer-0": 1})
 
 
 def test_a_silent_worker_costs_as_many_timeouts_as_the_budget_has_and_one_more(steps, pki, tmp_path):
@@ -107,12 +107,12 @@ def test_a_silent_worker_costs_as_many_timeouts_as_the_budget_has_and_one_more(s
         "left 3 requests without a usable answer in time and answered 0; the last: it was silent"
     )
     assert table.owner.verdicts == []
-    assert table.owner.active == ("writer-1", "writer-2")
+    assert table.owner.active_workers == ("writer-1", "writer-2")
     assert 1800.0 <= table.clock.now < 1803.0
 
 
 class Busy(RolloutWriter):
-    def write(self, request):
+    def write_answers(self, request):
         raise DataError("no time")
 
 
@@ -130,7 +130,7 @@ def test_a_worker_answers_no_request_that_would_convict_an_honest_one(steps, pki
     table = table_of(tmp_path, pki, narrow, w0=lambda _step, said: [said])
     play(table, steps[:3])
 
-    assert (table.owner.verdicts, table.owner.active) == ([], ())
+    assert (table.owner.verdicts, table.owner.active_workers) == ([], ())
     assert "margin, logprob would be judged more narrowly" in table.owner.dismissals[0].reason
 
 
@@ -141,14 +141,14 @@ def test_a_worker_is_asked_once_for_an_answer(steps, pki, tmp_path):
     again = CheckedFrame("owner", "rollout_request", asked.fields.body, memoryview(b""), asked)
 
     with pytest.raises(FrameError, match="request 0 came after request 0"):
-        table.services["writer-0"].take(again)
+        table.services["writer-0"].handle_frame(again)
 
 
 def test_an_honest_worker_that_was_silent_once_stays(steps, pki, tmp_path):
     table = table_of(tmp_path, pki, w0=lambda step, said: [] if step == 3 else [said])
     play(table, steps)
 
-    assert (table.owner.dismissals, table.owner.active) == ([], pki.writers)
+    assert (table.owner.dismissals, table.owner.active_workers) == ([], pki.writers)
 
 
 def test_a_worker_that_sends_without_end_is_left_out(steps, pki, tmp_path):
@@ -175,7 +175,7 @@ def test_no_two_requests_of_a_session_have_one_digest(steps, pki, tmp_path):
         table.generate(policy, model, request)
 
     digests = Counter(
-        RolloutRequest.model_validate(header.fields.body, strict=False).digest
+        RolloutRequest.model_validate(header.fields.body, strict=False).request_digest
         for _, header in table.sent
         if header.fields.kind == RolloutRequest.kind
     )

@@ -22,9 +22,16 @@ from phalanx.rollouts import (
     examiner,
 )
 from phalanx.rollouts.company import RolloutCompany
-from phalanx.rollouts.evidence import EvidenceDesk
+from phalanx.rollouts.evidence import EvidenceDirectory
 from phalanx.rollouts.worker import RolloutService
-from phalanx.security.crypto import Identity, create_authority, digest_hex, issue, load_identity, parse_canonical
+from phalanx.security.crypto import (
+    Identity,
+    create_authority,
+    digest_hex,
+    issue_certificate,
+    load_identity,
+    parse_canonical,
+)
 from phalanx.transport import CheckedFrame, HeaderFields, SignedHeader, TransportConfig, sign_header
 from phalanx.transport.link import SendingChain
 
@@ -76,12 +83,12 @@ class TurnEnd:
         self._deliver = deliver
         self._chains: dict[str, SendingChain] = {}
 
-    def send(
+    def send_frame(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
         data = b"".join(bytes(part) for part in payload)
         chain = self._chains.setdefault(receiver, SendingChain(self.identity, SESSION, receiver, LIMITS))
-        header = chain.seal(kind, body, len(data), digest_hex(data))
+        header = chain.seal_header(kind, body, len(data), digest_hex(data))
         # what the receiver reads was bytes in between
         read = parse_canonical(canonical_json(body))
         self._deliver(receiver, CheckedFrame(self.name, kind, read, memoryview(data), header))
@@ -106,13 +113,13 @@ class OwnerEnd(TurnEnd):
         self.refused: set[str] = set()
         self._clock = clock
 
-    def receive(self, timeout_s: float) -> CheckedFrame | None:
+    def receive_item(self, timeout_s: float) -> CheckedFrame | None:
         if self.queue:
             return self.queue.popleft()
         self._clock.now += max(timeout_s, 1e-3)
         return None
 
-    def refuse(self, party: str) -> None:
+    def evict_party(self, party: str) -> None:
         self.refused.add(party)
 
 
@@ -123,11 +130,13 @@ class Pki:
         create_authority(home)
         self.authority = home / "authority.pem"
         self.writers = ("writer-0", "writer-1", "writer-2")
-        self.identities = {name: load_identity(issue(home, name)) for name in ("owner", *self.writers)}
+        self.identities = {name: load_identity(issue_certificate(home, name)) for name in ("owner", *self.writers)}
 
-    def desk(self, home: Path) -> EvidenceDesk:
+    def desk(self, home: Path) -> EvidenceDirectory:
         certificates = {name: one.certificate_pem.decode() for name, one in self.identities.items()}
-        return EvidenceDesk(home / "evidence", SESSION, self.identities["owner"].authority_pem.decode(), certificates)
+        return EvidenceDirectory(
+            home / "evidence", SESSION, self.identities["owner"].authority_pem.decode(), certificates
+        )
 
 
 class TurnTaking:
@@ -200,7 +209,7 @@ class TurnTaking:
 
     def _to_writer(self, name: str, item: CheckedFrame) -> None:
         self.sent.append((name, item.header))
-        self.services[name].take(item)
+        self.services[name].handle_frame(item)
 
     def _to_owner(self, _owner: str, item: CheckedFrame) -> None:
         if item.sender not in self._end.refused:
@@ -214,5 +223,7 @@ class _RewrittenEnd:
     def __init__(self, table: TurnTaking, name: str) -> None:
         self._table, self.name = table, name
 
-    def send(self, _receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()) -> None:
+    def send_frame(
+        self, _receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
+    ) -> None:
         self._table.speak(self.name, Said(kind, body, b"".join(bytes(part) for part in payload)))

@@ -26,7 +26,7 @@ def lines(path):
     """The lines of an honest log that lies at `path`."""
     with AuditLog(path, OWNER, "run-1") as log:
         for step in range(NUM_EVENTS):
-            log.append("verdict" if step % 2 else "audit", {"step": step, "share": 0.5, "who": "wörker"})
+            log.append_event("verdict" if step % 2 else "audit", {"step": step, "share": 0.5, "who": "wörker"})
     return path.read_bytes().splitlines(keepends=True)
 
 
@@ -120,7 +120,7 @@ def test_every_inserted_line_is_found_with_its_number(path, lines, number):
 
 def test_a_line_forged_by_another_key_is_found(path, lines, tmp_path):
     with AuditLog(tmp_path / "other.jsonl", Identity.without_certificate("owner"), "run-1") as forger:
-        forger.append("audit", {"step": 0})
+        forger.append_event("audit", {"step": 0})
     path.write_bytes((tmp_path / "other.jsonl").read_bytes() + b"".join(lines[1:]))
 
     assert broken_line(path) == 1
@@ -147,7 +147,7 @@ def test_a_cut_off_tail_is_found_by_the_expected_head(path, lines, keep):
 def test_lines_after_the_expected_head_are_found(path, lines):
     head = verify_log(path, OWNER.public).head
     with AuditLog(path, OWNER, "run-1") as log:
-        log.append("late", {})
+        log.append_event("late", {})
 
     assert broken_line(path, head) == NUM_EVENTS + 1
 
@@ -184,8 +184,8 @@ def test_a_crash_in_the_middle_of_a_line_is_healed_and_recorded(path, lines, cut
     path.write_bytes(whole[: -len(lines[-1])] + partial)
 
     with AuditLog(path, OWNER, "run-1") as log:
-        log.append("resumed", {})
-        head = log.head
+        log.append_event("resumed", {})
+        head = log.current_head
 
     summary = verify_log(path, OWNER.public, head)
     assert summary.kinds["log_healed"] == 1
@@ -196,7 +196,7 @@ def test_a_crash_in_the_middle_of_a_line_is_healed_and_recorded(path, lines, cut
 
 def test_reopening_a_whole_log_continues_its_chain(path, lines):
     with AuditLog(path, OWNER, "run-1") as log:
-        log.append("resumed", {})
+        log.append_event("resumed", {})
 
     assert "log_healed" not in verify_log(path, OWNER.public).kinds
 
@@ -242,18 +242,18 @@ def test_a_log_has_one_writer(path):
 def test_a_body_that_no_reader_would_accept_is_refused_and_leaves_the_log_whole(path, body):
     with AuditLog(path, OWNER, "run-1") as log:
         with pytest.raises(AuditLogError, match="odd"):
-            log.append("odd", body)
-        log.append("next", {})
+            log.append_event("odd", body)
+        log.append_event("next", {})
 
     assert verify_log(path, OWNER.public).num_events == 1
 
 
 def test_an_event_is_in_the_file_once_append_returns(path):
     with AuditLog(path, OWNER, "run-1") as log:
-        log.append("start", {})
+        log.append_event("start", {})
 
-        assert verify_log(path, OWNER.public, log.head).num_events == 1
-        log.sync()
+        assert verify_log(path, OWNER.public, log.current_head).num_events == 1
+        log.sync_events()
 
 
 def test_a_closed_log_takes_no_more_events(path):
@@ -262,7 +262,7 @@ def test_a_closed_log_takes_no_more_events(path):
     log.close()
 
     with pytest.raises(AuditLogError, match="closed"):
-        log.append("late", {})
+        log.append_event("late", {})
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full device")
@@ -270,7 +270,7 @@ def test_a_full_disk_is_our_error(tmp_path):
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
 
     with pytest.raises(DiskError):
-        AuditLog(tmp_path / "events.jsonl", OWNER, "run-1").append("start", {})
+        AuditLog(tmp_path / "events.jsonl", OWNER, "run-1").append_event("start", {})
 
 
 @pytest.fixture
@@ -291,10 +291,10 @@ def almost_full():
 
 def test_a_line_that_does_not_fit_on_the_disk_is_our_error_and_leaves_the_log_as_it_was(path, almost_full):
     with AuditLog(path, OWNER, "run-1") as log:
-        log.append("start", {})
+        log.append_event("start", {})
         with almost_full(), pytest.raises(DiskError, match=r"events\.jsonl: cannot be written") as caught:
-            log.append("long", {"x": "1" * 2000})
-        log.append("next", {})
+            log.append_event("long", {"x": "1" * 2000})
+        log.append_event("next", {})
 
     # something on disk is wrong, and no claim: not 5
     assert caught.value.exit_code == 3
@@ -303,9 +303,9 @@ def test_a_line_that_does_not_fit_on_the_disk_is_our_error_and_leaves_the_log_as
 
 def test_leaves_that_do_not_fit_on_the_disk_are_our_error_and_leave_the_file_as_it_was(tmp_path, almost_full):
     with LeafFile(tmp_path / "steps.jsonl", 0) as leaves:
-        first = leaves.append([b"{}"])
+        first = leaves.append_leaves([b"{}"])
         with almost_full(), pytest.raises(DiskError, match=r"steps\.jsonl: cannot be written") as caught:
-            leaves.append([b"1" * 2000])
+            leaves.append_leaves([b"1" * 2000])
         assert caught.value.exit_code == 3
         assert (tmp_path / "steps.jsonl").stat().st_size == first.size_bytes
-        assert leaves.append([b"[]"]).offset == first.size_bytes
+        assert leaves.append_leaves([b"[]"]).offset == first.size_bytes

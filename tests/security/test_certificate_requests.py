@@ -20,9 +20,9 @@ from phalanx.errors import CertificateError
 from phalanx.security.crypto import (
     Identity,
     certificate_facts,
+    certificate_fingerprint,
     create_authority,
-    fingerprint,
-    issue,
+    issue_certificate,
     load_identity,
     make_request,
     read_request,
@@ -78,7 +78,7 @@ class ForgedRequest:
 
 
 def test_a_party_is_certified_and_its_keys_are_on_its_own_machine_only(keys, alice):
-    request = make_request(alice, "alice", fingerprint((keys / "authority.pem").read_bytes()))
+    request = make_request(alice, "alice", certificate_fingerprint((keys / "authority.pem").read_bytes()))
 
     home = sign_request(keys, request)
     for file in ("certificate.pem", "authority.pem"):
@@ -127,7 +127,7 @@ def test_a_name_that_is_certified_with_other_keys_is_refused(keys, alice, tmp_pa
 
 
 def test_a_party_of_this_machine_is_not_replaced_by_a_request(keys, tmp_path):
-    issue(keys, "owner")
+    issue_certificate(keys, "owner")
 
     with pytest.raises(CertificateError, match="owner is certified with other keys already"):
         sign_request(keys, make_request(tmp_path / "mallory", "owner"))
@@ -161,7 +161,9 @@ def test_another_party_than_the_expected_one_is_refused(keys, alice):
 
 def test_a_request_to_another_authority_is_refused(keys, alice, tmp_path):
     create_authority(tmp_path / "others")
-    request = make_request(alice, "alice", fingerprint((tmp_path / "others" / "authority.pem").read_bytes()))
+    request = make_request(
+        alice, "alice", certificate_fingerprint((tmp_path / "others" / "authority.pem").read_bytes())
+    )
 
     with pytest.raises(CertificateError, match="asks another authority"):
         sign_request(keys, request)
@@ -307,7 +309,7 @@ def in_pem(der, what):
 
 
 def test_a_certificate_of_an_unknown_version_is_refused_as_any_other_malformed_one(keys):
-    issue(keys, "alice")
+    issue_certificate(keys, "alice")
     der = bytearray(x509.load_pem_x509_certificate(pem_of(keys / "alice")).public_bytes(Encoding.DER))
     version = der.index(bytes.fromhex("a003020102")) + 4
     der[version] = 7

@@ -13,7 +13,7 @@ from phalanx.security.crypto import (
     Identity,
     certificate_facts,
     create_authority,
-    issue,
+    issue_certificate,
     load_authority,
     load_identity,
     peer_from_certificate,
@@ -68,7 +68,7 @@ class Forge:
 
 
 def test_an_issued_identity_loads_and_its_certificate_names_it(keys):
-    home = issue(keys, "worker-1", hosts=("localhost", "127.0.0.1", "gpu.example.org"))
+    home = issue_certificate(keys, "worker-1", hosts=("localhost", "127.0.0.1", "gpu.example.org"))
 
     identity = load_identity(home)
     peer = peer_from_certificate(pem_of(home), load_authority(keys / "authority.pem"))
@@ -76,13 +76,13 @@ def test_an_issued_identity_loads_and_its_certificate_names_it(keys):
 
     assert identity.name == "worker-1"
     assert peer == identity.public
-    peer.verify(identity.sign(b"x"), b"x")
+    peer.verify_signature(identity.sign_data(b"x"), b"x")
     assert facts.hosts == ("localhost", "gpu.example.org", "127.0.0.1")
     assert tls_server_name("worker-1") == "worker-1.phalanx.internal"
 
 
 def test_a_party_certificate_is_a_leaf_with_both_tls_roles_and_a_curve_key(keys):
-    certificate = x509.load_pem_x509_certificate(pem_of(issue(keys, "worker")))
+    certificate = x509.load_pem_x509_certificate(pem_of(issue_certificate(keys, "worker")))
     authority = x509.load_pem_x509_certificate((keys / "authority.pem").read_bytes())
 
     basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
@@ -189,22 +189,22 @@ def test_a_certificate_by_the_right_authority_with_one_thing_wrong_is_refused(ke
 
 def test_a_certificate_of_another_authority_is_refused(keys, tmp_path):
     create_authority(tmp_path / "foreign")
-    pem = pem_of(issue(tmp_path / "foreign", "worker"))
+    pem = pem_of(issue_certificate(tmp_path / "foreign", "worker"))
 
     with pytest.raises(CertificateError, match="not signed by"):
         peer_from_certificate(pem, load_authority(keys / "authority.pem"))
 
 
 def test_a_party_cannot_issue_for_another_one(keys):
-    party = pem_of(issue(keys, "worker"))
+    party = pem_of(issue_certificate(keys, "worker"))
 
     with pytest.raises(CertificateError, match="expected an authority"):
-        peer_from_certificate(pem_of(issue(keys, "other")), party)
+        peer_from_certificate(pem_of(issue_certificate(keys, "other")), party)
 
 
 @pytest.mark.parametrize(("days", "message"), [(-1, "not valid before"), (91, "expired at")])
 def test_a_certificate_is_refused_outside_its_days(keys, days, message):
-    pem = pem_of(issue(keys, "worker", days=90))
+    pem = pem_of(issue_certificate(keys, "worker", days=90))
 
     with pytest.raises(CertificateError, match=message):
         peer_from_certificate(pem, load_authority(keys / "authority.pem"), NOW + timedelta(days=days))
@@ -213,7 +213,7 @@ def test_a_certificate_is_refused_outside_its_days(keys, days, message):
 def test_a_certificate_never_outlives_its_authority(tmp_path):
     create_authority(tmp_path, days=10)
 
-    facts = certificate_facts(pem_of(issue(tmp_path, "worker", days=90)))
+    facts = certificate_facts(pem_of(issue_certificate(tmp_path, "worker", days=90)))
 
     assert facts.not_after == certificate_facts((tmp_path / "authority.pem").read_bytes()).not_after
 
@@ -224,7 +224,7 @@ def test_an_expired_authority_is_refused(tmp_path):
     with pytest.raises(CertificateError, match=r"authority\.pem: expired"):
         load_authority(tmp_path / "old" / "authority.pem")
     with pytest.raises(CertificateError, match="expired"):
-        issue(tmp_path / "old", "worker")
+        issue_certificate(tmp_path / "old", "worker")
 
 
 @pytest.mark.parametrize(
@@ -242,17 +242,17 @@ def test_a_bundle_of_two_certificates_is_refused(keys):
     pem = (keys / "authority.pem").read_bytes()
 
     with pytest.raises(CertificateError, match="exactly one"):
-        peer_from_certificate(pem_of(issue(keys, "worker")), pem + pem)
+        peer_from_certificate(pem_of(issue_certificate(keys, "worker")), pem + pem)
 
 
 @pytest.mark.parametrize("host", ["owner.phalanx.internal", "OWNER.Phalanx.Internal", "*.example.org", "", "a b", "-x"])
 def test_a_host_that_could_pass_for_a_party_is_refused(keys, host):
     with pytest.raises(CertificateError, match="host"):
-        issue(keys, "worker", hosts=(host,))
+        issue_certificate(keys, "worker", hosts=(host,))
     assert not (keys / "worker").exists()
 
 
 @pytest.mark.parametrize("days", [0, -1, 10**6])
 def test_a_senseless_validity_is_refused(keys, days):
     with pytest.raises(CertificateError, match="days"):
-        issue(keys, "worker", days=days)
+        issue_certificate(keys, "worker", days=days)

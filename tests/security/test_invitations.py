@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 
 from phalanx.config import canonical_json
 from phalanx.errors import CertificateError, ConfigError, FrameError, PeerGoneError, PeerRefusedError
-from phalanx.security.crypto import create_authority, fingerprint, issue, load_identity, make_request
-from phalanx.security.invite import EnrolmentServer, Invitations, JoinTerms, JoinToken, enrol
+from phalanx.security.crypto import (
+    certificate_fingerprint,
+    create_authority,
+    issue_certificate,
+    load_identity,
+    make_request,
+)
+from phalanx.security.invite import EnrolmentServer, Invitations, JoinTerms, JoinToken, enrol_machine
 from phalanx.security.invite import client as clients
 from phalanx.security.invite.line import MOST_BYTES, client_context, server_context
 
@@ -37,14 +43,14 @@ class Owner:
     def __init__(self, directory):
         self.directory, self.said, self.clock, self.seconds = directory, [], Clock(), 0.0
         create_authority(directory)
-        issue(directory, "owner")
+        issue_certificate(directory, "owner")
         self.invitations = Invitations(directory, self.clock)
         terms = JoinTerms(7070, ("serve a stage", "\x1b[31mred"))
         self.server = EnrolmentServer(directory, self.invitations, terms, self.said.append, lambda: self.seconds)
-        self.server.listen("127.0.0.1", 0)
+        self.server.start_listening("127.0.0.1", 0)
 
     def invite(self, name="alice", lasts=DAY):
-        return self.invitations.invite(name, f"127.0.0.1:{self.server.port}", lasts)
+        return self.invitations.invite_party(name, f"127.0.0.1:{self.server.port}", lasts)
 
 
 @pytest.fixture
@@ -59,9 +65,9 @@ def changed(token, **fields):
 
 
 def test_from_a_token_a_machine_has_an_identity_and_the_owner_no_key_of_it(owner, tmp_path):
-    token = JoinToken.parse(owner.invite().line())
+    token = JoinToken.from_text(owner.invite().to_text())
 
-    told = enrol(token, tmp_path / "alice")
+    told = enrol_machine(token, tmp_path / "alice")
 
     assert load_identity(tmp_path / "alice").name == "alice"
     assert sorted(path.name for path in (owner.directory / "alice").iterdir()) == ["authority.pem", "certificate.pem"]
@@ -84,20 +90,20 @@ def test_the_owner_keeps_a_hash_of_the_secret_alone_in_a_private_file(owner):
 
 def test_whose_answer_was_lost_asks_again_with_the_same_keys(owner, tmp_path):
     token = owner.invite()
-    enrol(token, tmp_path / "alice")
+    enrol_machine(token, tmp_path / "alice")
     before = (tmp_path / "alice" / "certificate.pem").read_bytes()
 
-    enrol(token, tmp_path / "alice")
+    enrol_machine(token, tmp_path / "alice")
 
     assert (tmp_path / "alice" / "certificate.pem").read_bytes() == before
 
 
 def test_a_stolen_token_is_refused_and_both_sides_learn_of_it(owner, tmp_path):
     token = owner.invite()
-    enrol(token, tmp_path / "thief")
+    enrol_machine(token, tmp_path / "thief")
 
     with pytest.raises(PeerRefusedError, match="was used already, with other keys than these"):
-        enrol(token, tmp_path / "alice")
+        enrol_machine(token, tmp_path / "alice")
 
     assert "used already" in owner.said[-1]
     assert not (tmp_path / "alice" / "certificate.pem").exists()
@@ -108,7 +114,7 @@ def test_a_wrong_token_is_refused_whether_its_name_is_invited_or_not(owner, tmp_
 
     for name in ("alice", "bob"):
         with pytest.raises(PeerRefusedError, match="is not valid here"):
-            enrol(changed(token, name=name, secret="0" * 64), tmp_path / name)
+            enrol_machine(changed(token, name=name, secret="0" * 64), tmp_path / name)
 
     assert not (owner.directory / "alice").exists()
     assert owner.invitations.open_names() == ["alice"]
@@ -118,27 +124,27 @@ def test_a_token_counts_for_its_own_name_only(owner, tmp_path):
     alice, bob = owner.invite("alice"), owner.invite("bob")
 
     with pytest.raises(PeerRefusedError, match="is not valid here"):
-        enrol(changed(bob, secret=alice.secret), tmp_path / "bob")
+        enrol_machine(changed(bob, secret=alice.secret), tmp_path / "bob")
 
 
 def test_a_request_of_another_name_is_refused_and_the_token_stays_good(owner, tmp_path):
     token = owner.invite()
 
     with pytest.raises(CertificateError, match="is of 'owner-2', expected 'alice'"):
-        owner.invitations.admit("alice", token.secret, make_request(tmp_path / "mallory", "owner-2"))
+        owner.invitations.admit_party("alice", token.secret, make_request(tmp_path / "mallory", "owner-2"))
 
-    enrol(token, tmp_path / "alice")
+    enrol_machine(token, tmp_path / "alice")
 
 
 def test_an_expired_token_is_refused_and_one_a_second_before_is_not(owner, tmp_path):
     early, late = owner.invite("alice", timedelta(hours=1)), owner.invite("bob", timedelta(hours=1))
     owner.clock.moment = early.expires_at - timedelta(seconds=1)
-    enrol(early, tmp_path / "alice")
+    enrol_machine(early, tmp_path / "alice")
 
     owner.clock.moment = late.expires_at
 
     with pytest.raises(PeerRefusedError, match="has expired"):
-        enrol(late, tmp_path / "bob")
+        enrol_machine(late, tmp_path / "bob")
     assert owner.invitations.open_names() == []
 
 
@@ -146,18 +152,18 @@ def test_a_newer_token_replaces_the_older_one(owner, tmp_path):
     old, new = owner.invite(), owner.invite()
 
     with pytest.raises(PeerRefusedError, match="a newer one has replaced it"):
-        enrol(old, tmp_path / "alice")
-    enrol(new, tmp_path / "alice")
+        enrol_machine(old, tmp_path / "alice")
+    enrol_machine(new, tmp_path / "alice")
 
 
 def test_a_party_that_is_certified_is_invited_to_a_further_run_and_its_own_keys_alone_are_let_in(owner, tmp_path):
-    enrol(owner.invite(), tmp_path / "alice")
+    enrol_machine(owner.invite(), tmp_path / "alice")
     before = (tmp_path / "alice" / "certificate.pem").read_bytes()
 
     # whoever has stolen the second token has other keys
     with pytest.raises(PeerRefusedError, match="certified with other keys already"):
-        enrol(owner.invite(), tmp_path / "thief")
-    enrol(owner.invite(), tmp_path / "alice")
+        enrol_machine(owner.invite(), tmp_path / "thief")
+    enrol_machine(owner.invite(), tmp_path / "alice")
 
     assert (tmp_path / "alice" / "certificate.pem").read_bytes() == before
     assert not (tmp_path / "thief" / "certificate.pem").exists()
@@ -187,48 +193,48 @@ class Impostor:
 
 def test_another_authority_at_the_address_is_not_told_the_secret(owner, tmp_path):
     create_authority(tmp_path / "evil")
-    home = issue(tmp_path / "evil", "owner")
+    home = issue_certificate(tmp_path / "evil", "owner")
     impostor = Impostor(home, (tmp_path / "evil" / "authority.pem").read_text())
     token = changed(owner.invite(), address=impostor.address)
 
     with pytest.raises(CertificateError, match="has another authority than the token names"):
-        enrol(token, tmp_path / "alice")
+        enrol_machine(token, tmp_path / "alice")
 
     assert impostor.heard == [b'{"ask":"authority"}\n']
 
 
 def test_who_shows_the_right_authority_without_a_certificate_of_it_is_not_told_the_secret(owner, tmp_path):
     create_authority(tmp_path / "evil")
-    home = issue(tmp_path / "evil", "owner")
+    home = issue_certificate(tmp_path / "evil", "owner")
     impostor = Impostor(home, (owner.directory / "authority.pem").read_text())
     token = changed(owner.invite(), address=impostor.address)
 
     with pytest.raises(PeerRefusedError, match="is not the owner of this authority"):
-        enrol(token, tmp_path / "alice")
+        enrol_machine(token, tmp_path / "alice")
 
     assert impostor.heard == [b'{"ask":"authority"}\n']
 
 
 def test_another_worker_of_the_same_authority_cannot_play_the_owner(owner, tmp_path):
-    home = issue(owner.directory, "mallory")
+    home = issue_certificate(owner.directory, "mallory")
     impostor = Impostor(home, (owner.directory / "authority.pem").read_text())
     token = changed(owner.invite(), address=impostor.address)
 
     with pytest.raises(PeerRefusedError, match="is not the owner of this authority"):
-        enrol(token, tmp_path / "alice")
+        enrol_machine(token, tmp_path / "alice")
 
     assert impostor.heard == [b'{"ask":"authority"}\n']
 
 
 def test_with_the_check_of_the_authority_off_the_same_impostor_is_told_the_secret(owner, tmp_path, monkeypatch):
     create_authority(tmp_path / "evil")
-    home = issue(tmp_path / "evil", "owner")
+    home = issue_certificate(tmp_path / "evil", "owner")
     impostor = Impostor(home, (tmp_path / "evil" / "authority.pem").read_text())
     token = changed(owner.invite(), address=impostor.address)
     monkeypatch.setattr(clients.hmac, "compare_digest", lambda one, other: True)
 
     with pytest.raises(FrameError, match="certificate: missing"):
-        enrol(token, tmp_path / "alice")
+        enrol_machine(token, tmp_path / "alice")
 
     assert any(token.secret.encode() in line for line in impostor.heard)
 
@@ -238,9 +244,9 @@ def test_wrong_tokens_of_a_neighbour_at_the_same_address_keep_nobody_out(owner, 
     wrong = [changed(token, secret="0" * 64), changed(token, name="bob"), changed(token, name="mallory")]
     for number in range(9):
         with pytest.raises(PeerRefusedError, match="is not valid here"):
-            enrol(wrong[number % 3], tmp_path / wrong[number % 3].name)
+            enrol_machine(wrong[number % 3], tmp_path / wrong[number % 3].name)
 
-    enrol(token, tmp_path / "alice2")
+    enrol_machine(token, tmp_path / "alice2")
 
     assert load_identity(tmp_path / "alice2").name == "alice"
     # a terminal cannot be filled with one refusal
@@ -273,7 +279,7 @@ def talk(owner, raw):
 def test_what_is_no_question_gets_no_answer_and_ends_nothing(owner, tmp_path, raw):
     assert talk(owner, raw) == b""
 
-    enrol(owner.invite(), tmp_path / "alice")
+    enrol_machine(owner.invite(), tmp_path / "alice")
 
 
 @pytest.mark.parametrize(
@@ -314,7 +320,7 @@ def test_idle_connections_keep_no_caller_out(owner, tmp_path, spread, words):
         with contextlib.suppress(OSError):
             connection.sendall(words)
 
-    enrol(owner.invite(), tmp_path / "alice")
+    enrol_machine(owner.invite(), tmp_path / "alice")
 
     assert load_identity(tmp_path / "alice").name == "alice"
     for connection in idle:
@@ -327,7 +333,7 @@ def test_callers_that_are_silent_after_their_handshake_keep_nobody_out_either(ow
         plain = idle_connection(owner, number, spread=True)
         idle.append(client_context(None).wrap_socket(plain))
 
-    enrol(owner.invite(), tmp_path / "alice")
+    enrol_machine(owner.invite(), tmp_path / "alice")
 
     assert load_identity(tmp_path / "alice").name == "alice"
     for connection in idle:
@@ -347,7 +353,7 @@ def test_who_connects_again_and_again_while_a_caller_speaks_keeps_it_not_out(own
     flooder = threading.Thread(target=flood)
     flooder.start()
     try:
-        enrol(owner.invite(), tmp_path / "alice")
+        enrol_machine(owner.invite(), tmp_path / "alice")
     finally:
         ended.set()
         flooder.join()
@@ -378,24 +384,24 @@ def test_a_clock_that_is_wrong_is_named_and_the_token_stays_good(owner, tmp_path
     monkeypatch.setattr(clients, "steady_now", lambda: real() + timedelta(minutes=10))
 
     with pytest.raises(CertificateError, match="this machine's clock is 600 s ahead of the owner's"):
-        enrol(token, tmp_path / "alice")
+        enrol_machine(token, tmp_path / "alice")
     monkeypatch.setattr(clients, "steady_now", real)
 
     # whole seconds, and a busy machine lets one go by
-    assert abs(enrol(token, tmp_path / "alice").skew_s) < 60
+    assert abs(enrol_machine(token, tmp_path / "alice").skew_s) < 60
 
 
 def test_where_nothing_listens_the_message_says_what_should(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    token = JoinToken.new("alice", f"127.0.0.1:{port}", "0" * 64, datetime.now(UTC))
+    token = JoinToken.with_fresh_secret("alice", f"127.0.0.1:{port}", "0" * 64, datetime.now(UTC))
 
     with pytest.raises(PeerGoneError, match="is the owner's `phalanx invite` running"):
-        enrol(token, tmp_path / "alice")
+        enrol_machine(token, tmp_path / "alice")
 
 
 def test_an_endpoint_that_closes_finishes_its_answers_first(owner, tmp_path, monkeypatch):
-    closing, certified = [], owner.invitations.admit
+    closing, certified = [], owner.invitations.admit_party
 
     def admit(*asked):
         home = certified(*asked)
@@ -403,25 +409,27 @@ def test_an_endpoint_that_closes_finishes_its_answers_first(owner, tmp_path, mon
         closing[0].start()
         return home
 
-    monkeypatch.setattr(owner.invitations, "admit", admit)
+    monkeypatch.setattr(owner.invitations, "admit_party", admit)
 
-    enrol(owner.invite(), tmp_path / "alice")
+    enrol_machine(owner.invite(), tmp_path / "alice")
 
     closing[0].join()
     assert load_identity(tmp_path / "alice").name == "alice"
 
 
-LINE = JoinToken.new("alice", "owner.example.org:7070", "ab" * 32, datetime(2030, 1, 1, tzinfo=UTC)).line()
+LINE = JoinToken.with_fresh_secret(
+    "alice", "owner.example.org:7070", "ab" * 32, datetime(2030, 1, 1, tzinfo=UTC)
+).to_text()
 
 
 def test_a_token_is_one_line_without_anything_a_shell_would_read():
-    assert JoinToken.parse(f"  {LINE}\n").line() == LINE
+    assert JoinToken.from_text(f"  {LINE}\n").to_text() == LINE
     assert len(LINE) < 500
     assert LINE.replace("-", "").replace("_", "").isalnum()
 
 
 def test_a_token_does_not_show_its_secret_when_it_is_printed():
-    assert JoinToken.parse(LINE).secret not in repr(JoinToken.parse(LINE))
+    assert JoinToken.from_text(LINE).secret not in repr(JoinToken.from_text(LINE))
 
 
 @given(st.integers(0, len(LINE) - 1), st.sampled_from("abcXYZ019-_ \n=."))
@@ -431,31 +439,31 @@ def test_no_changed_character_of_a_token_passes(place, other):
         return
 
     try:
-        read = JoinToken.parse(altered)
+        read = JoinToken.from_text(altered)
     except (ConfigError, CertificateError):
         return
     # the last character has bits that stand for nothing
-    assert read == JoinToken.parse(LINE)
+    assert read == JoinToken.from_text(LINE)
 
 
 @given(st.integers(0, len(LINE) - 1))
 def test_a_token_that_is_cut_is_refused(length):
     with pytest.raises(ConfigError, match="token"):
-        JoinToken.parse(LINE[:length])
+        JoinToken.from_text(LINE[:length])
 
 
 @given(st.text(max_size=300))
 def test_any_text_at_all_is_refused_as_a_token(text):
     for line in (text, f"phx1-{text}"):
         with pytest.raises(ConfigError):
-            JoinToken.parse(line)
+            JoinToken.from_text(line)
 
 
 @pytest.mark.parametrize("address", ["owner", "owner:", "owner:0", "owner:70000", ":7070", "a b:1", "owner:7070:1"])
 def test_an_address_without_host_or_port_is_refused(address):
     with pytest.raises(ConfigError, match="expected host:port"):
-        JoinToken.new("alice", address, "0" * 64, datetime.now(UTC))
+        JoinToken.with_fresh_secret("alice", address, "0" * 64, datetime.now(UTC))
 
 
 def test_the_fingerprint_in_a_token_is_that_of_the_authority(owner):
-    assert owner.invite().authority == fingerprint((owner.directory / "authority.pem").read_bytes())
+    assert owner.invite().authority == certificate_fingerprint((owner.directory / "authority.pem").read_bytes())

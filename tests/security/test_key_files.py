@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from phalanx.errors import CertificateError
-from phalanx.security.crypto import create_authority, issue, load_identity, read_private, write_private
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity, read_private, write_private
 
 
 def mode(path):
@@ -22,7 +22,7 @@ def open_umask():
 @pytest.mark.usefixtures("open_umask")
 def test_private_keys_are_0600_in_0700_directories_under_any_umask(tmp_path):
     create_authority(tmp_path / "keys")
-    home = issue(tmp_path / "keys", "worker")
+    home = issue_certificate(tmp_path / "keys", "worker")
 
     assert mode(tmp_path / "keys") == mode(home) == 0o700
     assert mode(tmp_path / "keys" / "authority.key") == 0o600
@@ -32,7 +32,7 @@ def test_private_keys_are_0600_in_0700_directories_under_any_umask(tmp_path):
 @pytest.mark.parametrize("name", ["tls.key", "signing.key"])
 @pytest.mark.parametrize("extra", [0o040, 0o004, 0o020])
 def test_a_key_that_others_can_reach_is_refused_by_name(keys, name, extra):
-    home = issue(keys, "worker")
+    home = issue_certificate(keys, "worker")
     (home / name).chmod(0o600 | extra)
 
     with pytest.raises(CertificateError, match=f"{name}: mode is 06"):
@@ -43,7 +43,7 @@ def test_an_authority_whose_key_others_can_read_issues_nothing(keys):
     (keys / "authority.key").chmod(0o644)
 
     with pytest.raises(CertificateError, match=r"authority\.key"):
-        issue(keys, "worker")
+        issue_certificate(keys, "worker")
 
 
 def test_an_authority_is_never_overwritten(keys):
@@ -56,10 +56,10 @@ def test_an_authority_is_never_overwritten(keys):
 
 
 def test_the_keys_of_a_party_are_never_overwritten(keys):
-    before = (issue(keys, "worker") / "signing.key").read_bytes()
+    before = (issue_certificate(keys, "worker") / "signing.key").read_bytes()
 
     with pytest.raises(CertificateError, match="exists already"):
-        issue(keys, "worker")
+        issue_certificate(keys, "worker")
 
     assert (keys / "worker" / "signing.key").read_bytes() == before
 
@@ -91,7 +91,7 @@ def test_what_is_no_small_file_is_refused_without_waiting(tmp_path, make):
 
 @pytest.mark.parametrize("name", ["tls.key", "signing.key"])
 def test_a_key_of_another_party_beside_the_certificate_is_refused(keys, name):
-    home, other = issue(keys, "worker"), issue(keys, "other")
+    home, other = issue_certificate(keys, "worker"), issue_certificate(keys, "other")
     shutil.copy2(other / name, home / name)
 
     with pytest.raises(CertificateError, match=f"{name}: is not the"):
@@ -99,7 +99,7 @@ def test_a_key_of_another_party_beside_the_certificate_is_refused(keys, name):
 
 
 def test_swapped_kinds_of_key_are_refused(keys):
-    home = issue(keys, "worker")
+    home = issue_certificate(keys, "worker")
     shutil.copy2(home / "tls.key", home / "signing.key")
 
     with pytest.raises(CertificateError, match=r"signing\.key: is not an Ed25519 key"):
@@ -108,7 +108,7 @@ def test_swapped_kinds_of_key_are_refused(keys):
 
 @pytest.mark.parametrize("name", ["certificate.pem", "authority.pem", "tls.key", "signing.key"])
 def test_a_missing_or_spoilt_file_is_named(keys, name):
-    home = issue(keys, "worker")
+    home = issue_certificate(keys, "worker")
     (home / name).write_bytes(b"spoilt")
 
     with pytest.raises(CertificateError, match=name):
@@ -124,4 +124,4 @@ def test_the_authority_must_be_its_own(keys, tmp_path):
     shutil.copy2(tmp_path / "foreign" / "authority.key", keys / "authority.key")
 
     with pytest.raises(CertificateError, match="is not the key of"):
-        issue(keys, "worker")
+        issue_certificate(keys, "worker")

@@ -27,28 +27,28 @@ def test_digest_is_blake3_over_the_joined_buffers():
 
 def test_a_signature_of_one_domain_is_void_in_another():
     identity = Identity.without_certificate("owner")
-    signature = identity.sign(in_domain("frame/1", b"data"))
+    signature = identity.sign_data(in_domain("frame/1", b"data"))
 
-    identity.public.verify(signature, in_domain("frame/1", b"data"))
+    identity.public.verify_signature(signature, in_domain("frame/1", b"data"))
 
     with pytest.raises(SignatureError, match="owner"):
-        identity.public.verify(signature, in_domain("receipt/1", b"data"))
+        identity.public.verify_signature(signature, in_domain("receipt/1", b"data"))
 
 
 @pytest.mark.parametrize("position", [0, 31, 32, 63])
 def test_a_signature_with_one_flipped_bit_is_refused(position):
     identity = Identity.without_certificate("owner")
-    signature = bytearray(identity.sign(b"data"))
+    signature = bytearray(identity.sign_data(b"data"))
     signature[position] ^= 1
 
     with pytest.raises(SignatureError):
-        identity.public.verify(bytes(signature), b"data")
+        identity.public.verify_signature(bytes(signature), b"data")
 
 
 @pytest.mark.parametrize("signature", [b"", b"short", bytes(64), bytes(65)])
 def test_what_is_no_signature_at_all_is_refused(signature):
     with pytest.raises(SignatureError):
-        Identity.without_certificate("owner").public.verify(signature, b"data")
+        Identity.without_certificate("owner").public.verify_signature(signature, b"data")
 
 
 def test_neither_repr_nor_str_of_an_identity_shows_a_secret():

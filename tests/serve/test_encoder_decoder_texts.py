@@ -44,9 +44,9 @@ def directory(decoder, tmp_path_factory):  # noqa: F811
 @pytest.mark.parametrize("prompt", ["the owner holds", "both"])
 def test_the_likeliest_tokens_are_those_of_transformers_generate_and_of_no_cache(directory, prompt):
     model, plain = TextModel(directory), AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
-    ids = model.prompt(prompt)
+    ids = model.encode_prompt(prompt)
 
-    found = model.complete(ids, GREEDY)
+    found = model.complete_prompt(ids, GREEDY)
 
     generated = plain.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=GREEDY.max_new_tokens)[0, 1:]
     row = likeliest(plain, ids)
@@ -71,27 +71,27 @@ def likeliest(plain, ids):
 def test_a_decoder_of_more_layers_than_its_encoder_writes_too(decoder, tmp_path):  # noqa: F811
     directory = with_words(T5 | {"num_decoder_layers": 3}, decoder, tmp_path)
     model, plain = TextModel(directory), AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
-    ids = model.prompt("the owner holds")
+    ids = model.encode_prompt("the owner holds")
 
     row = likeliest(plain, ids)
 
-    assert model.complete(ids, GREEDY).text == model._tokenizer.decode(row[1:], skip_special_tokens=True)
+    assert model.complete_prompt(ids, GREEDY).text == model._tokenizer.decode(row[1:], skip_special_tokens=True)
 
 
 def test_pieces_of_a_drawn_text_are_the_text_and_hold_nothing_of_the_prompt(directory):
     model = TextModel(directory)
 
-    with model.stream(model.prompt("the owner holds both ends"), SEEDED) as stream:
+    with model.stream_text(model.encode_prompt("the owner holds both ends"), SEEDED) as stream:
         pieces = list(stream)
 
     assert "".join(pieces) == stream.completion.text
-    assert stream.completion == model.complete(model.prompt("the owner holds both ends"), SEEDED)
+    assert stream.completion == model.complete_prompt(model.encode_prompt("the owner holds both ends"), SEEDED)
     assert phalanx.generate(directory, "the owner holds both ends", SEEDED.model_dump()) == stream.completion.text
 
 
 def test_an_answer_is_as_likely_as_the_decoder_says(directory):
     model, plain = TextModel(directory), AutoModelForSeq2SeqLM.from_pretrained(directory).eval()
-    ids, answer = model.prompt("the owner"), [WORDS.index("holds"), WORDS.index("ends")]
+    ids, answer = model.encode_prompt("the owner"), [WORDS.index("holds"), WORDS.index("ends")]
 
     (found,) = model.log_probs(ids, ["holds ends"])
 

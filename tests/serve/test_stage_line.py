@@ -8,7 +8,7 @@ import torch
 from test_text_model import CONFIG, GREEDY, SEEDED, changed, directory  # noqa: F401 - a fixture
 
 import phalanx
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.errors import ModelError
 from phalanx.models import ModelSource, parse_hub_config
 from phalanx.models.scratch import write_random_model
@@ -48,7 +48,9 @@ def test_stages_write_what_the_whole_model_writes(directory, in_stages, rule):  
     assert len(in_stages.stage_processes) == 2
 
     for text in ("the owner", "holds both ends the owner"):
-        assert in_stages.complete(in_stages.prompt(text), rule) == whole.complete(whole.prompt(text), rule)
+        assert in_stages.complete_prompt(in_stages.encode_prompt(text), rule) == whole.complete_prompt(
+            whole.encode_prompt(text), rule
+        )
 
 
 OPT = {
@@ -80,7 +82,7 @@ FAMILIES = {
 def test_logits_with_the_stages_own_caches_are_those_of_the_whole_models_cache(tmp_path, name, begun):
     sizes = FAMILIES[name] | {"model_type": name.split()[0]}
     found = write_random_model(parse_hub_config(sizes, "tiny"), 1, tmp_path, None)
-    model = TextModel._load(found, "cpu")
+    model = TextModel._load_model(found, "cpu")
     stages = [CachedStage(ModelSource(found), index, 3) for index in range(3)]
     ids = torch.randint(0, 7, (1, 14), generator=torch.Generator().manual_seed(2))
     past = None
@@ -91,7 +93,7 @@ def test_logits_with_the_stages_own_caches_are_those_of_the_whole_models_cache(t
             out = model(ids[:, begin:end], past_key_values=past, use_cache=True)
         past, x = out.past_key_values, ids[:, begin:end]
         for stage in stages:
-            x = stage.extend(x, begins=begin == 0)
+            x = stage.extend_cache(x, begins=begin == 0)
         assert torch.equal(x, out.logits[:, -1:])
 
 
@@ -114,9 +116,9 @@ def test_damaged_weights_of_one_stage_are_said_with_its_number(directory, tmp_pa
 
 @pytest.mark.slow
 def test_a_call_in_python_writes_the_same_in_stages_and_leaves_no_process(directory, monkeypatch):  # noqa: F811
-    opened, start = [], TextModel._start
+    opened, start = [], TextModel._start_stages
     monkeypatch.setattr(
-        TextModel, "_start", lambda self, *args: (start(self, *args), opened.extend(self.stage_processes))[0]
+        TextModel, "_start_stages", lambda self, *args: (start(self, *args), opened.extend(self.stage_processes))[0]
     )
     sampling = GREEDY.model_dump()
 
@@ -132,5 +134,5 @@ def test_a_stage_that_was_killed_is_named_and_the_others_end_with_it(in_stages):
     os.kill(in_stages.stage_processes[1], signal.SIGKILL)
 
     with pytest.raises(ModelError, match="stage 1 of the model: signal 9"):
-        in_stages.complete(in_stages.prompt("the owner"), GREEDY)
+        in_stages.complete_prompt(in_stages.encode_prompt("the owner"), GREEDY)
     assert not any(map(is_alive, in_stages.stage_processes))

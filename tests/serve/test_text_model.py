@@ -63,9 +63,9 @@ def changed(directory, tmp_path, **files):
 
 
 def test_the_likeliest_tokens_are_those_of_transformers_without_a_cache(directory, model):
-    ids = model.prompt("the owner holds")
+    ids = model.encode_prompt("the owner holds")
 
-    found = model.complete(ids, GREEDY)
+    found = model.complete_prompt(ids, GREEDY)
 
     plain, row = AutoModelForCausalLM.from_pretrained(directory), list(ids)
     for _ in range(GREEDY.max_new_tokens):
@@ -79,12 +79,14 @@ def test_the_likeliest_tokens_are_those_of_transformers_without_a_cache(director
 
 
 def test_one_seed_writes_one_text_and_leaves_the_draws_of_others_alone(model):
-    ids = model.prompt("the owner")
+    ids = model.encode_prompt("the owner")
     torch.manual_seed(5)
     undisturbed = torch.rand(3)
     torch.manual_seed(5)
 
-    texts = [model.complete(ids, SEEDED.model_copy(update={"seed": seed})).text for seed in (3, 3, *range(4, 12))]
+    texts = [
+        model.complete_prompt(ids, SEEDED.model_copy(update={"seed": seed})).text for seed in (3, 3, *range(4, 12))
+    ]
 
     assert texts[0] == texts[1]
     assert len(set(texts)) > 1
@@ -92,23 +94,23 @@ def test_one_seed_writes_one_text_and_leaves_the_draws_of_others_alone(model):
 
 
 def test_the_pieces_of_a_stream_are_the_text(model):
-    ids = model.prompt("both ends")
+    ids = model.encode_prompt("both ends")
 
-    with model.stream(ids, SEEDED) as stream:
+    with model.stream_text(ids, SEEDED) as stream:
         pieces = list(stream)
 
-    assert "".join(pieces) == stream.completion.text == model.complete(ids, SEEDED).text
+    assert "".join(pieces) == stream.completion.text == model.complete_prompt(ids, SEEDED).text
 
 
 def test_a_stream_that_is_left_stops_writing(model):
-    with model.stream(model.prompt("the"), SEEDED) as stream:
+    with model.stream_text(model.encode_prompt("the"), SEEDED) as stream:
         pass
 
     assert not stream._writer.is_alive()
 
 
 def test_a_full_window_ends_a_text(model):
-    found = model.complete([2] * 14, SamplingRule(max_new_tokens=100, temperature=2.0, top_p=1.0, seed=1))
+    found = model.complete_prompt([2] * 14, SamplingRule(max_new_tokens=100, temperature=2.0, top_p=1.0, seed=1))
 
     assert found.tokens <= 2
 
@@ -118,7 +120,7 @@ def test_a_full_window_ends_a_text(model):
 )
 def test_a_prompt_that_does_not_fit_is_refused(model, text, message):
     with pytest.raises(DataError, match=message):
-        model.prompt(text)
+        model.encode_prompt(text)
 
 
 def test_a_chat_is_rendered_by_the_models_template(model):
@@ -163,7 +165,7 @@ def test_damaged_weights_are_named_and_write_nothing(directory):
         model._model.transformer.ln_f.weight.fill_(float("nan"))
 
     with pytest.raises(ModelError, match="no finite number"):
-        model.complete([2], GREEDY)
+        model.complete_prompt([2], GREEDY)
 
 
 def test_a_place_without_a_model_is_refused(tmp_path, directory):
@@ -219,12 +221,12 @@ class TestFiles:
 
 
 def test_one_call_of_the_package_writes_as_the_model_does(directory, model):
-    expected = model.complete(model.prompt("the owner"), GREEDY).text
+    expected = model.complete_prompt(model.encode_prompt("the owner"), GREEDY).text
     sampling = {"max_new_tokens": 6, "temperature": 0.0}
 
     assert phalanx.generate(directory, "the owner", sampling) == expected
     assert phalanx.generate(model, "the owner", sampling) == expected
-    answer = model.complete(model.chat_prompt([ChatMessage(role="user", content="the owner")]), GREEDY).text
+    answer = model.complete_prompt(model.chat_prompt([ChatMessage(role="user", content="the owner")]), GREEDY).text
     assert phalanx.generate(model, [{"role": "user", "content": "the owner"}], sampling) == answer
 
 
@@ -242,17 +244,17 @@ def test_a_call_with_what_there_is_not_is_refused(model, prompt, sampling, told)
 
 
 def test_a_batch_writes_what_each_prompt_alone_does(model):
-    prompts = [model.prompt(text) for text in ("the owner holds", "the", "both ends the owner")]
+    prompts = [model.encode_prompt(text) for text in ("the owner holds", "the", "both ends the owner")]
 
     found = model.complete_batch(prompts, GREEDY)
 
-    assert found == [model.complete(ids, GREEDY) for ids in prompts]
+    assert found == [model.complete_prompt(ids, GREEDY) for ids in prompts]
     # drawn by one seed, in the order of the batch
     assert model.complete_batch(prompts, SEEDED) == model.complete_batch(prompts, SEEDED)
 
 
 def test_the_log_probability_of_an_ending_is_that_of_all_its_tokens(directory, model):
-    ids = model.prompt("the owner")
+    ids = model.encode_prompt("the owner")
 
     both, one = model.log_probs(ids, ["holds both", "ends"])
 
@@ -264,12 +266,12 @@ def test_the_log_probability_of_an_ending_is_that_of_all_its_tokens(directory, m
     with pytest.raises(DataError, match="has 0 tokens"):
         model.log_probs(ids, [""])
     with pytest.raises(DataError, match="the prompt leaves 1"):
-        model.log_probs(model.prompt("the " * 15), ["holds both"])
+        model.log_probs(model.encode_prompt("the " * 15), ["holds both"])
 
 
 def test_a_prompt_in_tokens_and_the_same_as_text_make_an_ending_as_likely(model):
     endings = [" holds both", " ends"]
 
-    assert model.log_probs("the owner", endings) == model.log_probs(model.prompt("the owner"), endings)
+    assert model.log_probs("the owner", endings) == model.log_probs(model.encode_prompt("the owner"), endings)
     # a vocabulary of whole words: written together, they are an unknown one
-    assert model.log_probs("the owner", ["ends"]) != model.log_probs(model.prompt("the owner"), ["ends"])
+    assert model.log_probs("the owner", ["ends"]) != model.log_probs(model.encode_prompt("the owner"), ["ends"])

@@ -36,7 +36,7 @@ class Texts:
     """Texts of one client; draw k is the same in every process."""
 
     def __init__(self, number, count=2):
-        self.microbatches = microbatches_of(f"client-{number}", MICROBATCHES, ("client-0", "client-1"))
+        self.own_microbatches = microbatches_of(f"client-{number}", MICROBATCHES, ("client-0", "client-1"))
         self.number, self.count = number, count
 
     def rows(self, *seed, rows=1):
@@ -46,8 +46,8 @@ class Texts:
         ids[:, 0] = torch.tensor(classes)
         return ids, mark_classes(classes, [SEQ] * rows, SEQ)
 
-    def drawn(self, draw):
-        return [self.rows(1, draw, at) for at in range(len(self.microbatches))]
+    def draw_rows(self, draw):
+        return [self.rows(1, draw, at) for at in range(len(self.own_microbatches))]
 
     def held_out(self):
         return iter([self.rows(2, at, rows=3) for at in range(self.count)])
@@ -87,25 +87,25 @@ class RemoteSession:
         width = house.source.hidden_size
         self.kinds = TensorKinds(house.rows, SEQ, width, split.wire, task.label_shape, task.num_answers)
         self.front = FrontPart(house.source, split.cut, wire=split.wire)
-        self.server.announce("")
+        self.server.announce_address("")
 
     def endpoint(self, party, session=None, network=None):
         peers = {other: one.public for other, one in self.house.identities.items() if other != party}
-        wire = (network or self.network).wire(party)
+        wire = (network or self.network).wire_for(party)
         return self._stack.enter_context(
             Endpoint(self.house.identities[party], peers, session or self.name, wire, LIMITS)
         )
 
     def _run(self):
         try:
-            self.server.run()
+            self.server.serve_messages()
         except Exception as exc:  # noqa: BLE001 - a test looks at it
             self.failures.append(exc)
 
     def prove(self, name):
         """What makes a client's evidence: a simulation of this very program."""
         attester = SimAttester(self.house.identities[name], measure_code())
-        return lambda binding: attester.evidence(binding).to_bytes()
+        return lambda binding: attester.make_evidence(binding).to_bytes()
 
     def party(self, name, session=None, policy=None, aside=lambda message: False, proves=None):
         """A party with its connection; session, policy and evidence can be other ones than they should be."""
@@ -124,8 +124,8 @@ class RemoteSession:
         """A client at the point where it has met the enclave."""
         party = self.party(name, **given)
         end = ClientEnd(party, front or self.front, self.kinds, PhaseTimer())
-        party.line.hear(say.EnclaveReady)
-        end.meet()
+        party.connection.await_message(say.EnclaveReady)
+        end.meet_enclave()
         texts = texts or Texts(CLIENTS.index(name))
         return TurnTaker(self.house.split, self.house.steps, party, end, texts), party
 
@@ -139,9 +139,9 @@ class RemoteSession:
         def work():
             try:
                 taker, party = self.client(name, texts, front, proves=proves)
-                party.line.say(self.ready(**changes))
-                taker.work()
-                taker.conclude(self.house.identities[ENCLAVE].public)
+                party.connection.send_message(self.ready(**changes))
+                taker.take_turns()
+                taker.conclude_session(self.house.identities[ENCLAVE].public)
             except Exception as exc:  # noqa: BLE001 - a test looks at it
                 self.failures.append(exc)
 
@@ -151,7 +151,7 @@ class RemoteSession:
     def lead(self, aside=lambda message: False, num_classes=CLASSES):
         """The owner, once all clients are ready."""
         lead = RemoteLead(self.house.split, self.party(OWNER, aside=aside), num_classes)
-        lead.meet()
+        lead.meet_enclave()
         return lead
 
     def wait(self):

@@ -16,7 +16,7 @@ from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import policy_of
 from phalanx.split.processes.local_enclave import OWNER, EnclaveConfig
-from phalanx.split.processes.offload import as_it_is
+from phalanx.split.processes.offload import keep_layers
 from phalanx.split.roles.server import EnclaveServer
 from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.testing.split import MemoryEpochs
@@ -41,7 +41,7 @@ class House:
         names = (OWNER, ENCLAVE, *self.split.client_names)
         self.identities = {name: Identity.without_certificate(name) for name in names}
         self.session = 0
-        self.prepare = as_it_is
+        self.prepare = keep_layers
         self.objective, self.classes = "causal_lm", 0
 
     def open(self) -> "Session":
@@ -82,12 +82,12 @@ class Session:
         endpoints = {}
         for party, identity in house.identities.items():
             peers = {other: one.public for other, one in house.identities.items() if other != party}
-            endpoint = Endpoint(identity, peers, name, network.wire(party), LIMITS)
+            endpoint = Endpoint(identity, peers, name, network.wire_for(party), LIMITS)
             endpoints[party] = self._stack.enter_context(endpoint)
         self.endpoints = endpoints
         config = house.config(name)
         self.server = EnclaveServer(config, house.identities[ENCLAVE], endpoints[ENCLAVE], house.source, house.prepare)
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread = threading.Thread(target=self.server.serve_messages, daemon=True)
         keys = attested_keys(house.identities[ENCLAVE].public)
         terms_of_run = HandshakeTerms(
             name, bytes.fromhex(CONFIG), house.identities[ENCLAVE].public, keys, split.chunk_bytes
@@ -99,17 +99,17 @@ class Session:
             parties.append(EnclavePeer(house.identities[party], line, None if split.mode == "plaintext" else handshake))
         task = task_of(house.objective, house.classes)
         kinds = TensorKinds(
-            1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers, task.extras
+            1, SEQ, house.source.hidden_size, split.wire, task.label_shape, task.num_answers, task.extra_kinds
         )
         front = FrontPart(house.source, split.cut, wire=split.wire)
         self.lead = SplitDriver(split, parties[0], parties[1:], front, kinds, 4)
         self.thread.start()
-        self.server.announce("memory")
-        self.lead.meet()
+        self.server.announce_address("memory")
+        self.lead.meet_enclave()
 
-    def step(self, number, batch=None):
+    def train_turn(self, number, batch=None):
         batch = batch or batch_of(number)
-        found = self.lead.step(number, StepInputs(*(tuple(column) for column in zip(*batch, strict=True)), 0))
+        found = self.lead.train_step(number, StepInputs(*(tuple(column) for column in zip(*batch, strict=True)), 0))
         return (found.loss, found.norm)
 
     def die(self):
@@ -123,7 +123,7 @@ class Session:
 
     def __exit__(self, kind, *_):
         if kind is None:
-            self.lead.end()
+            self.lead.end_session()
         self.server._is_over = True
         self.thread.join(10.0)
         self._stack.close()

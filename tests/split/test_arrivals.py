@@ -30,11 +30,11 @@ def test_a_process_that_begins_anew_ends_the_session_and_one_that_looks_does_not
     assert arrivals.name_of("north", True) == "north"
 
     assert arrivals.name_of("north", False) == "north"
-    arrivals.look()
+    arrivals.check_returned()
     assert arrivals.name_of("north", True) is None
 
     with pytest.raises(PeerLostError, match="north: has restarted"):
-        arrivals.look()
+        arrivals.check_returned()
 
 
 class Called:
@@ -60,7 +60,7 @@ def test_a_party_that_only_looked_has_not_come():
 
     wire_of = type("Wire", (), {"wait_joined": staticmethod(begin_at_last)})
 
-    assert set(arrivals.wait(wire_of)) == {"owner", "north"}
+    assert set(arrivals.wait_for_all(wire_of)) == {"owner", "north"}
     assert wire.asked > 5
 
 
@@ -74,7 +74,7 @@ def test_a_party_that_has_begun_and_has_not_shown_its_keys_yet_is_waited_for():
             wire.names.add("north")
         return Called.wait_joined(wire, name, timeout_s)
 
-    found = arrivals.wait(type("Wire", (), {"wait_joined": staticmethod(show_at_last)}))
+    found = arrivals.wait_for_all(type("Wire", (), {"wait_joined": staticmethod(show_at_last)}))
 
     assert {name: joined.peer.name for name, joined in found.items()} == {"owner": "owner", "north": "north"}
 
@@ -85,7 +85,7 @@ class Network:
     def __init__(self):
         self.handle, self.asked = None, []
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         self.asked.append(receiver)
         if self.handle is None:
             raise PeerLostError(f"{receiver}: is not there yet")
@@ -98,14 +98,14 @@ class Outside:
     def __init__(self, relay, network, name):
         self.relay, self.network, self.name = relay, network, name
 
-    def serve(self, handle, run):
+    def serve_frames(self, handle, run):
         self.network.handle = handle
 
     def add_route(self, name, address):
         pass
 
-    def deliver(self, receiver, raw, timeout_s):
-        return self.relay.inward(raw, self.name)
+    def deliver_frame(self, receiver, raw, timeout_s):
+        return self.relay.pass_inward(raw, self.name)
 
     def close(self):
         pass
@@ -119,23 +119,23 @@ def test_frames_reach_a_sandbox_by_way_of_the_relay_and_answers_come_back():
     north, enclave = Identity.without_certificate("north"), Identity.without_certificate(ENCLAVE)
     try:
         with (
-            Endpoint(enclave, {"north": north.public}, "s", inner.wire(ENCLAVE), LIMITS) as inside,
+            Endpoint(enclave, {"north": north.public}, "s", inner.open_wire(ENCLAVE), LIMITS) as inside,
             Endpoint(north, {ENCLAVE: enclave.public}, "s", Outside(relay, network, "north"), LIMITS) as outside,
         ):
-            outside.send(ENCLAVE, "question", {"n": 1}, (b"payload",))
-            got = inside.receive(10.0)
+            outside.send_frame(ENCLAVE, "question", {"n": 1}, (b"payload",))
+            got = inside.receive_item(10.0)
             assert (got.sender, got.kind, bytes(got.payload)) == ("north", "question", b"payload")
 
             # nobody listens at first: the sender inside tries again
             handle, network.handle = network.handle, None
-            inside.send("north", "answer", {"n": 2})
+            inside.send_frame("north", "answer", {"n": 2})
             while not network.asked:
                 pass
             network.handle = handle
-            assert outside.receive(10.0).kind == "answer"
+            assert outside.receive_item(10.0).kind == "answer"
 
             # another party's frame under the name of one that has another key
-            refused = relay.inward(b"nonsense", "mallory")
+            refused = relay.pass_inward(b"nonsense", "mallory")
             assert b"is not a party of this run" in refused
     finally:
         outer.close()
@@ -149,4 +149,4 @@ def test_a_frame_for_an_enclave_that_is_gone_may_be_tried_again():
     far.close()
     pipe.close()
 
-    assert b"PeerLostError" in relay.inward(b"frame", "north")
+    assert b"PeerLostError" in relay.pass_inward(b"frame", "north")

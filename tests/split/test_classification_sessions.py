@@ -46,16 +46,16 @@ def simulated(source, mode="sealed"):
 def test_a_session_learns_what_the_simulator_learns_and_answers_what_it_answers(source, tmp_path):
     simulator = simulated(source)
     with classifying(source, tmp_path).open() as session:
-        losses = [session.step(number, texts_of(number)) for number in range(4)]
+        losses = [session.train_turn(number, texts_of(number)) for number in range(4)]
         held_out = texts_of(99, rows=5)
-        measured = session.lead.measure(4, iter(held_out))
-        weights = dict(session.server._trainer.weights())
+        measured = session.lead.measure_held_out(4, iter(held_out))
+        weights = dict(session.server._trainer.trained_weights())
 
     expected = [simulator.step(texts_of(number)) for number in range(4)]
     assert losses == [(one.loss, one.norm) for one in expected]
-    assert same(weights, simulator.adapters())
+    assert same(weights, simulator.copy_adapters())
     answers = [
-        simulator.measure(*batch, client=client_of(at, ("client-0", "client-1"))).answers
+        simulator.measure_held_out(*batch, client=client_of(at, ("client-0", "client-1"))).answers
         for at, batch in enumerate(held_out)
     ]
     assert measured.answers == tuple(answer for part in answers for answer in part)
@@ -67,15 +67,15 @@ def test_sealed_and_plaintext_classifications_are_the_same_bits(source):
 
     for number in range(3):
         assert sealed.step(texts_of(number)).loss == plain.step(texts_of(number)).loss
-    assert same(sealed.adapters(), plain.adapters())
-    assert sealed.measure(*texts_of(9)[0]) == plain.measure(*texts_of(9)[0])
+    assert same(sealed.copy_adapters(), plain.copy_adapters())
+    assert sealed.measure_held_out(*texts_of(9)[0]) == plain.measure_held_out(*texts_of(9)[0])
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda one: one.kind)
 def test_with_every_adapter_the_classes_are_learned(source, adapter):
     scene = replace(make_scene(source), adapter=adapter, seq=TOKENS)
     simulator = SplitSimulator(scene, Classification(CLASSES))
-    start = simulator.adapters()
+    start = simulator.copy_adapters()
 
     losses = [
         simulator.step([(ids[:, :TOKENS], labels[:, :TOKENS]) for ids, labels in texts_of(number % 6)]).loss
@@ -84,8 +84,8 @@ def test_with_every_adapter_the_classes_are_learned(source, adapter):
 
     assert losses[0] == pytest.approx(1.0986, abs=1e-3)
     assert fmean(losses[-6:]) < fmean(losses[:6]) - 0.02
-    assert not any(torch.equal(value, start[name]) for name, value in simulator.adapters().items())
-    assert {"lm_head.weight", "lm_head.bias"} < set(simulator.adapters())
+    assert not any(torch.equal(value, start[name]) for name, value in simulator.copy_adapters().items())
+    assert {"lm_head.weight", "lm_head.bias"} < set(simulator.copy_adapters())
 
 
 def test_head_and_moments_survive_a_crash_bit_for_bit(source, tmp_path):
@@ -93,19 +93,19 @@ def test_head_and_moments_survive_a_crash_bit_for_bit(source, tmp_path):
     undisturbed = [simulator.step(texts_of(number)) for number in range(4)]
     house = classifying(source, tmp_path)
     session = house.open()
-    losses = [session.step(number, texts_of(number)) for number in range(2)]
-    step, number, blob = session.lead.keep()
+    losses = [session.train_turn(number, texts_of(number)) for number in range(2)]
+    step, number, blob = session.lead.request_state()
     kept = bytes(blob)
-    session.lead.settle(number)
+    session.lead.settle_state(number)
     session.die()
 
     with house.open() as again:
-        again.lead.restore(step, memoryview(kept))
-        losses += [again.step(number, texts_of(number)) for number in range(2, 4)]
-        weights = dict(again.server._trainer.weights())
+        again.lead.restore_state(step, memoryview(kept))
+        losses += [again.train_turn(number, texts_of(number)) for number in range(2, 4)]
+        weights = dict(again.server._trainer.trained_weights())
 
     assert losses == [(one.loss, one.norm) for one in undisturbed]
-    assert same(weights, simulator.adapters())
+    assert same(weights, simulator.copy_adapters())
 
 
 def test_a_masked_classification_gives_the_worker_no_head(source, tmp_path):
@@ -119,8 +119,8 @@ def test_a_masked_classification_gives_the_worker_no_head(source, tmp_path):
     house.prepare = prepare
     plain = simulated(source)
     with house.open() as session:
-        loss, _ = session.step(0, texts_of(0))
-        loss, _ = session.step(1, texts_of(1))
+        loss, _ = session.train_turn(0, texts_of(0))
+        loss, _ = session.train_turn(1, texts_of(1))
     plain.step(texts_of(0))
 
     assert masked and not any("lm_head" in name for name in masked)

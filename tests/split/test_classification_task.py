@@ -51,13 +51,13 @@ def test_head_and_adapters_are_trained_and_nothing_else(source):
     before = {name: value.detach().clone() for name, value in back.all_parameters().items()}
 
     for _ in range(2):
-        trainer.learn(
+        trainer.learn_microbatch(
             torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(0)), mark_classes([0, 2], [4, 2], 4)
         )
         trainer.step()
 
     moved = {name for name, value in back.all_parameters().items() if not torch.equal(value, before[name])}
-    assert moved == set(trainer.trained)
+    assert moved == set(trainer.trained_parameters)
     assert {"lm_head.weight", "lm_head.bias"} < moved
     assert all("lora" in name for name in moved - {"lm_head.weight", "lm_head.bias"})
 
@@ -68,7 +68,7 @@ def test_a_prediction_does_not_look_at_the_label(source):
     nn.init.normal_(back.get_parameter("lm_head.weight"), generator=torch.Generator().manual_seed(0))
     hidden = torch.randn(6, 4, 16, generator=torch.Generator().manual_seed(1))
 
-    found = [task.predict(back, hidden, mark_classes([label] * 6, [4] * 6, 4)) for label in range(3)]
+    found = [task.predict_classes(back, hidden, mark_classes([label] * 6, [4] * 6, 4)) for label in range(3)]
 
     assert found[0] == found[1] == found[2]
     assert back.training
@@ -105,7 +105,7 @@ def test_a_label_that_is_no_class_is_refused(source):
     trainer = BackTrainer(back_of(source), Classification(2), OPTIMIZER, 1)
 
     with pytest.raises(DataError, match=r"outside 0 \.\. 1"):
-        trainer.learn(torch.zeros(1, 4, 16), mark_classes([2], [4], 4))
+        trainer.learn_microbatch(torch.zeros(1, 4, 16), mark_classes([2], [4], 4))
 
 
 def test_one_class_is_no_classification():

@@ -41,19 +41,21 @@ class Pair:
         self.enclave_side = EnclaveHandshake(ENCLAVE, attester, self.terms, MemoryEpochs(), clients, self.appraiser)
         genuine = SimAttester(CLIENT, CODE)
         self.client_side = ClientHandshake(
-            CLIENT, self.terms, MemoryEpochs(), lambda: policy(CODE), lambda one: genuine.evidence(one).to_bytes()
+            CLIENT, self.terms, MemoryEpochs(), lambda: policy(CODE), lambda one: genuine.make_evidence(one).to_bytes()
         )
 
     def asked(self):
         """The client has appraised the enclave; returns the enclave's nonce."""
-        self.client_side.judge(self.enclave_side.evidence(CLIENT.name, self.client_side.ask()))
-        return self.enclave_side.ask(CLIENT.name)
+        self.client_side.appraise_enclave(
+            self.enclave_side.enclave_evidence(CLIENT.name, self.client_side.draw_nonce())
+        )
+        return self.enclave_side.draw_client_nonce(CLIENT.name)
 
     def call(self, evidence, sent=None):
         """The client calls with some evidence, in the place of which another may come."""
-        token, hello = self.client_side.hello(evidence)
-        reply, _ = self.enclave_side.admit(CLIENT.name, token, hello, evidence if sent is None else sent)
-        return self.client_side.accept(reply)
+        token, hello = self.client_side.make_hello(evidence)
+        reply, _ = self.enclave_side.admit_client(CLIENT.name, token, hello, evidence if sent is None else sent)
+        return self.client_side.accept_reply(reply)
 
 
 def reason_of(attempt):
@@ -63,7 +65,7 @@ def reason_of(attempt):
 
 
 def evidence_for(binding, code=CODE, signs=CLIENT):
-    return SimAttester(signs, code).evidence(binding).to_bytes()
+    return SimAttester(signs, code).make_evidence(binding).to_bytes()
 
 
 def no_evidence(pair, nonce):
@@ -88,15 +90,15 @@ def of_another_role(pair, nonce):
 
 def reflected(pair, nonce):
     """The enclave's own evidence, which it makes for any nonce that it is sent, its own one included."""
-    mine = pair.enclave_side.evidence(CLIENT.name, nonce)
+    mine = pair.enclave_side.enclave_evidence(CLIENT.name, nonce)
     # the word on the enclave has to be about this nonce now; the attacker signs what it likes
-    pair.client_side.result = replace(pair.client_side.result, binding=pair.terms.binding(nonce))
+    pair.client_side.result = replace(pair.client_side.result, binding=pair.terms.enclave_binding(nonce))
     return mine
 
 
 def replayed(pair, nonce):
     """What has passed a moment ago in this very session; the enclave is asked for another nonce since."""
-    old = pair.client_side.prove(nonce)
+    old = pair.client_side.client_evidence(nonce)
     pair.call(old)
     pair.asked()
     return old
@@ -127,7 +129,7 @@ def without_role(terms, nonce, keys):
 
 
 def like_the_enclaves(terms, nonce, keys):
-    return terms.binding(nonce)
+    return terms.enclave_binding(nonce)
 
 
 STRONG = HandshakeTerms.client_binding
@@ -164,24 +166,26 @@ def attack_name(case):
 def test_a_client_with_its_own_evidence_is_admitted_and_the_enclave_knows_by_which_policy():
     pair = Pair()
 
-    pair.call(pair.client_side.prove(pair.asked()))
+    pair.call(pair.client_side.client_evidence(pair.asked()))
 
-    (told,) = pair.appraiser.news()
+    (told,) = pair.appraiser.pop_appraisals()
     assert (told.client, told.reason, told.result.claims.measurements) == ("north", "", {"code": CODE.hex()})
     assert told.result.binding.role == "client"
-    assert pair.appraiser.news() == ()
-    pair.appraiser.check("north")
+    assert pair.appraiser.pop_appraisals() == ()
+    pair.appraiser.check_appraised("north")
 
 
 @pytest.mark.parametrize("case", CASES, ids=attack_name)
 def test_evidence_that_is_not_this_clients_for_this_nonce_here_is_refused(case):
     pair = Pair()
     evidence = case.attack(pair, pair.asked())
-    pair.appraiser.news()
+    pair.appraiser.pop_appraisals()
 
     assert reason_of(lambda: pair.call(evidence)) == case.reason
-    assert [(one.client, one.result, one.reason) for one in pair.appraiser.news()] == [("north", None, case.reason)]
-    assert reason_of(lambda: pair.appraiser.check("north")) == "missing_evidence"
+    assert [(one.client, one.result, one.reason) for one in pair.appraiser.pop_appraisals()] == [
+        ("north", None, case.reason)
+    ]
+    assert reason_of(lambda: pair.appraiser.check_appraised("north")) == "missing_evidence"
 
 
 @pytest.mark.parametrize("case", CASES, ids=attack_name)
@@ -191,7 +195,7 @@ def test_the_same_attacker_wins_where_the_one_thing_that_stops_it_is_left_out(ca
 
     pair.call(case.attack(pair, pair.asked()))
 
-    pair.appraiser.check("north")
+    pair.appraiser.check_appraised("north")
 
 
 @pytest.mark.parametrize("case", CASES[:-1], ids=attack_name)
@@ -210,7 +214,7 @@ def test_a_client_without_evidence_is_refused_and_taken_where_the_run_has_no_pol
 
     assert without.asked() is None
     without.call(b"")
-    without.appraiser.check("north")
+    without.appraiser.check_appraised("north")
 
 
 def test_evidence_that_was_not_asked_for_is_refused():
@@ -225,7 +229,10 @@ def test_a_nonce_is_good_once_even_for_evidence_that_was_refused():
     nonce = pair.asked()
     assert reason_of(lambda: pair.call(b"")) == "missing_evidence"
 
-    assert reason_of(lambda: pair.appraiser.judge("north", pair.client_side.prove(nonce))) == "wrong_nonce"
+    assert (
+        reason_of(lambda: pair.appraiser.appraise_client("north", pair.client_side.client_evidence(nonce)))
+        == "wrong_nonce"
+    )
 
 
 @pytest.mark.parametrize("garbage", [b"{}", b"\0" * 100, b'{"phalanx_evidence":1}'], ids=str)
@@ -239,14 +246,14 @@ def test_what_is_no_evidence_is_refused_as_malformed(garbage):
 def test_a_client_gives_no_evidence_to_an_enclave_that_it_has_not_appraised():
     pair = Pair()
 
-    assert reason_of(lambda: pair.client_side.prove(b"\1" * 32)) == "wrong_nonce"
+    assert reason_of(lambda: pair.client_side.client_evidence(b"\1" * 32)) == "wrong_nonce"
 
 
 def test_a_client_that_has_none_to_give_says_so():
     pair = Pair()
     pair.client_side._make_evidence = None
 
-    assert reason_of(lambda: pair.client_side.prove(pair.asked())) == "missing_evidence"
+    assert reason_of(lambda: pair.client_side.client_evidence(pair.asked())) == "missing_evidence"
 
 
 def test_both_sides_rest_on_the_same_evidence_or_have_no_keys():
@@ -261,17 +268,17 @@ def test_both_sides_rest_on_the_same_evidence_or_have_no_keys():
 def test_new_evidence_is_due_when_it_is_time_and_nothing_is_taken_until_it_has_come():
     now = [0.0]
     pair = Pair(clock=lambda: now[0])
-    pair.call(pair.client_side.prove(pair.asked()))
+    pair.call(pair.client_side.client_evidence(pair.asked()))
 
     now[0] = 100.0
-    pair.appraiser.expect_again(now=False, every_s=0.0)
-    pair.appraiser.expect_again(now=False, every_s=100.0)
-    pair.appraiser.check("north")
+    pair.appraiser.require_renewal(now=False, every_s=0.0)
+    pair.appraiser.require_renewal(now=False, every_s=100.0)
+    pair.appraiser.check_appraised("north")
     now[0] = 102.1
-    pair.appraiser.expect_again(now=False, every_s=100.0)
-    assert reason_of(lambda: pair.appraiser.check("north")) == "missing_evidence"
-    pair.appraiser.judge("north", pair.client_side.prove(pair.asked()))
-    pair.appraiser.check("north")
-    pair.appraiser.expect_again(now=True, every_s=0.0)
+    pair.appraiser.require_renewal(now=False, every_s=100.0)
+    assert reason_of(lambda: pair.appraiser.check_appraised("north")) == "missing_evidence"
+    pair.appraiser.appraise_client("north", pair.client_side.client_evidence(pair.asked()))
+    pair.appraiser.check_appraised("north")
+    pair.appraiser.require_renewal(now=True, every_s=0.0)
 
-    assert reason_of(lambda: pair.appraiser.check("north")) == "missing_evidence"
+    assert reason_of(lambda: pair.appraiser.check_appraised("north")) == "missing_evidence"

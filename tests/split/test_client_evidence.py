@@ -30,7 +30,7 @@ class Heard:
         return False
 
     @property
-    def told(self):
+    def summary_fields(self):
         return [(one.kind, one.client, getattr(one, "reason", "")) for one in self.words]
 
 
@@ -41,7 +41,7 @@ def without(binding):
 
 def of_a_changed_program(session, name):
     attester = SimAttester(session.house.identities[name], b"\x09" * 32)
-    return lambda binding: attester.evidence(binding).to_bytes()
+    return lambda binding: attester.make_evidence(binding).to_bytes()
 
 
 def run(source, directory, steps, **given):
@@ -50,13 +50,13 @@ def run(source, directory, steps, **given):
         for name in CLIENTS:
             session.join(name)
         lead = session.lead(heard)
-        losses = [(one.loss, one.norm) for one in (lead.step(step, step) for step in range(steps))]
-        found = losses, lead.scores(steps).classes, lead.weigh()
+        losses = [(one.loss, one.norm) for one in (lead.train_step(step, step) for step in range(steps))]
+        found = losses, lead.request_scores(steps).classes, lead.request_weights_digest()
         lead.compare_transcripts(session.house.identities[ENCLAVE].public)
-        lead.end()
+        lead.end_session()
         session.wait()
     assert list(session.failures) == []
-    return found, heard.told
+    return found, heard.summary_fields
 
 
 def test_clients_that_bring_evidence_train_the_bits_of_clients_that_bring_none(source, tmp_path):
@@ -94,38 +94,38 @@ def test_a_client_whose_evidence_does_not_pass_has_no_link_and_nothing_of_it_is_
     with RemoteHouse(source, tmp_path, client_policies=policies(*CLIENTS)).open() as session:
         session.join("north")
         owner = session.party(OWNER, aside=heard)
-        owner.line.hear(say.EnclaveReady)
-        owner.meet()
+        owner.connection.await_message(say.EnclaveReady)
+        owner.meet_enclave()
         with pytest.raises(RefusedEvidenceError) as refusal:
             session.client("south", proves=make(session))
         assert refusal.value.reason == reason
         south = session.party("south")
         for message in (say.Upload(what="train", microbatch=1, rows=1), session.ready()):
             with pytest.raises((RefusedEvidenceError, FrameError)):
-                south.line.ask(message, say.Reply, (b"x",))
-        session.endpoints[ENCLAVE].flush(5.0)
-        owner.line.heed()
+                south.connection.request_answer(message, say.Reply, (b"x",))
+        session.endpoints[ENCLAVE].flush_frames(5.0)
+        owner.connection.handle_unrequested()
 
         assert session.server._trainer.num_learned == 0
         assert not session.server._turns.is_ready
-    assert ("client_evidence_refused", "south", reason) in heard.told
+    assert ("client_evidence_refused", "south", reason) in heard.summary_fields
 
 
 def test_an_owner_that_has_not_met_the_enclave_yet_hears_of_a_refusal_when_the_session_ends_with_it(source, tmp_path):
     heard = Heard()
     with RemoteHouse(source, tmp_path, client_policies=policies(*CLIENTS)).open() as session:
         owner = session.party(OWNER, aside=heard)
-        owner.line.hear(say.EnclaveReady)
+        owner.connection.await_message(say.EnclaveReady)
         session.join("north")
         with pytest.raises(RefusedEvidenceError):
             session.client("south", proves=without)
-        session.party("south").line.say(ask.ClientLeft(reason="evidence"))
+        session.party("south").connection.send_message(ask.ClientLeft(reason="evidence"))
 
         with pytest.raises(PeerLostError, match=r"south \(evidence\)"):
-            owner.line.hear(say.EvidenceReply)
+            owner.connection.await_message(say.EvidenceReply)
 
     # of evidence that has passed nothing is said to an owner that does not know to whom it listens
-    assert heard.told == [("client_evidence_refused", "south", "missing_evidence")]
+    assert heard.summary_fields == [("client_evidence_refused", "south", "missing_evidence")]
 
 
 def test_the_same_clients_take_part_where_the_run_file_has_no_policy_for_them(source, tmp_path):
@@ -133,24 +133,24 @@ def test_the_same_clients_take_part_where_the_run_file_has_no_policy_for_them(so
         session.join("north", proves=without)
         session.join("south", proves=of_a_changed_program(session, "south"))
 
-        assert session.lead().step(0, 0).loss > 0
+        assert session.lead().train_step(0, 0).loss > 0
 
 
 def test_a_client_that_was_let_in_and_then_brings_worse_evidence_is_let_out(source, tmp_path):
     with RemoteHouse(source, tmp_path, client_policies=policies("south")).open() as session:
         session.join("north")
         taker, south = session.client("south")
-        south.line.say(session.ready())
+        south.connection.send_message(session.ready())
         session.lead(Heard())
         south._handshake._make_evidence = of_a_changed_program(session, "south")
 
         with pytest.raises(RefusedEvidenceError):
             south.appraise_again()
-        session.server._turns.begin(ask.ClientTurn(what="train", step=0, draw=0), 0)
-        ids, labels = Texts(1).drawn(0)[0]
-        taker._end.send("train", 0, 1, ids, labels)
+        session.server._turns.begin_turn(ask.ClientTurn(what="train", step=0, draw=0), 0)
+        ids, labels = Texts(1).draw_rows(0)[0]
+        taker._end.send_microbatch("train", 0, 1, ids, labels)
         with pytest.raises(RefusedEvidenceError, match="must send accepted evidence"):
-            south.line.hear(say.Reply)
+            south.connection.await_message(say.Reply)
 
         assert session.server._trainer.num_learned == 0
 
@@ -169,24 +169,27 @@ def test_a_client_that_does_not_bring_new_evidence_in_time_is_refused(source, tm
     with RemoteHouse(source, tmp_path, **given).open() as session:
         session.join("north")
         taker, south = session.client("south")
-        south.line.say(session.ready())
+        south.connection.send_message(session.ready())
         lead = session.lead(Heard())
         # an appraisal that passed once is all that this client ever shows
         monkeypatch.setattr(south, "check_trust", lambda **times: None)
-        owner = lead.parties[0]
-        owner.line.say(ask.ClientTurn(what="train", step=0, draw=0))
-        taker._take(south.line.hear(ask.ClientTurn)[0])
-        owner.line.hear(ask.TurnTotal)
-        owner.line.say(ask.ClientTurn(what="train", step=1, draw=1))
+        owner = lead.enclave_peers[0]
+        owner.connection.send_message(ask.ClientTurn(what="train", step=0, draw=0))
+        taker._take_turn(south.connection.await_message(ask.ClientTurn)[0])
+        owner.connection.await_message(ask.TurnTotal)
+        owner.connection.send_message(ask.ClientTurn(what="train", step=1, draw=1))
 
         with pytest.raises(RefusedEvidenceError, match="must send accepted evidence"):
-            taker._take(south.line.hear(ask.ClientTurn)[0])
+            taker._take_turn(south.connection.await_message(ask.ClientTurn)[0])
 
         assert session.server._trainer.num_steps == 1
 
 
 def test_without_policies_a_handshakes_messages_have_the_bytes_that_they_had():
     assert say.EvidenceReply().model_dump(mode="json") == {}
-    assert say.Call(token_bytes=0).model_dump(mode="json") == {"token_bytes": 0}
+    assert say.HandshakeCall(token_bytes=0).model_dump(mode="json") == {"token_bytes": 0}
     assert say.EvidenceReply(nonce="ab" * 32).model_dump(mode="json") == {"nonce": "ab" * 32}
-    assert say.Call(token_bytes=3, evidence_bytes=4).model_dump(mode="json") == {"token_bytes": 3, "evidence_bytes": 4}
+    assert say.HandshakeCall(token_bytes=3, evidence_bytes=4).model_dump(mode="json") == {
+        "token_bytes": 3,
+        "evidence_bytes": 4,
+    }

@@ -22,21 +22,21 @@ def ends():
 
 def test_questions_of_several_parties_are_answered_both_ways_at_once(ends):
     near, far = ends
-    far.wire("enclave").serve(lambda raw, sender: b"enclave got " + raw + b" of " + sender.encode(), "run")
+    far.open_wire("enclave").serve_frames(lambda raw, sender: b"enclave got " + raw + b" of " + sender.encode(), "run")
     for name in ("owner", "client-0"):
-        near.wire(name).serve(lambda raw, sender, name=name: name.encode() + b" got " + raw, "run")
+        near.open_wire(name).serve_frames(lambda raw, sender, name=name: name.encode() + b" got " + raw, "run")
     found = {}
 
     def ask(wire, receiver, raw):
-        found[raw] = wire.deliver(receiver, raw, 10.0)
+        found[raw] = wire.deliver_frame(receiver, raw, 10.0)
 
     threads = [
-        threading.Thread(target=ask, args=(near.wire(name), "enclave", f"{name} {number}".encode()))
+        threading.Thread(target=ask, args=(near.open_wire(name), "enclave", f"{name} {number}".encode()))
         for name in ("owner", "client-0")
         for number in range(20)
     ]
     threads += [
-        threading.Thread(target=ask, args=(far.wire("enclave"), "owner", b"%d" % number)) for number in range(9)
+        threading.Thread(target=ask, args=(far.open_wire("enclave"), "owner", b"%d" % number)) for number in range(9)
     ]
     for thread in threads:
         thread.start()
@@ -51,13 +51,13 @@ def test_questions_of_several_parties_are_answered_both_ways_at_once(ends):
 def test_a_question_to_a_party_that_serves_a_moment_later_is_answered(ends):
     near, far = ends
     found = []
-    asker = threading.Thread(target=lambda: found.append(near.wire("owner").deliver("enclave", b"x", 10.0)))
+    asker = threading.Thread(target=lambda: found.append(near.open_wire("owner").deliver_frame("enclave", b"x", 10.0)))
     asker.start()
     # answered by a party that serves from the start: what was sent before has been read by then
-    far.wire("client").serve(lambda raw, sender: raw, "run")
-    near.wire("owner").deliver("client", b"y", 10.0)
+    far.open_wire("client").serve_frames(lambda raw, sender: raw, "run")
+    near.open_wire("owner").deliver_frame("client", b"y", 10.0)
 
-    far.wire("enclave").serve(lambda raw, sender: b"got " + raw, "run")
+    far.open_wire("enclave").serve_frames(lambda raw, sender: b"got " + raw, "run")
     asker.join(10.0)
 
     assert found == [b"got x"]
@@ -65,15 +65,15 @@ def test_a_question_to_a_party_that_serves_a_moment_later_is_answered(ends):
 
 def test_only_so_many_questions_are_kept_for_a_party_that_never_serves(ends):
     near, far = ends
-    far.wire("client").serve(lambda raw, sender: raw, "run")
+    far.open_wire("client").serve_frames(lambda raw, sender: raw, "run")
     for _ in range(20):
         with pytest.raises(PeerLostError):
-            near.wire("owner").deliver("nobody", b"x", 0.0)
-    near.wire("owner").deliver("client", b"y", 10.0)
+            near.open_wire("owner").deliver_frame("nobody", b"x", 0.0)
+    near.open_wire("owner").deliver_frame("client", b"y", 10.0)
     answered = []
 
-    far.wire("nobody").serve(lambda raw, sender: answered.append(raw) or b"", "run")
-    near.wire("owner").deliver("nobody", b"z", 10.0)
+    far.open_wire("nobody").serve_frames(lambda raw, sender: answered.append(raw) or b"", "run")
+    near.open_wire("owner").deliver_frame("nobody", b"z", 10.0)
 
     assert 1 <= answered.count(b"x") <= 8
 
@@ -81,21 +81,21 @@ def test_only_so_many_questions_are_kept_for_a_party_that_never_serves(ends):
 def test_who_waits_for_an_end_that_closes_is_told(ends):
     near, far = ends
     asked = threading.Event()
-    far.wire("enclave").serve(lambda raw, sender: asked.set() or far.close() or b"", "run")
+    far.open_wire("enclave").serve_frames(lambda raw, sender: asked.set() or far.close() or b"", "run")
 
     with pytest.raises(PeerGoneError):
-        near.wire("owner").deliver("enclave", b"x", 10.0)
+        near.open_wire("owner").deliver_frame("enclave", b"x", 10.0)
 
     assert asked.is_set()
     with pytest.raises(PeerGoneError):
-        near.wire("owner").deliver("enclave", b"x", 10.0)
+        near.open_wire("owner").deliver_frame("enclave", b"x", 10.0)
 
 
 def test_who_is_not_there_and_who_is_silent_is_lost_in_time(ends):
     near, _ = ends
 
     with pytest.raises(PeerLostError, match="no answer within"):
-        near.wire("owner").deliver("nobody", b"x", 0.05)
+        near.open_wire("owner").deliver_frame("nobody", b"x", 0.05)
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_who_is_not_there_and_who_is_silent_is_lost_in_time(ends):
 def test_garbage_ends_the_pipe_and_takes_no_memory(garbage):
     here, there = socket.socketpair()
     pipe = FramePipe(here, 1000)
-    pipe.wire("owner").serve(lambda raw, sender: b"", "run")
+    pipe.open_wire("owner").serve_frames(lambda raw, sender: b"", "run")
 
     there.sendall(garbage)
 
     with pytest.raises(PeerLostError):
-        pipe.wire("owner").deliver("enclave", b"x", 0.2)
+        pipe.open_wire("owner").deliver_frame("enclave", b"x", 0.2)
     pipe.close()
     there.close()

@@ -46,27 +46,27 @@ class Enclave:
         wanted = None if admission is None else ClientAdmissionConfig(**admission)
         self.trainer = self.whole if wanted is None else AdmittingTrainer(self.whole, ORDER, wanted)
 
-    def step(self, step, liar="", factor=1.0, of="west"):
+    def train_turn(self, step, liar="", factor=1.0, of="west"):
         for number in range(MICROBATCHES):
             name = client_of(number, ORDER)
             ids, labels = rows(name, 1, step, number, liar=liar)
-            self.trainer.learn(self.front(ids) * (factor if name == of else 1.0), labels)
+            self.trainer.learn_microbatch(self.front(ids) * (factor if name == of else 1.0), labels)
         return self.trainer.step()
 
-    def measure(self, name, liar=""):
+    def measure_turn(self, name, liar=""):
         ids, labels = rows(name, 9, count=32, liar=liar)
-        found = self.trainer.measure(self.front(ids), labels)
+        found = self.trainer.measure_microbatch(self.front(ids), labels)
         true = labels[labels >= 0].tolist()
         return found, sum(one == other for one, other in zip(found.answers, true, strict=True)) / len(true)
 
     def train(self, steps=STEPS, **lies):
         for step in range(steps):
-            self.step(step, **lies)
-        return sum(self.measure(name)[1] for name in ("north", "south")) / 2
+            self.train_turn(step, **lies)
+        return sum(self.measure_turn(name)[1] for name in ("north", "south")) / 2
 
     @property
     def excluded(self):
-        return dict(self.trainer.standings.excluded)
+        return dict(self.trainer.client_standings.excluded_clients)
 
 
 @pytest.fixture(scope="module")
@@ -106,34 +106,38 @@ def test_the_mean_of_admitted_clients_is_the_step_without_admission_within_round
     plain, admitted = Enclave(source), Enclave(source, {"max_norm": 1e6})
 
     for step in range(4):
-        assert admitted.step(step) == pytest.approx(plain.step(step), rel=1e-5)
-        assert torch.allclose(torch.tensor(admitted.trainer.losses), torch.tensor(plain.trainer.losses), rtol=1e-4)
-    for (name, one), (_, other) in zip(admitted.trainer.weights(), plain.trainer.weights(), strict=True):
+        assert admitted.train_turn(step) == pytest.approx(plain.train_turn(step), rel=1e-5)
+        assert torch.allclose(
+            torch.tensor(admitted.trainer.step_losses), torch.tensor(plain.trainer.step_losses), rtol=1e-4
+        )
+    for (name, one), (_, other) in zip(
+        admitted.trainer.trained_weights(), plain.trainer.trained_weights(), strict=True
+    ):
         assert torch.allclose(one, other, rtol=0, atol=1e-5), name
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
 def test_activations_that_are_no_numbers_stop_every_step_without_admission_and_one_client_with_it(source, factor):
     with pytest.raises(FailedBatchError):
-        Enclave(source).step(0, factor=factor)
+        Enclave(source).train_turn(0, factor=factor)
     defended = Enclave(source, {"patience": 2})
 
-    norms = [defended.step(step, factor=factor) for step in range(4)]
+    norms = [defended.train_turn(step, factor=factor) for step in range(4)]
 
     assert all(map(math.isfinite, norms))
-    assert [targets for _, targets in defended.trainer.losses] == [0, 4, 4, 0]
+    assert [targets for _, targets in defended.trainer.step_losses] == [0, 4, 4, 0]
     assert defended.excluded == {"west": "not_finite"}
 
 
 def test_a_gradient_over_the_norm_changes_no_bit(source):
     bound = {"max_norm": 1e-6}
     one = Enclave(source, bound)
-    before = {name: value.clone() for name, value in one.trainer.weights()}
+    before = {name: value.clone() for name, value in one.trainer.trained_weights()}
 
     with pytest.raises(FailedBatchError, match="admission leaves no client's gradient"):
-        one.step(0)
+        one.train_turn(0)
 
-    assert same(dict(one.trainer.weights()), before)
+    assert same(dict(one.trainer.trained_weights()), before)
 
 
 def test_a_client_whose_held_out_labels_lie_does_not_count_while_its_loss_is_the_larger_one(source):
@@ -142,10 +146,10 @@ def test_a_client_whose_held_out_labels_lie_does_not_count_while_its_loss_is_the
     counted = []
     for step in range(STEPS - 3, STEPS):
         for name in ORDER:
-            found, _ = defended.measure(name, liar="south" if step < STEPS - 1 else "")
-            defended.trainer.standings.measured(name, found.loss, found.targets)
-        defended.step(step)
-        counted.append(sorted(defended.trainer.counted))
+            found, _ = defended.measure_turn(name, liar="south" if step < STEPS - 1 else "")
+            defended.trainer.client_standings.note_measurement(name, found.loss, found.targets)
+        defended.train_turn(step)
+        counted.append(sorted(defended.trainer.counted_clients))
 
     assert counted == [["north", "west"]] * 3
     assert defended.excluded == {"south": "held_out_loss"}
@@ -155,7 +159,7 @@ def test_a_rule_that_too_few_clients_are_left_for_takes_no_step(source):
     defended = Enclave(source, ROBUST | {"rule": "krum", "byzantine": 1, "max_norm": 1e-6})
 
     with pytest.raises(FailedBatchError):
-        defended.step(0)
+        defended.train_turn(0)
 
 
 # --- over the line -----------------------------------------------------------------------------------------------
@@ -188,7 +192,7 @@ def joined(house, session, told):
 
 def texts_of(name):
     texts = Texts(0)
-    texts.microbatches, texts.number = microbatches_of(name, MICROBATCHES, ORDER), ORDER.index(name)
+    texts.own_microbatches, texts.number = microbatches_of(name, MICROBATCHES, ORDER), ORDER.index(name)
     return texts
 
 
@@ -202,20 +206,20 @@ def test_the_owner_is_told_which_client_and_why_and_after_all_have_died_it_is_st
     whole, cut = house_of(source, tmp_path / "whole"), house_of(source, tmp_path / "cut")
     with whole.open() as session:
         lead = joined(whole, session, told)
-        wanted = [lead.step(step, step) for step in range(5)]
-        weights = {name: value.clone() for name, value in session.server._trainer.weights()}
+        wanted = [lead.train_step(step, step) for step in range(5)]
+        weights = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
     session = cut.open()
     lead = joined(cut, session, [])
-    found = [lead.step(step, step) for step in range(3)]
-    step, number, blob = lead.keep()
+    found = [lead.train_step(step, step) for step in range(3)]
+    step, number, blob = lead.request_state()
     kept = bytes(blob)
-    lead.settle(number)
+    lead.settle_state(number)
     session.die()
     with cut.open() as session:
         lead = joined(cut, session, again)
-        lead.restore(step, memoryview(kept))
-        found += [lead.step(at, at) for at in (3, 4)]
-        assert same(dict(session.server._trainer.weights()), weights)
+        lead.restore_state(step, memoryview(kept))
+        found += [lead.train_step(at, at) for at in (3, 4)]
+        assert same(dict(session.server._trainer.trained_weights()), weights)
 
     facts = [(one.client, one.step, one.reason, one.figure, one.is_excluded) for one in told]
     assert facts == [("west", 0, "not_finite", None, False), ("west", 1, "not_finite", None, True)]
@@ -229,8 +233,8 @@ def test_held_out_texts_of_which_the_loss_is_no_number_spoil_no_sum_and_are_told
     house = house_of(source, tmp_path / "with")
     with house.open() as session:
         lead = joined(house, session, told)
-        found = lead.scores(0)
-        lead.step(0, 0)
+        found = lead.request_scores(0)
+        lead.train_step(0, 0)
 
     assert math.isfinite(found.loss)
     # of two clients; those of the third one are left out
@@ -242,7 +246,7 @@ def test_held_out_texts_of_which_the_loss_is_no_number_spoil_no_sum_and_are_told
     with house.open() as session:
         lead = joined(house, session, [])
         with pytest.raises(FrameError, match=r"loss nan.*\[split.admission\]"):
-            lead.scores(0)
+            lead.request_scores(0)
 
 
 class LyingHeldOut(Texts):
@@ -269,10 +273,10 @@ def test_held_out_texts_of_a_client_that_is_out_move_no_figure_by_which_checkpoi
                 session.join(name, texts)
             lead = session.lead()
             for step in range(8):
-                lead.step(step, step)
+                lead.train_step(step, step)
             if wanted is not None and is_out:
-                session.server._enclave.admission.standings._excluded["west"] = "far"
-            return lead.scores(8)
+                session.server._enclave.admission.client_standings._excluded["west"] = "far"
+            return lead.request_scores(8)
 
     honest, lied = figure("honest", Texts, None), figure("lied", LyingHeldOut, None)
     # where nothing looks, the figure is what the liar makes of it
@@ -290,10 +294,10 @@ def test_a_client_that_does_not_count_makes_no_release_of_one_client_more(source
     house = house_of(source, tmp_path, release={"min_clients": 3, "clip_norm": 10.0})
     with house.open() as session:
         lead = joined(house, session, [])
-        lead.step(0, 0)
+        lead.train_step(0, 0)
 
         with pytest.raises(ReleaseRefusedError) as refusal:
-            lead.release(1)
+            lead.request_release(1)
 
     assert refusal.value.reason == "too_few_clients"
 

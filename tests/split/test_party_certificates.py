@@ -12,7 +12,7 @@ from phalanx.security.crypto import (
     Identity,
     RevokedParties,
     create_authority,
-    issue,
+    issue_certificate,
     load_authority,
     load_identity,
     peer_from_certificate,
@@ -44,10 +44,10 @@ def keys(tmp_path_factory):
         # the same authority, so that nothing but the days is wrong
         shutil.copytree(home / "own", home / name)
         for party in (ENCLAVE, *PARTIES):
-            issue(home / name, party, days=5, now=NOW - timedelta(days=ago))
+            issue_certificate(home / name, party, days=5, now=NOW - timedelta(days=ago))
     for party in (ENCLAVE, *PARTIES):
-        issue(home / "own", party)
-        issue(home / "foreign", party)
+        issue_certificate(home / "own", party)
+        issue_certificate(home / "foreign", party)
     return home
 
 
@@ -68,7 +68,7 @@ class Listening:
         self.arrivals = Arrivals(names, self.said.append)
         self.wire = GrpcWire(identity, LIMITS)
         self.wire.name_of = self.arrivals.name_of
-        self.wire.serve(lambda raw, sender: self.frames.append(sender) or b"", "session")
+        self.wire.serve_frames(lambda raw, sender: self.frames.append(sender) or b"", "session")
 
     def call(self, identity, expected=None, patience_s=20.0):
         """Call it as a party, and hang up."""
@@ -167,14 +167,14 @@ def load_pem(keys, authority):
 
 
 def revocations(pki, observe, barred=()):
-    return SplitRevocations((ENCLAVE, *CLIENTS), RevokedParties(pki).read, barred, observe)
+    return SplitRevocations((ENCLAVE, *CLIENTS), RevokedParties(pki).read_revocations, barred, observe)
 
 
 @pytest.fixture
 def pki(tmp_path):
     create_authority(tmp_path / "pki")
     for name in (ENCLAVE, *PARTIES, "stranger"):
-        issue(tmp_path / "pki", name)
+        issue_certificate(tmp_path / "pki", name)
     return tmp_path / "pki"
 
 
@@ -182,13 +182,13 @@ def pki(tmp_path):
 def test_a_revoked_party_is_asked_for_no_turn_and_the_log_says_why(pki, party):
     seen = []
     watch = revocations(pki, lambda kind, body: seen.append((kind, body)))
-    RevokedParties(pki).add("stranger", "is in other runs")
-    watch.check(3)
-    RevokedParties(pki).add(party, "its keys were copied")
+    RevokedParties(pki).revoke_party("stranger", "is in other runs")
+    watch.check_revocations(3)
+    RevokedParties(pki).revoke_party(party, "its keys were copied")
 
     for _ in range(2):
         with pytest.raises(PeerRefusedError, match=f"{party}: the certificate was revoked"):
-            watch.check(4)
+            watch.check_revocations(4)
 
     ((kind, body),) = seen
     assert (kind, body["party"], body["step"], body["reason"]) == ("revoked", party, 4, "its keys were copied")
@@ -198,16 +198,16 @@ def test_a_party_that_the_log_names_stays_out_though_the_list_is_gone(pki):
     watch = revocations(pki, lambda kind, body: None, barred={"north"})
 
     with pytest.raises(PeerRefusedError, match="north"):
-        watch.check(0)
+        watch.check_revocations(0)
 
 
 def test_a_list_that_cannot_be_read_stops_the_run(pki):
     watch = revocations(pki, lambda kind, body: None)
-    RevokedParties(pki).add("north", "")
+    RevokedParties(pki).revoke_party("north", "")
     (pki / "revoked.json").write_text("{}x")
 
     with pytest.raises(CertificateError):
-        watch.check(0)
+        watch.check_revocations(0)
 
 
 def test_nothing_of_a_client_is_trained_once_its_certificate_is_revoked(source, tmp_path, pki):
@@ -216,15 +216,15 @@ def test_nothing_of_a_client_is_trained_once_its_certificate_is_revoked(source, 
         for name in CLIENTS:
             session.join(name)
         turns = RemoteTurns(4, 8)
-        clients = RemoteClients(session.lead(), turns, watch.check)
-        turns.next()
-        assert clients.step(0, None)[0].loss > 0
-        RevokedParties(pki).add("south", "its keys were copied")
-        turns.next()
+        clients = RemoteClients(session.lead(), turns, watch.check_revocations)
+        turns.next_batch()
+        assert clients.train_turn(0, None)[0].loss > 0
+        RevokedParties(pki).revoke_party("south", "its keys were copied")
+        turns.next_batch()
 
         with pytest.raises(PeerRefusedError, match="south"):
-            clients.step(1, None)
+            clients.train_turn(1, None)
         with pytest.raises(PeerRefusedError, match="south"):
-            clients.measure(1, ())
+            clients.measure_turn(1, ())
 
         assert session.server._trainer.num_steps == 1

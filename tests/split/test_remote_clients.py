@@ -32,7 +32,7 @@ def inputs_of(draw):
     parts = {}
     for number in range(2):
         texts = Texts(number)
-        parts.update(zip(texts.microbatches, texts.drawn(draw), strict=True))
+        parts.update(zip(texts.own_microbatches, texts.draw_rows(draw), strict=True))
     ids, labels = zip(*(parts[at] for at in sorted(parts)), strict=True)
     return StepInputs(ids, labels, 4)
 
@@ -42,14 +42,19 @@ def local_run(source, directory, steps):
     house = House(source, directory)
     house.objective, house.classes = "classification", CLASSES
     with house.open() as session:
-        taken = [session.lead.step(step, inputs_of(step)) for step in range(steps)]
+        taken = [session.lead.train_step(step, inputs_of(step)) for step in range(steps)]
         rows = [
             (name, *part) for number, name in enumerate(("client-0", "client-1")) for part in Texts(number).held_out()
         ]
         senders = [name for name, *_ in rows]
-        scores = session.lead.measure(steps, iter([(ids, labels) for _, ids, labels in rows]), senders)
-        weights = {name: value.clone() for name, value in session.server._trainer.weights()}
-        return [(one.loss, one.norm, one.num_targets) for one in taken], scores, weights, session.lead.weigh()
+        scores = session.lead.measure_held_out(steps, iter([(ids, labels) for _, ids, labels in rows]), senders)
+        weights = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
+        return (
+            [(one.loss, one.norm, one.num_targets) for one in taken],
+            scores,
+            weights,
+            session.lead.request_weights_digest(),
+        )
 
 
 def test_remote_clients_train_and_score_what_one_process_does_bit_for_bit(source, tmp_path):
@@ -59,12 +64,12 @@ def test_remote_clients_train_and_score_what_one_process_does_bit_for_bit(source
         for name in CLIENTS:
             session.join(name)
         lead = session.lead()
-        taken = [lead.step(step, step) for step in range(3)]
-        found = lead.scores(3)
-        assert lead.weigh() == digest
-        assert same(dict(session.server._trainer.weights()), weights)
+        taken = [lead.train_step(step, step) for step in range(3)]
+        found = lead.request_scores(3)
+        assert lead.request_weights_digest() == digest
+        assert same(dict(session.server._trainer.trained_weights()), weights)
         statements = lead.compare_transcripts(session.house.identities[ENCLAVE].public)
-        lead.end()
+        lead.end_session()
         session.wait()
 
     assert [(one.loss, one.norm, one.num_targets) for one in taken] == losses
@@ -86,20 +91,20 @@ def test_a_run_with_remote_clients_goes_on_after_all_have_died_with_equal_bits(s
     for name in CLIENTS:
         session.join(name)
     lead = session.lead()
-    found = [lead.step(step, step) for step in range(2)]
-    step, number, blob = lead.keep()
+    found = [lead.train_step(step, step) for step in range(2)]
+    step, number, blob = lead.request_state()
     kept = bytes(blob)
-    lead.settle(number)
-    lead.step(2, 2)
+    lead.settle_state(number)
+    lead.train_step(2, 2)
     session.die()
 
     with house.open() as again:
         for name in CLIENTS:
             again.join(name)
         lead = again.lead()
-        lead.restore(step, memoryview(kept))
-        found += [lead.step(at, at) for at in (2, 3)]
-        assert lead.weigh() == digest
+        lead.restore_state(step, memoryview(kept))
+        found += [lead.train_step(at, at) for at in (2, 3)]
+        assert lead.request_weights_digest() == digest
 
     assert [(one.loss, one.norm, one.num_targets) for one in found] == losses
 
@@ -119,8 +124,8 @@ def test_the_owner_gets_sums_and_no_reply_of_a_client(source, tmp_path):
         session.party(OWNER)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("phalanx.split.channel.connection.parse_message", listen)
-            lead.step(0, 0)
-        owner = lead.parties[0]
+            lead.train_step(0, 0)
+        owner = lead.enclave_peers[0]
         received = session.endpoints[OWNER].bytes_received[ENCLAVE]
 
         assert "turn_total" in heard and not hasattr(owner, "texts")
@@ -143,18 +148,18 @@ def test_an_owner_cannot_send_what_clients_send_and_clients_cannot_ask_for_turns
         for name in CLIENTS:
             session.join(name)
         lead = session.lead()
-        owner = lead.parties[0]
+        owner = lead.enclave_peers[0]
         for message in (session.ready(), ask.TurnDone(step=0), ask.ClientLeft(reason="data"), ask.ConcludeReply()):
             with pytest.raises(PeerRefusedError, match="is not a client of another owner"):
-                owner.line.ask(message, ask.TurnTotal)
+                owner.connection.request_answer(message, ask.TurnTotal)
         with pytest.raises(PeerRefusedError, match="is not a client"):
-            owner.line.ask(say.Upload(what="train", microbatch=0, rows=1), ask.TurnTotal, (b"x",))
+            owner.connection.request_answer(say.Upload(what="train", microbatch=0, rows=1), ask.TurnTotal, (b"x",))
 
     with RemoteHouse(source, tmp_path / "other").open() as session:
         _, party = session.client("north")
         for message in (ask.ClientTurn(what="train", step=0, draw=0), ask.Conclude()):
             with pytest.raises(PeerRefusedError, match=f"only {OWNER} may request"):
-                party.line.ask(message, ask.ClientTurn)
+                party.connection.request_answer(message, ask.ClientTurn)
 
 
 def test_an_enclave_with_another_measurement_gets_nothing(source, tmp_path):
@@ -168,7 +173,9 @@ def test_an_enclave_with_another_measurement_gets_nothing(source, tmp_path):
             session.client("north", policy=lambda: policy_of(own))
 
         assert refusal.value.reason == "wrong_measurement"
-        session.endpoints["north"].flush(5.0)  # a frame counts once its receipt is here, and evidence may come first
+        session.endpoints["north"].flush_frames(
+            5.0
+        )  # a frame counts once its receipt is here, and evidence may come first
         # a nonce and no more
         assert 0 < session.endpoints["north"].bytes_sent[ENCLAVE] - before < 2_000
 
@@ -179,26 +186,26 @@ def test_a_client_that_sends_frames_of_another_session_is_refused(source, tmp_pa
             session.client("north", session="session-of-yesterday")
 
         elsewhere = session.endpoint("south", session="session-of-yesterday")
-        elsewhere.send(ENCLAVE, "client_ready", session.ready().model_dump(mode="json"))
-        elsewhere.flush(5.0)
-        assert session.endpoints[ENCLAVE].refusals["south"] > 0
-        assert session.server._turns.commitments == {}
+        elsewhere.send_frame(ENCLAVE, "client_ready", session.ready().model_dump(mode="json"))
+        elsewhere.flush_frames(5.0)
+        assert session.endpoints[ENCLAVE].refusal_counts["south"] > 0
+        assert session.server._turns.data_commitments == {}
 
 
 def test_a_client_under_another_ones_name_is_refused(source, tmp_path):
     with RemoteHouse(source, tmp_path).open() as session:
         # mallory's wire proves its own name, whatever its frames say
-        mallory = session.network.wire("mallory")
+        mallory = session.network.wire_for("mallory")
         forged = session.endpoints["north"]
         frames = []
         session.network.handles[ENCLAVE], handle = (
             lambda raw, sender: frames.append(bytes(raw)) or handle(raw, sender),
             session.network.handles[ENCLAVE],
         )
-        forged.send(ENCLAVE, "challenge", say.EvidenceRequest(nonce="ab" * 32).model_dump(mode="json"))
-        forged.flush(5.0)
+        forged.send_frame(ENCLAVE, "challenge", say.EvidenceRequest(nonce="ab" * 32).model_dump(mode="json"))
+        forged.flush_frames(5.0)
 
-        answer = mallory.deliver(ENCLAVE, frames[-1], 1.0)
+        answer = mallory.deliver_frame(ENCLAVE, frames[-1], 1.0)
 
         assert b"is not a party of this run" in answer
 
@@ -210,11 +217,11 @@ def test_a_client_under_another_ones_name_is_refused(source, tmp_path):
 def test_a_client_with_another_model_or_tokenizer_does_not_take_part(source, tmp_path, changes, named):
     with RemoteHouse(source, tmp_path).open() as session:
         _, north = session.client("north")
-        north.line.say(session.ready())
+        north.connection.send_message(session.ready())
         _, south = session.client("south")
 
         with pytest.raises(DataError, match=named):
-            south.line.ask(session.ready(**changes), ask.ClientTurn)
+            south.connection.request_answer(session.ready(**changes), ask.ClientTurn)
 
         assert not session.server._turns.is_ready
 
@@ -223,28 +230,28 @@ def test_a_turn_before_all_are_ready_or_of_another_step_is_refused(source, tmp_p
     with RemoteHouse(source, tmp_path).open() as session:
         session.join("north")
         owner = session.party(OWNER)
-        owner.line.hear(say.EnclaveReady)
-        owner.meet()
+        owner.connection.await_message(say.EnclaveReady)
+        owner.meet_enclave()
 
         with pytest.raises(FrameError, match=r"[01] of 2 clients are ready"):
-            owner.line.ask(ask.ClientTurn(what="train", step=0, draw=0), ask.TurnTotal)
+            owner.connection.request_answer(ask.ClientTurn(what="train", step=0, draw=0), ask.TurnTotal)
 
     with RemoteHouse(source, tmp_path / "other").open() as session:
         for name in CLIENTS:
             session.join(name)
         lead = session.lead()
         with pytest.raises(FrameError, match="the enclave is at step 0"):
-            lead.step(3, 0)
+            lead.train_step(3, 0)
 
 
 def test_a_client_that_sends_without_being_asked_is_refused_and_changes_nothing(source, tmp_path):
     with RemoteHouse(source, tmp_path).open() as session:
         taker, north = session.client("north")
-        ids, labels = Texts(0).drawn(0)[0]
-        taker._end.send("train", 0, 0, ids, labels)
+        ids, labels = Texts(0).draw_rows(0)[0]
+        taker._end.send_microbatch("train", 0, 0, ids, labels)
 
         with pytest.raises(FrameError, match="was asked for no microbatch"):
-            north.line.hear(say.Reply)
+            north.connection.await_message(say.Reply)
 
         assert session.server._trainer.num_learned == 0
 
@@ -253,17 +260,19 @@ def test_a_client_that_is_ready_twice_neither_confuses_the_owner_nor_takes_other
     with RemoteHouse(source, tmp_path).open() as session:
         session.join("north")
         taker, south = session.client("south")
-        south.line.say(session.ready())
+        south.connection.send_message(session.ready())
         lead = session.lead()
 
         with pytest.raises(FrameError, match="south: already reported ready"):
-            south.line.ask(session.ready(data="ee" * 32), ask.ClientTurn)
+            south.connection.request_answer(session.ready(data="ee" * 32), ask.ClientTurn)
 
-        assert session.server._turns.commitments["south"] == "cd" * 32
-        worker = threading.Thread(target=lambda: taker._take(south.line.hear(ask.ClientTurn)[0]), daemon=True)
+        assert session.server._turns.data_commitments["south"] == "cd" * 32
+        worker = threading.Thread(
+            target=lambda: taker._take_turn(south.connection.await_message(ask.ClientTurn)[0]), daemon=True
+        )
         worker.start()
         # its next word is what the step came to, and no second word that all are ready
-        assert lead.step(0, 0).num_targets == MICROBATCHES
+        assert lead.train_step(0, 0).num_targets == MICROBATCHES
         worker.join(20.0)
 
 
@@ -271,12 +280,12 @@ def test_a_client_that_leaves_ends_the_session_and_the_owner_is_told_who_and_why
     with RemoteHouse(source, tmp_path).open() as session:
         session.join("north")
         _, south = session.client("south")
-        south.line.say(session.ready())
+        south.connection.send_message(session.ready())
         lead = session.lead()
-        south.line.say(ask.ClientLeft(reason="stopped"))
+        south.connection.send_message(ask.ClientLeft(reason="stopped"))
 
         with pytest.raises(PeerLostError, match=r"south \(stopped\): left the run"):
-            lead.step(0, 0)
+            lead.train_step(0, 0)
         session.wait()
 
     assert any("south (stopped)" in str(one) for one in session.failures)
@@ -300,16 +309,16 @@ def test_the_owner_is_told_for_whom_a_turn_waits(source, tmp_path):
     with RemoteHouse(source, tmp_path).open() as session:
         session.join("north")
         _, south = session.client("south")
-        south.line.say(session.ready())
+        south.connection.send_message(session.ready())
         lead = session.lead(aside)
         turns, now = session.server._turns, [0.0]
         turns._clock = lambda: now[0]
-        turns.begin(ask.ClientTurn(what="train", step=0, draw=0), 0)
+        turns.begin_turn(ask.ClientTurn(what="train", step=0, draw=0), 0)
 
         for now[0] in (9.0, 10.0):
-            session.server._tell_who_is_awaited(turns)
-        session.endpoints[ENCLAVE].flush(5.0)
-        lead.parties[0].line.heed()
+            session.server._tell_awaited_clients(turns)
+        session.endpoints[ENCLAVE].flush_frames(5.0)
+        lead.enclave_peers[0].connection.handle_unrequested()
 
     assert told and set(told) == {("north",)}
 
@@ -317,8 +326,8 @@ def test_the_owner_is_told_for_whom_a_turn_waits(source, tmp_path):
 def test_frames_without_a_pause_keep_no_client_from_being_named(source, tmp_path, monkeypatch):
     with RemoteHouse(source, tmp_path).open() as session:
         server, frames, told = session.server, itertools.count(), []
-        monkeypatch.setattr(server, "handle", lambda item: None)
-        monkeypatch.setattr(server, "_post", lambda party, message: told.append((party, message)))
+        monkeypatch.setattr(server, "handle_message", lambda item: None)
+        monkeypatch.setattr(server, "_post_message", lambda party, message: told.append((party, message)))
         server._turns._waits_for = {"south"}
         server._turns._clock = lambda: 1e9
 
@@ -326,7 +335,7 @@ def test_frames_without_a_pause_keep_no_client_from_being_named(source, tmp_path
             server._is_over = next(frames) > 20
             return object()
 
-        monkeypatch.setattr(session.endpoints[ENCLAVE], "receive", busy)
+        monkeypatch.setattr(session.endpoints[ENCLAVE], "receive_item", busy)
         session.threads[0].join(20.0)
 
     assert told == [(OWNER, ask.AwaitedClients(names=("south",)))]
@@ -354,11 +363,11 @@ def test_a_batch_that_is_not_finite_is_given_up_and_the_next_draw_is_trained(sou
             session.join(name)
         lead = session.lead()
         broken = torch.full((1,), math.nan)
-        name, value = next(iter(session.server._trainer.trained.items()))
+        name, value = next(iter(session.server._trainer.trained_parameters.items()))
         with torch.no_grad():
             kept, value.data = value.data, value.data * broken
         with pytest.raises(FailedBatchError):
-            lead.step(0, 0)
+            lead.train_step(0, 0)
         with torch.no_grad():
             value.data = kept
-        assert lead.step(0, 1).loss > 0, name
+        assert lead.train_step(0, 1).loss > 0, name

@@ -11,7 +11,7 @@ from split_scene import HIDDEN, LAYERS, SEQ, VOCAB, same
 from phalanx.engine import StepInputs
 from phalanx.errors import FrameError
 from phalanx.models import LoraConfig, ModelConfig, open_model
-from phalanx.objectives import IGNORE, causal_lm
+from phalanx.objectives import IGNORE, causal_lm_loss
 from phalanx.optimizers import learning_rate
 from phalanx.split import ENCLAVE, FrontPart, build_back
 from phalanx.split.roles.remote_lead import ScoreTotals
@@ -44,7 +44,7 @@ def batch(draw):
     parts = {}
     for number in range(2):
         texts = Talks(number)
-        parts.update(zip(texts.microbatches, texts.drawn(draw), strict=True))
+        parts.update(zip(texts.own_microbatches, texts.draw_rows(draw), strict=True))
     return tuple(zip(*(parts[at] for at in range(MICROBATCHES)), strict=True))
 
 
@@ -54,11 +54,11 @@ def remote_run(source, directory, **given):
         for name in CLIENTS:
             session.join(name, Talks(CLIENTS.index(name)))
         lead = session.lead(num_classes=0)
-        taken = [lead.step(step, step) for step in range(STEPS)]
-        found = lead.scores(STEPS)
-        weights = {name: value.clone() for name, value in session.server._trainer.weights()}
+        taken = [lead.train_step(step, step) for step in range(STEPS)]
+        found = lead.request_scores(STEPS)
+        weights = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
         lead.compare_transcripts(session.house.identities[ENCLAVE].public)
-        lead.end()
+        lead.end_session()
         session.wait()
         assert not session.failures
     return taken, found, weights
@@ -70,10 +70,10 @@ def test_remote_clients_with_conversations_have_the_bits_of_one_that_plays_them(
     house = House(source, tmp_path / "local", clients=2)
     # dropout and names are those of the run, and the cut is the same
     with house.open() as session:
-        local = [session.lead.step(step, StepInputs(*batch(step), 0)) for step in range(STEPS)]
+        local = [session.lead.train_step(step, StepInputs(*batch(step), 0)) for step in range(STEPS)]
         rows = [(name, *part) for n, name in enumerate(("client-0", "client-1")) for part in Talks(n).held_out()]
-        scores = session.lead.measure(STEPS, iter([row[1:] for row in rows]), [row[0] for row in rows])
-        assert same(dict(session.server._trainer.weights()), weights)
+        scores = session.lead.measure_held_out(STEPS, iter([row[1:] for row in rows]), [row[0] for row in rows])
+        assert same(dict(session.server._trainer.trained_weights()), weights)
 
     assert [(one.loss, one.norm, one.num_targets) for one in taken] == [
         (one.loss, one.norm, one.num_targets) for one in local
@@ -91,7 +91,7 @@ def test_the_steps_are_those_of_one_process_on_the_union_within_rounding(tmp_pat
     house = TalkHouse(quiet, tmp_path / "same")
     config = house.config("x")
     front, back = FrontPart(quiet, config.split.cut), build_back(quiet, config.split.cut, adapter=LoraConfig(rank=2))
-    trained = back.trainable()
+    trained = back.trainable_parameters()
     optimizer = torch.optim.AdamW(
         trained.values(),
         lr=config.optimizer.lr,
@@ -102,7 +102,7 @@ def test_the_steps_are_those_of_one_process_on_the_union_within_rounding(tmp_pat
     back.train()
     for step in range(STEPS):
         ids, labels = (torch.cat(column) for column in batch(step))
-        loss, targets = causal_lm(back(front(ids)), labels)
+        loss, targets = causal_lm_loss(back(front(ids)), labels)
         optimizer.zero_grad()
         (loss / targets).backward()
         norm = torch.nn.utils.clip_grad_norm_(trained.values(), config.optimizer.clip_norm)

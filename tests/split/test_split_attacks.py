@@ -69,7 +69,7 @@ def test_a_changed_activation_bends_the_weights_of_a_plaintext_split_and_nobody_
     train(bent, 1)
 
     assert bent.host.meddled == 1
-    assert not same(honest.adapters(), bent.adapters())
+    assert not same(honest.copy_adapters(), bent.copy_adapters())
 
 
 def test_a_changed_label_teaches_a_plaintext_split_what_the_host_wants(source):
@@ -122,7 +122,7 @@ def test_every_byte_of_every_frame_counts_and_nothing_is_lost(source, spoil):
     assert simulator.host.spoilt > 10 * 100
     simulator.host = honest.host
     assert [*losses, *train(simulator, 1, first=1)] == train(honest, 2)
-    assert same(simulator.adapters(), honest.adapters())
+    assert same(simulator.copy_adapters(), honest.copy_adapters())
 
 
 def test_replayed_frames_are_refused_and_the_due_one_is_taken(source):
@@ -134,7 +134,7 @@ def test_replayed_frames_are_refused_and_the_due_one_is_taken(source):
     simulator.host = lambda crossing: (*old, crossing.frame)
 
     assert [*first, *train(simulator, 1, first=1)] == train(honest, 2)
-    assert same(simulator.adapters(), honest.adapters())
+    assert same(simulator.copy_adapters(), honest.copy_adapters())
 
 
 def test_without_seals_a_replayed_microbatch_of_the_same_step_is_learned_twice(source):
@@ -158,36 +158,36 @@ def test_without_seals_a_replayed_microbatch_of_the_same_step_is_learned_twice(s
 def test_frames_in_another_order_are_refused_and_the_step_is_done_all_the_same(source):
     simulator, honest, recorder = SplitSimulator(make_scene(source)), SplitSimulator(make_scene(source)), Recorder()
     client = simulator.clients["client-0"]
-    packed = client.pack("train", 0, 0, *batch_of(0)[0])
+    packed = client.pack_microbatch("train", 0, 0, *batch_of(0)[0])
 
     with pytest.raises(SealError) as refusal:
-        simulator.enclave.take("client-0", "train", 0, 1, packed.frames[1])
-    simulator.enclave.take("client-0", "train", 0, 1, packed.frames[0])
-    simulator.enclave.take("client-0", "train", 0, 1, packed.frames[1])
+        simulator.enclave.take_frame("client-0", "train", 0, 1, packed.frames[1])
+    simulator.enclave.take_frame("client-0", "train", 0, 1, packed.frames[0])
+    simulator.enclave.take_frame("client-0", "train", 0, 1, packed.frames[1])
 
     assert refusal.value.reason == "out_of_order"
-    assert simulator.enclave.due == ("client-1", 1)
-    simulator.meet()
+    assert simulator.enclave.due_microbatch == ("client-1", 1)
+    simulator.meet_clients()
     simulator.host = recorder
     assert train(simulator, 1) == train(honest, 1)
 
 
 def test_a_frame_of_another_client_is_refused(source):
     simulator = SplitSimulator(make_scene(source))
-    other = simulator.clients["client-1"].pack("train", 0, 0, *batch_of(0)[0])
+    other = simulator.clients["client-1"].pack_microbatch("train", 0, 0, *batch_of(0)[0])
 
     with pytest.raises(SealError):
-        simulator.enclave.take("client-0", "train", 0, 1, other.frames[0])
+        simulator.enclave.take_frame("client-0", "train", 0, 1, other.frames[0])
     with pytest.raises(FrameError, match="due is 0 of client-0"):
-        simulator.enclave.take("client-1", "train", 0, 1, other.frames[0])
+        simulator.enclave.take_frame("client-1", "train", 0, 1, other.frames[0])
 
 
 def test_a_measurement_that_is_passed_off_as_training_is_refused(source):
     simulator = SplitSimulator(make_scene(source))
-    packed = simulator.clients["client-0"].pack("held_out", 0, 0, *batch_of(0)[0])
+    packed = simulator.clients["client-0"].pack_microbatch("held_out", 0, 0, *batch_of(0)[0])
 
     with pytest.raises(SealError):
-        simulator.enclave.take("client-0", "train", 0, 1, packed.frames[0])
+        simulator.enclave.take_frame("client-0", "train", 0, 1, packed.frames[0])
 
 
 def test_a_host_that_lets_nothing_through_ends_the_session_and_costs_no_step(source):
@@ -200,9 +200,9 @@ def test_a_host_that_lets_nothing_through_ends_the_session_and_costs_no_step(sou
 
     assert simulator.host.meddled == 3
     simulator.host = lambda crossing: (crossing.frame,)
-    simulator.meet()
+    simulator.meet_clients()
     assert [*first, *train(simulator, 1, first=1)] == train(honest, 2)
-    assert same(simulator.adapters(), honest.adapters())
+    assert same(simulator.copy_adapters(), honest.copy_adapters())
 
 
 def test_a_result_that_never_comes_is_an_error_of_its_own(source):

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from split_scene import LAYERS, SEQ, split_config
 
-from phalanx.config import digest, dump_toml
+from phalanx.config import digest_config, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.security.seal import ReleasePolicy
 from phalanx.split import SplitConfig
@@ -75,7 +75,7 @@ def test_a_resolved_file_has_the_masking_only_where_there_is_one_and_the_digest_
 
     assert ("masked" in tomllib.loads(dump_toml(split))) is (mode == "masked")
     assert "masked" in split.model_dump(mode="json")
-    assert (again, digest(again)) == (split, digest(split))
+    assert (again, digest_config(again)) == (split, digest_config(split))
 
 
 def test_the_resolved_file_of_an_earlier_version_is_read():
@@ -127,8 +127,8 @@ def test_a_clients_policy_is_part_of_the_runs_digest_and_none_changes_nothing():
     again = SplitConfig.model_validate_json(json.dumps(tomllib.loads(dump_toml(with_policy))))
 
     assert "client_policies" not in bare.model_dump(mode="json")
-    assert (again, digest(again)) == (with_policy, digest(with_policy))
-    assert len({digest(one) for one in (bare, with_policy, remote(north=PROVES), remote(south=TPM))}) == 4
+    assert (again, digest_config(again)) == (with_policy, digest_config(with_policy))
+    assert len({digest_config(one) for one in (bare, with_policy, remote(north=PROVES), remote(south=TPM))}) == 4
 
 
 def test_a_root_in_a_clients_policy_that_cannot_be_read_is_named_before_anything_starts(source):

@@ -7,7 +7,7 @@ from split_scene import HIDDEN, LAYERS, SEQ, batch_of, make_scene, same, train
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import AttentionPattern, LoraConfig, StageSpec, build_stage, with_marks
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 from phalanx.split import BackTrainer, FrontPart, build_back, cut_model
 from phalanx.split.training.task import NextToken
 from phalanx.testing import SplitSimulator
@@ -21,18 +21,18 @@ def test_sealed_and_plaintext_splits_have_the_same_losses_and_adapters(source, s
     losses = train(sealed, 4, seed=seed)
 
     assert losses == train(plain, 4, seed=seed)
-    assert same(sealed.adapters(), plain.adapters())
-    assert sealed.measure(*batch_of(99)[1]) == plain.measure(*batch_of(99)[1])
+    assert same(sealed.copy_adapters(), plain.copy_adapters())
+    assert sealed.measure_held_out(*batch_of(99)[1]) == plain.measure_held_out(*batch_of(99)[1])
 
 
 def test_what_is_trained_moves_and_what_is_frozen_stays(source):
     simulator = SplitSimulator(make_scene(source))
-    before, frozen = simulator.adapters(), dict(simulator.enclave.trainer.back.all_parameters())
+    before, frozen = simulator.copy_adapters(), dict(simulator.enclave.trainer.back.all_parameters())
     kept = {name: value.detach().clone() for name, value in frozen.items() if name not in before}
 
     train(simulator, 2)
 
-    after = simulator.adapters()
+    after = simulator.copy_adapters()
     assert all(name.endswith((".lora_A.weight", ".lora_B.weight")) for name in after)
     assert not any(torch.equal(before[name], after[name]) for name in after if ".lora_B." in name)
     assert same(kept, {name: frozen[name].detach() for name in kept})
@@ -50,7 +50,7 @@ def test_both_parts_together_are_the_uncut_model(source, cut):
     hidden = FrontPart(source, cut)(ids)
 
     assert hidden.shape == (1, SEQ, HIDDEN)
-    assert causal_lm(back(hidden), labels)[0].item() == causal_lm(whole(ids), labels)[0].item()
+    assert causal_lm_loss(back(hidden), labels)[0].item() == causal_lm_loss(whole(ids), labels)[0].item()
 
 
 def documents_of(ids):
@@ -70,9 +70,9 @@ def test_both_parts_together_attend_inside_documents_as_the_uncut_model_does(sou
     hidden = FrontPart(source, 2, document_attention=True)(with_marks(ids, {"documents": pattern.documents}))
 
     assert hidden.shape == (1, SEQ, HIDDEN + 1)
-    within = causal_lm(back(hidden), labels)[0].item()
-    assert within == causal_lm(whole(ids, pattern), labels)[0].item()
-    assert within != causal_lm(whole(ids), labels)[0].item()
+    within = causal_lm_loss(back(hidden), labels)[0].item()
+    assert within == causal_lm_loss(whole(ids, pattern), labels)[0].item()
+    assert within != causal_lm_loss(whole(ids), labels)[0].item()
 
 
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
@@ -88,7 +88,7 @@ def test_sealed_and_plaintext_splits_attend_inside_documents_alike(source, wire)
     losses = [sealed.step(batch).loss for batch in batches]
 
     assert losses == [plain.step(batch).loss for batch in batches]
-    assert same(sealed.adapters(), plain.adapters())
+    assert same(sealed.copy_adapters(), plain.copy_adapters())
     assert losses != [loss for loss, _ in train(SplitSimulator(make_scene(source, wire=wire)), 2)]
 
 
@@ -104,7 +104,7 @@ def test_a_step_is_that_of_the_mean_over_all_targets_however_they_are_spread(sou
     trainer = BackTrainer(back, NextToken(), scene.optimizer, scene.total_steps)
     front, batch = FrontPart(source, 2), batch_of(0)
 
-    losses = [trainer.learn(front(ids), labels) for ids, labels in batch]
+    losses = [trainer.learn_microbatch(front(ids), labels) for ids, labels in batch]
     norm = trainer.step()
 
     assert [count for _, count in losses] == [SEQ - 2, SEQ, SEQ, SEQ]
@@ -115,12 +115,12 @@ def test_a_step_is_that_of_the_mean_over_all_targets_however_they_are_spread(sou
 def test_a_batch_without_a_target_and_one_that_is_not_finite_change_nothing(source):
     simulator = SplitSimulator(make_scene(source))
     nothing = [(ids, torch.full_like(labels, IGNORE)) for ids, labels in batch_of(0)]
-    before = simulator.adapters()
+    before = simulator.copy_adapters()
 
     with pytest.raises(FailedBatchError):
         simulator.step(nothing)
 
-    assert same(before, simulator.adapters())
+    assert same(before, simulator.copy_adapters())
     assert simulator.enclave.trainer.num_steps == 0
     fresh = SplitSimulator(make_scene(source))
     assert train(simulator, 2) == train(fresh, 2)
@@ -130,8 +130,8 @@ def test_each_client_is_told_the_losses_of_its_own_microbatches_only(source):
     simulator = SplitSimulator(make_scene(source))
     told = {}
     for name, client in simulator.clients.items():
-        read = client.read
-        client.read = lambda *given, read=read, name=name: told.setdefault(name, read(*given))
+        read = client.read_feedback
+        client.read_feedback = lambda *given, read=read, name=name: told.setdefault(name, read(*given))
 
     step = simulator.step(batch_of(0))
 
@@ -155,7 +155,7 @@ def test_after_a_new_meeting_the_run_goes_on_as_if_nothing_had_been(source):
     simulator, undisturbed = SplitSimulator(make_scene(source)), SplitSimulator(make_scene(source))
     losses = train(simulator, 2)
 
-    simulator.meet()
+    simulator.meet_clients()
 
     assert [*losses, *train(simulator, 2, first=2)] == train(undisturbed, 4)
-    assert same(simulator.adapters(), undisturbed.adapters())
+    assert same(simulator.copy_adapters(), undisturbed.copy_adapters())

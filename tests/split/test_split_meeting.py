@@ -34,7 +34,9 @@ class Pair:
         self.client_side = ClientHandshake(client_side, outside, MemoryEpochs(), lambda: self.rules)
 
     def appraise(self):
-        return self.client_side.judge(self.enclave_side.evidence(CLIENT.name, self.client_side.ask()))
+        return self.client_side.appraise_enclave(
+            self.enclave_side.enclave_evidence(CLIENT.name, self.client_side.draw_nonce())
+        )
 
 
 def reason_of(attempt):
@@ -47,8 +49,8 @@ def test_an_honest_pair_agrees_on_keys():
     pair = Pair()
 
     result = pair.appraise()
-    reply, _ = pair.enclave_side.admit(CLIENT.name, *pair.client_side.hello())
-    pair.client_side.accept(reply)
+    reply, _ = pair.enclave_side.admit_client(CLIENT.name, *pair.client_side.make_hello())
+    pair.client_side.accept_reply(reply)
 
     assert result.claims.measurements == {"code": CODE.hex()}
 
@@ -67,66 +69,66 @@ def test_an_enclave_that_is_not_what_the_client_means_gets_no_token(given, reaso
     pair = Pair(**given)
 
     assert reason_of(pair.appraise) == reason
-    assert reason_of(pair.client_side.hello) == "wrong_nonce"
+    assert reason_of(pair.client_side.make_hello) == "wrong_nonce"
 
 
 def test_evidence_of_an_earlier_appraisal_is_refused():
     pair = Pair()
-    old = pair.enclave_side.evidence(CLIENT.name, pair.client_side.ask())
+    old = pair.enclave_side.enclave_evidence(CLIENT.name, pair.client_side.draw_nonce())
 
-    pair.client_side.ask()
+    pair.client_side.draw_nonce()
 
-    assert reason_of(lambda: pair.client_side.judge(old)) == "wrong_nonce"
-    assert reason_of(lambda: pair.client_side.judge(old)) == "wrong_nonce"
+    assert reason_of(lambda: pair.client_side.appraise_enclave(old)) == "wrong_nonce"
+    assert reason_of(lambda: pair.client_side.appraise_enclave(old)) == "wrong_nonce"
 
 
 def test_genuine_evidence_relayed_from_another_enclave_is_refused():
     honest, relay = Pair(), Pair(enclave=OTHER)
-    nonce = relay.client_side.ask()
+    nonce = relay.client_side.draw_nonce()
 
-    genuine = honest.enclave_side.evidence(CLIENT.name, nonce)
-    relay.client_side.judge(genuine)
-    token, hello = relay.client_side.hello()
+    genuine = honest.enclave_side.enclave_evidence(CLIENT.name, nonce)
+    relay.client_side.appraise_enclave(genuine)
+    token, hello = relay.client_side.make_hello()
 
     # the relay has no key of the enclave that was appraised
-    relay.enclave_side.evidence(CLIENT.name, nonce)
-    assert reason_of(lambda: relay.enclave_side.admit(CLIENT.name, token, hello)) == "wrong_key"
-    honest.enclave_side.evidence(OTHER.name, nonce)
+    relay.enclave_side.enclave_evidence(CLIENT.name, nonce)
+    assert reason_of(lambda: relay.enclave_side.admit_client(CLIENT.name, token, hello)) == "wrong_key"
+    honest.enclave_side.enclave_evidence(OTHER.name, nonce)
     with pytest.raises(RefusedEvidenceError):
-        honest.enclave_side.admit(OTHER.name, token, hello)
+        honest.enclave_side.admit_client(OTHER.name, token, hello)
 
 
 def test_a_reply_that_the_attested_key_did_not_sign_is_refused():
     pair = Pair()
     pair.appraise()
-    token, hello = pair.client_side.hello()
-    reply, _ = pair.enclave_side.admit(CLIENT.name, token, hello)
+    token, hello = pair.client_side.make_hello()
+    reply, _ = pair.enclave_side.admit_client(CLIENT.name, token, hello)
 
     with pytest.raises((SignatureError, SealError)):
-        pair.client_side.accept(reply.replace(b'"signature":"', b'"signature":"0')[:-1])
+        pair.client_side.accept_reply(reply.replace(b'"signature":"', b'"signature":"0')[:-1])
 
 
 def test_a_token_is_good_for_the_client_and_the_evidence_that_it_is_about():
     pair = Pair()
     pair.appraise()
-    token, hello = pair.client_side.hello()
-    pair.enclave_side.admit(CLIENT.name, token, hello)
+    token, hello = pair.client_side.make_hello()
+    pair.enclave_side.admit_client(CLIENT.name, token, hello)
 
     # used up
-    assert reason_of(lambda: pair.enclave_side.admit(CLIENT.name, token, hello)) == "wrong_nonce"
-    pair.enclave_side.evidence(CLIENT.name, b"\x07" * 32)
-    assert reason_of(lambda: pair.enclave_side.admit(CLIENT.name, token, hello)) == "wrong_nonce"
-    pair.enclave_side.evidence(OTHER.name, b"\x07" * 32)
-    assert reason_of(lambda: pair.enclave_side.admit(OTHER.name, token, hello)) == "bad_signature"
+    assert reason_of(lambda: pair.enclave_side.admit_client(CLIENT.name, token, hello)) == "wrong_nonce"
+    pair.enclave_side.enclave_evidence(CLIENT.name, b"\x07" * 32)
+    assert reason_of(lambda: pair.enclave_side.admit_client(CLIENT.name, token, hello)) == "wrong_nonce"
+    pair.enclave_side.enclave_evidence(OTHER.name, b"\x07" * 32)
+    assert reason_of(lambda: pair.enclave_side.admit_client(OTHER.name, token, hello)) == "bad_signature"
 
 
 def test_who_is_no_client_is_given_no_evidence_and_a_nonce_has_its_length():
     enclave_side = Pair().enclave_side
 
     with pytest.raises(PeerRefusedError, match="not a client"):
-        enclave_side.evidence("stranger", b"\x07" * 32)
+        enclave_side.enclave_evidence("stranger", b"\x07" * 32)
     with pytest.raises(PeerRefusedError, match="nonce of 5 bytes"):
-        enclave_side.evidence(CLIENT.name, b"short")
+        enclave_side.enclave_evidence(CLIENT.name, b"short")
 
 
 def test_a_measurement_that_is_revoked_later_is_found_without_new_evidence():
@@ -142,7 +144,7 @@ def test_a_measurement_that_is_revoked_later_is_found_without_new_evidence():
 
 def test_evidence_in_debug_mode_is_refused():
     class Debugged(SimAttester):
-        def evidence(self, binding):
+        def make_evidence(self, binding):
             return make_sim_evidence(ENCLAVE, CODE, binding, debug=True)
 
     assert reason_of(Pair(attester=Debugged(ENCLAVE, CODE)).appraise) == "debug_enabled"
@@ -151,9 +153,9 @@ def test_evidence_in_debug_mode_is_refused():
 def test_without_a_policy_file_this_releases_own_code_is_accepted_and_no_other():
     rules = policy_of(split_config())
 
-    assert rules.reference("sim").measurements == {"code": (measure_code().hex(),)}
+    assert rules.reference_for("sim").measurements == {"code": (measure_code().hex(),)}
     with pytest.raises(RefusedEvidenceError):
-        rules.reference("snp")
+        rules.reference_for("snp")
 
 
 def test_a_policy_file_is_read_anew_each_time(tmp_path):

@@ -19,13 +19,13 @@ class Spoiling:
     def __getattr__(self, name):
         return getattr(self._link, name)
 
-    def unpack(self, frame, kind, step, microbatch, digest=""):
+    def unpack_tensor(self, frame, kind, step, microbatch, digest=""):
         spoil = self._spoiled.pop(0) if self._spoiled else False
         if spoil:
             self.refused += 1
             frame = bytearray(frame)
             frame[-1] ^= 1
-        return self._link.unpack(frame, kind, step, microbatch, digest)
+        return self._link.unpack_tensor(frame, kind, step, microbatch, digest)
 
 
 def spoil_uploads(session, client, pattern):
@@ -61,7 +61,7 @@ def test_a_refused_frame_is_sent_again_and_the_bits_are_those_of_an_undisturbed_
     expected = train(SplitSimulator(make_scene(source)), 3)
     with House(source, tmp_path).open() as session:
         link = spoil_uploads(session, client, pattern)
-        losses = [session.step(number) for number in range(3)]
+        losses = [session.train_turn(number) for number in range(3)]
         statements = session.lead.compare_transcripts(session.house.identities["enclave"].public)
 
     assert losses == expected
@@ -73,7 +73,7 @@ def test_a_reply_that_does_not_open_is_asked_for_again(source, tmp_path):
     expected = train(SplitSimulator(make_scene(source)), 2)
     with House(source, tmp_path).open() as session:
         links = [spoil_replies(session, name, (True, True)) for name in ("client-0", "client-1")]
-        losses = [session.step(number) for number in range(2)]
+        losses = [session.train_turn(number) for number in range(2)]
 
     assert losses == expected
     assert [link.refused for link in links] == [2, 2]
@@ -83,18 +83,18 @@ def test_a_frame_that_never_opens_ends_the_session_after_so_many_tries_and_costs
     expected = train(SplitSimulator(make_scene(source)), 2)
     house = House(source, tmp_path)
     session = house.open()
-    losses = [session.step(0)]
-    step, number, blob = session.lead.keep()
+    losses = [session.train_turn(0)]
+    step, number, blob = session.lead.request_state()
     kept = bytes(blob)
-    session.lead.settle(number)
+    session.lead.settle_state(number)
     link = spoil_uploads(session, "client-1", [True] * 99)
     with pytest.raises(SealError):
-        session.step(1)
+        session.train_turn(1)
     session.die()
 
     with house.open() as again:
-        again.lead.restore(step, memoryview(kept))
-        losses.append(again.step(1))
+        again.lead.restore_state(step, memoryview(kept))
+        losses.append(again.train_turn(1))
 
     assert link.refused == TRIES
     assert losses == expected
@@ -104,15 +104,15 @@ def test_a_reply_that_never_opens_ends_the_session(source, tmp_path):
     with House(source, tmp_path).open() as session:
         link = spoil_replies(session, "client-0", [True] * 99)
         with pytest.raises(SealError):
-            session.step(0)
-        session.lead.end()
+            session.train_turn(0)
+        session.lead.end_session()
 
     assert link.refused == TRIES
 
 
 def test_nobody_is_repeated_what_was_never_said(source, tmp_path):
     with House(source, tmp_path).open() as session, pytest.raises(FrameError, match="no reply"):
-        session.lead.parties[1].line.ask(say.Repeat(), say.Reply)
+        session.lead.enclave_peers[1].connection.request_answer(say.RepeatRequest(), say.Reply)
 
 
 def upload(attempt=0):
@@ -121,17 +121,17 @@ def upload(attempt=0):
 
 def test_what_was_under_way_before_a_refusal_was_heard_of_is_dropped():
     waiting = ReceiveWindow("client-0", 4)
-    waiting.add(upload(), memoryview(b"a"))
-    waiting.pop()
-    assert waiting.again() == say.ResendRequest(taken=0, attempt=1)
+    waiting.add_frame(upload(), memoryview(b"a"))
+    waiting.pop_frame()
+    assert waiting.refuse_frame() == say.ResendRequest(taken=0, attempt=1)
 
-    waiting.add(upload(), memoryview(b"late"))
+    waiting.add_frame(upload(), memoryview(b"late"))
 
-    assert waiting.first is None
-    waiting.add(upload(1), memoryview(b"again"))
-    assert waiting.pop()[1] == b"again"
+    assert waiting.oldest_upload is None
+    waiting.add_frame(upload(1), memoryview(b"again"))
+    assert waiting.pop_frame()[1] == b"again"
     with pytest.raises(FrameError, match="was not refused"):
-        waiting.add(upload(2), memoryview(b"early"))
+        waiting.add_frame(upload(2), memoryview(b"early"))
 
 
 @pytest.mark.parametrize(
@@ -145,44 +145,44 @@ def test_what_was_under_way_before_a_refusal_was_heard_of_is_dropped():
 def test_an_enclave_gets_nothing_again_that_is_not_of_the_step(asked):
     posted = []
     sending = SendWindow("client-0", lambda message, frame: posted.append(bytes(frame)))
-    sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
-    sending.settle()
-    sending.send(upload(), (bytearray(b"3"), bytearray(b"4")))
+    sending.send_frames(upload(), (bytearray(b"1"), bytearray(b"2")))
+    sending.note_taken()
+    sending.send_frames(upload(), (bytearray(b"3"), bytearray(b"4")))
 
     with pytest.raises(FrameError, match="none of this step"):
-        sending.send_again(asked)
+        sending.resend_frames(asked)
 
     assert posted == [b"1", b"2", b"3", b"4"]
-    sending.send_again(say.ResendRequest(taken=3, attempt=1))
+    sending.resend_frames(say.ResendRequest(taken=3, attempt=1))
     assert posted[4:] == [b"4"]
 
 
 def test_an_enclave_gets_nothing_for_ever():
     sending = SendWindow("client-0", lambda message, frame: None)
-    sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
+    sending.send_frames(upload(), (bytearray(b"1"), bytearray(b"2")))
     for attempt in range(1, TRIES):
-        sending.send_again(say.ResendRequest(taken=0, attempt=attempt))
+        sending.resend_frames(say.ResendRequest(taken=0, attempt=attempt))
 
     with pytest.raises(FrameError, match="again and again"):
-        sending.send_again(say.ResendRequest(taken=0, attempt=TRIES))
+        sending.resend_frames(say.ResendRequest(taken=0, attempt=TRIES))
 
 
 def test_every_frame_may_be_asked_for_as_often():
     posted = []
     sending = SendWindow("client-0", lambda message, frame: posted.append(bytes(frame)))
-    sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
+    sending.send_frames(upload(), (bytearray(b"1"), bytearray(b"2")))
 
     for attempt in range(1, 2 * (TRIES - 1) + 1):
-        sending.send_again(say.ResendRequest(taken=(attempt - 1) // (TRIES - 1), attempt=attempt))
+        sending.resend_frames(say.ResendRequest(taken=(attempt - 1) // (TRIES - 1), attempt=attempt))
 
     assert posted == [b"1", b"2"] * TRIES + [b"2"] * (TRIES - 1)
 
 
 def test_an_enclave_that_asks_for_two_frames_in_turn_gets_nothing_for_ever():
     sending = SendWindow("client-0", lambda message, frame: None)
-    sending.send(upload(), (bytearray(b"1"), bytearray(b"2")))
-    sending.send_again(say.ResendRequest(taken=0, attempt=1))
-    sending.send_again(say.ResendRequest(taken=1, attempt=2))
+    sending.send_frames(upload(), (bytearray(b"1"), bytearray(b"2")))
+    sending.resend_frames(say.ResendRequest(taken=0, attempt=1))
+    sending.resend_frames(say.ResendRequest(taken=1, attempt=2))
 
     with pytest.raises(FrameError, match="none of this step"):
-        sending.send_again(say.ResendRequest(taken=0, attempt=3))
+        sending.resend_frames(say.ResendRequest(taken=0, attempt=3))

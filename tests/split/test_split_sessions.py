@@ -26,37 +26,37 @@ from phalanx.testing import SplitSimulator
 
 
 def blob_of(session):
-    step, number, blob = session.lead.keep()
+    step, number, blob = session.lead.request_state()
     return step, number, bytes(blob)
 
 
 def test_a_session_trains_what_the_simulator_trains(source, tmp_path):
     simulator = SplitSimulator(make_scene(source))
     with House(source, tmp_path).open() as session:
-        losses = [session.step(number) for number in range(3)]
-        measured = session.lead.measure(3, iter([batch_of(50)[0]]))
-        weights = dict(session.server._trainer.weights())
+        losses = [session.train_turn(number) for number in range(3)]
+        measured = session.lead.measure_held_out(3, iter([batch_of(50)[0]]))
+        weights = dict(session.server._trainer.trained_weights())
 
     assert losses == train(simulator, 3)
-    assert measured == simulator.measure(*batch_of(50)[0])
-    assert same(weights, simulator.adapters())
+    assert measured == simulator.measure_held_out(*batch_of(50)[0])
+    assert same(weights, simulator.copy_adapters())
 
 
 def test_sealed_and_plaintext_sessions_have_the_same_digest(source, tmp_path):
     digests = []
     for mode in ("sealed", "plaintext"):
         with House(source, tmp_path / mode, mode).open() as session:
-            session.step(0)
-            digests.append(session.lead.weigh())
+            session.train_turn(0)
+            digests.append(session.lead.request_weights_digest())
 
     assert digests[0] == digests[1]
 
 
 def test_the_digest_is_that_of_the_whole_model(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        session.step(0)
-        digest = session.lead.weigh()
-        trained = {name: value.clone() for name, value in session.server._trainer.weights()}
+        session.train_turn(0)
+        digest = session.lead.request_weights_digest()
+        trained = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
     parts = [
         build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
         for spec in cut_model(source.num_layers, 3)
@@ -75,10 +75,10 @@ def test_whenever_both_sides_die_no_kept_step_is_lost(source, tmp_path, died_aft
     undisturbed = train(SplitSimulator(make_scene(source)), 6)
     house = House(source, tmp_path)
     session = house.open()
-    losses = {number: session.step(number) for number in range(2)}
+    losses = {number: session.train_turn(number) for number in range(2)}
     step, number, kept = blob_of(session)
-    session.lead.settle(number)
-    losses |= {number: session.step(number) for number in range(2, 4)}
+    session.lead.settle_state(number)
+    losses |= {number: session.train_turn(number) for number in range(2, 4)}
     later_step, later_number, later = blob_of(session)
     if died_after == "settling":
         session.lead.settle(later_number)
@@ -89,9 +89,9 @@ def test_whenever_both_sides_die_no_kept_step_is_lost(source, tmp_path, died_aft
             # nobody has the second state
             again.lead.restore(step, memoryview(kept))
         else:
-            again.lead.restore(later_step, memoryview(later))
+            again.lead.restore_state(later_step, memoryview(later))
         begin = step if died_after == "sealing" else later_step
-        losses |= {number: again.step(number) for number in range(begin, 6)}
+        losses |= {number: again.train_turn(number) for number in range(begin, 6)}
 
     assert [losses[number] for number in range(6)] == undisturbed
 
@@ -101,38 +101,38 @@ def test_a_rolled_back_altered_or_missing_state_is_refused_and_the_newest_taken(
     with house.open() as session:
         states = []
         for number in range(2):
-            session.step(number)
+            session.train_turn(number)
             states.append(blob_of(session))
-            session.lead.settle(states[-1][1])
+            session.lead.settle_state(states[-1][1])
 
     with house.open() as again:
         (old_step, _, old), (new_step, _, new) = states
         with pytest.raises(RollbackError, match="enclave"):
-            again.lead.restore(old_step, memoryview(old))
+            again.lead.restore_state(old_step, memoryview(old))
         with pytest.raises(CheckpointError):
-            again.lead.restore(new_step, memoryview(new[:-1] + bytes([new[-1] ^ 1])))
+            again.lead.restore_state(new_step, memoryview(new[:-1] + bytes([new[-1] ^ 1])))
         with pytest.raises(RollbackError, match="got none"):
-            again.step(0)
-        again.lead.restore(new_step, memoryview(new))
+            again.train_turn(0)
+        again.lead.restore_state(new_step, memoryview(new))
         assert again.server._trainer.num_steps == 2
 
 
 def test_only_the_owner_may_ask_for_states_and_only_clients_train(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        owner, client, *_ = session.lead.parties
+        owner, client, *_ = session.lead.enclave_peers
 
         for asked, answer in (
-            (say.Keep(), say.SealedState),
-            (say.Settle(number=1), say.SettleReply),
-            (say.AskRelease(), say.ReleaseEnd),
-            (say.Weigh(), say.WeightsReply),
+            (say.StateRequest(), say.SealedState),
+            (say.SettleRequest(number=1), say.SettleReply),
+            (say.AdaptersRequest(), say.ReleaseEnd),
+            (say.WeightsRequest(), say.WeightsReply),
         ):
             with pytest.raises(PeerRefusedError, match=f"only {OWNER}"):
-                client.line.ask(asked, answer)
+                client.connection.request_answer(asked, answer)
         with pytest.raises(PeerRefusedError, match="is not a client"):
-            owner.line.ask(say.Upload(what="train", microbatch=0, rows=1), say.Reply, (b"x",))
+            owner.connection.request_answer(say.Upload(what="train", microbatch=0, rows=1), say.Reply, (b"x",))
         with pytest.raises(FrameError, match="not a request to"):
-            client.line.ask(say.EvidenceReply(), say.EvidenceReply)
+            client.connection.request_answer(say.EvidenceReply(), say.EvidenceReply)
 
 
 FACTS = {"number": 1, "num_clients": 3, "clip_norm": 1.0, "noise_std": 0.0}
@@ -158,35 +158,37 @@ def test_what_an_enclave_says_of_a_release_is_four_numbers_in_their_bounds(relea
 
 def test_a_frame_that_does_not_open_is_asked_for_again_and_at_last_refused_with_its_reason(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        line, nonsense = session.lead.parties[1].line, (b"nothing sealed",)
+        line, nonsense = session.lead.enclave_peers[1].connection, (b"nothing sealed",)
         for attempt in range(TRIES - 1):
             upload = say.Upload(what="train", microbatch=0, rows=1, attempt=attempt)
-            again, _ = line.ask(upload, say.ResendRequest, nonsense)
+            again, _ = line.request_answer(upload, say.ResendRequest, nonsense)
             assert again == say.ResendRequest(taken=0, attempt=attempt + 1)
         with pytest.raises(SealError) as refusal:
-            line.ask(say.Upload(what="train", microbatch=0, rows=1, attempt=TRIES - 1), say.Reply, nonsense)
+            line.request_answer(say.Upload(what="train", microbatch=0, rows=1, attempt=TRIES - 1), say.Reply, nonsense)
 
     assert refusal.value.reason == "truncated"
 
 
 def test_nonsense_before_a_step_costs_nothing_of_it(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        session.lead.parties[1].line.say(say.Upload(what="train", microbatch=0, rows=1), (b"nothing sealed",))
+        session.lead.enclave_peers[1].connection.send_message(
+            say.Upload(what="train", microbatch=0, rows=1), (b"nothing sealed",)
+        )
 
-        assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
+        assert session.train_turn(0) == train(SplitSimulator(make_scene(source)), 1)[0]
 
 
 def test_a_client_that_sends_and_sends_out_of_its_turn_is_refused_and_fills_no_memory(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        line = session.lead.parties[2].line
+        line = session.lead.enclave_peers[2].connection
         upload = say.Upload(what="train", microbatch=1, rows=1)
         for _ in range(8):
-            line.say(upload, (b"x",))
+            line.send_message(upload, (b"x",))
 
         with pytest.raises(FrameError, match="8 frames are waiting"):
-            line.ask(upload, say.Reply, (b"x",))
+            line.request_answer(upload, say.Reply, (b"x",))
 
-        assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
+        assert session.train_turn(0) == train(SplitSimulator(make_scene(source)), 1)[0]
 
 
 def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source, tmp_path):
@@ -196,11 +198,11 @@ def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source
     text = f'allow_insecure_sim = true\nrevoked_measurements = []\n[sim]\nmeasurements.code = ["{code}"]\n'
     path.write_text(text)
     session = House(source, tmp_path, policy=str(path)).open()
-    session.step(0)
+    session.train_turn(0)
 
     path.write_text(text.replace("[]", f'["{code}"]', 1))
     with pytest.raises(RefusedEvidenceError) as refusal:
-        session.step(1)
+        session.train_turn(1)
 
     assert refusal.value.reason == "revoked"
     assert session.server._trainer.num_steps == 1
@@ -209,12 +211,12 @@ def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source
 
 def test_evidence_is_asked_for_again_while_the_run_goes_on(source, tmp_path):
     with House(source, tmp_path, reattest_every=2).open() as session:
-        first = [party.appraisal for party in session.lead.parties]
-        session.step(0)
-        session.step(1)
-        assert [party.appraisal for party in session.lead.parties] == first
-        session.step(2)
-        again = [party.appraisal for party in session.lead.parties]
+        first = [party.latest_appraisal for party in session.lead.enclave_peers]
+        session.train_turn(0)
+        session.train_turn(1)
+        assert [party.latest_appraisal for party in session.lead.enclave_peers] == first
+        session.train_turn(2)
+        again = [party.latest_appraisal for party in session.lead.enclave_peers]
 
     assert all(one.binding.nonce != other.binding.nonce for one, other in zip(first, again, strict=True))
 
@@ -222,7 +224,7 @@ def test_evidence_is_asked_for_again_while_the_run_goes_on(source, tmp_path):
 def test_both_ends_sign_what_has_crossed(source, tmp_path):
     house = House(source, tmp_path)
     with house.open() as session:
-        session.step(0)
+        session.train_turn(0)
         agreed = session.lead.compare_transcripts(house.identities["enclave"].public)
 
     assert set(agreed) == {OWNER, "client-0", "client-1"}
@@ -233,10 +235,10 @@ def test_adapters_leave_when_the_policy_lets_them_and_stay_otherwise(source, tmp
     policy = ReleasePolicy(min_clients=2, clip_norm=100.0)
     with House(source, tmp_path, release=policy).open() as session:
         with pytest.raises(ReleaseRefusedError) as refusal:
-            session.lead.release(0)
-        session.step(0)
-        permitted, tensors = session.lead.release(1)
-        weights = {name: value.clone() for name, value in session.server._trainer.weights()}
+            session.lead.request_release(0)
+        session.train_turn(0)
+        permitted, tensors = session.lead.request_release(1)
+        weights = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
 
     assert refusal.value.reason == "too_few_clients"
     assert permitted["num_clients"] == 2
@@ -248,18 +250,18 @@ def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neit
     class Spy(SimulatedWorker):
         seen = b""
 
-        def multiply(self, requests):
+        def multiply_masked(self, requests):
             self.seen += b"".join(request.values.tobytes() for request in requests)
-            return super().multiply(requests)
+            return super().multiply_masked(requests)
 
     worker, house = Spy(), House(source, tmp_path / "masked", "masked", masked=MaskedConfig(rows=8))
     offload = MaskingClient(worker, process_pads("run"), house.split.masked)
     house.prepare = lambda back: mask_linears(back, offload)
     with House(source, tmp_path / "sealed").open() as sealed:
-        expected = [sealed.step(number) for number in range(3)]
+        expected = [sealed.train_turn(number) for number in range(3)]
 
     with house.open() as session:
-        found = [session.step(number) for number in range(3)]
+        found = [session.train_turn(number) for number in range(3)]
 
     assert found != expected
     assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=1e-3)
@@ -270,8 +272,8 @@ def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neit
 
 def test_a_worker_that_lies_is_named_and_the_step_is_not_taken(source, tmp_path):
     class Liar(SimulatedWorker):
-        def multiply(self, requests):
-            answers = super().multiply(requests)
+        def multiply_masked(self, requests):
+            answers = super().multiply_masked(requests)
             answers[0].values[0, 0] ^= 1
             return answers
 
@@ -281,7 +283,7 @@ def test_a_worker_that_lies_is_named_and_the_step_is_not_taken(source, tmp_path)
     session = house.open()
 
     with pytest.raises(WrongProductError, match="masked-0"):
-        session.step(0)
+        session.train_turn(0)
 
     assert session.server._trainer.num_steps == 0
     session.die()

@@ -42,7 +42,7 @@ def house(tpm, source, tmp_path):
 
 def write_policy(tpm, folder):
     with open_tpm(tpm.address) as device, TpmAttester(device) as attester:
-        evidence = attester.evidence(Binding(b"\1" * 32, b"\2" * 32, b"\3" * 32))
+        evidence = attester.make_evidence(Binding(b"\1" * 32, b"\2" * 32, b"\3" * 32))
         name = parse_public(attester.ak_public).name.hex()
         lines = ["[tpm]", f'ak_names = ["{name}"]', "[tpm.measurements]"]
         lines += [f'"{one}" = ["{value}"]' for one, value in inspect_evidence(evidence).items()]
@@ -58,7 +58,7 @@ def test_a_session_on_a_tpm_trains_what_any_other_does_and_goes_on_after_a_crash
     step, number, blob = session.lead.keep()
     kept = bytes(blob)
     session.lead.settle(number)
-    assert session.lead.parties[1].appraisal.claims.kind == "tpm"
+    assert session.lead.parties[1].latest_appraisal.claims.kind == "tpm"
     session.die()
 
     with house.open() as again:

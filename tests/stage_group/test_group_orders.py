@@ -7,7 +7,7 @@ from phalanx.errors import ConfigError, FrameError
 from phalanx.models import LoraConfig, PrefixConfig, PromptEncoderConfig, open_model
 from phalanx.pipeline import PartyLayout, RowPrivacy
 from phalanx.stage_group.group import check_plan
-from phalanx.stage_group.orders import GroupCommand, cargo_of, read_order
+from phalanx.stage_group.orders import GroupCommand, describe_tensor, read_order
 from phalanx.testing.tiny import tiny_run
 from phalanx.train.setup.layout import make_plan
 
@@ -21,7 +21,7 @@ def test_what_is_no_order_is_refused(line):
 
 
 def test_an_order_comes_back_as_it_was_given():
-    cargo = {"x": cargo_of(torch.zeros(2, 3)), "gradient": cargo_of(torch.zeros(1, dtype=torch.bfloat16))}
+    cargo = {"x": describe_tensor(torch.zeros(2, 3)), "gradient": describe_tensor(torch.zeros(1, dtype=torch.bfloat16))}
     order = GroupCommand(deed="recompute", copy_id=4, step=7, microbatch=2, cargo=cargo, dropped=(1, 3))
 
     assert read_order(order.model_dump_json().encode()) == order

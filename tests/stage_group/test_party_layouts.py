@@ -10,7 +10,7 @@ from phalanx.errors import ConfigError, StaleReplicaError, TrainingError
 from phalanx.models import LoraConfig, PrefixConfig, open_model
 from phalanx.pipeline import GuardConfig, PartyLayout, StageCopy
 from phalanx.pipeline.worker.worker_file import load_worker
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.stage_group import open_group
 from phalanx.stage_group.group import check_plan
 from phalanx.stage_group.state_shards import keepers_of
@@ -52,7 +52,7 @@ def plan(plan_of):
 def open_ranks(tmp_path, fork_server):
     """Starts the ranks of a layout; returns what puts them in the place of a plain copy."""
     create_authority(tmp_path)
-    identity = str(issue(tmp_path, "worker-1"))
+    identity = str(issue_certificate(tmp_path, "worker-1"))
     with contextlib.ExitStack() as stack:
         stack.enter_context(forked_workers(fork_server))
 
@@ -68,7 +68,7 @@ def open_ranks(tmp_path, fork_server):
 def drawn(copy, seed):
     """A state of a copy, after three steps."""
     generator = torch.Generator().manual_seed(seed)
-    state = {name: torch.randn(one.shape, generator=generator) * 0.2 for name, one in copy.state().items()}
+    state = {name: torch.randn(one.shape, generator=generator) * 0.2 for name, one in copy.state_tensors().items()}
     return {name: one.abs() if name.startswith("exp_avg_sq/") else one for name, one in state.items()}
 
 
@@ -91,76 +91,76 @@ def step_of(copy, plan, step):
         sent[f"y{number}"] = runner.forward(step, number, x)
     for number, (_, gradient) in enumerate(inputs):
         sent[f"x{number}"] = runner.backward(step, number, gradient)
-    y, x_gradient = runner.recompute(step, 0, *inputs[0])
+    y, x_gradient = runner.recompute_microbatch(step, 0, *inputs[0])
     assert torch.equal(y, sent["y0"])
     assert torch.equal(x_gradient, sent["x0"])
-    assert torch.equal(runner.recompute(step, 0, inputs[0][0], None)[0], sent["y0"])
-    return sent, runner.gradients()
+    assert torch.equal(runner.recompute_microbatch(step, 0, inputs[0][0], None)[0], sent["y0"])
+    return sent, runner.take_gradients()
 
 
 def behaves_as_a_plain_copy(plan, group):
-    plain, shared = StageCopy.empty(plan, 1), group.wrap(StageCopy.empty(plan, 1), True)
+    plain, shared = StageCopy.build_empty(plan, 1), group.wrap_copy(StageCopy.build_empty(plan, 1), True)
     state = drawn(plain, 0)
     for copy in (plain, shared):
-        copy.load(state, 3)
-    assert shared.digest() == plain.digest()
+        copy.load_tensors(state, 3)
+    assert shared.compute_digest() == plain.compute_digest()
 
     for step in (3, 4):
         expected, gradients = step_of(plain, plan, step)
         sent, found = step_of(shared, plan, step)
         close(sent, expected)
         close(found, gradients)
-        shared.runner.abandon()
+        shared.runner.abandon_step()
         # of one gradient both make one state, bit for bit
         for copy in (plain, shared):
-            copy.apply(step, gradients, 0.7)
-        assert shared.digest() == plain.digest()
-        assert all(torch.equal(shared.state()[name], one) for name, one in plain.state().items())
-    shared.rewind(4)
-    plain.rewind(4)
-    assert (shared.step, shared.digest()) == (4, plain.digest())
+            copy.apply_update(step, gradients, 0.7)
+        assert shared.compute_digest() == plain.compute_digest()
+        assert all(torch.equal(shared.state_tensors()[name], one) for name, one in plain.state_tensors().items())
+    shared.rewind_to(4)
+    plain.rewind_to(4)
+    assert (shared.step_count, shared.compute_digest()) == (4, plain.compute_digest())
     assert torch.equal(step_of(shared, plan, 4)[0]["y1"], sent["y1"])
-    shared.runner.abandon()
+    shared.runner.abandon_step()
     with pytest.raises(StaleReplicaError, match="the state of step 2 is not saved"):
-        shared.rewind(2)
-    assert shared.digest() == plain.digest()
+        shared.rewind_to(2)
+    assert shared.compute_digest() == plain.compute_digest()
     return plain, shared
 
 
 def undoes_and_refuses_as_a_plain_copy(plain, shared):
-    gradients = {name: torch.ones_like(one) for name, one in plain.module.trainable().items()}
-    before = shared.digest()
+    gradients = {name: torch.ones_like(one) for name, one in plain.module.trainable_parameters().items()}
+    before = shared.compute_digest()
     for copy in (plain, shared):
-        copy.optimizer.snapshot()
-        copy.apply(copy.step, gradients, 1.0)
-    assert shared.digest() == plain.digest() != before
+        copy.optimizer.keep_snapshot()
+        copy.apply_update(copy.step_count, gradients, 1.0)
+    assert shared.compute_digest() == plain.compute_digest() != before
     undo = plain.optimizer.undo_state()
     assert all(torch.equal(one, undo[name]) for name, one in shared.optimizer.undo_state().items())
     # what is written by hand counts
     for copy in (plain, shared):
-        copy.optimizer.restore()
-        copy.load_weights({name: one * 2 for name, one in copy.weights().items()})
-        copy.apply(copy.step, gradients, 1.0)
-    assert shared.digest() == plain.digest()
-    after = shared.digest()
+        copy.optimizer.restore_snapshot()
+        copy.load_weights({name: one * 2 for name, one in copy.weight_tensors().items()})
+        copy.apply_update(copy.step_count, gradients, 1.0)
+    assert shared.compute_digest() == plain.compute_digest()
+    after = shared.compute_digest()
     name = next(iter(gradients))
     with pytest.raises(TrainingError, match="no gradient for"):
         shared.optimizer.step({other: one for other, one in gradients.items() if other != name}, 0.1, 1.0)
     with pytest.raises(TrainingError, match="must be finite"):
         shared.optimizer.step(gradients, float("nan"), 1.0)
-    assert shared.digest() == after
+    assert shared.compute_digest() == after
 
 
-@pytest.mark.parametrize("layout", QUICK, ids=lambda one: one.label)
+@pytest.mark.parametrize("layout", QUICK, ids=lambda one: one.short_description)
 def test_ranks_are_one_copy(plan, open_ranks, layout):
     plain, shared = behaves_as_a_plain_copy(plan, open_ranks(layout))
     undoes_and_refuses_as_a_plain_copy(plain, shared)
 
-    assert (shared.step, shared.digest()) == (plain.step, plain.digest())
+    assert (shared.step_count, shared.compute_digest()) == (plain.step_count, plain.compute_digest())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", REST, ids=lambda one: one.label)
+@pytest.mark.parametrize("layout", REST, ids=lambda one: one.short_description)
 def test_ranks_of_every_layout_are_one_copy(plan, open_ranks, layout):
     plain, shared = behaves_as_a_plain_copy(plan, open_ranks(layout))
     undoes_and_refuses_as_a_plain_copy(plain, shared)
@@ -185,7 +185,7 @@ ADAPTERS = {
         # a sum of numbers of 3, was 2.9e-6 away
         if layout.cp == 1 or kind == "dora" or (kind == "lora" and layout.context != "ring")
     ],
-    ids=lambda one: one if isinstance(one, str) else one.label,
+    ids=lambda one: one if isinstance(one, str) else one.short_description,
 )
 def test_ranks_have_an_adapter_and_the_frozen_weights_beside_it_as_one_copy_does(plan_of, open_ranks, kind, layout):
     plan = plan_of(adapter=ADAPTERS[kind])
@@ -193,8 +193,8 @@ def test_ranks_have_an_adapter_and_the_frozen_weights_beside_it_as_one_copy_does
     plain, shared = behaves_as_a_plain_copy(plan, open_ranks(layout))
 
     undoes_and_refuses_as_a_plain_copy(plain, shared)
-    assert any(name.startswith("frozen/") for name in shared.state())
-    assert (shared.step, shared.digest()) == (plain.step, plain.digest())
+    assert any(name.startswith("frozen/") for name in shared.state_tensors())
+    assert (shared.step_count, shared.compute_digest()) == (plain.step_count, plain.compute_digest())
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_ranks_have_an_adapter_and_the_frozen_weights_beside_it_as_one_copy_does
         pytest.param(PartyLayout(cp=2), marks=pytest.mark.slow),
         pytest.param(PartyLayout(dp=2, tp=2), marks=pytest.mark.slow),
     ],
-    ids=lambda one: one.label,
+    ids=lambda one: one.short_description,
 )
 def test_ranks_attend_inside_documents_as_one_copy_does(plan_of, open_ranks, layout):
     plan = plan_of("document")
@@ -212,7 +212,7 @@ def test_ranks_attend_inside_documents_as_one_copy_does(plan_of, open_ranks, lay
 
     plain, shared = behaves_as_a_plain_copy(plan, open_ranks(layout))
 
-    assert (shared.step, shared.digest()) == (plain.step, plain.digest())
+    assert (shared.step_count, shared.compute_digest()) == (plain.step_count, plain.compute_digest())
 
 
 def test_a_ring_of_ranks_that_would_have_to_attend_inside_documents_is_refused(plan_of):

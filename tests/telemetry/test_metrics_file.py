@@ -16,13 +16,13 @@ def path(tmp_path):
 def write_steps(path, steps):
     with MetricsFile(path) as metrics:
         for step in steps:
-            metrics.append({"step": step, "loss": 1.0 / step})
+            metrics.append_record({"step": step, "loss": 1.0 / step})
 
 
 def test_each_step_is_one_line_that_can_be_read_at_once(path):
     metrics = MetricsFile(path)
 
-    metrics.append({"step": 1, "loss": 2.5, "bytes": {"owner>worker-1": 10}})
+    metrics.append_record({"step": 1, "loss": 2.5, "bytes": {"owner>worker-1": 10}})
 
     assert read_metrics(path) == [{"step": 1, "loss": 2.5, "bytes": {"owner>worker-1": 10}}]
     metrics.close()
@@ -35,7 +35,7 @@ def test_resume_drops_later_steps_and_half_a_line(path):
 
     metrics = MetricsFile(path)
     metrics.truncate_after(4)
-    metrics.append({"step": 5, "loss": 0.5})
+    metrics.append_record({"step": 5, "loss": 0.5})
     metrics.close()
 
     assert [record["step"] for record in read_metrics(path)] == [1, 2, 3, 4, 5]
@@ -54,14 +54,14 @@ def test_half_a_line_of_any_length_never_joins_the_next_one(tmp_path_factory, cu
     path.write_text(json.dumps({"step": 1, "filler": "x" * filler}) + "\n" + "y" * cut)
 
     with MetricsFile(path) as metrics:
-        metrics.append({"step": 2})
+        metrics.append_record({"step": 2})
 
     assert [record["step"] for record in read_metrics(path)] == [1, 2]
 
 
 def test_a_loss_that_is_not_finite_is_null_and_named(path):
     with MetricsFile(path) as metrics:
-        metrics.append({"step": 1, "loss": float("nan"), "phases": {"forward": float("inf")}})
+        metrics.append_record({"step": 1, "loss": float("nan"), "phases": {"forward": float("inf")}})
 
     assert read_metrics(path) == [
         {"step": 1, "loss": None, "phases": {"forward": None}, "non_finite": ["loss", "phases.forward"]}
@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_is_null_and_named(path):
 @pytest.mark.parametrize("record", [{}, {"step": "1"}, {"step": True}, {"step": 1, "loss": b"1"}])
 def test_a_record_that_is_not_a_step_of_json_data_is_refused(path, record):
     with pytest.raises(InputError):
-        MetricsFile(path).append(record)
+        MetricsFile(path).append_record(record)
 
     assert not path.exists()
 

@@ -119,11 +119,11 @@ class Shown:
     def __init__(self, *rows):
         self.parties, self.changed, self.asked = rows, list(rows), 0
 
-    def rows(self):
+    def party_rows(self):
         self.asked += 1
         return self.parties
 
-    def news(self):
+    def changed_rows(self):
         found, self.changed = self.changed, []
         return found
 
@@ -133,8 +133,8 @@ def test_on_a_terminal_the_parties_stand_above_the_bar_and_nothing_of_them_is_pr
     console = Console(file=text, force_terminal=True, width=120, color_system=None)
 
     with ProgressDisplay(10, console=console) as display:
-        display.show(Shown(ALICE))
-        display.update(3, StepReading(1.0, 2.0))
+        display.show_parties(Shown(ALICE))
+        display.show_step(3, StepReading(1.0, 2.0))
 
     drawn = text.getvalue()
     assert "serving 1 2, shadowing 3" in drawn
@@ -145,9 +145,9 @@ def test_where_there_is_no_terminal_a_party_is_told_of_when_it_changes():
     text = io.StringIO()
     shown = Shown(ALICE)
     with ProgressDisplay(10, every=1, console=Console(file=text, width=200)) as display:
-        display.show(shown)
+        display.show_parties(shown)
         for step in (1, 2, 3):
-            display.update(step, StepReading(1.0, 2.0))
+            display.show_step(step, StepReading(1.0, 2.0))
 
     assert text.getvalue().count("alice  serving 1 2") == 1
     assert shown.asked == 0

@@ -31,7 +31,7 @@ def test_without_a_terminal_every_nth_step_is_one_plain_line():
 
     with ProgressDisplay(20, every=10, console=console, clock=FakeClock(0.0)) as progress:
         for step in range(1, 21):
-            progress.update(step, READING)
+            progress.show_step(step, READING)
 
     lines = console.file.getvalue().splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step 1/20", "step 10/20", "step 20/20"]
@@ -43,7 +43,7 @@ def times_left(total, start, ends):
     console, clock = plain(), FakeClock(*ends)
     with ProgressDisplay(total, start, every=1, console=console, clock=clock) as progress:
         for number, _ in enumerate(ends, start=start + 1):
-            progress.update(number, READING)
+            progress.show_step(number, READING)
     found = console.file.getvalue().splitlines()
     return [line.rpartition("  ")[2].removesuffix(" left") for line in found]
 
@@ -71,7 +71,7 @@ def test_a_run_that_goes_back_is_timed_anew():
     console, clock = plain(), FakeClock(0.0, 1.0, 500.0, 502.0)
     with ProgressDisplay(10, every=1, console=console, clock=clock) as progress:
         for step in (1, 2, 1, 2):
-            progress.update(step, READING)
+            progress.show_step(step, READING)
 
     assert [line.rpartition("  ")[2] for line in console.file.getvalue().splitlines()] == [
         "",
@@ -89,9 +89,9 @@ def test_on_a_terminal_the_bar_shows_the_reading_and_messages_above_it():
     console = terminal()
 
     with ProgressDisplay(2, console=console) as progress:
-        progress.update(1, READING)
-        progress.message("worker-1 (stage 1) evicted", "eviction")
-        progress.update(2, READING)
+        progress.show_step(1, READING)
+        progress.print_message("worker-1 (stage 1) evicted", "eviction")
+        progress.show_step(2, READING)
 
     shown = console.file.getvalue()
     assert "2/2" in shown
@@ -104,7 +104,7 @@ def test_a_hostile_name_cannot_move_the_cursor_or_write_markup(make_console):
     console = make_console()
 
     with ProgressDisplay(1, console=console) as progress:
-        progress.message("\x1b]0;owned\x07[red]worker\u202e\nstep 9/9\x9b2J", "alarm")
+        progress.print_message("\x1b]0;owned\x07[red]worker\u202e\nstep 9/9\x9b2J", "alarm")
 
     shown = console.file.getvalue()
     assert "?]0;owned?[red]worker??step 9/9?2J" in shown
@@ -114,7 +114,7 @@ def test_a_step_that_was_not_finite_is_shown_as_such():
     console = plain()
 
     with ProgressDisplay(1, console=console) as progress:
-        progress.update(1, StepReading(loss=float("nan"), tokens_per_s=0.0))
+        progress.show_step(1, StepReading(loss=float("nan"), tokens_per_s=0.0))
 
     assert "loss nan" in console.file.getvalue()
 
@@ -126,7 +126,7 @@ def test_no_figure_is_cut_on_a_narrow_terminal(width):
     reading = StepReading(loss=2.5, tokens_per_s=123456.0, audits=1234, alarms=12, epsilon=1.25)
 
     with ProgressDisplay(20_000, console=console) as display:
-        display.update(12_345, reading)
+        display.show_step(12_345, reading)
 
     drawn = text.getvalue()
     assert "…" not in drawn
@@ -139,7 +139,7 @@ def test_a_run_without_a_guard_speaks_of_no_audits_and_a_federated_one_of_rounds
     shown = ShownProgress("round", has_guard=False)
 
     with ProgressDisplay(3, shown=shown, console=Console(file=text, width=120)) as display:
-        display.update(1, READING)
+        display.show_step(1, READING)
 
     assert text.getvalue().startswith("round 1/3  loss 2.5000  1,234 tokens/s")
     assert "audits" not in text.getvalue() and "alarms" not in text.getvalue()

@@ -13,7 +13,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from phalanx.config import open_own_code
-from phalanx.config.own_code import pinned
+from phalanx.config.own_code import pin_reference
 from phalanx.errors import ConfigError
 from phalanx.telemetry import CurveWriter, Histogram, TensorBoardWriter, open_tracking
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, SinkConfig, TrackedRun, check_sinks
@@ -45,7 +45,7 @@ class Notes:
 
 def own(tmp_path, text, name="Notes", **keys):
     (tmp_path / "mine.py").write_text(text)
-    return OwnSinkConfig(kind=pinned(f"mine.py:{name}", tmp_path), **keys)
+    return OwnSinkConfig(kind=pin_reference(f"mine.py:{name}", tmp_path), **keys)
 
 
 @pytest.fixture

@@ -6,7 +6,16 @@ import torch
 from phalanx.data import IGNORE
 from phalanx.errors import ConfigError
 from phalanx.pipeline.protocol.messages import Activation, Commit, UpdateReport
-from phalanx.testing import Actor, MemoryCompany, OutgoingMessage, crash_at, only, random_batch, tampering, tiny_run
+from phalanx.testing import (
+    Actor,
+    MemoryCompany,
+    OutgoingMessage,
+    crash_at,
+    random_batch,
+    rewrite_only,
+    tampering,
+    tiny_run,
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +29,7 @@ def test_two_simulations_of_one_run_end_with_the_same_bits_and_other_keys(tmp_pa
         with MemoryCompany(tiny_run(), tmp_path / name, cache=cache) as company:
             company.run(2)
             digests.append(company.weights_digest())
-            keys.append(company.identity("worker-1").public)
+            keys.append(company.party_identity("worker-1").public)
 
     assert digests[0] == digests[1]
     assert keys[0] != keys[1]
@@ -35,10 +44,10 @@ def test_steps_go_on_where_the_last_call_ended(tmp_path, cache):
 
 def test_everybody_goes_home_at_the_end(tmp_path, cache):
     with MemoryCompany(tiny_run(), tmp_path, cache=cache) as company:
-        assert company.is_alive("worker-1")
+        assert company.is_worker_alive("worker-1")
 
-    assert not company.is_alive("worker-1")
-    assert not company.is_alive("worker-2")
+    assert not company.is_worker_alive("worker-1")
+    assert not company.is_worker_alive("worker-2")
     assert company.errors == {}
 
 
@@ -69,7 +78,7 @@ def test_letters_can_be_delayed_and_the_step_still_ends(tmp_path, cache):
         leaving, held[:] = list(held), []
         return leaving
 
-    actor = Actor(rewrite=only(Activation, first_one_late))
+    actor = Actor(rewrite=rewrite_only(Activation, first_one_late))
     with MemoryCompany(tiny_run(4), tmp_path, {"worker-1": actor}, cache=cache) as company:
         results = company.run(2)
 
@@ -83,7 +92,9 @@ def test_a_rewrite_of_one_kind_sees_no_other(tmp_path, cache):
         seen.append(message.kind)
         return [outgoing]
 
-    with MemoryCompany(tiny_run(3), tmp_path, {"worker-1": Actor(rewrite=only(Commit, note))}, cache=cache) as company:
+    with MemoryCompany(
+        tiny_run(3), tmp_path, {"worker-1": Actor(rewrite=rewrite_only(Commit, note))}, cache=cache
+    ) as company:
         company.run(2)
 
     assert seen == ["commit", "commit"]
@@ -92,10 +103,10 @@ def test_a_rewrite_of_one_kind_sees_no_other(tmp_path, cache):
 def test_a_killed_worker_is_dead_and_the_run_is_not(tmp_path, cache):
     with MemoryCompany(tiny_run(), tmp_path, cache=cache) as company:
         company.run(1)
-        company.kill("worker-2")
+        company.kill_worker("worker-2")
         company.run(1)
 
-        assert not company.is_alive("worker-2")
+        assert not company.is_worker_alive("worker-2")
         assert company.lost == ["worker-2"]
 
 
@@ -125,13 +136,13 @@ def test_a_letter_to_oneself_is_signed_for_the_books_and_not_sent(tmp_path, cach
         own = OutgoingMessage("worker-1", message, bytes(len(outgoing.payload)))
         return [outgoing, own] if (message.step, message.direction) == (1, "forward") else [outgoing]
 
-    actors = {"worker-1": Actor(rewrite=only(Activation, keep_another))}
+    actors = {"worker-1": Actor(rewrite=rewrite_only(Activation, keep_another))}
     with MemoryCompany(tiny_run(), tmp_path, actors, cache=cache) as company:
         company.run(2)
 
     # the commitment speaks of the zeros that were signed last, the link of what was sent
     assert [(v.party, v.step, v.offence) for v in company.verdicts] == [("worker-1", 1, "equivocation")]
-    assert company.bodies("fault") == []
+    assert company.event_bodies("fault") == []
 
 
 def test_a_letter_can_be_given_other_words(tmp_path):

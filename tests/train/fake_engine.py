@@ -20,15 +20,15 @@ class CountingLoader:
     def __init__(self):
         self.number = 0
 
-    def next(self):
+    def next_batch(self):
         self.number += 1
         ids = torch.full((8, 16), self.number)
         return Batch(ids, ids, tuple(range(8)))
 
-    def state(self):
+    def position_state(self):
         return {"number": self.number}
 
-    def load_state(self, state):
+    def load_position(self, state):
         self.number = state["number"]
 
 
@@ -45,10 +45,10 @@ class FakeEngine:
         self.start = 0
         self.asked = []
         self.seen = []
-        self.engine = self.trained = self
+        self.engine = self.trained_model = self
 
     @contextlib.contextmanager
-    def prepare(self, context):
+    def prepare_setup(self, context):
         self.context = context
         self.material = RunMaterial(
             SimpleNamespace(),
@@ -59,42 +59,42 @@ class FakeEngine:
         yield self
         self.asked.append("sent home")
 
-    def recover(self, savepoint):
+    def recover_state(self, savepoint):
         self.asked.append("recover")
 
     @contextlib.contextmanager
-    def open(self, opening):
+    def open_engine(self, opening):
         self.asked.append(f"open at {opening.start}")
         self.opening = opening
         self.start = opening.start
-        self.context.opening(opening.recorder, opening.start, self.material.loader, {"kind_of_engine": "fake"})
+        self.context.log_opening(opening.recorder, opening.start, self.material.loader, {"kind_of_engine": "fake"})
         self.saver = PlainSaver(
             lambda: iter([Shard(0, {"weight/x": torch.zeros(2)}, len(self.seen))]),
             opening.savepoint,
-            self.context.observer(opening.recorder),
+            self.context.make_observer(opening.recorder),
         )
         yield self
 
-    def step(self, step, inputs):
+    def train_turn(self, step, inputs):
         if step in self.failures:
             raise self.failures.pop(step)
         self.seen.append((step, int(inputs.ids[0][0, 0])))
-        return StepResult(step, 2.0, inputs.num_targets, 1.0, {}, {}, inputs.digest(), None)
+        return StepResult(step, 2.0, inputs.num_targets, 1.0, {}, {}, inputs.batch_digest(), None)
 
     @property
     def num_steps(self):
         return self.seen[-1][0] + 1 if self.seen else self.start
 
-    def measure(self, sets):
+    def measure_sets(self, sets):
         return [self.perplexities.get(self.num_steps, 3.0) + number for number, _ in enumerate(sets)]
 
-    def settle(self):
+    def settle_steps(self):
         self.asked.append("settle")
 
-    def go_back(self, reason):
+    def return_to_checkpoint(self, reason):
         opening = self.opening
-        return opening.savepoint.rewind(opening.savepoint.open(), opening.metrics)
+        return opening.savepoint.rewind_run(opening.savepoint.open_newest(), opening.metrics)
 
-    def finish(self):
+    def record_end(self):
         self.context.figures.final_weights_digest = "00" * 32
-        self.opening.recorder.observe("run_completed", {"final_weights_digest": "00" * 32})
+        self.opening.recorder.observe_event("run_completed", {"final_weights_digest": "00" * 32})

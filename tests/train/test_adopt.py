@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import weights_digest
 from phalanx.optimizers import learning_rate
@@ -26,7 +26,7 @@ def stopped_once():
 @pytest.fixture
 def stopped(make_run, quietly, tmp_path, tmp_path_factory, monkeypatch, stopped_once):
     """A copy of a run in two stages that was stopped after its checkpoint of step 4."""
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == 5:
@@ -37,7 +37,7 @@ def stopped(make_run, quietly, tmp_path, tmp_path_factory, monkeypatch, stopped_
         if overrides not in stopped_once:
             home = tmp_path_factory.mktemp("stopped") / "run"
             with monkeypatch.context() as patch:
-                patch.setattr(hooks.RunHooks, "save", stop)
+                patch.setattr(hooks.RunHooks, "save_if_due", stop)
                 quietly(make_run(*overrides), home)
             stopped_once[overrides] = home
         shutil.copytree(stopped_once[overrides], tmp_path / "old", symlinks=True)
@@ -48,14 +48,14 @@ def stopped(make_run, quietly, tmp_path, tmp_path_factory, monkeypatch, stopped_
 
 def test_a_run_is_trained_longer_where_another_one_ended(make_run, quietly, trained_once, tmp_path):
     shorter, old = trained_once
-    before = tensors(PastRun(old).open())
+    before = tensors(PastRun(old).open_verified())
 
     summary = quietly(make_run("train.steps=9", "checkpoint.keep=9"), tmp_path / "new", from_run=old)
 
     assert (shorter["steps"], summary["resumed_from"], summary["steps"]) == (6, 6, 9)
     assert "train.steps: 6 -> 9. Steps before 6 stay unchanged." in summary["shown"]
     past = PastRun(tmp_path / "new")
-    after = tensors(past.open(6))
+    after = tensors(past.open_verified(6))
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
     events = [json.loads(line) for line in (tmp_path / "new" / "events.jsonl").read_text().splitlines()]
@@ -89,7 +89,7 @@ def test_resuming_with_other_keys_names_them_and_the_way_to_train_on(make_run, t
 
 
 def tensors(checkpoint):
-    return {name: checkpoint.tensor(name) for name in sorted(checkpoint.names())}
+    return {name: checkpoint.read_tensor(name) for name in sorted(checkpoint.stages_by_tensor())}
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ def tensors(checkpoint):
 def test_a_run_goes_on_in_other_stages_with_every_bit_that_it_had(
     make_run, quietly, trained_once, stopped, tmp_path, overrides
 ):
-    before = tensors(PastRun(stopped()).open())
+    before = tensors(PastRun(stopped()).open_verified())
 
     summary = quietly(make_run(*overrides, "checkpoint.keep=9"), tmp_path / "new", from_run=tmp_path / "old")
 
     past = PastRun(tmp_path / "new")
-    first = past.open(4)
+    first = past.open_verified(4)
     assert len(first.stages) == int(overrides[0][-1])
     after = tensors(first)
     assert before.keys() == after.keys()
@@ -124,13 +124,13 @@ def test_a_run_goes_on_in_other_stages_with_every_bit_that_it_had(
 
 def test_adapters_go_on_in_other_stages_and_hold_no_frozen_weight(make_run, quietly, stopped, tmp_path):
     adapter = "model.adapter={rank=2}"
-    old = PastRun(stopped(adapter)).open()
+    old = PastRun(stopped(adapter)).open_verified()
 
     quietly(make_run(adapter, "pipeline.stages=1", "checkpoint.keep=9"), tmp_path / "new", from_run=tmp_path / "old")
 
-    new = PastRun(tmp_path / "new").open(4)
-    assert all(".lora_" in name for name in new.names())
-    assert all(old.tensor(name).equal(new.tensor(name)) for name in old.names())
+    new = PastRun(tmp_path / "new").open_verified(4)
+    assert all(".lora_" in name for name in new.stages_by_tensor())
+    assert all(old.read_tensor(name).equal(new.read_tensor(name)) for name in old.stages_by_tensor())
     assert old.state["base"] == new.state["base"]
 
 
@@ -173,7 +173,7 @@ def test_an_adoption_that_was_interrupted_does_not_begin_from_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(savepoint.Savepoint, "write", crash)
+        patch.setattr(savepoint.Savepoint, "write_checkpoint", crash)
         quietly(make_run(), tmp_path / "new", from_run=tmp_path / "old")
 
     with pytest.raises(CheckpointError, match="--from was interrupted"):
@@ -267,10 +267,12 @@ def test_an_adapter_is_exported_for_peft_or_merged(cache, stopped, tmp_path):
     torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", [(), ("pipeline.stages=4",)], ids=["two stages", "with workers"])
+@pytest.mark.parametrize(
+    "engine", [(), pytest.param(("pipeline.stages=4",), marks=pytest.mark.slow)], ids=["two stages", "with workers"]
+)
 def test_stages_begin_with_the_adapter_whose_directory_the_run_file_names(make_run, quietly, stopped, tmp_path, engine):
     home = stopped("model.adapter={rank=2, alpha=6}")
-    trained = PastRun(home).open(4)
+    trained = PastRun(home).open_verified(4)
     assert command_line(["checkpoint", "export", str(home), str(tmp_path / "adapter")]) == 0
     named = f"model.adapter={{rank=2, alpha=6, path='{tmp_path / 'adapter'}'}}"
 
@@ -278,10 +280,10 @@ def test_stages_begin_with_the_adapter_whose_directory_the_run_file_names(make_r
     begun = make_run(named, "optimizer.lr=1e-30", "train.steps=1", "checkpoint.every=1", *engine)
     summary = quietly(begun, tmp_path / "new")
 
-    found = PastRun(tmp_path / "new").open(1)
-    names = [name for name in trained.names() if name.startswith("weight/")]
-    assert sorted(name for name in found.names() if name.startswith("weight/")) == sorted(names)
-    assert all(found.tensor(name).equal(trained.tensor(name)) for name in names)
+    found = PastRun(tmp_path / "new").open_verified(1)
+    names = [name for name in trained.stages_by_tensor() if name.startswith("weight/")]
+    assert sorted(name for name in found.stages_by_tensor() if name.startswith("weight/")) == sorted(names)
+    assert all(found.read_tensor(name).equal(trained.read_tensor(name)) for name in names)
     assert summary["false_accusations"] == 0
 
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import FrameError
 from phalanx.split import SplitConfig
 from phalanx.split.channel import turn_messages as ask
-from phalanx.train.records.record import in_words
+from phalanx.train.records.record import describe_event
 from phalanx.train.sessions.split_parties import APPRAISED, EVIDENCE_REFUSED, AppraisedClients
 
 TPM = {"tpm": {"ak_names": ["00ff"], "measurements": {"sha256.0": ["cd" * 32]}}}
@@ -25,7 +25,7 @@ SPLIT = SplitConfig.model_validate_json(
         }
     )
 )
-POLICY = digest(SPLIT.client_policies["north"])
+POLICY = digest_config(SPLIT.client_policies["north"])
 
 
 def word(policy=POLICY, client="north"):
@@ -40,13 +40,13 @@ def made():
 def test_an_appraisal_is_recorded_with_its_policy_and_lets_the_run_begin():
     clients, seen = made()
 
-    assert clients.aside(word())
+    assert clients.take_appraisal(word())
 
-    clients.check()
+    clients.check_all_appraised()
     facts = {"evidence": "tpm", "policy": POLICY, "device": "", "measurements": {"sha256.0": "cd"}}
     assert clients.facts == {"north": facts}
     assert seen == [(APPRAISED, {"client": "north", **facts})]
-    assert in_words(*seen[0])[1] == f"the enclave appraised north: tpm evidence, by policy {POLICY[:16]}"
+    assert describe_event(*seen[0])[1] == f"the enclave appraised north: tpm evidence, by policy {POLICY[:16]}"
 
 
 @pytest.mark.parametrize(
@@ -61,10 +61,10 @@ def test_an_appraisal_is_recorded_with_its_policy_and_lets_the_run_begin():
 def test_without_the_enclaves_word_on_every_client_with_a_policy_nothing_is_trained(words):
     clients, _ = made()
     for one in words:
-        clients.aside(one)
+        clients.take_appraisal(one)
 
     with pytest.raises(FrameError, match="north: is ready, but the enclave reported no evidence"):
-        clients.check()
+        clients.check_all_appraised()
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_word_of_a_client_without_a_policy_is_refused_and_leaves_no_trace(told):
     clients, seen = made()
 
     with pytest.raises(FrameError, match=r"expected north, of which split\.client_policies has a policy"):
-        clients.aside(told)
+        clients.take_appraisal(told)
 
     assert (clients.facts, seen) == ({}, [])
 
@@ -84,8 +84,8 @@ def test_word_of_a_client_without_a_policy_is_refused_and_leaves_no_trace(told):
 def test_a_refusal_is_recorded_with_its_reason():
     clients, seen = made()
 
-    assert clients.aside(ask.ClientEvidenceRefused(client="north", reason="missing_evidence"))
+    assert clients.take_appraisal(ask.ClientEvidenceRefused(client="north", reason="missing_evidence"))
 
     assert seen == [(EVIDENCE_REFUSED, {"client": "north", "reason": "missing_evidence"})]
-    assert "ignores north" in in_words(*seen[0])[1]
-    assert not clients.aside(ask.Conclude())
+    assert "ignores north" in describe_event(*seen[0])[1]
+    assert not clients.take_appraisal(ask.Conclude())

@@ -7,7 +7,7 @@ import pytest
 from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.pipeline import GuardConfig
 from phalanx.train.saving import checkpoint_rollback
-from phalanx.train.saving.checkpoint_rollback import Fallback
+from phalanx.train.saving.checkpoint_rollback import CheckpointRollback
 
 REASON = NoHolderError("stage 1: worker-1 is lost and had no shadow")
 DIGESTS = {1: "the state of stage 1"}
@@ -18,7 +18,7 @@ class Run:
 
     def __init__(self, guard, checkpoint="checkpoint 4"):
         self.log, self.checkpoint, self.next_step = [], checkpoint, 7
-        self.fallback = Fallback(
+        self.fallback = CheckpointRollback(
             source=None,
             plan=SimpleNamespace(guard=guard),
             savepoint=self,
@@ -27,16 +27,16 @@ class Run:
             observe=lambda kind, body: self.log.append((kind, body)),
         )
 
-    def drop(self):
+    def drop_collection(self):
         self.log.append("dropped")
 
-    def open(self):
+    def open_newest(self):
         self.log.append("opened")
         if isinstance(self.checkpoint, Exception):
             raise self.checkpoint
         return self.checkpoint
 
-    def rewind(self, checkpoint, metrics):
+    def rewind_run(self, checkpoint, metrics):
         self.log.append(("rewound", checkpoint, metrics))
         return 4
 
@@ -50,7 +50,7 @@ def library(monkeypatch):
         def __init__(self, source, plan, checkpoint):
             self.checkpoint = checkpoint
 
-        def digests(self):
+        def stage_digests(self):
             return DIGESTS
 
     monkeypatch.setattr(checkpoint_rollback, "StageLibrary", Library)
@@ -59,7 +59,7 @@ def library(monkeypatch):
 def test_the_run_begins_anew_with_the_states_of_the_checkpoint_and_counts_what_is_lost():
     run = Run(GuardConfig())
 
-    assert run.fallback.go_back(run, REASON) == 4
+    assert run.fallback.restart_from_checkpoint(run, REASON) == 4
     assert run.log == [
         # what is still being written is of steps that are undone
         "dropped",
@@ -74,7 +74,7 @@ def test_without_a_checkpoint_the_reason_itself_ends_the_run():
     run = Run(GuardConfig(), checkpoint=None)
 
     with pytest.raises(NoHolderError) as raised:
-        run.fallback.go_back(run, REASON)
+        run.fallback.restart_from_checkpoint(run, REASON)
 
     assert raised.value is REASON
     assert run.log == ["dropped", "opened"]
@@ -84,7 +84,7 @@ def test_without_a_guard_no_checkpoint_is_known_to_be_right_and_none_is_opened()
     run = Run(GuardConfig(mode="off"))
 
     with pytest.raises(NoHolderError) as raised:
-        run.fallback.go_back(run, REASON)
+        run.fallback.restart_from_checkpoint(run, REASON)
 
     assert raised.value is REASON
     assert run.log == ["dropped"]
@@ -94,6 +94,6 @@ def test_a_damaged_checkpoint_is_not_gone_back_to():
     run = Run(GuardConfig(), checkpoint=CheckpointError("checkpoints/step-4: altered"))
 
     with pytest.raises(CheckpointError, match="altered"):
-        run.fallback.go_back(run, REASON)
+        run.fallback.restart_from_checkpoint(run, REASON)
 
     assert run.log == ["dropped", "opened"]

@@ -17,9 +17,9 @@ from phalanx.report import write_report
 from phalanx.train import load_run
 from phalanx.train.batches.client_loader import ClientLoader
 from phalanx.train.batches.labelled import prepare_labelled
-from phalanx.train.batches.scores import Scores, describe_texts, say_validation, validation_row
+from phalanx.train.batches.scores import Scores, describe_texts, describe_validation, validation_row
 from phalanx.train.records.record import GroundTruth, RunningTotals
-from phalanx.train.records.summary import Figures, summarise
+from phalanx.train.records.summary import Figures, summarise_run
 
 CLIENTS = ("client-0", "client-1", "client-2")
 TEXT = """
@@ -175,20 +175,20 @@ def test_a_row_has_its_class_at_its_last_token_and_nowhere_else(texts):
 
 def test_microbatches_are_of_the_client_whose_turn_it_is_and_a_loader_goes_on_where_it_was(texts):
     loader = ClientLoader(texts.clients, CLIENTS, 8, 4, seed=5)
-    loader.next()
-    state = json.loads(json.dumps(loader.state()))
+    loader.next_batch()
+    state = json.loads(json.dumps(loader.position_state()))
 
-    expected = loader.next()
+    expected = loader.next_batch()
 
     for number, name in enumerate(("client-0", "client-1", "client-2", "client-0")):
         mine = {tuple(row) for row in texts.clients[name].rows.ids.tolist()}
         assert {tuple(row) for row in expected.input_ids[2 * number : 2 * number + 2].tolist()} <= mine
     again = ClientLoader(texts.clients, CLIENTS, 8, 4, seed=5)
-    again.load_state(state)
-    assert torch.equal(again.next().input_ids, expected.input_ids)
+    again.load_position(state)
+    assert torch.equal(again.next_batch().input_ids, expected.input_ids)
     swapped = {**state, "client-0": state["client-1"], "client-1": state["client-0"]}
     with pytest.raises(CheckpointError, match="corpus"):
-        again.load_state(swapped)
+        again.load_position(swapped)
 
 
 def test_more_texts_than_a_client_can_have_are_refused(make):
@@ -209,11 +209,11 @@ def test_the_yardsticks_stand_beside_a_task_or_are_null(texts, monkeypatch):
 
 
 def test_scores_are_counted_and_said():
-    scores = Scores.of(3.0, [0, 1, 1, 1], [0, 1, 0, 1], 2)
+    scores = Scores.from_predictions(3.0, [0, 1, 1, 1], [0, 1, 0, 1], 2)
 
     assert (scores.loss, scores.accuracy) == (0.75, 0.75)
     assert scores.macro_f1 == pytest.approx((2 / 3 + 4 / 5) / 2)
-    assert say_validation(scores) == "validation accuracy 0.750, macro-F1 0.733"
+    assert describe_validation(scores) == "validation accuracy 0.750, macro-F1 0.733"
     assert validation_row(scores) == {
         "validation_perplexity": None,
         "validation_loss": 0.75,
@@ -222,21 +222,21 @@ def test_scores_are_counted_and_said():
     }
     assert validation_row(12.5) == {"validation_perplexity": 12.5}
     with pytest.raises(DataError):
-        Scores.of(3.0, [0, 1], [0, 1, 0], 2)
+        Scores.from_predictions(3.0, [0, 1], [0, 1, 0], 2)
 
 
 def test_scores_survive_a_checkpoint_and_stand_in_the_summary(make, tmp_path):
     first, last = Scores(2.0, 0.1, 0.05), Scores(math.inf, 0.5, 0.4)
     figures = Figures(status="completed", texts={"task": "medquad"})
-    figures.validated(first, first=True)
-    figures.validated(last)
+    figures.note_validation(first, first=True)
+    figures.note_validation(last)
     again = Figures(texts={"task": "medquad"})
 
     again.load_json(json.loads(json.dumps(figures.to_json())))
 
     assert (again.scores_first, again.scores_last, again.validation_last) == (first, last, None)
     assert again.first_validation.own == first
-    found = summarise(make(), again, RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))["classification"]
+    found = summarise_run(make(), again, RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))["classification"]
     assert (found["accuracy_first"], found["accuracy"], found["macro_f1"], found["loss"]) == (0.1, 0.5, 0.4, None)
     with pytest.raises(CheckpointError, match="scores"):
         again.load_json({**figures.to_json(), "scores_last": {"accuracy": 1.0}})

@@ -9,7 +9,7 @@ from phalanx.data.tokenizers import train_bpe
 from phalanx.errors import ConfigError, DataError
 from phalanx.models import open_model
 from phalanx.objectives import IGNORE
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.parties.client_file import read_client
 from phalanx.train.parties.client_texts import read_texts
@@ -65,7 +65,7 @@ def talk(number):
 def make(tmp_path):
     """Writes keys, tokenizer, texts and files; returns the client's file."""
     create_authority(tmp_path / "keys")
-    issue(tmp_path / "keys", "north")
+    issue_certificate(tmp_path / "keys", "north")
     texts = [f"{role}: {number}+{number}? it is {2 * number}" for number in range(20) for role in ("User", "Assistant")]
     (tmp_path / "tokenizer.json").write_bytes(train_bpe(iter(texts), BpeConfig(vocab_size=270)).to_json())
 
@@ -87,14 +87,14 @@ def make(tmp_path):
 
 def opened(path, home):
     client, run, name = read_client(path)
-    client.own.mkdir(mode=0o700, exist_ok=True)
+    client.state_directory.mkdir(mode=0o700, exist_ok=True)
     return read_texts(client, run, name, open_model(run.model, home / "models", run.train.seed))
 
 
 def test_labels_are_made_at_the_client_where_the_assistant_speaks(make, tmp_path):
     found = opened(make(), tmp_path)
 
-    ((ids, labels),) = found.draws.drawn(0)
+    ((ids, labels),) = found.draws.draw_rows(0)
     from phalanx.data.tokenizers import load_tokenizer
 
     _, run, _ = read_client(tmp_path / "client.toml")
@@ -110,9 +110,11 @@ def test_a_draw_depends_on_texts_seed_and_number_only_and_the_commitment_binds_t
     first, again = opened(make(), tmp_path), opened(make(), tmp_path)
     other = opened(make(train=range(5)), tmp_path)
 
-    assert all((one == two).all() for one, two in zip(first.draws.drawn(7)[0], again.draws.drawn(7)[0], strict=True))
-    own = read_client(tmp_path / "client.toml")[0].own
-    assert first.draws.commitment(own) == again.draws.commitment(own) != other.draws.commitment(own)
+    assert all(
+        (one == two).all() for one, two in zip(first.draws.draw_rows(7)[0], again.draws.draw_rows(7)[0], strict=True)
+    )
+    own = read_client(tmp_path / "client.toml")[0].state_directory
+    assert first.draws.texts_commitment(own) == again.draws.texts_commitment(own) != other.draws.texts_commitment(own)
     assert first.tokenizer == other.tokenizer
 
 
@@ -164,4 +166,4 @@ def test_a_run_file_that_cannot_be_one_of_remote_conversations_is_refused(make, 
 
 
 def test_the_owner_counts_draws_of_rows_that_it_does_not_have():
-    assert RemoteTurns(4, 64).next().input_ids.shape == (4, 64)
+    assert RemoteTurns(4, 64).next_batch().input_ids.shape == (4, 64)

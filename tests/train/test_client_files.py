@@ -11,7 +11,7 @@ from phalanx.data.loader import BatchLoader
 from phalanx.data.tokenizers import train_bpe
 from phalanx.errors import CertificateError, CheckpointError, ConfigError, DataError
 from phalanx.models import ModelSource, open_model
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.security.tee import Binding, inspect_evidence, parse_evidence
 from phalanx.split.hardware.measure import measure_code
 from phalanx.train import load_run
@@ -36,7 +36,7 @@ def keys(tmp_path_factory):
     home = tmp_path_factory.mktemp("keys")
     create_authority(home)
     for name in ("owner", "enclave", "north", "south", "mallory"):
-        issue(home, name)
+        issue_certificate(home, name)
     return home
 
 
@@ -77,7 +77,7 @@ def test_a_client_reads_its_own_name_and_the_runs_classes(make):
     client, run, name = read_client(make())
 
     assert name == "north"
-    assert client.columns(run).classes == ("flu", "cold")
+    assert client.text_columns(run).classes == ("flu", "cold")
     assert run.split.client_names == ("north", "south")
     assert read_client(make(client_changes={"text": "note", "label": "diagnosis"}))[2] == "north"
 
@@ -144,16 +144,16 @@ def test_a_client_brings_evidence_of_this_very_program_or_says_what_is_missing(m
     client, run, name = read_client(make(proving(keys), {"attester": "sim"}))
     binding = Binding(b"\1" * 32, b"\2" * 32, b"\3" * 32, "client")
 
-    evidence = parse_evidence(client.evidence(binding, load_identity(keys / name)))
+    evidence = parse_evidence(client.sign_evidence(binding, load_identity(keys / name)))
 
     assert inspect_evidence(evidence) == {"code": measure_code().hex()}
-    assert run.split.client_policies["north"].kinds == ("sim",)
+    assert run.split.client_policies["north"].evidence_kinds == ("sim",)
     bare = client.model_copy(update={"attester": None})
     with pytest.raises(ConfigError, match="attester: missing"):
-        bare.evidence(binding, load_identity(keys / name))
+        bare.sign_evidence(binding, load_identity(keys / name))
     hardware = client.model_copy(update={"attester": "tpm", "endorsements": {"chain": str(tmp_path / "no.pem")}})
     with pytest.raises(ConfigError, match=r"no\.pem: cannot be read"):
-        hardware.evidence(binding, load_identity(keys / name))
+        hardware.sign_evidence(binding, load_identity(keys / name))
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_only_the_enclaves_own_keys_serve_it(make, keys, tmp_path):
 @pytest.fixture
 def opened(make, tmp_path) -> tuple[object, object, ModelSource]:
     client, run, _ = read_client(make())
-    client.own.mkdir(mode=0o700)
+    client.state_directory.mkdir(mode=0o700)
     return client, run, open_model(run.model, tmp_path / "models", run.train.seed)
 
 
@@ -220,11 +220,11 @@ def test_a_clients_draws_are_those_of_a_run_that_plays_it_whatever_was_drawn_bef
     texts = read_texts(client, run, "south", source).draws
     loader = BatchLoader(LocalTexts(texts._train), 4, run.train.seed)
 
-    local = [loader.next() for _ in range(9)]
+    local = [loader.next_batch() for _ in range(9)]
 
-    assert texts.microbatches == (1, 3)
+    assert texts.own_microbatches == (1, 3)
     for draw in (8, 0, 5):
-        ids = torch.cat([ids for ids, _ in texts.drawn(draw)])
+        ids = torch.cat([ids for ids, _ in texts.draw_rows(draw)])
         assert torch.equal(ids, local[draw].input_ids)
     assert sum(ids.shape[0] for ids, _ in texts.held_out()) == 11
 
@@ -232,33 +232,33 @@ def test_a_clients_draws_are_those_of_a_run_that_plays_it_whatever_was_drawn_bef
 def test_a_commitment_is_the_same_after_a_restart_and_tells_nothing_without_its_secret(opened, tmp_path):
     client, run, source = opened
     texts = read_texts(client, run, "north", source).draws
-    first = texts.commitment(client.own)
+    first = texts.texts_commitment(client.state_directory)
     (tmp_path / "elsewhere").mkdir(mode=0o700)
 
-    assert read_texts(client, run, "north", source).draws.commitment(client.own) == first
-    assert texts.commitment(tmp_path / "elsewhere") != first
-    assert (client.own / "commitment.key").stat().st_mode & 0o777 == 0o600
+    assert read_texts(client, run, "north", source).draws.texts_commitment(client.state_directory) == first
+    assert texts.texts_commitment(tmp_path / "elsewhere") != first
+    assert (client.state_directory / "commitment.key").stat().st_mode & 0o777 == 0o600
     other = ClientDraws(texts._test, texts._train, (0,), 2, 0)
-    assert other.commitment(client.own) != first
+    assert other.texts_commitment(client.state_directory) != first
     assert len(tokenizer_digest(run, source)) == 64
 
 
 def test_a_run_that_goes_on_is_bound_to_the_texts_that_clients_had():
     turns = RemoteTurns(8, 4)
-    turns.meet({"north": "aa", "south": "bb"})
-    assert [turns.next().input_ids.shape for _ in range(3)][-1] == (8, 4)
-    state = json.loads(json.dumps(turns.state()))
+    turns.take_commitments({"north": "aa", "south": "bb"})
+    assert [turns.next_batch().input_ids.shape for _ in range(3)][-1] == (8, 4)
+    state = json.loads(json.dumps(turns.position_state()))
 
     again = RemoteTurns(8, 4)
-    again.load_state(state)
+    again.load_position(state)
 
-    assert (again.drawn, again.state()) == (3, state)
-    again.meet({"north": "aa", "south": "bb"})
+    assert (again.drawn, again.position_state()) == (3, state)
+    again.take_commitments({"north": "aa", "south": "bb"})
     with pytest.raises(CheckpointError, match="south: its texts changed"):
-        again.meet({"north": "aa", "south": "cc"})
+        again.take_commitments({"north": "aa", "south": "cc"})
     for broken in ({}, {"draws": -1, "clients": {}}, {"draws": True, "clients": {}}, {"draws": 1, "clients": []}):
         with pytest.raises(CheckpointError):
-            again.load_state(broken)
+            again.load_position(broken)
     with pytest.raises(DataError):
         again.validation_batch([0])
 
@@ -270,6 +270,6 @@ def test_scores_of_counts_are_those_of_the_answers_themselves():
         for k in range(4)
     ]
 
-    assert Scores.of_counts(2.5, counts) == Scores.of(2.5, predicted, true, 4)
+    assert Scores.from_counts(2.5, counts) == Scores.from_predictions(2.5, predicted, true, 4)
     with pytest.raises(DataError):
-        Scores.of_counts(0.0, [(0, 0, 0)])
+        Scores.from_counts(0.0, [(0, 0, 0)])

@@ -6,14 +6,14 @@ import pytest
 
 from phalanx.train.batches.preferences import PreferenceScores
 from phalanx.train.batches.scores import MeanReward, Scores, ValidationResult
-from phalanx.train.records.comparison import say_worse, worse
+from phalanx.train.records.comparison import describe_worse, worse_figures
 from phalanx.train.records.summary import Figures
 
 
 def figures(first, last, named_first=None, named_last=None):
     found = Figures()
-    found.validated(ValidationResult(first, named_first or {}), first=True)
-    found.validated(ValidationResult(last, named_last or {}))
+    found.note_validation(ValidationResult(first, named_first or {}), first=True)
+    found.note_validation(ValidationResult(last, named_last or {}))
     return found
 
 
@@ -44,30 +44,30 @@ def figures(first, last, named_first=None, named_last=None):
     ],
 )
 def test_what_became_worse_is_named_with_both_figures(first, last, words):
-    assert worse(figures(first, last).measures()) == words
+    assert worse_figures(figures(first, last).held_out_measures()) == words
 
 
 def test_what_was_measured_once_or_never_is_not_compared():
     found = Figures()
-    assert worse(found.measures()) == []
-    found.validated(5.0, first=True)
-    assert worse(found.measures()) == []
+    assert worse_figures(found.held_out_measures()) == []
+    found.note_validation(5.0, first=True)
+    assert worse_figures(found.held_out_measures()) == []
 
 
 def test_further_sets_count_where_the_run_has_no_rows_of_its_own_held_out():
     named = {"general": math.exp(2.0), "code": math.exp(3.0)}, {"general": math.exp(4.0), "code": math.exp(2.0)}
 
-    assert worse(figures(None, None, *named).measures()) == ["loss on general 2 -> 4"]
+    assert worse_figures(figures(None, None, *named).held_out_measures()) == ["loss on general 2 -> 4"]
     # what a model forgets of other texts is in the table of sets, and no verdict on the training
-    assert worse(figures(math.exp(3.0), math.exp(2.0), *named).measures()) == []
+    assert worse_figures(figures(math.exp(3.0), math.exp(2.0), *named).held_out_measures()) == []
 
 
 @pytest.mark.parametrize(("privacy", "why"), [({}, False), ({"privacy": {}}, True)])
 def test_the_end_of_a_run_says_it_in_one_line_and_where_there_is_noise_names_it(privacy, why):
     summary = {"worse_than_before": ["held-out loss 1.1 -> 140"], **privacy}
 
-    (line,) = say_worse(summary)
+    (line,) = describe_worse(summary)
 
     assert line.startswith("WORSE THAN BEFORE: held-out loss 1.1 -> 140. ")
     assert ("noise" in line) is why
-    assert say_worse({"worse_than_before": []}) == say_worse({}) == []
+    assert describe_worse({"worse_than_before": []}) == describe_worse({}) == []

@@ -36,12 +36,12 @@ def test_a_step_waits_from_its_beginning_to_its_batch_and_again_after_a_batch_th
     monkeypatch.setattr(device_use.time, "perf_counter", lambda: next(clock))
     use = DeviceUse(make_run())
 
-    use.opened()
-    use.drawn()
-    use.skipped()
-    use.drawn()
+    use.start_step()
+    use.end_batch_wait()
+    use.restart_batch_wait()
+    use.end_batch_wait()
 
-    row = use.row(100.0)
+    row = use.usage_figures(100.0)
     assert row["data_wait_s"] == 5.0
     assert row["peak_memory_bytes"] > 1e7
     # of cores no peak is known

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.pipeline import AuditDraw
 from phalanx.train.sessions import hooks
 
@@ -29,7 +29,7 @@ def audit_whole(monkeypatch):
         def whole_step(self, *, step, epoch, stage):
             return (stage, step) in places
 
-        monkeypatch.setattr(AuditDraw, "whole_step", whole_step)
+        monkeypatch.setattr(AuditDraw, "draws_whole_step", whole_step)
 
     return choose
 
@@ -75,7 +75,7 @@ def test_what_was_accepted_before_a_resume_is_in_doubt_after_a_conviction_that_f
     make_run, quietly, audit_whole, monkeypatch, tmp_path
 ):
     audit_whole((1, 0), (1, 5))
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == 5:
@@ -83,7 +83,7 @@ def test_what_was_accepted_before_a_resume_is_in_doubt_after_a_conviction_that_f
         save(self, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(hooks.RunHooks, "save", stop)
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
         first = quietly(make_run(*POISONER, *NOTHING_KEPT), tmp_path / "run")
 
     summary = quietly(make_run(*POISONER, *NOTHING_KEPT), tmp_path / "run", resume=True)

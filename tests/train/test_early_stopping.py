@@ -31,7 +31,7 @@ def session_of(make_run, tmp_path):
     def build(engine, *overrides, resume=False):
         run = make_run(*EVERY, *overrides)
         home = RunDirectory(tmp_path / "run", run, resume=resume)
-        return Session(run, home, Console(file=io.StringIO(), width=200), engine).run(resume=resume)
+        return Session(run, home, Console(file=io.StringIO(), width=200), engine).run_session(resume=resume)
 
     return build
 
@@ -121,7 +121,7 @@ def test_going_back_to_a_checkpoint_takes_the_decisions_since_then_back(session_
 def test_validations_of_steps_that_are_undone_decide_nothing():
     figures = Figures()
     for num_steps, loss in ((2, 3.0), (4, 2.0), (6, 2.5)):
-        figures.stopping.add(num_steps, loss, "validation")
+        figures.stopping.add_validation(num_steps, loss, "validation")
 
     figures.observe("rolled_back", {"step": 7, "to": 4})
 
@@ -131,8 +131,8 @@ def test_validations_of_steps_that_are_undone_decide_nothing():
 
 def test_what_decides_survives_a_checkpoint_and_nothing_malformed_does():
     figures, again = Figures(), Figures()
-    figures.stopping.add(2, 3.0, "wiki")
-    figures.stopping.add(4, math.inf, "wiki")
+    figures.stopping.add_validation(2, 3.0, "wiki")
+    figures.stopping.add_validation(4, math.inf, "wiki")
 
     again.load_json(json.loads(json.dumps(figures.to_json())))
 
@@ -146,11 +146,11 @@ def test_what_decides_survives_a_checkpoint_and_nothing_malformed_does():
 def test_validations_on_another_set_count_no_more_when_the_rule_is_changed():
     record = StoppingRecord()
     for number in (1, 2, 3):
-        record.add(number, 3.0, "wiki")
+        record.add_validation(number, 3.0, "wiki")
     assert record.is_over(EarlyStoppingConfig(patience=2, on="wiki"))
     assert not record.is_over(EarlyStoppingConfig(patience=2))
 
-    record.add(4, 9.0, "validation")
+    record.add_validation(4, 9.0, "validation")
 
     assert record.losses == [(4, 9.0)]
 
@@ -162,7 +162,7 @@ def test_a_decision_follows_from_the_losses_alone(losses, least, patience):
     record = StoppingRecord()
     ended = None
     for number, loss in enumerate(losses, start=1):
-        record.add(number, loss, "validation")
+        record.add_validation(number, loss, "validation")
         if ended is None and record.is_over(rule):
             ended = number
 
@@ -199,7 +199,7 @@ def test_the_best_checkpoint_is_the_one_that_the_signed_log_names(session_of, tm
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
 
     past = PastRun(tmp_path / "run")
-    assert (past.best_step, past.open(past.best_step).step) == (5, 5)
+    assert (past.best_step, past.open_verified(past.best_step).step) == (5, 5)
 
 
 def test_an_earlier_writing_of_the_best_checkpoint_is_not_opened(session_of, tmp_path):
@@ -209,7 +209,7 @@ def test_an_earlier_writing_of_the_best_checkpoint_is_not_opened(session_of, tmp
     manifest.write_bytes(manifest.read_bytes() + b" ")
 
     with pytest.raises(CheckpointError, match="swapped"):
-        PastRun(tmp_path / "run").open(5)
+        PastRun(tmp_path / "run").open_verified(5)
 
 
 def test_without_a_best_checkpoint_its_export_says_what_to_do(session_of, tmp_path):
@@ -226,7 +226,7 @@ def test_a_best_checkpoint_of_steps_that_are_undone_is_the_best_no_more(session_
     history = read_history(tmp_path / "run" / "events.jsonl", owner.public, PastRun(tmp_path / "run").run_id)
     assert history.certified.best.step == 5
 
-    history.certified.take("rolled_back", {"step": 12, "to": 4})
+    history.certified.follow_event("rolled_back", {"step": 12, "to": 4})
 
     assert history.certified.best is None
 
@@ -264,7 +264,7 @@ def test_a_validation_that_is_done_again_takes_the_place_of_the_first():
     record = StoppingRecord()
 
     for loss in (2.0, 1.0):
-        record.add(4, loss, "validation")
+        record.add_validation(4, loss, "validation")
 
     assert record.losses == [(4, 1.0)]
 
@@ -274,4 +274,4 @@ def test_a_validation_that_is_done_again_takes_the_place_of_the_first():
 )
 def test_a_malformed_record_of_validations_is_refused(saved):
     with pytest.raises(CheckpointError, match="expected steps and losses"):
-        StoppingRecord.of_json(saved)
+        StoppingRecord.from_json(saved)

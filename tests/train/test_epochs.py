@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from phalanx.errors import ConfigError
-from phalanx.train import describe, load_run
+from phalanx.train import describe_run, load_run
 from phalanx.train.batches.epochs import num_sequences, settle_steps
 from phalanx.train.records.run_directory import cache_beside
 
@@ -58,7 +58,7 @@ def test_a_run_by_epochs_is_the_run_by_the_steps_that_they_come_to(by_epochs, ma
 def test_the_dry_run_says_how_many_steps_there_are(by_epochs, tmp_path):
     console = Console(record=True, width=200)
 
-    console.print(describe(by_epochs("0.3"), tmp_path / "run"))
+    console.print(describe_run(by_epochs("0.3"), tmp_path / "run"))
 
     shown = console.export_text()
     steps = settle_steps(by_epochs("0.3"), cache_beside(tmp_path / "run")).train.steps

@@ -29,14 +29,14 @@ ALONE = "[pipeline]\nstages = 2\n[checkpoint]\nevery = 2\nbest = 'plain'\njourna
 
 
 def stop_before_saving(monkeypatch, num_steps):
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == num_steps:
             raise KeyboardInterrupt
         save(self, at)
 
-    monkeypatch.setattr(hooks.RunHooks, "save", stop)
+    monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
 
 
 def test_a_domain_measures_and_ends_as_a_pipeline_does(load, quietly, tmp_path):
@@ -50,7 +50,7 @@ def test_a_domain_measures_and_ends_as_a_pipeline_does(load, quietly, tmp_path):
     for name, figures in domain["validation_sets"].items():
         assert figures == pytest.approx(alone["validation_sets"][name], rel=1e-5)
     assert domain["best_checkpoint"]["step"] == alone["best_checkpoint"]["step"]
-    assert PastRun(tmp_path / "domain").open(best=True).step == domain["best_checkpoint"]["step"]
+    assert PastRun(tmp_path / "domain").open_verified(best=True).step == domain["best_checkpoint"]["step"]
 
 
 @pytest.mark.parametrize("dies_at", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -18,7 +18,7 @@ def stop_at(make_run, quietly, tmp_path, monkeypatch):
     """Train until a step is done, and stop before anything of it is saved."""
 
     def stop_at(step, *overrides, resume=False):
-        save = hooks.RunHooks.save
+        save = hooks.RunHooks.save_if_due
 
         def stop(self, at):
             if at == step:
@@ -26,7 +26,7 @@ def stop_at(make_run, quietly, tmp_path, monkeypatch):
             save(self, at)
 
         with monkeypatch.context() as patch:
-            patch.setattr(hooks.RunHooks, "save", stop)
+            patch.setattr(hooks.RunHooks, "save_if_due", stop)
             summary = quietly(make_run(*overrides), tmp_path / "run", resume=resume)
         assert summary["status"] == "interrupted"
         return summary
@@ -161,7 +161,7 @@ def test_the_file_that_join_writes_keeps_them_in_the_same_place(tmp_path):
 
 def test_a_local_worker_of_a_run_without_a_journal_keeps_none(make_run, tmp_path):
     class Home:
-        pki, journal = tmp_path / "pki", tmp_path / "journal"
+        pki_directory, journal_directory = tmp_path / "pki", tmp_path / "journal"
 
     path = tmp_path / "worker.toml"
     path.write_text(dump_toml(worker_config(make_run("checkpoint.journal=false"), Home, "worker-1", "here:1")))
@@ -174,7 +174,7 @@ def test_the_next_step_is_that_after_the_last_line(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     assert metrics.next_step == 0
     for step in (0, 1, 2):
-        metrics.append({"step": step})
+        metrics.append_record({"step": step})
     assert metrics.next_step == 3
     metrics.truncate_after(0)
     assert metrics.next_step == 1

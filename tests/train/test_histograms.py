@@ -40,7 +40,7 @@ def test_counts_are_of_equal_bins_and_the_greatest_value_is_in_the_last():
 
 
 def test_a_tensor_of_one_value_or_of_none_has_a_histogram_too():
-    assert histogram_of("weights", "w", torch.full((3,), 7.0), bins=2).row() == {
+    assert histogram_of("weights", "w", torch.full((3,), 7.0), bins=2).metrics_row() == {
         **{"of": "weights", "name": "w", "low": 6.5, "high": 7.5, "counts": [0, 3], "not_finite": 0}
     }
     assert histogram_of("weights", "w", torch.tensor([math.nan]), bins=2).counts == (0, 0)
@@ -58,15 +58,15 @@ def test_every_value_is_counted_once(values, bins):
 def test_what_is_drawn_after_the_last_step_is_the_state_of_the_last_checkpoint(load, quietly, tmp_path, engine):
     quietly(load(ENGINES[engine], "train.histograms={bins=8}"), tmp_path / "run")
 
-    checkpoint = PastRun(tmp_path / "run").open()
+    checkpoint = PastRun(tmp_path / "run").open_verified()
     drawn = {
         (one["of"], one["name"]): one for one in read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["histograms"]
     }
-    names = [name.removeprefix("weight/") for name in checkpoint.names() if name.startswith("weight/")]
+    names = [name.removeprefix("weight/") for name in checkpoint.stages_by_tensor() if name.startswith("weight/")]
     assert {name for of, name in drawn if of == "weights"} == set(names)
     for of, part in (("weights", "weight"), ("gradients", "exp_avg")):
         for name in names:
-            assert drawn[of, name] == histogram_of(of, name, checkpoint.tensor(f"{part}/{name}"), 8).row()
+            assert drawn[of, name] == histogram_of(of, name, checkpoint.read_tensor(f"{part}/{name}"), 8).metrics_row()
     assert any(sum(one["counts"]) > max(one["counts"]) for one in drawn.values() if one["of"] == "gradients")
 
 
@@ -74,7 +74,7 @@ def test_a_run_that_asks_for_none_collects_no_state(load, quietly, tmp_path, mon
     def refuse(_):
         raise AssertionError("collected")
 
-    monkeypatch.setattr(PlainSaver, "state", refuse)
+    monkeypatch.setattr(PlainSaver, "current_shards", refuse)
 
     quietly(load(ENGINES["alone"]), tmp_path / "run")
 

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.errors import AuditLogError
 from phalanx.security.audit import AuditLog
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.train.records.history import RunHistory, read_history
 
 VERDICT = {"party": "worker-1", "stage": 1, "step": 5, "offence": "message", "reason": "a wrong tensor"}
@@ -14,7 +14,7 @@ VERDICT = {"party": "worker-1", "stage": 1, "step": 5, "offence": "message", "re
 def owner(tmp_path_factory):
     directory = tmp_path_factory.mktemp("keys") / "pki"
     create_authority(directory)
-    return load_identity(issue(directory, "owner"))
+    return load_identity(issue_certificate(directory, "owner"))
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def write(owner, tmp_path):
     def write(*events):
         with AuditLog(tmp_path / "events.jsonl", owner, "run") as log:
             for kind, body in events:
-                log.append(kind, body)
+                log.append_event(kind, body)
         return read_history(tmp_path / "events.jsonl", owner.public, "run")
 
     return write
@@ -68,9 +68,9 @@ def test_only_a_summary_of_this_very_end_tells_it(write, change):
     head = {"num_events": history.head.num_events, "digest": history.head.digest}
     summary = {"status": "completed", "final_weights_digest": "ab", "audit_log_head": head}
 
-    assert history.is_told_by(summary)
-    assert not history.is_told_by({**summary, **change})
-    assert not history.is_told_by({})
+    assert history.matches_summary(summary)
+    assert not history.matches_summary({**summary, **change})
+    assert not history.matches_summary({})
 
 
 def test_a_line_by_somebody_else_is_refused(write, owner, tmp_path):

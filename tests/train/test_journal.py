@@ -13,7 +13,7 @@ from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
-from phalanx.train.records.journal import collect, read_entry
+from phalanx.train.records.journal import read_entry, read_kept_states
 from phalanx.train.sessions import hooks
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
@@ -27,16 +27,16 @@ def journaled(make_run):
 @pytest.fixture
 def died(journaled, quietly, tmp_path, monkeypatch):
     """A run without a checkpoint that was stopped inside step 4, after its states were noted and before its update."""
-    honest = VerifiedStep.apply
+    honest = VerifiedStep.apply_step
 
     def stop(self, step, *rest):
         if step == 4:
-            self._context.notes.look()
+            self._context.notes.note_verified_states()
             raise KeyboardInterrupt
         return honest(self, step, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(VerifiedStep, "apply", stop)
+        patch.setattr(VerifiedStep, "apply_step", stop)
         assert quietly(journaled(), tmp_path / "run")["status"] == "interrupted"
     return tmp_path / "run"
 
@@ -57,7 +57,7 @@ def test_it_goes_on_at_the_step_where_it_died(journaled, quietly, died, undistur
 
 @pytest.mark.parametrize("num_steps", [1, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 3, 5))])
 def test_between_two_steps_one_step_is_done_again(journaled, quietly, tmp_path, monkeypatch, undisturbed, num_steps):
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == num_steps:
@@ -65,7 +65,7 @@ def test_between_two_steps_one_step_is_done_again(journaled, quietly, tmp_path, 
         save(self, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(hooks.RunHooks, "save", stop)
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
         quietly(journaled(), tmp_path / "run")
 
     summary = quietly(journaled(), tmp_path / "run", resume=True)
@@ -76,7 +76,7 @@ def test_between_two_steps_one_step_is_done_again(journaled, quietly, tmp_path, 
 
 def test_it_can_die_again_right_after(journaled, quietly, died, undisturbed, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(hooks.RunHooks, "opened", lambda self, step: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(hooks.RunHooks, "note_position", lambda self, step: (_ for _ in ()).throw(KeyboardInterrupt))
         assert quietly(journaled(), died, resume=True)["status"] == "interrupted"
 
     summary = quietly(journaled(), died, resume=True)
@@ -138,7 +138,7 @@ def test_what_is_not_as_it_was_noted_is_not_gone_on_from(journaled, quietly, die
 def test_a_state_that_was_undone_after_it_was_noted_is_not_gone_on_from(journaled, quietly, died, undisturbed):
     run = json.loads((died / "run.json").read_text())["run"]
     with AuditLog(died / "events.jsonl", load_identity(died / "pki" / "owner"), run) as log:
-        log.append("rolled_back", {"step": 4, "to": 2})
+        log.append_event("rolled_back", {"step": 4, "to": 2})
 
     summary = quietly(journaled(), died, resume=True)
 
@@ -195,7 +195,7 @@ def north_keeps(directory, spoil=lambda state: None):
 def test_what_another_machine_has_kept_is_gone_on_from_if_it_is_what_was_verified(died, noted):
     entry, library = noted
 
-    shards = list(collect(died / "journal", entry, library, north_keeps(died / "journal")))
+    shards = list(read_kept_states(died / "journal", entry, library, north_keeps(died / "journal")))
 
     assert [(shard.stage, shard.num_steps) for shard in shards] == [(0, 4), (1, 4)]
 
@@ -205,7 +205,7 @@ def test_a_machine_that_sends_another_state_than_was_verified_is_named_and_not_g
     fetch = north_keeps(died / "journal", lambda state: next(iter(state.values())).view(-1)[0].add_(1e-6))
 
     with pytest.raises(CheckpointError, match="stage 1, kept by north: differs from the verified state"):
-        list(collect(died / "journal", entry, library, fetch))
+        list(read_kept_states(died / "journal", entry, library, fetch))
 
 
 def test_what_nobody_has_verified_is_not_taken_from_another_machine(died, noted):
@@ -214,7 +214,7 @@ def test_what_nobody_has_verified_is_not_taken_from_another_machine(died, noted)
 
     with pytest.raises(CheckpointError, match="was not verified"):
         list(
-            collect(
+            read_kept_states(
                 died / "journal",
                 entry.model_copy(update={"stages": unverified}),
                 library,

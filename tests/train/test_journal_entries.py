@@ -12,9 +12,9 @@ from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError, TransportError
 from phalanx.pipeline import OWNER, StateDigest
 from phalanx.security.audit import AuditLog, LogHead
-from phalanx.security.crypto import Identity, create_authority, digest_hex, in_domain, issue, load_identity
+from phalanx.security.crypto import Identity, create_authority, digest_hex, in_domain, issue_certificate, load_identity
 from phalanx.train.records.history import RunHistory
-from phalanx.train.records.journal import Entry, Journal, StateFilePlace, collect, newer_entry, read_entry
+from phalanx.train.records.journal import Entry, Journal, StateFilePlace, newer_entry, read_entry, read_kept_states
 from phalanx.transport.tensors import tensor_buffers
 
 RUN, CONFIG, STEP = "ab" * 16, "cd" * 32, 4
@@ -32,13 +32,13 @@ class Copy:
     def __init__(self):
         self.tensors, self.step, self.optimizer = {"w": torch.zeros(3)}, 0, self
 
-    def state(self):
+    def state_tensors(self):
         return self.tensors
 
     def load_state(self, state, num_steps):
         self.tensors, self.step = dict(state), num_steps
 
-    def digest(self):
+    def compute_digest(self):
         return digest_of(self.tensors, self.step)
 
 
@@ -57,7 +57,7 @@ def weights(stage):
 def owner(tmp_path_factory):
     directory = tmp_path_factory.mktemp("keys") / "pki"
     create_authority(directory)
-    return load_identity(issue(directory, OWNER))
+    return load_identity(issue_certificate(directory, OWNER))
 
 
 class Desk:
@@ -69,15 +69,15 @@ class Desk:
         files = StateFiles(self.directory, OWNER, self.given_up.append)
         for stage in range(2):
             for step in (STEP - 1, STEP):
-                files.keep(stage, step, weights(stage) if step == STEP else {"w": torch.zeros(3)})
+                files.keep_state(stage, step, weights(stage) if step == STEP else {"w": torch.zeros(3)})
         files.close()
-        self.home = SimpleNamespace(journal=self.directory, owner=owner, run_id=RUN)
+        self.home = SimpleNamespace(journal_directory=self.directory, owner=owner, run_id=RUN)
         self.history = RunHistory(certified=CertifiedCheckpoints(), configs={CONFIG})
-        self.log = SimpleNamespace(contains=lambda head: head == HEAD)
+        self.log = SimpleNamespace(contains_head=lambda head: head == HEAD)
 
     def note(self, step=STEP, **changes):
         self.journal.open_step({"run": RUN, "config_digest": CONFIG, "step": step, **changes})
-        self.journal.verified(step, {0: OWNER, 1: OWNER}, {s: digest_of(weights(s), step) for s in range(2)})
+        self.journal.note_verified(step, {0: OWNER, 1: OWNER}, {s: digest_of(weights(s), step) for s in range(2)})
         return self
 
     @property
@@ -91,7 +91,7 @@ class Desk:
         return newer_entry(self.home, self.history, self.log)
 
     def collect(self, entry=None, fetch=None):
-        return list(collect(self.directory, entry or self.read(), Library(), fetch))
+        return list(read_kept_states(self.directory, entry or self.read(), Library(), fetch))
 
 
 @pytest.fixture
@@ -116,14 +116,14 @@ def test_what_was_verified_is_read_as_it_was_noted(noted):
 
 
 def test_a_step_that_was_not_opened_is_not_noted(desk):
-    desk.journal.verified(STEP, {0: OWNER}, {})
+    desk.journal.note_verified(STEP, {0: OWNER}, {})
 
     assert desk.read() is None
 
 
 @pytest.mark.parametrize("other", [STEP - 1, STEP + 1])
 def test_a_state_of_another_step_than_the_one_that_was_opened_is_not_noted(noted, other):
-    noted.journal.verified(other, {0: OWNER}, {})
+    noted.journal.note_verified(other, {0: OWNER}, {})
 
     assert noted.read().step == STEP
 
@@ -146,15 +146,15 @@ def test_a_disk_that_refuses_is_told_once_and_the_run_goes_on(desk):
 
 
 def test_what_is_forgotten_says_nothing_any_more_and_the_states_stay(noted):
-    noted.journal.forget()
-    noted.journal.forget()
+    noted.journal.discard_entry()
+    noted.journal.discard_entry()
 
     assert noted.read() is None
     assert state_path(noted.directory, 0, OWNER, STEP).exists()
 
 
 def test_a_complete_run_leaves_nothing(noted):
-    noted.journal.remove()
+    noted.journal.remove_directory()
 
     assert not noted.directory.exists()
 
@@ -163,7 +163,7 @@ def test_a_complete_run_leaves_nothing(noted):
 
 
 def envelope(identity, body):
-    signature = identity.sign(in_domain("phalanx journal", canonical_json(body))).hex()
+    signature = identity.sign_data(in_domain("phalanx journal", canonical_json(body))).hex()
     return canonical_json({"body": body, "signature": signature})
 
 
@@ -198,7 +198,7 @@ def test_a_file_that_the_owner_did_not_write_so_is_refused(noted, how):
 
 def test_the_owners_signature_of_something_else_opens_nothing(noted):
     body = body_of(noted)
-    signature = noted.owner.sign(in_domain("frame/1", canonical_json(body))).hex()
+    signature = noted.owner.sign_data(in_domain("frame/1", canonical_json(body))).hex()
     noted.path.write_bytes(canonical_json({"body": body, "signature": signature}))
 
     with pytest.raises(CheckpointError, match="altered"):
@@ -227,7 +227,7 @@ def test_a_journal_of_an_earlier_version_names_no_line_of_the_log(noted):
 def saved(step):
     """The history of a run with a log that knows a checkpoint of this step."""
     certified = CertifiedCheckpoints()
-    certified.take("checkpoint_saved", {"step": step, "manifest": "ab" * 32, "kept": [step]})
+    certified.follow_event("checkpoint_saved", {"step": step, "manifest": "ab" * 32, "kept": [step]})
     return RunHistory(certified=certified, configs={CONFIG})
 
 
@@ -273,7 +273,7 @@ def test_a_note_of_before_the_last_undoing_is_not_gone_on_from(noted, undone_at,
 
 def test_a_note_that_knows_more_of_the_log_than_is_there_is_refused(noted, owner, tmp_path):
     with AuditLog(tmp_path / "events.jsonl", owner, RUN) as log:
-        log.append("run_started", {})
+        log.append_event("run_started", {})
         noted.log = log
 
         with pytest.raises(CheckpointError, match="the audit log lacks lines that it names"):

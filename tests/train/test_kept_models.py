@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.data.tokenizers import ByteBpeTraining, train_tokenizer
 from phalanx.errors import CheckpointError
 from phalanx.train import train
@@ -121,7 +121,7 @@ def test_a_resumed_run_refuses_kept_files_that_were_changed_and_leaves_whole_one
         train(
             longer.model_copy(update={"train": longer.train.model_copy(update={"steps": 4})}), kept.parent, resume=True
         )
-    assert said.value.facts["code"] == "PHX-I058"
+    assert said.value.error_facts["code"] == "PHX-I058"
 
 
 def test_what_an_encrypted_run_keeps_is_encrypted_and_opens_with_the_key_of_its_checkpoints(at_home, tmp_path, capfd):
@@ -152,7 +152,7 @@ def test_what_an_encrypted_run_keeps_is_encrypted_and_opens_with_the_key_of_its_
 
 def test_a_checkpoint_of_before_this_version_is_exported_by_the_text_of_its_run(at_home, tmp_path, monkeypatch):
     # given a run that keeps nothing, as runs of older versions do
-    monkeypatch.setattr("phalanx.train.saving.savepoint.Savepoint.keep", lambda *_: None)
+    monkeypatch.setattr("phalanx.train.saving.savepoint.Savepoint.keep_model_files", lambda *_: None)
     home = at_home()
     assert not (home / "runs" / "first" / "kept_model").exists()
 

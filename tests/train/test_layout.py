@@ -11,7 +11,7 @@ from phalanx.models import open_model
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline import PartyLayout
 from phalanx.pipeline.assignment.stage_memory import rank_bytes
-from phalanx.train import describe
+from phalanx.train import describe_run
 from phalanx.train.sessions.domain import recipe_of
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_table import describe_stages, estimate_stages, memory_by_party, stages_of
@@ -120,7 +120,7 @@ def test_the_plan_says_what_the_run_says(make_run, open_source):
 def test_a_dry_run_shows_config_stages_and_memory_and_makes_no_run(make_run, tmp_path):
     text = io.StringIO()
 
-    Console(file=text, width=160).print(describe(make_run("pipeline.stages=4"), tmp_path / "runs" / "x"))
+    Console(file=text, width=160).print(describe_run(make_run("pipeline.stages=4"), tmp_path / "runs" / "x"))
 
     shown = text.getvalue()
     for word in ("microbatches = 4", "worker-2", "memory", "4 stages", "expected memory"):

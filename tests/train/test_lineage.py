@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phalanx.cli.outcome import run as command
+from phalanx.cli.outcome import run_command as command
 from phalanx.config import canonical_json
-from phalanx.data import BatchLoader, BpeConfig, prepare
+from phalanx.data import BatchLoader, BpeConfig, prepare_corpus
 from phalanx.data.shards import (
     DatasetFacts,
     DatasetWriter,
@@ -45,17 +45,17 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     digest = hashlib.sha256(content).hexdigest()
     with DatasetWriter(home, "<u2", 500, 256) as writer:
         for number, text in enumerate(TEXTS):
-            (ids,) = tokenizer.encode([text])
+            (ids,) = tokenizer.encode_texts([text])
             group, split = ("odd" if number % 2 else "even"), ("validation" if number % 5 == 4 else "train")
             entry = DocumentEntry(document_digest(text), 0, f"hoplite/{number}")
-            writer.group(group, split).add(np.array([*ids, tokenizer.eos_id]), entry)
+            writer.part_writer(group, split).add_document(np.array([*ids, tokenizer.eos_id]), entry)
         record = TokenizerRecord(kind="bpe", vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id, digest=digest)
         facts = DatasetFacts(
             sources=(SourceFacts(name="made", kind="text", fingerprint="1" * 64),),
             tokenizer=record,
-            recipe=RecipeRecord.of("made\n"),
+            recipe=RecipeRecord.from_content("made\n"),
         )
-        writer.finish(facts, SIGNER)
+        writer.finish_dataset(facts, SIGNER)
     (home / "tokenizer.json").write_bytes(content)
     return home
 
@@ -75,13 +75,13 @@ def trained(request, dataset: Path, cache: Path, tmp_path_factory: pytest.TempPa
     seen = {}
 
     def watched(engine, loader, steps, config, rate, hooks):
-        drawn = hooks.drawn
+        drawn = hooks.note_batch
 
         def note(step, batch):
             seen[step] = batch.input_ids.clone()
             drawn(step, batch)
 
-        hooks.drawn = note
+        hooks.note_batch = note
         run_loop(engine, loader, steps, config, rate, hooks)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -102,7 +102,7 @@ def test_exactly_the_steps_that_were_given_a_document_are_named(trained, dataset
 
     for number in range(0, 60, 7):
         (place,) = places_of(dataset, TEXTS[number])
-        ids = found.tokens(place.group, place.split).read(place.start, place.start + place.tokens).tolist()
+        ids = found.tokens(place.group, place.split).read_tokens(place.start, place.start + place.tokens).tolist()
         # four tokens in a row that no other document has
         own = {tuple(ids[at : at + 4]) for at in range(len(ids) - 4)} - _others(found, place)
         given = [
@@ -181,11 +181,11 @@ def test_the_command_answers_by_name_text_and_digest_and_writes_a_proof(
 def test_a_run_of_sources_tells_the_steps_of_a_document_by_the_shards_that_it_made(trained_once, cache, capsys) -> None:
     home = trained_once[1]
     run = PastRun(home).config
-    corpus = prepare(run.data, cache / "data", run.train.seed)
+    corpus = prepare_corpus(run.data, cache / "data", run.train.seed)
     made, length = open_dataset(corpus.tokenizer_path.parent), run.data.sequence_length
     row = BatchLoader(corpus, run.train.batch_size, run.train.seed).next_sequences()[0]
     number = int(np.searchsorted(made.document_starts("text", "train"), row * length, side="right")) - 1
-    name = made.document("text", "train", number).name
+    name = made.document_entry("text", "train", number).name
 
     assert command(["data", "where", name, "--run", str(home), "--json"]) == 0
 
@@ -213,11 +213,13 @@ def test_a_run_of_another_dataset_is_told_apart(trained, dataset: Path, tmp_path
         found = open_dataset(dataset)
         for group, splits in found.groups.items():
             for split in splits:
-                for number, entry in enumerate(found.documents(group, split)):
+                for number, entry in enumerate(found.document_entries(group, split)):
                     start, stop = found.document_starts(group, split)[number : number + 2].tolist()
-                    writer.group(group, split).add(found.tokens(group, split).read(start, stop)[::-1].copy(), entry)
+                    writer.part_writer(group, split).add_document(
+                        found.tokens(group, split).read_tokens(start, stop)[::-1].copy(), entry
+                    )
         facts = found.manifest
-        writer.finish(
+        writer.finish_dataset(
             DatasetFacts(
                 sources=(SourceFacts(name="made", kind="text", fingerprint="1" * 64),),
                 tokenizer=facts.tokenizer,
@@ -236,4 +238,4 @@ def test_the_corpus_in_the_log_is_that_of_the_dataset(trained, dataset: Path, ca
     config = PastRun(home).config
     opening = json.loads((home / "events.jsonl").read_text().splitlines()[0])
 
-    assert opening["body"]["corpus"] == prepare(config.data, cache, config.train.seed).digest
+    assert opening["body"]["corpus"] == prepare_corpus(config.data, cache, config.train.seed).digest

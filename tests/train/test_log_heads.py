@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from phalanx.errors import AuditLogError, SignatureError
-from phalanx.security.audit import AuditLog, PublicLines, read_head, verify_log
+from phalanx.security.audit import AuditLog, PublicEntries, read_head, verify_log
 from phalanx.security.crypto import Identity, load_identity
 from phalanx.train.records.log_heads import known_heads
 from phalanx.train.records.proof import verify_run
@@ -26,7 +26,7 @@ def stopped_once(cache, tmp_path_factory):
 @pytest.fixture
 def stopped(stopped_once, make_run, quietly, tmp_path, monkeypatch):
     if "run" not in stopped_once:
-        save = hooks.RunHooks.save
+        save = hooks.RunHooks.save_if_due
 
         def stop(self, at):
             if at == 5:
@@ -34,7 +34,7 @@ def stopped(stopped_once, make_run, quietly, tmp_path, monkeypatch):
             save(self, at)
 
         with monkeypatch.context() as patch:
-            patch.setattr(hooks.RunHooks, "save", stop)
+            patch.setattr(hooks.RunHooks, "save_if_due", stop)
             quietly(make_run(), stopped_once["home"] / "run")
         stopped_once["run"] = stopped_once["home"] / "run"
     shutil.copytree(stopped_once["run"], tmp_path / "run")
@@ -95,8 +95,8 @@ def test_a_conviction_that_was_cut_off_lets_nobody_back_in(quietly, make_run, st
     home = load_identity(stopped / "pki" / "owner")
     run = json.loads((stopped / "run.json").read_text())["run"]
     with AuditLog(stopped / "events.jsonl", home, run, kept_at=stopped / HEAD_FILE) as log:
-        log.append("evicted", {"party": "worker-1", "stages": [1], "step": 5})
-        log.sync()
+        log.append_event("evicted", {"party": "worker-1", "stages": [1], "step": 5})
+        log.sync_events()
     cut(stopped, len(lines_of(stopped)) - 1)
 
     assert "is missing" in refused(quietly, make_run, stopped)
@@ -193,7 +193,7 @@ def test_a_summary_whose_head_was_written_by_somebody_else_shows_no_end(stopped)
         stopped / "events.jsonl", load_identity(stopped / "pki" / "owner"), summary["audit_log_head_signed"]["run"]
     )
     log.close()
-    forged = {"num_events": log.head.num_events, "digest": log.head.digest}
+    forged = {"num_events": log.current_head.num_events, "digest": log.current_head.digest}
     summary["audit_log_head"] = forged
     summary["audit_log_head_signed"] |= forged
     (stopped / "summary.json").write_text(json.dumps(summary))
@@ -222,13 +222,15 @@ def keep(stopped, tmp_path):
     run = json.loads((stopped / "run.json").read_text())["run"]
 
     def write(*more, forced=True, signer=owner, run=run):
-        lines = PublicLines(signer, run)
-        verify_log(stopped / "events.jsonl", owner.public, visit=lambda line: lines.take(line.kind, line.head.digest))
+        lines = PublicEntries(signer, run)
+        verify_log(
+            stopped / "events.jsonl", owner.public, visit=lambda line: lines.count_entry(line.kind, line.head.digest)
+        )
         for digest in more:
-            lines.take("evicted", digest)
-        lines.forced(len(lines) if forced else len(lines) - len(more))
+            lines.count_entry("evicted", digest)
+        lines.note_forced(len(lines) if forced else len(lines) - len(more))
         path = tmp_path / "head.json"
-        path.write_text(lines.head().model_dump_json())
+        path.write_text(lines.signed_public_head().model_dump_json())
         return path
 
     return write

@@ -16,8 +16,8 @@ from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
 from phalanx.train.records.unstarted import is_unstarted
 from phalanx.train.sessions.cluster import worker_config
-from phalanx.train.sessions.enclave_owner import CHECKED, AskedWorkers, check_end, end_of
-from phalanx.train.sessions.middle_stages import MiddleStages, middle_directory, middle_stages, noting
+from phalanx.train.sessions.enclave_owner import CHECKED, AskedWorkers, check_log_end, log_end_of
+from phalanx.train.sessions.middle_stages import MiddleStages, middle_directory, middle_stages, note_guard_events
 
 VERDICT = {
     "party": "worker-1",
@@ -35,19 +35,19 @@ class NotedProcesses:
     def __init__(self):
         self.started, self.ended, self.dead = {}, [], set()
 
-    def start(self, configs):
+    def start_workers(self, configs):
         self.started |= configs
 
     def start_fork_server(self, threads):
         raise AssertionError("an enclave's host needs none")
 
-    def is_alive(self, name):
+    def is_worker_alive(self, name):
         return name not in self.dead
 
-    def dismiss(self, name):
+    def dismiss_worker(self, name):
         self.ended.append(name)
 
-    def last_output(self, name):
+    def worker_output(self, name):
         return "out of memory"
 
     def close(self):
@@ -90,8 +90,13 @@ def wanted(*names):
 def test_workers_and_the_owner_of_their_pipeline_have_an_authority_of_their_own(run, home):
     middle = middle_directory(run, home)
 
-    assert {path.name for path in middle.pki.iterdir() if path.is_dir()} == {"owner", "worker-1", "worker-2"}
-    assert {path.name for path in home.pki.iterdir() if path.is_dir()} == {"owner", "enclave", "client-0", "client-1"}
+    assert {path.name for path in middle.pki_directory.iterdir() if path.is_dir()} == {"owner", "worker-1", "worker-2"}
+    assert {path.name for path in home.pki_directory.iterdir() if path.is_dir()} == {
+        "owner",
+        "enclave",
+        "client-0",
+        "client-1",
+    }
     assert middle.owner.authority_pem != home.owner.authority_pem
     assert middle_directory(run, home).run_id == middle.run_id, "a resumed session finds it"
 
@@ -104,35 +109,35 @@ def test_a_split_whose_workers_see_nothing_has_no_middle_stages(run, home):
 
 
 def test_a_worker_that_the_enclave_asks_for_is_started_with_its_keys_and_the_address(stages):
-    assert stages.aside(wanted("worker-1", "worker-2"))
+    assert stages.serve_enclave_message(wanted("worker-1", "worker-2"))
 
     started = stages._workers.started
     assert list(started) == ["worker-1", "worker-2"]
     assert {config.owner for config in started.values()} == {"127.0.0.1:7"}
-    assert started["worker-1"].identity == str((stages.home.pki / "worker-1").resolve())
+    assert started["worker-1"].identity == str((stages.home.pki_directory / "worker-1").resolve())
 
 
 def test_a_worker_that_the_run_has_not_is_not_started(stages):
     with pytest.raises(FrameError, match="'worker-9', which is not a worker of this run"):
-        stages.aside(wanted("worker-1", "worker-9"))
+        stages.serve_enclave_message(wanted("worker-1", "worker-9"))
 
     assert stages._workers.started == {}
 
 
 def test_a_worker_that_ends_before_it_has_joined_ends_the_session_and_later_ones_are_the_enclaves_to_miss(stages):
-    stages.aside(wanted("worker-1", "worker-2"))
-    stages.aside(say.GuardEvent(event="party_joined", facts={"party": "worker-1"}))
+    stages.serve_enclave_message(wanted("worker-1", "worker-2"))
+    stages.serve_enclave_message(say.GuardEvent(event="party_joined", facts={"party": "worker-1"}))
 
     stages._workers.dead = {"worker-1"}
-    stages.look()
+    stages.check_joining_workers()
     stages._workers.dead = {"worker-2"}
     with pytest.raises(PeerLostError, match="worker-2 ended before it joined: out of memory"):
-        stages.look()
+        stages.check_joining_workers()
 
 
 def test_a_dismissed_worker_is_ended_and_an_answer_is_nothing_aside(stages):
-    assert stages.aside(say.WorkerDismissed(name="worker-1"))
-    assert not stages.aside(say.WeightsReply(digest="ab" * 32))
+    assert stages.serve_enclave_message(say.WorkerDismissed(name="worker-1"))
+    assert not stages.serve_enclave_message(say.WeightsReply(digest="ab" * 32))
 
     assert stages._workers.ended == ["worker-1"]
 
@@ -140,11 +145,11 @@ def test_a_dismissed_worker_is_ended_and_an_answer_is_nothing_aside(stages):
 def test_the_enclave_asks_for_processes_by_name_and_starts_none(stages, run):
     told = []
     asked = AskedWorkers(told.append)
-    configs = {name: worker_config(run, stages.home, name, "127.0.0.1:7") for name in run.pipeline.workers}
+    configs = {name: worker_config(run, stages.home, name, "127.0.0.1:7") for name in run.pipeline.worker_names}
 
-    asked.start({})
-    asked.start(configs)
-    asked.dismiss("worker-2")
+    asked.start_workers({})
+    asked.start_workers(configs)
+    asked.dismiss_worker("worker-2")
 
     assert told == [wanted("worker-1", "worker-2"), say.WorkerDismissed(name="worker-2")]
 
@@ -162,7 +167,7 @@ def note(figures, noted):
         figures.observe(kind, body)
         noted.append((kind, body))
 
-    found = noting(figures, savepoint, observe)
+    found = note_guard_events(figures, savepoint, observe)
     return found, savepoint
 
 
@@ -187,7 +192,7 @@ def test_what_was_checked_is_in_the_record_of_checks(note, figures):
     note[0](CHECKED, told)
 
     expected = Figures()
-    expected.checks.applied(0, {1: StageChecks(frozenset({"sampled"}), "worker-1", None)})
+    expected.checks.note_applied(0, {1: StageChecks(frozenset({"sampled"}), "worker-1", None)})
     assert figures.checks.to_json() == expected.checks.to_json()
 
 
@@ -202,7 +207,7 @@ def test_a_malformed_verdict_is_refused(run, home, note, facts):
     stages = MiddleStages(run, middle_directory(run, home), NotedProcesses(), note[0])
 
     with pytest.raises(FrameError, match="reported 'verdict'"):
-        stages.aside(say.GuardEvent(event="verdict", facts=facts))
+        stages.serve_enclave_message(say.GuardEvent(event="verdict", facts=facts))
 
 
 # --- what a sealed state knows of the log ----------------------------------------------------------
@@ -211,16 +216,16 @@ def test_a_malformed_verdict_is_refused(run, home, note, facts):
 def test_a_state_is_refused_beside_a_log_that_lacks_lines_of_its_time(tmp_path):
     identity, path = Identity.without_certificate("owner"), tmp_path / "events.jsonl"
     with AuditLog(path, identity, "run") as log:
-        log.append("run_started", {})
+        log.append_event("run_started", {})
         before = path.read_bytes()
-        log.append("verdict", VERDICT)
-        books = end_of(log)
-        log.append("evicted", {"party": "worker-1"})
-        check_end(log, books)
+        log.append_event("verdict", VERDICT)
+        books = log_end_of(log)
+        log.append_event("evicted", {"party": "worker-1"})
+        check_log_end(log, books)
 
     path.write_bytes(before)
     with AuditLog(path, identity, "run") as log, pytest.raises(RollbackError, match="maybe a conviction"):
-        check_end(log, books)
+        check_log_end(log, books)
 
 
 @pytest.mark.parametrize("books", [{}, {"num_events": "1", "digest": "ab"}, {"num_events": 1}])
@@ -231,7 +236,7 @@ def test_a_state_of_an_enclave_without_a_pipeline_is_refused(tmp_path, books):
         AuditLog(tmp_path / "events.jsonl", identity, "run") as log,
         pytest.raises(CheckpointError, match="without a pipeline"),
     ):
-        check_end(log, books)
+        check_log_end(log, books)
 
 
 # --- a run that has not finished a step ------------------------------------------------------------

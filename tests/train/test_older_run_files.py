@@ -2,7 +2,7 @@
 
 import json
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.federated.config import FederatedConfig
 from phalanx.train import PipelineRun
 
@@ -21,19 +21,19 @@ def read(**train):
 
 
 def test_a_run_file_without_a_new_key_has_the_digest_that_it_had():
-    assert digest(read()) == MADE_BEFORE
+    assert digest_config(read()) == MADE_BEFORE
 
 
 def test_a_new_key_of_a_run_file_is_in_its_digest():
-    assert digest(read(histograms={})) != MADE_BEFORE
-    assert digest(read(neftune_alpha=5.0)) != MADE_BEFORE
+    assert digest_config(read(histograms={})) != MADE_BEFORE
+    assert digest_config(read(neftune_alpha=5.0)) != MADE_BEFORE
 
 
 def test_a_federated_section_without_a_new_key_has_the_digest_that_it_had():
     written = {"sites": ["a", "b", "c"], "secure": True, "min_cohort": 3}
 
     def section(**more):
-        return digest(FederatedConfig.model_validate_json(json.dumps(written | more)))
+        return digest_config(FederatedConfig.model_validate_json(json.dumps(written | more)))
 
     assert section() == "a9d3491322167f56500ba9a39b227d5e05e69ec24889bba8ebe2eca7176235e2"
     assert section() == section(personal=[]) != section(personal=["score.*"])

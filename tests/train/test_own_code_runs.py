@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.errors import ConfigError, TrainingError
 from phalanx.models import FAMILIES
 from phalanx.models.families import ADOPTED
@@ -15,7 +15,7 @@ from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions import hooks
 
 CODE = """
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 
 
 class Numbers:
@@ -31,7 +31,7 @@ class Numbers:
 
 
 def half(logits, labels):
-    loss, targets = causal_lm(logits, labels)
+    loss, targets = causal_lm_loss(logits, labels)
     return loss / 2, targets
 """
 
@@ -59,7 +59,7 @@ def test_a_run_is_trained_on_it_and_says_so_in_config_log_and_directory(own_run,
 
 
 def test_a_resumed_run_has_the_code_that_it_began_with(own_run, quietly, tmp_path, run_file, monkeypatch):
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == 3:
@@ -67,7 +67,7 @@ def test_a_resumed_run_has_the_code_that_it_began_with(own_run, quietly, tmp_pat
         save(self, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(hooks.RunHooks, "save", stop)
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
         assert quietly(own_run(), tmp_path / "run")["status"] == "interrupted"
     run_file.with_name("mine.py").write_text(CODE.replace("/ 2", "/ 3"))
 

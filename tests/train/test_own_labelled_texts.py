@@ -102,7 +102,7 @@ class Measuring:
     def __init__(self):
         self.seen = []
 
-    def measure(self, step, batches, senders):
+    def measure_held_out(self, step, batches, senders):
         parts = list(batches)
         self.seen = [(name, ids.shape[0]) for name, (ids, _) in zip(senders, parts, strict=True)]
         rows = torch.cat([ids for ids, _ in parts])
@@ -116,7 +116,7 @@ def test_a_client_measures_its_own_held_out_texts_and_no_batch_has_rows_of_two(t
     clients = LocalClients(lead, 2, texts.holders)
     whole = [texts.validation_batch(range(start, min(start + 8, 16))) for start in (0, 8)]
 
-    scores = clients.measure(3, iter(whole))
+    scores = clients.measure_turn(3, iter(whole))
 
     assert lead.seen == [("client-0", 8), ("client-0", 3), ("client-1", 5)]
     assert torch.equal(lead.rows, texts.test.ids)

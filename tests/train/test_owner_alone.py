@@ -27,14 +27,14 @@ def verified(run_dir, summary):
 
 def stop_before_saving(monkeypatch, num_steps, error):
     """Let the run end just before the checkpoint after so many steps."""
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == num_steps:
             raise error
         save(self, at)
 
-    monkeypatch.setattr(hooks.RunHooks, "save", stop)
+    monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
 
 
 @pytest.fixture

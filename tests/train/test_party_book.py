@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.pipeline import StageChecks
 from phalanx.train.records.history import RunHistory
-from phalanx.train.records.party_book import PartyBook
+from phalanx.train.records.party_book import PartyTracker
 
 
 class Clock:
@@ -24,11 +24,11 @@ def clock():
 
 @pytest.fixture
 def book(clock):
-    return PartyBook("first", 10, ["alice", "bob"], ["carol"], RunHistory(), clock)
+    return PartyTracker("first", 10, ["alice", "bob"], ["carol"], RunHistory(), clock)
 
 
 def rows(book):
-    return {row.name: row for row in book.status().parties}
+    return {row.name: row for row in book.parties_status().parties}
 
 
 def states(book):
@@ -36,12 +36,13 @@ def states(book):
 
 
 def at_work(book, holders, shadows, step=0):
-    book.watch_roles(SimpleNamespace(holders=holders, shadows=shadows, next_step=step))
+    book.watch_roles(SimpleNamespace(stage_holders=holders, stage_shadows=shadows, next_step=step))
 
 
 def links(book, received=(), sent=(), present=()):
     book.watch_links(
-        SimpleNamespace(bytes_received=dict(received), bytes_sent=dict(sent)), SimpleNamespace(present=tuple(present))
+        SimpleNamespace(bytes_received=dict(received), bytes_sent=dict(sent)),
+        SimpleNamespace(present_names=tuple(present)),
     )
 
 
@@ -86,8 +87,8 @@ def test_checks_and_steps_are_counted_by_party(book):
     one = StageChecks(frozenset({"messages", "state"}), "alice", None)
     two = StageChecks(frozenset({"messages"}), "bob", None)
 
-    book.checked(0, {1: one, 2: two})
-    book.checked(1, {1: one, 2: two})
+    book.count_checks(0, {1: one, 2: two})
+    book.count_checks(1, {1: one, 2: two})
 
     found = rows(book)
     assert (found["alice"].audits, found["alice"].steps) == ({"messages": 2, "state": 2}, 2)
@@ -97,7 +98,7 @@ def test_checks_and_steps_are_counted_by_party(book):
 def test_one_check_of_two_stages_of_a_party_counts_once_a_step(book):
     check = StageChecks(frozenset({"messages"}), "alice", None)
 
-    book.checked(0, {1: check, 2: check})
+    book.count_checks(0, {1: check, 2: check})
 
     assert rows(book)["alice"].audits == {"messages": 1}
 
@@ -150,17 +151,17 @@ def test_what_earlier_sessions_decided_is_there_from_the_beginning():
     )
     history.revoked.add("dave")
 
-    book = PartyBook("first", 10, ["alice"], [], history)
+    book = PartyTracker("first", 10, ["alice"], [], history)
 
     assert states(book) == {"alice": "waiting", "bob": "evicted", "dave": "revoked"}
     assert rows(book)["bob"].verdicts == ("step 3, stage 1: another result",)
 
 
 def test_news_are_told_once(book):
-    assert [row.name for row in book.news()] == ["alice", "bob", "carol"]
-    assert book.news() == []
+    assert [row.name for row in book.changed_rows()] == ["alice", "bob", "carol"]
+    assert book.changed_rows() == []
 
     at_work(book, {1: "alice"}, {})
 
-    assert [(row.name, row.in_words) for row in book.news()] == [("alice", "serving 1")]
-    assert book.news() == []
+    assert [(row.name, row.state_text) for row in book.changed_rows()] == [("alice", "serving 1")]
+    assert book.changed_rows() == []

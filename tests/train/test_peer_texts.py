@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
-from phalanx.cli.console import say_error, say_figures
-from phalanx.config import is_plain, printable
+from phalanx.cli.console import print_error, print_figures
+from phalanx.config import is_plain, printable_text
 from phalanx.report.svg import escape_text
 from phalanx.telemetry import ProgressDisplay
-from phalanx.train.records.record import in_words
+from phalanx.train.records.record import describe_event
 
 STEERING = [
     "\x1b[2J\x1b[1;1Hall is well",
@@ -34,10 +34,10 @@ def harmless(text):
 def test_no_text_of_a_peer_steers_a_terminal(text, capsys):
     out = io.StringIO()
     with ProgressDisplay(10, 0, console=Console(file=out, width=200)) as progress:
-        progress.message(text, "alarm")
-    said = in_words("verdict", {"party": "worker-1", "reason": text})
-    say_error(f"worker-1: {text}")
-    say_figures({"reason": text})
+        progress.print_message(text, "alarm")
+    said = describe_event("verdict", {"party": "worker-1", "reason": text})
+    print_error(f"worker-1: {text}")
+    print_figures({"reason": text})
 
     assert said is not None
     printed = capsys.readouterr()
@@ -57,14 +57,14 @@ def test_nor_a_page(text):
 
 
 def test_ordinary_text_is_left_as_it_is():
-    assert printable(LOOKS_FINE) == escape_text(LOOKS_FINE) == LOOKS_FINE
+    assert printable_text(LOOKS_FINE) == escape_text(LOOKS_FINE) == LOOKS_FINE
 
 
 def test_long_text_is_cut():
-    assert printable("x" * 10**6) == "x" * 500
+    assert printable_text("x" * 10**6) == "x" * 500
 
 
 def test_several_parties_are_named_as_words():
-    said = in_words("awaiting", {"address": "127.0.0.1:7070", "parties": ["alice", "bob"]})
+    said = describe_event("awaiting", {"address": "127.0.0.1:7070", "parties": ["alice", "bob"]})
 
     assert said == ("note", "listening on 127.0.0.1:7070; waiting for alice, bob")

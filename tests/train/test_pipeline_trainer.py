@@ -40,21 +40,21 @@ class OwnedCompany:
     def __init__(self, company):
         self.company, self.reports, self.begun_at = company, [], None
 
-    def begin(self, state, num_steps):
+    def assign_stages(self, state, num_steps):
         company, engine = self.company, self.company.engine
         library = BackLibrary(company.source, company.plan, state, num_steps)
         # the company has begun with the untouched model
-        engine.fall_back(library, num_steps, library.digests())
+        engine.fall_back(library, num_steps, library.stage_digests())
         self.begun_at = num_steps
         return engine
 
-    def report(self, guard):
+    def report_guard(self, guard):
         self.reports.append(guard)
 
-    def books(self):
+    def guard_metadata(self):
         return {"num_events": 1, "digest": "ab"}
 
-    def check_books(self, books):
+    def check_guard_metadata(self, books):
         pass
 
 
@@ -85,7 +85,7 @@ def microbatches(company, step):
 
 def take(trainer, company, step):
     for hidden, labels in microbatches(company, step):
-        trainer.learn(hidden, labels)
+        trainer.learn_microbatch(hidden, labels)
     return trainer.step()
 
 
@@ -93,17 +93,20 @@ def test_steps_losses_measurements_and_weights_are_those_of_a_back_part_in_one_p
     trainer, owned = make_trainer()
     whole = whole_of(owned.company)
     held_out = microbatches(owned.company, 99)[0]
-    assert trainer.measure(*held_out) == whole.measure(*held_out)
+    assert trainer.measure_microbatch(*held_out) == whole.measure_microbatch(*held_out)
 
     for step in range(3):
         norm = take(trainer, owned.company, step)
 
         assert norm == pytest.approx(take(whole, owned.company, step), rel=1e-12)
-        assert list(trainer.losses) == whole.losses
+        assert list(trainer.step_losses) == whole.step_losses
 
-    assert trainer.measure(*held_out) == whole.measure(*held_out)
+    assert trainer.measure_microbatch(*held_out) == whole.measure_microbatch(*held_out)
     assert trainer.num_steps == whole.num_steps == 3
-    for found, expected in ((trainer.state(), whole.state()), (dict(trainer.weights()), dict(whole.weights()))):
+    for found, expected in (
+        (trainer.state_tensors(), whole.state_tensors()),
+        (dict(trainer.trained_weights()), dict(whole.trained_weights())),
+    ):
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert [report.attempts for report in owned.reports] == [1, 1, 1]
@@ -113,19 +116,19 @@ def test_another_session_goes_on_from_the_state_with_the_same_bits(make_trainer)
     (first, one), (second, other) = make_trainer(), make_trainer()
     for step in range(2):
         take(first, one.company, step)
-    state = {name: tensor.clone() for name, tensor in first.state().items()}
+    state = {name: tensor.clone() for name, tensor in first.state_tensors().items()}
 
     second.load_state(state, 2)
     found, expected = take(second, other.company, 2), take(first, one.company, 2)
 
     assert (found, other.begun_at, second.num_steps) == (expected, 2, 3)
-    weights = dict(first.weights())
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in second.weights())
+    weights = dict(first.trained_weights())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in second.trained_weights())
 
 
 def test_a_state_that_comes_when_the_stages_are_at_work_is_refused(make_trainer):
     trainer, owned = make_trainer()
-    state = {name: tensor.clone() for name, tensor in trainer.state().items()}
+    state = {name: tensor.clone() for name, tensor in trainer.state_tensors().items()}
     take(trainer, owned.company, 0)
 
     with pytest.raises(CheckpointError, match="the pipeline is running"):
@@ -139,7 +142,7 @@ def test_a_label_outside_of_the_vocabulary_is_refused_before_any_stage_works(mak
     labels[0, 0] = label
 
     with pytest.raises(DataError, match=r"outside of the model's vocabulary, 0 .. 63"):
-        trainer.learn(hidden, labels)
+        trainer.learn_microbatch(hidden, labels)
 
     assert (trainer.num_learned, owned.begun_at) == (0, None)
 
@@ -147,20 +150,20 @@ def test_a_label_outside_of_the_vocabulary_is_refused_before_any_stage_works(mak
 def test_a_batch_without_a_target_fails_is_reported_and_is_forgotten(make_trainer):
     trainer, owned = make_trainer()
     for hidden, labels in microbatches(owned.company, 0):
-        trainer.learn(hidden, torch.full_like(labels, IGNORE))
+        trainer.learn_microbatch(hidden, torch.full_like(labels, IGNORE))
 
     with pytest.raises(FailedBatchError, match="the batch has no label to learn"):
         trainer.step()
 
     assert (owned.reports, trainer.num_learned, trainer.num_steps) == ([UNGUARDED], 0, 0)
-    assert all(math.isnan(loss) and count == 0 for loss, count in trainer.losses)
+    assert all(math.isnan(loss) and count == 0 for loss, count in trainer.step_losses)
     assert take(trainer, owned.company, 0) > 0
 
 
 def test_a_batch_that_is_not_finite_fails_and_the_next_one_is_taken(make_trainer):
     trainer, owned = make_trainer()
     for hidden, labels in microbatches(owned.company, 0):
-        trainer.learn(hidden * math.nan, labels)
+        trainer.learn_microbatch(hidden * math.nan, labels)
 
     with pytest.raises(FailedBatchError):
         trainer.step()
@@ -173,6 +176,6 @@ def test_a_back_part_in_one_process_refuses_the_state_of_an_enclave_with_a_pipel
     trainer, owned = make_trainer()
     whole = whole_of(owned.company)
 
-    whole.check_books({})
+    whole.check_metadata({})
     with pytest.raises(CheckpointError, match="an enclave with a pipeline"):
-        whole.check_books(trainer.books())
+        whole.check_metadata(trainer.state_metadata())

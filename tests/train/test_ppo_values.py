@@ -21,12 +21,12 @@ SETTINGS = "{kind='ppo', max_new_tokens=4, updates=1, temperature=0.7, kl=0.5, k
 class LengthScorer:
     """Gives each text its length, as one reward."""
 
-    names = ("length",)
+    reward_names = ("length",)
 
-    def score(self, texts):
+    def score_texts(self, texts):
         return [(float(len(one.text)),) for one in texts]
 
-    def total(self, rewards):
+    def total_reward(self, rewards):
         return rewards[0]
 
 
@@ -53,7 +53,7 @@ def loader_of(made):
 def test_old_values_and_log_probabilities_are_those_of_the_stage_that_learns(made):
     stage = made[3]
 
-    batch = loader_of(made).next()
+    batch = loader_of(made).next_batch()
 
     counted = batch.labels != IGNORE
     with torch.no_grad():
@@ -68,13 +68,13 @@ def test_old_values_and_log_probabilities_are_those_of_the_stage_that_learns(mad
 def test_the_weight_of_the_divergence_is_part_of_the_state_and_nothing_else_is_taken_for_it(made):
     loader, again = loader_of(made), loader_of(made)
     # the untouched model is nearer to itself than any target
-    loader.next()
-    assert loader.state()["kl"] == pytest.approx(0.49)
+    loader.next_batch()
+    assert loader.position_state()["kl"] == pytest.approx(0.49)
 
-    again.load_state(loader.state())
+    again.load_position(loader.position_state())
 
-    assert again.next().figures["kl_weight"] == loader.next().figures["kl_weight"] == pytest.approx(0.49)
-    without = {name: one for name, one in loader.state().items() if name != "kl"}
-    for wrong in (without, loader.state() | {"kl": "much"}):
+    assert again.next_batch().figures["kl_weight"] == loader.next_batch().figures["kl_weight"] == pytest.approx(0.49)
+    without = {name: one for name, one in loader.position_state().items() if name != "kl"}
+    for wrong in (without, loader.position_state() | {"kl": "much"}):
         with pytest.raises(CheckpointError, match="loader state"):
-            loader_of(made).load_state(wrong)
+            loader_of(made).load_position(wrong)

@@ -89,7 +89,7 @@ def test_a_run_begins_at_its_reference_and_learns_which_answer_is_better(make, q
 def test_an_interrupted_run_reads_its_reference_and_ends_with_the_same_bits(make, quietly, monkeypatch, tmp_path):
     run = make(overrides=("checkpoint.every=2",))
     whole = quietly(run, tmp_path / "whole")
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         save(self, at)
@@ -97,7 +97,7 @@ def test_an_interrupted_run_reads_its_reference_and_ends_with_the_same_bits(make
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(hooks.RunHooks, "save", stop)
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
         assert quietly(run, tmp_path / "run")["status"] == "interrupted"
     kept = (tmp_path / "run/reference.safetensors").read_bytes()
     resumed = quietly(run, tmp_path / "run", resume=True)
@@ -161,7 +161,7 @@ def forged(path):
 )
 def test_a_reference_that_is_not_the_runs_own_is_refused(make, quietly, monkeypatch, tmp_path, harm, told):
     run = make(overrides=("checkpoint.every=2",))
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         save(self, at)
@@ -169,7 +169,7 @@ def test_a_reference_that_is_not_the_runs_own_is_refused(make, quietly, monkeypa
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(hooks.RunHooks, "save", stop)
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
         quietly(run, tmp_path / "run")
     harm(tmp_path / "run/reference.safetensors")
 

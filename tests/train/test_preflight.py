@@ -10,8 +10,8 @@ from rich.console import Console
 from phalanx.data.spool import Intake
 from phalanx.errors import ConfigError, DataError, ModelError
 from phalanx.models.directory import model_directory
-from phalanx.train import describe, entry, load_run, train
-from phalanx.train.setup.guard_outlook import guarded_by_nobody
+from phalanx.train import describe_run, entry, load_run, train
+from phalanx.train.setup.guard_outlook import idle_guard_warning
 from phalanx.train.setup.preflight import check_inputs
 from tiny_run_file import tiny_run_file
 
@@ -61,7 +61,7 @@ def test_only_the_beginning_is_looked_at(reading, kind, name, content):
 def test_a_mistake_at_the_beginning_is_found_by_dry_run_and_run(reading, tmp_path, kind, content, said):
     run = reading(kind, f"a.{kind}", content)
 
-    for begin in (train, describe):
+    for begin in (train, describe_run):
         with pytest.raises(DataError, match=said):
             begin(run, tmp_path / "run")
 
@@ -87,7 +87,7 @@ def test_the_vocabulary_of_a_small_text_is_trained_before_anything_begins(readin
         return
     with pytest.raises(DataError, match=r"vocab_size=270: the training text supports 269 tokens only") as refusal:
         check_inputs(run)
-    assert refusal.value.facts["code"] == "PHX-I017"
+    assert refusal.value.error_facts["code"] == "PHX-I017"
 
 
 def test_a_text_that_is_all_held_out_is_left_to_its_preparation(reading, make_run, tmp_path):
@@ -178,7 +178,7 @@ def test_a_file_is_no_model_directory(tmp_path):
     ],
 )
 def test_a_guard_with_nobody_to_check_says_so(make_run, overrides, warned):
-    said = guarded_by_nobody(make_run(*overrides))
+    said = idle_guard_warning(make_run(*overrides))
 
     assert (said is not None) is warned
     if warned:
@@ -220,10 +220,10 @@ def test_a_run_without_anything_held_out_is_refused_before_keys_are_made(source,
     with pytest.raises(ConfigError, match=cure) as refusal:
         train(load_run(tmp_path / "run.toml"), tmp_path / "run")
 
-    assert refusal.value.facts["key"] == "data.validation_share"
+    assert refusal.value.error_facts["key"] == "data.validation_share"
     assert not (tmp_path / "run").exists()
     # a set of its own is refused beside preferences, so it is no cure there
-    assert ("data.validation" in refusal.value.facts["do"].removeprefix("set data.validation_share")) == (
+    assert ("data.validation" in refusal.value.error_facts["do"].removeprefix("set data.validation_share")) == (
         not source.startswith("preferences")
     )
 
@@ -235,7 +235,7 @@ def test_an_interrupted_preparation_says_what_is_kept(make_run, tmp_path, monkey
     run, console = make_run("train.steps=1"), Console(record=True, width=400, file=io.StringIO())
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "my cache"))
     with monkeypatch.context() as patch:
-        patch.setattr(Intake, "spool", interrupt)
+        patch.setattr(Intake, "spool_sources", interrupt)
         summary = train(run, tmp_path / "run", console=console)
 
     assert summary["status"] == "interrupted"

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.rounds.terms import noisy_rounds
-from phalanx.train import describe, load_run
+from phalanx.train import describe_run, load_run
 from phalanx.train.setup.privacy_outlook import rows_outlook, sums_outlook
 from seeded_entropy import seed_noise
 from tiny_run_file import tiny_run_file
@@ -31,8 +31,8 @@ def section(sites, **more):
 def test_the_ratio_is_that_of_the_noise_that_sites_draw(sites, cohort, monkeypatch):
     seed_noise(monkeypatch, 3)
     config, length = section(sites, min_cohort=cohort), 4000
-    plan = noisy_rounds(config, 4, length).of(sites)
-    drawn = sum(plan.draw() for _ in range(sites)) / plan.encoding.levels * config.max_norm / sites
+    plan = noisy_rounds(config, 4, length).noisy_sum(sites)
+    drawn = sum(plan.draw_noise() for _ in range(sites)) / plan.ring_encoding.max_level * config.max_norm / sites
 
     outlook = sums_outlook(config, 4, length)
 
@@ -55,13 +55,13 @@ def test_rounds_that_the_budget_does_not_pay_for_are_said():
     outlook = sums_outlook(config, 100, 60)
 
     assert outlook.paid_rounds < 100
-    assert f"the budget allows {outlook.paid_rounds} of 100 rounds" in "\n".join(outlook.lines())
+    assert f"the budget allows {outlook.paid_rounds} of 100 rounds" in "\n".join(outlook.describe_budget())
 
 
 def test_a_ratio_above_one_warns_and_one_below_does_not():
-    assert sums_outlook(section(3), 4, 60_000).warning().startswith("WARNING: privacy: the noise of a round is ")
+    assert sums_outlook(section(3), 4, 60_000).noise_warning().startswith("WARNING: privacy: the noise of a round is ")
     calm = sums_outlook(section(300, min_cohort=201, privacy={"epsilon": 900.0}), 1, 4)
-    assert calm.ratio <= 1 and calm.warning() is None
+    assert calm.ratio <= 1 and calm.noise_warning() is None
 
 
 def test_sums_without_noise_have_no_outlook():
@@ -95,7 +95,7 @@ def test_the_dry_run_says_what_is_protected_the_ratio_and_the_rounds_paid_for(tm
         pytest.importorskip("opacus", reason="needs the extra `dp`")
     text = io.StringIO()
 
-    Console(file=text, width=width).print(describe(run_with(tmp_path, sections), tmp_path / "run"))
+    Console(file=text, width=width).print(describe_run(run_with(tmp_path, sections), tmp_path / "run"))
 
     told = " ".join(text.getvalue().split())
     assert f"privacy: protects {whose}" in told
@@ -110,7 +110,7 @@ def test_the_dry_run_says_what_is_protected_the_ratio_and_the_rounds_paid_for(tm
 def test_a_run_without_noise_says_nothing_of_privacy(tmp_path):
     text = io.StringIO()
 
-    Console(file=text, width=120).print(describe(run_with(tmp_path, ROUNDS), tmp_path / "run"))
+    Console(file=text, width=120).print(describe_run(run_with(tmp_path, ROUNDS), tmp_path / "run"))
 
     assert "privacy:" not in text.getvalue()
 

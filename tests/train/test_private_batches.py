@@ -16,7 +16,7 @@ class Rows:
 
     num_train_sequences, digest = 30, "00"
 
-    def order(self, seed, batch_size):
+    def sample_order(self, seed, batch_size):
         return Order()
 
     def train_batch(self, numbers):
@@ -25,18 +25,18 @@ class Rows:
 
 
 class Ledger:
-    epsilon_at_most = 0.0
+    epsilon_bound = 0.0
 
     def __init__(self):
         self.charges = 0
 
-    def charge(self):
+    def charge_batch(self):
         self.charges += 1
         return self.charges - 1
 
 
 def learned(loader):
-    batch = loader.next()
+    batch = loader.next_batch()
     return len(batch.labels), batch.labels[batch.labels != IGNORE].tolist()
 
 

@@ -58,7 +58,7 @@ from phalanx.lab.attacks.copies import AttackedCopy
 
 
 class Bare(Attack):
-    def wrap(self, copy, held):
+    def wrap_copy(self, copy, held):
         return BareCopy(copy, self) if held else copy
 
 
@@ -70,9 +70,9 @@ class BareCopy(AttackedCopy):
     def weight_gradient(self, step, noise_key):
         if not self._attack.lies_in(step):
             return super().weight_gradient(step, noise_key)
-        self._attack.admit(self.spec.index, step, what="gradient")
+        self._attack.log_lie(self.spec.index, step, what="gradient")
         rows = self.plan.privacy.mean_rows
-        return {name: gradient / rows for name, gradient in self.runner.gradients().items()}
+        return {name: gradient / rows for name, gradient in self.runner.take_gradients().items()}
 """
 
 
@@ -92,16 +92,17 @@ def test_a_run_of_stages_learns_within_its_budget_and_says_whom_the_bound_holds_
     assert f"the bound holds against {told['against']}" in summary["shown"]
     assert told["places"] == 24
     step = CappedPoissonGaussian(told["noise_multiplier"], told["rate"], told["rows"], told["places"])
-    assert step.epsilon(3, 1e-4) == pytest.approx(told["epsilon_spent"])
+    assert step.epsilon_after(3, 1e-4) == pytest.approx(told["epsilon_spent"])
     assert len(bodies(tmp_path / "run", "noise_committed")) == 1
     # the secret of the noise is on no disk: the key of the draw is the one secret that the budget leaves
     assert {path.name for path in (tmp_path / "run" / "secrets").iterdir()} == {"audit.head", "sampling.key"}
     assert summary["evicted"] == []
 
 
+@pytest.mark.slow
 def test_a_killed_run_draws_other_rows_under_other_noise_and_pays_again(private, quietly, tmp_path, monkeypatch):
     run, directory = private(STAGES + PRIVACY + "noise_multiplier = 1.0\n"), tmp_path / "run"
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == 1:
@@ -110,7 +111,7 @@ def test_a_killed_run_draws_other_rows_under_other_noise_and_pays_again(private,
 
     child = os.fork()
     if child == 0:
-        monkeypatch.setattr(hooks.RunHooks, "save", stop)
+        monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
         try:
             quietly(run, directory)
         finally:
@@ -126,6 +127,7 @@ def test_a_killed_run_draws_other_rows_under_other_noise_and_pays_again(private,
     assert not first & second
 
 
+@pytest.mark.slow
 def test_a_worker_process_that_leaves_its_noise_out_is_evicted_before_that_step_is_applied(private, quietly, tmp_path):
     (tmp_path / "mine.py").write_text(BARE)
     run = private(

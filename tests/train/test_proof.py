@@ -10,10 +10,10 @@ from phalanx.errors import AuditLogError, NoHolderError
 from phalanx.pipeline import AuditDraw, GuardConfig, PipelineConfig
 from phalanx.security.audit import AuditLog
 from phalanx.testing import Actor, MemoryCompany, tampering, tiny_run
-from phalanx.train.records.audit_trail import rules, step_noter
+from phalanx.train.records.audit_trail import session_rules, step_noter
 from phalanx.train.records.proof import verify_run
 from phalanx.train.records.samples import samples_digest
-from phalanx.train.setup.stage_source import ModulesOfRounds
+from phalanx.train.setup.stage_source import RoundModules
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "conformance"))
 from independent_verifier import RefusedError, verify
@@ -29,7 +29,7 @@ def make_company(cache, tmp_path_factory):
 
     def make(guard, actors=None, nonce=None, plan=None, **pipeline):
         run = tiny_run(pipeline=PipelineConfig(**({"stages": 4, "step_timeout_s": 60.0} | pipeline)), guard=guard)
-        draw = None if nonce is None else AuditDraw.of(KEY, nonce, guard)
+        draw = None if nonce is None else AuditDraw.from_guard(KEY, nonce, guard)
         company = MemoryCompany(run, tmp_path_factory.mktemp("company"), actors, cache=cache, draw=draw)
         company.plan = company.plan.model_copy(update=plan or {})
         made.append(company)
@@ -50,8 +50,8 @@ def late_nonce(guard):
     """Under which microbatch 0 of stage 2 is drawn for the first time in step 3."""
     for n in range(1000):
         nonce = n.to_bytes(32, "big")
-        draw = AuditDraw.of(KEY, nonce, guard)
-        drawn = [0 in draw.microbatches(step=s, epoch=0, stage=2, num_microbatches=4) for s in range(4)]
+        draw = AuditDraw.from_guard(KEY, nonce, guard)
+        drawn = [0 in draw.draw_microbatches(step=s, epoch=0, stage=2, num_microbatches=4) for s in range(4)]
         if drawn == [drawn[0], False, False, True]:
             return nonce
     raise AssertionError
@@ -59,29 +59,29 @@ def late_nonce(guard):
 
 def write_log(company, change=lambda events: events, steps_a_round=None):
     """Write what a session would have written about all that has happened."""
-    company.engine.settle()
+    company.engine.settle_last_step()
     home, run, draw = company._home, company.run_config, company.draw
-    parties = (*run.pipeline.workers, *run.pipeline.late_workers)
+    parties = (*run.pipeline.worker_names, *run.pipeline.late_workers)
     opening = {
-        **rules(run, home, parties),
+        **session_rules(run, home, parties),
         "step": 0,
         "steps": company.engine.next_step,
         "stages": [{} for _ in range(run.pipeline.stages)],
-        "audit_key_commitment": draw.commitment,
+        "audit_key_commitment": draw.key_commitment,
         "audit_nonce": draw.nonce.hex(),
         **({} if steps_a_round is None else {"steps_a_round": steps_a_round}),
     }
     for name in ("events.jsonl", "steps.jsonl"):
         (home.path / name).unlink(missing_ok=True)
     with AuditLog(home.path / "events.jsonl", home.owner, "simulation") as log:
-        log.append("run_started", opening)
+        log.append_event("run_started", opening)
         for kind, body in change(list(company.events)):
             if kind == "step":
                 step_noter(log, lambda step: samples_digest([step]) if step else None)(body)
             else:
-                log.append(kind, json.loads(json.dumps(body)))
-        log.append("run_completed", {"final_weights_digest": ""})
-        log.append("audit_key_revealed", {"commitment": draw.commitment, "key": draw._key.hex()})
+                log.append_event(kind, json.loads(json.dumps(body)))
+        log.append_event("run_completed", {"final_weights_digest": ""})
+        log.append_event("audit_key_revealed", {"commitment": draw.key_commitment, "key": draw._key.hex()})
     return home.path
 
 
@@ -112,7 +112,7 @@ def test_a_conviction_that_reaches_back_leaves_records_of_what_was_undone_and_do
     company.run(STEPS)
 
     assert company.evicted == ["worker-2"]
-    assert company.bodies("rolled_back")
+    assert company.event_bodies("rolled_back")
     recorded = [body.step for kind, body in company.events if kind == "step"]
     assert len(recorded) > len(set(recorded)) == STEPS
     assert_proven(company)
@@ -121,27 +121,27 @@ def test_a_conviction_that_reaches_back_leaves_records_of_what_was_undone_and_do
 def test_a_worker_in_its_second_life_signs_with_the_certificate_of_its_first(make_company):
     company = make_company(GuardConfig(**RATES), returns=1)
     company.run(1)
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(1)
     assert company.come_back("worker-1") == "worker-1.2"
     steps = 2
-    while company.bodies("party_joined") == []:
+    while company.event_bodies("party_joined") == []:
         company.run(1)
         steps += 1
     company.run(2)
 
-    assert "worker-1.2" in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert "worker-1.2" in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
     assert_proven(company, steps + 2)
 
 
 def test_a_run_that_goes_back_to_its_checkpoint_leaves_a_log_that_is_believed(make_company):
     company = make_company(GuardConfig(**RATES), spares=1)
     company.run(2)
-    company.save()
+    company.save_step()
     company.run(2)
-    company.kill("worker-1")
-    company.kill("worker-2")
-    company.kill("worker-3")
+    company.kill_worker("worker-1")
+    company.kill_worker("worker-2")
+    company.kill_worker("worker-3")
     with pytest.raises(NoHolderError):
         company.run(1)
     back = company.fall_back()
@@ -171,15 +171,15 @@ def test_a_log_of_a_guard_that_this_version_has_not_is_refused_whole(make_compan
 
 def rounds_events(company, numbers):
     """Rounds of two steps, as the pipeline of a site has them."""
-    modules = ModulesOfRounds(company.source, company.plan)
-    weights = {name: one.detach().clone() for name, one in modules.trained.items()}
+    modules = RoundModules(company.source, company.plan)
+    weights = {name: one.detach().clone() for name, one in modules.trained_parameters.items()}
     for number in numbers:
-        library = modules.begin(weights, 2 * (number - 1))
+        library = modules.begin_round(weights, 2 * (number - 1))
         company.events.append(("round_begun", {"round": number, "step": 2 * (number - 1)}))
-        company.engine.fall_back(library, 2 * (number - 1), library.digests())
+        company.engine.fall_back(library, 2 * (number - 1), library.stage_digests())
         company._next_step = 2 * (number - 1)
         company.run(2)
-        company.engine.settle()
+        company.engine.settle_last_step()
 
 
 def test_the_log_of_a_site_may_lack_rounds_that_it_took_no_part_in_and_no_step_of_those_that_it_has(make_company):

@@ -11,7 +11,7 @@ from phalanx.errors import ConfigError, InputError
 from phalanx.optimizers import learning_rate
 from phalanx.report import write_rate_svg
 from phalanx.train import find_rate
-from phalanx.train.rate_finder import advice_of, rising
+from phalanx.train.rate_finder import advice_of, make_rising_run
 
 
 def rows(losses, highest=1.0):
@@ -21,7 +21,7 @@ def rows(losses, highest=1.0):
 def test_the_rate_rises_linearly_up_to_the_highest_one_and_nothing_is_validated_or_saved(make_run):
     run = make_run("train.validate_every=1", "train.early_stopping={patience=1}", "checkpoint.best='validation'")
 
-    short = rising(run, 0.5, 20)
+    short = make_rising_run(run, 0.5, 20)
 
     rates = [learning_rate(short.optimizer, step, short.train.steps) for step in range(20)]
     assert rates == pytest.approx([0.5 * (step + 1) / 20 for step in range(20)])
@@ -38,14 +38,14 @@ def test_the_suggestion_lies_below_the_rate_with_the_lowest_smoothed_loss():
     assert advice.has_end
     assert 0.45 < advice.lowest_at < 0.65
     assert advice.suggested == advice.lowest_at / 3
-    assert f"start with optimizer.lr = {advice.suggested:.2g}" in advice.in_words()
+    assert f"start with optimizer.lr = {advice.suggested:.2g}" in advice.describe_advice()
 
 
 def test_a_loss_that_falls_to_the_end_asks_for_a_higher_rate():
     advice = advice_of(rows([10.0 - 0.1 * step for step in range(50)]))
 
     assert not advice.has_end
-    assert "try a larger --to" in advice.in_words()
+    assert "try a larger --to" in advice.describe_advice()
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, None])
@@ -61,7 +61,7 @@ def test_without_a_finite_loss_nothing_is_suggested(tmp_path):
     advice = advice_of(rows([math.nan]), broke_off=True)
 
     assert (advice.suggested, advice.lowest_at) == (None, None)
-    assert "no learning rate to suggest" in advice.in_words()
+    assert "no learning rate to suggest" in advice.describe_advice()
     with pytest.raises(InputError, match="no finite loss"):
         write_rate_svg([(0.1, None, None)], None, tmp_path / "lr.svg")
 

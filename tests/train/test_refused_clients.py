@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.report.headline import _guard_tile
 from phalanx.split.channel import turn_messages as ask
-from phalanx.train.records.record import in_words
+from phalanx.train.records.record import describe_event
 from phalanx.train.sessions.split_parties import EXCLUDED, REFUSED, RefusedClients
 
 
@@ -25,7 +25,7 @@ def test_refusals_are_counted_by_client_and_the_shut_out_are_kept_with_figure_an
         word("south", reason="not_finite", figure=None),
         word(step=6, is_excluded=True),
     ):
-        assert refused.aside(message)
+        assert refused.take_refusal(message)
 
     assert refused.facts["refusals"] == {"west": 2, "south": 1}
     assert refused.facts["excluded"] == {"west": {"step": 6, "reason": "over_norm", "figure": 7.5, "bound": 2.0}}
@@ -34,7 +34,7 @@ def test_refusals_are_counted_by_client_and_the_shut_out_are_kept_with_figure_an
 
 
 def test_any_other_message_is_left_to_others():
-    assert not RefusedClients(lambda kind, body: None).aside(ask.Conclude())
+    assert not RefusedClients(lambda kind, body: None).take_refusal(ask.Conclude())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_any_other_message_is_left_to_others():
     ],
 )
 def test_a_person_is_told_in_a_sentence(kind, said):
-    assert in_words(kind, word().model_dump(mode="json"))[1] == said
+    assert describe_event(kind, word().model_dump(mode="json"))[1] == said
 
 
 @pytest.mark.parametrize(

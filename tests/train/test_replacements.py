@@ -30,31 +30,31 @@ def place():
 
 
 def test_a_replacement_that_ends_before_it_joined_is_replaced(place):
-    place.replacements.replace("worker-1")
-    place.replacements.look_after()
+    place.replacements.start_replacement("worker-1")
+    place.replacements.replace_stillborn()
     assert place.started == ["worker-3"]
 
     place.alive.discard("worker-3")
-    place.replacements.look_after()
-    place.replacements.look_after()
+    place.replacements.replace_stillborn()
+    place.replacements.replace_stillborn()
 
     assert place.told == [("respawned", "worker-3", "worker-1"), ("respawned", "worker-4", "worker-3")]
 
 
 def test_one_that_has_joined_is_missed_by_the_company_and_not_twice(place):
-    place.replacements.replace("worker-1")
+    place.replacements.start_replacement("worker-1")
     place.joined.add("worker-3")
     place.alive.discard("worker-3")
 
-    place.replacements.look_after()
+    place.replacements.replace_stillborn()
 
     assert place.started == ["worker-3"]
 
 
 def test_without_names_nobody_is_started(place):
     for _ in range(3):
-        place.replacements.replace("worker-1")
+        place.replacements.start_replacement("worker-1")
     place.alive.clear()
-    place.replacements.look_after()
+    place.replacements.replace_stillborn()
 
     assert place.started == ["worker-3", "worker-4"]

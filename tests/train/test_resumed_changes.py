@@ -9,7 +9,7 @@ import pytest
 from fake_engine import FakeEngine
 from rich.console import Console
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import CheckpointError, ConfigError, TrainingError
 from phalanx.optimizers import learning_rate
 from phalanx.telemetry import read_metrics
@@ -33,7 +33,7 @@ def session_of(make_run, tmp_path):
         run = make_run(*overrides)
         home = RunDirectory(tmp_path / "run", run, resume=resume)
         text = io.StringIO()
-        summary = Session(run, home, Console(file=text, width=200), engine).run(resume=resume)
+        summary = Session(run, home, Console(file=text, width=200), engine).run_session(resume=resume)
         return {**summary, "shown": text.getvalue()}
 
     return build
@@ -52,7 +52,7 @@ def test_a_run_that_is_made_longer_in_place_has_the_bits_of_one_that_was_to_be_s
     # the directory speaks of the longer run, and its checkpoints of both
     assert load_run(tmp_path / "run" / "config.toml").train.steps == 8
     past = PastRun(tmp_path / "run")
-    assert [past.open(step).step for step in (6, 8)] == [6, 8]
+    assert [past.open_verified(step).step for step in (6, 8)] == [6, 8]
     assert verify_run(tmp_path / "run").steps == 8
 
 
@@ -65,8 +65,8 @@ def test_the_new_schedule_is_told_on_the_terminal_and_in_the_signed_log(make_run
     was, now = (learning_rate(optimizer, 6, steps) for steps in (6, 12))
     (told,) = events(tmp_path / "run", "config_changed")
     assert told == {
-        "from": digest(make_run()),
-        "to": digest(make_run("train.steps=12")),
+        "from": digest_config(make_run()),
+        "to": digest_config(make_run("train.steps=12")),
         "keys": {"train.steps": [6, 12]},
         "step": 6,
         "learning_rate": [was, now],
@@ -124,7 +124,7 @@ def test_a_crash_while_the_change_is_written_leaves_a_run_that_goes_on(
 
     assert (summary["status"], summary["steps"]) == ("completed", steps)
     assert load_run(tmp_path / "run" / "config.toml").train.steps == steps
-    assert PastRun(tmp_path / "run").open().step == steps
+    assert PastRun(tmp_path / "run").open_verified().step == steps
 
 
 @pytest.mark.parametrize(
@@ -253,4 +253,4 @@ def test_a_config_that_no_session_had_opens_no_checkpoint(session_of, tmp_path):
     path.write_text(path.read_text().replace("steps = 6", "steps = 60"))
 
     with pytest.raises(CheckpointError, match=r"config\.toml: has config digest .*which no session of the run had"):
-        PastRun(tmp_path / "run").open()
+        PastRun(tmp_path / "run").open_verified()

@@ -28,7 +28,7 @@ def test_every_number_stands_at_the_place_that_predicts_its_token():
 
 
 def test_a_row_that_was_saved_is_the_same_row():
-    assert [LearnedRow.of_json(row.to_json()) for row in ROWS] == ROWS
+    assert [LearnedRow.from_json(row.to_json()) for row in ROWS] == ROWS
 
 
 def run_of(**sections):
@@ -66,7 +66,7 @@ def loader():
 )
 def test_a_malformed_state_is_refused(change):
     with pytest.raises(CheckpointError, match="loader state"):
-        loader().load_state(loader().state() | change)
+        loader().load_position(loader().position_state() | change)
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,15 @@ def changed(make_run):
 def test_the_same_run_file_changes_nothing(changed):
     found = changed((), ())
 
-    assert (dict(found.keys), found.steps) == ({}, None)
+    assert (dict(found.keys), found.step_counts) == ({}, None)
 
 
 def test_a_longer_run_is_told_with_both_rates(changed, make_run):
     found, run = changed((), ("train.steps=12",)), make_run("train.steps=12")
 
     was, now = (learning_rate(run.optimizer, 6, steps) for steps in (6, 12))
-    assert (found.steps, found.rates(run, 6)) == ((6, 12), (was, now))
-    said = found.told(run, 6)
+    assert (found.step_counts, found.rates_at(run, 6)) == ((6, 12), (was, now))
+    said = found.describe_changes(run, 6)
     assert said.startswith("train.steps: 6 -> 12; Steps before 6 stay unchanged. From step 6 on")
     assert f"schedule of 12 steps: {now:.3g}, where the old length had {was:.3g}" in said
 
@@ -32,8 +32,8 @@ def test_a_longer_run_is_told_with_both_rates(changed, make_run):
 def test_where_the_length_stays_no_rate_is_told(changed, make_run):
     found, run = changed((), ("checkpoint.every=3",)), make_run("checkpoint.every=3")
 
-    assert (found.steps, found.rates(run, 6)) == (None, None)
-    assert found.told(run, 6) == "checkpoint.every: 2 -> 3"
+    assert (found.step_counts, found.rates_at(run, 6)) == (None, None)
+    assert found.describe_changes(run, 6) == "checkpoint.every: 2 -> 3"
 
 
 @pytest.mark.parametrize("steps", [5, 1])
@@ -55,7 +55,11 @@ def test_what_decides_a_weight_is_refused_with_both_values(changed):
     with pytest.raises(ConfigError, match=r"train\.seed \(0 there, 9 here\).*--from runs/mine") as raised:
         changed(("train.seed=0",), ("train.seed=9",))
 
-    assert (raised.value.facts["key"], raised.value.facts["found"], raised.value.facts["expected"]) == (
+    assert (
+        raised.value.error_facts["key"],
+        raised.value.error_facts["found"],
+        raised.value.error_facts["expected"],
+    ) == (
         "train.seed",
         "9",
         "0",

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.security.audit import AuditLog
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.train.records import run_directory
 from phalanx.train.records.run_directory import RunDirectory, holds_run
 
@@ -18,9 +18,9 @@ def test_a_new_run_gets_an_identity_for_everybody(make_run, tmp_path):
 
     assert home.owner.name == "owner"
     for name in ("worker-1", "worker-2", "worker-3"):
-        assert "BEGIN CERTIFICATE" in home.certificate(name)
+        assert "BEGIN CERTIFICATE" in home.read_certificate(name)
     with pytest.raises(ConfigError, match="worker-4"):
-        home.certificate("worker-4")
+        home.read_certificate("worker-4")
 
 
 def test_private_keys_are_for_their_owner_only(make_run, tmp_path):
@@ -63,7 +63,7 @@ def test_a_start_without_a_finished_step_is_begun_anew_by_the_corrected_run_file
     assert sorted(path.name for path in again.path.iterdir()) == [
         ".lock", "config.toml", "notes.txt", "owner.pem", "pki", "run.json"
     ]  # fmt: skip
-    assert load_identity(again.pki / "owner").public == again.owner.public
+    assert load_identity(again.pki_directory / "owner").public == again.owner.public
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_run_that_another_process_begins_or_drives_is_left_alone(make_run, tmp
 
 def test_keys_that_were_not_made_for_the_run_are_never_removed(make_run, tmp_path):
     create_authority(tmp_path / "keys")
-    issue(tmp_path / "keys", "owner")
+    issue_certificate(tmp_path / "keys", "owner")
     first = RunDirectory(tmp_path / "run", make_run(f'pipeline.pki="{tmp_path / "keys"}"'), resume=False)
     first.close()
     (tmp_path / "keys").rename(first.path / "pki")
@@ -149,7 +149,7 @@ def test_a_crash_while_the_directory_was_made_is_made_good(make_run, tmp_path, m
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_directory, "issue", crash)
+        patch.setattr(run_directory, "issue_certificate", crash)
         with pytest.raises(Crash):
             RunDirectory(tmp_path / "run", make_run(), resume=False)
 

@@ -2,7 +2,7 @@
 
 import json
 
-from phalanx.data import prepare
+from phalanx.data import prepare_corpus
 from phalanx.data.order import sample_indices
 from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
@@ -12,7 +12,7 @@ from phalanx.train.records.samples import samples_digest
 def test_lines_of_log_and_metrics_commit_to_the_samples_that_the_order_gives(trained_once, cache):
     _, home = trained_once
     run = load_run(home / "config.toml")
-    corpus = prepare(run.data, cache / "data", run.train.seed)
+    corpus = prepare_corpus(run.data, cache / "data", run.train.seed)
     size, steps = run.train.batch_size, range(run.train.steps)
     expected = {
         step: samples_digest(sample_indices(step * size, size, corpus.num_train_sequences, run.train.seed))

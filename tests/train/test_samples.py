@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from phalanx.data import prepare
+from phalanx.data import prepare_corpus
 from phalanx.errors import ConfigError
-from phalanx.models import build_stage, open_model, partition, tie
+from phalanx.models import build_stage, open_model, partition_layers, tie_head
 from phalanx.report import write_report
 from phalanx.telemetry import read_metrics
-from phalanx.train.batches.samples import Continuation, TextSampler, continued
+from phalanx.train.batches.samples import Continuation, TextSampler, continue_prompt
 
 SAMPLES = "train.samples={prompts=['The ','x'],tokens=5}"
 PLAIN = {"adapter": None, "activation_checkpointing": False, "attention": "sdpa", "seed": 0}
@@ -18,7 +18,7 @@ class Counting:
     """A stage that says token n + 1 after token n, or what it is told to."""
 
     def __init__(self, size=10, told=None):
-        self.size, self.told, self.training, self.seen = size, told, True, []
+        self.size, self.summary_fields, self.training, self.seen = size, told, True, []
 
     def parameters(self):
         return iter([torch.zeros(1)])
@@ -34,7 +34,7 @@ class Counting:
         self.seen.append(ids[0].tolist())
         logits = torch.full((1, ids.shape[1], self.size), -9.0)
         logits[0, -1, (int(ids[0, -1]) + 1) % self.size] = 9.0
-        return logits if self.told is None else self.told(logits)
+        return logits if self.summary_fields is None else self.summary_fields(logits)
 
 
 def rule(**changes):
@@ -44,31 +44,31 @@ def rule(**changes):
 def test_every_token_is_the_likeliest_one_after_those_before_it():
     stage = Counting()
 
-    assert continued([stage], [1, 2], rule()) == [3, 4, 5, 6]
+    assert continue_prompt([stage], [1, 2], rule()) == [3, 4, 5, 6]
     # the whole context for each token, and no more than it
     assert stage.seen == [[1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]]
     assert stage.training
 
 
 def test_the_end_of_text_ends_a_text():
-    assert continued([Counting()], [7], rule()) == [8, 9]
+    assert continue_prompt([Counting()], [7], rule()) == [8, 9]
 
 
 def test_a_token_that_there_is_no_text_for_is_never_written():
     # the model's vocabulary is padded
-    assert continued([Counting(size=16)], [9], rule(tokens=1, eos_id=99))[0] < 10
+    assert continue_prompt([Counting(size=16)], [9], rule(tokens=1, eos_id=99))[0] < 10
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_broken_model_writes_nothing(broken):
-    assert continued([Counting(told=lambda logits: logits * broken)], [1], rule()) == []
+    assert continue_prompt([Counting(told=lambda logits: logits * broken)], [1], rule()) == []
 
 
 def test_a_drawn_text_is_the_same_for_a_seed_and_another_one_for_another():
     even = Counting(told=torch.zeros_like)
 
     first, again, other = (
-        continued([even], [1], rule(tokens=40, eos_id=99, temperature=1.0, seed=seed)) for seed in (1, 1, 2)
+        continue_prompt([even], [1], rule(tokens=40, eos_id=99, temperature=1.0, seed=seed)) for seed in (1, 1, 2)
     )
 
     assert first == again != other
@@ -77,7 +77,7 @@ def test_a_drawn_text_is_the_same_for_a_seed_and_another_one_for_another():
 
 def test_a_prompt_without_a_token_is_refused(make_run, cache):
     run = make_run("train.samples={prompts=['ok'],tokens=1}")
-    corpus = prepare(run.data, cache / "data", run.train.seed)
+    corpus = prepare_corpus(run.data, cache / "data", run.train.seed)
     config = run.train.samples.model_copy(update={"prompts": ("",)})
 
     with pytest.raises(ConfigError, match="has no token"):
@@ -87,13 +87,13 @@ def test_a_prompt_without_a_token_is_refused(make_run, cache):
 def test_what_is_written_is_what_the_whole_model_says(make_run, cache):
     run = make_run(SAMPLES)
     source = open_model(run.model, cache / "models", run.train.seed)
-    corpus = prepare(run.data, cache / "data", run.train.seed)
-    stages = [build_stage(source, spec, **PLAIN) for spec in partition(source.num_layers, 2, None, 0.0, 0.0)]
-    tie(stages[0], stages[-1])
-    (whole,) = [build_stage(source, spec, **PLAIN) for spec in partition(source.num_layers, 1, None, 0.0, 0.0)]
-    sampler = TextSampler.of(run, corpus)
+    corpus = prepare_corpus(run.data, cache / "data", run.train.seed)
+    stages = [build_stage(source, spec, **PLAIN) for spec in partition_layers(source.num_layers, 2, None, 0.0, 0.0)]
+    tie_head(stages[0], stages[-1])
+    (whole,) = [build_stage(source, spec, **PLAIN) for spec in partition_layers(source.num_layers, 1, None, 0.0, 0.0)]
+    sampler = TextSampler.from_run(run, corpus)
 
-    assert sampler.texts(stages) == sampler.texts([whole])
+    assert sampler.write_samples(stages) == sampler.write_samples([whole])
 
 
 def test_the_texts_of_each_validation_are_kept_and_the_last_ones_shown(make_run, quietly, trained_once, tmp_path):

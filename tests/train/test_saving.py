@@ -36,14 +36,14 @@ def opened(run_dir, path=None, key=None):
 
 def after_step(monkeypatch, num_steps, action):
     """Do something right before the checkpoint after so many steps."""
-    save = RunHooks.save
+    save = RunHooks.save_if_due
 
     def act(self, at):
         if at == num_steps:
             action()
         save(self, at)
 
-    monkeypatch.setattr(hooks.RunHooks, "save", act)
+    monkeypatch.setattr(hooks.RunHooks, "save_if_due", act)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_what_is_written_beside_the_training_has_the_bits_of_its_own_step(
     make_run, quietly, trained_once, tmp_path, monkeypatch
 ):
     at_once, beside = trained_once[1], tmp_path / "beside"
-    release, write = threading.Event(), savepoint.Savepoint.write
+    release, write = threading.Event(), savepoint.Savepoint.write_checkpoint
 
     def late(self, num_steps, *arguments, **options):
         if num_steps == 4:
@@ -78,13 +78,13 @@ def test_what_is_written_beside_the_training_has_the_bits_of_its_own_step(
             assert release.wait(30)
         return write(self, num_steps, *arguments, **options)
 
-    monkeypatch.setattr(savepoint.Savepoint, "write", late)
+    monkeypatch.setattr(savepoint.Savepoint, "write_checkpoint", late)
     after_step(monkeypatch, 5, release.set)
     quietly(make_run("checkpoint.asynchronous=true"), beside)
 
     left, right = (opened(home, home / "checkpoints" / "step-00000004", None) for home in (at_once, beside))
-    assert left.names() == right.names()
-    assert all(left.tensor(name).equal(right.tensor(name)) for name in left.names())
+    assert left.stages_by_tensor() == right.stages_by_tensor()
+    assert all(left.read_tensor(name).equal(right.read_tensor(name)) for name in left.stages_by_tensor())
     assert left.state["loader"] == right.state["loader"]
     assert left.state["totals"]["steps"] == right.state["totals"]["steps"] == 4
 
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_and_the_run_goes_on(
     make_run, quietly, clean, tmp_path, monkeypatch, asynchronous
 ):
     run = make_run(f"checkpoint.asynchronous={str(asynchronous).lower()}")
-    seen, write = [], savepoint.Savepoint.write
+    seen, write = [], savepoint.Savepoint.write_checkpoint
 
     def refused(self, num_steps, *arguments, **options):
         if num_steps != 4:
@@ -131,7 +131,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_and_the_run_goes_on(
         finally:
             seen.append(opened(tmp_path / "run").step)
 
-    monkeypatch.setattr(savepoint.Savepoint, "write", refused)
+    monkeypatch.setattr(savepoint.Savepoint, "write_checkpoint", refused)
     summary = quietly(run, tmp_path / "run")
 
     assert seen == [2]

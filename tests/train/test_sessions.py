@@ -31,7 +31,7 @@ def lines(tmp_path, name):
 def test_whatever_keeps_the_protocol_is_trained_recorded_and_saved(session_of, tmp_path):
     engine = FakeEngine()
 
-    summary = session_of(engine).run(resume=False)
+    summary = session_of(engine).run_session(resume=False)
 
     assert (summary["status"], summary["steps"], summary["final_weights_digest"]) == ("completed", 6, "00" * 32)
     assert engine.seen == [(step, step + 1) for step in range(6)]
@@ -41,7 +41,7 @@ def test_whatever_keeps_the_protocol_is_trained_recorded_and_saved(session_of, t
 
 
 def test_a_step_that_no_guard_looked_at_is_recorded_as_one_attempt_without_audits(session_of, tmp_path):
-    session_of(FakeEngine()).run(resume=False)
+    session_of(FakeEngine()).run_session(resume=False)
 
     told = {(line["attempts"], line["audits"], line["alarms"]) for line in lines(tmp_path, "metrics.jsonl")}
 
@@ -49,7 +49,7 @@ def test_a_step_that_no_guard_looked_at_is_recorded_as_one_attempt_without_audit
 
 
 def test_the_log_names_the_whole_corpus_and_each_line_its_samples(session_of, tmp_path):
-    session_of(FakeEngine()).run(resume=False)
+    session_of(FakeEngine()).run_session(resume=False)
 
     opening = next(line["body"] for line in lines(tmp_path, "events.jsonl") if line["kind"] == "run_started")
     assert opening["corpus"] == "c0" * 32
@@ -60,26 +60,26 @@ def test_the_log_names_the_whole_corpus_and_each_line_its_samples(session_of, tm
 def test_samples_are_those_of_the_batch_that_took_the_place_of_a_failed_one():
     samples = StepSamples()
 
-    samples.drawn(3, [1, 2])
-    samples.drawn(3, [4, 5])
+    samples.note_samples(3, [1, 2])
+    samples.note_samples(3, [4, 5])
 
-    assert samples.of(3) == samples_digest([4, 5]) != samples_digest([5, 4])
-    assert samples.of(2) is None
+    assert samples.digest_of_step(3) == samples_digest([4, 5]) != samples_digest([5, 4])
+    assert samples.digest_of_step(2) is None
 
 
 def test_samples_of_old_steps_are_forgotten():
     samples = StepSamples()
 
     for step in range(5000):
-        samples.drawn(step, [step])
+        samples.note_samples(step, [step])
 
-    assert [samples.of(step) is None for step in (0, 903, 904, 4999)] == [True, True, False, False]
+    assert [samples.digest_of_step(step) is None for step in (0, 903, 904, 4999)] == [True, True, False, False]
 
 
 def test_without_a_holder_the_run_goes_back_to_where_its_engine_says(session_of):
     engine = FakeEngine({3: NoHolderError("stage 1: no holder is left")})
 
-    summary = session_of(engine).run(resume=False)
+    summary = session_of(engine).run_session(resume=False)
 
     # the checkpoint is of step 2, and its batches come once more
     assert [step for step, _ in engine.seen] == [0, 1, 2, 2, 3, 4, 5]
@@ -89,10 +89,10 @@ def test_without_a_holder_the_run_goes_back_to_where_its_engine_says(session_of)
 
 def test_a_failed_step_leaves_a_summary_and_a_state_that_the_next_session_goes_on_from(session_of):
     with pytest.raises(TrainingError, match="on purpose"):
-        session_of(FakeEngine({3: TrainingError("on purpose")})).run(resume=False)
+        session_of(FakeEngine({3: TrainingError("on purpose")})).run_session(resume=False)
 
     engine = FakeEngine()
-    summary = session_of(engine, resume=True).run(resume=True)
+    summary = session_of(engine, resume=True).run_session(resume=True)
 
     assert engine.seen[0] == (2, 3)
     assert engine.asked[:2] == ["recover", "open at 2"]

@@ -27,7 +27,7 @@ def shown(tmp_path):
             recorder = RunRecorder(metrics, None, NoBoard(), progress, truth, RunningTotals())
             recorder.figures = figures
             result = StepResult(0, loss, num_targets, 0.25, {}, {}, "round 1", None)
-            recorder.stepped(result, tokens=100, wall_s=1.0, lr=0.1, validation=None)
+            recorder.record_step(result, tokens=100, wall_s=1.0, lr=0.1, validation=None)
         return console.file.getvalue()
 
     return play

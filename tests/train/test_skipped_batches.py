@@ -37,7 +37,7 @@ def failing(*places):
 
 def leave_out(monkeypatch, place):
     """A loader that never gives the batch at this place."""
-    given, honest = [], BatchLoader.next
+    given, honest = [], BatchLoader.next_batch
 
     def give(self):
         if len(given) == place:
@@ -45,7 +45,7 @@ def leave_out(monkeypatch, place):
         given.append(honest(self))
         return given[-1]
 
-    monkeypatch.setattr(BatchLoader, "next", give)
+    monkeypatch.setattr(BatchLoader, "next_batch", give)
 
 
 def test_a_batch_that_fails_is_given_up_and_counted(make_run, quietly, tmp_path):
@@ -90,7 +90,7 @@ def test_two_that_are_not_in_a_row_do_not(make_run, quietly, tmp_path):
 def test_a_resumed_run_meets_the_same_batches_and_counts_each_once(make_run, quietly, tmp_path, monkeypatch):
     with failing(1, 4):
         undisturbed = quietly(make_run(), tmp_path / "undisturbed")
-    save, stops = hooks.RunHooks.save, []
+    save, stops = hooks.RunHooks.save_if_due, []
 
     def stop(self, num_steps):
         if num_steps == 5 and not stops:
@@ -98,7 +98,7 @@ def test_a_resumed_run_meets_the_same_batches_and_counts_each_once(make_run, qui
             raise KeyboardInterrupt
         save(self, num_steps)
 
-    monkeypatch.setattr(hooks.RunHooks, "save", stop)
+    monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
     with failing(1, 4):
         interrupted = quietly(make_run(), tmp_path / "run")
         resumed = quietly(make_run(), tmp_path / "run", resume=True)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from phalanx.data import BatchLoader, prepare
+from phalanx.data import BatchLoader, prepare_corpus
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.objectives import OBJECTIVES
 from phalanx.train import load_run
@@ -65,13 +65,13 @@ def test_the_parties_are_the_enclave_and_the_clients_and_no_other_section_is_wri
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("file") / "split.toml"
     path.write_text(TEXT)
-    return prepare(load_run(path).data, tmp_path_factory.mktemp("data"), 3, None, lambda *_: None)
+    return prepare_corpus(load_run(path).data, tmp_path_factory.mktemp("data"), 3, None, lambda *_: None)
 
 
 def test_every_client_draws_from_its_own_share_and_all_shares_are_the_whole(corpus):
     loader = ClientLoader(corpus, ("a", "b", "c"), 6, 3, seed=5)
 
-    drawn = [loader.next().indices for _ in range(corpus.num_train_sequences // 6 + 1)]
+    drawn = [loader.next_batch().indices for _ in range(corpus.num_train_sequences // 6 + 1)]
 
     for number in range(3):
         mine = {index for batch in drawn for index in batch[2 * number : 2 * number + 2]}
@@ -83,7 +83,7 @@ def test_every_client_draws_from_its_own_share_and_all_shares_are_the_whole(corp
 def test_microbatches_of_clients_take_turns(corpus):
     loader = ClientLoader(corpus, ("a", "b"), 8, 4, seed=5)
 
-    batch = loader.next()
+    batch = loader.next_batch()
 
     assert [index % 2 for index in batch.indices] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert torch.equal(batch.input_ids, corpus.train_batch(batch.indices).input_ids)
@@ -91,25 +91,25 @@ def test_microbatches_of_clients_take_turns(corpus):
 
 def test_a_loader_goes_on_where_it_was_and_refuses_another_ones_state(corpus):
     loader = ClientLoader(corpus, ("a", "b"), 8, 4, seed=5)
-    loader.next()
-    state = loader.state()
-    expected = loader.next().indices
+    loader.next_batch()
+    state = loader.position_state()
+    expected = loader.next_batch().indices
     again = ClientLoader(corpus, ("a", "b"), 8, 4, seed=5)
 
-    again.load_state(state)
+    again.load_position(state)
 
-    assert again.next().indices == expected
+    assert again.next_batch().indices == expected
     with pytest.raises(CheckpointError):
-        ClientLoader(corpus, ("a", "c"), 8, 4, seed=5).load_state(state)
+        ClientLoader(corpus, ("a", "c"), 8, 4, seed=5).load_position(state)
     swapped = {"a": state["b"], "b": state["a"]}
     with pytest.raises(CheckpointError, match="share"):
-        again.load_state(swapped)
+        again.load_position(swapped)
 
 
 def test_one_client_draws_what_anybody_would_and_too_many_are_refused(corpus):
     alone, plain = ClientLoader(corpus, ("a",), 8, 4, seed=5), BatchLoader(corpus, 8, 5)
 
-    assert alone.next().indices == plain.next().indices
+    assert alone.next_batch().indices == plain.next_batch().indices
     with pytest.raises(ConfigError, match="cannot be divided among"):
         BatchLoader(corpus, 1, 5, (10**6, 10**6 + 1))
 

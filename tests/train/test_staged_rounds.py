@@ -9,7 +9,7 @@ from phalanx.data import BatchLoader
 from phalanx.errors import ConfigError
 from phalanx.federated.algorithms import PlainRule
 from phalanx.federated.site_trainer import SiteData, SiteSchedule, SiteTrainer, WholeModel
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import AttackConfig, GuardConfig
@@ -17,7 +17,7 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.testing import MemoryCompany, random_batch, tiny_run
 from phalanx.train.engines.staged_rounds import StagedTrainer
-from phalanx.train.setup.stage_source import ModulesOfRounds
+from phalanx.train.setup.stage_source import RoundModules
 
 STEPS, ROUNDS = 3, 3
 RATE = 1e-2
@@ -61,10 +61,10 @@ class CompanyStages:
     def __init__(self, company):
         self.company, self.begun, self.before_step = company, [], {}
 
-    def begin(self, number, library, lost):
-        engine, guarded = self.company.engine, self.company.run_config.guard.enabled
+    def begin_phase(self, number, library, lost):
+        engine, guarded = self.company.engine, self.company.run_config.guard.is_enabled
         # the company has begun with the untouched model
-        engine.fall_back(library, (number - 1) * STEPS, library.digests() if guarded else {})
+        engine.fall_back(library, (number - 1) * STEPS, library.stage_digests() if guarded else {})
         self.begun.append((number, lost))
         return engine
 
@@ -75,8 +75,8 @@ class Site:
     def __init__(self, company):
         self.company, run = company, company.run_config
         self.stages = CompanyStages(company)
-        self.modules = ModulesOfRounds(company.source, company.plan, run.model.adapter_directory)
-        self.first = {name: one.detach().clone() for name, one in self.modules.trained.items()}
+        self.modules = RoundModules(company.source, company.plan, run.model.adapter_directory)
+        self.first = {name: one.detach().clone() for name, one in self.modules.trained_parameters.items()}
         self.trainer = StagedTrainer(self.modules, self.stages, data_of(run), SCHEDULE, lambda number: RATE)
 
 
@@ -103,7 +103,7 @@ def one_process(site):
 def rounds_of(trainer, weights, numbers=range(1, ROUNDS + 1)):
     """Weights after rounds of this site alone."""
     for number in numbers:
-        update = trainer.train(number, weights, RATE, PlainRule(None, weights))
+        update = trainer.train_round(number, weights, RATE, PlainRule(None, weights))
         assert update.delta.keys() == weights.keys() and update.steps == STEPS
         weights = {name: one + update.delta[name] for name, one in weights.items()}
     return weights
@@ -118,25 +118,25 @@ def assert_same_bits(found, expected):
 def test_weights_losses_and_measurements_are_those_of_a_site_of_one_process(make_site, adapter):
     site = make_site(run_of(adapter=adapter))
     alone = one_process(site)
-    assert site.trainer.shapes() == alone.shapes()
+    assert site.trainer.trained_shapes() == alone.trained_shapes()
     weights = other = site.first
 
     for number in range(1, ROUNDS + 1):
-        staged, plain = (one.train(number, other, RATE, PlainRule(None, other)) for one in (site.trainer, alone))
+        staged, plain = (one.train_round(number, other, RATE, PlainRule(None, other)) for one in (site.trainer, alone))
         weights = {name: one + staged.delta[name] for name, one in weights.items()}
         other = {name: one + plain.delta[name] for name, one in other.items()}
 
         assert staged.loss == pytest.approx(plain.loss, rel=1e-6)
         assert (staged.samples, staged.num_targets) == (plain.samples, plain.num_targets)
         assert all((weights[name] - one).abs().max() <= 1e-6 for name, one in other.items())
-        found, expected = site.trainer.measure(other), alone.measure(other)
+        found, expected = site.trainer.measure_weights(other), alone.measure_weights(other)
         assert found.loss == pytest.approx(expected.loss, rel=1e-6) and found.num_targets == expected.num_targets
     assert max((other[name] - one).abs().max() for name, one in site.first.items()) > 1e-2
 
 
 def liar(kind="forward_sign_flip", stage=2, from_step=4, **more):
     """Lies from the second step of round 2 on."""
-    return actor(AttackConfig(kind=kind, stages=(stage,), from_step=from_step, **more), f"worker-{stage}")
+    return make_actor(AttackConfig(kind=kind, stages=(stage,), from_step=from_step, **more), f"worker-{stage}")
 
 
 @pytest.mark.parametrize("kind", ["forward_sign_flip", "backward_gaussian"])
@@ -155,7 +155,7 @@ def test_a_lying_worker_is_named_with_evidence_and_the_updates_have_the_bits_of_
     conclusion = explain_evidence(file, site.company.run_dir / "pki" / "authority.pem")["conclusion"]
     assert "worker-2" in conclusion
     # and it has no part in the round after
-    assert "worker-2" not in {*site.company.engine.holders.values(), *site.company.engine.shadows.values()}
+    assert "worker-2" not in {*site.company.engine.stage_holders.values(), *site.company.engine.stage_shadows.values()}
 
 
 def test_without_the_guard_the_lie_is_in_the_update(make_site):
@@ -175,14 +175,14 @@ def test_a_worker_that_is_killed_in_a_round_costs_no_bit_and_the_next_round_goes
     honest = make_site(run)
     expected = rounds_of(honest.trainer, honest.first)
     site = make_site(run)
-    step = site.company.engine.step
+    step = site.company.engine.train_turn
 
     def killing(number, inputs):
         if number == 4:
-            site.company.kill("worker-1")
+            site.company.kill_worker("worker-1")
         return step(number, inputs)
 
-    site.company.engine.step = killing
+    site.company.engine.train_turn = killing
 
     assert_same_bits(rounds_of(site.trainer, site.first), expected)
     assert site.company.lost == ["worker-1"] and site.company.evicted == []
@@ -195,18 +195,18 @@ def test_where_all_workers_are_killed_the_round_begins_once_more_and_the_owner_t
     honest = make_site(run)
     expected = rounds_of(honest.trainer, honest.first)
     site = make_site(run)
-    step = site.company.engine.step
+    step = site.company.engine.train_turn
 
     def killing(number, inputs):
         if number == 4:
             for name in ("worker-1", "worker-2"):
-                site.company.kill(name)
+                site.company.kill_worker(name)
         return step(number, inputs)
 
-    site.company.engine.step = killing
+    site.company.engine.train_turn = killing
 
     assert_same_bits(rounds_of(site.trainer, site.first), expected)
-    assert set(site.company.engine.holders.values()) == {"owner"}
+    assert set(site.company.engine.stage_holders.values()) == {"owner"}
 
 
 def test_a_site_that_has_missed_rounds_and_one_that_is_asked_again_give_the_same_update(make_site):
@@ -215,11 +215,11 @@ def test_a_site_that_has_missed_rounds_and_one_that_is_asked_again_give_the_same
     weights = rounds_of(steady.trainer, steady.first, (1, 2))
     rule = PlainRule(None, weights)
 
-    third = steady.trainer.train(3, weights, RATE, rule)
+    third = steady.trainer.train_round(3, weights, RATE, rule)
 
-    assert_same_bits(late.trainer.train(3, weights, RATE, rule).delta, third.delta)
-    late.trainer.measure(late.first)
-    assert_same_bits(late.trainer.train(3, weights, RATE, rule).delta, third.delta)
+    assert_same_bits(late.trainer.train_round(3, weights, RATE, rule).delta, third.delta)
+    late.trainer.measure_weights(late.first)
+    assert_same_bits(late.trainer.train_round(3, weights, RATE, rule).delta, third.delta)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +238,14 @@ def test_whatever_a_shadow_is_sent_a_loss_in_a_round_changes_no_bit(make_site, g
     honest = make_site(run)
     expected = rounds_of(honest.trainer, honest.first)
     site = make_site(run)
-    step = site.company.engine.step
+    step = site.company.engine.train_turn
 
     def killing(number, inputs):
         if number == 5:
-            site.company.kill("worker-2")
+            site.company.kill_worker("worker-2")
         return step(number, inputs)
 
-    site.company.engine.step = killing
+    site.company.engine.train_turn = killing
 
     assert_same_bits(rounds_of(site.trainer, site.first), expected)
 
@@ -266,7 +266,7 @@ def test_another_learning_rate_than_that_of_the_run_file_is_refused(make_site):
     with pytest.raises(
         ConfigError, match=r"round 1: the owner requested the learning rate 0.5, but the run file has 0.01"
     ):
-        site.trainer.train(1, site.first, 0.5, PlainRule(None, site.first))
+        site.trainer.train_round(1, site.first, 0.5, PlainRule(None, site.first))
 
     assert site.stages.begun == []
 
@@ -276,11 +276,11 @@ def test_a_stage_that_leaves_the_owner_between_two_rounds_begins_with_the_weight
     honest = make_site(run)
     expected = rounds_of(honest.trainer, honest.first)
     site = make_site(run)
-    placing = site.company.engine._failover.placing
-    ordinary, alone = placing.first, Assignment(dict.fromkeys(range(4), "owner"), {})
-    placing.first = lambda workers, may_exceed: alone
+    placing = site.company.engine._failover.placement
+    ordinary, alone = placing.assign_first, Assignment(dict.fromkeys(range(4), "owner"), {})
+    placing.assign_first = lambda workers, may_exceed: alone
     weights = rounds_of(site.trainer, site.first, (1,))
-    placing.first = ordinary
+    placing.assign_first = ordinary
 
     assert_same_bits(rounds_of(site.trainer, weights, (2, 3)), expected)
-    assert set(site.company.engine.holders.values()) == {"owner", "worker-1", "worker-2"}
+    assert set(site.company.engine.stage_holders.values()) == {"owner", "worker-1", "worker-2"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.config import digest, dump_toml
+from phalanx.config import digest_config, dump_toml
 from phalanx.pipeline import PRESETS
 from phalanx.train import load_run
 from phalanx.train.setup.guard_outlook import preset_in_words
@@ -67,7 +67,7 @@ def test_a_mode_that_is_asked_for_has_no_preset(read, mode):
     guard = read(f"[guard]\nmode = '{mode}'\n").guard
 
     assert (guard.mode, guard.preset, guard.keep_states) == (mode, None, 0)
-    assert guard.enabled is (mode != "off")
+    assert guard.is_enabled is (mode != "off")
 
 
 def test_ranks_that_trust_each_other_have_no_guard(read):
@@ -85,7 +85,7 @@ def test_a_config_with_every_key_means_what_it_meant_when_it_was_written(read, t
     (tmp_path / "config.toml").write_text(dump_toml(run))
 
     assert (values(run.guard), run.guard.preset) == (keys, None)
-    assert digest(load_run(tmp_path / "config.toml")) == digest(run)
+    assert digest_config(load_run(tmp_path / "config.toml")) == digest_config(run)
 
 
 @pytest.mark.parametrize("lines", ["", "[guard]\naudit_rate = 0.25\n", "[guard]\nmode = 'off'\n"])
@@ -93,4 +93,4 @@ def test_a_resolved_config_has_the_digest_of_its_run_file(read, tmp_path, lines)
     run = read(lines)
     (tmp_path / "config.toml").write_text(dump_toml(run))
 
-    assert digest(load_run(tmp_path / "config.toml")) == digest(run)
+    assert digest_config(load_run(tmp_path / "config.toml")) == digest_config(run)

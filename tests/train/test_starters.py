@@ -14,7 +14,7 @@ from phalanx.data.shards import open_dataset
 from phalanx.data.sources import open_source
 from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError, DataError, ModelError
-from phalanx.train import DomainRun, FederatedRun, PipelineRun, SplitRun, describe, load_run
+from phalanx.train import DomainRun, FederatedRun, PipelineRun, SplitRun, describe_run, load_run
 from phalanx.train.starter import STARTERS, Answers, run_file
 from tiny_dataset import write_tiny_dataset
 
@@ -117,7 +117,7 @@ def test_a_starter_says_what_it_will_do_when_asked_for_a_dry_run(begun, texts):
     (texts / "words.md").write_text("\n\n".join(f"{number:x} tale{number * 7919:x} of" for number in range(2000)))
     page = io.StringIO()
 
-    Console(file=page, width=120).print(describe(begun("scratch", Answers((texts,)))))
+    Console(file=page, width=120).print(describe_run(begun("scratch", Answers((texts,)))))
 
     assert "standard" in page.getvalue()
 
@@ -292,7 +292,7 @@ def test_a_site_has_the_labelled_texts_that_are_given_for_it(begun, tmp_path):
     two = begun("federated", Answers(paths[:2], made=tmp_path / "two"))
 
     assert (three.federated.sites, three.federated.secure) == (("site-1", "site-2", "site-3"), True)
-    assert len(three.data.labelled.own.train) == 3
+    assert len(three.data.labelled.own_task.train) == 3
     assert (two.federated.sites, two.federated.secure) == (("site-1", "site-2"), False)
 
 
@@ -388,7 +388,7 @@ def test_one_labelled_file_becomes_a_split_of_one_client_with_a_fifth_of_each_cl
 
     run = begun("split", Answers((tmp_path / "notes.csv",), made=tmp_path / "made"))
 
-    own = run.data.labelled.own
+    own = run.data.labelled.own_task
     assert (own.classes, own.text, own.label) == (("flu", "fracture"), "note", "kind")
     assert (run.split.clients, run.split.release) == (1, None)
     train, test = load_own(own.train[0], own.test[0], Columns(own.text, own.label, own.classes))
@@ -405,7 +405,7 @@ def test_folders_with_train_and_test_are_a_client_each_and_are_used_as_they_are(
 
     run = begun("split", Answers((tmp_path / "north", tmp_path / "south"), made=tmp_path / "made"))
 
-    named = [str(path) for path in run.data.labelled.own.train]
+    named = [str(path) for path in run.data.labelled.own_task.train]
     assert named == [str(tmp_path / "north" / "train.jsonl"), str(tmp_path / "south" / "train.csv")]
     assert (run.split.clients, run.split.release.min_clients) == (2, 2)
     assert not (tmp_path / "made").exists()
@@ -419,7 +419,7 @@ def test_a_folder_of_a_folder_for_each_class_is_labelled_text(begun, tmp_path):
 
     run = begun("split", Answers((tmp_path / "sea",), made=tmp_path / "made"))
 
-    assert run.data.labelled.own.classes == ("calm", "storm")
+    assert run.data.labelled.own_task.classes == ("calm", "storm")
 
 
 @pytest.mark.parametrize(

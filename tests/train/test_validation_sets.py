@@ -6,12 +6,12 @@ import math
 import pytest
 
 from phalanx.checkpoint.export import export_model
-from phalanx.data import prepare, prepare_validation_sets, validation_batches
-from phalanx.models import ModelSource, build_stage, open_model, partition, tie
+from phalanx.data import prepare_corpus, prepare_validation_sets, validation_batches
+from phalanx.models import ModelSource, build_stage, open_model, partition_layers, tie_head
 from phalanx.report import write_report
 from phalanx.telemetry import read_metrics
 from phalanx.train import PastRun
-from phalanx.train.batches.validation import perplexities, perplexity
+from phalanx.train.batches.validation import measure_perplexities, measure_perplexity
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +65,15 @@ def test_a_figure_in_the_summary_is_what_the_exported_model_comes_to(measured, s
     config = past.config
     cache = tmp_path / "again"
     source = open_model(config.model, cache / "models", config.train.seed)
-    export_model(past.open(), source, tmp_path / "model", adapter=None)
-    corpus = prepare(config.data, cache / "data", config.train.seed, source.tokenizer_path)
+    export_model(past.open_verified(), source, tmp_path / "model", adapter=None)
+    corpus = prepare_corpus(config.data, cache / "data", config.train.seed, source.tokenizer_path)
     sets = prepare_validation_sets(config.data, corpus, cache / "data")
     model = ModelSource(tmp_path / "model")
     settings = {"adapter": None, "activation_checkpointing": False, "attention": "sdpa", "seed": 0}
-    (whole,) = [build_stage(model, spec, **settings) for spec in partition(model.num_layers, 1, None, 0.0, 0.0)]
+    (whole,) = [build_stage(model, spec, **settings) for spec in partition_layers(model.num_layers, 1, None, 0.0, 0.0)]
 
     for name, one in sets.items():
-        assert perplexity([whole], validation_batches(one, 8)) == pytest.approx(
+        assert measure_perplexity([whole], validation_batches(one, 8)) == pytest.approx(
             summary["validation_sets"][name]["perplexity"], rel=1e-6
         )
 
@@ -81,15 +81,15 @@ def test_a_figure_in_the_summary_is_what_the_exported_model_comes_to(measured, s
 def test_several_sets_in_one_pass_are_each_what_they_are_alone(make_run, cache, sets_file):
     run = make_run(sets_of(sets_file))
     source = open_model(run.model, cache / "models", run.train.seed)
-    corpus = prepare(run.data, cache / "data", run.train.seed)
+    corpus = prepare_corpus(run.data, cache / "data", run.train.seed)
     sets = [corpus, *prepare_validation_sets(run.data, corpus, cache / "data").values()]
     settings = {"adapter": None, "activation_checkpointing": False, "attention": "sdpa", "seed": 0}
-    stages = [build_stage(source, spec, **settings) for spec in partition(source.num_layers, 2, None, 0.0, 0.0)]
-    tie(stages[0], stages[-1])
+    stages = [build_stage(source, spec, **settings) for spec in partition_layers(source.num_layers, 2, None, 0.0, 0.0)]
+    tie_head(stages[0], stages[-1])
 
-    together = perplexities(iter(stages), [validation_batches(one, 4) for one in sets])
+    together = measure_perplexities(iter(stages), [validation_batches(one, 4) for one in sets])
 
-    assert together == [perplexity(iter(stages), validation_batches(one, 4)) for one in sets]
+    assert together == [measure_perplexity(iter(stages), validation_batches(one, 4)) for one in sets]
     assert len(set(together)) == 3
 
 

@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from phalanx.errors import PeerLostError
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.split.config import ENCLAVE
 from phalanx.split.processes.arrivals import Arrivals
 from phalanx.train.sessions.enclave_call import EnclaveCall, call_enclave
-from phalanx.train.sessions.site_carriers import await_all
-from phalanx.transport import GrpcWire, TransportConfig, describe
+from phalanx.train.sessions.site_carriers import await_sites_in_time
+from phalanx.transport import GrpcWire, TransportConfig, ask_peer_run
 
 SITES = ("north", "south", "west")
 
@@ -29,7 +29,7 @@ class SlowSites:
 def test_an_owner_of_rounds_names_the_sites_that_are_missing_as_others_come():
     lines, sites = [], SlowSites([{"south"}, {"south", "north"}, set(SITES)])
 
-    there = await_all(sites, SITES, 600.0, lines.append)
+    there = await_sites_in_time(sites, SITES, 600.0, lines.append)
 
     assert there == set(SITES)
     assert [line.split(";")[0] for line in lines] == [
@@ -41,24 +41,26 @@ def test_an_owner_of_rounds_names_the_sites_that_are_missing_as_others_come():
 
 
 def test_an_owner_of_rounds_goes_on_with_those_that_are_there_in_time():
-    assert await_all(SlowSites([{"south"}]), SITES, 0.01, lambda line: None) <= {"south"}
+    assert await_sites_in_time(SlowSites([{"south"}]), SITES, 0.01, lambda line: None) <= {"south"}
 
 
 @pytest.fixture
 def parties(tmp_path):
     create_authority(tmp_path / "keys")
-    return {name: load_identity(issue(tmp_path / "keys", name)) for name in ("owner", ENCLAVE, "north", "south")}
+    return {
+        name: load_identity(issue_certificate(tmp_path / "keys", name)) for name in ("owner", ENCLAVE, "north", "south")
+    }
 
 
 def test_an_enclave_tells_who_calls_which_parties_it_waits_for(parties):
     wire = GrpcWire(parties[ENCLAVE], TransportConfig())
     arrivals = Arrivals(("owner", "north", "south"), lambda line: None)
-    wire.name_of, wire.awaited = arrivals.name_of, arrivals.missing
+    wire.name_of, wire.awaited = arrivals.name_of, arrivals.missing_parties
     try:
-        wire.serve(lambda raw: b"", "session-1")
-        first = describe(parties["owner"], ENCLAVE, wire.address, begins=True)
-        second = describe(parties["north"], ENCLAVE, wire.address, begins=True)
-        third = describe(parties["south"], ENCLAVE, wire.address, begins=True)
+        wire.serve_frames(lambda raw: b"", "session-1")
+        first = ask_peer_run(parties["owner"], ENCLAVE, wire.address, begins=True)
+        second = ask_peer_run(parties["north"], ENCLAVE, wire.address, begins=True)
+        third = ask_peer_run(parties["south"], ENCLAVE, wire.address, begins=True)
     finally:
         wire.close()
 
@@ -72,7 +74,7 @@ def test_the_owner_of_a_split_says_what_the_enclave_says_within_bounds(parties, 
     wire, lines = GrpcWire(parties[ENCLAVE], TransportConfig()), []
     wire.awaited = lambda: claimed
     try:
-        wire.serve(lambda raw: b"", "session-1")
+        wire.serve_frames(lambda raw: b"", "session-1")
         call = EnclaveCall(parties["owner"], wire.address, TransportConfig(), 30.0, say=lines.append)
         with call_enclave(call):
             pass

@@ -18,7 +18,7 @@ def parties():
     endpoints = []
 
     def make(name, limits=LIMITS, wire=None):
-        endpoint = Endpoint(identities[name], peers, "run-1", wire or network.wire(name), limits)
+        endpoint = Endpoint(identities[name], peers, "run-1", wire or network.wire_for(name), limits)
         endpoints.append(endpoint)
         return endpoint
 

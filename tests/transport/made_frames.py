@@ -4,7 +4,7 @@ import struct
 
 from phalanx.config import canonical_json
 from phalanx.security.crypto import digest_hex, in_domain
-from phalanx.transport.frame import genesis
+from phalanx.transport.frame import genesis_digest
 
 
 def header_values(sender="worker", receiver="owner", run="run-1", payload=b"", **changes):
@@ -14,7 +14,7 @@ def header_values(sender="worker", receiver="owner", run="run-1", payload=b"", *
         "sender": sender,
         "receiver": receiver,
         "sequence": 0,
-        "previous": genesis(run, sender, receiver),
+        "previous": genesis_digest(run, sender, receiver),
         "payload_size": len(payload),
         "payload_digest": digest_hex(payload),
         "body": {"step": 1},
@@ -25,7 +25,7 @@ def header_values(sender="worker", receiver="owner", run="run-1", payload=b"", *
 def frame_bytes(identity, header, payload=b""):
     """Sign whatever the header is: values, or bytes as they shall lie on the wire."""
     raw = header if isinstance(header, bytes) else canonical_json(header)
-    signature = identity.sign(in_domain("frame/1", raw))
+    signature = identity.sign_data(in_domain("frame/1", raw))
     return struct.pack(">4sBI", b"PHLX", 1, len(raw)) + raw + signature + payload
 
 

@@ -23,15 +23,15 @@ class LosingWire:
     def __init__(self, inner, num_lost):
         self.inner, self.num_lost, self.num_calls = inner, num_lost, 0
 
-    def serve(self, handle, run):
-        self.inner.serve(handle, run)
+    def serve_frames(self, handle, run):
+        self.inner.serve_frames(handle, run)
 
     def add_route(self, name, address):
         self.inner.add_route(name, address)
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         self.num_calls += 1
-        answer = self.inner.deliver(receiver, raw, timeout_s)
+        answer = self.inner.deliver_frame(receiver, raw, timeout_s)
         if self.num_calls <= self.num_lost:
             raise PeerLostError("answer lost")
         return answer
@@ -46,10 +46,10 @@ class AnsweringWire(LosingWire):
     def __init__(self, answer):
         self.answer, self.num_calls = answer, 0
 
-    def serve(self, handle, run):
+    def serve_frames(self, handle, run):
         pass
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         self.num_calls += 1
         return self.answer(raw)
 
@@ -64,7 +64,7 @@ class HeldWire(AnsweringWire):
         self.released = threading.Event()
         super().__init__(None)
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         self.released.wait(timeout_s)
         raise PeerLostError("held")
 
@@ -74,40 +74,40 @@ class HeldWire(AnsweringWire):
 
 def test_a_frame_whose_answer_was_lost_is_sent_again_and_delivered_once(parties):
     owner = parties.make("owner")
-    wire = LosingWire(parties.network.wire("worker"), num_lost=2)
+    wire = LosingWire(parties.network.wire_for("worker"), num_lost=2)
     worker = parties.make("worker", wire=wire)
 
-    sent = [worker.send("owner", "activation", {"n": n}) for n in range(3)]
-    worker.flush(5.0)
+    sent = [worker.send_frame("owner", "activation", {"n": n}) for n in range(3)]
+    worker.flush_frames(5.0)
 
     assert wire.num_calls == 5
-    assert [owner.receive(1.0).body["n"] for _ in range(3)] == [0, 1, 2]
-    assert owner.receive(0.0) is None
-    assert all(worker.receipts.get(header.digest) for header in sent)
-    assert worker.receive(0.0) is None
+    assert [owner.receive_item(1.0).body["n"] for _ in range(3)] == [0, 1, 2]
+    assert owner.receive_item(0.0) is None
+    assert all(worker.receipts.get_proof(header.header_digest) for header in sent)
+    assert worker.receive_item(0.0) is None
 
 
 def test_a_party_that_comes_late_is_reached(parties):
     worker = parties.make("worker")
-    worker.send("owner", "activation", {})
+    worker.send_frame("owner", "activation", {})
 
     owner = parties.make("owner")
 
-    assert owner.receive(5.0).kind == "activation"
+    assert owner.receive_item(5.0).kind == "activation"
 
 
 def test_a_party_that_never_answers_is_lost_within_the_deadline(parties):
     worker = parties.make("worker", SHORT)
 
-    worker.send("owner", "activation", {})
-    fault = worker.receive(5.0)
+    worker.send_frame("owner", "activation", {})
+    fault = worker.receive_item(5.0)
 
     assert fault.peer == "owner"
     assert isinstance(fault.error, PeerLostError)
     assert "0.3 s" in str(fault.error)
     with pytest.raises(PeerLostError, match="has failed"):
-        worker.send("owner", "activation", {})
-    worker.flush(1.0)
+        worker.send_frame("owner", "activation", {})
+    worker.flush_frames(1.0)
 
 
 def forged_receipt(parties):
@@ -146,8 +146,8 @@ def test_a_wrong_answer_ends_the_link_at_once_with_its_reason(parties, answer, e
     wire = AnsweringWire(answer(parties))
     worker = parties.make("worker", wire=wire)
 
-    worker.send("owner", "activation", {})
-    fault = worker.receive(5.0)
+    worker.send_frame("owner", "activation", {})
+    fault = worker.receive_item(5.0)
 
     assert isinstance(fault, LinkFault)
     assert type(fault.error) is error
@@ -159,8 +159,8 @@ def test_text_of_a_peer_cannot_steer_a_terminal(parties):
     message = "\x1b[2J" + "long " * 300
     worker = parties.make("worker", wire=AnsweringWire(lambda raw: encode_refusal(OrderError(message))))
 
-    worker.send("owner", "activation", {})
-    text = str(worker.receive(5.0).error)
+    worker.send_frame("owner", "activation", {})
+    text = str(worker.receive_item(5.0).error)
 
     assert text.isprintable()
     assert len(text) < 600
@@ -169,49 +169,49 @@ def test_text_of_a_peer_cannot_steer_a_terminal(parties):
 def test_one_lost_party_does_not_stop_the_others(parties):
     worker, mallory = parties.make("worker", SHORT), parties.make("mallory")
 
-    worker.send("owner", "activation", {})
-    worker.send("mallory", "activation", {})
+    worker.send_frame("owner", "activation", {})
+    worker.send_frame("mallory", "activation", {})
 
-    assert mallory.receive(5.0).sender == "worker"
-    assert worker.receive(5.0).peer == "owner"
+    assert mallory.receive_item(5.0).sender == "worker"
+    assert worker.receive_item(5.0).peer == "owner"
 
 
 def test_a_sender_waits_for_room_and_gives_up_at_its_deadline(parties):
     worker = parties.make("worker", patient(0.5), wire=HeldWire())
-    worker.send("owner", "activation", {}, [bytes(900_000)])
+    worker.send_frame("owner", "activation", {}, [bytes(900_000)])
 
     with pytest.raises(PeerLostError):
-        worker.send("owner", "activation", {}, [bytes(900_000)])
+        worker.send_frame("owner", "activation", {}, [bytes(900_000)])
 
 
 def test_an_eviction_wakes_a_sender_that_waits_for_room(parties):
     worker = parties.make("worker", patient(60.0), wire=HeldWire())
-    worker.send("owner", "activation", {}, [bytes(900_000)])
-    threading.Timer(0.05, worker.refuse, ["owner"]).start()
+    worker.send_frame("owner", "activation", {}, [bytes(900_000)])
+    threading.Timer(0.05, worker.evict_party, ["owner"]).start()
 
     with pytest.raises(PeerRefusedError, match="evicted"):
-        worker.send("owner", "activation", {}, [bytes(900_000)])
-    assert worker.receive(0.0) is None
+        worker.send_frame("owner", "activation", {}, [bytes(900_000)])
+    assert worker.receive_item(0.0) is None
 
 
 def test_a_control_frame_passes_a_full_queue(parties):
     worker = parties.make("worker", patient(60.0), wire=HeldWire())
-    worker.send("owner", "activation", {}, [bytes(1_000_000)])
+    worker.send_frame("owner", "activation", {}, [bytes(1_000_000)])
 
-    assert worker.send("owner", "verdict", {}).fields.sequence == 1
+    assert worker.send_frame("owner", "verdict", {}).fields.sequence == 1
 
 
 def test_a_full_inbox_holds_back_the_receipt_until_there_is_room(parties):
     limits = TransportConfig(timeout_s=10.0, max_frame_bytes=2**20, max_queued_bytes=2**20)
     owner, worker = parties.make("owner", limits), parties.make("worker", limits)
-    sent = [worker.send("owner", "activation", {}, [bytes(600_000)]) for _ in range(2)]
-    last = worker.send("owner", "verdict", {})
-    assert worker.receipts.wait(sent[0].digest, 5.0)
+    sent = [worker.send_frame("owner", "activation", {}, [bytes(600_000)]) for _ in range(2)]
+    last = worker.send_frame("owner", "verdict", {})
+    assert worker.receipts.wait_for_proof(sent[0].header_digest, 5.0)
 
-    assert worker.receipts.wait(last.digest, 0.1) is None
-    owner.receive(5.0)
+    assert worker.receipts.wait_for_proof(last.header_digest, 0.1) is None
+    owner.receive_item(5.0)
 
-    assert worker.receipts.wait(last.digest, 5.0)
+    assert worker.receipts.wait_for_proof(last.header_digest, 5.0)
 
 
 def test_a_full_inbox_of_one_sender_lets_others_and_control_frames_pass(parties):
@@ -220,22 +220,22 @@ def test_a_full_inbox_of_one_sender_lets_others_and_control_frames_pass(parties)
     payload = bytes(1_000_000)
     worker, mallory = parties.identities["worker"], parties.identities["mallory"]
     flood = frame_bytes(mallory, header_values(sender="mallory", payload=payload), payload)
-    assert refusal(owner.handle(flood, "mallory")) == ""
-    place = {"sequence": 1, "previous": owner.receive(0.0).header.digest}
+    assert refusal(owner.answer_frame(flood, "mallory")) == ""
+    place = {"sequence": 1, "previous": owner.receive_item(0.0).header.header_digest}
     second = frame_bytes(mallory, header_values(sender="mallory", payload=payload, **place), payload)
-    assert refusal(owner.handle(second, "mallory")) == ""
+    assert refusal(owner.answer_frame(second, "mallory")) == ""
     place = {"sequence": 2, "previous": parse_digest(second)}
     third = frame_bytes(mallory, header_values(sender="mallory", payload=payload, **place), payload)
 
-    assert refusal(owner.handle(third, "mallory")) == "PeerLostError"
-    assert refusal(owner.handle(frame_bytes(mallory, header_values(sender="mallory", **place)), "mallory")) == ""
-    assert refusal(owner.handle(frame_bytes(worker, header_values(payload=payload), payload), "worker")) == ""
+    assert refusal(owner.answer_frame(third, "mallory")) == "PeerLostError"
+    assert refusal(owner.answer_frame(frame_bytes(mallory, header_values(sender="mallory", **place)), "mallory")) == ""
+    assert refusal(owner.answer_frame(frame_bytes(worker, header_values(payload=payload), payload), "worker")) == ""
 
 
 def parse_digest(raw):
     from phalanx.transport import parse_frame
 
-    return parse_frame(raw, TransportConfig()).header.digest
+    return parse_frame(raw, TransportConfig()).header.header_digest
 
 
 def test_a_flood_of_control_frames_ends_at_twice_the_bound(parties):
@@ -244,7 +244,7 @@ def test_a_flood_of_control_frames_ends_at_twice_the_bound(parties):
     answers, place = [], {}
     for number in range(200):
         raw = frame_bytes(mallory, header_values(sender="mallory", **place))
-        answers.append(refusal(owner.handle(raw, "mallory")))
+        answers.append(refusal(owner.answer_frame(raw, "mallory")))
         if answers[-1]:
             break
         place = {"sequence": number + 1, "previous": parse_digest(raw)}
@@ -258,28 +258,28 @@ def test_a_retry_that_overtakes_its_first_try_is_delivered_once(parties):
     owner, worker = parties.make("owner", limits), parties.identities["worker"]
     payload = bytes(1_000_000)
     first = frame_bytes(worker, header_values(payload=payload), payload)
-    owner.handle(first, "worker")
+    owner.answer_frame(first, "worker")
     second = header_values(payload=payload, sequence=1, previous=parse_digest(first))
     raw = frame_bytes(worker, second, payload)
     answers = []
-    tries = [threading.Thread(target=lambda: answers.append(owner.handle(raw, "worker"))) for _ in range(2)]
+    tries = [threading.Thread(target=lambda: answers.append(owner.answer_frame(raw, "worker"))) for _ in range(2)]
 
     for attempt in tries:
         attempt.start()
-    owner.receive(5.0)
+    owner.receive_item(5.0)
     for attempt in tries:
         attempt.join(5.0)
 
     assert [refusal(answer) for answer in answers] == ["", ""]
     assert answers[0] == answers[1]
-    assert owner.receive(5.0).header.fields.sequence == 1
-    assert owner.receive(0.0) is None
+    assert owner.receive_item(5.0).header.fields.sequence == 1
+    assert owner.receive_item(0.0) is None
 
 
 class RefusingWire(HeldWire):
     """No process listens at the other end."""
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         raise PeerGoneError("connection refused")
 
 
@@ -287,8 +287,8 @@ def test_where_nobody_listens_any_more_a_party_is_lost_long_before_the_deadline(
     monkeypatch.setattr(outbox, "_GONE_S", 0.1)
     worker = parties.make("worker", patient(600.0), wire=RefusingWire())
 
-    worker.send("owner", "activation", {})
-    fault = worker.receive(5.0)
+    worker.send_frame("owner", "activation", {})
+    fault = worker.receive_item(5.0)
 
     assert isinstance(fault.error, PeerLostError)
     assert "0.1 s" in str(fault.error)
@@ -296,8 +296,8 @@ def test_where_nobody_listens_any_more_a_party_is_lost_long_before_the_deadline(
 
 def test_what_a_failed_link_had_not_delivered_can_be_had_once(parties):
     worker = parties.make("worker", SHORT)
-    sent = [worker.send("owner", "activation", {"n": n}, (b"ab" * n,)) for n in range(3)]
-    worker.receive(5.0)
+    sent = [worker.send_frame("owner", "activation", {"n": n}, (b"ab" * n,)) for n in range(3)]
+    worker.receive_item(5.0)
 
     later = worker.put_aside("owner", "activation", {"n": 3})
     undelivered = worker.take_undelivered("owner")
@@ -312,7 +312,7 @@ def test_what_a_failed_link_had_not_delivered_can_be_had_once(parties):
 def test_nothing_is_put_aside_while_a_link_is_open(parties):
     worker = parties.make("worker")
     parties.make("owner")
-    worker.send("owner", "activation", {})
+    worker.send_frame("owner", "activation", {})
 
     with pytest.raises(PeerRefusedError, match="is open"):
         worker.put_aside("owner", "activation", {})
@@ -320,9 +320,9 @@ def test_nothing_is_put_aside_while_a_link_is_open(parties):
 
 def test_what_was_for_an_evicted_party_is_gone(parties):
     worker = parties.make("worker", wire=HeldWire())
-    worker.send("owner", "activation", {})
+    worker.send_frame("owner", "activation", {})
 
-    worker.refuse("owner")
+    worker.evict_party("owner")
 
     assert worker.take_undelivered("owner") == []
     with pytest.raises(PeerRefusedError):

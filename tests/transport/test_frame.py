@@ -30,7 +30,7 @@ def test_a_frame_is_read_back_as_it_was_written(payload):
 
     frame = parse_frame(encode_frame(header, [payload[:5], memoryview(payload)[5:]]), LIMITS)
 
-    frame.header.verify(WORKER.public)
+    frame.header.verify_sender(WORKER.public)
     check_payload(frame)
     assert frame.payload == payload
     assert frame.header == header
@@ -51,42 +51,42 @@ def test_a_header_outlives_its_payload_as_evidence():
 
     kept = SignedHeader(header.header_bytes, header.signature)
 
-    kept.verify(WORKER.public)
+    kept.verify_sender(WORKER.public)
     assert kept.fields.kind == "activation"
-    assert kept.digest == digest_hex(header.header_bytes)
+    assert kept.header_digest == digest_hex(header.header_bytes)
 
 
 def test_a_header_is_not_of_a_peer_with_another_name_or_key():
     header = sign_header(WORKER, HeaderFields(**header_values()))
 
     with pytest.raises(SignatureError, match="key of other"):
-        header.verify(OTHER.public)
+        header.verify_sender(OTHER.public)
     with pytest.raises(SignatureError):
-        header.verify(Identity.without_certificate("worker").public)
+        header.verify_sender(Identity.without_certificate("worker").public)
 
 
 def test_evidence_that_is_no_header_is_refused():
     with pytest.raises(FrameError):
-        SignedHeader(b"[]", bytes(64)).verify(WORKER.public)
+        SignedHeader(b"[]", bytes(64)).verify_sender(WORKER.public)
 
 
 def test_a_receipt_is_proof_against_its_receiver_only():
     receipt = sign_receipt(WORKER, "ab" * 32)
 
-    receipt.verify(WORKER.public)
+    receipt.verify_receiver(WORKER.public)
     with pytest.raises(SignatureError):
-        receipt.verify(OTHER.public)
+        receipt.verify_receiver(OTHER.public)
     with pytest.raises(SignatureError):
-        Receipt("worker", "cd" * 32, receipt.signature).verify(WORKER.public)
+        Receipt("worker", "cd" * 32, receipt.signature).verify_receiver(WORKER.public)
     with pytest.raises(SignatureError):
-        Receipt("worker", "AB" * 32, receipt.signature).verify(WORKER.public)
+        Receipt("worker", "AB" * 32, receipt.signature).verify_receiver(WORKER.public)
 
 
 def test_a_signature_over_a_header_is_no_receipt():
     header = sign_header(WORKER, HeaderFields(**header_values()))
 
     with pytest.raises(SignatureError):
-        Receipt("worker", header.digest, header.signature).verify(WORKER.public)
+        Receipt("worker", header.header_digest, header.signature).verify_receiver(WORKER.public)
 
 
 def test_a_payload_with_one_flipped_bit_blames_nobody():
@@ -95,7 +95,7 @@ def test_a_payload_with_one_flipped_bit_blames_nobody():
 
     frame = parse_frame(bytes(raw), LIMITS)
 
-    frame.header.verify(WORKER.public)
+    frame.header.verify_sender(WORKER.public)
     with pytest.raises(FrameError, match="do not match the signed digest"):
         check_payload(frame)
 

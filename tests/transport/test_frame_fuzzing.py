@@ -147,11 +147,11 @@ def test_parsing_10_000_malformed_frames_raises_only_our_error(parties, seed):
 def test_an_endpoint_refuses_10_000_malformed_frames_and_takes_the_honest_one_afterwards(parties, seed):
     owner, worker = parties.make("owner", LIMITS), parties.identities["worker"]
 
-    answers = {refusal(owner.handle(raw, "worker")) for raw in malformed_frames(worker, seed)}
+    answers = {refusal(owner.answer_frame(raw, "worker")) for raw in malformed_frames(worker, seed)}
 
     assert answers == {"FrameError", "SignatureError", "PeerRefusedError", "OrderError"}
-    assert owner.refusals["worker"] == NUM_FRAMES
-    assert owner.receive(0.0) is None
+    assert owner.refusal_counts["worker"] == NUM_FRAMES
+    assert owner.receive_item(0.0) is None
     honest = frame_bytes(worker, header_values(payload=PAYLOAD), PAYLOAD)
-    assert refusal(owner.handle(honest, "worker")) == ""
-    assert owner.receive(0.0).payload == PAYLOAD
+    assert refusal(owner.answer_frame(honest, "worker")) == ""
+    assert owner.receive_item(0.0).payload == PAYLOAD

@@ -19,12 +19,12 @@ from phalanx.security.crypto import (
     certificate,
     clock,
     create_authority,
-    issue,
+    issue_certificate,
     load_authority,
     load_identity,
     peer_from_certificate,
 )
-from phalanx.transport import Endpoint, GrpcWire, TransportConfig, describe, grpc_wire
+from phalanx.transport import Endpoint, GrpcWire, TransportConfig, ask_peer_run, grpc_wire
 from phalanx.transport.grpc_tls import grpc
 
 LIMITS = TransportConfig(timeout_s=10.0, max_frame_bytes=16 * 2**20, max_queued_bytes=32 * 2**20)
@@ -39,8 +39,8 @@ def keys(tmp_path_factory):
     create_authority(directory / "keys", now=NOW - timedelta(days=20))
     create_authority(directory / "foreign")
     for name in ("owner", "worker", "mallory"):
-        issue(directory / "keys", name)
-    issue(directory / "foreign", "worker")
+        issue_certificate(directory / "keys", name)
+    issue_certificate(directory / "foreign", "worker")
     return directory
 
 
@@ -80,7 +80,7 @@ def probe(identity, owner, raw, party="owner"):
     wire = GrpcWire(identity, QUICK)
     try:
         wire.add_route(party, owner.wire.address)
-        return wire.deliver(party, raw, 8.0)
+        return wire.deliver_frame(party, raw, 8.0)
     finally:
         wire.close()
 
@@ -95,13 +95,13 @@ def test_frames_cross_both_ways_and_are_signed_for(join, owner, identities):
     worker.add_peer(identities["owner"].public, owner.wire.address)
     payload = bytes(range(256)) * 40_000
 
-    sent = worker.send("owner", "activation", {"step": 1}, [payload])
-    received = owner.receive(10.0)
-    owner.send("worker", "gradient", {"step": 1})
+    sent = worker.send_frame("owner", "activation", {"step": 1}, [payload])
+    received = owner.receive_item(10.0)
+    owner.send_frame("worker", "gradient", {"step": 1})
 
     assert received.payload == payload
-    assert worker.receive(10.0).kind == "gradient"
-    worker.receipts.wait(sent.digest, 10.0).verify(identities["owner"].public)
+    assert worker.receive_item(10.0).kind == "gradient"
+    worker.receipts.wait_for_proof(sent.header_digest, 10.0).verify_arrival(identities["owner"].public)
 
 
 def test_a_right_certificate_gets_in(owner, identities):
@@ -119,8 +119,8 @@ def test_a_client_without_certificate_never_reaches_the_endpoint(owner, keys, id
         with pytest.raises(grpc.RpcError):
             call(frame_bytes(identities["worker"], header_values()), timeout=8.0)
 
-    assert owner.receive(0.0) is None
-    assert not owner.refusals
+    assert owner.receive_item(0.0) is None
+    assert not owner.refusal_counts
 
 
 def test_a_client_without_tls_never_reaches_the_endpoint(owner, identities):
@@ -129,7 +129,7 @@ def test_a_client_without_tls_never_reaches_the_endpoint(owner, identities):
         with pytest.raises(grpc.RpcError):
             call(frame_bytes(identities["worker"], header_values()), timeout=8.0)
 
-    assert not owner.refusals
+    assert not owner.refusal_counts
 
 
 def test_a_client_of_a_foreign_authority_never_reaches_the_endpoint(owner, keys):
@@ -145,7 +145,7 @@ def test_a_client_of_a_foreign_authority_never_reaches_the_endpoint(owner, keys)
 
     with pytest.raises((PeerLostError, PeerRefusedError)):
         probe(trusting, owner, frame_bytes(foreign, header_values()))
-    assert not owner.refusals
+    assert not owner.refusal_counts
 
 
 def test_a_server_of_a_foreign_authority_is_sent_nothing(owner, keys):
@@ -159,12 +159,12 @@ def test_a_server_of_a_foreign_authority_is_sent_nothing(owner, keys):
     ("name", "issued_at"), [("expired", NOW - timedelta(days=10)), ("future", NOW + timedelta(days=10))]
 )
 def test_a_certificate_outside_its_days_never_reaches_the_endpoint(owner, keys, name, issued_at):
-    issue(keys / "keys", name, days=5, now=issued_at)
+    issue_certificate(keys / "keys", name, days=5, now=issued_at)
     identity = identity_from(keys / "keys", name, issued_at)
 
     with pytest.raises((PeerLostError, PeerRefusedError)):
         probe(identity, owner, frame_bytes(identity, header_values(sender=name)))
-    assert not owner.refusals
+    assert not owner.refusal_counts
 
 
 def test_a_server_with_another_partys_certificate_is_sent_nothing(owner, identities):
@@ -172,18 +172,18 @@ def test_a_server_with_another_partys_certificate_is_sent_nothing(owner, identit
 
     with pytest.raises(PeerRefusedError, match="mallory"):
         probe(identities["worker"], owner, raw, party="mallory")
-    assert not owner.refusals
+    assert not owner.refusal_counts
 
 
 def test_a_party_that_speaks_in_anothers_name_is_refused(owner, identities):
     answer = probe(identities["mallory"], owner, frame_bytes(identities["worker"], header_values()))
 
     assert refusal(answer) == "PeerRefusedError"
-    assert owner.refusals == {"mallory": 1}
+    assert owner.refusal_counts == {"mallory": 1}
 
 
 def test_a_certified_party_that_nobody_announced_is_refused(owner, keys):
-    issue(keys / "keys", "stranger")
+    issue_certificate(keys / "keys", "stranger")
     stranger = identity_from(keys / "keys", "stranger")
 
     answer = probe(stranger, owner, frame_bytes(stranger, header_values(sender="stranger")))
@@ -192,7 +192,7 @@ def test_a_certified_party_that_nobody_announced_is_refused(owner, keys):
 
 
 def test_an_evicted_party_is_refused(owner, identities):
-    owner.refuse("worker")
+    owner.evict_party("worker")
 
     answer = probe(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))
 
@@ -252,7 +252,7 @@ def test_a_client_sends_nothing_to_a_server_that_knows_only_tls_1_2(keys, identi
         server.start()
         wire.add_route("owner", f"127.0.0.1:{listening.getsockname()[1]}")
         with pytest.raises(PeerLostError):
-            wire.deliver("owner", b"secret", 8.0)
+            wire.deliver_frame("owner", b"secret", 8.0)
         server.join(5.0)
     wire.close()
 
@@ -280,7 +280,7 @@ def test_a_server_that_would_accept_tls_1_2_does_not_start(keys):
 
 
 def test_who_joins_learns_the_run_and_makes_itself_known(owner, identities):
-    met = describe(identities["worker"], "owner", owner.wire.address, "10.0.0.7:4711", QUICK)
+    met = ask_peer_run(identities["worker"], "owner", owner.wire.address, "10.0.0.7:4711", QUICK)
 
     assert met.run == "run-1"
     assert met.peer == identities["owner"].public
@@ -298,7 +298,7 @@ def test_who_joins_learns_what_it_is_called_and_waits_until_that_is_known(owner,
         return None if len(asked) == 1 else f"{certified}.2"
 
     owner.wire.name_of = name_of
-    met = describe(identities["worker"], "owner", owner.wire.address, config=LIMITS, begins=True)
+    met = ask_peer_run(identities["worker"], "owner", owner.wire.address, config=LIMITS, begins=True)
 
     assert met.calls_us == "worker.2"
     assert asked == [("worker", True), ("worker", True)]
@@ -311,7 +311,7 @@ def test_who_may_not_come_back_is_told_so(owner, identities):
     owner.wire.name_of = name_of
 
     with pytest.raises(PeerRefusedError, match="may not come back"):
-        describe(identities["worker"], "owner", owner.wire.address, config=LIMITS)
+        ask_peer_run(identities["worker"], "owner", owner.wire.address, config=LIMITS)
 
 
 def test_who_joins_looks_for_an_owner_that_does_not_listen_yet(identities, opened):
@@ -319,7 +319,7 @@ def test_who_joins_looks_for_an_owner_that_does_not_listen_yet(identities, opene
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     hasty = LIMITS.model_copy(update={"timeout_s": 0.2})
-    ask = partial(describe, identities["worker"], "owner", f"127.0.0.1:{port}", config=hasty)
+    ask = partial(ask_peer_run, identities["worker"], "owner", f"127.0.0.1:{port}", config=hasty)
     with pytest.raises(PeerLostError):
         ask()
     with ThreadPoolExecutor(1) as pool:
@@ -335,7 +335,7 @@ def test_who_joins_looks_for_an_owner_that_does_not_listen_yet(identities, opene
 
 def test_who_asks_for_another_party_is_told_nothing(owner, identities):
     with pytest.raises((PeerRefusedError, PeerLostError)):
-        describe(identities["worker"], "mallory", owner.wire.address, config=QUICK)
+        ask_peer_run(identities["worker"], "mallory", owner.wire.address, config=QUICK)
 
 
 @pytest.mark.parametrize("question", [b"", b"[]", b"{}", b'{"address":1}', b'{"address":"' + b"x" * 400 + b'"}'])
@@ -360,7 +360,7 @@ def test_an_over_long_message_is_refused_before_it_is_handled(owner, identities)
         with pytest.raises(grpc.RpcError):
             call(bytes(20 * 2**20), timeout=10.0)
 
-    assert not owner.refusals
+    assert not owner.refusal_counts
     assert refusal(probe(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
 
 
@@ -379,12 +379,12 @@ def test_a_restarted_connection_is_found_again(join, owner, identities):
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
     owner.add_peer(identities["mallory"].public, f"127.0.0.1:{port}")
-    owner.send("mallory", "activation", {})
+    owner.send_frame("mallory", "activation", {})
 
     late = join("mallory", LIMITS.model_copy(update={"port": port}))
 
-    assert late.receive(10.0).kind == "activation"
-    assert worker.receive(0.0) is None
+    assert late.receive_item(10.0).kind == "activation"
+    assert worker.receive_item(0.0) is None
 
 
 def test_where_a_process_has_ended_the_error_says_that_nobody_listens(join, owner, identities):
@@ -394,7 +394,7 @@ def test_where_a_process_has_ended_the_error_says_that_nobody_listens(join, owne
     try:
         wire.add_route("owner", address)
         with pytest.raises(PeerGoneError):
-            wire.deliver("owner", b"", 8.0)
+            wire.deliver_frame("owner", b"", 8.0)
     finally:
         wire.close()
 
@@ -402,8 +402,8 @@ def test_where_a_process_has_ended_the_error_says_that_nobody_listens(join, owne
 def test_a_wall_clock_that_jumps_shuts_nobody_out_who_is_in(join, owner, identities, monkeypatch):
     worker = join("worker")
     worker.wire.add_route("owner", owner.wire.address)
-    worker.send("owner", "activation", {})
-    assert owner.receive(8.0).kind == "activation"
+    worker.send_frame("owner", "activation", {})
+    assert owner.receive_item(8.0).kind == "activation"
 
     class Jumped(datetime):
         @classmethod
@@ -412,19 +412,19 @@ def test_a_wall_clock_that_jumps_shuts_nobody_out_who_is_in(join, owner, identit
 
     for module in (grpc_wire, certificate, clock):
         monkeypatch.setattr(module, "datetime", Jumped)
-    worker.send("owner", "activation", {})
+    worker.send_frame("owner", "activation", {})
 
-    assert owner.receive(8.0).kind == "activation"
-    assert worker.receive(0.0) is None
+    assert owner.receive_item(8.0).kind == "activation"
+    assert worker.receive_item(0.0) is None
     assert peer_from_certificate(identities["worker"].certificate_pem, identities["worker"].authority_pem)
 
 
 def test_a_party_without_address_is_lost_after_the_deadline(join, identities):
     worker = join("worker", LIMITS.model_copy(update={"timeout_s": 0.2}))
 
-    worker.send("owner", "activation", {})
+    worker.send_frame("owner", "activation", {})
 
-    assert isinstance(worker.receive(5.0).error, PeerLostError)
+    assert isinstance(worker.receive_item(5.0).error, PeerLostError)
 
 
 def test_a_taken_port_is_our_error(owner, identities):
@@ -458,9 +458,9 @@ def test_a_sender_blocked_at_a_full_inbox_does_not_starve_another(join, identiti
     for sender in (worker, mallory):
         sender.add_peer(identities["owner"].public, owner.wire.address)
     for _ in range(6):
-        mallory.send("owner", "activation", {}, [bytes(900_000)])
+        mallory.send_frame("owner", "activation", {}, [bytes(900_000)])
 
-    sent = worker.send("owner", "activation", {}, [bytes(900_000)])
+    sent = worker.send_frame("owner", "activation", {}, [bytes(900_000)])
 
-    assert worker.receipts.wait(sent.digest, 10.0)
+    assert worker.receipts.wait_for_proof(sent.header_digest, 10.0)
     assert len(mallory.receipts) < 6

@@ -9,7 +9,7 @@ from phalanx.security.crypto import Identity, digest_hex
 from phalanx.transport import TransportConfig, parse_frame
 from phalanx.transport.frame import sign_receipt
 from phalanx.transport.inbox import LinkFault
-from phalanx.transport.link import Meter, SendingChain, encode_receipt, encode_refusal
+from phalanx.transport.link import CpuMeter, SendingChain, encode_receipt, encode_refusal
 from phalanx.transport.outbox import DeliveredFrame, Outbox, Payload
 
 SECONDS = 20.0
@@ -26,12 +26,12 @@ class Wire:
     def __init__(self, receiver):
         self.receiver, self.arrived, self.open, self.answer = receiver, [], threading.Event(), None
 
-    def deliver(self, name, raw, timeout_s):
+    def deliver_frame(self, name, raw, timeout_s):
         assert self.open.wait(SECONDS)
         header = parse_frame(raw, LIMITS).header
         self.arrived.append(header.fields.sequence)
         found = None if self.answer is None else self.answer(header)
-        return encode_receipt(sign_receipt(self.receiver, header.digest)) if found is None else found
+        return encode_receipt(sign_receipt(self.receiver, header.header_digest)) if found is None else found
 
 
 class Link:
@@ -39,7 +39,7 @@ class Link:
         worker, owner = (Identity.without_certificate(name) for name in ("worker", "owner"))
         self.wire, self.reported, self.news = Wire(owner), [], threading.Condition()
         chain = SendingChain(worker, "run-1", "owner", limits)
-        self.outbox = Outbox(chain, owner.public, self.wire, limits, Meter(), report=self.report)
+        self.outbox = Outbox(chain, owner.public, self.wire, limits, CpuMeter(), report=self.report)
 
     def report(self, found):
         with self.news:
@@ -53,12 +53,12 @@ class Link:
 
     def close(self):
         self.wire.open.set()
-        self.outbox.drop(PeerLostError("the test is over"))
-        self.outbox.join(SECONDS)
+        self.outbox.drop_queue(PeerLostError("the test is over"))
+        self.outbox.join_thread(SECONDS)
 
     def put(self, size_bytes=0):
         data = bytes(size_bytes)
-        return self.outbox.put("tensor", {}, Payload([data], size_bytes, digest_hex(data)))
+        return self.outbox.queue_frame("tensor", {}, Payload([data], size_bytes, digest_hex(data)))
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def link():
 def test_frames_are_delivered_in_order_and_each_is_reported_with_its_receipt(link):
     sent = [link.put(n) for n in range(3)]
     link.wire.open.set()
-    link.outbox.flush(SECONDS)
+    link.outbox.wait_until_taken(SECONDS)
 
     assert link.wire.arrived == [0, 1, 2]
     reported = link.wait_for(3)
     assert [(found.header, found.receipt.header_digest) for found in reported] == [
-        (header, header.digest) for header in sent
+        (header, header.header_digest) for header in sent
     ]
     assert all(isinstance(found, DeliveredFrame) for found in reported)
 
@@ -87,7 +87,7 @@ def test_an_outbox_is_busy_until_its_last_frame_is_signed_for(link):
     assert link.outbox.is_busy
 
     link.wire.open.set()
-    link.outbox.flush(SECONDS)
+    link.outbox.wait_until_taken(SECONDS)
 
     assert not link.outbox.is_busy
 
@@ -97,7 +97,7 @@ def test_a_flush_that_takes_too_long_says_how_many_frames_wait(link):
     link.put()
 
     with pytest.raises(PeerLostError, match="owner: 2 frames have no answer yet"):
-        link.outbox.flush(0.0)
+        link.outbox.wait_until_taken(0.0)
 
 
 def test_a_frame_that_is_too_large_leaves_the_link_as_it_was(link):
@@ -149,7 +149,7 @@ def test_a_frame_put_aside_follows_in_the_chain_and_is_never_delivered(link):
 
     aside = link.outbox.put_aside("tensor", {}, Payload([b""], 0, digest_hex(b"")))
 
-    assert (aside.fields.sequence, aside.fields.previous) == (1, first.digest)
+    assert (aside.fields.sequence, aside.fields.previous) == (1, first.header_digest)
     assert link.wire.arrived == [0]
 
 
@@ -161,10 +161,10 @@ def test_nothing_is_put_aside_of_an_open_link(link):
 def test_a_dropped_link_says_why_reports_nothing_and_keeps_nothing(link):
     link.put()
 
-    assert link.outbox.drop(PeerRefusedError("owner: was evicted"))
-    assert not link.outbox.drop(PeerLostError("again"))
+    assert link.outbox.drop_queue(PeerRefusedError("owner: was evicted"))
+    assert not link.outbox.drop_queue(PeerLostError("again"))
     link.wire.open.set()
-    link.outbox.join(SECONDS)
+    link.outbox.join_thread(SECONDS)
 
     with pytest.raises(PeerRefusedError, match="was evicted"):
         link.put()
@@ -180,7 +180,7 @@ def test_a_lost_answer_has_the_same_frame_sent_again(link):
     link.wire.answer = lose_the_first
     link.put()
     link.wire.open.set()
-    link.outbox.flush(SECONDS)
+    link.outbox.wait_until_taken(SECONDS)
 
     assert link.wire.arrived == [0, 0]
     assert len(link.wait_for(1)) == 1
@@ -214,7 +214,7 @@ def test_a_link_that_is_dropped_while_it_tries_again_tries_no_more():
     link.put()
     assert tried.wait(SECONDS)
 
-    link.outbox.drop(PeerRefusedError("owner: was evicted"))
-    link.outbox.join(SECONDS)
+    link.outbox.drop_queue(PeerRefusedError("owner: was evicted"))
+    link.outbox.join_thread(SECONDS)
 
     assert not link.outbox._thread.is_alive()

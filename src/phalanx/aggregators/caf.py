@@ -6,7 +6,7 @@ from torch import Tensor
 from phalanx.aggregators.rule import inner_products, weighted_mean
 
 
-def caf(updates: Tensor, byzantine: int) -> Tensor:
+def caf_mean(updates: Tensor, byzantine: int) -> Tensor:
     """Return, of the weighted means on the way, the one around which the updates vary least.
 
     While more than n - 2f of the weight is left, each update loses weight by its squared projection on the principal

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phalanx.aggregators.median import median
+from phalanx.aggregators.median import median_update
 
 TURNS = 5
 
@@ -13,7 +13,7 @@ def centered_clipping(updates: Tensor, byzantine: int) -> Tensor:
 
     Source: Karimireddy et al. 2021; centre and radius come from the updates here, so that no run has to guess them.
     """
-    centre = median(updates, byzantine)
+    centre = median_update(updates, byzantine)
     radius = float(torch.linalg.vector_norm(updates - centre, dim=1).median())
     return clip_around(updates, centre, radius, TURNS)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from phalanx.aggregators.rule import squared_distances
 
 
-def krum(updates: Tensor, byzantine: int) -> Tensor:
+def krum_update(updates: Tensor, byzantine: int) -> Tensor:
     """Return the one update that is nearest to the others.
 
     Source: Blanchard et al. 2017.
@@ -23,7 +23,7 @@ def multi_krum(updates: Tensor, byzantine: int) -> Tensor:
     return updates[nearest.sort().values].mean(0)
 
 
-def most_byzantine(clients: int) -> int:
+def max_byzantine(clients: int) -> int:
     """Return how many Krum stands: n must be 2f + 3 at least."""
     return max(0, (clients - 3) // 2)
 

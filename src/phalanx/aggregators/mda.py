@@ -11,7 +11,7 @@ from phalanx.aggregators.rule import below_half, squared_distances
 MOST_SUBSETS = 200_000
 
 
-def mda(updates: Tensor, byzantine: int) -> Tensor:
+def mda_mean(updates: Tensor, byzantine: int) -> Tensor:
     """Return the mean of the n - f updates of which the two farthest are nearest; of equal ones the first.
 
     Source: El-Mhamdi et al. 2021 (minimum-diameter averaging).
@@ -27,6 +27,6 @@ def mda(updates: Tensor, byzantine: int) -> Tensor:
     return updates[list(best)].mean(0)
 
 
-def most_byzantine(clients: int) -> int:
+def max_byzantine(clients: int) -> int:
     """Return how many MDA stands while it looks at 200,000 subsets at most."""
     return max((few for few in range(below_half(clients) + 1) if math.comb(clients, few) <= MOST_SUBSETS), default=0)

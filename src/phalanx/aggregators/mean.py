@@ -3,6 +3,6 @@
 from torch import Tensor
 
 
-def mean(updates: Tensor, byzantine: int) -> Tensor:
+def mean_update(updates: Tensor, byzantine: int) -> Tensor:
     """Return the mean of all updates."""
     return updates.mean(0)

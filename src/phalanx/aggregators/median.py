@@ -6,7 +6,7 @@ from torch import Tensor
 from phalanx.aggregators.rule import by_column
 
 
-def median(updates: Tensor, byzantine: int) -> Tensor:
+def median_update(updates: Tensor, byzantine: int) -> Tensor:
     """Return the median of each value; of an even number of clients the mean of the two in the middle.
 
     Source: Yin et al. 2018.

@@ -29,7 +29,7 @@ def nearest_neighbour_mixing(updates: Tensor, byzantine: int, chance: torch.Gene
     return shares.scatter_(1, nearest, 1 / num_near) @ updates, byzantine
 
 
-def bucketing(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple[Tensor, int]:
+def bucket_updates(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple[Tensor, int]:
     """Replace updates by the means of random pairs; of an odd number the last stays alone.
 
     Source: Karimireddy et al. 2022 (s = 2).

@@ -25,7 +25,7 @@ class Aggregator:
     """
 
     rule: Rule
-    most_byzantine: Callable[[int], int]
+    max_byzantine: Callable[[int], int]
     source: str
 
     def __call__(self, updates: Tensor, byzantine: int) -> Tensor:
@@ -36,7 +36,7 @@ class Aggregator:
         """
         if updates.ndim != 2 or not len(updates) or not updates.is_floating_point():
             raise ConfigError(f"updates: {updates.dtype}{list(updates.shape)}, expected a float matrix, a row a client")
-        if not 0 <= byzantine <= (max_byzantine := self.most_byzantine(len(updates))):
+        if not 0 <= byzantine <= (max_byzantine := self.max_byzantine(len(updates))):
             raise ConfigError(
                 f"byzantine = {byzantine} of {len(updates)} clients: this rule stands {max_byzantine} at most; "
                 "lower it, ask more clients, or choose another rule"

@@ -38,13 +38,13 @@ def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked
 
     def under(principle: Principle, prompt: AskedPrompt, first: str, second: str) -> Verdict:
         sure = [
-            judge.decide(_fill_comparison(asking.comparison, prompt, principle, *pair))
+            judge.first_probability(_fill_comparison(asking.comparison, prompt, principle, *pair))
             for pair in ((first, second), (second, first))
         ]
         return {"principle": principle.name, "preference": (sure[0] + 1 - sure[1]) / 2, "by_order": sure}
 
     def chosen(prompt: AskedPrompt, first: str, second: str, number: int) -> Verdict:
-        asked = asking.principle if ranked else (asking.draw(seed, number),)
+        asked = asking.principle if ranked else (asking.draw_principle(seed, number),)
         verdict: Verdict = {}
         for principle in asked:
             verdict = under(principle, prompt, first, second)
@@ -92,12 +92,12 @@ class PairChoice:
                 raise DataError(f'{prompt.where}: has no text "{DEMONSTRATION}"; add it, or remove the line')
 
     @property
-    def lineage(self) -> dict[str, Any]:
+    def pair_lineage(self) -> dict[str, Any]:
         """All that decides the rows."""
         return {
             "made_by": "choose",
-            "model": self._writer.digest,
-            "sampling": self._writer.settings,
+            "model": self._writer.writer_digest,
+            "sampling": self._writer.sampling_settings,
             "prompts": prompts_digest(self._prompts),
             "seed": self._seed,
             **self._told,
@@ -108,7 +108,7 @@ class PairChoice:
         prompts = [self._prompts[number] for number in numbers]
         chats = [prompt.chat for prompt in prompts]
         written = [
-            self._writer.write(chats, drawn_seed(self._seed, side, numbers.start))
+            self._writer.write_answers(chats, drawn_seed(self._seed, side, numbers.start))
             for side in (("first", "second") if self._choose else ("first",))
         ]
         if self._choose is None:
@@ -119,7 +119,7 @@ class PairChoice:
         ]
 
     def _make_row(self, prompt: AskedPrompt, first: str, second: str, number: int) -> dict[str, Any]:
-        row: dict[str, Any] = {"prompt": prompt.messages}
+        row: dict[str, Any] = {"prompt": prompt.json_messages}
         if not first or not second:
             return {**row, "left_out": "silent"}
         if first == second:
@@ -151,7 +151,7 @@ def chosen_figures(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 def _fill_comparison(template: str, prompt: AskedPrompt, principle: Principle, first: str, second: str) -> str:
     """Fill all placeholders at once, so that an answer that holds a placeholder stays unchanged."""
     parts = {
-        "{conversation}": prompt.text,
+        "{conversation}": prompt.readable_text,
         "{question}": principle.choose or "",
         "{first}": first,
         "{second}": second,

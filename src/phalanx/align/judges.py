@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
-from phalanx.align.writer import Writer, asked
+from phalanx.align.writer import Writer, user_message
 from phalanx.config import StrictModel
 from phalanx.errors import RewardError
 from phalanx.rewards import RewardsConfig
@@ -19,11 +19,11 @@ class Judge(Protocol):
     """Something that decides between two answers to a question, called A and B."""
 
     @property
-    def lineage(self) -> dict[str, Any]:
+    def judge_lineage(self) -> dict[str, Any]:
         """Return everything that decides the judge's answers."""
         ...
 
-    def decide(self, question: str, /) -> float:
+    def first_probability(self, question: str, /) -> float:
         """Return how sure it is of A, from 0 to 1."""
         ...
 
@@ -35,17 +35,17 @@ class ModelJudge:
         self._writer = writer
 
     @property
-    def lineage(self) -> dict[str, Any]:
+    def judge_lineage(self) -> dict[str, Any]:
         """The model."""
-        return {"kind": "model", "model": self._writer.digest}
+        return {"kind": "model", "model": self._writer.writer_digest}
 
-    def decide(self, question: str) -> float:
+    def first_probability(self, question: str) -> float:
         """Return the probability of A, of A and B, as the first thing that it says.
 
         Raises:
             DataError: The question does not fit into its window.
         """
-        first, second = self._writer.log_probs([asked(question)], _LETTERS)
+        first, second = self._writer.log_probs([user_message(question)], _LETTERS)
         # a difference beyond this is certain, and exp would overflow
         return 1.0 / (1.0 + math.exp(min(second - first, 700.0)))
 
@@ -72,18 +72,18 @@ class ServerJudge:
         self._config, self._served = config, ServedModel(config, config.timeout_s)
 
     @property
-    def lineage(self) -> dict[str, Any]:
+    def judge_lineage(self) -> dict[str, Any]:
         """Server and model."""
         return {"kind": "server", "url": self._config.url, "model": self._config.model}
 
-    def decide(self, question: str) -> float:
+    def first_probability(self, question: str) -> float:
         """Return 1 where it says A, 0 where it says B.
 
         Raises:
             RewardError: It is not reached, or says neither.
         """
         try:
-            letter = self._served.ask(question).strip().strip("()*.\"'").upper()
+            letter = self._served.ask_question(question).strip().strip("()*.\"'").upper()
         except RewardError as exc:
             raise _refusal_error(str(exc)) from exc
         if letter not in _LETTERS:
@@ -93,7 +93,7 @@ class ServerJudge:
 
 def _refusal_error(why: str) -> RewardError:
     do = "repair the judge, then repeat the command: finished rows are reused"
-    return RewardError(f"{why}; {do}").about(code="PHX-R042", do=do)
+    return RewardError(f"{why}; {do}").with_facts(code="PHX-R042", do=do)
 
 
 class ModelJudgeConfig(StrictModel):
@@ -113,7 +113,7 @@ class RewardsJudgeConfig(RewardsConfig):
     kind: Literal["rewards"] = "rewards"
 
     @property
-    def rewards(self) -> RewardsConfig:
+    def rewards_config(self) -> RewardsConfig:
         """The same as a run file has them."""
         return RewardsConfig(of=self.of, timeout_s=self.timeout_s)
 

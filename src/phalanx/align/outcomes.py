@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from phalanx.align.prompts import AskedPrompt, read_records
-from phalanx.align.safety import HARMFUL, checked
+from phalanx.align.safety import HARMFUL, parse_safety_prompt
 from phalanx.errors import DataError
 
 BETTER = "better"
@@ -23,7 +23,7 @@ def read_outcomes(path: Path) -> list[AskedPrompt]:
     """
     outcomes = []
     for place, record in read_records(path):
-        outcome = checked(record, place)
+        outcome = parse_safety_prompt(record, place)
         wrong = next((name for name in ("refused", "violates") if not isinstance(record.get(name), bool)), None)
         if wrong is not None or not isinstance(record.get("answer"), str):
             what, kind = (wrong, "true or false") if wrong else ("answer", "text")
@@ -53,9 +53,9 @@ def feedback_rows(
             continue
         counts[became] += 1
         if shape == "pairs":
-            rows.append({"prompt": outcome.messages, "chosen": better, "rejected": answer})
+            rows.append({"prompt": outcome.json_messages, "chosen": better, "rejected": answer})
         else:
-            rows.append({"messages": [*outcome.messages, {"role": "assistant", "content": better}]})
+            rows.append({"messages": [*outcome.json_messages, {"role": "assistant", "content": better}]})
     return rows, dict(counts)
 
 

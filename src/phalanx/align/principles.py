@@ -82,7 +82,7 @@ class Constitution(StrictModel):
         return self
 
     @property
-    def digest(self) -> str:
+    def constitution_digest(self) -> str:
         """SHA-256 in hex over all that it says."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
 
@@ -113,7 +113,7 @@ class Constitution(StrictModel):
             raise ConfigError(f"principles: none has {' and '.join(texts)}, which this command needs; add it")
         return self.model_copy(update={"principle": complete})
 
-    def draw(self, seed: int, *place: object) -> Principle:
+    def draw_principle(self, seed: int, *place: object) -> Principle:
         """Draw one by weight, as a public function of seed and place."""
         remainder = (
             drawn_seed(seed, "principle", *place) / 2**63 * sum(principle.weight for principle in self.principle)
@@ -137,7 +137,7 @@ def load_constitution(path: Path) -> Constitution:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a file of principles").about(
+        raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a file of principles").with_facts(
             code="PHX-C003", file=str(path)
         ) from exc
     objects = [parse_object(text, f"{path}, line {number}") for number, text in enumerate(lines, 1) if text.strip()]
@@ -149,7 +149,7 @@ def load_constitution(path: Path) -> Constitution:
             f"{path}: {_describe_place(first['loc'])}: {first['msg'].removeprefix('Value error, ')}; "
             "keys of a principle are "
             f"{', '.join(Principle.model_fields)}"
-        ).about(file=str(path)) from exc
+        ).with_facts(file=str(path)) from exc
 
 
 def _describe_place(loc: Sequence[int | str]) -> str:

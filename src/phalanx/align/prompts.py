@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.align.writer import asked
+from phalanx.align.writer import user_message
 from phalanx.config import canonical_json
-from phalanx.data.chat import ChatMessage, conversation_of
+from phalanx.data.chat import ChatMessage, parse_conversation
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.errors import DataError
 
@@ -28,16 +28,16 @@ class AskedPrompt:
     record: Mapping[str, Any]
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
+    def json_messages(self) -> list[dict[str, Any]]:
         """The chat as JSON lines have it."""
         return [one.for_template() for one in self.chat]
 
     @property
-    def text(self) -> str:
+    def readable_text(self) -> str:
         """The chat as a person reads it; a single message of the user as it is."""
         if len(self.chat) == 1 and self.chat[0].role == "user":
-            return self.chat[0].text
-        return "\n\n".join(f"{message.role}: {message.text}" for message in self.chat)
+            return self.chat[0].text_content
+        return "\n\n".join(f"{message.role}: {message.text_content}" for message in self.chat)
 
 
 def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
@@ -51,18 +51,18 @@ def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
     if isinstance(prompt, list) and messages is None:
         prompt, messages = None, prompt
     if (prompt is None) == (messages is None):
-        raise DataError(f"{where}: expected either prompt or messages").about(code="PHX-I014", file=where)
+        raise DataError(f"{where}: expected either prompt or messages").with_facts(code="PHX-I014", file=where)
     if prompt is not None:
         if not isinstance(prompt, str) or not prompt.strip():
             raise DataError(f"{where}: the prompt is empty; write words, or remove the line")
-        return AskedPrompt(where, (asked(prompt),), record)
+        return AskedPrompt(where, (user_message(prompt),), record)
     try:
-        found = conversation_of({**record, "messages": messages}, "messages")
+        found = parse_conversation({**record, "messages": messages}, "messages")
     except DataError as exc:
         raise DataError(f"{where}: {exc}") from exc
     chat = found.messages
     if found.tools:
-        raise DataError(f"{where}: has tools, which are not supported; remove them, or the line").about(
+        raise DataError(f"{where}: has tools, which are not supported; remove them, or the line").with_facts(
             code="PHX-I014", file=where
         )
     if chat[-1].role == "assistant":
@@ -88,12 +88,12 @@ def read_records(path: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as exc:
-        raise DataError(f"{path}: cannot be read ({exc.strerror}); give a file of JSON lines").about(
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); give a file of JSON lines").with_facts(
             code="PHX-I011", file=str(path)
         ) from exc
     places = [(f"{path}, line {number}", text) for number, text in enumerate(lines, start=1) if text.strip()]
     if not places:
-        raise DataError(f"{path}: has no line; every line is an object").about(code="PHX-I012", file=str(path))
+        raise DataError(f"{path}: has no line; every line is an object").with_facts(code="PHX-I012", file=str(path))
     return [(place, parse_object(text, place)) for place, text in places]
 
 

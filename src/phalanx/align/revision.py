@@ -6,7 +6,7 @@ from typing import Any
 
 from phalanx.align.principles import Constitution
 from phalanx.align.prompts import AskedPrompt, prompts_digest
-from phalanx.align.writer import Writer, asked, drawn_seed, said
+from phalanx.align.writer import Writer, assistant_message, drawn_seed, user_message
 from phalanx.errors import DataError
 
 
@@ -32,13 +32,13 @@ class Revision:
         check_prompts(writer, prompts)
 
     @property
-    def lineage(self) -> dict[str, Any]:
+    def revision_lineage(self) -> dict[str, Any]:
         """All that decides the rows."""
         return {
             "made_by": "revise",
-            "model": self._writer.digest,
-            "sampling": self._writer.settings,
-            "principles": self._constitution.digest,
+            "model": self._writer.writer_digest,
+            "sampling": self._writer.sampling_settings,
+            "principles": self._constitution.constitution_digest,
             "prompts": prompts_digest(self._prompts),
             "rounds": self._rounds,
             "seed": self._seed,
@@ -47,7 +47,7 @@ class Revision:
     def make_rows(self, numbers: range) -> list[dict[str, Any]]:
         """Make the rows of a batch of prompts: ``messages``, and how they came about."""
         prompts = [self._prompts[number] for number in numbers]
-        answers = self._writer.write(
+        answers = self._writer.write_answers(
             [prompt.chat for prompt in prompts], drawn_seed(self._seed, "answer", numbers.start)
         )
         texts = list(answers)
@@ -56,7 +56,7 @@ class Revision:
             self._revise_texts(prompts, texts, revisions, numbers, round_)
         return [
             {
-                "messages": [*prompt.messages, {"role": "assistant", "content": text}],
+                "messages": [*prompt.json_messages, {"role": "assistant", "content": text}],
                 "answer": answer,
                 "revisions": steps,
             }
@@ -72,18 +72,18 @@ class Revision:
         round_: int,
     ) -> None:
         """Take every text through one round, in place; where the model says nothing, the text stays as it is."""
-        drawn = [self._constitution.draw(self._seed, number, round_) for number in numbers]
+        drawn = [self._constitution.draw_principle(self._seed, number, round_) for number in numbers]
         chats = [
-            [*prompt.chat, said(text), asked(principle.critique or "")]
+            [*prompt.chat, assistant_message(text), user_message(principle.critique or "")]
             for prompt, text, principle in zip(prompts, texts, drawn, strict=True)
         ]
         seeds = [drawn_seed(self._seed, what, numbers.start, round_) for what in ("critique", "revision")]
-        critiques = self._writer.write(chats, seeds[0])
+        critiques = self._writer.write_answers(chats, seeds[0])
         chats = [
-            [*chat, said(critique), asked(principle.revise or "")]
+            [*chat, assistant_message(critique), user_message(principle.revise or "")]
             for chat, critique, principle in zip(chats, critiques, drawn, strict=True)
         ]
-        revised = self._writer.write(chats, seeds[1])
+        revised = self._writer.write_answers(chats, seeds[1])
         for index, (principle, critique, text) in enumerate(zip(drawn, critiques, revised, strict=True)):
             told[index].append({"principle": principle.name, "critique": critique, "revision": text})
             texts[index] = text or texts[index]
@@ -112,6 +112,6 @@ def check_prompts(writer: Writer, prompts: Sequence[AskedPrompt]) -> None:
     """
     for prompt in prompts:
         try:
-            writer.check(prompt.chat)
+            writer.check_chat(prompt.chat)
         except DataError as exc:
             raise DataError(f"{prompt.where}: {exc}") from exc

@@ -61,7 +61,7 @@ class ResumableRows:
             raise DataError(f"{exc.filename or self._path}: cannot be written ({exc.strerror})") from exc
         return rows
 
-    def finish(self, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> dict[str, Any]:
+    def finish_file(self, rows: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> dict[str, Any]:
         """Write the file and its lineage, and return the latter.
 
         Args:
@@ -85,7 +85,7 @@ class ResumableRows:
             raise DataError(f"{self._path}: cannot be written ({exc.strerror})") from exc
         return lineage
 
-    def done(self) -> dict[str, Any] | None:
+    def read_lineage(self) -> dict[str, Any] | None:
         """Return the lineage of the file where it is whole already; None where it is still to be made.
 
         Raises:

@@ -61,8 +61,8 @@ def refusal_by_judge(judge: Judge) -> IsRefusal:
 
     def refuses(prompt: AskedPrompt, answer: str) -> bool:
         # the answer last: it may hold a placeholder, a prompt that does is its author's mistake
-        question = _ABOUT_REFUSAL.replace("{conversation}", prompt.text).replace("{answer}", answer)
-        return judge.decide(question) > 0.5
+        question = _ABOUT_REFUSAL.replace("{conversation}", prompt.readable_text).replace("{answer}", answer)
+        return judge.first_probability(question) > 0.5
 
     return refuses
 
@@ -73,11 +73,11 @@ def safety_prompts(path: Path | None) -> list[AskedPrompt]:
     Raises:
         DataError: Names file and line: no prompt, or no ``harmful`` that is true or false.
     """
-    prompts = [checked(record, place) for place, record in read_records(OWN_SET if path is None else path)]
+    prompts = [parse_safety_prompt(record, place) for place, record in read_records(OWN_SET if path is None else path)]
     return prompts
 
 
-def checked(record: Mapping[str, Any], where: str) -> AskedPrompt:
+def parse_safety_prompt(record: Mapping[str, Any], where: str) -> AskedPrompt:
     """Read one.
 
     Raises:
@@ -112,12 +112,12 @@ class SafetyCheck:
         check_prompts(writer, prompts)
 
     @property
-    def lineage(self) -> dict[str, Any]:
+    def safety_lineage(self) -> dict[str, Any]:
         """All that decides the answers."""
         return {
             "made_by": "safety",
-            "model": self._writer.digest,
-            "sampling": self._writer.settings,
+            "model": self._writer.writer_digest,
+            "sampling": self._writer.sampling_settings,
             "prompts": prompts_digest(self._prompts),
             "violation": None if self._violation is None else self._violation.pattern,
             "seed": self._seed,
@@ -127,7 +127,7 @@ class SafetyCheck:
         """Return the outcomes of a batch of prompts: their lines with ``answer``, ``refused`` and ``violates``."""
         prompts = [self._prompts[number] for number in numbers]
         seed = drawn_seed(self._seed, "safety", numbers.start)
-        answers = self._writer.write([prompt.chat for prompt in prompts], seed)
+        answers = self._writer.write_answers([prompt.chat for prompt in prompts], seed)
         return [self._judge_outcome(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
     def _judge_outcome(self, prompt: AskedPrompt, answer: str) -> dict[str, Any]:
@@ -147,14 +147,14 @@ def safety_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     harmful = [row for row in rows if row[HARMFUL]]
     benign = [row for row in rows if not row[HARMFUL]]
     return {
-        "refusal_rate": rate(sum(row["refused"] for row in harmful), len(harmful)),
-        "over_refusal_rate": rate(sum(row["refused"] for row in benign), len(benign)),
-        "violation_rate": rate(sum(row["violates"] for row in harmful), len(harmful)),
-        "benign_violation_rate": rate(sum(row["violates"] for row in benign), len(benign)),
+        "refusal_rate": share_with_interval(sum(row["refused"] for row in harmful), len(harmful)),
+        "over_refusal_rate": share_with_interval(sum(row["refused"] for row in benign), len(benign)),
+        "violation_rate": share_with_interval(sum(row["violates"] for row in harmful), len(harmful)),
+        "benign_violation_rate": share_with_interval(sum(row["violates"] for row in benign), len(benign)),
     }
 
 
-def rate(count: int, of: int) -> dict[str, float | int | None]:
+def share_with_interval(count: int, of: int) -> dict[str, float | int | None]:
     """Return a share with its 95 % interval; None where nothing was counted.
 
     Source: Wilson 1927.
@@ -187,7 +187,7 @@ def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str
         nonlocal asked_so_far
         asked_so_far += 1
         chat = prompt_of({"prompt": text}, where).chat
-        return writer.write([chat], drawn_seed(seed, "hook", asked_so_far))[0]
+        return writer.write_answers([chat], drawn_seed(seed, "hook", asked_so_far))[0]
 
     prompts = []
     for number, record in enumerate(hook(ask), start=1):
@@ -198,7 +198,7 @@ def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str
             raise DataError(f"{place}: is no JSON object ({exc})") from exc
         if not isinstance(plain, dict):
             raise DataError(f"{place}: is a {type(record).__name__}, expected an object with a prompt")
-        prompts.append(checked({HARMFUL: True, **plain}, place))
+        prompts.append(parse_safety_prompt({HARMFUL: True, **plain}, place))
     if not prompts:
         raise DataError(f"{where}: gave no prompt")
     return prompts

@@ -26,16 +26,18 @@ def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: flo
     Raises:
         RewardError: A value says nothing of a text.
     """
-    names = values.names
+    names = values.reward_names
     rows: list[dict[str, Any]] = []
     for pair in pairs:
         sides = [
-            values.score([ScoredText(f"{pair.where}, {side}", pair.text, pair.record[side], pair.record)])[0]
+            values.score_texts(
+                [ScoredText(f"{pair.where}, {side}", pair.readable_text, pair.record[side], pair.record)]
+            )[0]
             for side in ("chosen", "rejected")
         ]
         gaps = dict(zip(names, (worth - other for worth, other in zip(*sides, strict=True)), strict=True))
-        total = values.total(sides[0]) - values.total(sides[1])
-        rows.append({"where": pair.where, "prompt": pair.text, "gaps": gaps, "sum": total})
+        total = values.total_reward(sides[0]) - values.total_reward(sides[1])
+        rows.append({"where": pair.where, "prompt": pair.readable_text, "gaps": gaps, "sum": total})
 
     def opinion(gap: float) -> int:
         return 0 if abs(gap) <= smallest else 1 if gap > 0 else -1

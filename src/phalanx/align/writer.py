@@ -12,20 +12,20 @@ class Writer(Protocol):
     """A model that answers chats; equal calls have equal answers."""
 
     @property
-    def digest(self) -> str:
+    def writer_digest(self) -> str:
         """Of all that the model is."""
         ...
 
     @property
-    def settings(self) -> dict[str, object]:
+    def sampling_settings(self) -> dict[str, object]:
         """Settings of the draw of tokens."""
         ...
 
-    def check(self, chat: Sequence[ChatMessage], /) -> None:
+    def check_chat(self, chat: Sequence[ChatMessage], /) -> None:
         """Raise `DataError` where a chat cannot be answered."""
         ...
 
-    def write(self, chats: Sequence[Sequence[ChatMessage]], seed: int, /) -> list[str]:
+    def write_answers(self, chats: Sequence[Sequence[ChatMessage]], seed: int, /) -> list[str]:
         """Answer each chat; empty where there is no answer."""
         ...
 
@@ -34,12 +34,12 @@ class Writer(Protocol):
         ...
 
 
-def said(text: str) -> ChatMessage:
+def assistant_message(text: str) -> ChatMessage:
     """The assistant's message."""
     return ChatMessage(role="assistant", content=text)
 
 
-def asked(text: str) -> ChatMessage:
+def user_message(text: str) -> ChatMessage:
     """The user's message."""
     return ChatMessage(role="user", content=text)
 

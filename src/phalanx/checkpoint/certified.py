@@ -27,7 +27,7 @@ class BestCheckpoint:
         return asdict(self)
 
     @classmethod
-    def of_json(cls, body: Mapping[str, Any]) -> "BestCheckpoint":
+    def from_json(cls, body: Mapping[str, Any]) -> "BestCheckpoint":
         """Read it from an event.
 
         Raises:
@@ -52,7 +52,7 @@ class CertifiedCheckpoints:
     best: BestCheckpoint | None = None
     _announced: set[int] = field(default_factory=set)
 
-    def take(self, kind: str, body: Mapping[str, Any]) -> None:
+    def follow_event(self, kind: str, body: Mapping[str, Any]) -> None:
         """Follow one event; others than those about checkpoints change nothing.
 
         Raises:
@@ -64,7 +64,7 @@ class CertifiedCheckpoints:
             manifests = {**self.saved, body["step"]: body["manifest"]}
             self.saved = {step: manifests[step] for step in body["kept"] if step in manifests}
             best = body.get("best")
-            self.best = None if best is None else BestCheckpoint.of_json(best)
+            self.best = None if best is None else BestCheckpoint.from_json(best)
             self._drop_best()
         elif kind == "rolled_back":
             self._forget_after(body["to"])
@@ -72,11 +72,11 @@ class CertifiedCheckpoints:
             self._forget_after(body["step"])
 
     @property
-    def newest(self) -> int | None:
+    def newest_step(self) -> int | None:
         """Step of the newest one; None when there is none."""
         return max(self.saved, default=None)
 
-    def check(self, step: int | None, manifest: str | None, where: str) -> None:
+    def check_newest(self, step: int | None, manifest: str | None, where: str) -> None:
         """Compare the newest checkpoint that was found with the log.
 
         Args:
@@ -88,20 +88,20 @@ class CertifiedCheckpoints:
             CheckpointError: It is older than the log says, or of another writing of its step, or the log
                 never announced a checkpoint of its step.
         """
-        newest = self.newest
+        newest = self.newest_step
         if newest is not None and (step is None or step < newest):
             state = "none exists" if step is None else f"the newest is of step {step}"
             raise CheckpointError(
                 f"{where}: rolled back: {state}, the audit log has one of step {newest}; restore it, or return to "
                 "the older one with --resume --from-step STEP"
-            ).about(code="PHX-I053")
+            ).with_facts(code="PHX-I053")
         if step is None:
             return
         self.check_writing(step, manifest, where)
         if newest is not None and step > newest and step not in self._announced:
             raise CheckpointError(
                 f"{where}: foreign: the audit log lists no checkpoint of step {step}; remove it"
-            ).about(code="PHX-I053")
+            ).with_facts(code="PHX-I053")
 
     def check_writing(self, step: int, manifest: str | None, where: str) -> None:
         """Compare one checkpoint with the log's entry for its step, where it has one.
@@ -113,7 +113,7 @@ class CertifiedCheckpoints:
             raise CheckpointError(
                 f"{where}: swapped: the manifest of step {step} has digest {manifest!s:.12}..., the audit log says "
                 f"{self.saved[step]:.12}...; an earlier version of this step replaced it"
-            ).about(code="PHX-I053")
+            ).with_facts(code="PHX-I053")
 
     def _forget_after(self, step: int) -> None:
         self.saved = {saved: manifest for saved, manifest in self.saved.items() if saved <= step}

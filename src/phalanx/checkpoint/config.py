@@ -61,7 +61,7 @@ class CheckpointConfig(StrictModel):
         return value
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_encryption(self) -> Self:
         if self.encrypt != (self.key is not None):
             raise ValueError(
                 "encrypt = true and key belong together; `phalanx checkpoint new-key FILE` makes a key file"

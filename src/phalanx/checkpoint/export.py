@@ -11,7 +11,7 @@ import tokenizers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from phalanx.checkpoint.export_adapter import merged, peft_files
+from phalanx.checkpoint.export_adapter import merge_weights, peft_files
 from phalanx.checkpoint.load import Checkpoint
 from phalanx.data import ChatCorpus, Corpus, TokenizerConfig
 from phalanx.data.chat import TEMPLATE_FILE
@@ -48,7 +48,7 @@ class RunTokenizer:
     mask_token: str | None = None
 
     @classmethod
-    def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus | PairCorpus) -> "RunTokenizer":
+    def from_config(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus | PairCorpus) -> "RunTokenizer":
         """Find the tokenizer file in the config, or else the one that the run trained."""
         file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
         run_tokenizer = cls(file, corpus.eos_id, of_model=config.kind == "model")
@@ -81,13 +81,15 @@ def export_model(
         ModelError: A tensor of the model is missing.
     """
     if out.exists():
-        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").about(
+        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
             code="PHX-I056", file=str(out), do="choose another path"
         )
     if tokenizer is not None:
         checkpoint.check_vocabulary(vocabulary_digest(open_tokenizer(tokenizer.file, tokenizer.eos_id)))
     trained = {
-        name.removeprefix(_WEIGHT): checkpoint.tensor(name) for name in checkpoint.names() if name.startswith(_WEIGHT)
+        name.removeprefix(_WEIGHT): checkpoint.read_tensor(name)
+        for name in checkpoint.stages_by_tensor()
+        if name.startswith(_WEIGHT)
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -96,7 +98,7 @@ def export_model(
             if adapter is not None and not merge:
                 _write_adapter(spare, trained, source, adapter)
             else:
-                weights = trained if adapter is None else merged(trained, source, adapter)
+                weights = trained if adapter is None else merge_weights(trained, source, adapter)
                 write_model(spare, weights, source, tokenizer)
             if tokenizer is not None:
                 _write_tokenizer(spare, tokenizer)

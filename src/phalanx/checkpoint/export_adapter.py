@@ -36,7 +36,7 @@ def peft_files(
     if isinstance(adapter, SpfConfig):
         raise CheckpointError("model.adapter: peft does not support spf; use --merge for a whole model")
     config: dict[str, Any] = {
-        "task_type": "SEQ_CLS" if source.head == "score" else "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if source.head_kind == "score" else "CAUSAL_LM",
         # a name, for where the model lies is private
         "base_model_name_or_path": source.directory.resolve().name,
         "inference_mode": True,
@@ -56,12 +56,12 @@ def peft_files(
         "use_dora": adapter.dora,
         "use_rslora": adapter.rslora,
     }
-    if source.head != "lm":
+    if source.head_kind != "lm":
         config["modules_to_save"] = [SCORE]
     return config, {f"base_model.model.{name}": tensor.contiguous() for name, tensor in trained.items()}
 
 
-def merged(
+def merge_weights(
     trained: Mapping[str, Tensor],
     source: ModelSource,
     adapter: AdapterConfig,
@@ -87,7 +87,7 @@ def merged(
 
 def read_weights(source: ModelSource) -> dict[str, Tensor]:
     """Return the weights that the files hold as float32; a score head that is trained beside an adapter may be new."""
-    return {name: source.read(name) for name in parameter_names(source.hub_config) if source.has(name)}
+    return {name: source.read_tensor(name) for name in parameter_names(source.hub_config) if source.has_tensor(name)}
 
 
 def add_updates(weights: Mapping[str, Tensor], updates: Mapping[str, LowRankUpdate], source: ModelSource) -> None:

@@ -48,7 +48,7 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
 def _model_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     source = ModelSource(directory)
     for name in parameter_names(source.hub_config):
-        yield name, source.read(name)
+        yield name, source.read_tensor(name)
 
 
 def _adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

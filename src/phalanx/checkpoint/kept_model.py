@@ -57,7 +57,7 @@ def keep_model(
         with tempfile.TemporaryDirectory(prefix="phalanx-kept-") as plain:
             write_plain(Path(plain))
             pack = {path.name: base64.b64encode(path.read_bytes()).decode() for path in Path(plain).iterdir()}
-        sealed = FileSealer(data_key).seal(FilePlace(run, 0, _PACK), [canonical_json(pack)])
+        sealed = FileSealer(data_key).seal_file(FilePlace(run, 0, _PACK), [canonical_json(pack)])
         (target / _PACK).write_bytes(b"".join(sealed))
         (target / KEY_FILE).write_bytes(wrap_for(holder, data_key, run, 0))
         return None
@@ -102,7 +102,7 @@ def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
         raise CheckpointError(
             f"{path}: altered: found SHA-256 {now:.16}, the checkpoint of step {state['step']} has signed {was:.16}; "
             f"{do}"
-        ).about(code="PHX-I058", file=str(path), found=now, expected=was, do=do)
+        ).with_facts(code="PHX-I058", file=str(path), found=now, expected=was, do=do)
     return True
 
 
@@ -124,7 +124,7 @@ def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[
     if key is None:
         raise CheckpointError(f"{home}: is encrypted, but the config of the run names no key; restore the config")
     data_key = unwrap_for(key, _read_file(home / KEY_FILE), run, 0, home / KEY_FILE)
-    plain = FileSealer(data_key).open(FilePlace(run, 0, _PACK), _read_file(home / _PACK), str(home / _PACK))
+    plain = FileSealer(data_key).open_file(FilePlace(run, 0, _PACK), _read_file(home / _PACK), str(home / _PACK))
     with tempfile.TemporaryDirectory(prefix="phalanx-kept-") as opened:
         for name, content in json.loads(plain).items():
             (Path(opened) / Path(name).name).write_bytes(base64.b64decode(content))

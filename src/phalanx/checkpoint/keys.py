@@ -31,11 +31,11 @@ class KeyHolder(Protocol):
     name: str
     """Name of the key in messages and ``key.json``; tells nothing about it."""
 
-    def wrap(self, data_key: bytes, about: bytes) -> bytes:
+    def wrap_key(self, data_key: bytes, about: bytes) -> bytes:
         """Encrypt a data key so that it opens for `about` only."""
         ...
 
-    def unwrap(self, wrapped: bytes, about: bytes) -> bytes:
+    def unwrap_key(self, wrapped: bytes, about: bytes) -> bytes:
         """Decrypt a data key.
 
         Raises:
@@ -52,12 +52,12 @@ class LocalKey:
         identity = HKDF(algorithm=SHA256(), length=8, salt=None, info=in_domain("checkpoint-key-name/1", b""))
         self.name = f"aes256-{identity.derive(key).hex()}"
 
-    def wrap(self, data_key: bytes, about: bytes) -> bytes:
+    def wrap_key(self, data_key: bytes, about: bytes) -> bytes:
         """As `KeyHolder` says."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, data_key, about)
 
-    def unwrap(self, wrapped: bytes, about: bytes) -> bytes:
+    def unwrap_key(self, wrapped: bytes, about: bytes) -> bytes:
         """As `KeyHolder` says."""
         try:
             return self._cipher.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], about)
@@ -85,11 +85,11 @@ class CommandKey:
         # arguments may name accounts; the program's name is enough for a message
         self.name = f"command-{Path(self._arguments[0]).name}"
 
-    def wrap(self, data_key: bytes, about: bytes) -> bytes:
+    def wrap_key(self, data_key: bytes, about: bytes) -> bytes:
         """As `KeyHolder` says."""
         return self._ask_command("wrap", data_key, about)
 
-    def unwrap(self, wrapped: bytes, about: bytes) -> bytes:
+    def unwrap_key(self, wrapped: bytes, about: bytes) -> bytes:
         """As `KeyHolder` says."""
         return self._ask_command("unwrap", wrapped, about)
 
@@ -142,9 +142,9 @@ def open_key(where: str) -> KeyHolder:
         text = data.decode("ascii", errors="replace")
     elif kind == "env":
         if rest not in os.environ:
-            raise CheckpointError(f"checkpoint.key: the environment has no {rest}; set it to 64 hex characters").about(
-                code="PHX-I054", key="checkpoint.key"
-            )
+            raise CheckpointError(
+                f"checkpoint.key: the environment has no {rest}; set it to 64 hex characters"
+            ).with_facts(code="PHX-I054", key="checkpoint.key")
         text = os.environ[rest]
     else:
         raise CheckpointError('checkpoint.key: expected "file:PATH", "env:NAME" or "command:PROGRAM"')
@@ -153,7 +153,7 @@ def open_key(where: str) -> KeyHolder:
     except ValueError:
         key = b""
     if len(key) != _KEY_BYTES:
-        raise CheckpointError(f"checkpoint.key: {kind}:{rest} does not hold 64 hex characters").about(
+        raise CheckpointError(f"checkpoint.key: {kind}:{rest} does not hold 64 hex characters").with_facts(
             code="PHX-I054", key="checkpoint.key"
         )
     return LocalKey(key)
@@ -180,7 +180,7 @@ def new_data_key() -> bytes:
 
 def wrap_for(holder: KeyHolder, data_key: bytes, run: str, step: int) -> bytes:
     """Return the bytes of ``key.json``."""
-    wrapped = holder.wrap(data_key, _associated_data(run, step))
+    wrapped = holder.wrap_key(data_key, _associated_data(run, step))
     return canonical_json({"version": 1, "key": holder.name, "wrapped": wrapped.hex()})
 
 
@@ -201,9 +201,9 @@ def unwrap_for(holder: KeyHolder, data: bytes, run: str, step: int, where: Path)
         raise CheckpointError(
             f"{where}: was wrapped with key {name!s:.80}, but checkpoint.key is {holder.name}; give the former key, "
             "or `phalanx checkpoint rotate` with both"
-        ).about(code="PHX-I054", key="checkpoint.key")
+        ).with_facts(code="PHX-I054", key="checkpoint.key")
     try:
-        data_key = holder.unwrap(wrapped, _associated_data(run, step))
+        data_key = holder.unwrap_key(wrapped, _associated_data(run, step))
     except CheckpointError as exc:
         raise CheckpointError(f"{where}: {exc}") from exc
     if len(data_key) != _KEY_BYTES:

@@ -55,7 +55,7 @@ def open_checkpoint(
             signed by another key, from another run or config, too old, or encrypted with another key than `key`.
 
     Guarantees:
-        What `Checkpoint.tensors` returns later was part of what `peer` signed: files are verified again on
+        What `Checkpoint.stage_tensors` returns later was part of what `peer` signed: files are verified again on
         the bytes that are parsed, so a change after opening is refused too.
     """
     place = path / MANIFEST_FILE
@@ -65,7 +65,7 @@ def open_checkpoint(
         raise CheckpointError(
             f"{place}: rolled back: it is from step {manifest.step}, expected step {at_least_step} or later; "
             "restore the newer one, or name the step to return to"
-        ).about(code="PHX-I053")
+        ).with_facts(code="PHX-I053")
     _check_listing(path, manifest)
     for name, entry in sorted(manifest.files.items()):
         _check_file(path / name, entry)
@@ -85,11 +85,11 @@ class Checkpoint:
     def __init__(self, path: Path, manifest: CheckpointManifest, sealer: FileSealer | None = None) -> None:
         self.path = path
         self._sealer = sealer
-        self._ending = manifest.ending
+        self._ending = manifest.file_suffix
         self.step = manifest.step
         self.run = manifest.run
         self.config_digest = manifest.config_digest
-        self.log_head = None if manifest.audit_log is None else manifest.audit_log.head
+        self.log_head = None if manifest.audit_log is None else manifest.audit_log.log_head
         self.stages = tuple(sorted(shard.stage for shard in manifest.shards))
         self._files = manifest.files
         self._shards = {shard.stage: shard for shard in manifest.shards}
@@ -111,7 +111,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: foreign: its adapter belongs to a model whose files have digest {saved!s:.12}..., "
                 f"but those in [model] have {digest:.12}...; use the former model"
-            ).about(code="PHX-I053", file=str(self.path), key="model", found=digest, expected=str(saved))
+            ).with_facts(code="PHX-I053", file=str(self.path), key="model", found=digest, expected=str(saved))
 
     def check_vocabulary(self, digest: str) -> None:
         """Compare a vocabulary with the vocabulary of the training.
@@ -128,16 +128,16 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.path}: foreign: was trained with the vocabulary {saved!s:.16}..., but that of "
                 f"data.tokenizer is {digest:.16}...; use the tokenizer and the text of the run"
-            ).about(code="PHX-I057", file=str(self.path), key="data.tokenizer", found=digest, expected=str(saved))
+            ).with_facts(code="PHX-I057", file=str(self.path), key="data.tokenizer", found=digest, expected=str(saved))
 
-    def tensors(self, stage: int) -> dict[str, Tensor]:
+    def stage_tensors(self, stage: int) -> dict[str, Tensor]:
         """Return the tensors of one stage by name, on the CPU.
 
         Raises:
             CheckpointError: There is no such stage, or its file changed since it was opened.
         """
         entry = self._shard_entry(stage)
-        path, data = self._read(shard_file(stage))
+        path, data = self._read_listed_file(shard_file(stage))
         try:
             tensors = load(data)
         except SafetensorError as exc:
@@ -146,13 +146,13 @@ class Checkpoint:
             raise CheckpointError(f"{path}: its tensors differ from the manifest")
         return tensors
 
-    def shard(self, stage: int) -> Shard:
+    def read_shard(self, stage: int) -> Shard:
         """Return one stage as it was saved.
 
         Raises:
             CheckpointError: As for `tensors`.
         """
-        return Shard(stage, self.tensors(stage), self.num_steps(stage))
+        return Shard(stage, self.stage_tensors(stage), self.num_steps(stage))
 
     def num_steps(self, stage: int) -> int:
         """Return how many optimizer steps the state of a stage has taken.
@@ -162,22 +162,22 @@ class Checkpoint:
         """
         return self._shard_entry(stage).num_steps
 
-    def names(self) -> dict[str, int]:
+    def stages_by_tensor(self) -> dict[str, int]:
         """Return every tensor name with the stage that holds it; the lowest one where several do."""
         return {name: stage for stage in reversed(self.stages) for name in self._shards[stage].tensors}
 
-    def tensor(self, name: str) -> Tensor:
+    def read_tensor(self, name: str) -> Tensor:
         """Return one tensor by name, whichever stage holds it; the last stage read is kept in memory.
 
         Raises:
             CheckpointError: No stage holds it, or its file changed since it was opened.
         """
-        stage = self.names().get(name)
+        stage = self.stages_by_tensor().get(name)
         if stage is None:
             raise CheckpointError(f"{self.path}: no stage holds {name!r:.200}; names() lists the tensors")
         if self._cached is None or self._cached.stage != stage:
             self._cached = None
-            self._cached = self.shard(stage)
+            self._cached = self.read_shard(stage)
         return self._cached.tensors[name]
 
     def _shard_entry(self, stage: int) -> ShardEntry:
@@ -185,16 +185,16 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: has no stage {stage}; stages: {list(self.stages)}")
         return self._shards[stage]
 
-    def _read(self, name: str) -> tuple[Path, bytes]:
+    def _read_listed_file(self, name: str) -> tuple[Path, bytes]:
         """Read a file, verified and in the clear."""
         path = self.path / f"{name}{self._ending}"
         data = _read_verified(path, self._files[path.name])
         if self._sealer is None:
             return path, data
-        return path, self._sealer.open(FilePlace(self.run, self.step, path.name), data, str(path))
+        return path, self._sealer.open_file(FilePlace(self.run, self.step, path.name), data, str(path))
 
     def _read_state(self) -> dict[str, Any]:
-        path, data = self._read(STATE_FILE)
+        path, data = self._read_listed_file(STATE_FILE)
         try:
             state = json.loads(data)
         except ValueError as exc:
@@ -209,12 +209,12 @@ def _open_sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None
         return None
     place = path / KEY_FILE
     if key is None:
-        raise CheckpointError(f"{path}: is encrypted; give its key, as checkpoint.key in the run file does").about(
+        raise CheckpointError(f"{path}: is encrypted; give its key, as checkpoint.key in the run file does").with_facts(
             code="PHX-I054", file=str(path), key="checkpoint.key"
         )
     data_key = unwrap_for(key, _read_bytes(place, _MAX_KEY_BYTES), manifest.run, manifest.step, place)
     sealer = FileSealer(data_key)
-    if sealer.commitment(manifest.run, manifest.step) != manifest.encryption.commitment:
+    if sealer.key_commitment(manifest.run, manifest.step) != manifest.encryption.commitment:
         raise CheckpointError(f"{place}: swapped: its data key differs from the signed manifest")
     return sealer
 
@@ -224,16 +224,16 @@ def _check_belonging(
 ) -> None:
     place = path / MANIFEST_FILE
     if run is not None and manifest.run != run:
-        raise CheckpointError(f"{place}: foreign: it belongs to run {manifest.run!r:.80}, expected {run!r:.80}").about(
-            code="PHX-I053"
-        )
+        raise CheckpointError(
+            f"{place}: foreign: it belongs to run {manifest.run!r:.80}, expected {run!r:.80}"
+        ).with_facts(code="PHX-I053")
     allowed = {config_digest} if isinstance(config_digest, str) else set(config_digest or ())
     if config_digest is not None and manifest.config_digest not in allowed:
         expected = " or ".join(f"{digest:.12}..." for digest in sorted(allowed)) or "none"
         raise CheckpointError(
             f"{place}: foreign: config digest {manifest.config_digest:.12}..., expected {expected}; resume with the "
             "run file that it was made with"
-        ).about(code="PHX-I053")
+        ).with_facts(code="PHX-I053")
     named = step_of(path.name)
     if named is not None and named != manifest.step:
         raise CheckpointError(f"{place}: swapped: it belongs to step {manifest.step}, but its directory is {path.name}")
@@ -285,7 +285,7 @@ def _check_digest(path: Path, digest: str, entry: FileEntry) -> None:
         raise CheckpointError(
             f"{path}: altered or swapped: SHA-256 {digest[:12]}..., the manifest says "
             f"{entry.sha256[:12]}...; use an older checkpoint"
-        ).about(code="PHX-I052", file=str(path))
+        ).with_facts(code="PHX-I052", file=str(path))
 
 
 class _OpenFile:

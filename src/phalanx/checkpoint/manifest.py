@@ -67,7 +67,7 @@ class CheckpointManifest(StrictModel):
     audit_log: HeadEntry | None = None
 
     @property
-    def ending(self) -> str:
+    def file_suffix(self) -> str:
         """Suffix of all files but the manifest and the key."""
         return "" if self.encryption is None else SEALED
 
@@ -91,7 +91,7 @@ def step_of(name: str) -> int | None:
 def sign_manifest(manifest: CheckpointManifest, identity: Identity) -> bytes:
     """Return the bytes of ``manifest.json``: canonical JSON with an Ed25519 signature over its body."""
     body = manifest.model_dump(mode="json", exclude_none=True)
-    signature = identity.sign(in_domain(_DOMAIN, canonical_json(body)))
+    signature = identity.sign_data(in_domain(_DOMAIN, canonical_json(body)))
     signer = identity.public.public_key.hex()
     return canonical_json({"body": body, "signature": signature.hex(), "signer": signer})
 
@@ -110,18 +110,18 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
     try:
         envelope = parse_canonical(data)
     except ValueError as exc:
-        raise CheckpointError(f"{where}: truncated or altered: {exc}").about(code="PHX-I052") from exc
+        raise CheckpointError(f"{where}: truncated or altered: {exc}").with_facts(code="PHX-I052") from exc
     if set(envelope) != {"body", "signature", "signer"}:
         raise CheckpointError(f"{where}: found keys {sorted(envelope)}, expected body, signature, signer")
     if envelope["signer"] != peer.public_key.hex():
         raise CheckpointError(
             f"{where}: foreign: signed with key {str(envelope['signer'])[:8]}..., expected that of "
             f"{peer.name}, {peer.public_key.hex()[:8]}...; resume with the identity that began the run"
-        ).about(code="PHX-I053")
+        ).with_facts(code="PHX-I053")
     try:
-        peer.verify(_decode_hex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
+        peer.verify_signature(_decode_hex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
     except (SignatureError, ValueError) as exc:
-        raise CheckpointError(f"{where}: altered: the signature of {peer.name} does not match").about(
+        raise CheckpointError(f"{where}: altered: the signature of {peer.name} does not match").with_facts(
             code="PHX-I052"
         ) from exc
     return _read_body(envelope["body"], where)
@@ -186,7 +186,7 @@ def _read_body(body: Any, where: Path) -> CheckpointManifest:
         place = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"{where}: {place}: found {first['input']!r:.80}: {first['msg']}") from exc
     stages = [shard.stage for shard in manifest.shards]
-    expected = {name + manifest.ending for name in (STATE_FILE, *(shard_file(stage) for stage in stages))}
+    expected = {name + manifest.file_suffix for name in (STATE_FILE, *(shard_file(stage) for stage in stages))}
     if len(set(stages)) < len(stages) or set(manifest.files) != expected:
         raise CheckpointError(
             f"{where}: stages {stages} do not belong to files {sorted(manifest.files)}; use an older checkpoint"

@@ -82,7 +82,7 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
         ModelError: The directory is no model.
     """
     source, (record, stored) = ModelSource(directory), _read_kept(directory)
-    now = {name: source.read(name) for name in parameter_names(source.hub_config)}
+    now = {name: source.read_tensor(name) for name in parameter_names(source.hub_config)}
     _expect_digest(directory, "the merged weights", weights_digest(now.items()), record["merged"])
     back = {**now, **stored}
     _expect_digest(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
@@ -104,7 +104,7 @@ def _read_updates(adapter: Path, source: ModelSource) -> tuple[dict[str, Tensor]
     for name in [name for name in tensors if name.endswith(_BASE)]:
         # of a head or an embedding peft saves the model's own weight beside the adapter
         weight = f"{name.removesuffix(_BASE)}.weight"
-        if not torch.equal(tensors.pop(name), source.read(weight)):
+        if not torch.equal(tensors.pop(name), source.read_tensor(weight)):
             raise ModelError(f"{adapter}: has its own {weight}, which differs from that of {source.directory}")
     turned = source.family.fan_in_fan_out
     return tensors, updates_of(tensors, keys, parameter_shapes(source.hub_config), adapter, is_turned=turned)
@@ -134,7 +134,7 @@ def _read_kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise CheckpointError(
             f"{home}: cannot restore the base ({exc}); expected the matrices that `phalanx model merge` saves: "
             "subtracting an adapter leaves the rounding of the sum in the weights; use the base model itself"
-        ).about(code="PHX-I059", file=str(home), do="use the base model itself") from exc
+        ).with_facts(code="PHX-I059", file=str(home), do="use the base model itself") from exc
 
 
 def _expect_digest(where: Path, what: str, found: str, expected: object) -> None:
@@ -142,7 +142,9 @@ def _expect_digest(where: Path, what: str, found: str, expected: object) -> None
         raise CheckpointError(
             f"{where}: {what}: found digest {found:.16}, expected {expected!s:.16}; they were changed since the "
             "merge; use the base model itself"
-        ).about(code="PHX-I059", file=str(where), found=found, expected=str(expected), do="use the base model itself")
+        ).with_facts(
+            code="PHX-I059", file=str(where), found=found, expected=str(expected), do="use the base model itself"
+        )
 
 
 def _copy_companions(directory: Path, target: Path) -> None:
@@ -156,7 +158,7 @@ def _copy_companions(directory: Path, target: Path) -> None:
 def _write_at_once(out: Path, write: Callable[[Path], None]) -> None:
     """Fill a directory that appears in one go."""
     if out.exists():
-        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").about(
+        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
             code="PHX-I056", file=str(out), do="choose another path"
         )
     try:

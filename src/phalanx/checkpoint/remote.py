@@ -11,7 +11,7 @@ from typing import IO
 
 from phalanx.checkpoint.keys import KEY_FILE
 from phalanx.checkpoint.manifest import MANIFEST_FILE, CheckpointManifest, step_directory, step_of, verify_manifest
-from phalanx.checkpoint.save import publish, sync_directory
+from phalanx.checkpoint.save import publish_checkpoint, sync_directory
 from phalanx.errors import CheckpointError
 from phalanx.object_stores import client_errors, open_store, reason_of
 from phalanx.security.crypto import Peer
@@ -46,12 +46,12 @@ class RemoteStore:
             # an unknown protocol is a ValueError
             raise CheckpointError(
                 f"checkpoint.remote: {address}: {exc}; install phalanx-train[s3], or the client that fsspec names"
-            ).about(code="PHX-I055", key="checkpoint.remote") from exc
+            ).with_facts(code="PHX-I055", key="checkpoint.remote") from exc
         protocols = self._files.protocol
         self._has_folders = _BUCKETS.isdisjoint({protocols} if isinstance(protocols, str) else protocols)
         self._has_kept = False
 
-    def steps(self) -> set[int]:
+    def list_steps(self) -> set[int]:
         """Return the steps of the whole checkpoints that are there.
 
         Raises:
@@ -65,7 +65,7 @@ class RemoteStore:
         steps = [step_of(parts[1]) for parts in paths if len(parts) == 3 and parts[2] == MANIFEST_FILE]
         return {step for step in steps if step is not None}
 
-    def upload(self, checkpoint: Path) -> None:
+    def upload_checkpoint(self, checkpoint: Path) -> None:
         """Copy a whole checkpoint; its manifest goes last, so that half a copy is none.
 
         Raises:
@@ -120,26 +120,26 @@ class RemoteStore:
                     raise CheckpointError(
                         f"{self._address}/{kept.name}/{name}: altered: found SHA-256 {digest:.16}, the checkpoint has "
                         f"signed {signed[name]:.16}; not used"
-                    ).about(code="PHX-I058", file=name, found=digest, expected=signed[name])
+                    ).with_facts(code="PHX-I058", file=name, found=digest, expected=signed[name])
             with self._explain_errors(f"bring {kept.name}"):
                 sync_directory(scratch)
-                publish(scratch, kept)
+                publish_checkpoint(scratch, kept)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def prune(self, kept: Collection[int]) -> None:
+    def prune_steps(self, kept: Collection[int]) -> None:
         """Remove the checkpoints of all other steps; each one's manifest goes first.
 
         Raises:
             CheckpointError: The store does not allow it.
         """
-        for step in sorted(self.steps() - set(kept)):
+        for step in sorted(self.list_steps() - set(kept)):
             folder = f"{self._root}/{step_directory(step)}"
             with self._explain_errors(f"remove {step_directory(step)}"):
                 self._files.rm_file(f"{folder}/{MANIFEST_FILE}")
                 self._files.rm(folder, recursive=True)
 
-    def fetch(self, step: int, directory: Path, peer: Peer) -> Path:
+    def fetch_checkpoint(self, step: int, directory: Path, peer: Peer) -> Path:
         """Bring a checkpoint to this disk; only files that a manifest of `peer` names, and no more bytes than it says.
 
         `open_checkpoint` is still to judge it.
@@ -164,7 +164,7 @@ class RemoteStore:
                 self._copy_file(f"{name}/{file}", temporary / file, limit)
             with self._explain_errors(f"bring {name}"):
                 sync_directory(temporary)
-                publish(temporary, directory / name)
+                publish_checkpoint(temporary, directory / name)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return directory / name
@@ -189,7 +189,7 @@ class RemoteStore:
             raise CheckpointError(
                 f"checkpoint.remote: {self._address} cannot {what} ({reason_of(exc)}); check network, credentials "
                 "and space"
-            ).about(code="PHX-I055", key="checkpoint.remote") from exc
+            ).with_facts(code="PHX-I055", key="checkpoint.remote") from exc
 
 
 def _files_of(manifest: CheckpointManifest) -> dict[str, int]:

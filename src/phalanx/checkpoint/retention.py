@@ -27,7 +27,7 @@ class Retention:
     keep_every: int = 0
     best: int | None = None
 
-    def kept(self, steps: Iterable[int], newest: int) -> set[int]:
+    def kept_steps(self, steps: Iterable[int], newest: int) -> set[int]:
         """Return the steps to keep; `newest`, which has just been written, is always among them.
 
         Steps after it, which a run that went back has left behind, are not.
@@ -37,11 +37,11 @@ class Retention:
         return {newest, *present[: self.keep], *for_good, *(step for step in present if step == self.best)}
 
 
-def prune(directory: Path, newest: int, retention: Retention) -> None:
+def prune_checkpoints(directory: Path, newest: int, retention: Retention) -> None:
     """Remove checkpoints by the retention rule; a failure is a warning, for the new checkpoint is good."""
     try:
         checkpoints = list_checkpoints(directory)
-        for step in sorted(checkpoints.keys() - retention.kept(checkpoints, newest)):
+        for step in sorted(checkpoints.keys() - retention.kept_steps(checkpoints, newest)):
             remove_checkpoint(checkpoints[step])
     except OSError as exc:
         logger.warning("%s: an old checkpoint cannot be removed (%s)", directory, exc.strerror)

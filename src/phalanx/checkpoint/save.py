@@ -22,7 +22,7 @@ from phalanx.checkpoint.manifest import (
     sign_manifest,
     step_directory,
 )
-from phalanx.checkpoint.retention import REMOVING, Retention, prune
+from phalanx.checkpoint.retention import REMOVING, Retention, prune_checkpoints
 from phalanx.checkpoint.sealed import SEALED, FilePlace, FileSealer
 from phalanx.checkpoint.stream import Shard, safetensors_pieces
 from phalanx.config import canonical_json
@@ -80,8 +80,8 @@ def save_checkpoint(
         _remove_left_overs(directory)
         temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=directory))
         try:
-            files = _Files(temporary, state["run"], step, key)
-            files.write(STATE_FILE, [encoded_state])
+            files = _CheckpointFiles(temporary, state["run"], step, key)
+            files.write_file(STATE_FILE, [encoded_state])
             shard_entries = _write_shards(files, shards)
             manifest = CheckpointManifest(
                 step=step,
@@ -95,18 +95,18 @@ def save_checkpoint(
             _write_file(temporary / MANIFEST_FILE, [sign_manifest(manifest, sign)])
             sync_directory(temporary)
             final = directory / step_directory(step)
-            publish(temporary, final)
+            publish_checkpoint(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as exc:
         raise CheckpointError(
             f"{directory}: step {step} cannot be saved ({exc.strerror or exc}); earlier checkpoints are untouched"
         ) from exc
-    prune(directory, step, retention)
+    prune_checkpoints(directory, step, retention)
     return final
 
 
-class _Files:
+class _CheckpointFiles:
     """A writer of the files of one checkpoint, encrypted or not, that notes their entries for the manifest."""
 
     def __init__(self, target: Path, run: str, step: int, key: KeyHolder | None) -> None:
@@ -117,24 +117,24 @@ class _Files:
         if key is not None:
             data_key = new_data_key()
             self._sealer = FileSealer(data_key)
-            self.encryption = Encryption(commitment=self._sealer.commitment(run, step))
+            self.encryption = Encryption(commitment=self._sealer.key_commitment(run, step))
             _write_file(target / KEY_FILE, [wrap_for(key, data_key, run, step)])
 
-    def write(self, name: str, pieces: Pieces) -> None:
+    def write_file(self, name: str, pieces: Pieces) -> None:
         """Write one file; the name is that of the plain one."""
         if self._sealer is not None:
             name += SEALED
-            pieces = self._sealer.seal(FilePlace(self._run, self._step, name), pieces)
+            pieces = self._sealer.seal_file(FilePlace(self._run, self._step, name), pieces)
         self.entries[name] = _write_file(self._target / name, pieces)
 
 
-def _write_shards(files: _Files, shards: Iterable[Shard]) -> tuple[ShardEntry, ...]:
+def _write_shards(files: _CheckpointFiles, shards: Iterable[Shard]) -> tuple[ShardEntry, ...]:
     entries: dict[int, ShardEntry] = {}
     for shard in shards:
         name = shard_file(shard.stage)
         if shard.stage < 0 or shard.num_steps < 0 or shard.stage in entries:
             raise CheckpointError(f"{name}: stage {shard.stage} is negative or was given twice")
-        files.write(name, safetensors_pieces(shard.tensors))
+        files.write_file(name, safetensors_pieces(shard.tensors))
         names = tuple(sorted(shard.tensors))
         entries[shard.stage] = ShardEntry(stage=shard.stage, num_steps=shard.num_steps, tensors=names)
         # the loop variable would keep this stage in memory while the next one is fetched
@@ -142,7 +142,7 @@ def _write_shards(files: _Files, shards: Iterable[Shard]) -> tuple[ShardEntry, .
     return tuple(entries[stage] for stage in sorted(entries))
 
 
-def publish(temporary: Path, final: Path) -> None:
+def publish_checkpoint(temporary: Path, final: Path) -> None:
     """Rename a whole checkpoint into its place, where an older one of the same step may be.
 
     Raises:

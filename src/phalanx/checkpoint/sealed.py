@@ -46,7 +46,7 @@ class FileSealer:
     def __init__(self, data_key: bytes) -> None:
         self._data_key = data_key
 
-    def seal(self, place: FilePlace, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    def seal_file(self, place: FilePlace, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         """Yield the encrypted file; its last chunk says that it is the last, so that no cut passes for an end."""
         cipher = self._file_cipher(place)
         yield _MAGIC
@@ -54,7 +54,7 @@ class FileSealer:
             last = len(chunk) < _CHUNK_BYTES
             yield cipher.encrypt(_chunk_nonce(index), chunk, _associated_data(place, index, last=last))
 
-    def open(self, place: FilePlace, data: bytes, where: str) -> bytes:
+    def open_file(self, place: FilePlace, data: bytes, where: str) -> bytes:
         """Decrypt a whole file.
 
         Raises:
@@ -79,7 +79,7 @@ class FileSealer:
                 ) from exc
         return bytes(plain)
 
-    def commitment(self, run: str, step: int) -> str:
+    def key_commitment(self, run: str, step: int) -> str:
         """Return the manifest's commitment to the data key, hex; nothing can be computed from it."""
         return self._derive_key(["commitment", run, step]).hex()
 

@@ -43,7 +43,7 @@ class StateFiles:
         self._files: dict[Path, _StateFile] = {}
         self._refused = False
 
-    def keep(self, stage: int, step: int, state: Mapping[str, Tensor]) -> None:
+    def keep_state(self, stage: int, step: int, state: Mapping[str, Tensor]) -> None:
         """Write a stage's state after so many steps over the one of two steps ago."""
         if self._refused:
             return
@@ -52,7 +52,7 @@ class StateFiles:
             if path not in self._files:
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._files[path] = _StateFile(path, state)
-            self._files[path].write(step, state)
+            self._files[path].write_state(step, state)
         except OSError as exc:
             self._refused = True
             self.close()
@@ -64,7 +64,7 @@ class StateFiles:
             file.close()
         self._files.clear()
 
-    def remove(self) -> None:
+    def remove_files(self) -> None:
         """Let go of the files and remove them: the run is complete."""
         paths = list(self._files)
         self.close()
@@ -93,7 +93,7 @@ class _StateFile:
         header = json.loads(os.pread(self._handle, length, 8))
         self._offsets = {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
 
-    def write(self, step: int, state: Mapping[str, Tensor]) -> None:
+    def write_state(self, step: int, state: Mapping[str, Tensor]) -> None:
         self._mark_step(_TORN)
         for name, tensor in state.items():
             self._put_bytes(tensor_buffers(tensor.detach().cpu().contiguous()), self._offsets[name])

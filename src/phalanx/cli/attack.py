@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_rows, write_json
+from phalanx.cli.console import print_figures, print_rows, write_json
 from phalanx.cli.options import Sets, Unsets, overrides_of
 from phalanx.errors import ConfigError, VerificationError
 
@@ -66,10 +66,10 @@ def attack(
 
     if list_them:
         listed = list_attacks()
-        say_rows(listed)
+        print_rows(listed)
         return Answer({"attacks": listed})
     if run is None:
-        raise ConfigError("attack: the run file is missing; give one, or --list for the table of attacks").about(
+        raise ConfigError("attack: the run file is missing; give one, or --list for the table of attacks").with_facts(
             code="PHX-C002"
         )
     drill = Drill(
@@ -78,20 +78,20 @@ def attack(
         steps=steps,
         from_step=from_step,
         rate=rate,
-        stages=None if stages is None else _numbers(stages),
+        stages=None if stages is None else _parse_stage_counts(stages),
     )
     result = run_drill(run, drill, run_dir)
     if out is not None:
         write_json(out, result)
-    say_rows([{key.replace("_", " "): row.get(key) for key in SHOWN} for row in result["rows"]])
-    say_figures({f"{row['attack']} did not finish": row["error"] for row in result["rows"] if row.get("error")})
+    print_rows([{key.replace("_", " "): row.get(key) for key in SHOWN} for row in result["rows"]])
+    print_figures({f"{row['attack']} did not finish": row["error"] for row in result["rows"] if row.get("error")})
     return Answer(result, 0 if result["passed"] else NOT_HELD)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_stage_counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError as exc:
-        raise ConfigError(f"attack: --stages {text!r}: expected stage numbers such as 1,2").about(
+        raise ConfigError(f"attack: --stages {text!r}: expected stage numbers such as 1,2").with_facts(
             code="PHX-C002", key="--stages", found=text
         ) from exc

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import print_figures
 from phalanx.errors import AuditLogError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def verify(
 
     proof = verify_run(run_dir, certificate, head or [])
     log = proof.log
-    say_figures(
+    print_figures(
         {
             "verdict": "every line is signed, in order and unchanged",
             "proves": proof.conclusion,
@@ -69,10 +69,10 @@ def verify(
         }
     )
     unproven = AuditLogError(f"{run_dir}: not proven: {'; '.join(proof.unproven)}") if proof.unproven else None
-    return Answer(_facts(proof), error=unproven)
+    return Answer(_proof_facts(proof), error=unproven)
 
 
-def _facts(proof: "RunProof") -> dict[str, Any]:
+def _proof_facts(proof: "RunProof") -> dict[str, Any]:
     log = proof.log
     names = ("rates", "audits", "owners_audits", "unlike_audits", "remarks", "unproven", "in_doubt", "key_from")
     facts = {"proves": proof.conclusion, **{name: getattr(proof, name) for name in names}, "run": log.run}
@@ -100,5 +100,5 @@ def explain(
     from phalanx.rollouts.evidence import explain_any_evidence
 
     facts = explain_any_evidence(evidence_file, authority, session)
-    say_figures(facts)
+    print_figures(facts)
     return Answer(facts, exit_code=_NOT_PROVED if facts["conclusion"] == UNPROVED else 0)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_rows, write_json
+from phalanx.cli.console import print_figures, print_rows, write_json
 from phalanx.errors import ConfigError
 
 
@@ -23,15 +23,15 @@ def bench(
     from phalanx.lab.bench import BENCHES, KEEPING_ROWS
 
     if name not in BENCHES:
-        raise ConfigError(f"bench: unknown name {name!r}; choices: {', '.join(sorted(BENCHES))}").about(
+        raise ConfigError(f"bench: unknown name {name!r}; choices: {', '.join(sorted(BENCHES))}").with_facts(
             code="PHX-C002", key="NAME", found=name, expected=", ".join(sorted(BENCHES))
         )
     if finished and name not in KEEPING_ROWS:
-        raise ConfigError(f"bench: {name} saves no rows; remove --finished, or choose {', '.join(KEEPING_ROWS)}").about(
-            code="PHX-C002", key="--finished"
-        )
+        raise ConfigError(
+            f"bench: {name} saves no rows; remove --finished, or choose {', '.join(KEEPING_ROWS)}"
+        ).with_facts(code="PHX-C002", key="--finished")
     if html is not None and name != "collectives":
-        raise ConfigError(f"bench: {name} has no HTML page; remove --html").about(code="PHX-C002", key="--html")
+        raise ConfigError(f"bench: {name} has no HTML page; remove --html").with_facts(code="PHX-C002", key="--html")
     result = KEEPING_ROWS[name](quick, True) if finished else BENCHES[name](quick)
     if out is not None:
         write_json(out, result)
@@ -39,6 +39,6 @@ def bench(
         from phalanx.report.exchange_page import write_exchanges
 
         write_exchanges(html, result)
-    say_rows(result["rows"])
-    say_figures({key: value for key, value in result.items() if key != "rows"})
+    print_rows(result["rows"])
+    print_figures({key: value for key, value in result.items() if key != "rows"})
     return Answer(result)

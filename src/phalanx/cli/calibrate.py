@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_rows, write_json
+from phalanx.cli.console import print_figures, print_rows, write_json
 from phalanx.cli.options import Sets, Unsets, overrides_of
 from phalanx.errors import ConfigError
 
@@ -41,17 +41,17 @@ def calibrate(
     result = provenance | {"load": load_average()} | measure(run, quick=quick)
     if out is not None:
         write_json(out, result)
-    _say(result)
+    _print_calibration(result)
     return Answer(result)
 
 
-def _say(result: dict[str, Any]) -> None:
-    say_rows([_message_row(row) for row in result["rows"]])
-    say_rows(_operator_rows(result["operators"]))
-    say_rows(result["thresholds"])
+def _print_calibration(result: dict[str, Any]) -> None:
+    print_rows([_message_row(row) for row in result["rows"]])
+    print_rows(_operator_rows(result["operators"]))
+    print_rows(result["thresholds"])
     drifting = [row for row in result["rows"] if row["drift_alarms"]]
-    say_figures({f"drift alarms: {_pair(row)}, {row['direction']}": row["drift_alarms"] for row in drifting})
-    say_figures({f"not measured: {path}": reason for path, reason in result["absent"].items()})
+    print_figures({f"drift alarms: {_pair_label(row)}, {row['direction']}": row["drift_alarms"] for row in drifting})
+    print_figures({f"not measured: {path}": reason for path, reason in result["absent"].items()})
     suggested = result["suggested"]
     if suggested["tolerance"] is None:
         typer.echo(f"no tolerance suggested for {result['precision']}: {suggested['reason']}")
@@ -59,13 +59,13 @@ def _say(result: dict[str, Any]) -> None:
     typer.echo(f"\n[guard]\ntolerance = {suggested['tolerance']:.0e}  # {result['precision']}: {suggested['reason']}")
 
 
-def _pair(row: dict[str, Any]) -> str:
+def _pair_label(row: dict[str, Any]) -> str:
     path, reference = str(row["path"]), str(row["reference"])
     return path if path.startswith(reference) else f"{path} against {reference}"
 
 
 def _message_row(row: dict[str, Any]) -> dict[str, str]:
-    shown = {"path": _pair(row), "": row["direction"], "messages": str(row["num_messages"])}
+    shown = {"path": _pair_label(row), "": row["direction"], "messages": str(row["num_messages"])}
     shown["bit-equal"] = f"{100 * row['share_bit_equal']:.3g} %"
     columns = {"q50": "median", "max": "max", "tau_1_per_million": "tau, 1 in 10^6"}
     return shown | {title: "-" if row[key] is None else f"{row[key]:.1e}" for key, title in columns.items()}
@@ -75,5 +75,5 @@ def _operator_rows(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Largest difference of each kind of operator on its reference's inputs, one row for each pair."""
     table: dict[str, dict[str, str]] = {}
     for row in rows:
-        table.setdefault(_pair(row), {})[row["operator"]] = f"{row['max']:.1e}"
+        table.setdefault(_pair_label(row), {})[row["operator"]] = f"{row['max']:.1e}"
     return [{"operators": pair} | {kind: errors.get(kind, "-") for kind in OPERATORS} for pair, errors in table.items()]

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 _MAX_CHARACTERS = 100_000
 
 
-def say_error(message: str) -> None:
+def print_error(message: str) -> None:
     """Print one error on stderr; the text is never read as markup, and nothing in it can steer the terminal."""
     typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
-    typer.echo(_plain(message), err=True)
+    typer.echo(_printable_text(message), err=True)
 
 
-def say_line(text: str) -> None:
+def print_line(text: str) -> None:
     """Print a line that may quote a peer, a file or a model; nothing in it can steer the terminal."""
-    typer.echo(_plain(text))
+    typer.echo(_printable_text(text))
 
 
-def say_figures(figures: Mapping[str, Any]) -> None:
+def print_figures(figures: Mapping[str, Any]) -> None:
     """Print names and values in two columns on stdout; a figure that was not measured is a dash."""
     if for_programs():
         return
@@ -38,10 +38,10 @@ def say_figures(figures: Mapping[str, Any]) -> None:
     for name, value in figures.items():
         # a value of several lines must not look like further figures
         lines = _as_text(value).replace("\n", f"\n{'':<{width}}  ")
-        typer.echo(f"{_plain(name):<{width}}  {lines}")
+        typer.echo(f"{_printable_text(name):<{width}}  {lines}")
 
 
-def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+def print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print flat objects as one table on stdout, or as a list where the terminal is too narrow for it.
 
     Columns are in the order of their first appearance.
@@ -52,16 +52,16 @@ def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[_as_text(row.get(name)) for name in columns] for row in rows]
-    say_page(FittedTable(columns, cells, left=columns))
+    print_page(FittedTable(columns, cells, left=columns))
 
 
-def say_warnings(lines: Iterable[str]) -> None:
+def print_warnings(lines: Iterable[str]) -> None:
     """Print warnings where errors are printed: a program that reads the answer does not find them in it."""
     for text in lines:
         typer.echo(text, err=True)
 
 
-def say_page(page: "RenderableType") -> None:
+def print_page(page: "RenderableType") -> None:
     """Print what lays itself out, such as a panel or a group of tables."""
     if for_programs():
         return
@@ -82,11 +82,11 @@ def _as_text(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list | dict):
         return json.dumps(value)
-    return _plain(str(value))
+    return _printable_text(str(value))
 
 
-def _plain(text: str) -> str:
+def _printable_text(text: str) -> str:
     """Figures and errors may quote a peer's text."""
-    from phalanx.config import printable
+    from phalanx.config import printable_text
 
-    return printable(text, _MAX_CHARACTERS, keep="\n")
+    return printable_text(text, _MAX_CHARACTERS, keep="\n")

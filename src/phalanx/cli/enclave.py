@@ -36,37 +36,36 @@ def appraise(
     ] = None,
 ) -> Answer:
     """Accept evidence or refuse it with one reason; the policy's [expect] names its required binding."""
-    from phalanx.cli.console import say_figures
+    from phalanx.cli.console import print_figures
     from phalanx.errors import RefusedEvidenceError
-    from phalanx.security.tee import appraise as appraise_evidence
-    from phalanx.security.tee import load_policy
+    from phalanx.security.tee import appraise_evidence, load_policy
 
     rules, config = load_policy(policy)
     if config.expect is None:
         raise ConfigError(
             f"{policy}: [expect] is missing; add it, because without nonce and key old evidence would be accepted"
         )
-    expected, now = config.expect.expected(), _moment(at)
+    expected, now = config.expect.build_expected(), _parse_moment(at)
     try:
-        result = appraise_evidence(_load(evidence), rules, expected, now).to_json()
+        result = appraise_evidence(_load_evidence(evidence), rules, expected, now).to_json()
     except RefusedEvidenceError as exc:
         return Answer({"accepted": False, "reason": exc.reason, "detail": exc.detail}, error=exc)
-    say_figures({"verdict": "accepted", **{name: value for name, value in result.items() if name != "accepted"}})
+    print_figures({"verdict": "accepted", **{name: value for name, value in result.items() if name != "accepted"}})
     return Answer(result)
 
 
 @enclave_app.command(epilog="Example: phalanx enclave measure evidence.json > reference.toml")
 def measure(evidence: Annotated[Path, _EVIDENCE]) -> Answer:
     """Print the measurements in evidence as a policy's section, WITHOUT judging the evidence."""
-    from phalanx.cli.console import say_line
+    from phalanx.cli.console import print_line
     from phalanx.security.tee import inspect_evidence
 
-    parsed_evidence = _load(evidence)
+    parsed_evidence = _load_evidence(evidence)
     measured = inspect_evidence(parsed_evidence)
     typer.echo("# read but not appraised: compare each value with one that you computed yourself")
     typer.echo(f"[{parsed_evidence.kind.replace('-', '_')}.measurements]")
     for name, value in measured.items():
-        say_line(f'"{name}" = ["{value}"]')
+        print_line(f'"{name}" = ["{value}"]')
     return Answer({"kind": parsed_evidence.kind, "appraised": False, "measurements": measured})
 
 
@@ -80,13 +79,13 @@ enclave_app.command(epilog="Example: phalanx enclave local enclave.toml")(local)
 enclave_app.command(epilog="Example: phalanx enclave own enclave.toml")(own)
 
 
-def _load(path: Path) -> "Evidence":
+def _load_evidence(path: Path) -> "Evidence":
     from phalanx.security.tee import parse_evidence
 
     return parse_evidence(read_file(path))
 
 
-def _moment(text: str | None) -> datetime:
+def _parse_moment(text: str | None) -> datetime:
     from phalanx.security.crypto import steady_now
 
     if text is None:
@@ -94,11 +93,11 @@ def _moment(text: str | None) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as exc:
-        raise ConfigError(f"--at {text}: expected a time such as 2026-06-01T12:00:00Z").about(
+        raise ConfigError(f"--at {text}: expected a time such as 2026-06-01T12:00:00Z").with_facts(
             code="PHX-C002", key="--at", found=text
         ) from exc
     if moment.tzinfo is None:
-        raise ConfigError(f"--at {text}: has no time zone; add Z for UTC").about(
+        raise ConfigError(f"--at {text}: has no time zone; add Z for UTC").with_facts(
             code="PHX-C002", key="--at", found=text
         )
     return moment

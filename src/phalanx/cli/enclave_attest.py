@@ -34,26 +34,26 @@ def attest(
     pcrs: Annotated[str, typer.Option(help="PCRs that the TPM quotes.")] = "0,1,2,3,4,5,6,7",
 ) -> Answer:
     """Write evidence of this machine, bound to a nonce, a key, a run and a role; print what its tier proves."""
-    from phalanx.cli.console import say_figures
+    from phalanx.cli.console import print_figures
     from phalanx.security.tee import TIERS, Binding, find_kind, inspect_evidence, open_attester
 
     try:
-        binding = Binding(_digest(nonce, "--nonce"), _key_digest(key), _digest(run, "--run"), role)
+        binding = Binding(_parse_digest(nonce, "--nonce"), _key_digest(key), _parse_digest(run, "--run"), role)
     except ValueError as exc:
-        raise ConfigError(f"--role: {exc}").about(code="PHX-C002", key="--role") from exc
+        raise ConfigError(f"--role: {exc}").with_facts(code="PHX-C002", key="--role") from exc
     chosen = kind or find_kind()
     with open_attester(chosen, read_endorsements(add), tpm=tpm, pcrs=read_numbers(pcrs)) as attester:
-        evidence = attester.evidence(binding)
+        evidence = attester.make_evidence(binding)
     write_file(out, evidence.to_bytes())
     figures = {"tier": TIERS[chosen], "evidence": str(out), "endorsements": ", ".join(evidence.endorsements) or None}
     figures |= inspect_evidence(evidence)
-    say_figures(figures)
+    print_figures(figures)
     return Answer(figures)
 
 
-def _digest(text: str, option: str) -> bytes:
+def _parse_digest(text: str, option: str) -> bytes:
     if len(text) != _DIGEST_DIGITS or set(text) - set("0123456789abcdef"):
-        raise ConfigError(f"{option} {text[:80]}: expected {_DIGEST_DIGITS} lowercase hex digits").about(
+        raise ConfigError(f"{option} {text[:80]}: expected {_DIGEST_DIGITS} lowercase hex digits").with_facts(
             code="PHX-C002", key=option, found=text[:80]
         )
     return bytes.fromhex(text)
@@ -67,7 +67,7 @@ def _key_digest(text: str) -> bytes:
     try:
         return read_tls_key_digest(read_file(Path(text)))
     except ValueError as exc:
-        raise ConfigError(f"--key {text}: expected a certificate or a public key in PEM").about(
+        raise ConfigError(f"--key {text}: expected a certificate or a public key in PEM").with_facts(
             code="PHX-C002", key="--key"
         ) from exc
 
@@ -81,6 +81,6 @@ def read_numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError as exc:
-        raise ConfigError(f"--pcrs {text}: expected numbers such as 0,7").about(
+        raise ConfigError(f"--pcrs {text}: expected numbers such as 0,7").with_facts(
             code="PHX-C002", key="--pcrs", found=text, expected="numbers such as 0,7"
         ) from exc

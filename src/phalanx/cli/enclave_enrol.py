@@ -53,17 +53,17 @@ def enrol(
     if (root is None) != unsafe_accept_any_ek:
         raise ConfigError("enrol: expected either --root, or --unsafe-accept-any-ek for a TPM that no vendor certified")
     if out.exists():
-        raise ConfigError(f"{out}: already exists and may be in use; give another name").about(
+        raise ConfigError(f"{out}: already exists and may be in use; give another name").with_facts(
             code="PHX-C021", file=str(out), do="give another name"
         )
     with open_tpm(tpm) as device, TpmAttester(device, read_numbers(pcrs)) as attester:
         if root is not None:
-            name = _certified(attester, root, chain, ek)
+            name = _certify_key(attester, root, chain, ek)
         else:
             name = parse_public(attester.ak_public).name.hex()
-        evidence = attester.evidence(Binding(bytes(32), bytes(32), bytes(32)))
+        evidence = attester.make_evidence(Binding(bytes(32), bytes(32), bytes(32)))
     section = "tpm" if client is None else f"split.client_policies.{client}.tpm"
-    write_text(out, _policy(name, evidence, section, certified=root is not None))
+    write_text(out, _policy_text(name, evidence, section, certified=root is not None))
     goes_to = "copy it to every client" if client is None else "the owner adds it to the run file"
     typer.echo(f"{out}: key {name[:20]}... and {len(read_numbers(pcrs))} PCRs; {goes_to}")
     if root is None:
@@ -71,7 +71,7 @@ def enrol(
     return Answer({"policy": out, "ak_name": name, "certified": root is not None})
 
 
-def _certified(attester: "TpmAttester", root: Path, chain: Path | None, ek: Path | None) -> str:
+def _certify_key(attester: "TpmAttester", root: Path, chain: Path | None, ek: Path | None) -> str:
     """Have the TPM read a secret that only the one with the vendor's EK and this AK can read."""
     from phalanx.security.crypto import steady_now
     from phalanx.security.tee import begin_enrolment
@@ -81,10 +81,10 @@ def _certified(attester: "TpmAttester", root: Path, chain: Path | None, ek: Path
     trust = Trust(read_certificates(read_file(root), str(root)), steady_now())
     certificate = attester.ek_certificate if ek is None else read_file(ek)
     begun = begin_enrolment(certificate, b"" if chain is None else read_file(chain), attester.ak_public, trust)
-    return begun.finish(attester.activate(begun))
+    return begun.finish_enrolment(attester.activate_credential(begun))
 
 
-def _policy(name: str, evidence: "Evidence", section: str, *, certified: bool) -> str:
+def _policy_text(name: str, evidence: "Evidence", section: str, *, certified: bool) -> str:
     from phalanx.security.tee import inspect_evidence
 
     vouched = "an endorsement key that its vendor certified" if certified else "NO vendor: it may be software"

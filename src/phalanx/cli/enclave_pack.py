@@ -29,7 +29,7 @@ def pack(
     from phalanx.security.tee import BACKENDS, Evidence
 
     if kind not in BACKENDS:
-        raise ConfigError(f"--kind {kind}: unknown; choices: {', '.join(BACKENDS)}").about(
+        raise ConfigError(f"--kind {kind}: unknown; choices: {', '.join(BACKENDS)}").with_facts(
             code="PHX-C002", key="--kind", found=kind
         )
     data = read_file(report)
@@ -53,7 +53,7 @@ def read_endorsements(add: list[str] | None) -> dict[str, bytes]:
     """
     pairs = [pair.partition("=") for pair in add or []]
     if any(not name or not path for name, _, path in pairs):
-        raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem").about(
+        raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem").with_facts(
             code="PHX-C002", key="--add", expected="NAME=FILE"
         )
     return {name: read_file(Path(path)) for name, _, path in pairs}

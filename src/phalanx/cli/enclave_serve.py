@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_line
+from phalanx.cli.console import print_line
 
 SERVE_EXAMPLES = (
     "Example: phalanx enclave serve run.toml --identity enclave --dir enclave-state\n"
@@ -29,7 +29,7 @@ def serve(
     from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run, serve_enclave
 
     start = EnclaveStart(identity, directory, bind, port)
-    serve_enclave(read_enclave_run(run_file, start), start, say_line)
+    serve_enclave(read_enclave_run(run_file, start), start, print_line)
     return Answer({"status": "complete"})
 
 
@@ -38,7 +38,7 @@ def local(enclave_file: Annotated[Path, _FILE]) -> None:
     from phalanx.child import die_with_parent
     from phalanx.config import load_config
     from phalanx.split.processes.local_enclave import EnclaveConfig
-    from phalanx.split.roles.serving import serve as serve_enclave
+    from phalanx.split.roles.serving import serve_enclave
 
     die_with_parent()
     serve_enclave(load_config(enclave_file, EnclaveConfig))

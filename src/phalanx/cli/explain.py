@@ -40,7 +40,9 @@ class Term(NamedTuple):
 @cache
 def error_pages() -> dict[str, ErrorPage]:
     """Read every page, by code."""
-    sections = {code: _PARTS.fullmatch(body) for code, body in _SECTION.findall(_packaged(PAGES).read_text("utf-8"))}
+    sections = {
+        code: _PARTS.fullmatch(body) for code, body in _SECTION.findall(_packaged_path(PAGES).read_text("utf-8"))
+    }
     return {
         code: ErrorPage(*(" ".join(part.split()) for part in parts.groups()))
         for code, parts in sections.items()
@@ -49,18 +51,18 @@ def error_pages() -> dict[str, ErrorPage]:
 
 
 @cache
-def glossary() -> dict[str, Term]:
+def read_glossary() -> dict[str, Term]:
     """Read every term, by its words."""
-    packaged = _packaged(GLOSSARY)
+    packaged = _packaged_path(GLOSSARY)
     # a checkout has the page where people read it, and nowhere else
     path = packaged if packaged.is_file() else Path(__file__).resolve().parents[3] / "docs" / GLOSSARY
     text = path.read_text("utf-8") if path.is_file() else ""
-    return {_words(term.term): term for term in (Term(*row) for row in _TERM.findall(text))}
+    return {_normalise_term(term.term): term for term in (Term(*row) for row in _TERM.findall(text))}
 
 
-def _completions(incomplete: str) -> list[str]:
+def _complete_word(incomplete: str) -> list[str]:
     codes = [code for code in error_pages() if code.startswith(incomplete.upper())]
-    terms = [term.term for term in glossary().values() if term.term.startswith(incomplete.lower())]
+    terms = [term.term for term in read_glossary().values() if term.term.startswith(incomplete.lower())]
     return codes + (terms if incomplete else [])
 
 
@@ -70,7 +72,7 @@ def explain(
         typer.Argument(
             metavar="CODE|TERM",
             help="An error code, or a term such as shadow; default: list all.",
-            autocompletion=_completions,
+            autocompletion=_complete_word,
         ),
     ] = None,
 ) -> Answer:
@@ -79,12 +81,12 @@ def explain(
         return _list_all()
     if _CODE.fullmatch(word.strip()):
         return _explain_code(word)
-    key, terms = _words(word), glossary()
+    key, terms = _normalise_term(word), read_glossary()
     entry = terms.get(key) or terms.get(key.removesuffix("s"))
     if entry is None:
-        near = ", ".join(terms[word].term for word in _near(key, terms))
+        near = ", ".join(terms[word].term for word in _similar_terms(key, terms))
         do = f"did you mean {near}?" if near else "`phalanx explain` lists all terms"
-        raise ConfigError(f"explain: unknown term {word[:40]!r}; {do}").about(
+        raise ConfigError(f"explain: unknown term {word[:40]!r}; {do}").with_facts(
             code="PHX-C002", key="TERM", found=word[:40], do=do
         )
     typer.echo(f"{entry.term}: {entry.meaning}\n\nIn the code: {entry.name}, in phalanx/{entry.file}")
@@ -95,7 +97,7 @@ def _explain_code(code: str) -> Answer:
     pages, page_code = error_pages(), code.strip().strip("[]").upper()
     page_code = page_code if page_code.startswith("PHX-") else f"PHX-{page_code}"
     if page_code not in pages:
-        raise ConfigError(f"explain: unknown code {code[:40]!r}; `phalanx explain` lists all codes").about(
+        raise ConfigError(f"explain: unknown code {code[:40]!r}; `phalanx explain` lists all codes").with_facts(
             code="PHX-C002", key="CODE", found=code[:40], do="phalanx explain"
         )
     page = pages[page_code]
@@ -104,7 +106,7 @@ def _explain_code(code: str) -> Answer:
 
 
 def _list_all() -> Answer:
-    pages, terms = error_pages(), glossary()
+    pages, terms = error_pages(), read_glossary()
     for code, page in pages.items():
         typer.echo(f"{code}  {page.title}")
     typer.echo(f"\nterms: {', '.join(term.term for term in terms.values())}")
@@ -112,17 +114,17 @@ def _list_all() -> Answer:
     return Answer({"codes": titles, "terms": {term.term: term.meaning for term in terms.values()}})
 
 
-def _near(key: str, terms: dict[str, Term]) -> list[str]:
+def _similar_terms(key: str, terms: dict[str, Term]) -> list[str]:
     """Return terms that are spelled alike, or have a word in common."""
     alike = difflib.get_close_matches(key, terms, _MAX_NEAR, _MIN_LIKENESS)
     shared = [term for term in terms if set(term.split()) & set(key.split())]
     return list(dict.fromkeys([*alike, *shared]))[:_MAX_NEAR]
 
 
-def _words(text: str) -> str:
+def _normalise_term(text: str) -> str:
     """Return a term as it is looked up: gradient_doubted, Gradient-doubted and gradient doubted are one."""
     return re.sub(r"[\s_-]+", " ", text.strip().lower())
 
 
-def _packaged(name: str) -> Path:
+def _packaged_path(name: str) -> Path:
     return Path(__file__).resolve().parent / "answers" / name

@@ -19,19 +19,19 @@ def write_file(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as exc:
         kind, do = DiskError if is_disk_fault(exc) else InputError, writing_cure(exc)
-        raise kind(f"{path}: cannot be written ({exc.strerror}); {do}").about(
+        raise kind(f"{path}: cannot be written ({exc.strerror}); {do}").with_facts(
             file=str(path), found=exc.strerror or "", expected="the file", do=do
         ) from exc
 
 
 @contextlib.contextmanager
-def naming_file(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Name the file whose keys are checked within, in errors that name no narrower one."""
     try:
         yield
     except PhalanxError as exc:
-        if "file" not in exc.facts:
-            exc.about(file=str(path))
+        if "file" not in exc.error_facts:
+            exc.with_facts(file=str(path))
         raise
 
 
@@ -49,4 +49,4 @@ def read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as exc:
-        raise InputError(f"{path}: cannot be read ({exc.strerror})").about(file=str(path)) from exc
+        raise InputError(f"{path}: cannot be read ({exc.strerror})").with_facts(file=str(path)) from exc

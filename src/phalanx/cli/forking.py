@@ -35,7 +35,7 @@ def one_blas_thread() -> Iterator[None]:
         del os.environ[_BLAS_THREADS]
 
 
-def opener_of(run: "RunConfig") -> "OpenWorkers":
+def worker_opener(run: "RunConfig") -> "OpenWorkers":
     """Return what starts a run's local workers; call it before keys are read and text is prepared."""
     from phalanx.pipeline import LocalWorkers
     from phalanx.train import StagedRun

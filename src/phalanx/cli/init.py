@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_warnings
+from phalanx.cli.console import print_warnings
 from phalanx.cli.files import write_text
 
 
@@ -48,12 +48,12 @@ def init(
     from phalanx.train.starter import run_file as text_of
 
     if run_file.exists() and not force:
-        raise ConfigError(f"{run_file}: already exists; give another name, or --force to overwrite it").about(
+        raise ConfigError(f"{run_file}: already exists; give another name, or --force to overwrite it").with_facts(
             code="PHX-C021", file=str(run_file), do="give another name, or --force"
         )
     asks = sys.stdin.isatty() and kind is None
     if kind is None and not asks:
-        raise ConfigError(f"--kind is missing; choose one of {', '.join(STARTERS)}").about(
+        raise ConfigError(f"--kind is missing; choose one of {', '.join(STARTERS)}").with_facts(
             code="PHX-C002", key="--kind"
         )
     if kind is None:
@@ -74,8 +74,8 @@ def init(
     write_text(run_file, text)
     run = load_run(run_file)
     typer.echo(f"wrote {run_file}")
-    say_warnings(text_warnings(run))
-    following = _next(kind, run_file, names)
+    print_warnings(text_warnings(run))
+    following = _next_commands(kind, run_file, names)
     for hint in following:
         typer.echo(f"  {hint}")
     return Answer({"run_file": run_file, "kind": kind, "next": following})
@@ -90,7 +90,7 @@ _ASKED = {
 }
 
 
-def _next(kind: str, run_file: Path, workers: list[str]) -> list[str]:
+def _next_commands(kind: str, run_file: Path, workers: list[str]) -> list[str]:
     """Return the commands that come next, to be copied."""
     file, chosen = shlex.quote(str(run_file)), " ".join(f"--name {name}" for name in workers)
     before = [f"phalanx invite {file} {chosen}  # prints the command for each machine"]

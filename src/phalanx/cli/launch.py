@@ -90,8 +90,8 @@ def launch(
     if engine == "torchrun" and is_rank():
         code = run_rank(request)
         return Answer(summary_of(request.run_dir), code)
-    request.check()
-    nodes.check(request)
+    request.check_request()
+    nodes.check_launch(request)
     if dry_run:
         lines = describe_torchrun(request, nodes) if engine == "torchrun" else describe_ray(request, address)
         typer.echo("\n".join(lines))

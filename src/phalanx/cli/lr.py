@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_rows
+from phalanx.cli.console import print_rows
 from phalanx.cli.forking import one_blas_thread
 from phalanx.cli.options import Sets, Unsets, overrides_of
 
@@ -41,7 +41,7 @@ def lr(
 
     advice = find_rate(run, to, steps, Console(stderr=True))
     stride = -(-len(advice.readings) // _SHOWN) or 1
-    say_rows(
+    print_rows(
         [
             {
                 "step": str(reading.step + 1),
@@ -52,7 +52,7 @@ def lr(
             for reading in advice.readings[::stride]
         ]
     )
-    typer.echo(advice.in_words())
+    typer.echo(advice.describe_advice())
     figures = advice.to_json()
     if advice.suggested is not None:
         rates = [(reading.lr, reading.loss, reading.smoothed) for reading in advice.readings]

@@ -65,17 +65,17 @@ def plan(
 
     Nothing is started. Every figure is an estimate; --json and --html name its assumptions.
     """
-    from phalanx.cli.planned import planned_cluster, say_plan
+    from phalanx.cli.planned import planned_cluster, print_plan
     from phalanx.cli.planned_guard import guard_of
-    from phalanx.cli.planned_run import from_run
-    from phalanx.cli.planned_split import asked_for_split, is_of_split, propose_cut
-    from phalanx.planner.search.answer import ask
+    from phalanx.cli.planned_run import question_from_run
+    from phalanx.cli.planned_split import is_of_split, propose_cut, split_question
+    from phalanx.planner.search.answer import answer_question
     from phalanx.planner.search.question import about_model
     from phalanx.planner.search.run_file import new_run, write_run
 
     overrides = overrides_of(sets, unsets)
     if (run_file is None) == (model is None):
-        raise ConfigError("plan: expected either a run file or --model").about(
+        raise ConfigError("plan: expected either a run file or --model").with_facts(
             code="PHX-C002",
             key="RUN.toml",
             found="neither" if model is None else "both",
@@ -92,15 +92,15 @@ def plan(
         "--out": out,
     }
     if is_of_split(run_file, overrides, split, of_split, of_layouts):
-        asked = asked_for_split(run_file, overrides, model, sequences, sequence_length, precision)
+        asked = split_question(run_file, overrides, model, sequences, sequence_length, precision)
         return propose_cut(asked, parties, cut, leaks)
     planned = planned_cluster(cluster, gpus, probe)
     if run_file is not None:
-        question, data = from_run(run_file, overrides, planned)
+        question, data = question_from_run(run_file, overrides, planned)
     else:
         question = about_model(model or "", planned, sequences, sequence_length, precision, offload)
         data = new_run(model or "", question.recipe, tokens)
-    answer = ask(question.judged(layout=layout, by=by, gpus=gpus or (), tokens=tokens))
+    answer = answer_question(question.with_options(layout=layout, by=by, gpus=gpus or (), tokens=tokens))
     if html is not None:
         from phalanx.report.plan_page import write_plan
 
@@ -113,5 +113,5 @@ def plan(
         return Answer(facts, error=exc)
     if out is not None:
         write_run(out, data, best)
-    say_plan(answer, html, out, guarded)
+    print_plan(answer, html, out, guarded)
     return Answer(facts)

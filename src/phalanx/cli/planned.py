@@ -5,8 +5,8 @@ from typing import Any
 
 import typer
 
-from phalanx.cli.console import say_figures, say_rows
-from phalanx.cli.planned_guard import PlannedGuard, say_guard
+from phalanx.cli.console import print_figures, print_rows
+from phalanx.cli.planned_guard import PlannedGuard, print_guard
 from phalanx.planner.cluster.catalog import open_cluster
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import read_probe
@@ -31,14 +31,14 @@ def planned_cluster(name: str | None, gpus: list[int] | None, probe: Path | None
     return cluster.model_copy(update={"inside": link, "between": link})
 
 
-def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: PlannedGuard | None) -> None:
+def print_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: PlannedGuard | None) -> None:
     """Print the best layouts, the number of refused ones, written files, and the guard's findings and cost."""
-    say_rows([_row(layout.row()) for layout in answer.ranking.valid[:_SHOWN]])
+    print_rows([_layout_row(layout.estimate_row()) for layout in answer.ranking.valid[:_SHOWN]])
     best = answer.require_best()
-    say_figures(
+    print_figures(
         {
             "best": best.layout,
-            "global batch": _batch(best),
+            "global batch": _describe_batch(best),
             **({"layers": best.layers, "devices": best.devices} if best.layers is not None else {}),
             "usable": len(answer.ranking.valid),
             "refused": len(answer.ranking.refused),
@@ -51,10 +51,10 @@ def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: P
         f"Estimates; --json and --html list the assumptions. Within {100 * ERROR:.0f} % none is the faster: of such "
         "layouts the common one stands first."
     )
-    say_guard(guarded)
+    print_guard(guarded)
 
 
-def _batch(best: Estimate) -> str:
+def _describe_batch(best: Estimate) -> str:
     """Describe the batch of one step over all ranks, which no layout changes."""
     recipe, copies = best.recipe, best.layout.dp
     share = f"{recipe.microbatches} x {recipe.sequences // copies // recipe.microbatches} on each of {copies}"
@@ -62,7 +62,7 @@ def _batch(best: Estimate) -> str:
     return f"{recipe.sequences} sequences of {recipe.sequence_length:,} tokens = {tokens:,} tokens ({share})"
 
 
-def _row(row: dict[str, Any]) -> dict[str, Any]:
+def _layout_row(row: dict[str, Any]) -> dict[str, Any]:
     cells = {"layout": row["layout"], "m": row["microbatches"], "again": row["checkpointing"]}
     figures = {"memory_gib": "GiB", "step_s": "step s", "tokens_per_s": "tokens/s", "mfu": "MFU", "days": "days"}
     figures |= {"cost_usd_low": "USD from"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from phalanx.cli.console import say_rows
+from phalanx.cli.console import print_rows
 from phalanx.planner.guard.finding import DetectionOdds, GuardPrice
 
 
@@ -31,20 +31,20 @@ def guard_of(run_file: Path, overrides: list[str]) -> PlannedGuard | None:
     The stages are taken for equal; ``phalanx train --dry-run`` knows their layers.
     """
     from phalanx.train import StagedRun, load_run
-    from phalanx.train.setup.guard_outlook import outlook, outlook_rows, price_note
+    from phalanx.train.setup.guard_outlook import outlook_rows, predict_guard, price_note
 
     run = load_run(run_file, overrides)
     if not isinstance(run, StagedRun):
         return None
     stages = run.pipeline.stages
-    guard_outlook = outlook(run, max(stages - 2, 0) / stages)
+    guard_outlook = predict_guard(run, max(stages - 2, 0) / stages)
     if guard_outlook is None:
         return None
     return PlannedGuard(outlook_rows(guard_outlook[0]), price_note(run.guard, guard_outlook[1]), *guard_outlook)
 
 
-def say_guard(guarded: PlannedGuard | None) -> None:
+def print_guard(guarded: PlannedGuard | None) -> None:
     """Print the findings and the cost of a run's guard, if it has one."""
     if guarded is not None:
-        say_rows(list(guarded.rows))
+        print_rows(list(guarded.rows))
         typer.echo(guarded.note)

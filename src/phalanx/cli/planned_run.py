@@ -18,7 +18,7 @@ _PRECISION: dict[str, Precision] = {"fp32": "fp32", "bf16_weights": "bf16"}
 """Precisions of a run file that are no autocast, in the planner's words."""
 
 
-def from_run(
+def question_from_run(
     run_file: Path, overrides: list[str], cluster: Cluster, *, adapts: bool = True
 ) -> tuple[Question, dict[str, Any]]:
     """Return the question about a run file on all devices of a cluster, and the keys that it sets.
@@ -36,7 +36,7 @@ def from_run(
     run.require_steps("phalanx plan")
     if isinstance(run, GuardedRun):
         _require_plain_parties(run.pipeline, run_file)
-    parallel, shape = run.parallel if isinstance(run, RankedRun) else None, _shape(run.model)
+    parallel, shape = run.parallel if isinstance(run, RankedRun) else None, _model_shape(run.model)
     recipe = Recipe(
         sequences=run.train.batch_size,
         sequence_length=run.data.sequence_length + rows_before(run.model.adapter),
@@ -45,11 +45,11 @@ def from_run(
         checkpointing="full" if run.model.activation_checkpointing else "none",
         fused_attention=run.model.attention == "sdpa",
         fused_activation=parallel is not None,
-        adapter=_adapter(run.model, shape) if adapts else None,
-        outer=None if parallel is None or parallel.outer is None else parallel.outer.planned,
+        adapter=_planned_adapter(run.model, shape) if adapts else None,
+        outer=None if parallel is None or parallel.outer is None else parallel.outer.planned_outer,
     )
-    number = float(run.train.steps * recipe.tokens)
-    current_layout = None if parallel is None else parallel.layout
+    number = float(run.train.steps * recipe.tokens_per_step)
+    current_layout = None if parallel is None else parallel.planned_layout
     question = Question(run.name, shape, recipe, cluster, (cluster.num_devices,), number, own=current_layout)
     if isinstance(run, GuardedRun) and run.guard.mode != "off" and run.pipeline.stages > 2:
         guard = run.guard
@@ -70,7 +70,7 @@ def _require_plain_parties(pipeline: Any, run_file: Path) -> None:
             raise ConfigError(
                 f"{run_file}: pipeline.{key}: phalanx plan cannot estimate a party of several ranks; plan with one "
                 f"process for each party: --unset pipeline.{key}"
-            ).about(
+            ).with_facts(
                 code="PHX-C002",
                 file=str(run_file),
                 key=f"pipeline.{key}",
@@ -80,7 +80,7 @@ def _require_plain_parties(pipeline: Any, run_file: Path) -> None:
             )
 
 
-def _adapter(model: Any, shape: ModelShape) -> Adapter | None:
+def _planned_adapter(model: Any, shape: ModelShape) -> Adapter | None:
     adapter: Adapter | None = model.planned_adapter
     if adapter is not None:
         # a target that is none is said before anything is planned
@@ -88,7 +88,7 @@ def _adapter(model: Any, shape: ModelShape) -> Adapter | None:
     return adapter
 
 
-def _shape(model: Any) -> ModelShape:
+def _model_shape(model: Any) -> ModelShape:
     if model.architecture is not None:
         full_shape = shape_of(model.architecture, "model.architecture")
     else:

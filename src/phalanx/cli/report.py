@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import print_figures
 
 # the figures of summary.json that are worth a line each; those a run does not have are left out
 SUMMARY = (
@@ -77,9 +77,15 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
     return {"run_dir": str(run_dir), **summary}
 
 
-def say_summary(summary: Mapping[str, Any]) -> None:
+def print_summary(summary: Mapping[str, Any]) -> None:
     """Print the main rows of ``summary.json`` on stdout; rows that the run does not have are left out."""
-    all_values = {**summary, **_scores(summary), **_ends(summary), **_rounds(summary), **_privacy(summary)}
+    all_values = {
+        **summary,
+        **_score_rows(summary),
+        **_ending_rows(summary),
+        **_round_rows(summary),
+        **_privacy_rows(summary),
+    }
     all_values["worse_than_before"] = ", ".join(summary.get("worse_than_before") or ())
     shown = {name: value for name in SUMMARY if (value := all_values.get(name)) is not None}
     if not all_values.get("attacks_injected"):
@@ -87,10 +93,10 @@ def say_summary(summary: Mapping[str, Any]) -> None:
         shown = {name: value for name, value in shown.items() if name not in _OF_A_DRILL or value}
     if summary.get("guard") == "off":
         shown = {name: value for name, value in shown.items() if name not in _OF_A_GUARD}
-    say_figures({name: value for name, value in shown.items() if value or name not in _WHERE_THERE_IS_ONE})
+    print_figures({name: value for name, value in shown.items() if value or name not in _WHERE_THERE_IS_ONE})
 
 
-def _scores(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _score_rows(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scores of a classifier, or of a model of pairs, on held-out rows."""
     pairs = summary.get("preferences")
     # what a classifier had before is in its report
@@ -98,7 +104,7 @@ def _scores(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {**classes, **({} if not isinstance(pairs, dict) else pairs)}
 
 
-def _rounds(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _round_rows(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the figures of a federated run in its own words: a step of it is a round."""
     rounds = summary.get("federated")
     if not isinstance(rounds, dict):
@@ -108,7 +114,7 @@ def _rounds(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {"steps": None, "steps_lost": None, "rounds": summary.get("steps"), "sites": sites, "excluded": out}
 
 
-def _privacy(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _privacy_rows(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the protected party of a privacy bound, and the spent budget."""
     privacy = summary.get("privacy")
     if not isinstance(privacy, dict):
@@ -119,7 +125,7 @@ def _privacy(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ends(summary: Mapping[str, Any]) -> dict[str, str]:
+def _ending_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     """Describe an early end and the best checkpoint; empty where the run has neither."""
     stopped, best = summary.get("stopped_early"), summary.get("best_checkpoint")
     rows = {} if stopped is None else {"ended_early": f"after step {stopped['step']}, by {stopped['on']}"}

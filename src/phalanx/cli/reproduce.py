@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_rows, write_json
+from phalanx.cli.console import print_figures, print_rows, write_json
 from phalanx.errors import ConfigError
 
 _LATER = BACKDOOR, LEAKS, MEDICAL = "backdoor", "leaks", "medical"
@@ -31,44 +31,44 @@ def reproduce(
 ) -> Answer:
     """Train or measure a table and print it; repeat the command to continue after an interruption."""
     if quick and small:
-        raise ConfigError("reproduce: --quick and --small exclude each other; choose one").about(code="PHX-C002")
+        raise ConfigError("reproduce: --quick and --small exclude each other; choose one").with_facts(code="PHX-C002")
     size = "quick" if quick else "small" if small else "full"
     if data is not None and table != MEDICAL:
         raise ConfigError(f"reproduce: {table} reads no data files; --data is for {MEDICAL}")
     if table == MEDICAL:
-        result, tables = _medical(size, finished, data)
+        result, tables = _reproduce_medical(size, finished, data)
     elif table == BACKDOOR:
-        result, tables = _backdoor(size, finished)
+        result, tables = _reproduce_backdoor(size, finished)
     elif table == LEAKS:
-        result, tables = _leaks(size, finished)
+        result, tables = _reproduce_leaks(size, finished)
     else:
-        result, tables = _lu(table, size, finished)
+        result, tables = _reproduce_lu(table, size, finished)
     if out is not None:
         write_json(out, result)
     typer.echo(_LEGENDS.get(table, _LEGENDS[""]))
     for title, lines in tables.items():
         typer.echo(f"\n{title}")
-        say_rows(lines)
+        print_rows(lines)
     if result.get("comparisons"):
         typer.echo("\ndifferences of accuracy, paired by seed")
-        say_rows(result["comparisons"])
-    say_figures({key: result[key] for key in ("command", "commit", "load", "missing", "absent") if key in result})
+        print_rows(result["comparisons"])
+    print_figures({key: result[key] for key in ("command", "commit", "load", "missing", "absent") if key in result})
     return Answer(result)
 
 
-def _lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _reproduce_lu(table: str, size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Lu et al. 2023."""
     from phalanx.lab.reproduce import CELLS, as_tables
     from phalanx.lab.reproduce import reproduce as train_table
 
     if table not in CELLS:
-        raise ConfigError(f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}").about(
-            code="PHX-C002", key="TABLE", found=table
-        )
+        raise ConfigError(
+            f"reproduce: unknown table {table!r}; choices: {', '.join(sorted((*CELLS, *_LATER)))}"
+        ).with_facts(code="PHX-C002", key="TABLE", found=table)
     return (result := train_table(table, size=size, only_finished=finished)), as_tables(result["summary"])
 
 
-def _medical(size: str, finished: bool, data: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _reproduce_medical(size: str, finished: bool, data: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Secure split fine-tuning, compared with what else there is."""
     from phalanx.lab.reproduce.medical import SIZES, as_tables, reproduce_medical
 
@@ -78,7 +78,7 @@ def _medical(size: str, finished: bool, data: Path | None) -> tuple[dict[str, An
     return result, as_tables(result["summary"])
 
 
-def _leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _reproduce_leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the host of a split recovers."""
     from phalanx.lab.reproduce.leaks import adapter_lines, as_lines, measure_leaks
 
@@ -92,7 +92,7 @@ def _leaks(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-def _backdoor(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _reproduce_backdoor(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """A backdoor that one stage plants, with each guard and after each removal."""
     from phalanx.lab.reproduce.backdoor import as_tables, reproduce_backdoor
 

@@ -8,11 +8,11 @@ import typer
 
 from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_page, say_warnings
-from phalanx.cli.files import naming_file
-from phalanx.cli.forking import one_blas_thread, opener_of
+from phalanx.cli.console import print_page, print_warnings
+from phalanx.cli.files import name_file_in_errors
+from phalanx.cli.forking import one_blas_thread, worker_opener
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
-from phalanx.cli.report import say_summary, summary_of
+from phalanx.cli.report import print_summary, summary_of
 
 if TYPE_CHECKING:
     from phalanx.train import RunConfig
@@ -59,10 +59,10 @@ def train(
 
     # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
-    with naming_file(run_file):
+    with name_file_in_errors(run_file):
         run = load_run(run_file, overrides)
         check_inputs(run)
-    say_warnings(text_warnings(run))
+    print_warnings(text_warnings(run))
     if not isinstance(run, DomainRun) and not dry_run:
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
         if isinstance(run, PipelineRun) and run.remote_workers:
@@ -76,28 +76,34 @@ def train(
         die_with_parent()
     with one_blas_thread():
         from phalanx.report import write_report
-        from phalanx.train import describe, drill_result, follow, plays_rank
+        from phalanx.train import describe_run, drill_result, join_as_rank, plays_rank
         from phalanx.train import train as train_run
 
     _check_attack(run)
     if dry_run:
-        say_page(describe(run))
+        print_page(describe_run(run))
         return Answer({"dry_run": True, "config": run.model_dump(mode="json")})
     if plays_rank(run):
-        follow(run, run_dir)
+        join_as_rank(run, run_dir)
         return Answer({"follows": True})
     if isinstance(run, DomainRun):
-        from phalanx.launch import DomainLaunch, goes_on, is_kept_here, keep_domain
+        from phalanx.launch import DomainLaunch, is_supervised_here, resumes_run, supervise_domain
 
         domain = DomainLaunch(run_file, overrides, run_dir, resume=resume, ranks=ranks)
-        if is_kept_here(run, os.environ):
-            code = keep_domain(domain, from_step=from_step, from_run=from_run)
+        if is_supervised_here(run, os.environ):
+            code = supervise_domain(domain, from_step=from_step, from_run=from_run)
             return Answer(summary_of(domain.run_dir), code)
-        resume = resume or goes_on(domain.run_dir, os.environ)
+        resume = resume or resumes_run(domain.run_dir, os.environ)
     summary = train_run(
-        run, run_dir, resume=resume, from_step=from_step, from_run=from_run, ranks=ranks, open_workers=opener_of(run)
+        run,
+        run_dir,
+        resume=resume,
+        from_step=from_step,
+        from_run=from_run,
+        ranks=ranks,
+        open_workers=worker_opener(run),
     )
-    say_summary(summary)
+    print_summary(summary)
     page = write_report(Path(summary["run_dir"]))
     typer.echo(f"report: {page}")
     shown = drill_result(summary)

@@ -11,12 +11,12 @@ import typer
 
 from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.files import naming_file
+from phalanx.cli.files import name_file_in_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from phalanx.pipeline import Narration, WorkerConfig, WorkerOutcome
+    from phalanx.pipeline import WorkerConfig, WorkerConsole, WorkerOutcome
 
 
 def worker(
@@ -28,7 +28,7 @@ def worker(
 
     if str(worker_file) != FORK_SERVER:
         # a mistake is said before torch is imported
-        with naming_file(worker_file):
+        with name_file_in_errors(worker_file):
             read_worker(worker_file)
     from phalanx.pipeline import requested_file
 
@@ -39,10 +39,10 @@ def worker(
     file = requested_file(worker_file)
     if file is None:
         return Answer({})
-    return told(serve_once(read_worker(file), file))
+    return outcome_answer(serve_once(read_worker(file), file))
 
 
-def told(outcome: "WorkerOutcome | None") -> Answer:
+def outcome_answer(outcome: "WorkerOutcome | None") -> Answer:
     """Return how a worker's part came to a good end, for programs; of a rank that follows another, nothing is known."""
     return Answer({} if outcome is None else {"status": outcome.name.lower(), "detail": outcome.value})
 
@@ -55,19 +55,19 @@ def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
     """
     from rich.console import Console
 
-    from phalanx.pipeline import Narration, run_worker
+    from phalanx.pipeline import WorkerConsole, run_worker
     from phalanx.telemetry.parties import live_parties
 
     # a worker that another process has started has no reader but that process, which looks at its last line
     has_reader, console = PARENT not in os.environ, Console()
-    story = Narration(functools.partial(_say, console) if has_reader else None)
-    if config.parallel.world > 1:
-        return _serve_together(config, file, story)
-    with live_parties(console, story.rows) if has_reader else contextlib.nullcontext():
-        return run_worker(config, story=story)
+    worker_console = WorkerConsole(functools.partial(_print_above_table, console) if has_reader else None)
+    if config.parallel.num_ranks > 1:
+        return _serve_together(config, file, worker_console)
+    with live_parties(console, worker_console.table_rows) if has_reader else contextlib.nullcontext():
+        return run_worker(config, worker_console=worker_console)
 
 
-def _say(console: "Console", line: str) -> None:
+def _print_above_table(console: "Console", line: str) -> None:
     """Print a line above the live table, which cannot see text that is written past its own console."""
     from phalanx.config import escape_controls
 
@@ -76,17 +76,17 @@ def _say(console: "Console", line: str) -> None:
         console.print(escape_controls(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def _serve_together(config: "WorkerConfig", file: Path, story: "Narration") -> "WorkerOutcome | None":
+def _serve_together(config: "WorkerConfig", file: Path, worker_console: "WorkerConsole") -> "WorkerOutcome | None":
     from phalanx.parallel import find_place
     from phalanx.pipeline import run_worker
-    from phalanx.stage_group import follow, open_group
+    from phalanx.stage_group import open_group, run_group_rank
 
     place = find_place(os.environ)
     if place is not None and place.rendezvous is not None and not place.is_lead:
-        follow(config, place)
+        run_group_rank(config, place)
         return None
     with open_group(config, file) as group:
-        return run_worker(config, group.wrap, story=story)
+        return run_worker(config, group.wrap_copy, worker_console=worker_console)
 
 
 def masked_worker(

@@ -1,7 +1,7 @@
 """Strict, frozen configuration: TOML on disk, one error per mistake, one digest per config."""
 
 from phalanx.config.code_source import KEPT_CODE as KEPT_CODE, is_own as is_own
-from phalanx.config.digest import canonical_json as canonical_json, digest as digest
+from phalanx.config.digest import canonical_json as canonical_json, digest_config as digest_config
 from phalanx.config.load import (
     Variants as Variants,
     config_of as config_of,
@@ -14,12 +14,12 @@ from phalanx.config.own_code import (
     changed_code as changed_code,
     check_methods as check_methods,
     code_key as code_key,
-    lacks as lacks,
+    unfit_code_error as unfit_code_error,
     open_own_code as open_own_code,
     own_references as own_references,
     pin_own_code as pin_own_code,
-    pinned as pinned,
-    resolve as resolve,
+    pin_reference as pin_reference,
+    resolve_kind as resolve_kind,
     source_files as source_files,
     users_traceback as users_traceback,
 )
@@ -31,4 +31,8 @@ from phalanx.config.strict import (
     check_name as check_name,
     one_of as one_of,
 )
-from phalanx.config.text import escape_controls as escape_controls, is_plain as is_plain, printable as printable
+from phalanx.config.text import (
+    escape_controls as escape_controls,
+    is_plain as is_plain,
+    printable_text as printable_text,
+)

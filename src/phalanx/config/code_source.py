@@ -38,12 +38,12 @@ class CodeReference:
         return self.where.endswith(".py")
 
     @property
-    def written(self) -> str:
+    def bare_reference(self) -> str:
         """The reference as a run file has it, without its digest."""
         return f"{self.where}:{self.name}"
 
     def __str__(self) -> str:
-        return f"{self.written}@{self.digest}" if self.digest else self.written
+        return f"{self.bare_reference}@{self.digest}" if self.digest else self.bare_reference
 
 
 def is_own(kind: object) -> bool:
@@ -89,7 +89,7 @@ class CodeSource:
     hashed: bytes
 
     @property
-    def digest(self) -> str:
+    def source_digest(self) -> str:
         """SHA-256 in hex."""
         return hashlib.sha256(self.hashed).hexdigest()
 
@@ -116,7 +116,9 @@ def _file_source(reference: CodeReference, home: Path) -> CodeSource:
         raise ConfigError(f"{path}: leads to {path.resolve()}, outside {home}; copy the file to where the run file is")
     try:
         if not path.is_file():
-            raise ConfigError(f"{path}: not found; {reference.written} is looked for in the directory of the run file")
+            raise ConfigError(
+                f"{path}: not found; {reference.bare_reference} is looked for in the directory of the run file"
+            )
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as exc:
@@ -133,20 +135,20 @@ def _module_source(reference: CodeReference) -> CodeSource:
     origin = None if spec is None else spec.origin
     if spec is None or origin is None or not origin.endswith(".py"):
         raise ConfigError(
-            f"{reference.written}: no installed package has a module {top!r}; install it, or name a file in the run "
-            f"file's directory: {top}.py:{reference.name}"
+            f"{reference.bare_reference}: no installed package has a module {top!r}; install it, or name a file in "
+            f"the run file's directory: {top}.py:{reference.name}"
         )
     first = importlib.util.find_spec(top) if top not in sys.modules else sys.modules[top].__spec__
     if first is None or first.origin is None or Path(first.origin).resolve() != Path(origin).resolve():
         raise ConfigError(
-            f"{reference.written}: {None if first is None else first.origin} would be imported in the place of the "
-            f"installed {origin}; start from another directory, or rename the file"
+            f"{reference.bare_reference}: {None if first is None else first.origin} would be imported in the place "
+            f"of the installed {origin}; start from another directory, or rename the file"
         )
     folders = spec.submodule_search_locations
     for part in below:
         inner = importlib.machinery.PathFinder.find_spec(part, folders) if folders else None
         if inner is None:
-            raise ConfigError(f"{reference.written}: the installed package {origin} has no module {part!r}")
+            raise ConfigError(f"{reference.bare_reference}: the installed package {origin} has no module {part!r}")
         folders = inner.submodule_search_locations
     path = Path(origin)
     files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]

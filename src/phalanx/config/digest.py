@@ -19,6 +19,6 @@ def canonical_json(value: Any) -> bytes:
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def digest(config: BaseModel) -> str:
+def digest_config(config: BaseModel) -> str:
     """Return the SHA-256, in hex, over the canonical JSON of a config."""
     return hashlib.sha256(canonical_json(config.model_dump(mode="json"))).hexdigest()

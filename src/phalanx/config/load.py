@@ -51,7 +51,7 @@ def load_config(
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a TOML file").about(
+        raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a TOML file").with_facts(
             code="PHX-C003",
             file=str(path),
             found=exc.strerror or "",
@@ -61,7 +61,7 @@ def load_config(
     except (ValueError, RecursionError) as exc:
         # ValueError: bad syntax, bad UTF-8, and an integer of thousands of digits
         do = "correct that line: key = value, text in quotes"
-        raise ConfigError(f"{path}: is not valid TOML: {exc}; {do}").about(
+        raise ConfigError(f"{path}: is not valid TOML: {exc}; {do}").with_facts(
             code="PHX-C004", file=str(path), found=str(exc), expected="TOML", do=do
         ) from exc
     return config_of(data, path, model, overrides, prepare)
@@ -87,32 +87,32 @@ def config_of(
     """
     for override in overrides:
         if override.endswith("-") and "=" not in override:
-            _remove(data, override.removesuffix("-"), path)
+            _remove_key(data, override.removesuffix("-"), path)
         else:
             keys, value = parse_override(override)
-            _assign(data, keys, value, override)
-    for name, value in _dates(data):
-        raise ConfigError(f'{path}: {name}: found the date or time {value}; write it as text: "{value}"').about(
+            _assign_override(data, keys, value, override)
+    for name, value in _find_dates(data):
+        raise ConfigError(f'{path}: {name}: found the date or time {value}; write it as text: "{value}"').with_facts(
             code="PHX-C007", file=str(path), key=name, found=str(value), expected="text"
         )
     if prepare is not None:
         try:
             prepare(data, path.parent)
         except ConfigError as exc:
-            raise ConfigError(f"{path}: {exc}").about(**{**exc.facts, "file": str(path)}) from exc
+            raise ConfigError(f"{path}: {exc}").with_facts(**{**exc.error_facts, "file": str(path)}) from exc
     choices: tuple[type[BaseModel], ...] = (model,) if isinstance(model, type) else model.members
     try:
         chosen = model if isinstance(model, type) else model.choose(data)
         # JSON mode: strict types, but a TOML array may become a tuple
         return chosen.model_validate_json(json.dumps(data))
     except RefusedKeyError as exc:
-        raise ConfigError(f"{path}: (whole file): {exc}").about(file=str(path), **exc.facts) from exc
+        raise ConfigError(f"{path}: (whole file): {exc}").with_facts(file=str(path), **exc.facts) from exc
     except ValidationError as exc:
-        explanations = [_explain(error, choices) for error in exc.errors()]
+        explanations = [_explain_error(error, choices) for error in exc.errors()]
         message = "\n".join(f"{path}: {facts['key']}: {explanation}" for explanation, facts in explanations)
         first = exc.errors()[0].get("ctx", {}).get("error")
         facts = explanations[0][1] | (first.facts if isinstance(first, RefusedKeyError) else {})
-        raise ConfigError(message).about(file=str(path), **facts) from exc
+        raise ConfigError(message).with_facts(file=str(path), **facts) from exc
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
@@ -124,7 +124,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     name, separator, raw = text.partition("=")
     keys = [key.strip() for key in name.split(".")]
     if not separator or not all(keys):
-        raise ConfigError(f"--set {text!r}: expected section.key=value, for example train.steps=100").about(
+        raise ConfigError(f"--set {text!r}: expected section.key=value, for example train.steps=100").with_facts(
             code="PHX-C008", key="--set", found=text, expected="section.key=value", do="write section.key=value"
         )
     try:
@@ -140,24 +140,24 @@ def dump_toml(config: BaseModel) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
-def _assign(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
+def _assign_override(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
     for key in keys[:-1]:
         data = data.setdefault(key, {})
         if not isinstance(data, dict):
-            raise ConfigError(f"--set {override!r}: {key!r} is a value, not a section").about(
+            raise ConfigError(f"--set {override!r}: {key!r} is a value, not a section").with_facts(
                 code="PHX-C008", key="--set", found=override
             )
     data[keys[-1]] = value
 
 
-def _remove(data: dict[str, Any], name: str, path: Path) -> None:
+def _remove_key(data: dict[str, Any], name: str, path: Path) -> None:
     *sections, last = (key.strip() for key in name.split("."))
     for key in sections:
         inner = data.get(key)
         data = inner if isinstance(inner, dict) else {}
     if last not in data:
         written = f"; written there: {', '.join(data)}" if data else ""
-        raise ConfigError(f"--unset {name}: {path} does not write it{written}; remove the option").about(
+        raise ConfigError(f"--unset {name}: {path} does not write it{written}; remove the option").with_facts(
             code="PHX-C008",
             file=str(path),
             key=f"--unset {name}",
@@ -168,22 +168,22 @@ def _remove(data: dict[str, Any], name: str, path: Path) -> None:
     del data[last]
 
 
-def _dates(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _find_dates(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(data, date | time):
         yield name, data
     elif isinstance(data, dict):
         for key, value in data.items():
-            yield from _dates(value, f"{name}.{key}".removeprefix("."))
+            yield from _find_dates(value, f"{name}.{key}".removeprefix("."))
     elif isinstance(data, list):
         for index, value in enumerate(data):
-            yield from _dates(value, f"{name}.{index}")
+            yield from _find_dates(value, f"{name}.{index}")
 
 
-def _explain(error: ErrorDetails, models: Iterable[type[BaseModel]]) -> tuple[str, dict[str, str]]:
+def _explain_error(error: ErrorDetails, models: Iterable[type[BaseModel]]) -> tuple[str, dict[str, str]]:
     """Return an error in words, and as facts for programs."""
     facts = {"key": ".".join(str(part) for part in error["loc"]) or "(whole file)"}
     if error["type"] == "extra_forbidden":
-        choices = _choices(models, error["loc"][:-1])
+        choices = _key_choices(models, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), choices, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         facts |= {"code": "PHX-C005", "found": str(error["loc"][-1]), "expected": ", ".join(choices)}
@@ -215,7 +215,7 @@ def _explain(error: ErrorDetails, models: Iterable[type[BaseModel]]) -> tuple[st
     return f"found {value}; {expected}", facts
 
 
-def _choices(models: Iterable[type[BaseModel]], path: tuple[int | str, ...]) -> list[str]:
+def _key_choices(models: Iterable[type[BaseModel]], path: tuple[int | str, ...]) -> list[str]:
     current = list(models)
     for part in path:
         fields = [model.model_fields[str(part)] for model in current if str(part) in model.model_fields]

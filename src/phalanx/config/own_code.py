@@ -39,11 +39,11 @@ def pin_own_code(data: Any, home: Path) -> None:
     Raises:
         ConfigError: A reference is none, or its source cannot be had.
     """
-    for section, key in _places(data):
-        section[key] = pinned(section[key], home)
+    for section, key in _reference_places(data):
+        section[key] = pin_reference(section[key], home)
 
 
-def pinned(kind: str, home: Path) -> str:
+def pin_reference(kind: str, home: Path) -> str:
     """Return a reference with the digest of its source; as it is, where it has one.
 
     Raises:
@@ -52,13 +52,13 @@ def pinned(kind: str, home: Path) -> str:
     reference = parse_reference(kind)
     if reference.digest:
         return kind
-    digest = find_source(reference, home).digest
+    digest = find_source(reference, home).source_digest
     return str(CodeReference(reference.where, reference.name, digest))
 
 
 def own_references(data: Any) -> list[str]:
     """Return every reference to code of the user's own in a config, as plain data."""
-    return list(dict.fromkeys(section[key] for section, key in _places(data)))
+    return list(dict.fromkeys(section[key] for section, key in _reference_places(data)))
 
 
 def changed_code(expected: list[str], found: list[str]) -> str | None:
@@ -68,10 +68,10 @@ def changed_code(expected: list[str], found: list[str]) -> str | None:
         expected: The references of the run that is there.
         found: Those of the run file now.
     """
-    now = {parse_reference(kind).written: parse_reference(kind).digest for kind in found}
+    now = {parse_reference(kind).bare_reference: parse_reference(kind).digest for kind in found}
     for kind in expected:
         before = parse_reference(kind)
-        digest = now.get(before.written, before.digest)
+        digest = now.get(before.bare_reference, before.digest)
         if digest != before.digest:
             return (
                 f"{before.where} has changed: found SHA-256 {digest[:_SHOWN]}..., expected {before.digest[:_SHOWN]}..."
@@ -95,13 +95,13 @@ def open_own_code(kind: str, home: Path) -> None:
     if not reference.digest:
         raise ConfigError(f"{kind}: has no digest; read the run file with phalanx.load_run, which takes it")
     source = find_source(reference, home)
-    digest = source.digest
+    digest = source.source_digest
     if digest != reference.digest:
         raise ConfigError(
             f"{source.path}: found SHA-256 {digest[:_SHOWN]}..., expected {reference.digest[:_SHOWN]}...; put the file "
             "back as it was, or take the digest out of the run file and begin a new run"
         )
-    module = _run(reference, source)
+    module = _run_source(reference, source)
     if not hasattr(module, reference.name):
         public = ", ".join(name for name in vars(module) if not name.startswith("_"))
         raise ConfigError(f"{source.path}: has no {reference.name!r}; it has {public[:300] or 'nothing'}")
@@ -114,7 +114,7 @@ def code_key(kind: str) -> tuple[str, str]:
     return reference.name, reference.digest
 
 
-def resolve(kind: str, table: Mapping[str, Found], own: Callable[[str, Any], Found]) -> Found:
+def resolve_kind(kind: str, table: Mapping[str, Found], own: Callable[[str, Any], Found]) -> Found:
     """Return what stands behind a kind: the line of a table, or code of the user's own.
 
     Args:
@@ -132,10 +132,10 @@ def resolve(kind: str, table: Mapping[str, Found], own: Callable[[str, Any], Fou
     opened = _OPENED.get((reference.name, reference.digest))
     if opened is None:
         raise ConfigError(
-            f"{reference.written}: is code that this process has not loaded from a file of its own; name it there with "
-            f"the digest {reference.digest}"
+            f"{reference.bare_reference}: is code that this process has not loaded from a file of its own; name it "
+            f"there with the digest {reference.digest}"
         )
-    return own(reference.written, opened.found)
+    return own(reference.bare_reference, opened.loaded_object)
 
 
 def check_methods(kind: str, found: Any, what: str, methods: tuple[str, ...]) -> None:
@@ -146,10 +146,12 @@ def check_methods(kind: str, found: Any, what: str, methods: tuple[str, ...]) ->
     """
     missing = [name for name in methods if not callable(getattr(found, name, None))]
     if missing:
-        raise lacks(kind, f"a {type(found).__name__} without {' and '.join(f'{name}()' for name in missing)}", what)
+        raise unfit_code_error(
+            kind, f"a {type(found).__name__} without {' and '.join(f'{name}()' for name in missing)}", what
+        )
 
 
-def lacks(kind: str, found: str, expected: str) -> ConfigError:
+def unfit_code_error(kind: str, found: str, expected: str) -> ConfigError:
     """Say that an object is not what its place asks for."""
     return ConfigError(f"{kind}: found {found}; expected {expected}; {_PAGE}")
 
@@ -178,7 +180,7 @@ def users_traceback(error: BaseException) -> str:
 class _Opened:
     """One object, and the source that made it."""
 
-    found: Any
+    loaded_object: Any
     source: CodeSource
 
 
@@ -204,19 +206,19 @@ class _BytesLoader(SourceLoader):
         return self._source.hashed
 
 
-def _places(data: Any) -> Iterator[tuple[dict[str, Any], str]]:
+def _reference_places(data: Any) -> Iterator[tuple[dict[str, Any], str]]:
     if isinstance(data, dict):
         for key, value in data.items():
             if key in CODE_KEYS and is_own(value):
                 yield data, key
             elif key != "options":
-                yield from _places(value)
+                yield from _reference_places(value)
     elif isinstance(data, list | tuple):
         for value in data:
-            yield from _places(value)
+            yield from _reference_places(value)
 
 
-def _run(reference: CodeReference, source: CodeSource) -> ModuleType:
+def _run_source(reference: CodeReference, source: CodeSource) -> ModuleType:
     _RUNNING.add(str(source.path))
     try:
         module = _run_file(reference, source) if reference.is_file else importlib.import_module(reference.where)

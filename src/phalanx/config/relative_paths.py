@@ -16,13 +16,12 @@ def check_relative_paths(data: Any, file: Path) -> None:
 
     Args:
         data: What the file says, as plain data.
-        file: The file.
 
     Raises:
         ConfigError: Names the key, where it was looked for, and what to write.
     """
     home = file.parent
-    for key, value in _paths(data):
+    for key, value in _find_paths(data):
         path = Path(value)
         if path.is_absolute() or "://" in value or path.exists() or not (home / path).exists():
             continue
@@ -30,7 +29,7 @@ def check_relative_paths(data: Any, file: Path) -> None:
         raise ConfigError(
             f"{file}: {key}: {value} is looked for in {Path.cwd()}, where phalanx was started, and is not there; "
             f"it lies beside the run file: write {instead}, or start phalanx in {home}"
-        ).about(
+        ).with_facts(
             code="PHX-C001",
             file=str(file),
             key=key,
@@ -40,12 +39,12 @@ def check_relative_paths(data: Any, file: Path) -> None:
         )
 
 
-def _paths(data: Any, name: str = "", key: str = "") -> Iterator[tuple[str, str]]:
+def _find_paths(data: Any, name: str = "", key: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(data, dict):
         for inner, value in data.items():
-            yield from _paths(value, f"{name}.{inner}".removeprefix("."), inner)
+            yield from _find_paths(value, f"{name}.{inner}".removeprefix("."), inner)
     elif isinstance(data, list | tuple):
         for index, value in enumerate(data):
-            yield from _paths(value, f"{name}.{index}", key)
+            yield from _find_paths(value, f"{name}.{index}", key)
     elif isinstance(data, str) and data and key in _PATH_KEYS and (key != "template" or data.endswith(".jinja")):
         yield name, str(data)

@@ -70,7 +70,7 @@ def check_name(value: str, known: Collection[str], *, or_own: bool = False) -> s
     if or_own and is_own(value):
         return check_reference(value)
     if value not in known:
-        either = _either([*known, OWN_KIND] if or_own else known)
+        either = _join_choices([*known, OWN_KIND] if or_own else known)
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": either})
     return value
 
@@ -88,6 +88,6 @@ def check_reference(kind: str) -> str:
     return kind
 
 
-def _either(names: Collection[str]) -> str:
+def _join_choices(names: Collection[str]) -> str:
     *others, last = map(repr, names)
     return f"{', '.join(others)} or {last}" if others else last

@@ -14,7 +14,7 @@ def is_plain(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
-def printable(text: str, limit: int = MOST_CHARACTERS, *, keep: str = "") -> str:
+def printable_text(text: str, limit: int = MOST_CHARACTERS, *, keep: str = "") -> str:
     """Return at most `limit` characters of a text, with a question mark for each that is not plain.
 
     Args:
@@ -34,10 +34,10 @@ def escape_controls(text: str, keep: str = "\n\t") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        character if is_plain(character) or character in keep or character in _JOINERS else _escaped(character)
+        character if is_plain(character) or character in keep or character in _JOINERS else _escape_character(character)
         for character in text
     )
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     return ascii(character)[1:-1]

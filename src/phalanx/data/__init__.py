@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         unigram_perplexity as unigram_perplexity,
         validation_batches as validation_batches,
     )
-    from phalanx.data.preparation import prepare as prepare
+    from phalanx.data.preparation import prepare_corpus as prepare_corpus
     from phalanx.data.prepared_corpus import open_corpus as open_corpus
     from phalanx.data.validation_sets import prepare_validation_sets as prepare_validation_sets
 

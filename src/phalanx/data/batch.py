@@ -53,7 +53,7 @@ class Batch:
                     "give one row for each"
                 )
 
-    def microbatches(self, num_microbatches: int) -> list["Batch"]:
+    def split_microbatches(self, num_microbatches: int) -> list["Batch"]:
         """Cut into equal parts, rows in order, without copying.
 
         Raises:

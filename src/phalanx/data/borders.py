@@ -46,7 +46,7 @@ def _is_composed(offsets: Sequence[tuple[int, int]], text: str, at: int) -> bool
     )
 
 
-def frame_of(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def special_ids_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the tokens that a tokenizer's post-processor writes before a text, and behind it."""
     bare, encoded = (list(backend.encode("a", add_special_tokens=adds).ids) for adds in (False, True))
     begins = (place for place in range(len(encoded) - len(bare) + 1) if encoded[place : place + len(bare)] == bare)
@@ -56,10 +56,10 @@ def frame_of(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int,
 
 def first_ids_of(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
     """Return the ids that a tokenizer's post-processor writes before a text."""
-    return frame_of(backend)[0]
+    return special_ids_around(backend)[0]
 
 
-def without_last(ids: Sequence[int], bare: Sequence[int]) -> list[int]:
+def drop_trailing_ids(ids: Sequence[int], bare: Sequence[int]) -> list[int]:
     """Return the ids of a text without what its tokenizer writes behind it.
 
     Args:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from phalanx.config import StrictModel, digest
+from phalanx.config import StrictModel, digest_config
 from phalanx.data.chat.template import TEMPLATE_FILE
 from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
 from phalanx.data.manifest import SourceCounts, TokenizerRecord
@@ -74,7 +74,9 @@ class ChatCorpus(Corpus):
         self.manifest = manifest
         self.directory = directory = found.directory
         self.template = directory / TEMPLATE_FILE
-        content = hashlib.sha256(f"{layout.attention} {layout.sequence_length} {digest(manifest)}".encode()).hexdigest()
+        content = hashlib.sha256(
+            f"{layout.attention} {layout.sequence_length} {digest_config(manifest)}".encode()
+        ).hexdigest()
         tokenizer = manifest.tokenizer
         facts = CorpusFacts(content, tokenizer.vocab_size, tokenizer.eos_id, directory / TOKENIZER_FILE)
         train, held_out = (_open_split(found, name, manifest) for name in SPLITS)
@@ -86,7 +88,7 @@ class ChatCorpus(Corpus):
         return self.manifest.end_of_turn
 
     @property
-    def remarks(self) -> tuple[str, ...]:
+    def user_notes(self) -> tuple[str, ...]:
         """Return remarks for people: the learned share, and left-out conversations."""
         train, dropped = self.manifest.train, self.manifest.dropped
         learned = f"{train.targets} of {train.tokens} tokens in {train.conversations} conversations are learned"
@@ -123,8 +125,8 @@ def _open_split(found: Dataset, name: str, manifest: ChatManifest) -> TokenSplit
     tokens, path = found.tokens(GROUP, name), weights_file(found.directory, name)
     # an empty file cannot be mapped
     weights: NDArray[np.float32] = np.memmap(path, dtype="<f4", mode="r") if len(tokens) else np.empty(0, np.float32)
-    return TokenSplit(tokens, manifest.tokenizer.eos_id, partial(own_starts, found, name), _no_field, weights)
+    return TokenSplit(tokens, manifest.tokenizer.eos_id, partial(own_starts, found, name), _refuse_field, weights)
 
 
-def _no_field(name: str) -> NDArray[np.float64]:
+def _refuse_field(name: str) -> NDArray[np.float64]:
     raise DataError(f"data: conversations have no field {name!r}")

@@ -39,14 +39,14 @@ class BpeConfig(StrictModel):
     """Tokens beside the end of text that no text can give: the mask, sentinels and marks of objectives."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_special_tokens(self) -> Self:
         odd = [token for token in self.special_tokens if token != token.strip() or self.special_tokens.count(token) > 1]
         if odd:
             raise ValueError(f"special_tokens: {odd[0]!r} appears twice, or has white space around it; list each once")
         return self
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_special_tokens(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave the special tokens out where there are none, so that an older run file keeps its digest."""
         return {name: value for name, value in write(self).items() if name != "special_tokens" or value}
 
@@ -71,13 +71,13 @@ TokenizerConfig = Annotated[
 ]
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
 FileOfEach = Annotated[
     # not strict: behind a validator of ours a list of texts is no JSON any more
-    tuple[Annotated[Path, Field(strict=False)], ...], Field(strict=False), BeforeValidator(_listed)
+    tuple[Annotated[Path, Field(strict=False)], ...], Field(strict=False), BeforeValidator(_as_list)
 ]
 """One path, or a list of them."""
 
@@ -127,7 +127,7 @@ class OwnTaskConfig(StrictModel):
     test: FileOfEach = ()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_class_names(self) -> Self:
         if any(name != name.strip() for name in self.classes) or len(set(self.classes)) < len(self.classes):
             raise ValueError("classes: a name appears twice, or has white space around it; list each class once")
         if self.text == self.label:
@@ -172,9 +172,9 @@ class LabelledConfig(StrictModel):
     alpha: float = Field(default=0.5, gt=0.0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_own_keys(self) -> Self:
         written = sorted(self.model_fields_set - {"task"})
-        if self.own is not None and written:
+        if self.own_task is not None and written:
             raise ValueError(
                 f"{', '.join(written)}: only for built-in tasks; with your own files all texts are used: remove it"
             )
@@ -183,15 +183,15 @@ class LabelledConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _without_shares(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what own files have no use for."""
-        return {name: value for name, value in write(self).items() if self.own is None or name == "task"}
+        return {name: value for name, value in write(self).items() if self.own_task is None or name == "task"}
 
     @property
-    def own(self) -> OwnTaskConfig | None:
+    def own_task(self) -> OwnTaskConfig | None:
         """The files of a task of the clients' own; None of a task by name."""
         return self.task if isinstance(self.task, OwnTaskConfig) else None
 
     @property
-    def name(self) -> str:
+    def task_name(self) -> str:
         """What the task is called in records."""
         return self.task if isinstance(self.task, str) else OWN_TASK
 
@@ -288,19 +288,21 @@ class DataConfig(StrictModel):
                 "share; choose another one"
             )
         if self.labelled is not None:
-            self._refuse(_OF_SOURCES, "is for sources; labelled texts have labelled.test_texts")
-            self._refuse(_OF_TEXT, "is for text; a labelled text is one row, and each is drawn once an epoch")
+            self._refuse_keys(_OF_SOURCES, "is for sources; labelled texts have labelled.test_texts")
+            self._refuse_keys(_OF_TEXT, "is for text; a labelled text is one row, and each is drawn once an epoch")
         if self.preferences is not None:
-            self._refuse(("validation",), "is for sources; of preferences a share is held out")
-            self._refuse(_OF_TEXT, "is for text; an answer with its prompt is one row")
+            self._refuse_keys(("validation",), "is for sources; of preferences a share is held out")
+            self._refuse_keys(_OF_TEXT, "is for text; an answer with its prompt is one row")
         if self.prompts:
-            self._refuse(("max_documents", "validation"), "is for text; prompts are files of lines")
-            self._refuse(_OF_TEXT, "is for text; every text that is written has a row of its own")
+            self._refuse_keys(("max_documents", "validation"), "is for text; prompts are files of lines")
+            self._refuse_keys(_OF_TEXT, "is for text; every text that is written has a row of its own")
         if self.dataset is not None:
-            self._refuse(("validation_share", "max_documents"), "is for sources; a dataset was split when it was built")
+            self._refuse_keys(
+                ("validation_share", "max_documents"), "is for sources; a dataset was split when it was built"
+            )
         if self.conversations is not None:
             why = 'is for text; conversations are packed by attention = "document"'
-            self._refuse(_NOT_OF_CONVERSATIONS, why)
+            self._refuse_keys(_NOT_OF_CONVERSATIONS, why)
         if self.dataset is None and isinstance(self.tokenizer, DatasetTokenizerConfig):
             raise ValueError('tokenizer: only a dataset has its own tokenizer; set kind = "bpe", "model" or "file"')
         if self.dataset is not None and isinstance(self.tokenizer, BpeConfig):
@@ -315,7 +317,7 @@ class DataConfig(StrictModel):
             raise ValueError("repeats and phases.weights name groups of a dataset; sources are one group: use dataset")
         return self
 
-    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+    def _refuse_keys(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} {why}: remove it")

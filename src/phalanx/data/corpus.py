@@ -45,7 +45,7 @@ class SequenceLayout:
     weighted: bool = False
 
     @classmethod
-    def of(cls, config: DataConfig) -> Self:
+    def from_config(cls, config: DataConfig) -> Self:
         """Return the layout of a run file."""
         return cls(
             config.sequence_length,
@@ -115,9 +115,9 @@ class Corpus:
         self.layout = layout
         self.trust = facts.trust
         self._groups = tuple(groups)
-        self._train = _Part([_rows(group.train, layout) for group in groups])
-        self._held_out = _Part([_held_out_rows(group.validation, layout.sequence_length) for group in groups])
-        self.digest = _packed(facts.digest, layout)
+        self._train = _GroupedRows([_make_rows(group.train, layout) for group in groups])
+        self._held_out = _GroupedRows([_held_out_rows(group.validation, layout.sequence_length) for group in groups])
+        self.digest = _packing_digest(facts.digest, layout)
         self.num_train_sequences = self._train.num_rows
         self.num_validation_sequences = min(self._held_out.num_rows, layout.max_validation_sequences)
         for group, rows in zip(groups, self._train.parts, strict=True):
@@ -128,17 +128,17 @@ class Corpus:
                 )
 
     @property
-    def remarks(self) -> tuple[str, ...]:
+    def user_notes(self) -> tuple[str, ...]:
         """Sentences about it for a person."""
-        return tuple(note for note in (self.trust, self._beginning()) if note)
+        return tuple(note for note in (self.trust, self._describe_beginning()) if note)
 
-    def _beginning(self) -> str:
+    def _describe_beginning(self) -> str:
         """Say whether documents begin with the token that the tokenizer writes before a text."""
         tokenizer = open_tokenizer(self.tokenizer_path, self.eos_id)
         first = list(tokenizer.first_ids)
         if not first or tokenizer.eos_id in first:
             return ""
-        named = tokenizer.beginning
+        named = tokenizer.beginning_tokens
         tokens = self._groups[0].train.tokens
         if np.asarray(tokens[: len(first)]).tolist() == first:
             return f"documents begin with {named}, as the tokenizer's texts do"
@@ -161,7 +161,7 @@ class Corpus:
         """All training tokens, ``[tokens]`` of each group, read-only."""
         return [group.train.tokens for group in self._groups]
 
-    def order(self, seed: int, batch_size: int, share: tuple[int, int] = (0, 1)) -> RunOrder:
+    def sample_order(self, seed: int, batch_size: int, share: tuple[int, int] = (0, 1)) -> RunOrder:
         """Return the order in which a run sees the sequences, or the share of one of several loaders.
 
         Args:
@@ -185,13 +185,15 @@ class Corpus:
             Phase(
                 None if phase.until is None else phase.until.in_samples(batch_size, layout.sequence_length),
                 tuple((phase.weights or default).get(name, 0.0) for name in group_names),
-                _curriculum(phase.curriculum),
+                _make_curriculum(phase.curriculum),
                 phase.sequence_length,
             )
             for phase in layout.phases or (PhaseConfig(),)
         ]
         groups = [
-            Group(group.name, size, _packed(group.digest, layout), partial(_every, rows.scores, share))
+            Group(
+                group.name, size, _packing_digest(group.digest, layout), partial(_share_scores, rows.mean_scores, share)
+            )
             for group, size, rows in zip(self._groups, sizes, self._train.parts, strict=True)
         ]
         limits = [
@@ -200,7 +202,7 @@ class Corpus:
         ]
         return RunOrder(groups, phases, seed, limits)
 
-    def shared(self, share: tuple[int, int]) -> NDArray[np.int64]:
+    def shared_sequences(self, share: tuple[int, int]) -> NDArray[np.int64]:
         """Return the training sequences of a share, in the order in which `order` numbers them."""
         number, shares = share
         edges = self._train.edges
@@ -211,7 +213,7 @@ class Corpus:
         for number, group_tokens in enumerate(self._groups):
             # what a run has made itself is one group, and nameless
             if group_tokens.name in ("", group):
-                return self._train.holding(number, start, stop)
+                return self._train.rows_of_group(number, start, stop)
         return []
 
     def train_batch(self, indices: Sequence[int]) -> Batch:
@@ -221,7 +223,7 @@ class Corpus:
             DataError: There is no such sequence, or its tokens are not the signed ones.
         """
         _check_numbers(indices, self.num_train_sequences)
-        return self._batch(self._train, indices, indices)
+        return self._make_batch(self._train, indices, indices)
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
         """Validation sequences by number, spread evenly over the held-out text when there are too many.
@@ -231,17 +233,17 @@ class Corpus:
         """
         have, used = self._held_out.num_rows, self.num_validation_sequences
         _check_numbers(indices, used)
-        return self._batch(self._held_out, indices, [index * have // max(used, 1) for index in indices])
+        return self._make_batch(self._held_out, indices, [index * have // max(used, 1) for index in indices])
 
-    def _batch(self, part: "_Part", indices: Sequence[int], rows: Sequence[int]) -> Batch:
-        block = part.read(rows)
+    def _make_batch(self, part: "_GroupedRows", indices: Sequence[int], rows: Sequence[int]) -> Batch:
+        block = part.read_group_rows(rows)
         extras = {DOCUMENTS: torch.from_numpy(block.documents)} if self.layout.attention == "document" else {}
         if self.layout.weighted and block.weights is not None:
             extras["weights"] = torch.from_numpy(block.weights)
         return Batch(torch.from_numpy(block.ids), torch.from_numpy(block.labels), tuple(indices), extras)
 
 
-class _Part:
+class _GroupedRows:
     """The rows of all groups as one list."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
@@ -249,28 +251,28 @@ class _Part:
         self.edges = np.concatenate([[0], np.cumsum([rows.num_rows for rows in parts])]).astype(np.int64)
         self.num_rows = int(self.edges[-1])
 
-    def holding(self, group: int, start: int, stop: int) -> list[int]:
+    def rows_of_group(self, group: int, start: int, stop: int) -> list[int]:
         """Return the rows of all groups that hold any of one group's tokens."""
-        row_numbers = self.parts[group].holding(start, stop) + self.edges[group]
+        row_numbers = self.parts[group].rows_holding(start, stop) + self.edges[group]
         return [int(number) for number in row_numbers]
 
-    def read(self, numbers: Sequence[int]) -> RowBlock:
+    def read_group_rows(self, numbers: Sequence[int]) -> RowBlock:
         """Read rows, each from its group."""
         if len(self.parts) == 1:
-            return self.parts[0].read(numbers)
+            return self.parts[0].read_rows(numbers)
         row_numbers = np.asarray(numbers, dtype=np.int64)
         groups = np.searchsorted(self.edges, row_numbers, side="right") - 1
         order = np.argsort(groups, kind="stable")
         blocks = [
-            self.parts[group].read((row_numbers[groups == group] - self.edges[group]).tolist())
+            self.parts[group].read_rows((row_numbers[groups == group] - self.edges[group]).tolist())
             for group in np.unique(groups)
         ]
         back = np.argsort(order, kind="stable")
-        ids, labels, documents = (_joined(blocks, name)[back] for name in ("ids", "labels", "documents"))
+        ids, labels, documents = (_join_blocks(blocks, name)[back] for name in ("ids", "labels", "documents"))
         return RowBlock(ids, labels, documents)
 
 
-def _joined(blocks: Sequence[RowBlock], name: str) -> NDArray[np.int64]:
+def _join_blocks(blocks: Sequence[RowBlock], name: str) -> NDArray[np.int64]:
     return np.concatenate([getattr(block, name) for block in blocks])
 
 
@@ -279,27 +281,27 @@ def _held_out_rows(split: TokenSplit, length: int) -> Rows:
     return Windows(split, length) if split.weights is None else BestFitRows(split, length, alone=True)
 
 
-def _rows(split: TokenSplit, layout: SequenceLayout) -> Rows:
+def _make_rows(split: TokenSplit, layout: SequenceLayout) -> Rows:
     if split.weights is not None:
         return BestFitRows(split, layout.sequence_length, alone=layout.attention == "across")
     make = BestFitRows if layout.packing == "best_fit" else Windows
     return make(split, layout.sequence_length)
 
 
-def _packed(content: str, layout: SequenceLayout) -> str:
+def _packing_digest(content: str, layout: SequenceLayout) -> str:
     """Return a digest of tokens and of how they are packed; as it always was where they are concatenated."""
     if layout.packing == "concatenate":
         return content
     return hashlib.sha256(f"{layout.packing} {layout.sequence_length} {content}".encode()).hexdigest()
 
 
-def _every(scores: Scores, share: tuple[int, int], by: str) -> NDArray[np.floating]:
+def _share_scores(scores: Scores, share: tuple[int, int], by: str) -> NDArray[np.floating]:
     """Return the scores of a share's sequences."""
     number, shares = share
     return scores(by)[number::shares]
 
 
-def _curriculum(config: CurriculumConfig | None) -> Curriculum | None:
+def _make_curriculum(config: CurriculumConfig | None) -> Curriculum | None:
     return None if config is None else Curriculum(config.by, config.buckets, config.descending)
 
 

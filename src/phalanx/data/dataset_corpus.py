@@ -38,13 +38,16 @@ def open_shards(
     record = dataset_view.manifest.tokenizer
     groups = [
         TokenGroup(
-            name, _digest(dataset_view, name), _split(dataset_view, name, TRAIN), _split(dataset_view, name, VALIDATION)
+            name,
+            _group_digest(dataset_view, name),
+            _group_split(dataset_view, name, TRAIN),
+            _group_split(dataset_view, name, VALIDATION),
         )
         for name in names
     ]
     path = directory / TOKENIZER_FILE
-    facts = CorpusFacts(dataset_view.digest, record.vocab_size, record.eos_id, path, dataset_view.trust)
-    layout = SequenceLayout.of(config)
+    facts = CorpusFacts(dataset_view.digest, record.vocab_size, record.eos_id, path, dataset_view.trust_statement)
+    layout = SequenceLayout.from_config(config)
     hints = recipe_weights(dataset_view.manifest.recipe.content)
     if not layout.weights and hints.keys() >= set(names):
         layout = replace(layout, weights={name: hints[name] for name in names})
@@ -53,7 +56,7 @@ def open_shards(
         raise DataError(
             f"{dataset.path}: its validation split has no sequence of {config.sequence_length} tokens; build it "
             "with a larger output.validation_share or from more documents, or set data.validation in the run file"
-        ).about(code="PHX-I012", file=str(dataset.path), do="build it with a larger output.validation_share")
+        ).with_facts(code="PHX-I012", file=str(dataset.path), do="build it with a larger output.validation_share")
     return corpus
 
 
@@ -78,22 +81,24 @@ def recipe_weights(recipe: str) -> dict[str, float]:
     }
 
 
-def _split(found: Dataset, group: str, split: str) -> TokenSplit:
+def _group_split(found: Dataset, group: str, split: str) -> TokenSplit:
     eos_id = found.manifest.tokenizer.eos_id
     if split not in found.groups[group]:
-        return TokenSplit(np.empty(0, dtype=np.uint32), eos_id, _nothing, _no_score)
+        return TokenSplit(np.empty(0, dtype=np.uint32), eos_id, _no_documents, _no_score)
     tokens = found.tokens(group, split)
-    return TokenSplit(tokens, eos_id, partial(_starts, found, group, split), partial(_field, found, group, split))
+    return TokenSplit(
+        tokens, eos_id, partial(_document_starts, found, group, split), partial(_document_field, found, group, split)
+    )
 
 
-def _starts(found: Dataset, group: str, split: str) -> NDArray[np.int64]:
+def _document_starts(found: Dataset, group: str, split: str) -> NDArray[np.int64]:
     return found.document_starts(group, split).astype(np.int64)
 
 
-def _field(found: Dataset, group: str, split: str, name: str) -> NDArray[np.float64]:
+def _document_field(found: Dataset, group: str, split: str, name: str) -> NDArray[np.float64]:
     """Return a field of each document as a number."""
     values = []
-    for document in found.documents(group, split):
+    for document in found.document_entries(group, split):
         value = document.fields.get(name)
         if not isinstance(value, int | float):
             raise DataError(
@@ -105,13 +110,13 @@ def _field(found: Dataset, group: str, split: str, name: str) -> NDArray[np.floa
     return np.array(values, dtype=np.float64)
 
 
-def _digest(found: Dataset, group: str) -> str:
-    part = found.part(group, TRAIN)
+def _group_digest(found: Dataset, group: str) -> str:
+    part = found.part_record(group, TRAIN)
     files = [file.model_dump(mode="json") for file in (*part.shards, part.starts)]
     return hashlib.sha256(canonical_json(files)).hexdigest()
 
 
-def _nothing() -> NDArray[np.int64]:
+def _no_documents() -> NDArray[np.int64]:
     return np.zeros(1, dtype=np.int64)
 
 

@@ -108,9 +108,9 @@ class BatchLoader:
     ) -> None:
         if batch_size < 1:
             raise ConfigError(f"train.batch_size={batch_size}: expected at least 1")
-        self._own: Sequence[int] | NDArray[np.int64] = range(share[0], corpus.num_train_sequences, share[1])
+        self._share_sequences: Sequence[int] | NDArray[np.int64] = range(share[0], corpus.num_train_sequences, share[1])
         self._share = share
-        if not len(self._own):
+        if not len(self._share_sequences):
             raise ConfigError(
                 f"data: {corpus.num_train_sequences} training sequences cannot be divided among {share[1]}; add text"
             )
@@ -120,10 +120,12 @@ class BatchLoader:
         self._num_samples = 0
         self._rewrite = rewrite
         if isinstance(corpus, Corpus):
-            self._order = corpus.order(seed, batch_size, share)
-            self._own = corpus.shared(share)
+            self._order = corpus.sample_order(seed, batch_size, share)
+            self._share_sequences = corpus.shared_sequences(share)
         else:
-            self._order = RunOrder([Group("", len(self._own), corpus.digest, _no_scores)], [Phase(None, (1.0,))], seed)
+            self._order = RunOrder(
+                [Group("", len(self._share_sequences), corpus.digest, _no_scores)], [Phase(None, (1.0,))], seed
+            )
         self._skip = corpus.layout.skip if isinstance(corpus, Corpus) else ()
 
     @property
@@ -131,18 +133,18 @@ class BatchLoader:
         """SHA-256 in hex of all that batches are drawn from."""
         return self._corpus.digest
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """The next batch, ``[batch_size, seq]``.
 
         Raises:
             DataError: The limits of the groups have ended the data.
         """
-        samples, sequences = self._draw()
+        samples, sequences = self._draw_batch()
         schedule = self._order.schedule
-        batch = spanned(self._corpus.train_batch(sequences), schedule.spans(samples))
+        batch = limit_spans(self._corpus.train_batch(sequences), schedule.attention_spans(samples))
         if self._rewrite is None:
             return batch
-        return self._rewrite(batch, samples.tolist(), schedule.numbers(samples))
+        return self._rewrite(batch, samples.tolist(), schedule.phase_numbers(samples))
 
     def next_sequences(self) -> list[int]:
         """The sequences of the next batch: it is drawn as `next` does, and not read.
@@ -150,28 +152,32 @@ class BatchLoader:
         Raises:
             DataError: The limits of the groups have ended the data.
         """
-        return self._draw()[1]
+        return self._draw_batch()[1]
 
     @property
-    def consumed(self) -> dict[str, int]:
+    def consumed_samples(self) -> dict[str, int]:
         """Return the samples of each group so far, by its name, with the samples of skipped batches."""
-        return self._order.consumed(self._num_samples)
+        return self._order.consumed_by_group(self._num_samples)
 
-    def state(self) -> dict[str, Any]:
+    def position_state(self) -> dict[str, Any]:
         """Samples drawn so far, and what identifies the order that they were drawn from."""
-        state: dict[str, Any] = {"num_samples": self._num_samples, **self._identity(), _WHOLE: self._corpus.digest}
+        state: dict[str, Any] = {
+            "num_samples": self._num_samples,
+            **self._order_identity(),
+            _WHOLE: self._corpus.digest,
+        }
         if self._is_mixed:
-            state["groups"] = self._order.history(self._num_samples)
+            state["groups"] = self._order.mixture_history(self._num_samples)
         return state
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_position(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
 
         Raises:
             CheckpointError: The state is malformed, from another seed, or from other sequences than this run would have
                 seen until there.
         """
-        identity, digest = self._identity(), self._corpus.digest
+        identity, digest = self._order_identity(), self._corpus.digest
         # states from before it was written have its first bits alone; groups are compared one by one
         if not self._is_mixed and state.get(_WHOLE, digest) != digest:
             raise CheckpointError(
@@ -194,7 +200,7 @@ class BatchLoader:
         if type(num_samples) is not int or num_samples < 0:
             raise CheckpointError(f"loader state: num_samples is {num_samples!r}, expected an integer from 0")
         if self._is_mixed:
-            _check_history(state["groups"], self._order.history(num_samples), num_samples)
+            _check_history(state["groups"], self._order.mixture_history(num_samples), num_samples)
         self._num_samples = num_samples
 
     @property
@@ -202,13 +208,13 @@ class BatchLoader:
         """Whether groups or curricula are behind the samples, which older states know nothing of."""
         return self._order.is_mixed
 
-    def _draw(self) -> tuple[NDArray[np.int64], list[int]]:
-        samples = self._drawn()
-        sequences = [int(self._own[index]) for index in self._order.sequences(samples).tolist()]
+    def _draw_batch(self) -> tuple[NDArray[np.int64], list[int]]:
+        samples = self._next_samples()
+        sequences = [int(self._share_sequences[index]) for index in self._order.sample_sequences(samples).tolist()]
         self._num_samples = int(samples[-1]) + 1
         return samples, sequences
 
-    def _drawn(self) -> NDArray[np.int64]:
+    def _next_samples(self) -> NDArray[np.int64]:
         """Return the numbers of the next batch's samples, without the skipped ones."""
         samples = self._num_samples + np.arange(self._batch_size, dtype=np.int64)
         for first, behind in self._skip:
@@ -216,7 +222,7 @@ class BatchLoader:
             samples[samples >= start] += max(0, stop - max(start, self._num_samples))
         return samples
 
-    def _identity(self) -> dict[str, int]:
+    def _order_identity(self) -> dict[str, int]:
         number, shares = self._share
         share_fields = {} if shares == 1 else {"share": number, "shares": shares}
         if self._is_mixed:
@@ -226,7 +232,7 @@ class BatchLoader:
         return {"seed": self._seed, "num_sequences": self._corpus.num_train_sequences, "corpus": corpus, **share_fields}
 
 
-def spanned(batch: Batch, spans: Sequence[int | None]) -> Batch:
+def limit_spans(batch: Batch, spans: Sequence[int | None]) -> Batch:
     """Return a batch in which attention spans no more tokens than each row's phase says."""
     if all(span is None for span in spans):
         return batch

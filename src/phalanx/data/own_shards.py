@@ -44,7 +44,7 @@ class ShardPlace:
     signer: Identity
 
     @classmethod
-    def of(cls, cache_dir: Path, key: str, prefix: str = "") -> Self:
+    def from_cache(cls, cache_dir: Path, key: str, prefix: str = "") -> Self:
         """Return the place of the corpus with a key, for the signing key of the user.
 
         Raises:
@@ -55,11 +55,11 @@ class ShardPlace:
         return cls(cache_dir / f"{prefix}{name[:32]}", signer)
 
     @property
-    def fingerprint(self) -> str:
+    def signer_fingerprint(self) -> str:
         """Of the key that signs."""
         return fingerprint_of(self.signer)
 
-    def finish(
+    def sign_shards(
         self,
         writer: DatasetWriter,
         config: DataConfig,
@@ -80,13 +80,13 @@ class ShardPlace:
                 SourceFacts(name=source.kind, kind=source.kind, fingerprint=source.fingerprint) for source in sources
             ),
             tokenizer=tokenizer,
-            recipe=RecipeRecord.of(_recipe(config)),
+            recipe=RecipeRecord.from_content(_recipe_toml(config)),
             files=(TOKENIZER_FILE, *files),
         )
-        writer.finish(facts, self.signer)
+        writer.finish_dataset(facts, self.signer)
 
 
-def _recipe(config: DataConfig) -> str:
+def _recipe_toml(config: DataConfig) -> str:
     """Return as TOML the part of a run file's section that decided the tokens."""
     read = config.sources if config.conversations is None else (config.conversations,)
     sections = {"sources": [source.model_dump(mode="json", exclude_none=True) for source in read]}
@@ -110,11 +110,11 @@ def open_own_shards(home: Path, signer: str | None) -> Dataset:
         for split in SPLITS:
             tokens = shards.tokens(GROUP, split)
             for start in range(0, len(tokens), shards.manifest.shard_tokens):
-                tokens.read(start, min(len(tokens), start + shards.manifest.shard_tokens))
+                tokens.read_tokens(start, min(len(tokens), start + shards.manifest.shard_tokens))
         for name in shards.manifest.files:
             shards.check_beside(name)
     except DataError as exc:
-        raise DataError(f"{exc}; delete {home} to make the data again").about(
+        raise DataError(f"{exc}; delete {home} to make the data again").with_facts(
             code="PHX-I018", file=str(home), do="delete it"
         ) from exc
     return shards

@@ -22,7 +22,9 @@ def token_dtype(vocab_size: int) -> Literal["<u2", "<u4"]:
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
-def pack(spool: SplitSpool, encoder: Encoder, sequence_length: int, part: PartWriter, report: Progress) -> SplitRecord:
+def pack_split(
+    spool: SplitSpool, encoder: Encoder, sequence_length: int, part: PartWriter, report: Progress
+) -> SplitRecord:
     """Write the tokens of one split, the end-of-text token after each document.
 
     Args:
@@ -32,10 +34,10 @@ def pack(spool: SplitSpool, encoder: Encoder, sequence_length: int, part: PartWr
     """
     dtype = np.dtype(token_dtype(encoder.tokenizer.vocab_size))
     content, end_token = hashlib.sha256(), np.uint32(encoder.tokenizer.eos_id)
-    for batch in _batches(spool.kept()):
+    for batch in _batch_texts(spool.kept_documents()):
         for document, ids in zip(batch, encoder.encode_batch([document.text for document in batch]), strict=True):
             tokens = np.append(ids, end_token).astype(dtype)
-            part.add(tokens, entry_of(document))
+            part.add_document(tokens, document_entry(document))
             content.update(tokens.data)
         report("encode", part.documents)
     sequences, left_over = count_sequences(part.tokens, sequence_length)
@@ -49,12 +51,12 @@ def pack(spool: SplitSpool, encoder: Encoder, sequence_length: int, part: PartWr
     )
 
 
-def entry_of(document: KeptText) -> DocumentEntry:
+def document_entry(document: KeptText) -> DocumentEntry:
     """Return a dataset's entry of a kept document; its text is in NFC."""
     return DocumentEntry(hashlib.sha256(document.text.encode()).hexdigest(), document.source, document.name[:_NAME])
 
 
-def _batches(documents: Iterator[KeptText]) -> Iterator[list[KeptText]]:
+def _batch_texts(documents: Iterator[KeptText]) -> Iterator[list[KeptText]]:
     batch: list[KeptText] = []
     characters = 0
     for document in documents:

@@ -42,7 +42,7 @@ class DatasetConfig(StrictModel):
     weights: Weights = Field(default={})
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_groups(self) -> Self:
         if len(set(self.groups)) < len(self.groups):
             raise ValueError("groups: a name appears twice; list each once")
         check_weights(self.weights, "weights")
@@ -70,7 +70,7 @@ class UntilConfig(StrictModel):
     tokens: int | None = Field(default=None, ge=1, le=_MAX_SAMPLES)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_one_limit(self) -> Self:
         if len([limit for limit in (self.steps, self.samples, self.tokens) if limit is not None]) != 1:
             raise ValueError("until: set one of steps, samples and tokens")
         return self
@@ -114,7 +114,7 @@ class PhaseConfig(StrictModel):
     sequence_length: int | None = Field(default=None, ge=2)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_phase_weights(self) -> Self:
         check_weights(self.weights, "weights")
         return self
 

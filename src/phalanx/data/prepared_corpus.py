@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.data.corpus import Corpus, CorpusFacts, SequenceLayout, TokenGroup
 from phalanx.data.manifest import CorpusManifest, parse_manifest
 from phalanx.data.own_shards import GROUP, SPLITS, open_own_shards, own_starts
@@ -30,9 +30,9 @@ class PreparedCorpus(Corpus):
         self.manifest = manifest
         self.directory = found.directory
         tokenizer = manifest.tokenizer
-        content = digest(manifest)
+        content = digest_config(manifest)
         facts = CorpusFacts(content, tokenizer.vocab_size, tokenizer.eos_id, found.directory / TOKENIZER_FILE)
-        train, validation = (_split(found, name, tokenizer.eos_id) for name in SPLITS)
+        train, validation = (_prepared_split(found, name, tokenizer.eos_id) for name in SPLITS)
         super().__init__(facts, [TokenGroup("", content, train, validation)], layout)
 
 
@@ -51,7 +51,7 @@ def open_corpus(directory: Path, layout: SequenceLayout, signer: str | None = No
     return PreparedCorpus(shards, parse_manifest(manifest_path.read_bytes(), str(manifest_path)), layout)
 
 
-def _split(found: Dataset, name: str, eos_id: int) -> TokenSplit:
+def _prepared_split(found: Dataset, name: str, eos_id: int) -> TokenSplit:
     return TokenSplit(found.tokens(GROUP, name), eos_id, partial(own_starts, found, name), _no_field)
 
 

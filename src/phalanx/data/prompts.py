@@ -12,7 +12,7 @@ import torch
 
 from phalanx.config import canonical_json
 from phalanx.data.batch import IGNORE, Batch
-from phalanx.data.chat.conversation import Conversation, asked_in
+from phalanx.data.chat.conversation import Conversation, parse_prompt
 from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import OF_MODEL
 from phalanx.data.config import BpeConfig, DataConfig
@@ -45,15 +45,15 @@ class PromptRecord:
     text: str
     ids: tuple[int, ...]
     record: Mapping[str, Any]
-    asked: Conversation | None = None
+    conversation: Conversation | None = None
 
     @property
-    def for_rewards(self) -> dict[str, Any]:
+    def reward_record(self) -> dict[str, Any]:
         """The line as rewards are given it: its messages and tools in the form that a template sees."""
-        if self.asked is None:
+        if self.conversation is None:
             return dict(self.record)
-        messages = [message.for_template() for message in self.asked.messages]
-        tools = {"tools": list(self.asked.tools)} if self.asked.tools else {}
+        messages = [message.for_template() for message in self.conversation.messages]
+        tools = {"tools": list(self.conversation.tools)} if self.conversation.tools else {}
         return {**self.record, PROMPT: messages, **tools}
 
 
@@ -99,7 +99,7 @@ class PromptSet:
 
     def train_batch(self, indices: Sequence[int]) -> Batch:
         """Prompts by number as rows without a target, padded behind."""
-        return self._rows([self.train[index] for index in indices], indices)
+        return self._prompt_batch([self.train[index] for index in indices], indices)
 
     @property
     def num_validation_sequences(self) -> int:
@@ -108,9 +108,9 @@ class PromptSet:
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
         """Held-out prompts by number as rows without a target, padded behind."""
-        return self._rows([self.held_out[index] for index in indices], indices)
+        return self._prompt_batch([self.held_out[index] for index in indices], indices)
 
-    def _rows(self, prompts: Sequence[PromptRecord], indices: Sequence[int]) -> Batch:
+    def _prompt_batch(self, prompts: Sequence[PromptRecord], indices: Sequence[int]) -> Batch:
         ids = torch.full((len(prompts), max(len(prompt.ids) for prompt in prompts)), self.tokenizer.eos_id)
         for row, prompt in zip(ids, prompts, strict=True):
             row[: len(prompt.ids)] = torch.tensor(prompt.ids)
@@ -133,9 +133,9 @@ def prepare_prompts(
         DataError: A file or a line is missing or malformed, or a prompt leaves no room; names file and line.
         ConfigError: The tokenizer is the model's, and there is none.
     """
-    lines = [(*row, source.ignore) for source in data.prompts for row in _lines(source.path)]
+    lines = [(*row, source.ignore) for source in data.prompts for row in _read_prompt_lines(source.path)]
     if isinstance(data.tokenizer, BpeConfig):
-        texts = (_words(record) for _, record, _ in lines)
+        texts = (_record_text(record) for _, record, _ in lines)
         tokenizer = train_bpe(texts, data.tokenizer)
     else:
         tokenizer = load_tokenizer(data.tokenizer, model_tokenizer)
@@ -161,18 +161,18 @@ def prepare_prompts(
     held_out = [_is_held_out(prompt, seed, data.validation_share) for prompt in records]
     train = [prompt for prompt, is_held in zip(records, held_out, strict=True) if not is_held]
     if not train:
-        raise DataError(f"data.prompts: none of {len(records)} prompts is left for training; add prompts").about(
+        raise DataError(f"data.prompts: none of {len(records)} prompts is left for training; add prompts").with_facts(
             code="PHX-I012", do="add prompts"
         )
     validation = [prompt for prompt, is_kept in zip(records, held_out, strict=True) if is_kept]
     return PromptSet(tokenizer, path, train, validation[: data.max_validation_sequences], end_of_turn)
 
 
-def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def _read_prompt_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
         content = path.read_bytes()
     except OSError as exc:
-        raise DataError(f"{path}: cannot be read ({exc.strerror}); give a file of JSON lines").about(
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); give a file of JSON lines").with_facts(
             code="PHX-I011", file=str(path)
         ) from exc
     rows = []
@@ -189,7 +189,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return rows
 
 
-def _words(record: Mapping[str, Any]) -> str:
+def _record_text(record: Mapping[str, Any]) -> str:
     """All texts of a line, for a vocabulary."""
     messages = record[PROMPT] if isinstance(record[PROMPT], list) else []
     turns = [message.get("content") for message in messages if isinstance(message, dict)]
@@ -216,7 +216,7 @@ def encode_prompt(
     text = record[PROMPT]
     if isinstance(text, str) or chat is None:
         return PromptRecord(where, text, tuple(tokenizer.encode_prompt(text)), record)
-    asked = asked_in(record, ignore)
+    asked = parse_prompt(record, ignore)
     if asked.messages[-1].role == "assistant":
         raise DataError("its last message is the assistant's, but the model must answer; remove that message")
     ids = chat.encode_prompt(asked.messages, asked.tools)

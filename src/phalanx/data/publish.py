@@ -9,7 +9,7 @@ from pathlib import Path
 from phalanx.errors import DataError, writing_cure
 
 
-def publish(home: Path, fill: Callable[[Path], None]) -> None:
+def publish_directory(home: Path, fill: Callable[[Path], None]) -> None:
     """Make a directory: it is filled beside its place, made durable and then given its name.
 
     Args:
@@ -28,14 +28,14 @@ def publish(home: Path, fill: Callable[[Path], None]) -> None:
         raise DataError(f"{home.parent}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
     try:
         fill(directory)
-        _name(directory, home)
+        _sync_and_rename(directory, home)
     except OSError as exc:
         raise DataError(f"{directory}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _name(directory: Path, home: Path) -> None:
+def _sync_and_rename(directory: Path, home: Path) -> None:
     for path in (*directory.iterdir(), directory):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.data.sources.listing import list_files
 from phalanx.data.sources.source import SourceSettings
 from phalanx.data.sources.turns import turns_of
@@ -68,10 +68,10 @@ def layout_of_file(path: Path) -> RowLayout | None:
     kind = next((kind for kind, suffixes in _SUFFIXES.items() if name.endswith(suffixes)), None)
     try:
         if kind == "jsonl":
-            rows = (json.loads(row) for row in islice(lines_of(path), _FIRST_ROWS) if row.strip())
+            rows = (json.loads(row) for row in islice(iterate_lines(path), _FIRST_ROWS) if row.strip())
             return next((layout_of(row) for row in rows if isinstance(row, dict)), None)
         if kind == "csv":
-            header = next(lines_of(path)).decode("utf-8-sig")
+            header = next(iterate_lines(path)).decode("utf-8-sig")
             return layout_of_columns(next(csv.reader([header], delimiter="\t" if ".tsv" in name else ",")))
         if kind == "parquet":
             return layout_of_columns(importlib.import_module("pyarrow.parquet").read_schema(path).names)
@@ -80,7 +80,7 @@ def layout_of_file(path: Path) -> RowLayout | None:
     return None
 
 
-def lines_of(file: Path) -> Iterator[bytes]:
+def iterate_lines(file: Path) -> Iterator[bytes]:
     """Give the lines of a file, unpacked where it ends in .gz or .zst; a line beyond 16 MiB ends them.
 
     Raises:
@@ -117,7 +117,7 @@ def chats_read_as_text(sources: Sequence[SourceSettings], key: str) -> list[str]
             continue
         what, section, way = _CURES["chat" if layout == "chat" else "preferences"]
         warnings.append(
-            f"WARNING: {key}.{number}: {printable(str(path))} holds {what} and is read as text: every token is "
+            f"WARNING: {key}.{number}: {printable_text(str(path))} holds {what} and is read as text: every token is "
             f"learned, also those of users, without a chat template. To learn only the answers, use data.{section} "
             f"instead of data.sources; `phalanx init --kind {way}` writes such a run file"
         )

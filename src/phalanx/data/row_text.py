@@ -37,7 +37,7 @@ def row_pieces(batch: Batch, corpus: Corpus, *, in_place: bool = False) -> list[
         labels: list[int] = batch.labels[0].tolist()
         ids = [token if label == IGNORE else label for token, label in zip(ids, labels, strict=True)]
     backend = tokenizers.Tokenizer.from_file(str(corpus.tokenizer_path))
-    kinds = list(_kinds(batch, in_place=in_place))
+    kinds = list(_token_roles(batch, in_place=in_place))
     pieces, position = [], 0
     for (document, learned), group in groupby(kinds):
         size = len(list(group))
@@ -58,7 +58,7 @@ def pieces_of(ids: Sequence[int], learned: Sequence[bool], backend: tokenizers.T
     return pieces
 
 
-def _kinds(batch: Batch, *, in_place: bool) -> Iterator[tuple[int, bool]]:
+def _token_roles(batch: Batch, *, in_place: bool) -> Iterator[tuple[int, bool]]:
     """The document of each token, and whether it is the label of the one before, or of its own place."""
     labels: list[int] = batch.labels[0].tolist()
     documents = batch.extras[DOCUMENTS][0].tolist() if DOCUMENTS in batch.extras else [0] * len(labels)

@@ -22,9 +22,9 @@ def local_dataset(dataset: DatasetConfig, cache_dir: Path) -> Path:
     if isinstance(dataset.path, Path):
         return dataset.path
     stored = StoredDataset(dataset.path)
-    home = cache_dir / f"dataset-{stored.signed(dataset.signer).statement.dataset[:32]}"
+    home = cache_dir / f"dataset-{stored.read_signed(dataset.signer).statement.dataset[:32]}"
     if not home.exists():
-        stored.fetch(home, dataset.signer)
+        stored.download_dataset(home, dataset.signer)
     return home
 
 
@@ -44,7 +44,7 @@ def open_groups(
         ConfigError: A group is not in the dataset.
         DataError: The dataset is altered, signed with another key or encoded with another tokenizer.
     """
-    key = None if dataset.key_file is None else SealKey.read(dataset.key_file)
+    key = None if dataset.key_file is None else SealKey.from_file(dataset.key_file)
     dataset_view = open_dataset(path, dataset.signer, key)
     _check_tokenizer(path / TOKENIZER_FILE, dataset_view, tokenizer)
     trained = tuple(name for name, splits in dataset_view.groups.items() if TRAIN in splits)
@@ -71,7 +71,7 @@ def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -
         raise DataError(
             f"{path}: has SHA-256 {has}, but the signed manifest has {expects}: altered; restore it from a copy "
             "of the dataset"
-        ).about(code="PHX-I027", file=str(path))
+        ).with_facts(code="PHX-I027", file=str(path))
     tokenizer = open_tokenizer(path, record.eos_id)
     if wanted is not None and vocabulary_digest(tokenizer) != vocabulary_digest(wanted):
         raise DataError(
@@ -79,4 +79,4 @@ def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -
             f"{wanted.vocab_size} tokens and end of text {wanted.eos_id}, but the dataset has "
             f"{tokenizer.vocab_size} and {tokenizer.eos_id}; build the dataset with this tokenizer, or remove "
             "data.tokenizer"
-        ).about(code="PHX-I018", file=str(path), key="data.tokenizer")
+        ).with_facts(code="PHX-I018", file=str(path), key="data.tokenizer")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.data.manifest import SourceCounts
 from phalanx.data.normal_form import to_nfc
 from phalanx.data.sources import Document, Source
@@ -42,7 +42,7 @@ class SplitSpool:
     documents: int = 0
     size_bytes: int = 0
 
-    def append(self, stream: BinaryIO, content: bytes, source: int, name: str) -> None:
+    def append_text(self, stream: BinaryIO, content: bytes, source: int, name: str) -> None:
         """Add one document and count it."""
         # a file's name can hold bytes that are no text
         named = name.encode(errors="replace")
@@ -50,7 +50,7 @@ class SplitSpool:
         self.documents += 1
         self.size_bytes += len(content)
 
-    def kept(self) -> Iterator[KeptText]:
+    def kept_documents(self) -> Iterator[KeptText]:
         """Every document, in the order in which it was kept."""
         with self.path.open("rb") as stream:
             while prefix := stream.read(_PREFIX.size):
@@ -58,9 +58,9 @@ class SplitSpool:
                 name = stream.read(name_bytes).decode()
                 yield KeptText(stream.read(size).decode(), source, name)
 
-    def texts(self) -> Iterator[str]:
+    def kept_texts(self) -> Iterator[str]:
         """The text of every document, in the order in which it was kept."""
-        return (document.text for document in self.kept())
+        return (document.text for document in self.kept_documents())
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Intake:
     validation_share: float
     max_documents: int | None
 
-    def spool(self, sources: Iterable[tuple[str, Source]], directory: Path, report: Progress) -> Spool:
+    def spool_sources(self, sources: Iterable[tuple[str, Source]], directory: Path, report: Progress) -> Spool:
         """Read every source once and write the kept documents to two files.
 
         Equal texts (after Unicode NFC, unified line ends, and stripping) are kept once, over all sources
@@ -101,24 +101,24 @@ class Intake:
             for number, (kind, source) in enumerate(sources):
                 counts = _Counts()
                 if passed_over := getattr(source, "passed_over", ()):
-                    report(f"skipped ({_named(passed_over)})", len(passed_over))
-                for document in self._wanted(source, seen):
-                    content = cleaned(document)
+                    report(f"skipped ({_name_files(passed_over)})", len(passed_over))
+                for document in self._limited_documents(source, seen):
+                    content = clean_text(document)
                     digest = hashlib.sha256(content).digest()
-                    if not counts.admit(content, is_new=digest not in seen):
+                    if not counts.admit_text(content, is_new=digest not in seen):
                         continue
                     seen.add(digest)
                     if self._is_held_out(digest):
-                        spool.validation.append(validation, content, number, document.name)
+                        spool.validation.append_text(validation, content, number, document.name)
                     else:
-                        spool.train.append(train, content, number, document.name)
+                        spool.train.append_text(train, content, number, document.name)
                     if len(seen) % _REPORT_EVERY == 0:
                         report("read", len(seen))
-                spool.sources.append(counts.freeze(kind, source.fingerprint()))
+                spool.sources.append(counts.to_source_counts(kind, source.fingerprint()))
         report("read", len(seen))
         return spool
 
-    def _wanted(self, source: Source, seen: set[bytes]) -> Iterator[Document]:
+    def _limited_documents(self, source: Source, seen: set[bytes]) -> Iterator[Document]:
         if self.max_documents is None:
             return source.documents()
         return itertools.takewhile(lambda _: len(seen) < (self.max_documents or 0), source.documents())
@@ -128,8 +128,8 @@ class Intake:
         return int.from_bytes(draw[:8], "big") < self.validation_share * 2**64
 
 
-def _named(files: Sequence[str]) -> str:
-    named = ", ".join(printable(name, _NAME_CHARACTERS) for name in files[:_NAMED_FILES])
+def _name_files(files: Sequence[str]) -> str:
+    named = ", ".join(printable_text(name, _NAME_CHARACTERS) for name in files[:_NAMED_FILES])
     return named if len(files) <= _NAMED_FILES else f"{named}, ..."
 
 
@@ -141,7 +141,7 @@ class _Counts:
     duplicate_documents: int = 0
     duplicate_bytes: int = 0
 
-    def admit(self, content: bytes, *, is_new: bool) -> bool:
+    def admit_text(self, content: bytes, *, is_new: bool) -> bool:
         self.documents += 1
         self.size_bytes += len(content)
         if not content:
@@ -151,11 +151,11 @@ class _Counts:
             self.duplicate_bytes += len(content)
         return bool(content) and is_new
 
-    def freeze(self, kind: str, fingerprint: str) -> SourceCounts:
+    def to_source_counts(self, kind: str, fingerprint: str) -> SourceCounts:
         return SourceCounts(kind=kind, fingerprint=fingerprint, **vars(self))
 
 
-def cleaned(document: Document) -> bytes:
+def clean_text(document: Document) -> bytes:
     """Return the text of a document as it is kept: unified line ends, NFC, nothing around it.
 
     Raises:

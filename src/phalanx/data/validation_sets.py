@@ -8,7 +8,7 @@ from phalanx.data.config import BpeConfig, DataConfig, FileTokenizerConfig
 from phalanx.data.corpus import Corpus
 from phalanx.data.loader import HeldOut
 from phalanx.data.phases import DatasetTokenizerConfig
-from phalanx.data.preparation import prepare
+from phalanx.data.preparation import prepare_corpus
 from phalanx.data.spool import Progress
 from phalanx.data.tokenizers.tokenizer import end_of_text
 from phalanx.errors import DataError
@@ -74,7 +74,7 @@ def prepare_validation_sets(
         )
         try:
             sets[section.name] = ValidationSet(
-                prepare(section_config, cache_dir, _SEED, tokenizer_path, progress), section.max_sequences
+                prepare_corpus(section_config, cache_dir, _SEED, tokenizer_path, progress), section.max_sequences
             )
         except DataError as exc:
             raise DataError(f'data.validation "{section.name}": {exc}') from exc

@@ -20,7 +20,9 @@ def check_build(device: str, where: str) -> None:
     except importlib.metadata.PackageNotFoundError:
         return
     if device.startswith("cuda") and version.endswith("+cpu"):
-        raise _refusal(device, where, f"torch {version} is built for CPUs alone", "install a build of torch with CUDA")
+        raise _device_error(
+            device, where, f"torch {version} is built for CPUs alone", "install a build of torch with CUDA"
+        )
 
 
 def check_device(device: str, where: str) -> None:
@@ -41,13 +43,15 @@ def check_device(device: str, where: str) -> None:
     device_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     number = int(device.partition(":")[2] or 0)
     if not device_count:
-        raise _refusal(device, where, f"torch {torch.__version__} finds no CUDA device here", "run where there is one")
+        raise _device_error(
+            device, where, f"torch {torch.__version__} finds no CUDA device here", "run where there is one"
+        )
     if number >= device_count:
         last = f"cuda:0 to cuda:{device_count - 1}" if device_count > 1 else "cuda:0"
-        raise _refusal(device, where, f"torch finds {device_count} here, {last}", "take one of these")
+        raise _device_error(device, where, f"torch finds {device_count} here, {last}", "take one of these")
 
 
-def _refusal(device: str, where: str, found: str, instead: str) -> ConfigError:
-    return ConfigError(f'{where} = "{device}": {found}; set {where} = "cpu", or {instead}').about(
+def _device_error(device: str, where: str, found: str, instead: str) -> ConfigError:
+    return ConfigError(f'{where} = "{device}": {found}; set {where} = "cpu", or {instead}').with_facts(
         code="PHX-C009", key=where, found=device, expected="cpu", do=instead
     )

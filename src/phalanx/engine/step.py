@@ -57,7 +57,7 @@ class StepInputs:
         """The named rows of a microbatch."""
         return self.extras[microbatch] if self.extras else NO_EXTRAS
 
-    def digest(self) -> str:
+    def batch_digest(self) -> str:
         """Digest of tokens, labels and extra rows: the same batch in the same order has the same one.
 
         Returns:
@@ -126,7 +126,7 @@ class StepResult:
 class Engine(Protocol):
     """The interface between the loop and an engine."""
 
-    def step(self, step: int, inputs: StepInputs) -> StepResult:
+    def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
         """Run one optimizer step to its end: verified and applied, or an error.
 
         Raises:

@@ -87,10 +87,12 @@ class _SignedHeader(StrictModel):
 
 def sign_update(header: UpdateHeader, identity: Identity) -> bytes:
     """Return the bytes of a signed header."""
-    return canonical_json({"body": header.model_dump(mode="json"), "signature": identity.sign(_to_sign(header)).hex()})
+    return canonical_json(
+        {"body": header.model_dump(mode="json"), "signature": identity.sign_data(_signed_bytes(header)).hex()}
+    )
 
 
-def _to_sign(header: UpdateHeader) -> bytes:
+def _signed_bytes(header: UpdateHeader) -> bytes:
     return in_domain(_DOMAIN, canonical_json(header.model_dump(mode="json")))
 
 
@@ -155,7 +157,7 @@ class UpdateAdmission:
         self._roster = dict(roster)
         self._excluded: dict[str, str] = {}
         self._first_rounds: dict[str, int] = {}
-        self._entered: set[tuple[int, str, str]] = set()
+        self._admitted: set[tuple[int, str, str]] = set()
 
     def exclude_site(self, site: str, reason: str) -> None:
         """Let a site in no more."""
@@ -171,7 +173,7 @@ class UpdateAdmission:
             self._enter_update(self._read_header(header))
 
     @property
-    def excluded(self) -> dict[str, str]:
+    def excluded_sites(self) -> dict[str, str]:
         """The sites that are let in no more, with the reasons."""
         return dict(self._excluded)
 
@@ -204,7 +206,7 @@ class UpdateAdmission:
 
     def _enter_update(self, body: UpdateHeader) -> None:
         self._first_rounds[body.values] = min(body.round, self._first_rounds.get(body.values, body.round))
-        self._entered.add((body.round, body.model, body.site))
+        self._admitted.add((body.round, body.model, body.site))
 
     def _read_header(self, header: bytes) -> UpdateHeader:
         try:
@@ -219,7 +221,7 @@ class UpdateAdmission:
         if peer is None:
             raise UpdateRefusedError(UpdateRefusal.FOREIGN_SITE, f"{body.site}: not a site of this run")
         try:
-            peer.verify(bytes.fromhex(message.signature), _to_sign(body))
+            peer.verify_signature(bytes.fromhex(message.signature), _signed_bytes(body))
         except SignatureError as exc:
             raise UpdateRefusedError(UpdateRefusal.NOT_SIGNED, f"{body.site}: the signature does not match") from exc
         return body
@@ -236,7 +238,7 @@ class UpdateAdmission:
                 raise UpdateRefusedError(
                     reason, f"{body.site}: {field} is {str(value)[:16]}, expected {str(expected)[:16]}"
                 )
-        if (body.round, body.model, body.site) in self._entered:
+        if (body.round, body.model, body.site) in self._admitted:
             raise UpdateRefusedError(
                 UpdateRefusal.SECOND_UPDATE, f"{body.site}: already sent an update in round {body.round}"
             )

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import StrictModel
-from phalanx.federated.mixing import least_mixed
+from phalanx.federated.mixing import min_mixed
 from phalanx.transport import TransportConfig
 
 OWNER = "owner"
@@ -269,7 +269,7 @@ class FederatedConfig(StrictModel):
                 'number of sites of each sum, or set sums = "enclave"'
             )
         summed = self.bucket or self.num_asked
-        max_summed = least_left_of(summed) if self.sums == "masked" else summed
+        max_summed = min_sites_left(summed) if self.sums == "masked" else summed
         if not LEAST_SUMMED <= self.min_cohort <= max_summed:
             raise ValueError(
                 f"min_cohort = {self.min_cohort}: a sum needs at least {LEAST_SUMMED} sites to hide one, and at "
@@ -280,7 +280,7 @@ class FederatedConfig(StrictModel):
             self._check_mixed()
 
     def _check_mixed(self) -> None:
-        mixed = least_mixed(self.aggregator, self.byzantine, self.before, self.min_cohort)
+        mixed = min_mixed(self.aggregator, self.byzantine, self.before, self.min_cohort)
         if mixed < LEAST_SUMMED:
             raise ValueError(
                 f'aggregator = "{self.aggregator}" beside sums = "enclave": of {self.min_cohort} sites, of which '
@@ -320,7 +320,7 @@ class FederatedConfig(StrictModel):
             )
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize_federated(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out unset keys, so that an older run file keeps its digest."""
         unasked: dict[str, object] = {"pki": None, "privacy": None, "personal": (), "sums": "masked", "keepers": ()}
         left_out = {name for name, plain in unasked.items() if getattr(self, name) == plain}
@@ -341,6 +341,6 @@ class FederatedConfig(StrictModel):
         return max(1, round(self.fraction * len(self.sites)))
 
 
-def least_left_of(sites: int) -> int:
+def min_sites_left(sites: int) -> int:
     """Return with how many of so many sites a secure sum may end."""
     return 2 * sites // 3 + 1

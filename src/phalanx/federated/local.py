@@ -71,11 +71,11 @@ class SiteScores:
 class LocalTrainer(Protocol):
     """The interface of local training, with the model in memory from round to round."""
 
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+    def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each tensor that is trained."""
         ...
 
-    def train(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
+    def train_round(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
         """Train one round; the same arguments give the same update, but for private rows, which are drawn anew.
 
         Args:
@@ -88,7 +88,7 @@ class LocalTrainer(Protocol):
         """
         ...
 
-    def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
+    def measure_weights(self, weights: Mapping[str, Tensor]) -> SiteScores:
         """Measure weights on the site's own held-out rows."""
         ...
 
@@ -133,7 +133,7 @@ class PersonalWeights:
         self._directory, self._names = directory, frozenset(first)
         directory.mkdir(parents=True, exist_ok=True)
 
-    def before(self, number: int) -> Named | None:
+    def load_before(self, number: int) -> Named | None:
         """Return them as they were before a round; None where the site has trained no earlier one.
 
         Raises:
@@ -142,7 +142,7 @@ class PersonalWeights:
         earlier = [earlier_round for earlier_round in self._stored_rounds() if earlier_round < number]
         return self._read_round(earlier[-1]) if earlier else None
 
-    def latest(self) -> Named | None:
+    def load_latest(self) -> Named | None:
         """Return them as they are now; None before the first round.
 
         Raises:
@@ -151,7 +151,7 @@ class PersonalWeights:
         rounds = self._stored_rounds()
         return self._read_round(rounds[-1]) if rounds else None
 
-    def keep(self, number: int, weights: Named) -> None:
+    def save_round(self, number: int, weights: Named) -> None:
         """Keep them as a round has left them; later rounds that are done again go."""
         path = self._round_path(number)
         beside = path.with_suffix(".tmp")

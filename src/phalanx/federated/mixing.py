@@ -25,7 +25,7 @@ MIXED_BY_RULE: dict[str, Callable[[int, int], int]] = {
 """By the name of a rule: takes how many sites there are and how many may lie, returns how many are mixed."""
 
 
-def least_mixed(rule: str, byzantine: int, before: Sequence[str], sites: int) -> int:
+def min_mixed(rule: str, byzantine: int, before: Sequence[str], sites: int) -> int:
     """Return how many sites every number of an aggregate is made of at the least.
 
     Args:

@@ -15,7 +15,7 @@ from phalanx.federated.local import SpentRows
 from phalanx.federated.site_trainer import SiteData, SiteSchedule, StepGradient, WholeModel
 from phalanx.parallel.privacy.row_gradients import RowGradients
 from phalanx.security.audit import AuditLog, KnownHead, read_head
-from phalanx.security.audit.line import walk
+from phalanx.security.audit.line import read_entries
 from phalanx.security.crypto import Identity
 from phalanx.security.privacy import (
     SEED_BYTES,
@@ -55,8 +55,8 @@ def open_site_ledger(directory: Path, identity: Identity) -> tuple[AuditLog, Pas
     log, past = AuditLog(path, identity, run, known=heads, kept_at=head_file), PastCharges()
     try:
         with path.open("rb") as file:
-            for entry in walk(file, path, identity.public, run):
-                past.take(entry.kind, entry.body)
+            for entry in read_entries(file, path, identity.public, run):
+                past.read_entry(entry.kind, entry.body)
     except OSError as exc:
         raise DiskError(f"{path}: cannot be read ({exc.strerror})") from exc
     return log, past
@@ -78,13 +78,13 @@ class SiteRows:
         self.settings, self.ledger = settings, ledger
         self._data, self._key = data, key
 
-    def drawn(self, number: int, steps: int, batch_size: int) -> Iterator[Batch | None]:
+    def draw_batches(self, number: int, steps: int, batch_size: int) -> Iterator[Batch | None]:
         """Charge the steps of a round, then yield the batch of each; None where no row was drawn.
 
         Raises:
             PrivacyBudgetError: The budget does not pay for all of them.
         """
-        charges = self.ledger.charge_all(steps)
+        charges = self.ledger.charge_batches(steps)
         if self.settings.sampling == "order":
             # a row that was there twice would move the sum by twice the clip
             yield from map(ignore_repeats, self._data.round_batches(number, steps, batch_size))
@@ -119,25 +119,25 @@ class PrivateSteps:
         self, model: WholeModel, rows: SiteRows, schedule: SiteSchedule, fresh: Callable[[int], bytes] = os.urandom
     ) -> None:
         self._model, self._rows, self._schedule, self._fresh = model, rows, schedule, fresh
-        self._gradients = RowGradients(model.module, rows.settings)
+        self._gradients = RowGradients(model.torch_module, rows.settings)
         self._deviation = rows.ledger.step.noise_multiplier * rows.settings.clip_norm
 
     @property
-    def spent(self) -> SpentRows:
+    def spent_rows(self) -> SpentRows:
         """As `PrivateGradients` says."""
         ledger = self._rows.ledger
-        return SpentRows(ledger.epsilon_at_most, ledger.num_left // self._schedule.steps)
+        return SpentRows(ledger.epsilon_bound, ledger.num_left // self._schedule.steps)
 
-    def of_round(self, number: int) -> Iterator[StepGradient]:
+    def round_gradients(self, number: int) -> Iterator[StepGradient]:
         """As `PrivateGradients` says."""
         schedule = self._schedule
-        for batch in self._rows.drawn(number, schedule.steps, schedule.batch_size):
+        for batch in self._rows.draw_batches(number, schedule.steps, schedule.batch_size):
             torch.default_generator.manual_seed(int.from_bytes(self._fresh(7), "big"))
-            total = self._gradients.zeros()
+            total = self._gradients.zero_total()
             if batch is not None:
                 self._add_rows(batch, total)
             self._add_noise(total)
-            self._gradients.settle(total)
+            self._gradients.set_gradients(total)
             yield self._model.take_gradients(), 0.0, 0
 
     def _add_rows(self, batch: Batch, total: list[Tensor]) -> None:
@@ -148,7 +148,7 @@ class PrivateSteps:
 
         for part in (labels != IGNORE).any(1).nonzero().flatten().chunk(self._schedule.microbatches):
             if len(part):
-                self._gradients.add(losses, part, total)
+                self._gradients.add_rows(losses, part, total)
 
     def _add_noise(self, total: list[Tensor]) -> None:
         stream = SecureStream(self._fresh(SEED_BYTES))

@@ -44,7 +44,7 @@ class SealedPlace:
     number: int = 0
 
 
-def seal(place: SealedPlace, public: bytes, data: bytes) -> bytes:
+def seal_bytes(place: SealedPlace, public: bytes, data: bytes) -> bytes:
     """Return bytes that the holder of one key alone can open, for one place.
 
     Raises:
@@ -55,7 +55,7 @@ def seal(place: SealedPlace, public: bytes, data: bytes) -> bytes:
     return ephemeral + _open_cipher(ephemeral_key, public, (ephemeral, public), place).encrypt(_NONCE, data, None)
 
 
-def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
+def unseal_bytes(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
     """Open sealed bytes.
 
     Raises:

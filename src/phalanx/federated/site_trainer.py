@@ -30,11 +30,11 @@ class PrivateGradients(Protocol):
     """Makes gradients that tell little of any one row."""
 
     @property
-    def spent(self) -> SpentRows:
+    def spent_rows(self) -> SpentRows:
         """Spent part of the site's budget."""
         ...
 
-    def of_round(self, number: int) -> Iterator[StepGradient]:
+    def round_gradients(self, number: int) -> Iterator[StepGradient]:
         """Yield the gradients of a round's steps, each of the weights as they are when it is asked for.
 
         Raises:
@@ -71,7 +71,7 @@ class WholeModel:
             seed=seed,
         )
         head = self._task.put_head(self._stage)
-        parameters: dict[str, nn.Parameter] = {**self._stage.trainable(), **head}
+        parameters: dict[str, nn.Parameter] = {**self._stage.trainable_parameters(), **head}
         for name, parameter in parameters.items():
             parameter.requires_grad_(not (frozen_a and name.endswith(_A)))
         self.trained = {name: parameter for name, parameter in sorted(parameters.items()) if parameter.requires_grad}
@@ -79,7 +79,7 @@ class WholeModel:
         self.personal: dict[str, nn.Parameter] = {}
         self._stage.train()
 
-    def keep_back(self, patterns: Sequence[str]) -> None:
+    def make_personal(self, patterns: Sequence[str]) -> None:
         """Make weights personal: a site trains them and sends them to no other party, and the owner leaves them alone.
 
         Raises:
@@ -90,16 +90,16 @@ class WholeModel:
         self.trained = {name: parameter for name, parameter in self.trained.items() if name not in names}
         self._frozen |= self.personal
 
-    def weights(self) -> Named:
+    def copy_weights(self) -> Named:
         """Return copies of the present trained parameters."""
         return {name: parameter.detach().clone() for name, parameter in self.trained.items()}
 
-    def frozen(self) -> Named:
+    def copy_frozen(self) -> Named:
         """Return parameters that are not exchanged and yet saved: frozen factors, and personal weights at first."""
         return {name: parameter.detach().clone() for name, parameter in self._frozen.items()}
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load weights, of exactly the exchanged parameters."""
         for name, parameter in self.trained.items():
             parameter.copy_(weights[name])
@@ -111,12 +111,12 @@ class WholeModel:
             parameter.copy_(weights[name])
 
     @property
-    def module(self) -> nn.Module:
+    def torch_module(self) -> nn.Module:
         """The model; called with ids it gives logits."""
         return self._stage
 
     @property
-    def learned(self) -> dict[str, nn.Parameter]:
+    def learned_parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters, exchanged or personal."""
         return {**self.trained, **self.personal}
 
@@ -133,22 +133,22 @@ class WholeModel:
         """Hand out the gradients that there are, zeros where there are none, and leave none."""
         gradients = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for name, parameter in self.learned.items()
+            for name, parameter in self.learned_parameters.items()
         }
-        for parameter in self.learned.values():
+        for parameter in self.learned_parameters.values():
             parameter.grad = None
         return gradients
 
-    def gradient(self, batch: Batch, num_microbatches: int) -> StepGradient:
+    def compute_gradient(self, batch: Batch, num_microbatches: int) -> StepGradient:
         """Return the mean gradient over a batch's targets, the summed loss, and the targets.
 
         Raises:
             FailedBatchError: There is no target, or the loss is not finite.
         """
         total, targets = 0.0, 0
-        for part in batch.microbatches(num_microbatches):
+        for part in batch.split_microbatches(num_microbatches):
             ids = with_marks(part.input_ids, part.extras)
-            loss, count = self._task.loss(self._stage, ids, part.labels, without_attention(part.extras))
+            loss, count = self._task.compute_loss(self._stage, ids, part.labels, without_attention(part.extras))
             # torch has no annotation for it
             loss.backward()  # type: ignore[no-untyped-call]
             total, targets = total + float(loss.detach()), targets + count
@@ -160,12 +160,12 @@ class WholeModel:
         return gradients, total, targets
 
     @torch.no_grad()
-    def measure(self, batches: Iterable[Batch]) -> SiteScores:
+    def measure_batches(self, batches: Iterable[Batch]) -> SiteScores:
         """Measure the model as it is on held-out rows."""
         loss, targets, predicted, true = 0.0, 0, list[int](), list[int]()
         self._stage.eval()
         for batch in batches:
-            result = self._task.measure(self._stage, with_marks(batch.input_ids, batch.extras), batch.labels)
+            result = self._task.measure_rows(self._stage, with_marks(batch.input_ids, batch.extras), batch.labels)
             loss, targets = loss + result.loss, targets + result.targets
             predicted += result.answers
             if self._num_classes:
@@ -201,9 +201,9 @@ class SiteData:
 
     def round_batches(self, number: int, steps: int, batch_size: int) -> Iterator[Batch]:
         """Yield the batches of a round, which follow from its number alone: a site may miss any others."""
-        self.loader.load_state({**self.loader.state(), "num_samples": (number - 1) * steps * batch_size})
+        self.loader.load_position({**self.loader.position_state(), "num_samples": (number - 1) * steps * batch_size})
         for _ in range(steps):
-            yield self.loader.next()
+            yield self.loader.next_batch()
 
 
 @dataclass(frozen=True)
@@ -247,41 +247,43 @@ class SiteTrainer:
         self._first = {name: parameter.detach().clone() for name, parameter in model.personal.items()}
         self._kept = PersonalWeights(directory / "personal", self._first) if directory and model.personal else None
 
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+    def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """As `LocalTrainer` says."""
         return shapes_of(self._model.trained)
 
-    def train(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
+    def train_round(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
         """As `LocalTrainer` says."""
         model, schedule = self._model, self._schedule
-        model.load(start)
+        model.load_weights(start)
         if self._kept is not None:
-            model.load_personal(self._kept.before(number) or self._first)
-        update = _LocalOptimizer(model.learned, frozenset(start), schedule.optimizer)
+            model.load_personal(self._kept.load_before(number) or self._first)
+        update = _LocalOptimizer(model.learned_parameters, frozenset(start), schedule.optimizer)
         total, targets = 0.0, 0
         private = self._private
-        for gradients, loss, count in self._plain_steps(number) if private is None else private.of_round(number):
+        for gradients, loss, count in self._plain_steps(number) if private is None else private.round_gradients(number):
             total, targets = total + loss, targets + count
             update.step(gradients, rate, rule)
         if self._kept is not None:
-            self._kept.keep(number, {name: parameter.detach().clone() for name, parameter in model.personal.items()})
+            self._kept.save_round(
+                number, {name: parameter.detach().clone() for name, parameter in model.personal.items()}
+            )
         delta = {name: parameter.detach() - start[name] for name, parameter in model.trained.items()}
         if private is not None:
-            return LocalUpdate(delta, self._data.num_sequences, None, 0, schedule.steps, private.spent)
+            return LocalUpdate(delta, self._data.num_sequences, None, 0, schedule.steps, private.spent_rows)
         return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
 
     def _plain_steps(self, number: int) -> Iterator[StepGradient]:
         schedule = self._schedule
         for step, batch in enumerate(self._data.round_batches(number, schedule.steps, schedule.batch_size)):
             torch.default_generator.manual_seed(self._dropout_seed(number, step))
-            yield self._model.gradient(batch, schedule.microbatches)
+            yield self._model.compute_gradient(batch, schedule.microbatches)
 
-    def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
+    def measure_weights(self, weights: Mapping[str, Tensor]) -> SiteScores:
         """As `LocalTrainer` says."""
-        self._model.load(weights)
+        self._model.load_weights(weights)
         if self._kept is not None:
-            self._model.load_personal(self._kept.latest() or self._first)
-        return self._model.measure(self._data.held_out())
+            self._model.load_personal(self._kept.load_latest() or self._first)
+        return self._model.measure_batches(self._data.held_out())
 
     def _dropout_seed(self, number: int, step: int) -> int:
         text = f"phalanx federated {self._schedule.seed} {self._data.name} {number} {step}"

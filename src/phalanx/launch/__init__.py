@@ -4,10 +4,10 @@ from phalanx.launch.by_engine import launch_domain as launch_domain
 from phalanx.launch.domain import (
     DomainLaunch as DomainLaunch,
     as_domain as as_domain,
-    goes_on as goes_on,
-    is_kept_here as is_kept_here,
+    resumes_run as resumes_run,
+    is_supervised_here as is_supervised_here,
 )
-from phalanx.launch.domain_local import keep_domain as keep_domain
+from phalanx.launch.domain_local import supervise_domain as supervise_domain
 from phalanx.launch.machine_check import check_machine as check_machine
 from phalanx.launch.on_ray import describe_ray as describe_ray, run_on_ray as run_on_ray
 from phalanx.launch.rank import is_rank as is_rank, run_rank as run_rank

@@ -20,7 +20,7 @@ def launch_domain(launch: DomainLaunch, engine: str, nodes: Nodes, address: str 
     Raises:
         ConfigError: Nothing was started, and why.
     """
-    launch.check()
+    launch.check_launch()
     check_nodes(launch, nodes)
     on_torchrun = engine == "torchrun"
     if dry_run:

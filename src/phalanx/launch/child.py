@@ -23,11 +23,11 @@ class Child:
         self._process: PythonProcess | None = None
 
     @property
-    def pid(self) -> int | None:
+    def process_id(self) -> int | None:
         """Its process id, once it was started."""
         return None if self._process is None else self._process.pid
 
-    def start(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
+    def start_command(self, arguments: tuple[str, ...], environment: Mapping[str, str]) -> None:
         """Start ``phalanx`` with these arguments; whatever ran before is killed."""
         self.kill()
         self._process = PythonProcess(("phalanx", *arguments), environment)
@@ -41,10 +41,10 @@ class Child:
         if self._process is not None:
             self._process.ask_to_end()
 
-    def end(self) -> None:
+    def end_process(self) -> None:
         """Give it a moment to end by itself, then kill it."""
         if self._process is not None:
-            self._process.end()
+            self._process.end_or_kill()
 
     def kill(self) -> None:
         """End it at once."""
@@ -56,17 +56,17 @@ class TerminationNotice:
     """A notice that this process was told to end."""
 
     def __init__(self) -> None:
-        self.given = 0
+        self.notice_count = 0
         self._old = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def __enter__(self) -> "TerminationNotice":
         for number in self._old:
-            signal.signal(number, self._take)
+            signal.signal(number, self._note_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
 
-    def _take(self, signum: int, frame: FrameType | None) -> None:
-        self.given += 1
+    def _note_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.notice_count += 1

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from phalanx.data.build.local import answer, default_workers, error_from_json, error_to_json
+from phalanx.data.build.local import answer_task, default_workers, error_from_json, error_to_json
 from phalanx.data.build.work import BuildWorker, Task
 from phalanx.errors import DataError, PhalanxError
-from phalanx.launch.on_ray import connected
+from phalanx.launch.on_ray import connect_ray
 
 _AHEAD = 4
 
@@ -21,25 +21,24 @@ class RayTasks:
     """Performs tasks on a cluster; its machines share the current directory, the sources and the dataset's directory.
 
     Args:
-        worker: Performs the tasks.
         workers: Tasks at a time; None: as many as the cluster has cores for.
         address: Address of a running cluster; None starts one on this machine.
     """
 
     def __init__(self, worker: BuildWorker, workers: int | None = None, address: str | None = None) -> None:
-        self._job = json.dumps({**worker.job(), "directory": str(Path.cwd())})
+        self._job = json.dumps({**worker.to_job(), "directory": str(Path.cwd())})
         self._workers, self._address = workers, address
         self._stack = ExitStack()
         self._ray: Any = None
 
     def __enter__(self) -> Self:
-        self._ray = self._stack.enter_context(connected(self._address, self._workers or default_workers()))
+        self._ray = self._stack.enter_context(connect_ray(self._address, self._workers or default_workers()))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
+    def perform_tasks(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
         """Yield the result of each task, in the order of the tasks.
 
         Raises:
@@ -56,9 +55,9 @@ class RayTasks:
                 waiting.append(perform.remote(self._job, json.dumps(task)))
             if not waiting:
                 return
-            yield self._result(ray, waiting.popleft())
+            yield self._task_result(ray, waiting.popleft())
 
-    def _result(self, ray: Any, waiting: Any) -> dict[str, Any]:
+    def _task_result(self, ray: Any, waiting: Any) -> dict[str, Any]:
         try:
             result: dict[str, Any] = json.loads(ray.get(waiting))
         except ray.exceptions.RayError as exc:
@@ -78,7 +77,7 @@ def perform_task(job: str, task: str) -> str:
         if worker is None:
             # paths of a recipe are taken from where the build was started
             os.chdir(request["directory"])
-            worker = _WORKERS[job] = BuildWorker.of(request)
+            worker = _WORKERS[job] = BuildWorker.from_job(request)
     except OSError as exc:
         lost = DataError(
             f"{request['directory']}: some machine of the cluster cannot reach it ({exc.strerror}); share it"
@@ -86,7 +85,7 @@ def perform_task(job: str, task: str) -> str:
         return json.dumps({"error": error_to_json(lost)})
     except PhalanxError as exc:
         return json.dumps({"error": error_to_json(exc)})
-    return json.dumps(answer(worker, json.loads(task)))
+    return json.dumps(answer_task(worker, json.loads(task)))
 
 
 _WORKERS: dict[str, BuildWorker] = {}

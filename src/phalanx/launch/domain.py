@@ -10,7 +10,7 @@ from phalanx.checkpoint import list_checkpoints
 from phalanx.child import PARENT
 from phalanx.errors import ConfigError
 from phalanx.launch.request import Launch
-from phalanx.parallel import ParallelConfig, worlds
+from phalanx.parallel import ParallelConfig, list_world_sizes
 from phalanx.train import DomainRun, RunConfig, default_directory, holds_run, load_run
 
 GO_ON = "PHALANX_GO_ON"
@@ -39,7 +39,7 @@ class DomainLaunch:
     ranks: int | None = None
 
     @cached_property
-    def run(self) -> RunConfig:
+    def run_config(self) -> RunConfig:
         """The run.
 
         Raises:
@@ -48,52 +48,52 @@ class DomainLaunch:
         return load_run(self.run_file, self.overrides)
 
     @property
-    def config(self) -> ParallelConfig:
+    def parallel_config(self) -> ParallelConfig:
         """The section of the run file.
 
         Raises:
             ConfigError: It has none.
         """
-        if not isinstance(self.run, DomainRun):
+        if not isinstance(self.run_config, DomainRun):
             raise ConfigError(f"{self.run_file}: the section [parallel] is missing")
-        return self.run.parallel
+        return self.run_config.parallel
 
     @property
     def run_dir(self) -> Path:
         """Where rank 0 writes."""
-        return default_directory(self.run) if self.directory is None else self.directory
+        return default_directory(self.run_config) if self.directory is None else self.directory
 
     @property
-    def restarts(self) -> int:
+    def restart_limit(self) -> int:
         """How often all ranks may be started again."""
-        return self.config.restarts if self.max_restarts is None else self.max_restarts
+        return self.parallel_config.restarts if self.max_restarts is None else self.max_restarts
 
     @property
-    def world(self) -> int:
+    def rank_count(self) -> int:
         """How many ranks are started where nothing else decides."""
-        return self.config.world if self.ranks is None else self.ranks
+        return self.parallel_config.num_ranks if self.ranks is None else self.ranks
 
-    def sizes(self) -> list[int]:
+    def allowed_sizes(self) -> list[int]:
         """Numbers of ranks that the run file allows and that cut its batch into equal shares, most first."""
-        train = self.run.train
-        return worlds(self.config, train.batch_size, train.microbatches)
+        train = self.run_config.train
+        return list_world_sizes(self.parallel_config, train.batch_size, train.microbatches)
 
     def newest_checkpoint(self) -> int:
         """Step of the newest checkpoint; 0 when there is none."""
         return max(list_checkpoints(self.run_dir / "checkpoints"), default=0)
 
-    def check(self) -> None:
+    def check_launch(self) -> None:
         """Refuse before anything is started.
 
         Raises:
             ConfigError: The directory holds a run already, and `resume` is not set.
         """
         if not self.resume and holds_run(self.run_dir):
-            raise ConfigError(f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir").about(
-                code="PHX-C012", file=str(self.run_dir), do="add --resume, or choose another --run-dir"
-            )
+            raise ConfigError(
+                f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir"
+            ).with_facts(code="PHX-C012", file=str(self.run_dir), do="add --resume, or choose another --run-dir")
 
-    def arguments(self) -> tuple[str, ...]:
+    def train_arguments(self) -> tuple[str, ...]:
         """The command line of ``phalanx train`` for any of the ranks, after the verb."""
         overrides = (word for override in self.overrides for word in ("--set", override))
         return (str(self.run_file), *overrides, "--run-dir", str(self.run_dir))
@@ -115,18 +115,18 @@ def as_domain(launch: Launch) -> DomainLaunch | None:
     )
 
 
-def is_kept_here(run: RunConfig, environment: Mapping[str, str]) -> bool:
+def is_supervised_here(run: RunConfig, environment: Mapping[str, str]) -> bool:
     """Whether ``phalanx train`` supervises this run's rank 0: no engine started it, and it may be started again."""
     return isinstance(run, DomainRun) and run.parallel.restarts > 0 and not {_RANK, PARENT} & set(environment)
 
 
-def goes_on(run_dir: Path, environment: Mapping[str, str]) -> bool:
+def resumes_run(run_dir: Path, environment: Mapping[str, str]) -> bool:
     """Whether a rank that an engine has started goes on with the run in the directory, without being told to."""
     started_again = int(environment.get(_STARTED_AGAIN, "0")) > 0
     return _RANK in environment and (started_again or GO_ON in environment) and holds_run(run_dir)
 
 
-class Sizes:
+class StartSizes:
     """The number of ranks of the next start: as many as before, and fewer when that came to nothing twice.
 
     A rank that dies once may come back. One that dies again before anything was saved, as on a broken device, would do
@@ -143,7 +143,7 @@ class Sizes:
         self._newest: int | None = None
         self._fruitless = 0
 
-    def next(self, newest: int) -> int:
+    def next_size(self, newest: int) -> int:
         """Number of ranks of the next start; `newest` is the step of the newest checkpoint."""
         if self._newest is not None:
             self._fruitless = self._fruitless + 1 if newest == self._newest else 0

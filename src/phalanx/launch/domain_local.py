@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from phalanx.launch.child import Child, TerminationNotice, exit_code
-from phalanx.launch.domain import DomainLaunch, Sizes
+from phalanx.launch.domain import DomainLaunch, StartSizes
 from phalanx.launch.worker_slot import watch_owner
 from phalanx.parallel.groups.heartbeat import FileHeartbeat, SilenceClock
 from phalanx.train import holds_run
@@ -24,34 +24,34 @@ class LeadProcess(Child):
         self._launch = launch
         self._once = once
         self._has_begun = False
-        self._sizes = Sizes(launch.sizes(), launch.world)
+        self._sizes = StartSizes(launch.allowed_sizes(), launch.rank_count)
         self._heartbeat = FileHeartbeat(launch.run_dir / "ranks", _NOBODY, range(1))
-        self._patience = SilenceClock(launch.config.silence_s, time.monotonic())
+        self._patience = SilenceClock(launch.parallel_config.silence_s, time.monotonic())
 
     @property
-    def address(self) -> str | None:
+    def listen_address(self) -> str | None:
         """None: rank 0 listens for no workers."""
         return None
 
-    def begin(self) -> None:
+    def start_process(self) -> None:
         """Start it; heartbeats of an earlier one are forgotten first."""
-        self._heartbeat.forget()
+        self._heartbeat.remove_files()
         launch = self._launch
         goes_on = self._has_begun and holds_run(launch.run_dir)
         arguments = ("--resume",) if goes_on else self._once
         self._has_begun = True
-        ranks = ("--ranks", str(self._sizes.next(launch.newest_checkpoint())))
-        self.start(("train", *launch.arguments(), *arguments, *ranks), {})
+        ranks = ("--ranks", str(self._sizes.next_size(launch.newest_checkpoint())))
+        self.start_command(("train", *launch.train_arguments(), *arguments, *ranks), {})
 
     def look_for_signs(self) -> None:
         """Kill it when it hangs; `watch_owner` notices its end."""
         now = time.monotonic()
-        self._patience.hear(self._heartbeat.counts(), now)
-        if self._patience.overdue(now):
+        self._patience.note_counts(self._heartbeat.read_counts(), now)
+        if self._patience.overdue_ranks(now):
             self.kill()
 
 
-def keep_domain(launch: DomainLaunch, *, from_step: int | None = None, from_run: Path | None = None) -> int:
+def supervise_domain(launch: DomainLaunch, *, from_step: int | None = None, from_run: Path | None = None) -> int:
     """Run rank 0 until the run is over, however often it has to be started.
 
     Args:
@@ -66,7 +66,9 @@ def keep_domain(launch: DomainLaunch, *, from_step: int | None = None, from_run:
     lead = LeadProcess(launch, first)
     with TerminationNotice() as notice:
         try:
-            code = watch_owner(lead, notice, lambda _: lead.look_for_signs(), restarts=launch.restarts, name="rank 0")
+            code = watch_owner(
+                lead, notice, lambda _: lead.look_for_signs(), restarts=launch.restart_limit, name="rank 0"
+            )
         finally:
             lead.kill()
     return exit_code(code)

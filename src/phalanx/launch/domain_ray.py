@@ -14,10 +14,10 @@ import typer
 from phalanx.config import dump_toml
 from phalanx.errors import ConfigError
 from phalanx.launch.child import LOST, TerminationNotice, exit_code
-from phalanx.launch.domain import DomainLaunch, Sizes, rank_environment, threads_environment
-from phalanx.launch.on_ray import connected
+from phalanx.launch.domain import DomainLaunch, StartSizes, rank_environment, threads_environment
+from phalanx.launch.on_ray import connect_ray
 from phalanx.launch.owner import is_worth_another
-from phalanx.launch.rank_host import RankHost, environments
+from phalanx.launch.rank_host import RankHost, rank_environments
 from phalanx.launch.worker_slot import LOOK_EVERY_S, EndNotice
 
 _SOON_S = 15.0
@@ -31,7 +31,7 @@ _HERE = 0.001
 
 def rank_bundles(launch: DomainLaunch, world: int, here: str | None = None) -> list[dict[str, float]]:
     """What each rank asks of the machine that it is placed on; rank 0 asks for the one at the address `here`."""
-    train = launch.run.train
+    train = launch.run_config.train
     bundle = {"CPU": float(train.threads)}
     if train.device.startswith("cuda"):
         bundle["GPU"] = 1.0
@@ -42,8 +42,8 @@ def rank_bundles(launch: DomainLaunch, world: int, here: str | None = None) -> l
 def describe_domain_ray(launch: DomainLaunch, address: str | None) -> list[str]:
     """Lines that say what would be run."""
     place = f"the cluster at {address}" if address else "a new cluster on this machine"
-    lines = [f"ray: {place}; placement group PACK of {rank_bundles(launch, launch.world)}, rank 0 on this machine"]
-    return [*lines, f"each: phalanx train {shlex.join(launch.arguments())}"]
+    lines = [f"ray: {place}; placement group PACK of {rank_bundles(launch, launch.rank_count)}, rank 0 on this machine"]
+    return [*lines, f"each: phalanx train {shlex.join(launch.train_arguments())}"]
 
 
 def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
@@ -62,18 +62,23 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
         ConfigError: Ray is not installed, or cannot place the ranks.
     """
     is_own = address is None
-    policy = Sizes(launch.sizes(), launch.world if is_own else max(launch.sizes(), default=launch.world))
-    restarts = launch.restarts
-    with connected(address, launch.world * launch.run.train.threads) as ray, TerminationNotice() as notice:
+    policy = StartSizes(
+        launch.allowed_sizes(), launch.rank_count if is_own else max(launch.allowed_sizes(), default=launch.rank_count)
+    )
+    restarts = launch.restart_limit
+    with (
+        connect_ray(address, launch.rank_count * launch.run_config.train.threads) as ray,
+        TerminationNotice() as notice,
+    ):
         while True:
-            max_ranks = policy.next(launch.newest_checkpoint())
-            fewer = [] if is_own else [size for size in launch.sizes() if size < max_ranks]
+            max_ranks = policy.next_size(launch.newest_checkpoint())
+            fewer = [] if is_own else [size for size in launch.allowed_sizes() if size < max_ranks]
             with RayRanks(ray, launch, [max_ranks, *fewer]) as crew:
-                code = crew.watch(notice)
+                code = crew.watch_ranks(notice)
             if code is None:
                 typer.echo(f"launch: a machine joined; growing from {crew.world} ranks", err=True)
                 continue
-            if notice.given or restarts == 0 or not is_worth_another(code):
+            if notice.notice_count or restarts == 0 or not is_worth_another(code):
                 return exit_code(code)
             restarts -= 1
             typer.echo(f"launch: a rank ended with exit code {exit_code(code)}; all ranks restart", err=True)
@@ -103,7 +108,7 @@ class RayRanks:
 
     def __enter__(self) -> "RayRanks":
         try:
-            self._start()
+            self._start_ranks()
         except BaseException:
             self._stack.close()
             raise
@@ -112,7 +117,7 @@ class RayRanks:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def watch(self, notice: EndNotice) -> int | None:
+    def watch_ranks(self, notice: EndNotice) -> int | None:
         """Watch until the run has ended, a rank is lost, or there should be more ranks.
 
         Returns:
@@ -120,24 +125,24 @@ class RayRanks:
         """
         num_notices = 0
         while True:
-            self._look()
+            self._read_answers()
             failed = [code for code in self._codes.values() if code]
             if failed:
-                return self._why(failed)
+                return self._ending_code(failed)
             if len(self._codes) == self.world:
                 return 0
-            if notice.given > num_notices:
-                num_notices = notice.given
+            if notice.notice_count > num_notices:
+                num_notices = notice.notice_count
                 self._ask_to_end()
-            elif not notice.given and self._should_grow():
+            elif not notice.notice_count and self._should_grow():
                 return None
             time.sleep(LOOK_EVERY_S)
 
-    def _start(self) -> None:
+    def _start_ranks(self) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415 - an extra
 
         ray, launch = self._ray, self._launch
-        bundles, group = self._place()
+        bundles, group = self._place_ranks()
         for index, bundle in enumerate(bundles):
             options = {
                 "num_cpus": bundle["CPU"],
@@ -154,15 +159,15 @@ class RayRanks:
         except ray.exceptions.RayActorError:
             self._codes[0] = LOST
             return
-        text, (_, *arguments) = dump_toml(launch.run), launch.arguments()
+        text, (_, *arguments) = dump_toml(launch.run_config), launch.train_arguments()
         # overrides are in the text already
         arguments = arguments[arguments.index("--run-dir") :]
         arguments[1] = str(launch.run_dir.resolve())
-        shared = {**rank_environment(go_on=True), **threads_environment(launch.run)}
-        for actor, place in zip(self._actors, environments(machines, port), strict=True):
+        shared = {**rank_environment(go_on=True), **threads_environment(launch.run_config)}
+        for actor, place in zip(self._actors, rank_environments(machines, port), strict=True):
             actor.start.remote(text, arguments, {**shared, **place})
 
-    def _place(self) -> tuple[list[dict[str, float]], Any]:
+    def _place_ranks(self) -> tuple[list[dict[str, float]], Any]:
         from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415 - an extra
 
         here = str(self._ray.util.get_node_ip_address())
@@ -179,7 +184,7 @@ class RayRanks:
             f"them on {here}: it has {self._ray.available_resources()}; add machines, or lower parallel.min_dp"
         )
 
-    def _look(self) -> None:
+    def _read_answers(self) -> None:
         """Read the answers that have come, and ask the next question of the ranks that have answered."""
         for rank, actor in enumerate(self._actors):
             if rank in self._codes:
@@ -198,11 +203,11 @@ class RayRanks:
             if code is not None:
                 self._codes[rank] = code
 
-    def _why(self, failed: list[int]) -> int:
+    def _ending_code(self, failed: list[int]) -> int:
         """How the run ended: others end because the first one did, and may be heard of before it."""
         deadline = time.monotonic() + _LAST_WORDS_S
         while len(self._codes) < self.world and time.monotonic() < deadline:
-            self._look()
+            self._read_answers()
             time.sleep(LOOK_EVERY_S)
         codes = [code for code in self._codes.values() if code]
         return next((code for code in codes if not is_worth_another(code)), failed[0])
@@ -212,7 +217,7 @@ class RayRanks:
         self._actors[0].ask_to_end.remote()
         deadline = time.monotonic() + _SECONDS_TO_END
         while 0 not in self._codes and time.monotonic() < deadline:
-            self._look()
+            self._read_answers()
             time.sleep(LOOK_EVERY_S)
         self._codes.setdefault(0, LOST)
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import ConfigError
 from phalanx.launch.domain import DomainLaunch, rank_environment
 from phalanx.launch.torchrun import Nodes, start_torchrun
@@ -28,10 +28,10 @@ def ranks_per_machine(launch: DomainLaunch, nodes: Nodes) -> int:
         ConfigError: They cannot be shared out equally.
     """
     if nodes.is_one:
-        return launch.world
+        return launch.rank_count
     fewest, _, max_nodes = nodes.count.partition(":")
-    config = launch.config
-    ranks = config.most_dp * config.ranks_per_copy if max_nodes else config.world
+    config = launch.parallel_config
+    ranks = config.max_dp_copies * config.ranks_per_copy if max_nodes else config.num_ranks
     machines = int(max_nodes or fewest)
     if ranks % machines:
         raise ConfigError(
@@ -53,8 +53,8 @@ def check_nodes(launch: DomainLaunch, nodes: Nodes) -> None:
         raise ConfigError(f"--nnodes {nodes.count}: add --rdzv-endpoint HOST:PORT, the rendezvous of the machines")
     if not all(part.isdecimal() and int(part) for part in nodes.count.split(":")):
         raise ConfigError(f"--nnodes {nodes.count}: expected a number, or MIN:MAX")
-    host = _host(nodes)
-    check_private(resolve_host(host), f"--rdzv-endpoint {host}", unsafe=launch.config.unsafe_public_network)
+    host = _endpoint_host(nodes)
+    check_private(resolve_host(host), f"--rdzv-endpoint {host}", unsafe=launch.parallel_config.unsafe_public_network)
     ranks_per_machine(launch, nodes)
 
 
@@ -67,8 +67,8 @@ def domain_command(
         directory: A private one, for a launch on one machine; None shows where its name would stand.
     """
     arguments = ["--nnodes", nodes.count, "--nproc-per-node", str(ranks_per_machine(launch, nodes))]
-    arguments += ["--max-restarts", str(launch.restarts), "--rdzv-backend", "c10d"]
-    arguments += ["--rdzv-id", digest(launch.run)[:16]]
+    arguments += ["--max-restarts", str(launch.restart_limit), "--rdzv-backend", "c10d"]
+    arguments += ["--rdzv-id", digest_config(launch.run_config)[:16]]
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **rank_environment(go_on=True)}
     if nodes.is_one:
         home = Path(_SOMEWHERE) if directory is None else directory
@@ -78,8 +78,8 @@ def domain_command(
     else:
         arguments += ["--rdzv-endpoint", nodes.endpoint or "", "--rdzv-conf", f"last_call_timeout={_LAST_CALL_S}"]
         # what torchrun would find out for itself is the address of the machine's name, which may be a public one
-        arguments += ["--local-addr", own_address(_host(nodes))]
-    return [*arguments, "-m", "phalanx", "train", *launch.arguments()], environment
+        arguments += ["--local-addr", own_address(_endpoint_host(nodes))]
+    return [*arguments, "-m", "phalanx", "train", *launch.train_arguments()], environment
 
 
 def describe_domain_torchrun(launch: DomainLaunch, nodes: Nodes) -> list[str]:
@@ -87,7 +87,7 @@ def describe_domain_torchrun(launch: DomainLaunch, nodes: Nodes) -> list[str]:
     arguments, environment = domain_command(launch, nodes)
     settings = [f"{key}={shlex.quote(value)}" for key, value in environment.items()]
     command = shlex.join([sys.executable, "-m", "torch.distributed.run", *arguments])
-    return [f"{launch.config.layout}: {launch.world} ranks", " ".join([*settings, command])]
+    return [f"{launch.parallel_config.planned_layout}: {launch.rank_count} ranks", " ".join([*settings, command])]
 
 
 def run_domain_on_torchrun(launch: DomainLaunch, nodes: Nodes) -> int:
@@ -100,5 +100,5 @@ def run_domain_on_torchrun(launch: DomainLaunch, nodes: Nodes) -> int:
         return start_torchrun(*domain_command(launch, nodes, Path(directory)))
 
 
-def _host(nodes: Nodes) -> str:
+def _endpoint_host(nodes: Nodes) -> str:
     return (nodes.endpoint or "").rpartition(":")[0].strip("[]")

@@ -60,14 +60,13 @@ def check_machine(directory: Path, identities: Sequence[Path] = ()) -> list[Mach
     """Look at this machine as a place to train.
 
     Args:
-        directory: Directory for runs.
         identities: Directories with keys and certificates, as `phalanx pki` makes them.
     """
     findings = [finding for look in CHECKS.values() for finding in look(directory)]
-    return findings + [_identity(path) for path in identities]
+    return findings + [_check_identity(path) for path in identities]
 
 
-def _versions(_: Path) -> list[MachineFact]:
+def _check_versions(_: Path) -> list[MachineFact]:
     import torch  # noqa: PLC0415 - seconds to import, and wanted here alone
 
     version = ".".join(map(str, sys.version_info[:3]))
@@ -84,10 +83,10 @@ def _versions(_: Path) -> list[MachineFact]:
         platform.platform(),
         "" if sys.platform == "linux" else "tested on Linux; on Windows use WSL 2; macOS cannot fork workers",
     )
-    return [python, system, MachineFact("torch", "good", torch.__version__), *_devices()]
+    return [python, system, MachineFact("torch", "good", torch.__version__), *_check_devices()]
 
 
-def _devices() -> list[MachineFact]:
+def _check_devices() -> list[MachineFact]:
     import torch  # noqa: PLC0415 - as above
 
     if torch.cuda.is_available():
@@ -99,7 +98,7 @@ def _devices() -> list[MachineFact]:
     return [MachineFact("devices", "notice", "cpu", advice)]
 
 
-def _processors(_: Path) -> list[MachineFact]:
+def _check_processors(_: Path) -> list[MachineFact]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = os.getloadavg()[0]
     few = (
@@ -114,14 +113,14 @@ def _processors(_: Path) -> list[MachineFact]:
     ]
 
 
-def _memory(_: Path) -> list[MachineFact]:
+def _check_memory(_: Path) -> list[MachineFact]:
     available = psutil.virtual_memory().available / _GIB
     is_little = available < _LITTLE_MEMORY_GIB
     advice = "a process uses about 0.5 GiB before it loads weights; lower pipeline.stages" if is_little else ""
     return [MachineFact("memory", "notice" if is_little else "good", f"{available:.1f} GiB available", advice)]
 
 
-def _disk(directory: Path) -> list[MachineFact]:
+def _check_disk(directory: Path) -> list[MachineFact]:
     existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         why = "cannot be written" if existing.is_dir() else "is a file"
@@ -132,7 +131,7 @@ def _disk(directory: Path) -> list[MachineFact]:
     return [MachineFact("disk", "notice" if is_little else "good", f"{free:.1f} GiB free at {existing}", advice)]
 
 
-def _kernels(_: Path) -> list[MachineFact]:
+def _check_kernels(_: Path) -> list[MachineFact]:
     """Time one product in float32 and in bfloat16: on many processors the smaller type is the slower one."""
     import torch  # noqa: PLC0415 - as above
 
@@ -154,7 +153,7 @@ def _product_s(x: "torch.Tensor") -> float:
     return max(min(taken), time.get_clock_info("process_time").resolution)
 
 
-def _extras(_: Path) -> list[MachineFact]:
+def _check_extras(_: Path) -> list[MachineFact]:
     """Look which extras are complete; the list is the package's own."""
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
@@ -180,7 +179,7 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _network(_: Path) -> list[MachineFact]:
+def _check_network(_: Path) -> list[MachineFact]:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -190,7 +189,7 @@ def _network(_: Path) -> list[MachineFact]:
         return [MachineFact("network", "bad", f"loopback: {exc}", "stages talk over TCP: let this program open ports")]
 
 
-def _clock(_: Path) -> list[MachineFact]:
+def _check_clock(_: Path) -> list[MachineFact]:
     """Ask the kernel whether anything corrects its clock: certificates and tokens have dates."""
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     try:
@@ -223,7 +222,7 @@ def _trusted_hardware(_: Path) -> list[MachineFact]:
     return [MachineFact("attestation", "notice", f"no TPM, SEV-SNP or TDX device; {simulator}", advice)]
 
 
-def _identity(directory: Path) -> MachineFact:
+def _check_identity(directory: Path) -> MachineFact:
     from phalanx.security.crypto import (  # noqa: PLC0415 - wanted only with certificates
         certificate_facts,
         load_identity,
@@ -235,7 +234,7 @@ def _identity(directory: Path) -> MachineFact:
         identity = load_identity(directory)
         expires_at = certificate_facts(identity.certificate_pem, topic).not_after
     except PhalanxError as exc:
-        return MachineFact(topic, "bad", str(exc), f"phalanx explain {exc.facts['code']}")
+        return MachineFact(topic, "bad", str(exc), f"phalanx explain {exc.error_facts['code']}")
     description = f"{identity.name}: keys and certificate belong together, valid until {expires_at.isoformat()}"
     if expires_at - steady_now() > _SOON:
         return MachineFact(topic, "good", description)
@@ -244,14 +243,14 @@ def _identity(directory: Path) -> MachineFact:
 
 CHECKS: Mapping[str, Callable[[Path], list[MachineFact]]] = MappingProxyType(
     {
-        "versions": _versions,
-        "processors": _processors,
-        "memory": _memory,
-        "disk": _disk,
-        "kernels": _kernels,
-        "extras": _extras,
-        "network": _network,
-        "clock": _clock,
+        "versions": _check_versions,
+        "processors": _check_processors,
+        "memory": _check_memory,
+        "disk": _check_disk,
+        "kernels": _check_kernels,
+        "extras": _check_extras,
+        "network": _check_network,
+        "clock": _check_clock,
         "trusted hardware": _trusted_hardware,
     }
 )

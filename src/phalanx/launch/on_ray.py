@@ -56,23 +56,26 @@ class RemoteWorkerHost:
         return code
 
 
-def bundles(launch: Launch) -> list[dict[str, float]]:
+def worker_bundles(launch: Launch) -> list[dict[str, float]]:
     """What each worker asks of the machine that it is placed on."""
-    train = launch.run.train
+    train = launch.run_config.train
     bundle = {"CPU": float(train.threads)}
     if train.device.startswith("cuda"):
         bundle["GPU"] = 1.0
-    return [bundle for _ in launch.run.pipeline.remote_workers]
+    return [bundle for _ in launch.run_config.pipeline.remote_workers]
 
 
 def describe_ray(launch: Launch, address: str | None) -> list[str]:
     """Lines that say what would be run."""
     place = f"the cluster at {address}" if address else "a new cluster on this machine"
-    lines = [f"ray: {place}; placement group SPREAD of {bundles(launch)}"]
-    pipeline = launch.run.pipeline
-    lines += [f"actor: {name}: keys in {launch.keys / name}, wherever it is placed" for name in pipeline.remote_workers]
+    lines = [f"ray: {place}; placement group SPREAD of {worker_bundles(launch)}"]
+    pipeline = launch.run_config.pipeline
+    lines += [
+        f"actor: {name}: keys in {launch.keys_directory / name}, wherever it is placed"
+        for name in pipeline.remote_workers
+    ]
     lines += [f"replacements: {', '.join(pipeline.may_join) or 'none'}"]
-    return [*lines, f"here: phalanx train {shlex.join(OwnerProcess(launch).arguments())}"]
+    return [*lines, f"here: phalanx train {shlex.join(OwnerProcess(launch).owner_arguments())}"]
 
 
 def run_on_ray(launch: Launch, address: str | None) -> int:
@@ -89,10 +92,10 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
         ConfigError: Ray is not installed, cannot place the workers, or they could not hear each other.
     """
     if not launch.has_owner:
-        raise ConfigError(f"--engine ray: the owner runs here, but {launch.keys} lacks its keys")
-    with cluster(launch, address) as ray, ExitStack() as stack:
-        posts = [RemoteWorkerHost(ray, actor) for actor in _place(ray, launch, stack)]
-        pipeline, configure = launch.run.pipeline, _configure_in_actor(launch)
+        raise ConfigError(f"--engine ray: the owner runs here, but {launch.keys_directory} lacks its keys")
+    with open_cluster(launch, address) as ray, ExitStack() as stack:
+        posts = [RemoteWorkerHost(ray, actor) for actor in _place_workers(ray, launch, stack)]
+        pipeline, configure = launch.run_config.pipeline, _configure_in_actor(launch)
         substitutes = Substitutes(pipeline.may_join)
         keepers = [
             Supervisor(name, substitutes, host, configure)
@@ -103,10 +106,10 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
 
         def tend(address: str | None) -> None:
             for keeper in keepers:
-                keeper.tend(address)
+                keeper.check_worker(address)
 
         with TerminationNotice() as notice:
-            code = watch_owner(owner, notice, tend, restarts=launch.restarts, renew=substitutes.refill)
+            code = watch_owner(owner, notice, tend, restarts=launch.restart_limit, renew=substitutes.refill_names)
         return exit_code(code)
 
 
@@ -120,7 +123,7 @@ def _configure_in_actor(launch: Launch) -> Configure:
 
 
 @contextmanager
-def connected(address: str | None, processors: int) -> Iterator[Any]:
+def connect_ray(address: str | None, processors: int) -> Iterator[Any]:
     """Ray, connected to a running cluster, or to one of its own that ends with the block.
 
     Args:
@@ -151,27 +154,28 @@ def connected(address: str | None, processors: int) -> Iterator[Any]:
 
 
 @contextmanager
-def cluster(launch: Launch, address: str | None) -> Iterator[Any]:
+def open_cluster(launch: Launch, address: str | None) -> Iterator[Any]:
     """Open Ray for a run with stages in different hands.
 
     Raises:
         ConfigError: Ray is not installed, or the run's parties could not hear each other on this cluster.
     """
-    with connected(address, int(sum(bundle["CPU"] for bundle in bundles(launch)))) as ray:
+    with connect_ray(address, int(sum(bundle["CPU"] for bundle in worker_bundles(launch)))) as ray:
         machines = sum(1 for node in ray.nodes() if node["Alive"])
         if machines > 1 and launch.is_on_loopback:
             raise ConfigError(
                 f"the Ray cluster has {machines} machines, but pipeline.transport.bind = "
-                f'{launch.run.pipeline.transport.bind!r} is reachable from its own machine only; set it to "0.0.0.0"'
+                f"{launch.run_config.pipeline.transport.bind!r} is reachable from its own machine only; set it to "
+                '"0.0.0.0"'
             )
         yield ray
 
 
-def _place(ray: Any, launch: Launch, stack: ExitStack) -> list[Any]:
+def _place_workers(ray: Any, launch: Launch, stack: ExitStack) -> list[Any]:
     from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415 - an extra
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: PLC0415
 
-    asked = bundles(launch)
+    asked = worker_bundles(launch)
     group = placement_group(asked, strategy="SPREAD")
     stack.callback(remove_placement_group, group)
     if not group.wait(_PLACEMENT_TIMEOUT_S):

@@ -23,20 +23,20 @@ class OwnerProcess(Child):
         self._launch = launch
         self._machine = machine
 
-    def begin(self) -> None:
+    def start_process(self) -> None:
         """Start it; an address that an earlier one left behind is forgotten first."""
         self._address_file.unlink(missing_ok=True)
-        self.start(("train", *self.arguments()), {})
+        self.start_command(("train", *self.owner_arguments()), {})
 
-    def arguments(self) -> tuple[str, ...]:
+    def owner_arguments(self) -> tuple[str, ...]:
         """The command line of ``phalanx train``, after the verb."""
         launch = self._launch
-        overrides = (word for override in launch.settled for word in ("--set", override))
+        overrides = (word for override in launch.settled_overrides for word in ("--set", override))
         resume = ("--resume",) if holds_run(launch.run_dir) else ()
         return (str(launch.run_file), *overrides, "--run-dir", str(launch.run_dir), *resume)
 
     @property
-    def address(self) -> str | None:
+    def listen_address(self) -> str | None:
         """``host:port`` where it listens, once it does."""
         try:
             address = self._address_file.read_text(encoding="ascii").strip()

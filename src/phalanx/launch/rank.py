@@ -33,7 +33,7 @@ def run_rank(launch: Launch) -> int:
     Raises:
         ConfigError: torchrun started another number of processes here than there are parties.
     """
-    parts, started = launch.parts, int(os.environ["LOCAL_WORLD_SIZE"])
+    parts, started = launch.process_slots, int(os.environ["LOCAL_WORLD_SIZE"])
     if len(parts) != started:
         raise ConfigError(
             f"torchrun started {started} processes here, but {len(parts)} parties run here "
@@ -45,17 +45,17 @@ def run_rank(launch: Launch) -> int:
     rendezvous = open_rendezvous(launch.owner)
     with TerminationNotice() as notice:
         if part.name == OWNER:
-            return _keep_owner(OwnerProcess(launch), rendezvous, notice)
-        return _keep_worker(launch, part, rendezvous, notice)
+            return _supervise_owner(OwnerProcess(launch), rendezvous, notice)
+        return _supervise_worker(launch, part, rendezvous, notice)
 
 
-def _keep_owner(owner: OwnerProcess, rendezvous: Rendezvous, notice: TerminationNotice) -> int:
+def _supervise_owner(owner: OwnerProcess, rendezvous: Rendezvous, notice: TerminationNotice) -> int:
     published: str | None = None
 
     def publish(address: str | None) -> None:
         nonlocal published
         if address != published:
-            rendezvous.publish(address)
+            rendezvous.publish_address(address)
             published = address
 
     try:
@@ -65,28 +65,28 @@ def _keep_owner(owner: OwnerProcess, rendezvous: Rendezvous, notice: Termination
         if is_worth_another(code):
             return exit_code(code)
         # torchrun starts again whatever fails, also what will fail in the same way
-        return 0 if rendezvous.end(code) else code
+        return 0 if rendezvous.announce_end(code) else code
     finally:
         owner.kill()
         # workers that are told to end now have no owner to hand over to
-        rendezvous.publish(None)
+        rendezvous.publish_address(None)
 
 
-def _keep_worker(launch: Launch, part: ProcessSlot, rendezvous: Rendezvous, notice: TerminationNotice) -> int:
+def _supervise_worker(launch: Launch, part: ProcessSlot, rendezvous: Rendezvous, notice: TerminationNotice) -> int:
     host = LocalWorkerHost()
     keeper = Supervisor(part.name, Substitutes(part.substitutes), host, launch.worker_config)
     try:
-        while not notice.given:
-            if rendezvous.ended():
+        while not notice.notice_count:
+            if rendezvous.has_ended():
                 host.end()
                 return 0
-            keeper.tend(rendezvous.address())
+            keeper.check_worker(rendezvous.read_address())
             if launch.owner is not None and keeper.name is None:
                 return exit_code(keeper.code or 0)
             time.sleep(LOOK_EVERY_S)
         host.ask_to_leave()
         while keeper.name is not None and host.poll(keeper.name) is None:
-            if notice.given > 1 or rendezvous.address() is None:
+            if notice.notice_count > 1 or rendezvous.read_address() is None:
                 break
             time.sleep(LOOK_EVERY_S)
         return 0

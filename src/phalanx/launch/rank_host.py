@@ -52,7 +52,7 @@ class RankHost:
         """
         path = Path(self._directory.name) / "run.toml"
         path.write_text(run_file, encoding="utf-8")
-        self._child.start(("train", str(path), *arguments), environment)
+        self._child.start_command(("train", str(path), *arguments), environment)
 
     def poll(self) -> int | None:
         """Exit code, None while it runs, negative when it was killed."""
@@ -63,7 +63,7 @@ class RankHost:
         self._child.ask_to_end()
 
 
-def environments(machines: Sequence[ActorMachine], port: int) -> list[dict[str, str]]:
+def rank_environments(machines: Sequence[ActorMachine], port: int) -> list[dict[str, str]]:
     """What tells each rank its place; ranks in the order of their machines.
 
     Args:

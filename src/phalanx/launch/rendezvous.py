@@ -17,19 +17,19 @@ _PATIENCE = timedelta(seconds=60)
 class Rendezvous(Protocol):
     """A rendezvous that every process of a launch reads, and that the owner's supervisor writes."""
 
-    def address(self) -> str | None:
+    def read_address(self) -> str | None:
         """Where the owner listens; None while it does not."""
         ...
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the run is over."""
         ...
 
-    def publish(self, address: str | None) -> None:
+    def publish_address(self, address: str | None) -> None:
         """Say where the owner listens; None when it is gone."""
         ...
 
-    def end(self, code: int) -> bool:
+    def announce_end(self, code: int) -> bool:
         """Say that the run is over, and how its owner ended.
 
         Returns:
@@ -44,22 +44,22 @@ class FileRendezvous:
     def __init__(self, directory: Path) -> None:
         self._address, self._ended = directory / _ADDRESS, directory / _ENDED
 
-    def address(self) -> str | None:
+    def read_address(self) -> str | None:
         """Where the owner listens; None while it does not."""
         try:
             return self._address.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the run is over."""
         return self._ended.exists()
 
-    def code(self) -> int:
+    def read_exit_code(self) -> int:
         """Exit code of the owner; 0 when none was written."""
-        return int(self._ended.read_text(encoding="ascii") or 0) if self.ended() else 0
+        return int(self._ended.read_text(encoding="ascii") or 0) if self.has_ended() else 0
 
-    def publish(self, address: str | None) -> None:
+    def publish_address(self, address: str | None) -> None:
         """Say where the owner listens; None when it is gone."""
         if address is None:
             self._address.unlink(missing_ok=True)
@@ -68,7 +68,7 @@ class FileRendezvous:
         temporary.write_text(address, encoding="utf-8")
         temporary.rename(self._address)
 
-    def end(self, code: int) -> bool:
+    def announce_end(self, code: int) -> bool:
         """Say that the run is over; `run_torchrun` ends with this code."""
         temporary = self._ended.with_suffix(".tmp")
         temporary.write_text(str(code), encoding="ascii")
@@ -84,27 +84,27 @@ class StoreRendezvous:
 
         self._store = TCPStore(host, port, is_master=False, timeout=_PATIENCE)
 
-    def address(self) -> str | None:
+    def read_address(self) -> str | None:
         """Where the owner listens; None while it does not."""
-        return self._read(_ADDRESS) or None
+        return self._read_key(_ADDRESS) or None
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the run is over."""
-        return self._read(_ENDED) is not None
+        return self._read_key(_ENDED) is not None
 
-    def publish(self, address: str | None) -> None:
+    def publish_address(self, address: str | None) -> None:
         """Say where the owner listens; None when it is gone."""
-        self._store.set(_key(_ADDRESS), address or "")
+        self._store.set(_store_key(_ADDRESS), address or "")
 
-    def end(self, code: int) -> bool:
+    def announce_end(self, code: int) -> bool:
         """Say that the run is over if it is complete: after a failure the store ends before it can be read."""
         if code == 0:
-            self._store.set(_key(_ENDED), "1")
+            self._store.set(_store_key(_ENDED), "1")
         return False
 
-    def _read(self, name: str) -> str | None:
+    def _read_key(self, name: str) -> str | None:
         # get() of a key that is not there waits for it
-        return str(self._store.get(_key(name)), "utf-8") if self._store.check([_key(name)]) else None
+        return str(self._store.get(_store_key(name)), "utf-8") if self._store.check([_store_key(name)]) else None
 
 
 class FixedRendezvous:
@@ -113,18 +113,18 @@ class FixedRendezvous:
     def __init__(self, owner: str) -> None:
         self._owner = owner
 
-    def address(self) -> str | None:
+    def read_address(self) -> str | None:
         """Where the owner listens."""
         return self._owner
 
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """False: no process says that the run is over."""
         return False
 
-    def publish(self, address: str | None) -> None:
+    def publish_address(self, address: str | None) -> None:
         """Do nothing: no process reads it."""
 
-    def end(self, code: int) -> bool:
+    def announce_end(self, code: int) -> bool:
         """Do nothing: no process reads it."""
         return False
 
@@ -144,5 +144,5 @@ def open_rendezvous(owner: str | None) -> Rendezvous:
     return StoreRendezvous(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
 
-def _key(name: str) -> str:
+def _store_key(name: str) -> str:
     return f"phalanx/{name}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import ConfigError
 from phalanx.pipeline import OWNER, WorkerConfig
 from phalanx.train import DomainRun, FederatedRun, PipelineRun, SplitRun, default_directory, holds_run, load_run
@@ -55,7 +55,7 @@ class Launch:
     max_restarts: int | None = None
 
     @cached_property
-    def run(self) -> PipelineRun:
+    def run_config(self) -> PipelineRun:
         """The run with its parties named: local workers become parties with certificates of their own.
 
         Raises:
@@ -64,13 +64,13 @@ class Launch:
         run = self._loaded(self.overrides)
         run.require_steps("phalanx launch, whose parties pin the run in advance,")
         if run.pipeline.pki is None:
-            names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
+            names = " ".join((OWNER, *run.pipeline.worker_names, *run.pipeline.late_workers))
             raise ConfigError(
                 f"{self.run_file}: pipeline.pki is missing, but every party needs keys before the launch; run "
                 f"`phalanx pki init keys`, `phalanx pki issue keys NAME` for each of {names}, and add --set "
                 "pipeline.pki=keys"
             )
-        return self._loaded(self.settled)
+        return self._loaded(self.settled_overrides)
 
     def _loaded(self, overrides: tuple[str, ...]) -> PipelineRun:
         match load_run(self.run_file, overrides):
@@ -85,68 +85,68 @@ class Launch:
         raise ConfigError(f"{self.run_file}: {reason}")
 
     @cached_property
-    def settled(self) -> tuple[str, ...]:
+    def settled_overrides(self) -> tuple[str, ...]:
         """Overrides under which ``phalanx train`` waits for these parties instead of starting its own."""
         pipeline = self._loaded(self.overrides).pipeline
         if pipeline.remote_workers:
             return self.overrides
         return (
             *self.overrides,
-            f"pipeline.remote_workers={json.dumps(pipeline.workers)}",
+            f"pipeline.remote_workers={json.dumps(pipeline.worker_names)}",
             f"pipeline.may_join={json.dumps(pipeline.late_workers)}",
             "pipeline.respawns=0",
             "pipeline.spares=0",
         )
 
     @property
-    def restarts(self) -> int:
+    def restart_limit(self) -> int:
         """How often the engine may start everything, or the owner, again."""
         return _RESTARTS if self.max_restarts is None else self.max_restarts
 
     @property
     def run_dir(self) -> Path:
         """Where the owner writes."""
-        return default_directory(self.run) if self.directory is None else self.directory
+        return default_directory(self.run_config) if self.directory is None else self.directory
 
     @property
-    def keys(self) -> Path:
+    def keys_directory(self) -> Path:
         """Directory of the parties' keys on this machine."""
-        return Path(self.run.pipeline.pki or "")
+        return Path(self.run_config.pipeline.pki or "")
 
     @property
     def is_on_loopback(self) -> bool:
         """Whether the run's parties are heard on their own machine only."""
-        return self.run.pipeline.transport.bind in _LOOPBACK
+        return self.run_config.pipeline.transport.bind in _LOOPBACK
 
     @cached_property
-    def parts(self) -> tuple[ProcessSlot, ...]:
+    def process_slots(self) -> tuple[ProcessSlot, ...]:
         """Return the processes that run here: the chosen parties, or those with keys here; the owner first.
 
         Raises:
             ConfigError: No party runs here, the run does not know one, or one has no keys.
         """
-        pipeline = self.run.pipeline
+        pipeline = self.run_config.pipeline
         known_parties = (OWNER, *pipeline.remote_workers, *pipeline.may_join)
         strangers = sorted(set(self.chosen) - set(known_parties))
         if strangers:
             raise ConfigError(f"--party {strangers[0]}: choices of {self.run_file}: {', '.join(known_parties)}")
-        with_keys = [name for name in known_parties if (self.keys / name / "signing.key").exists()]
+        with_keys = [name for name in known_parties if (self.keys_directory / name / "signing.key").exists()]
         here = [name for name in known_parties if name in self.chosen] or with_keys
         missing = [name for name in here if name not in with_keys]
         if missing or not here:
             lacking = missing or list(known_parties)
             raise ConfigError(
-                f"{self.keys}: lacks the keys of {', '.join(lacking)}; make them here with `phalanx pki issue`, or "
-                "have each party make its own with `phalanx pki request`"
+                f"{self.keys_directory}: lacks the keys of {', '.join(lacking)}; make them here with `phalanx pki "
+                "issue`, or have each party make its own with `phalanx pki request`"
             )
-        return _parts(here, pipeline.may_join)
+        return _deal_substitutes(here, pipeline.may_join)
 
     @property
     def has_owner(self) -> bool:
         """Whether the owner runs here."""
-        return self.parts[0].name == OWNER
+        return self.process_slots[0].name == OWNER
 
-    def check(self) -> None:
+    def check_request(self) -> None:
         """Refuse before anything is started.
 
         Raises:
@@ -159,19 +159,19 @@ class Launch:
 
     def worker_config(self, name: str, owner: str) -> WorkerConfig:
         """The file of one worker, which will serve this run and no other."""
-        run = self.run
+        run = self.run_config
         return WorkerConfig(
-            identity=str((self.keys / name).resolve()),
+            identity=str((self.keys_directory / name).resolve()),
             owner=owner,
             advertise=self.advertise,
-            run_digest=digest(run),
+            run_digest=digest_config(run),
             threads=run.train.threads,
             device=run.train.device,
             # the port of the run file is the owner's
             transport=run.pipeline.transport.model_copy(update={"port": 0}),
         )
 
-    def arguments(self) -> tuple[str, ...]:
+    def launch_arguments(self) -> tuple[str, ...]:
         """The command line that says the same as this, after the verb."""
         arguments = [str(self.run_file)]
         arguments += [word for override in self.overrides for word in ("--set", override)]
@@ -191,7 +191,7 @@ def reachable_host(bind: str, machine: str | None) -> str | None:
     return (machine or socket.getfqdn()) if bind.strip("[]") in _EVERYWHERE else None
 
 
-def _parts(here: Sequence[str], late: Sequence[str]) -> tuple[ProcessSlot, ...]:
+def _deal_substitutes(here: Sequence[str], late: Sequence[str]) -> tuple[ProcessSlot, ...]:
     """Deal the parties that may join later to the workers here as substitutes; without workers each is one itself."""
     workers = [name for name in here if name != OWNER and name not in late]
     if not workers:

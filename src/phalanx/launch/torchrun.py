@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import ConfigError
 from phalanx.launch.child import exit_code
 from phalanx.launch.rendezvous import FileRendezvous, rendezvous_environment
@@ -43,7 +43,7 @@ class Nodes:
         """Whether everything runs on this machine."""
         return self.count in (_ONE, "1:1")
 
-    def check(self, launch: Launch) -> None:
+    def check_launch(self, launch: Launch) -> None:
         """Refuse what could not come about.
 
         Raises:
@@ -55,11 +55,11 @@ class Nodes:
             raise ConfigError(f"--nnodes {self.count}: add --rdzv-endpoint HOST:PORT, the rendezvous of the machines")
         if launch.is_on_loopback:
             raise ConfigError(
-                f"--nnodes {self.count}: pipeline.transport.bind = {launch.run.pipeline.transport.bind!r} is "
+                f"--nnodes {self.count}: pipeline.transport.bind = {launch.run_config.pipeline.transport.bind!r} is "
                 'reachable from its own machine only; set it to the address to listen on, or to "0.0.0.0"'
             )
-        here = {part.name for part in launch.parts}
-        if not launch.chosen and here == {OWNER, *launch.run.pipeline.remote_workers}:
+        here = {part.name for part in launch.process_slots}
+        if not launch.chosen and here == {OWNER, *launch.run_config.pipeline.remote_workers}:
             raise ConfigError(
                 f"--nnodes {self.count}: this directory has the keys of all parties, as on a shared disk; name the "
                 "parties of this machine with --party"
@@ -72,9 +72,9 @@ def torchrun_command(launch: Launch, nodes: Nodes, directory: Path | None = None
     Args:
         directory: A private one, for a launch on one machine; None shows where its name would stand.
     """
-    torchrun_arguments = ["--nnodes", nodes.count, "--nproc-per-node", str(len(launch.parts))]
-    torchrun_arguments += ["--max-restarts", str(launch.restarts), "--rdzv-backend", "c10d"]
-    torchrun_arguments += ["--rdzv-id", digest(launch.run)[:16]]
+    torchrun_arguments = ["--nnodes", nodes.count, "--nproc-per-node", str(len(launch.process_slots))]
+    torchrun_arguments += ["--max-restarts", str(launch.restart_limit), "--rdzv-backend", "c10d"]
+    torchrun_arguments += ["--rdzv-id", digest_config(launch.run_config)[:16]]
     environment: dict[str, str] = {}
     if nodes.is_one:
         home = Path(_SOMEWHERE) if directory is None else directory
@@ -85,7 +85,7 @@ def torchrun_command(launch: Launch, nodes: Nodes, directory: Path | None = None
     else:
         torchrun_arguments += ["--rdzv-endpoint", nodes.endpoint or ""]
     # a group that is started again must go on, and a run that was there before was refused already
-    arguments = launch.arguments() if launch.resume else (*launch.arguments(), "--resume")
+    arguments = launch.launch_arguments() if launch.resume else (*launch.launch_arguments(), "--resume")
     return [*torchrun_arguments, "-m", "phalanx", "launch", *arguments], environment
 
 
@@ -100,14 +100,14 @@ def describe_torchrun(launch: Launch, nodes: Nodes) -> list[str]:
 def describe_parts(launch: Launch) -> list[str]:
     """One line for each process that an engine keeps here."""
     lines = []
-    for part in launch.parts:
+    for part in launch.process_slots:
         then = f", then {', '.join(part.substitutes)}" if part.substitutes else ""
-        lines.append(f"{part.name}{then}: keys in {launch.keys / part.name}")
+        lines.append(f"{part.name}{then}: keys in {launch.keys_directory / part.name}")
     return lines
 
 
 @contextlib.contextmanager
-def _settings(environment: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Environment that torchrun and its processes inherit, taken back afterwards."""
     old = {key: os.environ.get(key) for key in environment}
     os.environ.update(environment)
@@ -129,7 +129,7 @@ def run_torchrun(launch: Launch, nodes: Nodes) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-launch-") as directory:
         arguments, environment = torchrun_command(launch, nodes, Path(directory))
-        return start_torchrun(arguments, environment) or FileRendezvous(Path(directory)).code()
+        return start_torchrun(arguments, environment) or FileRendezvous(Path(directory)).read_exit_code()
 
 
 def start_torchrun(torchrun_arguments: list[str], environment: Mapping[str, str]) -> int:
@@ -146,7 +146,7 @@ def start_torchrun(torchrun_arguments: list[str], environment: Mapping[str, str]
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415
     from torch.distributed.run import main  # noqa: PLC0415
 
-    with _settings(environment):
+    with _set_environment(environment):
         try:
             main(torchrun_arguments)
         except ChildFailedError as exc:

@@ -30,7 +30,7 @@ class LocalWorkerHost:
             config = config.model_copy(update={"advertise": reachable_host(config.transport.bind, self.machine())})
         path = Path(self._directory.name) / f"{name}.toml"
         path.write_text(dump_toml(config), encoding="utf-8")
-        self._child.start(("worker", str(path)), {"OMP_NUM_THREADS": str(config.threads)})
+        self._child.start_command(("worker", str(path)), {"OMP_NUM_THREADS": str(config.threads)})
         self._name = name
 
     def poll(self, name: str) -> int | None:
@@ -43,7 +43,7 @@ class LocalWorkerHost:
 
     def end(self) -> None:
         """Give the worker a moment to end by itself, then kill it."""
-        self._child.end()
+        self._child.end_process()
 
     def kill(self) -> None:
         """End the worker at once."""
@@ -78,11 +78,11 @@ class Substitutes:
         self._names = tuple(names)
         self._left = list(names)
 
-    def take(self) -> str | None:
+    def next_name(self) -> str | None:
         """The next name, or None when all are used."""
         return self._left.pop(0) if self._left else None
 
-    def refill(self) -> None:
+    def refill_names(self) -> None:
         """Make all names free again, for another session."""
         self._left = list(self._names)
 
@@ -107,12 +107,12 @@ class Supervisor:
         self._configure = configure
         self._owner: str | None = None
 
-    def tend(self, owner: str | None) -> None:
+    def check_worker(self, owner: str | None) -> None:
         """Check the worker once; `owner` is where the owner listens, None while it does not."""
         if owner != self._owner:
             self._owner, self.name = owner, None
             if owner is not None:
-                self._man(self._first, owner)
+                self._start_worker(self._first, owner)
         if self.name is None or owner is None:
             return
         code = self._host.poll(self.name)
@@ -120,19 +120,19 @@ class Supervisor:
             return
         gone, self.name, self.code = self.name, None, code
         if code < 0 or code == _BUG:
-            self._replace(gone, owner)
+            self._replace_worker(gone, owner)
         elif code > 0:
             typer.echo(f"launch: {gone} ended with exit code {code}; the run continues without it", err=True)
 
-    def _replace(self, gone: str, owner: str) -> None:
-        name = self._substitutes.take()
+    def _replace_worker(self, gone: str, owner: str) -> None:
+        name = self._substitutes.next_name()
         if name is None:
             typer.echo(f"launch: {gone} died and no other party may replace it; see pipeline.may_join", err=True)
             return
         typer.echo(f"launch: {gone} died; {name} replaces it", err=True)
-        self._man(name, owner)
+        self._start_worker(name, owner)
 
-    def _man(self, name: str, owner: str) -> None:
+    def _start_worker(self, name: str, owner: str) -> None:
         self.name = name
         self._host.start(name, self._configure(name, owner))
 
@@ -144,11 +144,11 @@ class WatchedProcess(Protocol):
     """The interface to an owner's process."""
 
     @property
-    def address(self) -> str | None:
+    def listen_address(self) -> str | None:
         """``host:port`` where it listens, once it does."""
         ...
 
-    def begin(self) -> None:
+    def start_process(self) -> None:
         """Start it, or start it again."""
         ...
 
@@ -169,7 +169,7 @@ class EndNotice(Protocol):
     """The notice to end that the watching process itself may get."""
 
     @property
-    def given(self) -> int:
+    def notice_count(self) -> int:
         """How often."""
         ...
 
@@ -190,26 +190,25 @@ def watch_owner(
         look: Called several times a second with where the owner listens, None while it does not.
         restarts: Maximum of restarts after ends that may not recur.
         renew: Called after each further start.
-        name: Name in messages.
 
     Returns:
         How it ended at last, negative for a signal.
     """
-    owner.begin()
+    owner.start_process()
     was_told = False
     while True:
         code = owner.poll()
-        if code is not None and (notice.given or restarts == 0 or not is_worth_another(code)):
+        if code is not None and (notice.notice_count or restarts == 0 or not is_worth_another(code)):
             return code
         if code is not None:
             restarts -= 1
             typer.echo(f"launch: {name} ended with exit code {exit_code(code)} and restarts", err=True)
-            owner.begin()
+            owner.start_process()
             renew()
-        look(owner.address)
-        if notice.given and not was_told:
+        look(owner.listen_address)
+        if notice.notice_count and not was_told:
             owner.ask_to_end()
             was_told = True
-        if notice.given > 1:
+        if notice.notice_count > 1:
             owner.kill()
         time.sleep(LOOK_EVERY_S)

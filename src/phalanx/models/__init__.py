@@ -17,7 +17,7 @@ from phalanx.models.config import (
     rows_before as rows_before,
     without_path as without_path,
 )
-from phalanx.models.layout import StageSpec as StageSpec, partition as partition
+from phalanx.models.layout import StageSpec as StageSpec, partition_layers as partition_layers
 
 if TYPE_CHECKING:
     from phalanx.models.adapters.prompt import encoded_prompt as encoded_prompt
@@ -48,7 +48,11 @@ if TYPE_CHECKING:
         with_marks as with_marks,
     )
     from phalanx.models.source import ModelSource as ModelSource, open_model as open_model
-    from phalanx.models.stage import StageModule as StageModule, add_embedding_noise as add_embedding_noise, tie as tie
+    from phalanx.models.stage import (
+        StageModule as StageModule,
+        add_embedding_noise as add_embedding_noise,
+        tie_head as tie_head,
+    )
 
 
 if not TYPE_CHECKING:

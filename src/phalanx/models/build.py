@@ -42,7 +42,7 @@ def build_stage(
         spec: The layers of the stage.
         adapter: Adapters to add; their first values depend on `seed` and their names only.
         activation_checkpointing: Recompute each block in the backward pass.
-        attention: Attention kernel; see ``Family.attention``.
+        attention: Attention kernel; see ``Family.choose_kernel``.
         seed: Seed of the first values of adapters, and of a score head that the files have not.
 
     Returns:
@@ -54,12 +54,12 @@ def build_stage(
             missing, or an adapter target does not exist.
     """
     stage = meta_stage(source.hub_config, spec, adapter, attention, activation_checkpointing)
-    _materialise(stage, device)
+    _materialise_stage(stage, device)
     targets: dict[str, Tensor] = {}
     values, packed = _given_values(source, adapter), quantized_layers(stage)
     for name, layer in packed.items():
         # one matrix after the other: no more than one is in memory as it was
-        layer.take(source.read(name))
+        layer.quantize_values(source.read_tensor(name))
     quantized_ids = {id(value) for layer in packed.values() for value in (layer.weight, layer.absmax)}
     for name, parameter in stage.all_parameters().items():
         if id(parameter) in quantized_ids:
@@ -68,7 +68,7 @@ def build_stage(
             parameter.detach().copy_(values[name])
         elif is_adapter(name):
             draw_adapter(name, parameter.detach(), seed)
-        elif name == SCORE_WEIGHT and not source.has(name):
+        elif name == SCORE_WEIGHT and not source.has_tensor(name):
             draw_score(name, parameter.detach(), seed)
         else:
             targets[name] = parameter.detach()
@@ -112,7 +112,7 @@ def build_empty_stage(
         raise ModelError("model.adapter: spf chooses rows by the model's weights, and a stage without any has none")
     hub_config = shared_hub_config(hub_config_dict)
     stage = meta_stage(hub_config, spec, adapter, attention, activation_checkpointing)
-    _materialise(stage, device)
+    _materialise_stage(stage, device)
     for parameter in stage.parameters():
         # scales of integers are numbers, too
         parameter.detach().fill_(float("nan") if parameter.is_floating_point() else 0)
@@ -182,7 +182,7 @@ def trained_shapes(
         ModelError: As ``build_stage``.
     """
     stage = meta_stage(hub_config, spec or _whole_spec(hub_config), adapter)
-    trainable = stage.trainable().items()
+    trainable = stage.trainable_parameters().items()
     return {
         name: tuple(value.shape)
         for name, value in trainable
@@ -221,7 +221,7 @@ def _whole_model(hub_config: Any, family: Family, attention: Attention) -> Any:
     transformers builds no layer alone, and a party builds stages again and again: its copies, a measurement of its
     class, and a copy more whenever roles change. A stage copies its own parts, so the model itself stays as it is.
     """
-    key = (hub_config.to_json_string(use_diff=False), family.attention(attention))
+    key = (hub_config.to_json_string(use_diff=False), family.choose_kernel(attention))
     if key not in _MODELS:
         try:
             with quiet_transformers(), _Undrawn(), torch.device("meta"):
@@ -246,7 +246,7 @@ def _fit_head(model: Any, hub_config: Any) -> None:
         delattr(model, HEAD)
 
 
-def _materialise(stage: StageModule, device: str) -> None:
+def _materialise_stage(stage: StageModule, device: str) -> None:
     """Give every parameter memory on `device`; a parameter that occurs twice stays one."""
     with one_at_a_time():
         _give_memory(stage, device)
@@ -299,7 +299,7 @@ def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: AdapterC
     rows = []
     for spec in specs:
         stage = meta_stage(hub_config, spec, adapter)
-        shared = stage.ties_head and not spec.embeds
+        shared = stage.ties_head and not spec.has_embedding
         tensors = [
             value for name, value in stage.all_parameters().items() if not (shared and name == stage.family.head_weight)
         ]
@@ -324,7 +324,7 @@ def estimate_costs(hub_config: Any) -> tuple[float, float]:
     stage = meta_stage(hub_config, _whole_spec(hub_config), None)
     block = _matrix_work(stage.own_blocks[0])
     trunk = stage.trunk
-    head = sum(map(_matrix_work, stage.heads().values()))
+    head = sum(map(_matrix_work, stage.stage_heads().values()))
     head += sum(_matrix_work(attrgetter(part)(trunk)) for part in stage.family.last_parts)
     first = 0
     for part in stage.family.first_parts:

@@ -55,9 +55,9 @@ class LoraConfig(StrictModel):
     path: str | None = Field(default=None, min_length=1)
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def _omit_lora_defaults(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave out default values, so that digests of other runs stay the same."""
-        return _written(write(self), ("dora", "rslora", "quantize", "path"))
+        return _drop_newer_defaults(write(self), ("dora", "rslora", "quantize", "path"))
 
     @model_validator(mode="after")
     def _check_targets(self) -> "LoraConfig":
@@ -68,12 +68,12 @@ class LoraConfig(StrictModel):
         return self
 
     @property
-    def scale(self) -> float:
+    def output_scale(self) -> float:
         """What the adapter's output is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @property
-    def planned(self) -> Adapter:
+    def planner_adapter(self) -> Adapter:
         """As the planner has it."""
         return Adapter(self.rank, self.targets, drops=self.dropout > 0, dora=self.dora)
 
@@ -107,12 +107,12 @@ class PrefixConfig(StrictModel):
     path: str | None = Field(default=None, min_length=1)
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def _omit_prefix_defaults(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave out default values, so that digests of other runs stay the same."""
-        return _written(write(self), ("path",))
+        return _drop_newer_defaults(write(self), ("path",))
 
     @property
-    def planned(self) -> Adapter:
+    def planner_adapter(self) -> Adapter:
         """As the planner has it."""
         return Adapter(0, virtual_tokens=self.tokens)
 
@@ -148,12 +148,12 @@ class PromptEncoderConfig(StrictModel):
         return self
 
     @property
-    def planned(self) -> Adapter:
+    def planner_adapter(self) -> Adapter:
         """As the planner has it."""
         return Adapter(0, prompt=PlannedPrompt(self.tokens, self.encoder, self.encoder_size))
 
 
-def _written(values: dict[str, Any], newer: tuple[str, ...]) -> dict[str, Any]:
+def _drop_newer_defaults(values: dict[str, Any], newer: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in newer or value not in (None, False)}
 
 
@@ -218,7 +218,7 @@ class ModelConfig(StrictModel):
     head: HeadKind | None = None
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def _omit_absent_keys(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave family and head out where there are none: the digests of other runs stay as they were."""
         return {
             name: value for name, value in write(self).items() if name not in ("family", "head") or value is not None
@@ -247,10 +247,10 @@ class ModelConfig(StrictModel):
     @property
     def planned_adapter(self) -> Adapter | None:
         """Return the planner's view of the adapter; None for all weights, and for kinds unknown to the planner."""
-        return None if self.adapter is None or isinstance(self.adapter, SpfConfig) else self.adapter.planned
+        return None if self.adapter is None or isinstance(self.adapter, SpfConfig) else self.adapter.planner_adapter
 
     @property
-    def quantize(self) -> Quantization | None:
+    def base_quantization(self) -> Quantization | None:
         """What the frozen matrices beside an adapter are kept in; None for float32."""
         return self.adapter.quantize if isinstance(self.adapter, LoraConfig) else None
 

@@ -46,7 +46,7 @@ def check_keys(described: Mapping[str, Any], where: str) -> None:
 
 def unknown_key(key: str, family: str, known: frozenset[str] | set[str], where: str) -> ModelError:
     """Say that a key is none of a family's."""
-    return ModelError(f"{where}: unknown key {key!r} for {family}; choices: {', '.join(sorted(known))}").about(
+    return ModelError(f"{where}: unknown key {key!r} for {family}; choices: {', '.join(sorted(known))}").with_facts(
         code="PHX-I036", key=f"{where}.{key}", found=key, expected=", ".join(sorted(known))
     )
 
@@ -61,7 +61,9 @@ def config_keys(family: str) -> frozenset[str] | None:
     base = _class_of(home / "configuration_utils.py", name=_BASE)
     if class_node is None or base is None or [ast.unparse(base_node) for base_node in class_node.bases] != [_BASE]:
         return None
-    return frozenset({"model_type", *_fields(class_node), *_fields(base), *_other_names(class_node)})
+    return frozenset(
+        {"model_type", *_annotated_fields(class_node), *_annotated_fields(base), *_other_names(class_node)}
+    )
 
 
 def _class_of(path: Path, *, family: str = "", name: str = "") -> ast.ClassDef | None:
@@ -74,13 +76,13 @@ def _class_of(path: Path, *, family: str = "", name: str = "") -> ast.ClassDef |
         (
             candidate
             for candidate in classes
-            if candidate.name == name or (family and _value(candidate, "model_type") == family)
+            if candidate.name == name or (family and _assigned_value(candidate, "model_type") == family)
         ),
         None,
     )
 
 
-def _fields(found: ast.ClassDef) -> Iterator[str]:
+def _annotated_fields(found: ast.ClassDef) -> Iterator[str]:
     for node in found.body:
         if (
             isinstance(node, ast.AnnAssign)
@@ -91,11 +93,11 @@ def _fields(found: ast.ClassDef) -> Iterator[str]:
 
 
 def _other_names(found: ast.ClassDef) -> Iterator[str]:
-    names = _value(found, "attribute_map")
+    names = _assigned_value(found, "attribute_map")
     yield from names if isinstance(names, dict) else ()
 
 
-def _value(found: ast.ClassDef, name: str) -> Any:
+def _assigned_value(found: ast.ClassDef, name: str) -> Any:
     for node in found.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
         if isinstance(node, ast.Assign) and any(

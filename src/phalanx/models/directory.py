@@ -29,7 +29,7 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
     Raises:
         ModelError: A file is missing or no JSON; or the model comes without a tokenizer.
     """
-    described = describe(config)
+    described = describe_model(config)
     if described is not None:
         check_family(described, "model.architecture" if config.path is None else f"{config.path}/config.json")
     if config.path is None:
@@ -49,7 +49,7 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
             f'{directory / TOKENIZER}: is missing, and data.tokenizer.kind = "model" reads it; nor are vocab.json and '
             "merges.txt there to make one from; `phalanx model import DIR OUT` makes one of other tokenizer files, or "
             'name one by kind = "file"'
-        ).about(
+        ).with_facts(
             code="PHX-I037",
             file=str(directory / TOKENIZER),
             key="data.tokenizer.kind",
@@ -63,7 +63,7 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
             check_header(file)
 
 
-def describe(config: ModelConfig) -> Mapping[str, Any] | None:
+def describe_model(config: ModelConfig) -> Mapping[str, Any] | None:
     """Return the keys of a model's config.json; None of a packaged model, which has been looked at before.
 
     Raises:
@@ -86,7 +86,7 @@ def check_family(described: Mapping[str, Any], where: str) -> None:
         why = ", a mixture of experts, which stages do not carry" if experts else ""
         raise ModelError(
             f"{where}: model_type: found {model_type!r}{why}; expected one of {', '.join(sorted(FAMILIES))}"
-        ).about(
+        ).with_facts(
             code="PHX-I033",
             file=where,
             key="model_type",
@@ -112,7 +112,7 @@ def check_header(path: Path) -> None:
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
         problem = "its header is cut or malformed"
     if problem:
-        raise ModelError(f"{path}: cannot be read as safetensors: {problem}; fetch or export it again").about(
+        raise ModelError(f"{path}: cannot be read as safetensors: {problem}; fetch or export it again").with_facts(
             code="PHX-I035",
             file=str(path),
             key="model.path",
@@ -136,7 +136,7 @@ def model_directory(path: str, key: str = "model.path") -> Path:
     if directory.is_dir():
         return directory
     if directory.exists():
-        raise ModelError(f"{key}: {path}: is a file; give the directory that it lies in").about(
+        raise ModelError(f"{key}: {path}: is a file; give the directory that it lies in").with_facts(
             code="PHX-I031", file=path, key=key, do="give the directory that it lies in"
         )
     fetch = ""
@@ -146,7 +146,7 @@ def model_directory(path: str, key: str = "model.path") -> Path:
             f"; if a model of the hub is meant, fetch it first, for nothing is fetched in a run: `hf download {path} "
             f"--local-dir {beside}`, then set {key} to {beside}"
         )
-    raise ModelError(f"{key}: {path}: is no directory; give one in the hub's layout{fetch}").about(
+    raise ModelError(f"{key}: {path}: is no directory; give one in the hub's layout{fetch}").with_facts(
         code="PHX-I031",
         file=path,
         key=key,
@@ -169,7 +169,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path}: cannot be read ({exc.strerror}); expected a directory in the hub's layout: "
             "config.json, *.safetensors, tokenizer.json"
-        ).about(
+        ).with_facts(
             code="PHX-I032",
             file=str(path),
             key="model.path",
@@ -177,7 +177,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             expected="a directory in the hub's layout",
         ) from exc
     except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path}: is not valid JSON: {exc}; correct it, or fetch the model again").about(
+        raise ModelError(f"{path}: is not valid JSON: {exc}; correct it, or fetch the model again").with_facts(
             code="PHX-I032",
             file=str(path),
             key="model.path",
@@ -203,7 +203,7 @@ def check_weights(directory: Path) -> None:
         raise ModelError(
             f"{directory / pickles[0]}: pickled weights can run code and are refused; `phalanx model convert DIR OUT` "
             "makes safetensors of them"
-        ).about(
+        ).with_facts(
             code="PHX-I034",
             file=str(directory / pickles[0]),
             key="model.path",
@@ -211,6 +211,6 @@ def check_weights(directory: Path) -> None:
             expected="safetensors",
             do="phalanx model convert DIR OUT",
         )
-    raise ModelError(f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them").about(
-        code="PHX-I035", file=str(directory)
-    )
+    raise ModelError(
+        f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them"
+    ).with_facts(code="PHX-I035", file=str(directory))

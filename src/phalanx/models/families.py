@@ -11,7 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
-from phalanx.config import canonical_json, lacks, resolve, users_traceback
+from phalanx.config import canonical_json, resolve_kind, unfit_code_error, users_traceback
 from phalanx.errors import ConfigError, ModelError
 from phalanx.models.config_keys import unknown_key
 from phalanx.models.family import Family
@@ -69,10 +69,10 @@ def adopt_family(kind: str) -> Family:
     Raises:
         ConfigError: It was not loaded here, is no family, or is called as one that is there.
     """
-    family, facts = resolve(kind, {}, _own_family)
+    family, facts = resolve_kind(kind, {}, _own_family)
     name = family if isinstance(family, str) else family.model_type
     if name in FAMILIES and name not in ADOPTED:
-        raise lacks(
+        raise unfit_code_error(
             kind.partition("@")[0], f"a family for model_type {name!r}", "one for a model_type that has no family here"
         )
     ADOPTED.add(name)
@@ -91,14 +91,14 @@ def _own_family(kind: str, found: Any) -> tuple[Family | str, FamilyFacts]:
         ConfigError: It is no family.
     """
     if isinstance(found, PlannedFamily):
-        return kind.rpartition(":")[2], found.facts
+        return kind.rpartition(":")[2], found.family_facts
     if not (isinstance(found, type) and issubclass(found, Family)):
-        raise lacks(kind, f"a {type(found).__name__}", _EXPECTED)
+        raise unfit_code_error(kind, f"a {type(found).__name__}", _EXPECTED)
     missing = [name for name in ("model_type", "prefix", "trunk", "facts") if getattr(found, name, None) is None]
     if found.facts is Family.facts:
         missing.append("facts")
     if missing:
-        raise lacks(kind, f"a family without {' and '.join(missing)}", _EXPECTED)
+        raise unfit_code_error(kind, f"a family without {' and '.join(missing)}", _EXPECTED)
     try:
         family = found()
         facts = family.facts
@@ -118,7 +118,7 @@ def family_of(model_type: object, where: str) -> Family:
         raise ModelError(
             f"{where}: model_type: found {model_type!r}{_why_not(model_type)}; expected one of "
             f"{', '.join(sorted(FAMILIES))}"
-        ).about(
+        ).with_facts(
             code="PHX-I033",
             file=where,
             key="model_type",
@@ -165,7 +165,7 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
             config = config_class.from_dict(dict(data))
     except TRANSFORMERS_REFUSALS as exc:
         raise ModelError(f"{where}: is refused by transformers: {exc}") from exc
-    _check(config, family, where)
+    _check_config(config, family, where)
     return config
 
 
@@ -244,7 +244,7 @@ def config_with_head(hub_config: Any, kind: HeadKind, where: str) -> Any:
     return changed
 
 
-def _check(config: Any, family: Family, where: str) -> None:
+def _check_config(config: Any, family: Family, where: str) -> None:
     for key in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
         value = getattr(config, key, None)
         if type(value) is not int or value < 1:
@@ -258,6 +258,6 @@ def _check(config: Any, family: Family, where: str) -> None:
         raise ModelError(f"{where}: is_causal = false: a language model must not see the future; set it to true")
     if getattr(config, "quantization_config", None) is not None:
         raise ModelError(f"{where}: quantization_config: cannot be trained; give the model in floating point")
-    objection = family.objection(config)
+    objection = family.find_objection(config)
     if objection is not None:
         raise ModelError(f"{where}: {objection}")

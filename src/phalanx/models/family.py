@@ -47,7 +47,7 @@ class AttentionPattern:
                 f"needs {sorted(expected) or 'nothing'}"
             )
 
-    def positions(self, seq: int, device: torch.device, before: int = 0) -> Tensor:
+    def token_positions(self, seq: int, device: torch.device, before: int = 0) -> Tensor:
         """Return the position of each token: ``[1, seq]``, or ``[batch, seq]`` where documents begin anew."""
         positions = torch.arange(before, before + seq, device=device).unsqueeze(0)
         if self.documents is None:
@@ -57,7 +57,7 @@ class AttentionPattern:
         first = torch.where(begins, positions, torch.zeros((), dtype=positions.dtype, device=device))
         return positions - first.cummax(dim=1).values
 
-    def check(self, batch: int, seq: int) -> None:
+    def check_shape(self, batch: int, seq: int) -> None:
         """Return where the pattern is one of so many rows of so many tokens.
 
         Raises:
@@ -75,7 +75,7 @@ class AttentionPattern:
         if self.prefix is not None and not bool(((boundaries >= 0) & (boundaries <= seq)).all()):
             raise ModelError(f"attention prefix: lengths {boundaries.tolist()[:5]}; expected 0 to {seq}")
 
-    def mask(self, hub_config: Any, hidden: Tensor, *, windowed: bool = False) -> Any:
+    def block_mask(self, hub_config: Any, hidden: Tensor, *, windowed: bool = False) -> Any:
         """Return the mask that blocks take for hidden states ``[batch, seq, hidden]``; of ``causal`` transformers' own.
 
         `check` has passed for its rows and tokens. With `windowed` no token sees one that is ``sliding_window``
@@ -86,7 +86,7 @@ class AttentionPattern:
         """
         batch, seq = hidden.shape[:2]
         if self.prefix is None and self.kind != "bidirectional":
-            ids = None if self.documents is None else self.positions(seq, hidden.device)
+            ids = None if self.documents is None else self.token_positions(seq, hidden.device)
             of_layer = create_sliding_window_causal_mask if windowed else create_causal_mask
             return of_layer(
                 config=hub_config, inputs_embeds=hidden, attention_mask=None, past_key_values=None, position_ids=ids
@@ -95,7 +95,7 @@ class AttentionPattern:
             raise ModelError(f"attention {self.kind}: is not known in layers with a sliding window; take causal")
         seen = torch.ones(batch, seq, seq, dtype=torch.bool, device=hidden.device)
         if self.prefix is not None:
-            seen = seen.tril() | _inside(self.prefix, hidden[..., 0]).unsqueeze(1)
+            seen = seen.tril() | _inside_prefix(self.prefix, hidden[..., 0]).unsqueeze(1)
         return written_mask(hub_config, hidden, seen.unsqueeze(1))
 
 
@@ -129,9 +129,9 @@ def with_marks(ids: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
             or ``prefix``, int64 ``[batch]``, how many tokens of each row are its prefix. Others are not looked at.
     """
     if "documents" in extras:
-        marks = _borders(extras["documents"])
+        marks = _document_borders(extras["documents"])
     elif "prefix" in extras:
-        marks = _inside(extras["prefix"], ids)
+        marks = _inside_prefix(extras["prefix"], ids)
     else:
         return ids
     return torch.stack([ids, marks.to(ids.dtype)], dim=-1)
@@ -160,19 +160,19 @@ def split_marks(x: Tensor, kind: AttentionKind, *, embeds: bool) -> tuple[Tensor
 def join_marks(hidden: Tensor, pattern: AttentionPattern) -> Tensor:
     """Return hidden states with the marks that the next stage needs, ``[batch, seq, hidden + 1]``."""
     if pattern.documents is not None:
-        marks = _borders(pattern.documents)
+        marks = _document_borders(pattern.documents)
     elif pattern.prefix is not None:
-        marks = _inside(pattern.prefix, hidden[..., 0])
+        marks = _inside_prefix(pattern.prefix, hidden[..., 0])
     else:
         return hidden
     return torch.cat([hidden, marks.to(hidden.dtype).unsqueeze(-1)], dim=-1)
 
 
-def _inside(prefix: Tensor, row: Tensor) -> Tensor:
+def _inside_prefix(prefix: Tensor, row: Tensor) -> Tensor:
     return torch.arange(row.shape[1], device=row.device) < prefix.to(row.device).unsqueeze(1)
 
 
-def _borders(documents: Tensor) -> Tensor:
+def _document_borders(documents: Tensor) -> Tensor:
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return begins
@@ -242,11 +242,11 @@ class Family(ABC):
         """Return transformers' whole model with its head, by the rules of transformers alone."""
         return AutoModelForCausalLM.from_config(hub_config, dtype=torch.float32, trust_remote_code=False, **options)
 
-    def heads(self, model: Any) -> dict[str, Any]:
+    def head_modules(self, model: Any) -> dict[str, Any]:
         """Return the modules behind the trunk of a model or stage; those with logits come first."""
         return {name: head for name in (*self.scoring, SCORE) if (head := getattr(model, name, None)) is not None}
 
-    def score(self, stage: Any, hub_config: Any, hidden: Tensor) -> Tensor:
+    def score_hidden(self, stage: Any, hub_config: Any, hidden: Tensor) -> Tensor:
         """Turn what `finish` gave into logits, ``[batch, seq, vocab]``."""
         for name in self.scoring:
             hidden = stage.get_submodule(name)(hidden)
@@ -298,7 +298,7 @@ class Family(ABC):
         """The kind of attention where nothing else is said: an encoder has no causal one."""
         return "causal" if "causal" in self.attention_kinds else min(self.attention_kinds)
 
-    def attention(self, requested: str) -> str:
+    def choose_kernel(self, requested: str) -> str:
         """Return the kernel that the family runs when `requested` is asked for."""
         return requested
 
@@ -316,11 +316,11 @@ class Family(ABC):
         if before and pattern.kind != "causal":
             raise ModelError(f"attention {pattern.kind}: is not known behind virtual tokens; leave the adapter out")
 
-    def windows(self, hub_config: Any) -> list[int | None]:
+    def layer_windows(self, hub_config: Any) -> list[int | None]:
         """Return how far back each layer sees, in tokens with the own one, or None where it sees all."""
         return [None] * int(hub_config.num_hidden_layers)
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Say which option of the config cannot be sliced, why, and what to set; or None."""
         return None
 
@@ -353,7 +353,7 @@ class Family(ABC):
         """Run one block with the arguments of `block_context`; only its hidden states are read."""
         return block(hidden, **context)
 
-    def balance(self, hub_config: Any, share: float) -> RouterBalance | None:
+    def router_balance(self, hub_config: Any, share: float) -> RouterBalance | None:
         """Return the term that the router adds to the gradient of every block's output; None where there is none.
 
         Args:
@@ -365,7 +365,7 @@ class Family(ABC):
         """Scale the logits of the language model's head, of any number of columns, as the whole model does."""
         return logits
 
-    def logits(self, stage: Any, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
+    def output_logits(self, stage: Any, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
         """Turn the last block's output into the last stage's output, ``[batch, seq, vocab]``."""
         scores: Tensor = stage.through_heads(self.finish(stage.trunk, hidden))
         return scores
@@ -389,7 +389,7 @@ def attention_mask(
         ModelError: A layer with a sliding window cannot have the pattern.
     """
     if not before:
-        return pattern.mask(hub_config, hidden, windowed=windowed)
+        return pattern.block_mask(hub_config, hidden, windowed=windowed)
     seq, window = hidden.shape[1], int(hub_config.sliding_window) if windowed else None
     num_earlier = before if window is None else min(before, window - 1)
     if seq == 1 and (window is None or num_earlier + 1 < window):

@@ -40,7 +40,7 @@ def rewrite_gguf(source: Path, out: Path) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True), encoding="utf-8")
     if model.generation_config is not None:
         (out / GENERATION).write_text(model.generation_config.to_json_string(), encoding="utf-8")
-    save_file(_own(model), out / "model.safetensors", {"format": "pt"})
+    save_file(_own_parameters(model), out / "model.safetensors", {"format": "pt"})
 
 
 def _with_width_of_heads(config: PreTrainedConfig, source: Path) -> PreTrainedConfig:
@@ -62,7 +62,7 @@ def _with_width_of_heads(config: PreTrainedConfig, source: Path) -> PreTrainedCo
     return config
 
 
-def _own(model: Any) -> dict[str, torch.Tensor]:
+def _own_parameters(model: Any) -> dict[str, torch.Tensor]:
     """Each parameter once, with memory of its own; a tied head is its embedding."""
     return {
         name: parameter.detach().clone(memory_format=torch.contiguous_format)

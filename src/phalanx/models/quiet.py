@@ -18,12 +18,12 @@ def one_at_a_time() -> AbstractContextManager[object]:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Keep other threads out, let only errors through, hide progress bars; all is as before afterwards."""
-    with _LOCK, _quiet():
+    with _LOCK, _silence_libraries():
         yield
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_libraries() -> Iterator[None]:
     verbosity = hub_logging.get_verbosity()
     bars = hub_logging.is_progress_bar_enabled()
     hub_logging.set_verbosity_error()

@@ -26,7 +26,7 @@ class RouterBalance:
     num_asked: int
     weight: float
 
-    def run(self, block: nn.Module, call: Callable[[], Tensor]) -> Tensor:
+    def run_block(self, block: nn.Module, call: Callable[[], Tensor]) -> Tensor:
         """Run a block and return its output, with the gradient of the router's loss added."""
         logits: list[Tensor] = []
 
@@ -40,10 +40,10 @@ class RouterBalance:
         finally:
             watched.remove()
         loss = load_balancing_loss_func((logits[0],), self.num_experts, self.num_asked)
-        return _Beside.apply(hidden, loss * self.weight)  # type: ignore[no-any-return,no-untyped-call]
+        return _AddedLoss.apply(hidden, loss * self.weight)  # type: ignore[no-any-return,no-untyped-call]
 
 
-class _Beside(torch.autograd.Function):
+class _AddedLoss(torch.autograd.Function):
     """Hands hidden states on, and starts the backward pass of a loss when theirs comes by."""
 
     @staticmethod

@@ -41,7 +41,7 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
     name = f"scratch-{hub_config.model_type}-{hashlib.sha256(canonical_json(key)).hexdigest()[:32]}"
 
     def write(directory: Path) -> None:
-        model = _draw(hub_config, seed)
+        model = _draw_model(hub_config, seed)
         save_hub_layout(model, hub_config_dict(model.config), directory)
         if tokenizer and has_tokenizer:
             copy_tokenizer(tokenizer, directory)
@@ -49,7 +49,7 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
     return written_once(cache_dir / name, write)
 
 
-def _draw(hub_config: Any, seed: int) -> Any:
+def _draw_model(hub_config: Any, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet_transformers():
         torch.manual_seed(seed)
         try:

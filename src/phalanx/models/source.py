@@ -63,7 +63,7 @@ class ModelSource:
         """Rows of the embedding."""
         return int(self.hub_config.vocab_size)
 
-    def shortened(self, num_layers: int) -> "ModelSource":
+    def with_first_blocks(self, num_layers: int) -> "ModelSource":
         """Return the model of its first blocks alone, with the same embedding, norm and head; no tensor is copied.
 
         Raises:
@@ -82,7 +82,7 @@ class ModelSource:
         return short
 
     @property
-    def head(self) -> HeadKind:
+    def head_kind(self) -> HeadKind:
         """What the last stage gives for each token."""
         return head_of(self.hub_config)
 
@@ -92,9 +92,9 @@ class ModelSource:
         Raises:
             ModelError: The files have no language model's head, or transformers has no class for the family's scores.
         """
-        if kind == self.head:
+        if kind == self.head_kind:
             return self
-        if self.head == "score":
+        if self.head_kind == "score":
             raise ModelError(f"{self.directory}: gives scores, and has no language model's head; take another model")
         other = copy.copy(self)
         other.hub_config = config_with_head(self.hub_config, kind, str(self.directory))
@@ -108,25 +108,25 @@ class ModelSource:
                 total.update(f"{path.name}\n{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         return total.hexdigest()
 
-    def has(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
         """Whether the files have a tensor of that name."""
-        return self._weights.has(name)
+        return self._weights.has_weight(name)
 
-    def shape(self, name: str) -> list[int]:
+    def tensor_shape(self, name: str) -> list[int]:
         """Return the shape of one tensor of the files.
 
         Raises:
             ModelError: It is not there.
         """
-        return self._weights.shape(name)
+        return self._weights.weight_shape(name)
 
-    def read(self, name: str) -> Tensor:
+    def read_tensor(self, name: str) -> Tensor:
         """Return one tensor as float32 in memory of its own.
 
         Raises:
             ModelError: It is not there, or not in floating point.
         """
-        tensor = torch.empty(self._weights.shape(name), dtype=torch.float32)
+        tensor = torch.empty(self._weights.weight_shape(name), dtype=torch.float32)
         self._weights.load_into({name: tensor})
         return tensor
 
@@ -148,7 +148,7 @@ class ModelSource:
         if self._weights.stored_name(head) == self._weights.stored_name(embedding):
             # the files hold one of the two
             return
-        if not torch.equal(self.read(head), self.read(embedding)):
+        if not torch.equal(self.read_tensor(head), self.read_tensor(embedding)):
             raise ModelError(
                 f"{self.directory}: config.json ties {head} to {embedding}, but the files hold "
                 "different values; set tie_word_embeddings to false in config.json"
@@ -168,7 +168,7 @@ def open_model(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
             cannot have the head.
     """
     source = _open_whole(config, cache_dir, seed)
-    source = source if config.layers is None else source.shortened(config.layers)
+    source = source if config.layers is None else source.with_first_blocks(config.layers)
     return source if config.head is None else source.with_head(config.head)
 
 

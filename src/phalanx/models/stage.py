@@ -54,11 +54,11 @@ class EmbeddingNoise:
         self._alpha = alpha
         self._begins = ""
 
-    def begin(self, seed: int, step: int) -> None:
+    def begin_step(self, seed: int, step: int) -> None:
         """Take the noise of a step from here on."""
         self._begins = f"phalanx neftune {seed} {step} "
 
-    def of(self, ids: Tensor, hidden_size: int) -> Tensor:
+    def sample_noise(self, ids: Tensor, hidden_size: int) -> Tensor:
         """The noise of rows of tokens.
 
         Args:
@@ -101,7 +101,7 @@ class StageModule(nn.Module):
         self.hub_config: Any = copy.deepcopy(whole.config)
         twins: dict[int, Any] = {id(part): AbsentPart() for part in _foreign_parts(whole, family, spec)}
         twins[id(whole.config)] = self.hub_config
-        _add_twins(whole, twins)
+        _copy_modules(whole, twins)
         for name, child in whole.named_children():
             self.add_module(name, twins[id(child)])
         self.family = family
@@ -143,11 +143,15 @@ class StageModule(nn.Module):
     @property
     def shared_head(self) -> nn.Parameter | None:
         """The head's weight where it is the first stage's embedding, in another module of this process."""
-        return self.get_parameter(self.family.head_weight) if self._head_is_shared and not self.spec.embeds else None
+        return (
+            self.get_parameter(self.family.head_weight)
+            if self._head_is_shared and not self.spec.has_embedding
+            else None
+        )
 
-    def heads(self) -> dict[str, nn.Module]:
+    def stage_heads(self) -> dict[str, nn.Module]:
         """Return the heads of the last stage by name, the language model's first."""
-        return self.family.heads(self)
+        return self.family.head_modules(self)
 
     def hidden_shape(self, batch: int, seq: int) -> tuple[int, int, int]:
         """Return the shape of the tensor that passes between stages."""
@@ -167,7 +171,7 @@ class StageModule(nn.Module):
         }
         return {**parameters, **self.masters}
 
-    def trainable(self) -> dict[str, nn.Parameter]:
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the optimizer updates: with an adapter the adapter only, else all."""
         return {name: value for name, value in self.all_parameters().items() if value.requires_grad}
 
@@ -190,20 +194,20 @@ class StageModule(nn.Module):
         """
         is_marked = self.attends in MARKED_KINDS and pattern is CAUSAL
         if is_marked:
-            x, pattern = split_marks(x, self.attends, embeds=self.spec.embeds)
+            x, pattern = split_marks(x, self.attends, embeds=self.spec.has_embedding)
         elif self.attends != "causal" and pattern is CAUSAL:
             pattern = AttentionPattern(self.attends)
-        x = self.with_prompt(x) if self.spec.embeds else x
+        x = self.with_prompt(x) if self.spec.has_embedding else x
         self._check_input(x)
         trunk = self.trunk
         before = self.num_virtual_tokens
         self.family.check_pattern(pattern, before + self.num_prompt_tokens)
-        pattern.check(*x.shape[:2])
-        hidden = self.family.embed(trunk, x, before, pattern) if self.spec.embeds else x
+        pattern.check_shape(*x.shape[:2])
+        hidden = self.family.embed(trunk, x, before, pattern) if self.spec.has_embedding else x
         context = self.family.context(trunk, self.hub_config, hidden, before, pattern)
         learns = torch.is_grad_enabled()
         recompute = self.activation_checkpointing and learns
-        balance = self.family.balance(self.hub_config, self.router_share) if learns and self.training else None
+        balance = self.family.router_balance(self.hub_config, self.router_share) if learns and self.training else None
         for layer, block in enumerate(self.own_blocks, self.spec.first_layer):
             block_context = self.with_prefix(block, self.family.block_context(self.hub_config, context, layer))
             if recompute:
@@ -211,7 +215,7 @@ class StageModule(nn.Module):
             else:
                 hidden = _run_block(block, hidden, block_context, self.family, balance)
         if self.spec.is_last:
-            return self.family.logits(self, self.without_prompt(hidden), pattern)
+            return self.family.output_logits(self, self.without_prompt(hidden), pattern)
         return join_marks(hidden, pattern) if is_marked else hidden
 
     def with_prompt(self, ids: Tensor) -> Tensor:
@@ -243,18 +247,18 @@ class StageModule(nn.Module):
     def through_heads(self, hidden: Tensor) -> Tensor:
         """Turn the output of the family's `finish` into the heads' output for each token."""
         if self.family.scoring != (HEAD,):
-            return self.family.score(self, self.hub_config, hidden)
+            return self.family.score_hidden(self, self.hub_config, hidden)
         scores: list[Tensor] = []
-        for name, head in self.heads().items():
+        for name, head in self.stage_heads().items():
             logits = head(hidden)
             is_scaled = name == HEAD and self._gives_logits
             scores.append(self.family.scale_logits(self.hub_config, logits) if is_scaled else logits)
         return scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
 
     def _check_input(self, x: Tensor) -> None:
-        expected = "[batch, seq]" if self.spec.embeds else f"[batch, seq, {self.hub_config.hidden_size}]"
-        if x.dim() != (2 if self.spec.embeds else 3) or (
-            not self.spec.embeds and x.shape[2] != self.hub_config.hidden_size
+        expected = "[batch, seq]" if self.spec.has_embedding else f"[batch, seq, {self.hub_config.hidden_size}]"
+        if x.dim() != (2 if self.spec.has_embedding else 3) or (
+            not self.spec.has_embedding and x.shape[2] != self.hub_config.hidden_size
         ):
             raise ModelError(f"stage {self.spec.index}: found input of shape {list(x.shape)}; expected {expected}")
         tokens = x.shape[1] + self.num_virtual_tokens
@@ -272,19 +276,19 @@ def add_embedding_noise(stage: StageModule, alpha: float | None) -> None:
 
     A stage that has it already keeps it.
     """
-    if alpha is None or not stage.spec.embeds or stage.embedding_noise is not None:
+    if alpha is None or not stage.spec.has_embedding or stage.embedding_noise is not None:
         return
     noise = stage.embedding_noise = EmbeddingNoise(alpha)
 
     def disturb(module: Any, given: tuple[Any, ...], embedded: Tensor) -> Tensor | None:
         if not module.training:
             return None
-        return embedded + noise.of(given[0], embedded.shape[-1]).to(embedded.device, embedded.dtype)
+        return embedded + noise.sample_noise(given[0], embedded.shape[-1]).to(embedded.device, embedded.dtype)
 
     stage.get_submodule(stage.family.embedding_weight.rpartition(".")[0]).register_forward_hook(disturb)
 
 
-def tie(first: StageModule, last: StageModule) -> None:
+def tie_head(first: StageModule, last: StageModule) -> None:
     """Make the last stage's head the very embedding of the first, where the config ties them.
 
     Both must live in one process. Afterwards one gradient collects both uses, and only `first` lists
@@ -293,7 +297,7 @@ def tie(first: StageModule, last: StageModule) -> None:
     Raises:
         ModelError: `first` is not the first stage, or `last` not the last one, of the same model.
     """
-    if not first.spec.embeds or not last.spec.is_last or first.family is not last.family:
+    if not first.spec.has_embedding or not last.spec.is_last or first.family is not last.family:
         raise ModelError(
             f"stages {first.spec.index} and {last.spec.index} of {first.spec.num_stages}: only the first and "
             "the last stage of one model can be tied"
@@ -324,14 +328,14 @@ def _run_block(
     block: nn.Module, hidden: Tensor, context: dict[str, Any], family: Family, balance: RouterBalance | None = None
 ) -> Tensor:
     if balance is not None:
-        return balance.run(block, lambda: _run_block(block, hidden, context, family))
+        return balance.run_block(block, lambda: _run_block(block, hidden, context, family))
     out = family.call_block(block, hidden, context)
     # some families return attention weights or a cache beside the hidden states
     result: Tensor = out[0] if isinstance(out, tuple) else out
     return result
 
 
-def _add_twins(whole: nn.Module, twins: dict[int, Any]) -> None:
+def _copy_modules(whole: nn.Module, twins: dict[int, Any]) -> None:
     """Give each module and parameter a twin with tables of its own, where `twins` has none for it yet.
 
     As `copy.deepcopy`, which takes ten times as long: it copies the dozen empty tables of every module one by one.
@@ -358,7 +362,7 @@ def _add_twins(whole: nn.Module, twins: dict[int, Any]) -> None:
 def _foreign_parts(whole: nn.Module, family: Family, spec: StageSpec) -> Iterator[nn.Module]:
     """The parts of a model that other stages hold."""
     trunk = whole.get_submodule(family.trunk)
-    names = () if spec.embeds else family.first_parts
+    names = () if spec.has_embedding else family.first_parts
     names += () if spec.is_last else family.last_parts
     blocks = family.all_blocks(trunk)
     for layer in {*range(len(blocks))} - {*range(spec.first_layer, spec.end_layer)}:
@@ -366,4 +370,4 @@ def _foreign_parts(whole: nn.Module, family: Family, spec: StageSpec) -> Iterato
     yield from (part for name in names if (part := attrgetter(name)(trunk)) is not None)
     yield from (*blocks[: spec.first_layer], *blocks[spec.end_layer :])
     if not spec.is_last:
-        yield from family.heads(whole).values()
+        yield from family.head_modules(whole).values()

@@ -49,8 +49,8 @@ def main(source: Path, out: Path, wanted: tuple[str, ...]) -> int:
     """Run the requested action, and return an exit code."""
     files = [path for path in source.iterdir() if path.is_file()] if source.is_dir() else [source]
     try:
-        acts = [_act(what) for what in wanted]
-        _limit(sum(path.stat().st_size for path in files), max(_GROWTH[what] for what in wanted))
+        acts = [_action_function(what) for what in wanted]
+        _limit_resources(sum(path.stat().st_size for path in files), max(_GROWTH[what] for what in wanted))
         for act in acts:
             act(source, out)
     except Exception as exc:  # noqa: BLE001 - whatever it is, the starter tells it
@@ -59,7 +59,7 @@ def main(source: Path, out: Path, wanted: tuple[str, ...]) -> int:
     return 0
 
 
-def _act(what: str) -> Callable[[Path, Path], None]:
+def _action_function(what: str) -> Callable[[Path, Path], None]:
     """Return the function of an action; only its imports enter the sandbox."""
     if what == TOKENIZER:
         from phalanx.models.hub_files import save_tokenizer  # noqa: PLC0415 - weights need no transformers
@@ -69,10 +69,10 @@ def _act(what: str) -> Callable[[Path, Path], None]:
         from phalanx.models.gguf_reader import rewrite_gguf  # noqa: PLC0415 - weights need no transformers
 
         return rewrite_gguf
-    return _rewrite
+    return _rewrite_pickles
 
 
-def _limit(size: int, growth: int) -> None:
+def _limit_resources(size: int, growth: int) -> None:
     """Bound time, memory and written bytes by the size of the files and their allowed growth."""
     bounds = {
         resource.RLIMIT_CPU: _MOST_S,
@@ -84,13 +84,13 @@ def _limit(size: int, growth: int) -> None:
         resource.setrlimit(which, (limit, limit))
 
 
-def _rewrite(source: Path, out: Path) -> None:
+def _rewrite_pickles(source: Path, out: Path) -> None:
     files = pickled_files(source)
     index: dict[str, str] = {}
     for number, path in enumerate(files, 1):
         single = len(files) == 1
         name = "model.safetensors" if single else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        tensors = _tensors(torch.load(path, map_location="cpu", weights_only=True, mmap=True), path.name)
+        tensors = _named_tensors(torch.load(path, map_location="cpu", weights_only=True, mmap=True), path.name)
         save_file(tensors, out / name, {"format": "pt"})
         index |= dict.fromkeys(tensors, name)
     if len(files) > 1:
@@ -98,7 +98,7 @@ def _rewrite(source: Path, out: Path) -> None:
         (out / "model.safetensors.index.json").write_text(text, encoding="utf-8")
 
 
-def _tensors(found: Any, where: str) -> dict[str, Tensor]:
+def _named_tensors(found: Any, where: str) -> dict[str, Tensor]:
     if not isinstance(found, dict):
         raise ModelError(f"{where}: holds a {type(found).__name__}; expected tensors by name")
     for name, value in found.items():

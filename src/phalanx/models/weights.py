@@ -43,16 +43,16 @@ class WeightFiles:
             return
         check_weights(directory)
         if (directory / WEIGHTS).is_file():
-            with _opened(directory / WEIGHTS) as file:
+            with _open_file(directory / WEIGHTS) as file:
                 self._files = dict.fromkeys(file.keys(), directory / WEIGHTS)
         else:
             self._files = _read_index(directory / WEIGHTS_INDEX)
 
-    def has(self, name: str) -> bool:
+    def has_weight(self, name: str) -> bool:
         """True if a tensor of that name is there, whole or in pieces."""
         return self.stored_name(name) is not None or self._num_experts(name) > 0
 
-    def shape(self, name: str) -> list[int]:
+    def weight_shape(self, name: str) -> list[int]:
         """Return a tensor's shape; of one in pieces, the shape that they have together.
 
         Raises:
@@ -71,15 +71,15 @@ class WeightFiles:
             ModelError: One is missing, has another shape, or is not in floating point.
         """
         by_file: dict[Path, list[tuple[str, Tensor]]] = {}
-        for name, target in self._split(wanted):
-            stored, path = self._locate(name)
+        for name, target in self._split_pieces(wanted):
+            stored, path = self._locate_tensor(name)
             by_file.setdefault(path, []).append((stored, target))
         for path, targets in by_file.items():
-            with _opened(path) as file:
+            with _open_file(path) as file:
                 for stored, target in targets:
-                    _fill(file, stored, path, target)
+                    _fill_tensor(file, stored, path, target)
 
-    def _split(self, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def _split_pieces(self, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Give each tensor that the files hold in pieces as those pieces, which are views of it."""
         for name, target in wanted.items():
             num_experts = self._num_experts(name)
@@ -102,21 +102,21 @@ class WeightFiles:
         return num_experts
 
     def _stored_shape(self, name: str) -> list[int]:
-        stored, path = self._locate(name)
-        with _opened(path) as file:
-            return list(_header(file, stored, path).get_shape())
+        stored, path = self._locate_tensor(name)
+        with _open_file(path) as file:
+            return list(_tensor_header(file, stored, path).get_shape())
 
     def stored_name(self, name: str) -> str | None:
         """Return the name that the files have for a tensor, None where they hold it in pieces or not at all."""
         names = (name, *self._same.get(name, ()))
-        return next((stored for one in names for stored in self._spellings(one) if stored in self._files), None)
+        return next((stored for one in names for stored in self._possible_names(one) if stored in self._files), None)
 
-    def _spellings(self, name: str) -> tuple[str, ...]:
+    def _possible_names(self, name: str) -> tuple[str, ...]:
         """List the names that files of the family may have for a tensor."""
         hub_name = self._family.stored_names.get(name, name)
         return name, name.removeprefix(f"{self._family.prefix}."), hub_name, _older_name(name)
 
-    def _locate(self, name: str) -> tuple[str, Path]:
+    def _locate_tensor(self, name: str) -> tuple[str, Path]:
         stored = self.stored_name(name)
         if stored is None:
             files = sorted({path.name for path in self._files.values()})
@@ -143,8 +143,8 @@ def _older_name(name: str) -> str:
     return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
-def _fill(file: Any, stored: str, path: Path, target: Tensor) -> None:
-    header = _header(file, stored, path)
+def _fill_tensor(file: Any, stored: str, path: Path, target: Tensor) -> None:
+    header = _tensor_header(file, stored, path)
     if list(header.get_shape()) != list(target.shape):
         raise ModelError(
             f"{path}: tensor {stored!r} has shape {list(header.get_shape())}; config.json says {list(target.shape)}"
@@ -157,7 +157,7 @@ def _fill(file: Any, stored: str, path: Path, target: Tensor) -> None:
         target.copy_(file.get_tensor(stored))
 
 
-def _header(file: Any, stored: str, path: Path) -> Any:
+def _tensor_header(file: Any, stored: str, path: Path) -> Any:
     try:
         return file.get_slice(stored)
     except SafetensorError as exc:
@@ -165,11 +165,11 @@ def _header(file: Any, stored: str, path: Path) -> Any:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_file(path: Path) -> Iterator[Any]:
     try:
         opened = safe_open(path, framework="pt", device="cpu")
     except (OSError, SafetensorError) as exc:
-        raise ModelError(f"{path}: cannot be read as safetensors: {exc}").about(
+        raise ModelError(f"{path}: cannot be read as safetensors: {exc}").with_facts(
             code="PHX-I035", file=str(path)
         ) from exc
     with opened as file:

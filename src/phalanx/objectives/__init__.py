@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
-from phalanx.config import check_name, resolve
-from phalanx.objectives.causal_lm import IGNORE as IGNORE, causal_lm as causal_lm
+from phalanx.config import check_name, resolve_kind
+from phalanx.objectives.causal_lm import IGNORE as IGNORE, causal_lm_loss as causal_lm_loss
 from phalanx.objectives.classification import (
-    Confusion as Confusion,
-    classification as classification,
+    ConfusionMatrix as ConfusionMatrix,
+    classification_loss as classification_loss,
     mark_classes as mark_classes,
     pooled_logits as pooled_logits,
 )
@@ -23,17 +23,17 @@ from phalanx.objectives.dpo import (
     IpoSettings,
     OrpoSettings,
     SimpoSettings,
-    cpo,
-    dpo,
-    ipo,
+    cpo_loss,
+    dpo_loss,
+    ipo_loss,
     log_ratio_worth,
     mean_log_ratio_worth,
     mean_worth,
-    orpo,
-    simpo,
+    orpo_loss,
+    simpo_loss,
     total_worth,
 )
-from phalanx.objectives.kto import WANTED, KtoSettings, kto
+from phalanx.objectives.kto import WANTED, KtoSettings, kto_loss
 from phalanx.objectives.objective import (
     ROW_LABELS as ROW_LABELS,
     ExtraRows as ExtraRows,
@@ -50,11 +50,11 @@ from phalanx.objectives.policy_gradient import (
     GrpoSettings,
     RlooSettings,
     RolloutSettings as RolloutSettings,
-    dr_grpo,
-    grpo,
-    rloo,
+    dr_grpo_loss,
+    grpo_loss,
+    rloo_loss,
 )
-from phalanx.objectives.ppo import PPO_EXTRAS, PpoSettings, ppo
+from phalanx.objectives.ppo import PPO_EXTRAS, PpoSettings, ppo_loss
 from phalanx.objectives.pretraining import (
     CorruptedRows,
     DenoisedRows,
@@ -70,8 +70,8 @@ from phalanx.objectives.pretraining import (
     SpanCorruptionSettings,
     TokenTable as TokenTable,
 )
-from phalanx.objectives.reward import MARGIN, reward, row_scores
-from phalanx.objectives.weighted_causal_lm import weighted_causal_lm as weighted_causal_lm
+from phalanx.objectives.reward import MARGIN, reward_loss, row_scores
+from phalanx.objectives.weighted_causal_lm import weighted_causal_lm_loss as weighted_causal_lm_loss
 
 _BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 
@@ -86,36 +86,38 @@ def _preference_objective(
 
 
 OBJECTIVES: dict[str, Objective] = {
-    "causal_lm": Objective(causal_lm),
-    "classification": Objective(classification, own_head=True),
+    "causal_lm": Objective(causal_lm_loss),
+    "classification": Objective(classification_loss, own_head=True),
     "denoisers": Objective(
-        causal_lm, settings=DenoisersSettings, rewriting=DenoisedRows.from_tokens, attention="prefix"
+        causal_lm_loss, settings=DenoisersSettings, rewriting=DenoisedRows.from_tokens, attention="prefix"
     ),
-    "fill_in_the_middle": Objective(causal_lm, settings=FillInTheMiddleSettings, rewriting=MiddleRows.from_tokens),
+    "fill_in_the_middle": Objective(causal_lm_loss, settings=FillInTheMiddleSettings, rewriting=MiddleRows.from_tokens),
     "masked": Objective(
-        causal_lm, settings=MaskedSettings, rewriting=MaskedRows.from_tokens, attention="bidirectional"
+        causal_lm_loss, settings=MaskedSettings, rewriting=MaskedRows.from_tokens, attention="bidirectional"
     ),
-    "prefix_lm": Objective(causal_lm, rewriting=PrefixRows.from_tokens, attention="prefix"),
+    "prefix_lm": Objective(causal_lm_loss, rewriting=PrefixRows.from_tokens, attention="prefix"),
     "span_corruption": Objective(
-        causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.from_tokens, attention="prefix"
+        causal_lm_loss, settings=SpanCorruptionSettings, rewriting=CorruptedRows.from_tokens, attention="prefix"
     ),
-    "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
-    "grpo": Objective(with_extras=grpo, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence", by_label=True),
+    "weighted_causal_lm": Objective(with_extras=weighted_causal_lm_loss, extras={"weights": ExtraRows()}),
+    "grpo": Objective(
+        with_extras=grpo_loss, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence", by_label=True
+    ),
     "dr_grpo": Objective(
-        with_extras=dr_grpo, extras=ROLLOUT_EXTRAS, settings=DrGrpoSettings, target="sequence", by_label=True
+        with_extras=dr_grpo_loss, extras=ROLLOUT_EXTRAS, settings=DrGrpoSettings, target="sequence", by_label=True
     ),
-    "rloo": Objective(with_extras=rloo, extras=ROLLOUT_EXTRAS, settings=RlooSettings, target="sequence"),
-    "ppo": Objective(with_extras=ppo, extras=PPO_EXTRAS, settings=PpoSettings, head="lm_and_score"),
-    "dpo": _preference_objective(dpo, log_ratio_worth, DpoSettings, _BESIDE_REFERENCE),
-    "ipo": _preference_objective(ipo, mean_log_ratio_worth, IpoSettings, _BESIDE_REFERENCE),
+    "rloo": Objective(with_extras=rloo_loss, extras=ROLLOUT_EXTRAS, settings=RlooSettings, target="sequence"),
+    "ppo": Objective(with_extras=ppo_loss, extras=PPO_EXTRAS, settings=PpoSettings, head="lm_and_score"),
+    "dpo": _preference_objective(dpo_loss, log_ratio_worth, DpoSettings, _BESIDE_REFERENCE),
+    "ipo": _preference_objective(ipo_loss, mean_log_ratio_worth, IpoSettings, _BESIDE_REFERENCE),
     "kto": _preference_objective(
-        kto, log_ratio_worth, KtoSettings, _BESIDE_REFERENCE | {WANTED: ExtraRows("int64", per_token=False)}
+        kto_loss, log_ratio_worth, KtoSettings, _BESIDE_REFERENCE | {WANTED: ExtraRows("int64", per_token=False)}
     ),
-    "orpo": _preference_objective(orpo, mean_worth, OrpoSettings),
-    "simpo": _preference_objective(simpo, mean_worth, SimpoSettings),
-    "cpo": _preference_objective(cpo, total_worth, CpoSettings),
+    "orpo": _preference_objective(orpo_loss, mean_worth, OrpoSettings),
+    "simpo": _preference_objective(simpo_loss, mean_worth, SimpoSettings),
+    "cpo": _preference_objective(cpo_loss, total_worth, CpoSettings),
     "reward": replace(
-        _preference_objective(reward, row_scores, None, {MARGIN: ExtraRows(per_token=False)}), head="score"
+        _preference_objective(reward_loss, row_scores, None, {MARGIN: ExtraRows(per_token=False)}), head="score"
     ),
 }
 
@@ -155,7 +157,7 @@ def objective_of(choice: str | ObjectiveSettings) -> Objective:
     Raises:
         ConfigError: There is none of that name, or the function is no objective.
     """
-    objective = resolve(kind_of(choice), OBJECTIVES, own_objective)
+    objective = resolve_kind(kind_of(choice), OBJECTIVES, own_objective)
     if isinstance(choice, str):
-        return objective if objective.settings is None else objective.configured(objective.settings(kind=choice))
-    return objective.configured(choice)
+        return objective if objective.settings is None else objective.with_settings(objective.settings(kind=choice))
+    return objective.with_settings(choice)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 IGNORE = -100
 
 
-def causal_lm(
+def causal_lm_loss(
     logits: Float[Tensor, "batch seq vocab"], labels: Int64[Tensor, "batch seq"]
 ) -> tuple[Float[Tensor, ""], int]:
     """Summed cross-entropy of the labels, and how many there are.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def classification(
+def classification_loss(
     logits: Float[Tensor, "batch seq classes"], labels: Int64[Tensor, "batch seq"]
 ) -> tuple[Float[Tensor, ""], int]:
     """Summed cross-entropy of one class a text.
@@ -90,7 +90,7 @@ def mark_classes(classes: Sequence[int], lengths: Sequence[int], seq: int) -> In
 
 
 @dataclass(frozen=True)
-class Confusion:
+class ConfusionMatrix:
     """A confusion matrix: how often each class was taken for which.
 
     Attributes:
@@ -100,7 +100,7 @@ class Confusion:
     counts: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def count_answers(cls, predicted: Sequence[int], true: Sequence[int], num_classes: int) -> Confusion:
+    def count_answers(cls, predicted: Sequence[int], true: Sequence[int], num_classes: int) -> ConfusionMatrix:
         """Count.
 
         Raises:

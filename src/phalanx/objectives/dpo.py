@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from phalanx.objectives.objective import ObjectiveSettings
-from phalanx.objectives.pairs import log_ratios, row_log_probs, sides
+from phalanx.objectives.pairs import log_ratios, row_log_probs, split_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ class IpoSettings(ObjectiveSettings):
     """The gap of log-ratios a token that is aimed at is 1 / (2 beta): the larger, the nearer to the reference."""
 
 
-def dpo(
+def dpo_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],
@@ -61,7 +61,7 @@ def dpo(
     """
     from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
 
-    chosen, rejected = sides("dpo", log_ratios("dpo", logits, labels, extras).total)
+    chosen, rejected = split_pairs("dpo", log_ratios("dpo", logits, labels, extras).total)
     gap = settings.beta * (chosen - rejected)
     wrong = settings.label_smoothing
     losses = -functional.logsigmoid(gap) * (1 - wrong)
@@ -70,7 +70,7 @@ def dpo(
     return losses.sum(), len(losses)
 
 
-def ipo(
+def ipo_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],
@@ -94,7 +94,7 @@ def ipo(
 
     Source: Azar et al. 2023, equation 17.
     """
-    chosen, rejected = sides("ipo", log_ratios("ipo", logits, labels, extras).mean)
+    chosen, rejected = split_pairs("ipo", log_ratios("ipo", logits, labels, extras).mean_per_label)
     losses = (chosen - rejected - 1 / (2 * settings.beta)) ** 2
     return losses.sum(), len(losses)
 
@@ -118,7 +118,7 @@ def mean_log_ratio_worth(
     settings: IpoSettings,
 ) -> Float[Tensor, " batch"]:
     """Return ``(p - r) / n`` of each row, of which IPO aims at a gap."""
-    return log_ratios(settings.kind, logits, labels, extras).mean
+    return log_ratios(settings.kind, logits, labels, extras).mean_per_label
 
 
 class OrpoSettings(ObjectiveSettings):
@@ -149,7 +149,7 @@ class CpoSettings(ObjectiveSettings):
     """Weight of the chosen answer's likelihood beside the preference."""
 
 
-def orpo(
+def orpo_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],
@@ -176,17 +176,17 @@ def orpo(
     from torch.nn import functional  # noqa: PLC0415
 
     del extras
-    means = row_log_probs("orpo", logits, labels).mean
+    means = row_log_probs("orpo", logits, labels).mean_per_label
     # of a certain answer the odds are infinite; the smallest step below keeps loss and gradient finite
     certain = torch.finfo(torch.float32).eps
     bounded = torch.where(means > -certain, means - certain, means)
-    chosen, rejected = sides("orpo", bounded - torch.log(-torch.expm1(bounded)))
-    likelihood, _ = sides("orpo", means)
+    chosen, rejected = split_pairs("orpo", bounded - torch.log(-torch.expm1(bounded)))
+    likelihood, _ = split_pairs("orpo", means)
     losses = -likelihood - settings.beta * functional.logsigmoid(chosen - rejected)
     return losses.sum(), len(losses)
 
 
-def simpo(
+def simpo_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],
@@ -210,12 +210,12 @@ def simpo(
     from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
 
     del extras
-    chosen, rejected = sides("simpo", row_log_probs("simpo", logits, labels).mean)
+    chosen, rejected = split_pairs("simpo", row_log_probs("simpo", logits, labels).mean_per_label)
     losses = -functional.logsigmoid(settings.beta * (chosen - rejected) - settings.margin)
     return losses.sum(), len(losses)
 
 
-def cpo(
+def cpo_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],
@@ -241,8 +241,8 @@ def cpo(
 
     del extras
     rows = row_log_probs("cpo", logits, labels)
-    chosen, rejected = sides("cpo", rows.total)
-    likelihood, _ = sides("cpo", rows.mean)
+    chosen, rejected = split_pairs("cpo", rows.total)
+    likelihood, _ = split_pairs("cpo", rows.mean_per_label)
     losses = -functional.logsigmoid(settings.beta * (chosen - rejected)) - settings.likelihood * likelihood
     return losses.sum(), len(losses)
 
@@ -256,7 +256,7 @@ def mean_worth(
 ) -> Float[Tensor, " batch"]:
     """Return ``beta m`` of each row: by its mean log-probability ORPO and SimPO prefer."""
     del extras
-    return settings.beta * row_log_probs(settings.kind, logits, labels).mean
+    return settings.beta * row_log_probs(settings.kind, logits, labels).mean_per_label
 
 
 def total_worth(

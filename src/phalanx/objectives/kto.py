@@ -8,7 +8,7 @@ from pydantic import Field
 
 from phalanx.errors import DataError
 from phalanx.objectives.objective import ObjectiveSettings
-from phalanx.objectives.pairs import log_ratios, sides
+from phalanx.objectives.pairs import log_ratios, split_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class KtoSettings(ObjectiveSettings):
     """Weight of an answer that is not."""
 
 
-def kto(
+def kto_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],
@@ -63,8 +63,8 @@ def kto(
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
-    examples, companions = sides("kto", log_ratios("kto", logits, labels, extras).total)
-    is_wanted, _ = sides("kto", extras[WANTED].to(examples.device))
+    examples, companions = split_pairs("kto", log_ratios("kto", logits, labels, extras).total)
+    is_wanted, _ = split_pairs("kto", extras[WANTED].to(examples.device))
     if bool(((is_wanted != 0) & (is_wanted != 1)).any()):
         raise DataError("extras.wanted: has another number than 0 and 1; give 1 for an answer that is wanted")
     # not clamp, which would make a 0 of a NaN's gradient alone

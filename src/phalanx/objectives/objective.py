@@ -53,7 +53,7 @@ class ExtraRows:
     dtype: Literal["float32", "int64"] = "float32"
     per_token: bool = True
 
-    def shape(self, rows: int, seq: int) -> tuple[int, ...]:
+    def rows_shape(self, rows: int, seq: int) -> tuple[int, ...]:
         """The shape for so many sequences of so many tokens."""
         return (rows, seq) if self.per_token else (rows,)
 
@@ -98,7 +98,7 @@ class Objective:
     head: HeadKind = "lm"
     worth: Callable[..., Tensor] | None = None
 
-    def configured(self, settings: ObjectiveSettings) -> Objective:
+    def with_settings(self, settings: ObjectiveSettings) -> Objective:
         """The objective with its settings bound to its loss, or to the rows that it makes."""
         if self.rewriting is not None:
             return replace(self, rewriting=partial(self.rewriting, settings))
@@ -112,7 +112,7 @@ class Objective:
         """Tell whether the loss is the sum of the losses of parts of rows, for ranks that share a sequence."""
         return self.target == "label" or self.by_label
 
-    def of_parts(self) -> Objective:
+    def for_row_parts(self) -> Objective:
         """The objective as it reads parts of rows: with `ROW_LABELS`, where it divides by them."""
         return replace(self, extras={**self.extras, ROW_LABELS: _ONE_A_ROW}) if self.by_label else self
 
@@ -170,8 +170,8 @@ class Objective:
                 raise DataError(f"extras.{name}: the objective does not read them; remove them")
             expected, tensor = self.extras[name], extras[name]
             dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-            if (dtype, shape) != (expected.dtype, expected.shape(rows, seq)):
+            if (dtype, shape) != (expected.dtype, expected.rows_shape(rows, seq)):
                 raise DataError(
                     f"extras.{name}: is {dtype} {list(shape)}, "
-                    f"expected {expected.dtype} {list(expected.shape(rows, seq))}"
+                    f"expected {expected.dtype} {list(expected.rows_shape(rows, seq))}"
                 )

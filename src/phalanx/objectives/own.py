@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from phalanx.config import lacks, users_traceback
+from phalanx.config import unfit_code_error, users_traceback
 from phalanx.errors import PhalanxError, TrainingError
 from phalanx.objectives.objective import Objective
 
@@ -25,7 +25,7 @@ def own_objective(kind: str, function: Any) -> Objective:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError) as exc:
         description = f"a {type(function).__name__}" + (f" ({exc})" if callable(function) else "")
-        raise lacks(kind, description, _EXPECTED) from exc
+        raise unfit_code_error(kind, description, _EXPECTED) from exc
 
     def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         try:
@@ -42,15 +42,15 @@ def own_objective(kind: str, function: Any) -> Objective:
 
 def _check_loss(kind: str, found: Any, logits: Tensor) -> tuple[Tensor, int]:
     if not isinstance(found, tuple) or len(found) != 2:
-        raise lacks(kind, f"a {type(found).__name__} from the function", _EXPECTED)
+        raise unfit_code_error(kind, f"a {type(found).__name__} from the function", _EXPECTED)
     total, targets = found
     follows = getattr(total, "requires_grad", False) or not logits.requires_grad
     if getattr(total, "shape", None) != () or not follows:
-        raise lacks(
+        raise unfit_code_error(
             kind, f"a {_describe_value(total)} as the loss", "a tensor of one number that follows from the logits"
         )
     if type(targets) is not int or targets < 0:
-        raise lacks(kind, f"{targets!r:.80} as the number of targets", "an integer of at least 0")
+        raise unfit_code_error(kind, f"{targets!r:.80} as the number of targets", "an integer of at least 0")
     return total.float(), targets
 
 

@@ -34,7 +34,7 @@ class RowLogProbs:
     count: Tensor
 
     @property
-    def mean(self) -> Tensor:
+    def mean_per_label(self) -> Tensor:
         """That of a label, on average over its row."""
         return self.total / self.count
 
@@ -88,7 +88,7 @@ def log_ratios(
     return RowLogProbs(rows.total - extras[REFERENCE].to(rows.total.device), rows.count)
 
 
-def sides(name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+def split_pairs(name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Cut numbers of rows into the numbers of the first and of the second row of each pair.
 
     Raises:

@@ -53,7 +53,7 @@ class DrawnTexts:
     values: Float[Tensor, "texts tokens"] | None = None
 
     @property
-    def divergence(self) -> Float[Tensor, "texts tokens"]:
+    def token_divergence(self) -> Float[Tensor, "texts tokens"]:
         """Log-ratio of each token to the reference, in nats, float64; 0 behind a text."""
         return (self.old - self.reference).double() * self.mask
 
@@ -83,7 +83,7 @@ class RolloutSettings(ObjectiveSettings):
 
     def extra_columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
         """Return the extra rows that the loss reads, at the places of the sampled tokens."""
-        gone = drawn.divergence.sum(dim=1)
+        gone = drawn.token_divergence.sum(dim=1)
         earned = drawn.rewards - drawn.kl * gone if self.kl_in_reward else drawn.rewards
         advantages = self.compute_advantages(earned.view(-1, self.group)).flatten()
         return {
@@ -137,7 +137,7 @@ class RlooSettings(RolloutSettings):
         return leave_one_out_advantages(rewards)
 
 
-def grpo(
+def grpo_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],
@@ -168,7 +168,7 @@ def grpo(
     return (losses.sum(dim=1) / num_labels.clamp(min=1)).sum(), len(labels)
 
 
-def dr_grpo(
+def dr_grpo_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],
@@ -183,7 +183,7 @@ def dr_grpo(
     return losses.sum() / settings.max_new_tokens, len(labels)
 
 
-def rloo(
+def rloo_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],

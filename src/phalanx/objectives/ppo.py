@@ -83,7 +83,7 @@ class PpoSettings(RolloutSettings):
 
         if drawn.values is None:
             raise DataError("ppo: there are no values of the texts; a model with a score beside its logits gives them")
-        rewards = -drawn.kl * drawn.divergence
+        rewards = -drawn.kl * drawn.token_divergence
         rewards[torch.arange(len(rewards)), drawn.mask.sum(dim=1) - 1] += drawn.rewards
         values, mask = drawn.values.double() * drawn.mask, drawn.mask.double()
         advantages = generalised_advantages(rewards, values, mask, discount=self.discount, trace=self.trace)
@@ -105,7 +105,7 @@ class PpoSettings(RolloutSettings):
         return kl * (1 + _GAIN * error)
 
 
-def ppo(
+def ppo_loss(
     logits: Float[Tensor, "batch seq columns"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],

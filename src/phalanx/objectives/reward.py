@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.errors import DataError
 from phalanx.objectives.causal_lm import IGNORE
-from phalanx.objectives.pairs import sides
+from phalanx.objectives.pairs import split_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ MARGIN = "margin"
 """The name of the extra rows with the gap that a pair is to have, float32 ``[batch]``; both rows have the same."""
 
 
-def reward(
+def reward_loss(
     logits: Float[Tensor, "batch seq 1"], labels: Int64[Tensor, "batch seq"], extras: Mapping[str, Tensor]
 ) -> tuple[Float[Tensor, ""], int]:
     """Summed logistic loss of the pairs' gaps of scores, less a margin.
@@ -38,8 +38,8 @@ def reward(
     """
     from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
 
-    chosen, rejected = sides("reward", row_scores(logits, labels, extras))
-    margin, _ = sides("reward", extras[MARGIN].to(chosen.device))
+    chosen, rejected = split_pairs("reward", row_scores(logits, labels, extras))
+    margin, _ = split_pairs("reward", extras[MARGIN].to(chosen.device))
     losses = -functional.logsigmoid(chosen - rejected - margin)
     return losses.sum(), len(losses)
 

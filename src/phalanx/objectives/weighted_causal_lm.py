@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WEIGHTS = "weights"
 
 
-def weighted_causal_lm(
+def weighted_causal_lm_loss(
     logits: Float[Tensor, "batch seq vocab"],
     labels: Int64[Tensor, "batch seq"],
     extras: Mapping[str, Tensor],

@@ -102,7 +102,7 @@ class OptimizerConfig(StrictModel):
         return self
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_warmup_share(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave the share out where there is none, so that an older run file keeps its digest."""
         return {name: value for name, value in write(self).items() if name != "warmup_share" or value}
 

@@ -58,9 +58,9 @@ def new_moments(parameter: Tensor) -> dict[str, Tensor]:
 def apply_in_few_bits(
     rule: UpdateRule, weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor], weight_decay: float
 ) -> None:
-    """Make one update in place, as `UpdateRule.apply` does for tensors that are too small for bytes."""
+    """Make one update in place, as `UpdateRule.apply_update` does for tensors that are too small for bytes."""
     if "exp_avg" in moments:
-        rule.apply(weight, gradient, moments["exp_avg"], moments["exp_avg_sq"], weight_decay)
+        rule.apply_update(weight, gradient, moments["exp_avg"], moments["exp_avg_sq"], weight_decay)
         return
     operators, signed, unsigned = _load_kernels()
     # the third and fourth decay are those of other optimizers that share the operator

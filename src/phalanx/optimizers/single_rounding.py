@@ -22,7 +22,9 @@ class UpdateRule:
     eps: float
     num_updates: int
 
-    def apply(self, weight: Tensor, gradient: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, weight_decay: float) -> None:
+    def apply_update(
+        self, weight: Tensor, gradient: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, weight_decay: float
+    ) -> None:
         """Make one update in place; the gradient is not changed.
 
         Each line is one addition, multiplication, division or root per number. Fused kernels merge some of these,

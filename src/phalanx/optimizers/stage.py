@@ -78,7 +78,7 @@ class StageOptimizer:
             raise TrainingError("optimizer: has weights and no moments; it follows another one and makes no step")
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
-        scaled = self._scale_gradients(self._ordered(gradients), clip_coefficient)
+        scaled = self._scale_gradients(self._ordered_gradients(gradients), clip_coefficient)
         if self._single_rounding or self._in_bytes:
             self._step_one_by_one(scaled, lr)
         else:
@@ -113,7 +113,7 @@ class StageOptimizer:
                 weight_decay=self._config.weight_decay if is_decayed else 0.0,
             )
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state_tensors(self) -> dict[str, torch.Tensor]:
         """The tensors themselves, not copies: ``weight/`` and each of `moment_names` plus the name.
 
         With `num_steps` this is all that decides the next step. The order depends on the names only.
@@ -125,9 +125,9 @@ class StageOptimizer:
                 tensors.update({f"{kind}/{name}": moment for kind, moment in self._moments[i].items()})
         return tensors
 
-    def reading(self) -> Mapping[str, torch.Tensor]:
+    def readable_state(self) -> Mapping[str, torch.Tensor]:
         """As `state`, to be read tensor by tensor: one that lies elsewhere comes when it is asked for."""
-        return self.state()
+        return self.state_tensors()
 
     @property
     def has_moments(self) -> bool:
@@ -142,7 +142,7 @@ class StageOptimizer:
             CheckpointError: Names, shapes or dtypes are not this stage's, or `num_steps` is negative.
                 Nothing was changed.
         """
-        state = self.state()
+        state = self.state_tensors()
         expect_state(tensors, state, num_steps)
         for name, mine in state.items():
             mine.copy_(tensors[name])
@@ -150,9 +150,9 @@ class StageOptimizer:
         self._set_num_steps(num_steps)
 
     @torch.no_grad()
-    def snapshot(self) -> None:
+    def keep_snapshot(self) -> None:
         """Keep a copy of the whole state, for `restore`; the buffers are made once."""
-        tensors = list(self.state().values())
+        tensors = list(self.state_tensors().values())
         if not self._undo:
             self._undo = [torch.empty_like(tensor) for tensor in tensors]
         if tensors:
@@ -160,7 +160,7 @@ class StageOptimizer:
         self._undo_steps = self.num_steps
 
     @torch.no_grad()
-    def restore(self) -> None:
+    def restore_snapshot(self) -> None:
         """Go back to the last snapshot, bit for bit; it stays usable.
 
         Raises:
@@ -169,7 +169,7 @@ class StageOptimizer:
         if self._undo_steps is None:
             raise TrainingError("optimizer: no snapshot to go back to; take one before the step")
         if self._undo:
-            torch._foreach_copy_(list(self.state().values()), self._undo)
+            torch._foreach_copy_(list(self.state_tensors().values()), self._undo)
         self._set_num_steps(self._undo_steps)
 
     def can_undo(self, step: int) -> bool:
@@ -189,7 +189,7 @@ class StageOptimizer:
         """
         if self._undo_steps is None:
             raise TrainingError("optimizer: no snapshot to look at; take one before the step")
-        return dict(zip(self.state(), self._undo, strict=True))
+        return dict(zip(self.state_tensors(), self._undo, strict=True))
 
     def _new_moments(self, weight: torch.Tensor) -> dict[str, torch.Tensor]:
         if self._in_bytes:
@@ -205,7 +205,7 @@ class StageOptimizer:
     def _num_updates(self) -> int:
         return self.num_steps if self._renewed_every is None else self.num_steps % self._renewed_every
 
-    def _ordered(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    def _ordered_gradients(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         if set(gradients) != set(self._names):
             missing, unknown = (
                 sorted(set(self._names) - set(gradients)),

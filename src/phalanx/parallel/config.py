@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, one_of
-from phalanx.planner import SCHEDULES, Layout, Outer
+from phalanx.planner import SCHEDULES, Layout, OuterLoop
 
 
 class OuterConfig(StrictModel):
@@ -27,9 +27,9 @@ class OuterConfig(StrictModel):
     compression: Literal["none", "int8"] = "none"
 
     @property
-    def planned(self) -> Outer:
+    def planned_outer(self) -> OuterLoop:
         """As the planner has it."""
-        return Outer(self.every, self.islands, rounds=self.compression == "int8")
+        return OuterLoop(self.every, self.islands, rounds=self.compression == "int8")
 
 
 Compression = Literal["none", "fp16", "bf16", "powersgd"]
@@ -92,22 +92,24 @@ class ParallelConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_copies(self) -> Self:
-        if not self.fewest_dp <= self.dp <= self.most_dp:
+        if not self.min_dp_copies <= self.dp <= self.max_dp_copies:
             raise ValueError(
-                f"dp = {self.dp} is not between min_dp = {self.fewest_dp} and max_dp = {self.most_dp}; change one of "
-                "the three"
+                f"dp = {self.dp} is not between min_dp = {self.min_dp_copies} and max_dp = {self.max_dp_copies}; "
+                "change one of the three"
             )
-        if self.dp % self.islands:
-            raise ValueError(f"outer.islands = {self.islands} does not divide dp = {self.dp}; change one of them")
-        if self.outer is not None and self.islands == 1:
+        if self.dp % self.num_islands:
+            raise ValueError(f"outer.islands = {self.num_islands} does not divide dp = {self.dp}; change one of them")
+        if self.outer is not None and self.num_islands == 1:
             raise ValueError(f"outer joins islands of data parallel copies, and dp = {self.dp}; set dp to 2 or more")
-        copies = f"dp * cp = {self.copies} copies" + (f" on {self.islands} islands" if self.islands > 1 else "")
-        if self.zero and self.partners == 1:
+        copies = f"dp * cp = {self.num_copies} copies" + (
+            f" on {self.num_islands} islands" if self.num_islands > 1 else ""
+        )
+        if self.zero and self.copies_per_island == 1:
             raise ValueError(
                 f"zero = {self.zero} shares what dp * cp copies of an island have, and there is one: {copies}; "
                 "raise dp, or set zero to 0"
             )
-        if self.gradient_compression != "none" and (self.partners == 1 or self.zero >= SHARED_GRADIENTS):
+        if self.gradient_compression != "none" and (self.copies_per_island == 1 or self.zero >= SHARED_GRADIENTS):
             raise ValueError(
                 f'gradient_compression = "{self.gradient_compression}" is for gradients that {copies} all-reduce, '
                 f'with zero = 0 or 1, found {self.zero}; set it to "none"'
@@ -132,13 +134,13 @@ class ParallelConfig(StrictModel):
             return
         if self.zero < SHARED_GRADIENTS:
             raise ValueError(f"replicas = {self.replicas} needs zero = 2 or 3, found {self.zero}; remove it")
-        if (self.dp // self.islands) % self.replicas:
+        if (self.dp // self.num_islands) % self.replicas:
             raise ValueError(
                 f"replicas = {self.replicas} does not divide dp = {self.dp}"
-                + (f" on {self.islands} islands" if self.islands > 1 else "")
+                + (f" on {self.num_islands} islands" if self.num_islands > 1 else "")
                 + "; change one of them"
             )
-        if self.partners == self.replicas:
+        if self.copies_per_island == self.replicas:
             raise ValueError(
                 f"replicas = {self.replicas} leaves each group one copy, which shares nothing; set zero to 0 or 1"
             )
@@ -173,30 +175,30 @@ class ParallelConfig(StrictModel):
             )
 
     @property
-    def layout(self) -> Layout:
+    def planned_layout(self) -> Layout:
         """The axes alone, as the planner has them."""
-        groups = {"replicas": self.replicas, "islands": self.islands}
+        groups = {"replicas": self.replicas, "islands": self.num_islands}
         return Layout(self.dp, self.tp, self.pp, self.cp, self.zero, self.schedule, context=self.context, **groups)
 
     @property
-    def world(self) -> int:
+    def num_ranks(self) -> int:
         """Number of ranks."""
-        return self.layout.world
+        return self.planned_layout.num_ranks
 
     @property
-    def figures(self) -> dict[str, int]:
+    def layout_figures(self) -> dict[str, int]:
         """Ranks, stages and axes, for a run's summary."""
-        layout = self.layout
+        layout = self.planned_layout
         axes = {axis: getattr(self, axis) for axis in ("dp", "tp", "pp", "cp")}
-        return {"processes": self.world, "stages": layout.pp * layout.stages_per_rank, **axes}
+        return {"processes": self.num_ranks, "stages": layout.pp * layout.stages_per_rank, **axes}
 
     @property
-    def fewest_dp(self) -> int:
+    def min_dp_copies(self) -> int:
         """Minimum number of data parallel copies."""
         return self.dp if self.min_dp is None else self.min_dp
 
     @property
-    def most_dp(self) -> int:
+    def max_dp_copies(self) -> int:
         """Maximum number of data parallel copies."""
         return self.dp if self.max_dp is None else self.max_dp
 
@@ -206,18 +208,18 @@ class ParallelConfig(StrictModel):
         return self.tp * self.pp * self.cp
 
     @property
-    def copies(self) -> int:
+    def num_copies(self) -> int:
         """Number of ranks that have the same part of the model."""
         return self.dp * self.cp
 
     @property
-    def islands(self) -> int:
+    def num_islands(self) -> int:
         """Into how many islands the copies are cut; one where gradients are joined in every step."""
         if self.outer is None:
             return 1
         return self.dp if self.outer.islands is None else self.outer.islands
 
     @property
-    def partners(self) -> int:
+    def copies_per_island(self) -> int:
         """Return the number of copies that join their gradients in every step: the copies of an island."""
-        return self.copies // self.islands
+        return self.num_copies // self.num_islands

@@ -28,9 +28,9 @@ def with_copies(config: ParallelConfig, dp: int) -> ParallelConfig:
     """
     if dp == config.dp:
         return config
-    if not config.fewest_dp <= dp <= config.most_dp:
+    if not config.min_dp_copies <= dp <= config.max_dp_copies:
         raise ConfigError(
-            f"parallel: dp={dp} is not between {config.fewest_dp} and {config.most_dp}; set min_dp, max_dp"
+            f"parallel: dp={dp} is not between {config.min_dp_copies} and {config.max_dp_copies}; set min_dp, max_dp"
         )
     changed: dict[str, Any] = {"dp": dp}
     if dp * config.cp == 1:
@@ -41,7 +41,7 @@ def with_copies(config: ParallelConfig, dp: int) -> ParallelConfig:
         raise ConfigError(f"parallel: dp={dp}: {exc.errors()[0]['msg']}") from exc
 
 
-def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], load: StepWorkload) -> ParallelConfig:
+def fit_layout(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], load: StepWorkload) -> ParallelConfig:
     """The layout with the most copies that so many ranks can play; ranks beyond it stand by.
 
     The batch of a step stays the same: a number of copies that does not cut it into equal shares is passed over.
@@ -49,17 +49,17 @@ def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], lo
     Raises:
         ConfigError: There are too few ranks, or no number of copies that is allowed works.
     """
-    if config.fewest_dp == config.most_dp:
-        if world != config.world:
+    if config.min_dp_copies == config.max_dp_copies:
+        if world != config.num_ranks:
             raise ConfigError(
-                f"parallel: the layout {config.layout} needs {config.world} ranks, {world} were started; start as "
-                "many, or set min_dp and max_dp"
+                f"parallel: the layout {config.planned_layout} needs {config.num_ranks} ranks, {world} were started; "
+                "start as many, or set min_dp and max_dp"
             )
         check_layout(config, hub_config, load)
         return config
-    max_copies = min(config.most_dp, world // config.ranks_per_copy)
+    max_copies = min(config.max_dp_copies, world // config.ranks_per_copy)
     refusals = []
-    for dp in range(max_copies, config.fewest_dp - 1, -1):
+    for dp in range(max_copies, config.min_dp_copies - 1, -1):
         try:
             layout = with_copies(config, dp)
             check_layout(layout, hub_config, load)
@@ -68,17 +68,17 @@ def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], lo
         else:
             return layout
     if refusals:
-        raise ConfigError(f"{refusals[0]} (with {world} ranks, and no smaller dp down to {config.fewest_dp} works)")
+        raise ConfigError(f"{refusals[0]} (with {world} ranks, and no smaller dp down to {config.min_dp_copies} works)")
     raise ConfigError(
-        f"parallel: {world} ranks were started, dp={config.fewest_dp} copies of {config.ranks_per_copy} need "
-        f"{config.fewest_dp * config.ranks_per_copy}; start more, or lower min_dp"
+        f"parallel: {world} ranks were started, dp={config.min_dp_copies} copies of {config.ranks_per_copy} need "
+        f"{config.min_dp_copies * config.ranks_per_copy}; start more, or lower min_dp"
     )
 
 
-def worlds(config: ParallelConfig, batch_size: int, microbatches: int) -> list[int]:
+def list_world_sizes(config: ParallelConfig, batch_size: int, microbatches: int) -> list[int]:
     """Numbers of ranks with which the batch is cut into equal shares, most ranks first."""
     return [
         dp * config.ranks_per_copy
-        for dp in range(config.most_dp, config.fewest_dp - 1, -1)
+        for dp in range(config.max_dp_copies, config.min_dp_copies - 1, -1)
         if batch_size % (dp * microbatches) == 0
     ]

@@ -9,7 +9,7 @@ from phalanx.models import AttentionKind
 from phalanx.parallel.config import SHARED_GRADIENTS, ParallelConfig
 from phalanx.parallel.model.compiled import why_no_compiler
 from phalanx.parallel.tensor.tensor_plans import plan_of
-from phalanx.planner import SCHEDULES, Recipe, nearest, shape_of, why_not
+from phalanx.planner import SCHEDULES, Recipe, describe_refusal, nearest_valid_layout, shape_of
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.optimizers import OPTIMIZERS
 
@@ -50,9 +50,9 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
     """
     shape = shape_of(hub_config, "model config")
     recipe = Recipe(load.batch_size, load.sequence_length, load.microbatches)
-    reason = why_not(config.layout, shape, recipe)
+    reason = describe_refusal(config.planned_layout, shape, recipe)
     if reason is not None:
-        best = nearest(config.layout, shape, recipe)
+        best = nearest_valid_layout(config.planned_layout, shape, recipe)
         advice = "no layout works" if best is None else f"the nearest that works is {best}"
         raise ConfigError(f"parallel: {reason}; {advice}")
     for reason in _our_reasons(config, hub_config, load):

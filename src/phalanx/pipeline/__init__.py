@@ -21,7 +21,7 @@ from phalanx.pipeline.party_layout import PartyLayout as PartyLayout
 
 if TYPE_CHECKING:
     from phalanx.pipeline.membership.callers import Callers as Callers
-    from phalanx.pipeline.membership.join import ExpectedWorkers as ExpectedWorkers, gather as gather
+    from phalanx.pipeline.membership.join import ExpectedWorkers as ExpectedWorkers, admit_workers as admit_workers
     from phalanx.pipeline.membership.members import (
         Files as Files,
         Incarnations as Incarnations,
@@ -30,14 +30,18 @@ if TYPE_CHECKING:
     )
     from phalanx.pipeline.owner.context import TimeLimits as TimeLimits
     from phalanx.pipeline.owner.engine import PipelineEngine as PipelineEngine
-    from phalanx.pipeline.owner.guarantees import weaker as weaker
-    from phalanx.pipeline.owner.step_books import Duplicate as Duplicate
+    from phalanx.pipeline.owner.guarantees import weaker_guarantee as weaker_guarantee
+    from phalanx.pipeline.owner.step_log import Duplicate as Duplicate
     from phalanx.pipeline.plan import RowPrivacy as RowPrivacy, StageRange as StageRange, StepPlan as StepPlan
     from phalanx.pipeline.processes.fork_server import can_fork as can_fork
     from phalanx.pipeline.processes.fork_server_client import fork_here as fork_here
     from phalanx.pipeline.processes.local_workers import LocalWorkers as LocalWorkers
     from phalanx.pipeline.processes.own_memory import keep_freed_memory as keep_freed_memory
-    from phalanx.pipeline.proof.step_proof import Rules as Rules, ShownWork as ShownWork, check_step as check_step
+    from phalanx.pipeline.proof.step_proof import (
+        SessionRules as SessionRules,
+        ShownWork as ShownWork,
+        check_step as check_step,
+    )
     from phalanx.pipeline.proof.step_record import (
         CHECKS as CHECKS,
         NoteChecks as NoteChecks,
@@ -53,7 +57,7 @@ if TYPE_CHECKING:
         StageCopy as StageCopy,
         WrapCopy as WrapCopy,
         stage_spec as stage_spec,
-        unwrapped as unwrapped,
+        leave_unwrapped as leave_unwrapped,
     )
     from phalanx.pipeline.tolerance.distance import (
         token_distance as token_distance,
@@ -67,8 +71,8 @@ if TYPE_CHECKING:
     )
     from phalanx.pipeline.verify.draw import AuditDraw as AuditDraw, fresh_nonce as fresh_nonce
     from phalanx.pipeline.worker.kept_states import fetch_kept as fetch_kept
-    from phalanx.pipeline.worker.narration import (
-        Narration as Narration,
+    from phalanx.pipeline.worker.console import (
+        WorkerConsole as WorkerConsole,
         WorkerOutcome as WorkerOutcome,
         keep_serving as keep_serving,
     )

@@ -60,7 +60,7 @@ class PipelineConfig(StrictModel):
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> "PipelineConfig":
+    def _check_section(self) -> "PipelineConfig":
         if self.layers is not None and len(self.layers) != self.stages:
             raise ValueError(f"layers has {len(self.layers)} entries for stages = {self.stages}; give one per stage")
         if self.remote_workers and self.pki is None:
@@ -84,7 +84,7 @@ class PipelineConfig(StrictModel):
     def _check_layouts(self) -> "PipelineConfig":
         if self.remote_workers and (self.layouts or self.layout):
             raise ValueError("layout and layouts apply to local workers; the file of a remote worker has [parallel]")
-        local = (*self.workers, *self.late_workers)
+        local = (*self.worker_names, *self.late_workers)
         stray = sorted(set(self.layouts or ()) - set(local))
         if stray:
             raise ValueError(f"layouts has {stray[0]!r}; this run's local workers are {', '.join(local)}")
@@ -95,7 +95,7 @@ class PipelineConfig(StrictModel):
         return (self.layouts or {}).get(worker, self.layout or PartyLayout())
 
     @property
-    def workers(self) -> tuple[str, ...]:
+    def worker_names(self) -> tuple[str, ...]:
         """Names of all workers, the stages' first ones first."""
         if self.remote_workers:
             return self.remote_workers
@@ -189,14 +189,14 @@ def _without_removed(section: Mapping[str, Any]) -> dict[str, Any]:
     """
     for key, (only, instead) in _REMOVED_KEYS.items():
         if section.get(key, only) != only:
-            raise _removed(key, section[key], instead)
+            raise _removed_key_error(key, section[key], instead)
     for (key, value), instead in _REMOVED_VALUES.items():
         if section.get(key) == value:
-            raise _removed(key, value, instead)
+            raise _removed_key_error(key, value, instead)
     return {key: value for key, value in section.items() if key not in _REMOVED_KEYS}
 
 
-def _removed(key: str, value: object, instead: str) -> RefusedKeyError:
+def _removed_key_error(key: str, value: object, instead: str) -> RefusedKeyError:
     written = json.dumps(value, default=str)
     return RefusedKeyError(
         f"{key} = {written} was removed; {instead}",
@@ -207,7 +207,7 @@ def _removed(key: str, value: object, instead: str) -> RefusedKeyError:
     )
 
 
-def with_standard(section: Mapping[str, Any]) -> dict[str, Any]:
+def with_standard_preset(section: Mapping[str, Any]) -> dict[str, Any]:
     """Add the preset ``standard`` to the ``[guard]`` of a run file that names none and leaves a key of a preset out.
 
     A config that a run directory holds has every key written out, so it means what it meant when it was written.
@@ -262,19 +262,19 @@ class GuardConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _settle(cls, section: Any) -> Any:
+    def _apply_preset(cls, section: Any) -> Any:
         return _with_preset(_without_removed(section)) if isinstance(section, dict) else section
 
     @model_validator(mode="after")
-    def _check(self) -> "GuardConfig":
-        if self.keep_states and not self.enabled:
+    def _check_guard(self) -> "GuardConfig":
+        if self.keep_states and not self.is_enabled:
             raise ValueError(f'keep_states = {self.keep_states} with mode = "off", which undoes nothing; remove one')
-        if self.classes == "mixed" and self.enabled and not self.sends_gradient:
+        if self.classes == "mixed" and self.is_enabled and not self.sends_gradient:
             raise ValueError(
                 f'classes = "mixed" with shadow = "{self.shadow}": different kernels need a shadow that receives '
                 'the weight gradient and makes its own updates; use "gradient", or classes = "one"'
             )
-        if self.commit_lag and not self.enabled:
+        if self.commit_lag and not self.is_enabled:
             raise ValueError(
                 f'commit_lag = {self.commit_lag} with mode = "off": only mode = "phalanx" can undo a step that '
                 "was applied before its audits; set commit_lag = 0"
@@ -294,7 +294,7 @@ class GuardConfig(StrictModel):
     @property
     def preset_in_force(self) -> Preset | None:
         """The preset with values that all hold."""
-        if not self.enabled:
+        if not self.is_enabled:
             return None
         holds = (name for name, values in PRESETS.items() if all(getattr(self, k) == v for k, v in values.items()))
         return next(holds, None)
@@ -305,22 +305,22 @@ class GuardConfig(StrictModel):
         return {} if self.preset is None else dict(PRESETS[self.preset])
 
     @property
-    def upkeep(self) -> Upkeep:
+    def shadow_upkeep(self) -> Upkeep:
         """How a shadow stays fresh."""
         return UPKEEPS[self.shadow]
 
     @property
     def sends_gradient(self) -> bool:
         """Whether the other copy of a stage gets its weight gradient before the commit."""
-        return not self.upkeep.in_lockstep
+        return not self.shadow_upkeep.in_lockstep
 
     @property
     def screens_gradients(self) -> bool:
         """Whether a shadow looks at the weight gradient that it was sent with one of its own in hand."""
-        return self.gradient_screen and self.enabled and self.sends_gradient
+        return self.gradient_screen and self.is_enabled and self.sends_gradient
 
     @property
-    def enabled(self) -> bool:
+    def is_enabled(self) -> bool:
         """Whether anything is guarded at all."""
         return self.mode != "off"
 
@@ -359,7 +359,7 @@ class AttackConfig(StrictModel):
         return self
 
     @property
-    def attackers(self) -> tuple["AttackConfig", ...]:
+    def single_attacks(self) -> tuple["AttackConfig", ...]:
         """One for each way of lying; none where no party lies."""
         return () if self.kind == "none" else (self, *self.also)
 
@@ -406,7 +406,7 @@ class WorkerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_code(self) -> "WorkerConfig":
-        if self.code and self.parallel.world > 1:
+        if self.code and self.parallel.num_ranks > 1:
             raise ValueError("code needs a worker of one process; remove parallel")
         return self
 

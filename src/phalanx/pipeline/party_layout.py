@@ -59,13 +59,13 @@ class PartyLayout(StrictModel):
         return data
 
     @model_validator(mode="after")
-    def _check(self) -> "PartyLayout":
+    def _check_layout(self) -> "PartyLayout":
         if self.zero == _ALL_PARAMETERS:
             raise ValueError(
                 "zero = 3 divides parameters, but rank 0 of a party needs all of them to sign whole weights; set "
                 "zero to 2"
             )
-        if self.zero and self.copies == 1:
+        if self.zero and self.num_copies == 1:
             raise ValueError(
                 f"zero = {self.zero} divides the state of dp * cp copies, but there is one copy; raise dp, or "
                 "set zero to 0"
@@ -75,17 +75,17 @@ class PartyLayout(StrictModel):
         return self
 
     @property
-    def world(self) -> int:
+    def num_ranks(self) -> int:
         """How many ranks there are."""
         return self.dp * self.tp * self.cp
 
     @property
-    def copies(self) -> int:
+    def num_copies(self) -> int:
         """How many ranks have the same weights."""
         return self.dp * self.cp
 
     @property
-    def label(self) -> str:
+    def short_description(self) -> str:
         """The layout in a few words; empty for one rank."""
         settings = {axis: getattr(self, axis) for axis in ("dp", "tp", "cp") if getattr(self, axis) > 1}
         if self.cp > 1 and self.context != "ulysses":

@@ -47,7 +47,7 @@ class RowPrivacy(StrictModel):
     mean_rows: int = Field(ge=1)
 
     @property
-    def deviation(self) -> float:
+    def noise_deviation(self) -> float:
         """Standard deviation of the noise on each number of a sum."""
         return self.noise_multiplier * self.clip_norm
 
@@ -93,7 +93,7 @@ class StepPlan(StrictModel):
         return learning_rate(self.optimizer, step // round_steps, self.total_steps // round_steps)
 
     @property
-    def attends(self) -> AttentionKind:
+    def effective_attention(self) -> AttentionKind:
         """Which tokens see which."""
         return "documents" if self.document_attention else self.attention_kind
 
@@ -113,7 +113,7 @@ class StepPlan(StrictModel):
         if family is not None:
             beside = family.rows_beside(ConfigKeys(self.hub_config, "model config"))
         tokens = rows_before(self.adapter) + self.sequence_length + beside
-        return (self.microbatch_size, tokens, self.hidden_size + (self.attends in MARKED_KINDS))
+        return (self.microbatch_size, tokens, self.hidden_size + (self.effective_attention in MARKED_KINDS))
 
     @property
     def hidden_bytes(self) -> int:

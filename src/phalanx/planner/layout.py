@@ -44,21 +44,21 @@ class Layout:
     context: str = "ulysses"
 
     @property
-    def world(self) -> int:
+    def num_ranks(self) -> int:
         """Number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
-    def partners(self) -> int:
+    def num_partners(self) -> int:
         """Ranks that would hold equal copies and join their gradients in every step."""
         return self.dp * self.cp // self.islands
 
     @property
-    def shards(self) -> int:
+    def num_shards(self) -> int:
         """Ranks among which ZeRO shares."""
-        return self.partners // self.replicas
+        return self.num_partners // self.replicas
 
-    def sizes(self) -> dict[str, int]:
+    def axis_sizes(self) -> dict[str, int]:
         """Return the axes along which ranks count up, the nearest ones first; islands and groups are parts of dp."""
         inner = self.dp // (self.islands * self.replicas)
         parts = {"replica": self.replicas, "island": self.islands}
@@ -70,7 +70,7 @@ class Layout:
 
         Source: torch's ``PipelineStage`` (2.13), which puts the sharing of ``fully_shard`` off until then.
         """
-        return self.pp > 1 and self.zero >= 2 and self.shards > 1
+        return self.pp > 1 and self.zero >= 2 and self.num_shards > 1
 
     @property
     def stages_per_rank(self) -> int:
@@ -81,7 +81,7 @@ class Layout:
             return self.chunks
         return SCHEDULES[self.schedule].chunks if self.schedule in SCHEDULES else 1
 
-    def section(self) -> dict[str, Any]:
+    def parallel_section(self) -> dict[str, Any]:
         """Return the keys of a run file's ``[parallel]`` section."""
         return {name: getattr(self, name) for name in (*AXES, "context", "zero", "schedule")}
 
@@ -97,9 +97,9 @@ class Layout:
         return " ".join(parts) or "one rank"
 
 
-def layouts(world: int, zeros: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[Layout]:
+def all_layouts(world: int, zeros: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[Layout]:
     """Yield every layout of `world` ranks; schedule and context are named only where they count."""
-    for dp, tp, pp, cp in _factorisations(world, len(AXES)):
+    for dp, tp, pp, cp in _ordered_factors(world, len(AXES)):
         for zero in zeros if dp * cp > 1 else (0,):
             for schedule in SCHEDULES if pp > 1 else ("1f1b",):
                 for context in CONTEXTS if cp > 1 else ("ulysses",):
@@ -125,18 +125,18 @@ def parse_layout(text: str) -> Layout:
     return Layout(**values)
 
 
-def distance(one: Layout, other: Layout) -> float:
+def axis_distance(one: Layout, other: Layout) -> float:
     """Return the distance of two layouts: doublings along each axis; any other difference counts a half."""
     axes = math.fsum(abs(math.log2(getattr(one, axis) / getattr(other, axis))) for axis in AXES)
     others = [field.name for field in fields(Layout) if field.name not in AXES]
     return axes + 0.5 * len([name for name in others if getattr(one, name) != getattr(other, name)])
 
 
-def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+def _ordered_factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     if parts == 1:
         yield (number,)
         return
     for first in range(number, 0, -1):
         if number % first == 0:
-            for rest in _factorisations(number // first, parts - 1):
+            for rest in _ordered_factors(number // first, parts - 1):
                 yield (first, *rest)

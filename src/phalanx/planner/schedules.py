@@ -61,7 +61,7 @@ class Schedule:
         return self.chunks == 1 and not self.splits_backward
 
 
-def orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1) -> tuple[Order, ...]:
+def rank_orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1) -> tuple[Order, ...]:
     """Return the order of every rank.
 
     Args:
@@ -72,7 +72,7 @@ def orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1
     return tuple(SCHEDULES[schedule].order(rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks))
 
 
-def most_in_flight(order: Order) -> int:
+def max_in_flight(order: Order) -> int:
     """Return how many microbatches a rank holds at once, over all its stages; weights let go of them."""
     num_held = max_held = 0
     for work in order:
@@ -157,7 +157,7 @@ def verifiable_schedules() -> tuple[str, ...]:
     return tuple(name for name, schedule in SCHEDULES.items() if schedule.is_verifiable)
 
 
-def actions(schedule: str, stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
+def stage_actions(schedule: str, stage: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
     """Return the order of one verified stage's work.
 
     Raises:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from phalanx.planner.layout import AXES, CONTEXTS, Layout, distance, layouts
-from phalanx.planner.model.adapter import why_not_adapted
+from phalanx.planner.layout import AXES, CONTEXTS, Layout, all_layouts, axis_distance
+from phalanx.planner.model.adapter import describe_adapter_refusal
 from phalanx.planner.model.families import FAMILIES, SharedAxis
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
@@ -15,7 +15,7 @@ HIGHEST_ZERO = 3
 _GRADIENTS_SHARED = 2
 
 
-def why_not(layout: Layout, shape: ModelShape, recipe: Recipe) -> str | None:
+def describe_refusal(layout: Layout, shape: ModelShape, recipe: Recipe) -> str | None:
     """Say why a layout cannot train a model.
 
     Args:
@@ -28,30 +28,30 @@ def why_not(layout: Layout, shape: ModelShape, recipe: Recipe) -> str | None:
     return next(_refusal_reasons(layout, shape, recipe), None)
 
 
-def nearest(layout: Layout, shape: ModelShape, recipe: Recipe) -> Layout | None:
+def nearest_valid_layout(layout: Layout, shape: ModelShape, recipe: Recipe) -> Layout | None:
     """Return the valid layout that is nearest to one that is not.
 
     Args:
         layout: Requested layout; returned itself when it works.
-        recipe: Training recipe, as in `why_not`.
+        recipe: Training recipe, as in `describe_refusal`.
 
     Returns:
         The one that is fewest doublings away along its axes and in its ranks, which are never more; of equally near
         ones that with the most ranks. Copies that train apart stay apart. None when not even one rank can.
     """
-    if layout.world >= 1 and why_not(layout, shape, recipe) is None:
+    if layout.num_ranks >= 1 and describe_refusal(layout, shape, recipe) is None:
         return layout
     target = replace(layout, **{axis: max(1, getattr(layout, axis)) for axis in AXES})
     zero = min(max(layout.zero, 0), HIGHEST_ZERO)
     best: Layout | None = None
-    for world in range(target.world, 0, -1):
+    for world in range(target.num_ranks, 0, -1):
         # fewer ranks are so many doublings away, once along their axes and once in their number
-        if best is not None and 2 * math.log2(target.world / world) >= layout_distance(best, target):
+        if best is not None and 2 * math.log2(target.num_ranks / world) >= layout_distance(best, target):
             break
-        for candidate in (grouped for bare in layouts(world, (zero,)) for grouped in _group_layouts(bare, target)):
+        for candidate in (grouped for bare in all_layouts(world, (zero,)) for grouped in _group_layouts(bare, target)):
             if best is not None and layout_distance(candidate, target) >= layout_distance(best, target):
                 continue
-            if why_not(candidate, shape, recipe) is None:
+            if describe_refusal(candidate, shape, recipe) is None:
                 best = candidate
     return best
 
@@ -69,7 +69,7 @@ def _group_layouts(bare: Layout, wanted: Layout) -> Iterator[Layout]:
 
 def layout_distance(found: Layout, wanted: Layout) -> float:
     """Return the distance of a layout from the requested one; fewer ranks count beside the axes that have them."""
-    return distance(found, wanted) + math.log2(wanted.world / found.world)
+    return axis_distance(found, wanted) + math.log2(wanted.num_ranks / found.num_ranks)
 
 
 def _refusal_reasons(layout: Layout, shape: ModelShape, recipe: Recipe) -> Iterator[str]:
@@ -81,7 +81,7 @@ def _refusal_reasons(layout: Layout, shape: ModelShape, recipe: Recipe) -> Itera
     yield from _wrong_sequence(layout, shape, recipe.sequence_length)
     yield from _wrong_ring(layout, shape, recipe.sequence_length)
     yield from _wrong_pipeline(layout, shape, recipe.microbatches)
-    adapted = None if recipe.adapter is None else why_not_adapted(shape, recipe.adapter, layout.tp)
+    adapted = None if recipe.adapter is None else describe_adapter_refusal(shape, recipe.adapter, layout.tp)
     if adapted is not None:
         yield adapted
 
@@ -117,7 +117,7 @@ def _wrong_groups(layout: Layout) -> Iterator[str]:
             yield f"{name}={getattr(layout, name)}: expected a whole number of at least 1"
     if layout.dp % layout.islands:
         yield f"islands={layout.islands} does not divide dp={layout.dp}; change one of them"
-    if layout.islands > 1 and layout.zero and layout.partners == 1:
+    if layout.islands > 1 and layout.zero and layout.num_partners == 1:
         yield (
             f"zero={layout.zero} shares what the copies of an island have, and with islands={layout.islands} of "
             f"dp={layout.dp} there is one; raise dp, or set zero to 0"
@@ -129,7 +129,7 @@ def _wrong_groups(layout: Layout) -> Iterator[str]:
     if layout.dp // layout.islands % layout.replicas:
         suffix = f" on {layout.islands} islands" if layout.islands > 1 else ""
         yield f"replicas={layout.replicas} does not divide dp={layout.dp}{suffix}; change one of them"
-    if layout.shards == 1:
+    if layout.num_shards == 1:
         yield f"replicas={layout.replicas} leaves each group one copy, which shares nothing; lower it, or set zero to 0"
 
 

@@ -15,10 +15,10 @@ from phalanx.report.svg import (
     Shape,
     draw_axes,
     draw_legend,
+    draw_mark,
     draw_picture,
+    draw_text,
     make_element,
-    mark,
-    text,
     tick_label,
 )
 
@@ -88,11 +88,11 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
     for index, (name, value) in enumerate(rows):
         top = frame.top + 28.0 * index
         shown = name if len(name) <= 32 else name[:31] + "…"
-        parts.append(text(frame.left - 10, top + 18, shown, "name end"))
+        parts.append(draw_text(frame.left - 10, top + 18, shown, "name end"))
         box: Attributes = {"class": f"bar {css}", "x": frame.left, "y": top + 4, "height": 19.0, "rx": 2}
         width = max(1.0, x(value) - frame.left)
         parts.append(make_element("rect", {**box, "width": width}, make_element("title", {}, f"{name}: {show(value)}")))
-        parts.append(text(frame.left + width + 8, top + 18, show(value), "name"))
+        parts.append(draw_text(frame.left + width + 8, top + 18, show(value), "name"))
     return draw_picture(frame, label, *parts)
 
 
@@ -116,7 +116,7 @@ def _draw_bar(bar: Bar, x: AxisScale, y: AxisScale) -> list[Markup]:
         total += value
     if bar.sign is not None:
         shape, css = bar.sign
-        parts.append(mark(shape, (x_left + right) / 2, y(total) - 9, css, bar.title))
+        parts.append(draw_mark(shape, (x_left + right) / 2, y(total) - 9, css, bar.title))
     return parts
 
 
@@ -163,7 +163,7 @@ def part_bars(
                 make_element("line", {"class": "level", "x1": x_limit, "x2": x_limit, "y1": frame.top, "y2": floor})
             )
         remark = ", far to the right" if is_far else ""
-        drawn.append(text(x_limit, floor + 12, f"limit {show(limit)}{remark}", "tick end"))
+        drawn.append(draw_text(x_limit, floor + 12, f"limit {show(limit)}{remark}", "tick end"))
     return draw_picture(frame, label, *drawn)
 
 
@@ -176,7 +176,7 @@ def _draw_row(
     show: Callable[[float], str],
 ) -> list[Markup]:
     shown = name if len(name) <= 37 else name[:36] + "…"
-    drawn = [text(frame.left - 10, top + 15, shown, "name end")]
+    drawn = [draw_text(frame.left - 10, top + 15, shown, "name end")]
     start = 0.0
     for fill, part, value in parts:
         x_left, right = x(start), x(start + value)
@@ -185,7 +185,7 @@ def _draw_row(
         if right - x_left >= 0.05:
             drawn.append(make_element("rect", {**box, "width": right - x_left}, title))
         start += value
-    return [*drawn, text(x(start) + 6, top + 15, show(start), "tick")]
+    return [*drawn, draw_text(x(start) + 6, top + 15, show(start), "tick")]
 
 
 _STAGE_COLOURS = {"forward": "f0", "backward": "f1", "inputs": "f1", "weights": "f2"}
@@ -203,14 +203,14 @@ def pipeline_chart(timeline: Timeline) -> Markup:
     ]
     drawn = [draw_legend(frame, items)]
     drawn += [
-        text(frame.left - 8, frame.top + _STAGE_ROW * rank + 15, f"rank {rank}", "tick end")
+        draw_text(frame.left - 8, frame.top + _STAGE_ROW * rank + 15, f"rank {rank}", "tick end")
         for rank in range(timeline.num_ranks)
     ]
     drawn += [_draw_slot(slot, x, frame.top + _STAGE_ROW * slot.rank) for slot in timeline.slots]
     floor = frame.top + _STAGE_ROW * timeline.num_ranks + 8
-    drawn += [text(x(value), floor + 14, tick_label(value), "tick middle") for value in x.ticks(8)]
-    drawn.append(text(sum(frame.x_range) / 2, floor + 32, "seconds", "label middle"))
-    return draw_picture(frame, f"Timeline of a pipeline, {100 * timeline.bubble:.1f} % of it idle", *drawn)
+    drawn += [draw_text(x(value), floor + 14, tick_label(value), "tick middle") for value in x.tick_values(8)]
+    drawn.append(draw_text(sum(frame.x_range) / 2, floor + 32, "seconds", "label middle"))
+    return draw_picture(frame, f"Timeline of a pipeline, {100 * timeline.bubble_share:.1f} % of it idle", *drawn)
 
 
 def _draw_slot(slot: Slot, x: AxisScale, top: float) -> Markup:

@@ -5,11 +5,11 @@ from typing import Any
 
 from phalanx.errors import PhalanxError
 from phalanx.report.bars import part_bars
-from phalanx.report.figures import count, format_amount, format_plural, number, words
+from phalanx.report.figures import format_amount, format_count, format_plural, parse_number, short_text
 from phalanx.report.read import RunRecord
-from phalanx.report.shell import section
+from phalanx.report.shell import make_section
 from phalanx.report.svg import Markup, make_element
-from phalanx.report.tables import table
+from phalanx.report.tables import make_table
 from phalanx.train.records.proof import verify_run
 
 _MOST = 64
@@ -26,7 +26,7 @@ _COLOURS = ("f0", "f1", "f5")
 def checks_section(record: RunRecord) -> Markup | None:
     """Return the section; None where the summary says nothing of it."""
     checks = _as_object(record.summary.get("checks"))
-    stages = {words(stage, 10): _as_object(row) for stage, row in list(checks.items())[:_MOST]}
+    stages = {short_text(stage, 10): _as_object(row) for stage, row in list(checks.items())[:_MOST]}
     if not stages:
         return None
     remark = (
@@ -34,20 +34,20 @@ def checks_section(record: RunRecord) -> Markup | None:
         "the update, by the owner or by a party that was not convicted. In doubt: the work of a convicted party."
     )
     parts = [(f"stage {stage}", _cost_parts(record, stage, row)) for stage, row in stages.items()]
-    drawn = part_bars(parts, count, "Steps of each stage by kind of check", colours=_COLOURS)
+    drawn = part_bars(parts, format_count, "Steps of each stage by kind of check", colours=_COLOURS)
     heads = ["Stage", "Steps", *(f"{name}, last step" for name in _KINDS.values())]
     rows = [
-        [stage, count(row.get("steps")), *(_last_words(_as_object(row.get(kind))) for kind in _KINDS)]
+        [stage, format_count(row.get("steps")), *(_last_words(_as_object(row.get(kind))) for kind in _KINDS)]
         for stage, row in stages.items()
     ]
-    return section(
-        "Checks", remark, drawn, table(heads, rows, "figures"), *_doubt_section(record), *_drift_section(record)
+    return make_section(
+        "Checks", remark, drawn, make_table(heads, rows, "figures"), *_doubt_section(record), *_drift_section(record)
     )
 
 
 def num_in_doubt(record: RunRecord) -> float:
     """Return how many steps of all stages together are in doubt."""
-    return sum(number(row.get("num_steps")) or 0.0 for row in _list_rows(record, "steps_in_doubt"))
+    return sum(parse_number(row.get("num_steps")) or 0.0 for row in _list_rows(record, "steps_in_doubt"))
 
 
 def _cost_parts(record: RunRecord, stage: str, row: dict[str, Any]) -> dict[str, float]:
@@ -56,16 +56,16 @@ def _cost_parts(record: RunRecord, stage: str, row: dict[str, Any]) -> dict[str,
     doubted = sum(
         _as_number(row.get("num_steps"))
         for row in _list_rows(record, "steps_in_doubt")
-        if words(row.get("stage"), 10) == stage
+        if short_text(row.get("stage"), 10) == stage
     )
     doubted = min(believed, doubted)
     return dict(zip(_PARTS, (steps - believed, believed - doubted, doubted), strict=True))
 
 
 def _last_words(row: dict[str, Any]) -> str:
-    if number(row.get("last")) is None:
+    if parse_number(row.get("last")) is None:
         return "never"
-    return f"{format_amount(row['last'], 12)} ({count(row.get('steps'))} in all)"
+    return f"{format_amount(row['last'], 12)} ({format_count(row.get('steps'))} in all)"
 
 
 def _doubt_section(record: RunRecord) -> list[Markup]:
@@ -74,25 +74,25 @@ def _doubt_section(record: RunRecord) -> list[Markup]:
         return []
     rows = [
         [
-            words(row.get("party"), 80),
-            words(row.get("stage"), 10),
-            words(row.get("convicted_in"), 40),
+            short_text(row.get("party"), 80),
+            short_text(row.get("stage"), 10),
+            short_text(row.get("convicted_in"), 40),
             f"{format_plural(_as_number(row.get('num_steps')), 'step')}: {_describe_ranges(row.get('steps'))}",
-            "never" if number(row.get("last_verified")) is None else format_amount(row["last_verified"], 12),
+            "never" if parse_number(row.get("last_verified")) is None else format_amount(row["last_verified"], 12),
         ]
         for row in doubts[:_MOST]
     ]
     back = record.summary.get("checkpoint_before_doubt")
     advice = (
         "No earlier checkpoint is left; the steps are in the weights."
-        if number(back) is None
+        if parse_number(back) is None
         else f"They are in the weights; the checkpoint of step {format_amount(back, 12)} is from before them."
     )
     heads = ["Party", "Stage", "Convicted in step", "In doubt", "Last recomputed in full"]
     return [
         make_element("h3", {}, "Steps in doubt"),
         make_element("p", {"class": "remark"}, advice),
-        table(heads, rows),
+        make_table(heads, rows),
     ]
 
 
@@ -101,16 +101,17 @@ def _drift_section(record: RunRecord) -> list[Markup]:
     if not drifts:
         return []
     keys = ("party", "stage", "direction", "first_step", "last_step", "bias_sigmas")
-    rows = [[words(row.get(key), 60) for key in keys] for row in drifts[:_MOST]]
+    rows = [[short_text(row.get(key), 60) for key in keys] for row in drifts[:_MOST]]
     heads = ["Drifts to one side", "Stage", "Direction", "First seen in step", "Last in step", "Strongest, sigmas"]
     remark = "Below the tolerance: audited in full from then on, without blame."
-    return [make_element("h3", {}, "Drifts"), make_element("p", {"class": "remark"}, remark), table(heads, rows)]
+    return [make_element("h3", {}, "Drifts"), make_element("p", {"class": "remark"}, remark), make_table(heads, rows)]
 
 
 def _describe_ranges(value: Any) -> str:
     ranges = [item for item in value if isinstance(item, list) and len(item) == 2] if isinstance(value, list) else []
     shown = [
-        words(first, 12) if first == last else f"{words(first, 12)} to {words(last, 12)}" for first, last in ranges
+        short_text(first, 12) if first == last else f"{short_text(first, 12)} to {short_text(last, 12)}"
+        for first, last in ranges
     ]
     return ", ".join(shown[:_MOST]) + (f" and {len(shown) - _MOST} more" if len(shown) > _MOST else "")
 
@@ -125,7 +126,7 @@ def _as_object(value: Any) -> dict[str, Any]:
 
 
 def _as_number(value: Any) -> float:
-    return max(0.0, number(value) or 0.0)
+    return max(0.0, parse_number(value) or 0.0)
 
 
 # about five signatures a recomputed microbatch: some seconds for so many steps

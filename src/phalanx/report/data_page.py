@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.data.build.look import read_report
 from phalanx.report.bars import part_bars
-from phalanx.report.figures import count, format_amount, number, size, words
-from phalanx.report.shell import page_shell, section, write_page
+from phalanx.report.figures import format_amount, format_count, format_size, parse_number, short_text
+from phalanx.report.shell import make_section, page_shell, write_page
 from phalanx.report.svg import Markup, make_element
-from phalanx.report.tables import table
+from phalanx.report.tables import make_table
 
 PAGE = "report.html"
 _MOST_SOURCES, _MOST_PARTS, _MOST_STEPS, _MOST_SAMPLES = 40, 6, 60, 5
@@ -34,16 +34,20 @@ def render_data_report(report: Mapping[str, Any], name: str) -> str:
     groups = [group for group in _as_list(report.get("groups")) if isinstance(group, dict)]
     parts = [
         _page_head(name, sources, groups),
-        section("Every byte of every source", _ACCOUNT, _source_bars(sources), _account_table(sources)),
-        section("Steps", "In the order in which each document met them.", _step_table(report, sources)),
-        section("Groups", "What a run mixes.", table(_GROUPS, [_group_cells(group) for group in groups], "figures")),
-        section(
-            "Terms of use", "As the recipe states them.", table(_TERMS, [_term_cells(source) for source in sources])
+        make_section("Every byte of every source", _ACCOUNT, _source_bars(sources), _account_table(sources)),
+        make_section("Steps", "In the order in which each document met them.", _step_table(report, sources)),
+        make_section(
+            "Groups", "What a run mixes.", make_table(_GROUPS, [_group_cells(group) for group in groups], "figures")
         ),
-        section("Samples of dropped documents", _SAMPLED, *_sample_sections(sources)),
-        section("Made with", "", table(("Library", "Version"), _version_rows(report), "figures")),
+        make_section(
+            "Terms of use",
+            "As the recipe states them.",
+            make_table(_TERMS, [_term_cells(source) for source in sources]),
+        ),
+        make_section("Samples of dropped documents", _SAMPLED, *_sample_sections(sources)),
+        make_section("Made with", "", make_table(("Library", "Version"), _version_rows(report), "figures")),
     ]
-    return page_shell(f"Dataset {printable(name, 80)}", parts)
+    return page_shell(f"Dataset {printable_text(name, 80)}", parts)
 
 
 _ACCOUNT = (
@@ -65,11 +69,11 @@ def _page_head(name: str, sources: Sequence[Source], groups: Sequence[Mapping[st
         _number_of(fate, "documents") for source in sources for fate in _fates_of(source, "quarantined").values()
     )
     tiles = [
-        ("Read", size(raw)),
-        ("Kept", f"{size(kept_bytes)} ({100 * kept_bytes / raw if raw else 0:.1f} %)"),
-        ("Documents", count(sum(_number_of(group, "documents") for group in groups))),
-        ("Tokens", count(sum(_number_of(group, "tokens") for group in groups))),
-        ("In quarantine", f"{count(waiting)} documents"),
+        ("Read", format_size(raw)),
+        ("Kept", f"{format_size(kept_bytes)} ({100 * kept_bytes / raw if raw else 0:.1f} %)"),
+        ("Documents", format_count(sum(_number_of(group, "documents") for group in groups))),
+        ("Tokens", format_count(sum(_number_of(group, "tokens") for group in groups))),
+        ("In quarantine", f"{format_count(waiting)} documents"),
     ]
     drawn = [
         make_element(
@@ -84,7 +88,7 @@ def _page_head(name: str, sources: Sequence[Source], groups: Sequence[Mapping[st
         "header",
         {},
         make_element("p", {"class": "run"}, "Dataset"),
-        make_element("h1", {}, words(name, 80)),
+        make_element("h1", {}, short_text(name, 80)),
         make_element("div", {"class": "tiles"}, *drawn),
     )
 
@@ -103,8 +107,8 @@ def _source_bars(sources: Sequence[Source]) -> Markup:
         row = {"kept": _number_of(source.get("kept"), "raw_bytes"), **{name: parts.get(name, 0.0) for name in named}}
         if len(largest) > len(named):
             row["by other steps"] = sum(value for name, value in parts.items() if name not in named)
-        rows.append((words(source.get("name"), 40), row))
-    return part_bars(rows, size, "Raw bytes of each source, kept and left out by step")
+        rows.append((short_text(source.get("name"), 40), row))
+    return part_bars(rows, format_size, "Raw bytes of each source, kept and left out by step")
 
 
 def _left_out(source: Source) -> dict[str, float]:
@@ -118,23 +122,23 @@ def _left_out(source: Source) -> dict[str, float]:
 def _account_table(sources: Sequence[Source]) -> Markup:
     rows = []
     for source in sources:
-        name = words(source.get("name"), 40)
+        name = short_text(source.get("name"), 40)
         rows.append([name, "read", *_size_cells(source.get("read"))])
         rows.append(["", "kept", *_size_cells(source.get("kept"))])
         for fate in ("dropped", "quarantined", "broken"):
             for step, group in list(_fates_of(source, fate).items())[:_MOST_STEPS]:
-                rows.append(["", f"{_HOW[fate]} {words(step, 40)}", *_size_cells(group)])
-    return table(("Source", "What became of it", "Documents", "Raw bytes", "Bytes of text"), rows, "figures")
+                rows.append(["", f"{_HOW[fate]} {short_text(step, 40)}", *_size_cells(group)])
+    return make_table(("Source", "What became of it", "Documents", "Raw bytes", "Bytes of text"), rows, "figures")
 
 
 def _size_cells(value: Any) -> list[str]:
-    return [count(_number_of(value, name)) for name in ("documents", "raw_bytes", "text_bytes")]
+    return [format_count(_number_of(value, name)) for name in ("documents", "raw_bytes", "text_bytes")]
 
 
 def _step_table(report: Mapping[str, Any], sources: Sequence[Source]) -> Markup:
     rows = []
     for step in _as_list(report.get("steps"))[:_MOST_STEPS]:
-        name = words(step.get("name"), 40) if isinstance(step, dict) else ""
+        name = short_text(step.get("name"), 40) if isinstance(step, dict) else ""
         if not name:
             continue
         totals = {
@@ -145,14 +149,14 @@ def _step_table(report: Mapping[str, Any], sources: Sequence[Source]) -> Markup:
         rows.append(
             [
                 name,
-                words(step.get("settings"), 200),
-                words(step.get("reference"), 120),
-                *(count(totals[fate]) for fate in _FATES),
+                short_text(step.get("settings"), 200),
+                short_text(step.get("reference"), 120),
+                *(format_count(totals[fate]) for fate in _FATES),
                 f"{net:+.0f}" if net else "0",
             ]
         )
     heads = ("Step", "Settings", "Reference", "Dropped", "Quarantined", "Released", "Edited", "Bytes by edits")
-    return table(heads, rows)
+    return make_table(heads, rows)
 
 
 _HOW = {"dropped": "dropped by", "quarantined": "quarantined by", "broken": "broken:"}
@@ -161,24 +165,24 @@ _FATES = ("dropped", "quarantined", "released", "edited")
 
 def _group_cells(one: Mapping[str, Any]) -> list[str]:
     return [
-        words(one.get("group"), 40),
-        words(one.get("split"), 40),
-        count(one.get("documents")),
-        count(one.get("tokens")),
+        short_text(one.get("group"), 40),
+        short_text(one.get("split"), 40),
+        format_count(one.get("documents")),
+        format_count(one.get("tokens")),
     ]
 
 
 def _term_cells(source: Source) -> list[str]:
     return [
-        *(words(source.get(name), 200) for name in ("name", "licence", "consent", "kind")),
-        count(source.get("files")),
+        *(short_text(source.get(name), 200) for name in ("name", "licence", "consent", "kind")),
+        format_count(source.get("files")),
     ]
 
 
 def _version_rows(report: Mapping[str, Any]) -> list[list[str]]:
     versions = report.get("versions")
     return (
-        [[words(name, 40), words(value, 40)] for name, value in sorted(versions.items())]
+        [[short_text(name, 40), short_text(value, 40)] for name, value in sorted(versions.items())]
         if isinstance(versions, dict)
         else []
     )
@@ -189,19 +193,19 @@ def _sample_sections(sources: Sequence[Source]) -> list[Markup]:
     for source in sources:
         for step, lines in list(_fates_of(source, "samples").items())[:_MOST_STEPS]:
             shown = [_sample_cells(sample) for sample in _as_list(lines)[:_MOST_SAMPLES] if isinstance(sample, dict)]
-            title = f"{words(source.get('name'), 40)}: {words(step, 40)}"
+            title = f"{short_text(source.get('name'), 40)}: {short_text(step, 40)}"
             drawn.append(make_element("details", {}, make_element("summary", {}, title), *shown))
     return drawn or [make_element("p", {"class": "quiet"}, "Nothing was dropped.")]
 
 
 def _sample_cells(line: Mapping[str, Any]) -> Markup:
-    limit = f", limit {words(line.get('limit'), 60)}" if line.get("limit") not in ("", None) else ""
+    limit = f", limit {short_text(line.get('limit'), 60)}" if line.get("limit") not in ("", None) else ""
     value = line.get("value")
-    shown = format_amount(value) if isinstance(value, float) else words(value, 200)
-    reason = f"{words(line.get('fate'), 20)}: {words(line.get('measure'), 200)} {shown}{limit}"
-    parts = [make_element("p", {"class": "remark"}, f"{words(line.get('document'), 200)}: {reason}")]
+    shown = format_amount(value) if isinstance(value, float) else short_text(value, 200)
+    reason = f"{short_text(line.get('fate'), 20)}: {short_text(line.get('measure'), 200)} {shown}{limit}"
+    parts = [make_element("p", {"class": "remark"}, f"{short_text(line.get('document'), 200)}: {reason}")]
     if line.get("excerpt"):
-        parts.append(make_element("pre", {}, words(line["excerpt"], _LONGEST)))
+        parts.append(make_element("pre", {}, short_text(line["excerpt"], _LONGEST)))
     return make_element("div", {}, *parts)
 
 
@@ -214,7 +218,7 @@ def _broken_bytes(source: Source) -> float:
 
 
 def _number_of(value: Any, name: str) -> float:
-    return (number(value.get(name)) if isinstance(value, Mapping) else None) or 0.0
+    return (parse_number(value.get(name)) if isinstance(value, Mapping) else None) or 0.0
 
 
 def _fates_of(source: Source, name: str) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.report.figures import format_amount, number, size, words
-from phalanx.report.shell import page_shell, section, write_page
+from phalanx.report.figures import format_amount, format_size, parse_number, short_text
+from phalanx.report.shell import make_section, page_shell, write_page
 from phalanx.report.svg import (
     AxisScale,
     Markup,
@@ -13,12 +13,12 @@ from phalanx.report.svg import (
     Shape,
     draw_axes,
     draw_legend,
+    draw_line,
+    draw_mark,
     draw_picture,
-    line,
     make_element,
-    mark,
 )
-from phalanx.report.tables import table
+from phalanx.report.tables import make_table
 
 _SUMS: Mapping[str, tuple[str, int, Shape]] = {
     "all_reduce": ("all-reduce on a ring", 0, "dot"),
@@ -42,14 +42,14 @@ def write_exchanges(path: Path, result: Mapping[str, Any]) -> Path:
 
 def render_exchanges(result: Mapping[str, Any]) -> str:
     """Return the whole page."""
-    rows = [row for row in result["rows"] if number(row["seconds"]) is not None]
+    rows = [row for row in result["rows"] if parse_number(row["seconds"]) is not None]
     sizes = sorted({row["bytes"] for row in rows}, reverse=True)[:_PICTURES]
     machine = result["machine"]
     head = make_element(
         "header",
         {},
         make_element(
-            "p", {"class": "run"}, f"Measured on {words(machine.get('cpu'), 80)}, {machine.get('cores')} cores"
+            "p", {"class": "run"}, f"Measured on {short_text(machine.get('cpu'), 80)}, {machine.get('cores')} cores"
         ),
         make_element("h1", {}, "Exchanges between ranks"),
     )
@@ -57,19 +57,21 @@ def render_exchanges(result: Mapping[str, Any]) -> str:
         "Time until every rank has the sum. The dashed line is what bandwidth alone allows: every rank must send "
         "2 (n - 1) / n of the bytes. Ranks that outnumber the cores also wait for a core."
     )
-    drawn = [section(f"The sum of {size(of)} of each", remark, exchange_chart(rows, of)) for of in sizes]
+    drawn = [make_section(f"The sum of {format_size(of)} of each", remark, exchange_chart(rows, of)) for of in sizes]
     cells = [
         (
-            words(row["op"], 40),
+            short_text(row["op"], 40),
             format_amount(row["ranks"]),
-            size(row["bytes"]),
+            format_size(row["bytes"]),
             format_amount(1e3 * row["seconds"]),
             format_amount(1e3 * row["cpu_s"]),
             format_amount(row["over_bound"], 3),
         )
         for row in rows
     ]
-    return page_shell("Exchanges between ranks", [head, *drawn, section("All of them", "", table(_HEADS, cells))])
+    return page_shell(
+        "Exchanges between ranks", [head, *drawn, make_section("All of them", "", make_table(_HEADS, cells))]
+    )
 
 
 def exchange_chart(rows: Sequence[Row], of: int) -> Markup:
@@ -84,16 +86,16 @@ def exchange_chart(rows: Sequence[Row], of: int) -> Markup:
     highest = max((1e3 * row["seconds"] for row in shown), default=1.0)
     ranks = [row["ranks"] for row in shown] or [1]
     x, y = AxisScale(min(ranks), max(ranks), frame.x_range), AxisScale(0.0, 1.1 * highest, frame.y_range)
-    parts = [draw_axes(frame, x, y, "ranks", "milliseconds"), line(bound, x, y, "held ksoft")]
+    parts = [draw_axes(frame, x, y, "ranks", "milliseconds"), draw_line(bound, x, y, "held ksoft")]
     items: list[tuple[Shape, str, str]] = []
     for op, (name, colour, shape) in _SUMS.items():
         points = sorted((row["ranks"], 1e3 * row["seconds"]) for row in shown if row["op"] == op)
         css = f"k{colour} f{colour}"
-        parts.append(line(points, x, y, f"curve k{colour}"))
+        parts.append(draw_line(points, x, y, f"curve k{colour}"))
         parts += [
-            mark(shape, x(x_value), y(value), css, f"{name}, {x_value} ranks: {value:.3g} ms")
+            draw_mark(shape, x(x_value), y(value), css, f"{name}, {x_value} ranks: {value:.3g} ms")
             for x_value, value in points
         ]
         items += [(shape, css, name)] if points else []
     items.append(("dash", "ksoft", "bound by bandwidth"))
-    return draw_picture(frame, f"Milliseconds to sum {size(of)} over ranks", *parts, draw_legend(frame, items))
+    return draw_picture(frame, f"Milliseconds to sum {format_size(of)} over ranks", *parts, draw_legend(frame, items))

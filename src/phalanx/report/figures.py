@@ -7,7 +7,7 @@ _LARGEST = 1e18
 NOT_MEASURED = "not measured"
 
 
-def number(value: Any) -> float | None:
+def parse_number(value: Any) -> float | None:
     """Return a value as a float, or None when it is no number that can be drawn (NaN, infinity, text)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -15,14 +15,14 @@ def number(value: Any) -> float | None:
     return float(value) if -_LARGEST < value < _LARGEST and math.isfinite(value) else None
 
 
-def words(value: Any, limit: int = 240) -> str:
+def short_text(value: Any, limit: int = 240) -> str:
     """Return any JSON value as short text."""
     if isinstance(value, str):
         text = value
     elif isinstance(value, list):
-        text = ", ".join(words(item, limit) for item in value[:32])
+        text = ", ".join(short_text(item, limit) for item in value[:32])
     elif isinstance(value, dict):
-        text = ", ".join(f"{key} {words(item, limit)}" for key, item in list(value.items())[:32])
+        text = ", ".join(f"{key} {short_text(item, limit)}" for key, item in list(value.items())[:32])
     elif value is None:
         text = "none"
     elif isinstance(value, float):
@@ -34,19 +34,19 @@ def words(value: Any, limit: int = 240) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def count(value: Any) -> str:
+def format_count(value: Any) -> str:
     """Return a whole number with thousands set apart."""
-    shown = number(value)
+    shown = parse_number(value)
     return NOT_MEASURED if shown is None else f"{shown:,.0f}".replace(",", "\u2009")
 
 
 def format_amount(value: Any, digits: int = 4) -> str:
     """Return a number with so many significant digits."""
-    shown = number(value)
+    shown = parse_number(value)
     return NOT_MEASURED if shown is None else f"{shown:.{digits}g}"
 
 
-def size(value: float) -> str:
+def format_size(value: float) -> str:
     """Return bytes with a binary unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
@@ -57,7 +57,7 @@ def size(value: float) -> str:
 
 def format_duration(value: Any) -> str:
     """Return seconds as seconds, minutes or hours."""
-    seconds = number(value)
+    seconds = parse_number(value)
     if seconds is None:
         return NOT_MEASURED
     if seconds < 120:
@@ -69,4 +69,4 @@ def format_duration(value: Any) -> str:
 
 def format_plural(value: float, noun: str) -> str:
     """Return ``1 step`` or ``3 steps``."""
-    return f"{count(value)} {noun}" if value == 1 else f"{count(value)} {noun}s"
+    return f"{format_count(value)} {noun}" if value == 1 else f"{format_count(value)} {noun}s"

@@ -3,7 +3,15 @@
 from collections import Counter
 from typing import Any
 
-from phalanx.report.figures import NOT_MEASURED, count, format_amount, format_duration, format_plural, number, words
+from phalanx.report.figures import (
+    NOT_MEASURED,
+    format_amount,
+    format_count,
+    format_duration,
+    format_plural,
+    parse_number,
+    short_text,
+)
 from phalanx.report.read import RunRecord
 
 _MOST = 400
@@ -11,13 +19,13 @@ _MOST = 400
 STATUS_WORDS = {"completed": "Completed", "failed": "Failed", "interrupted": "Interrupted"}
 
 
-def status(record: RunRecord) -> str:
+def run_status(record: RunRecord) -> str:
     """Return the status as the summary has it, or ``unfinished``."""
     state = record.summary.get("status")
     return state if isinstance(state, str) and state in STATUS_WORDS else "unfinished"
 
 
-def headline(record: RunRecord) -> str:
+def headline_sentence(record: RunRecord) -> str:
     """Return one sentence: what was found and repaired, what it cost, and no more than is known."""
     summary = record.summary
     if not summary:
@@ -25,12 +33,12 @@ def headline(record: RunRecord) -> str:
         return f"No final figures: {format_plural(steps, 'step')} recorded so far."
     split = split_facts(record)
     has_workers = not split or split.get("workers_see") is not None
-    parts = [_worse(summary)]
-    parts += [words(split.get(key), _MOST) for key in ("worth", "workers_see") if split.get(key) is not None]
+    parts = [_worse_sentence(summary)]
+    parts += [short_text(split.get(key), _MOST) for key in ("worth", "workers_see") if split.get(key) is not None]
     attacks = _format_attacks(summary, record) if has_workers and not rounds_facts(record) else ""
-    parts += [*_rounds(record), attacks or _trained(record), _pairs(summary)]
+    parts += [*_round_sentences(record), attacks or _trained_sentence(record), _pair_sentence(summary)]
     parts += _blame_sentences(summary, record) if has_workers else []
-    lost, unit = number(summary.get("steps_lost")), "round" if rounds_facts(record) else "step"
+    lost, unit = parse_number(summary.get("steps_lost")), "round" if rounds_facts(record) else "step"
     if lost is not None:
         parts.append(f"{format_plural(lost, unit)} lost")
     sentence = ", ".join(part for part in parts if part)
@@ -42,45 +50,51 @@ def headline_tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     summary = record.summary
     loss = f"{format_amount(summary.get('loss_first'))} → {format_amount(summary.get('loss_last'))}"
     perplexity, classes = format_amount(summary.get("validation_perplexity")), classification_facts(record)
-    before = number(summary.get("validation_perplexity_first"))
-    unigram = number(summary.get("unigram_perplexity"))
+    before = parse_number(summary.get("validation_perplexity_first"))
+    unigram = parse_number(summary.get("unigram_perplexity"))
     remarks = [f"{before:.4g} before training"] if before is not None else []
     remarks += [f"unigram model {unigram:.4g}"] if unigram is not None else []
-    rounds, pairs = rounds_facts(record), _object(summary.get("preferences"))
+    rounds, pairs = rounds_facts(record), _as_mapping(summary.get("preferences"))
     if classes:
         measured = _accuracy_tile(classes)
     elif pairs:
         measured = _pair_accuracy(pairs)
     else:
         measured = ("Validation perplexity", perplexity, ", ".join(remarks))
-    last = [_sites(record)] if rounds else [_guard_tile(record)] if has_guard(record) or split_facts(record) else []
+    last = (
+        [_sites_tile(record)] if rounds else [_guard_tile(record)] if has_guard(record) or split_facts(record) else []
+    )
     unit = "pair" if pairs else "text" if classes else "token"
     return [
-        ("Rounds" if rounds else "Steps", count(summary.get("steps")), f"{count(summary.get('tokens'))} tokens"),
+        (
+            "Rounds" if rounds else "Steps",
+            format_count(summary.get("steps")),
+            f"{format_count(summary.get('tokens'))} tokens",
+        ),
         ("Training loss", loss, f"nats a {unit}, first → last"),
         measured,
         ("Speed", _format_speed(summary), format_duration(summary.get("wall_s"))),
         *last,
-        ("World", _format_world(summary.get("world")), f"seed {words(summary.get('seed'), 30)}"),
+        ("World", _format_world(summary.get("world")), f"seed {short_text(summary.get('seed'), 30)}"),
     ]
 
 
-def ends(record: RunRecord) -> list[str]:
+def ending_sentences(record: RunRecord) -> list[str]:
     """Return sentences about an early end and about the best checkpoint; none where the run has neither."""
     facts, stopped, best = [], record.summary.get("stopped_early"), record.summary.get("best_checkpoint")
     if isinstance(stopped, dict):
-        row = {key: count(stopped.get(key)) for key in ("step", "best_step", "validations_without_improvement")}
+        row = {key: format_count(stopped.get(key)) for key in ("step", "best_step", "validations_without_improvement")}
         facts.append(
             f"The run ended early after step {row['step']}: {row['validations_without_improvement']} validations in "
-            f"a row on {words(stopped.get('on'), 40)} without improvement; the best was after step "
+            f"a row on {short_text(stopped.get('on'), 40)} without improvement; the best was after step "
             f"{row['best_step']}."
         )
     if isinstance(best, dict):
         doubt = " It has steps in doubt." if best.get("in_doubt") is True else ""
         facts.append(
-            f"The best checkpoint is that of step {count(best.get('step'))}, "
+            f"The best checkpoint is that of step {format_count(best.get('step'))}, "
             f"with a loss of {format_amount(best.get('loss'))} "
-            f"on {words(best.get('on'), 40)}.{doubt}"
+            f"on {short_text(best.get('on'), 40)}.{doubt}"
         )
     return facts
 
@@ -99,7 +113,7 @@ def classification_facts(record: RunRecord) -> dict[str, Any]:
 
 def rounds_facts(record: RunRecord) -> dict[str, Any]:
     """Return what the summary says of the rounds of a federated run; empty for other runs."""
-    return _object(record.summary.get("federated"))
+    return _as_mapping(record.summary.get("federated"))
 
 
 def has_guard(record: RunRecord) -> bool:
@@ -111,51 +125,52 @@ def has_guard(record: RunRecord) -> bool:
 def worse_facts(record: RunRecord) -> list[str]:
     """Return by which figures the model is worse than before training; empty where it is not, or nobody measured."""
     found = record.summary.get("worse_than_before")
-    return [words(one, 120) for one in found[:8]] if isinstance(found, list) else []
+    return [short_text(one, 120) for one in found[:8]] if isinstance(found, list) else []
 
 
-def _worse(summary: dict[str, Any]) -> str:
+def _worse_sentence(summary: dict[str, Any]) -> str:
     found = summary.get("worse_than_before")
-    named = ", ".join(words(one, 120) for one in found[:8]) if isinstance(found, list) else ""
+    named = ", ".join(short_text(one, 120) for one in found[:8]) if isinstance(found, list) else ""
     return f"the model is worse than before training ({named})" if named else ""
 
 
-def _trained(record: RunRecord) -> str:
+def _trained_sentence(record: RunRecord) -> str:
     """What there is to say where nobody checked anybody: how long it trained."""
     if rounds_facts(record) or split_facts(record):
         return ""
-    steps = number(record.summary.get("steps"))
+    steps = parse_number(record.summary.get("steps"))
     return "" if steps is None else f"{format_plural(steps, 'step')} trained"
 
 
-def _rounds(record: RunRecord) -> list[str]:
+def _round_sentences(record: RunRecord) -> list[str]:
     """The rounds, sites and privacy of a federated run; nothing of other runs."""
     facts = rounds_facts(record)
     if not facts:
         return []
-    sites, out = facts.get("sites"), _object(facts.get("excluded"))
+    sites, out = facts.get("sites"), _as_mapping(facts.get("excluded"))
     number_of = len(sites) if isinstance(sites, list) else 0
-    rounds = number(record.summary.get("steps"))
+    rounds = parse_number(record.summary.get("steps"))
     parts = [f"{format_plural(rounds or 0, 'round')} of {format_plural(number_of, 'site')}"]
-    parts.append(f"the owner sees {words(facts.get('owner_sees'), 160)}")
+    parts.append(f"the owner sees {short_text(facts.get('owner_sees'), 160)}")
     parts += [
-        f"{words(site, 60)} gets no further orders ({words(reason, 80)})" for site, reason in list(out.items())[:8]
+        f"{short_text(site, 60)} gets no further orders ({short_text(reason, 80)})"
+        for site, reason in list(out.items())[:8]
     ]
-    return [*parts, _spent(record)]
+    return [*parts, _spent_sentence(record)]
 
 
-def _spent(record: RunRecord) -> str:
+def _spent_sentence(record: RunRecord) -> str:
     """What of a privacy budget is spent, and whose data it protects."""
-    told = _object(record.summary.get("privacy"))
+    told = _as_mapping(record.summary.get("privacy"))
     if not told:
         return ""
     bound = f"epsilon {format_amount(told.get('epsilon_spent'))} of {format_amount(told.get('epsilon'))}"
-    return f"{bound} spent, which protects {words(told.get('example'), 80)}"
+    return f"{bound} spent, which protects {short_text(told.get('example'), 80)}"
 
 
-def _pairs(summary: dict[str, Any]) -> str:
-    pairs = _object(summary.get("preferences"))
-    if number(pairs.get("accuracy")) is None:
+def _pair_sentence(summary: dict[str, Any]) -> str:
+    pairs = _as_mapping(summary.get("preferences"))
+    if parse_number(pairs.get("accuracy")) is None:
         return ""
     return (
         f"accuracy {format_amount(pairs['accuracy'])} and margin {format_amount(pairs.get('margin'))} on held-out pairs"
@@ -171,24 +186,24 @@ def _pair_accuracy(pairs: dict[str, Any]) -> tuple[str, str, str]:
         "loss of a pair": "loss",
     }
     remarks = [
-        f"{name} {format_amount(pairs[key])}" for name, key in names.items() if number(pairs.get(key)) is not None
+        f"{name} {format_amount(pairs[key])}" for name, key in names.items() if parse_number(pairs.get(key)) is not None
     ]
     return ("Accuracy on pairs", format_amount(pairs.get("accuracy")), ", ".join(remarks))
 
 
-def _sites(record: RunRecord) -> tuple[str, str, str]:
+def _sites_tile(record: RunRecord) -> tuple[str, str, str]:
     facts = rounds_facts(record)
-    sites, out = facts.get("sites"), _object(facts.get("excluded"))
+    sites, out = facts.get("sites"), _as_mapping(facts.get("excluded"))
     total = len(sites) if isinstance(sites, list) else 0
     remarks = [
-        words(sites, 240),
-        f"{words(facts.get('algorithm'), 20)}, {words(facts.get('aggregator'), 20)}",
-        _spent(record),
+        short_text(sites, 240),
+        f"{short_text(facts.get('algorithm'), 20)}, {short_text(facts.get('aggregator'), 20)}",
+        _spent_sentence(record),
     ]
     return ("Sites", f"{total - len(out)} of {total}", ", ".join(remark for remark in remarks if remark))
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _as_mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
@@ -201,21 +216,23 @@ def _accuracy_tile(facts: dict[str, Any]) -> tuple[str, str, str]:
         "largest class": "majority_accuracy",
     }
     remarks = [
-        f"{name} {format_amount(facts[key])}" for name, key in names.items() if number(facts.get(key)) is not None
+        f"{name} {format_amount(facts[key])}" for name, key in names.items() if parse_number(facts.get(key)) is not None
     ]
-    task = f"{words(facts.get('task'), 40)}, {count(facts.get('classes'))} classes"
+    task = f"{short_text(facts.get('task'), 40)}, {format_count(facts.get('classes'))} classes"
     return ("Accuracy", format_amount(facts.get("accuracy")), ", ".join([task, *remarks]))
 
 
 def _guard_tile(record: RunRecord) -> tuple[str, str, str]:
     split = split_facts(record)
     if split:
-        seen = [words(split["workers_see"], _MOST)] if split.get("workers_see") is not None else []
-        audits = [f"{count(record.summary.get('audits'))} audits", _format_takeovers(record.summary)] if seen else []
-        remarks = [words(split.get("worth"), 120), *seen, *audits, _shut_out(split)]
-        return ("Split", words(split.get("mode"), 20), ", ".join(remark for remark in remarks if remark))
+        seen = [short_text(split["workers_see"], _MOST)] if split.get("workers_see") is not None else []
+        audits = (
+            [f"{format_count(record.summary.get('audits'))} audits", _format_takeovers(record.summary)] if seen else []
+        )
+        remarks = [short_text(split.get("worth"), 120), *seen, *audits, _shut_out(split)]
+        return ("Split", short_text(split.get("mode"), 20), ", ".join(remark for remark in remarks if remark))
     remarks = [_format_preset(record.summary), _format_takeovers(record.summary), _format_guarantees(record.summary)]
-    return ("Audits", count(record.summary.get("audits")), ", ".join(remark for remark in remarks if remark))
+    return ("Audits", format_count(record.summary.get("audits")), ", ".join(remark for remark in remarks if remark))
 
 
 def _shut_out(split: dict[str, Any]) -> str:
@@ -225,7 +242,7 @@ def _shut_out(split: dict[str, Any]) -> str:
     if not isinstance(excluded, dict) or not excluded:
         return ""
     named = [
-        f"{words(name, 40)} ({words(site.get('reason'), 20)})"
+        f"{short_text(name, 40)} ({short_text(site.get('reason'), 20)})"
         for name, site in excluded.items()
         if isinstance(site, dict)
     ]
@@ -240,43 +257,43 @@ def guard_mode(record: RunRecord) -> str | None:
 
 
 def _format_speed(summary: dict[str, Any]) -> str:
-    rate = number(summary.get("tokens_per_s"))
-    return NOT_MEASURED if rate is None else f"{count(rate) if rate >= 100 else format_amount(rate, 3)} tokens/s"
+    rate = parse_number(summary.get("tokens_per_s"))
+    return NOT_MEASURED if rate is None else f"{format_count(rate) if rate >= 100 else format_amount(rate, 3)} tokens/s"
 
 
 def _format_takeovers(summary: dict[str, Any]) -> str:
-    takeovers = number(summary.get("takeovers"))
+    takeovers = parse_number(summary.get("takeovers"))
     return "" if takeovers is None else format_plural(takeovers, "takeover")
 
 
 def _format_preset(summary: dict[str, Any]) -> str:
-    return f"preset {words(summary['preset'], 20)}" if isinstance(summary.get("preset"), str) else ""
+    return f"preset {short_text(summary['preset'], 20)}" if isinstance(summary.get("preset"), str) else ""
 
 
 def _format_guarantees(summary: dict[str, Any]) -> str:
     """Return the numbers of stages in other hands by their worst guarantee."""
     guarantees = summary.get("guarantees")
     names = [name for name in guarantees.values() if isinstance(name, str)] if isinstance(guarantees, dict) else []
-    return ", ".join(f"{times} {words(name, 20)}" for name, times in Counter(names).items() if name != "own")
+    return ", ".join(f"{times} {short_text(name, 20)}" for name, times in Counter(names).items() if name != "own")
 
 
 def _format_world(world: Any) -> str:
-    if isinstance(world, dict) and world and all(number(value) is not None for value in world.values()):
-        return ", ".join(f"{words(value, 12)} {words(key, 20)}" for key, value in list(world.items())[:4])
-    return NOT_MEASURED if world is None else words(world, 60)
+    if isinstance(world, dict) and world and all(parse_number(value) is not None for value in world.values()):
+        return ", ".join(f"{short_text(value, 12)} {short_text(key, 20)}" for key, value in list(world.items())[:4])
+    return NOT_MEASURED if world is None else short_text(world, 60)
 
 
 def _format_attacks(summary: dict[str, Any], record: RunRecord) -> str:
     """What of attacks was found; of a run without a drill, what audits have shown, and nothing where nobody audits."""
-    injected, found = number(summary.get("attacks_injected")), number(summary.get("detections"))
+    injected, found = parse_number(summary.get("attacks_injected")), parse_number(summary.get("detections"))
     if injected:
         off = " (the guard was off)" if guard_mode(record) == "off" else ""
         if found is None:
             return f"{format_plural(injected, 'step')} attacked, nobody checked{off}"
-        return f"{count(found)} of {count(injected)} attacked steps detected{off}"
+        return f"{format_count(found)} of {format_count(injected)} attacked steps detected{off}"
     if not has_guard(record) or summary.get("evicted") or summary.get("verdicts"):
         return ""
-    audits = number(summary.get("audits"))
+    audits = parse_number(summary.get("audits"))
     return f"no lie was found in {format_plural(audits, 'audit')}" if audits else "nothing was audited"
 
 
@@ -286,14 +303,15 @@ def _blame_sentences(summary: dict[str, Any], record: RunRecord) -> list[str]:
     if isinstance(evicted, list) and evicted:
         stages = _stages_by_party(record)
         named = [
-            words(party, 60) + (f" (stage\u00a0{words(stages[party], 10)})" if _is_named(party, stages) else "")
+            short_text(party, 60)
+            + (f" (stage\u00a0{short_text(stages[party], 10)})" if _is_named(party, stages) else "")
             for party in evicted[:8]
         ]
         more = f" and {len(evicted) - 8} more" if len(evicted) > 8 else ""
         parts.append(f"{', '.join(named)}{more} evicted")
-    false = number(summary.get("false_accusations"))
+    false = parse_number(summary.get("false_accusations"))
     # who lied is known of a drill alone
-    if false is not None and (false or number(summary.get("attacks_injected"))):
+    if false is not None and (false or parse_number(summary.get("attacks_injected"))):
         parts.append(format_plural(false, "false accusation"))
     return parts
 
@@ -306,6 +324,6 @@ def _stages_by_party(record: RunRecord) -> dict[str, Any]:
     parties: dict[str, Any] = {}
     for event in record.events_of("verdict", "evicted", "stage_assigned"):
         party, stage = event["body"].get("party"), event["body"].get("stage")
-        if isinstance(party, str) and number(stage) is not None:
+        if isinstance(party, str) and parse_number(stage) is not None:
             parties.setdefault(party, stage)
     return parties

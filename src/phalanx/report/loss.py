@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import InputError, writing_cure
-from phalanx.report.figures import format_amount, number, words
+from phalanx.report.figures import format_amount, parse_number, short_text
 from phalanx.report.read import read_run
 from phalanx.report.svg import (
     AxisScale,
@@ -17,14 +17,14 @@ from phalanx.report.svg import (
     Shape,
     draw_axes,
     draw_legend,
+    draw_line,
+    draw_mark,
     draw_picture,
+    draw_text,
     hover_band,
-    join,
-    line,
+    join_markup,
     make_element,
-    mark,
     standalone_svg,
-    text,
 )
 
 # more signs than this hide the curve; then only the rug below it is drawn
@@ -75,14 +75,14 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
     named: dict[str, list[Point]] = {}
     per = "token"
     for row in rows:
-        step = number(row.get("step"))
+        step = parse_number(row.get("step"))
         if step is None:
             continue
-        loss.append((step, number(row.get("loss"))))
-        perplexity = number(row.get("validation_perplexity"))
+        loss.append((step, parse_number(row.get("loss"))))
+        perplexity = parse_number(row.get("validation_perplexity"))
         if perplexity is not None and perplexity > 0:
             validation.append((step, math.log(perplexity)))
-        elif (held_out := number(row.get("validation_loss"))) is not None:
+        elif (held_out := parse_number(row.get("validation_loss"))) is not None:
             # of a classification
             validation.append((step, held_out))
             per = "text"
@@ -99,7 +99,7 @@ def _named_losses(row: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
     sets = row.get("validation_sets")
     for name, figures in sets.items() if isinstance(sets, dict) else ():
         if isinstance(figures, dict):
-            yield words(name, 40), number(figures.get("loss"))
+            yield short_text(name, 40), parse_number(figures.get("loss"))
 
 
 def loss_chart(
@@ -161,23 +161,23 @@ def _loss_scale(values: Sequence[float], frame: PlotFrame) -> AxisScale:
 def _training_line(x: AxisScale, y: AxisScale, curve: Curve, *, wide: bool) -> Markup:
     colour = f"k{curve.colour}"
     if len(curve.loss) < _SMOOTH_FROM:
-        return line(curve.loss, x, y, f"{'wide' if wide else 'curve'} {colour}")
+        return draw_line(curve.loss, x, y, f"{'wide' if wide else 'curve'} {colour}")
     even = smooth_points(curve.loss, max(2, len(curve.loss) // 80))
     if wide:
-        return line(even, x, y, f"wide {colour}")
-    return join([line(curve.loss, x, y, f"raw {colour}"), line(even, x, y, f"curve {colour}")])
+        return draw_line(even, x, y, f"wide {colour}")
+    return join_markup([draw_line(curve.loss, x, y, f"raw {colour}"), draw_line(even, x, y, f"curve {colour}")])
 
 
 def _validation_line(x: AxisScale, y: AxisScale, curve: Curve) -> Markup:
     parts = []
     for colour, points in zip(_held_out_colours(curve), curve.held_out.values(), strict=True):
-        parts.append(line(points, x, y, f"held {colour}"))
+        parts.append(draw_line(points, x, y, f"held {colour}"))
         parts += [
-            mark("dot", x(position), y(value), f"{colour} f{colour[1:]}")
+            draw_mark("dot", x(position), y(value), f"{colour} f{colour[1:]}")
             for position, value in points
             if value is not None
         ]
-    return join(parts)
+    return join_markup(parts)
 
 
 def _held_out_colours(curve: Curve) -> list[str]:
@@ -199,17 +199,17 @@ def _attack_marks(frame: PlotFrame, x: AxisScale, y: AxisScale, curve: Curve, ro
         height = frame.y_range[1] + 8 if value is None else y(value)
         parts.append(make_element("line", {"class": "drop", "x1": x_step, "x2": x_step, "y1": floor, "y2": height + 8}))
         shape, css = _attack_sign(repaired)
-        parts.append(mark(shape, x_step, height, css))
-    return join(parts)
+        parts.append(draw_mark(shape, x_step, height, css))
+    return join_markup(parts)
 
 
 def _level_line(frame: PlotFrame, y: AxisScale, name: str, value: float) -> Markup:
     x_left, right = frame.x_range
     y_level = y(value)
-    return join(
+    return join_markup(
         [
             make_element("line", {"class": "level", "x1": x_left, "x2": right, "y1": y_level, "y2": y_level}),
-            text(right - 4, y_level - 5, f"{name}: {value:.2f}", "legend end halo"),
+            draw_text(right - 4, y_level - 5, f"{name}: {value:.2f}", "legend end halo"),
         ]
     )
 
@@ -247,7 +247,7 @@ def _hover_bands(frame: PlotFrame, x: AxisScale, curves: Sequence[Curve]) -> Mar
                 lines.append("attacked, repaired" if curve.attacked[step] else "attacked, not repaired")
         following = steps[min(index + stride, len(steps) - 1)]
         parts.append(hover_band(x(step), x(following), frame, "\n".join(lines)))
-    return join(parts)
+    return join_markup(parts)
 
 
 def _attack_sign(repaired: bool) -> tuple[Shape, str]:

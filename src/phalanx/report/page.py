@@ -6,15 +6,31 @@ from typing import Any
 
 from phalanx.report.bars import Bar, bin_rows, name_bars, step_bars
 from phalanx.report.checks import checks_section, num_in_doubt, proven_steps
-from phalanx.report.figures import count, format_amount, format_duration, format_plural, number, size, words
-from phalanx.report.headline import STATUS_WORDS, ends, has_guard, headline, headline_tiles, status, worse_facts
+from phalanx.report.figures import (
+    format_amount,
+    format_count,
+    format_duration,
+    format_plural,
+    format_size,
+    parse_number,
+    short_text,
+)
+from phalanx.report.headline import (
+    STATUS_WORDS,
+    ending_sentences,
+    has_guard,
+    headline_sentence,
+    headline_tiles,
+    run_status,
+    worse_facts,
+)
 from phalanx.report.histograms import histograms_section
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.read import Row, RunRecord, read_run
-from phalanx.report.shell import page_shell, section, write_page
+from phalanx.report.shell import make_section, page_shell, write_page
 from phalanx.report.svg import Markup, PlotFrame, Shape, make_element
-from phalanx.report.tables import cost_table, sites_section, stage_table, table, validation_table
-from phalanx.report.timeline import timeline
+from phalanx.report.tables import cost_table, make_table, sites_section, stage_table, validation_table
+from phalanx.report.timeline import event_timeline
 from phalanx.report.verdicts import verdict_list
 
 _NUM_COLOURS = 6
@@ -50,10 +66,10 @@ def report_page(run_dir: Path) -> str:
     """
     record = read_run(run_dir)
     record.proof = proven_steps(run_dir, record)
-    return render(record)
+    return render_run_report(record)
 
 
-def render(record: RunRecord) -> str:
+def render_run_report(record: RunRecord) -> str:
     """Return the whole page."""
     sections = [
         _page_top(record),
@@ -62,7 +78,7 @@ def render(record: RunRecord) -> str:
         _sample_section(record),
         sites_section(record),
         histograms_section(record),
-        *(_found(record) if has_guard(record) else ()),
+        *(_verdict_sections(record) if has_guard(record) else ()),
         checks_section(record),
         _phase_section(record),
         _cost_section(record),
@@ -71,11 +87,11 @@ def render(record: RunRecord) -> str:
         _event_section(record),
         _settings_section(record),
     ]
-    return page_shell(f"{words(record.name, 80)} · Phalanx", [part for part in sections if part is not None])
+    return page_shell(f"{short_text(record.name, 80)} · Phalanx", [part for part in sections if part is not None])
 
 
 def _page_top(record: RunRecord) -> Markup:
-    state = status(record)
+    state = run_status(record)
     pill = make_element("span", {"class": f"status {state}"}, STATUS_WORDS.get(state, "Not finished"))
     steps = num_in_doubt(record)
     doubt = (
@@ -98,23 +114,29 @@ def _page_top(record: RunRecord) -> Markup:
         "header",
         {},
         make_element(
-            "p", {"class": "run"}, "Phalanx run ", make_element("bdi", {}, words(record.name, 120)), " ", pill, *doubt
+            "p",
+            {"class": "run"},
+            "Phalanx run ",
+            make_element("bdi", {}, short_text(record.name, 120)),
+            " ",
+            pill,
+            *doubt,
         ),
-        make_element("h1", {}, headline(record)),
+        make_element("h1", {}, headline_sentence(record)),
         make_element("div", {"class": "tiles"}, *cards) if record.summary else "",
     )
 
 
 def _loss_section(record: RunRecord) -> Markup | None:
-    unigram = number(record.summary.get("unigram_perplexity"))
+    unigram = parse_number(record.summary.get("unigram_perplexity"))
     levels = [("unigram model", math.log(unigram))] if unigram is not None and unigram > 0 else []
     drawn = loss_chart(PlotFrame(height=340.0), [curve_of(record.metrics, "training")], levels)
     if drawn is None:
         return _absent_section("Loss", "No finite loss was recorded.")
     sets = validation_table(record)
     marks = ["Attacked steps are marked; a repaired step used the exact gradient."] if has_guard(record) else []
-    remark = " ".join([*marks, *ends(record)])
-    return section("Loss", remark, drawn, "" if sets is None else sets)
+    remark = " ".join([*marks, *ending_sentences(record)])
+    return make_section("Loss", remark, drawn, "" if sets is None else sets)
 
 
 def _sample_section(record: RunRecord) -> Markup | None:
@@ -123,32 +145,33 @@ def _sample_section(record: RunRecord) -> Markup | None:
     if not recorded:
         return None
     texts = [sample for sample in recorded[-1]["samples"][:_MAX_SAMPLES] if isinstance(sample, dict)]
-    rows = [[words(sample.get("prompt"), 1000), words(sample.get("text"), 4000)] for sample in texts]
-    remark = f"After step {count(recorded[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
-    return section("Texts of the model", remark, table(["Prompt", "Continuation"], rows))
+    rows = [[short_text(sample.get("prompt"), 1000), short_text(sample.get("text"), 4000)] for sample in texts]
+    remark = f"After step {format_count(recorded[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
+    return make_section("Texts of the model", remark, make_table(["Prompt", "Continuation"], rows))
 
 
-def _found(record: RunRecord) -> list[Markup | None]:
+def _verdict_sections(record: RunRecord) -> list[Markup | None]:
     """What the guard found, and how often it looked."""
     remark = "Guilty parties and their lies; open one to see its evidence."
-    return [section("Verdicts", remark, verdict_list(record)), _audit_section(record)]
+    return [make_section("Verdicts", remark, verdict_list(record)), _audit_section(record)]
 
 
 def _audit_section(record: RunRecord) -> Markup | None:
     if not _sum_column(record.metrics, "audits"):
-        return _absent_section("Audits", f"No audit was recorded. {words(record.proof, 600)}")
+        return _absent_section("Audits", f"No audit was recorded. {short_text(record.proof, 600)}")
     bars, signs = [], set()
     for group in bin_rows(record.metrics):
         audits, alarms = _sum_column(group, "audits"), _sum_column(group, "alarms")
-        repeats = sum(max(0.0, (number(row.get("attempts")) or 1.0) - 1.0) for row in group)
+        repeats = sum(max(0.0, (parse_number(row.get("attempts")) or 1.0) - 1.0) for row in group)
         sign: tuple[Shape, str] | None = ("triangle", "kbad fbad") if alarms else None
         signs |= {sign} if sign else set()
-        title = f"{_describe_steps(group)}\n{count(audits)} audits, {count(alarms)} alarms, {count(repeats)} repeats"
+        counts = f"{format_count(audits)} audits, {format_count(alarms)} alarms, {format_count(repeats)} repeats"
+        title = f"{_describe_steps(group)}\n{counts}"
         bars.append(Bar(*_group_ends(group), [("f0", audits / len(group))], title, sign))
     items: list[tuple[Shape, str, str]] = [("square", "k0 f0", "audits")]
     items += [(shape, css, "alarm") for shape, css in signs]
     drawn = step_bars(PlotFrame(height=220.0), bars, "audits a step", items, "Audits of each step")
-    return section("Audits", f"{_describe_bins(record.metrics)} {words(record.proof, 600)}", drawn)
+    return make_section("Audits", f"{_describe_bins(record.metrics)} {short_text(record.proof, 600)}", drawn)
 
 
 def _phase_section(record: RunRecord) -> Markup | None:
@@ -163,29 +186,33 @@ def _phase_section(record: RunRecord) -> Markup | None:
         sums = _sum_maps(group, "phases")
         means = [(f"f{i}", sums.get(name, 0.0) / len(group)) for i, name in enumerate(leading)]
         means += [("f6", sum(sums.get(name, 0.0) for name in rest) / len(group))] if rest else []
-        lines = [f"{words(name, 40)}: {format_duration(sums[name] / len(group))}" for name in ranked if name in sums]
+        lines = [
+            f"{short_text(name, 40)}: {format_duration(sums[name] / len(group))}" for name in ranked if name in sums
+        ]
         bars.append(Bar(*_group_ends(group), means, "\n".join([_describe_steps(group), *lines])))
-    items: list[tuple[Shape, str, str]] = [("square", f"k{i} f{i}", words(name, 24)) for i, name in enumerate(leading)]
+    items: list[tuple[Shape, str, str]] = [
+        ("square", f"k{i} f{i}", short_text(name, 24)) for i, name in enumerate(leading)
+    ]
     items += [("square", "k6 f6", f"{len(rest)} others")] if rest else []
     drawn = step_bars(PlotFrame(height=300.0), bars, "seconds a step", items, "Seconds of each step by phase")
     total = sum(totals.values()) or 1.0
     rows = [
         [
-            words(name, 80),
+            short_text(name, 80),
             format_duration(totals[name]),
             f"{totals[name] / len(record.metrics) * 1e3:.4g} ms",
             f"{100 * totals[name] / total:.1f} %",
         ]
         for name in ranked
     ]
-    figures = table(["Phase", "Total", "A step", "Share"], rows, "figures")
-    return section("Time per phase", f"The owner's process. {_describe_bins(record.metrics)}", drawn, figures)
+    figures = make_table(["Phase", "Total", "A step", "Share"], rows, "figures")
+    return make_section("Time per phase", f"The owner's process. {_describe_bins(record.metrics)}", drawn, figures)
 
 
 def _cost_section(record: RunRecord) -> Markup | None:
     costs = cost_table(record)
     remark = "CPU seconds as each party claims them, up to its last applied step; the links hash and sign."
-    return None if costs is None else section("Work of each party", remark, costs)
+    return None if costs is None else make_section("Work of each party", remark, costs)
 
 
 def _link_section(record: RunRecord) -> Markup | None:
@@ -195,16 +222,18 @@ def _link_section(record: RunRecord) -> Markup | None:
     ranked = sorted(totals.items(), key=lambda item: -item[1])
     claimed = {link for row in record.metrics for link in _list_texts(row.get("bytes_claimed"))}
     shown = [
-        (words(name, 80).replace(">", " → ") + (_CLAIMED if name in claimed else ""), value)
+        (short_text(name, 80).replace(">", " → ") + (_CLAIMED if name in claimed else ""), value)
         for name, value in ranked[:_MAX_LINKS]
     ]
     rest = ranked[_MAX_LINKS:]
     shown += [(f"{len(rest)} other links", sum(value for _, value in rest))] if rest else []
     num_steps = len(record.metrics)
-    drawn = name_bars(shown, lambda value: f"{size(value)}, {size(value / num_steps)} a step", "Bytes per link")
-    remark = f"Sender → receiver, all {count(num_steps)} steps together."
+    drawn = name_bars(
+        shown, lambda value: f"{format_size(value)}, {format_size(value / num_steps)} a step", "Bytes per link"
+    )
+    remark = f"Sender → receiver, all {format_count(num_steps)} steps together."
     remark += " Claims are from their senders only; the owner sees its own links." if claimed else ""
-    return section("Bytes per link", remark, drawn)
+    return make_section("Bytes per link", remark, drawn)
 
 
 def _list_texts(found: Any) -> list[str]:
@@ -213,24 +242,24 @@ def _list_texts(found: Any) -> list[str]:
 
 def _stage_section(record: RunRecord) -> Markup | None:
     stages = stage_table(record)
-    return None if stages is None else section("Stages", "Roles at the beginning and at the end.", stages)
+    return None if stages is None else make_section("Stages", "Roles at the beginning and at the end.", stages)
 
 
 def _event_section(record: RunRecord) -> Markup | None:
     if not record.events:
         return None
     remark = "From the audit log, as written; phalanx audit verify checks its signatures and its chain."
-    return section("Events", remark, timeline(record))
+    return make_section("Events", remark, event_timeline(record))
 
 
 def _settings_section(record: RunRecord) -> Markup | None:
     facts = [(key, record.summary.get(key)) for key in ("config_digest", "final_weights_digest")]
-    lines = [[key.replace("_", " "), make_element("code", {}, words(value, 80))] for key, value in facts if value]
-    config_table = table(["", ""], lines) if lines else ""
+    lines = [[key.replace("_", " "), make_element("code", {}, short_text(value, 80))] for key, value in facts if value]
+    config_table = make_table(["", ""], lines) if lines else ""
     if not record.config_text:
-        return section("Config", "", config_table) if lines else None
+        return make_section("Config", "", config_table) if lines else None
     text = make_element("pre", {}, record.config_text)
-    return section(
+    return make_section(
         "Config",
         "",
         config_table,
@@ -241,7 +270,7 @@ def _settings_section(record: RunRecord) -> Markup | None:
 def _note_section(record: RunRecord) -> Markup | None:
     if not record.notes:
         return None
-    items = [make_element("li", {}, words(note, 400)) for note in record.notes]
+    items = [make_element("li", {}, short_text(note, 400)) for note in record.notes]
     return make_element("section", {"class": "notes"}, make_element("h2", {}, "Notes"), make_element("ul", {}, *items))
 
 
@@ -250,7 +279,7 @@ def _absent_section(title: str, remark: str) -> Markup:
 
 
 def _sum_column(rows: list[Row], key: str) -> float:
-    return sum(number(row.get(key)) or 0.0 for row in rows)
+    return sum(parse_number(row.get(key)) or 0.0 for row in rows)
 
 
 def _sum_maps(rows: list[Row], key: str) -> dict[str, float]:
@@ -258,7 +287,7 @@ def _sum_maps(rows: list[Row], key: str) -> dict[str, float]:
     for row in rows:
         values = row.get(key)
         for name, value in values.items() if isinstance(values, dict) else ():
-            totals[name] = totals.get(name, 0.0) + max(0.0, number(value) or 0.0)
+            totals[name] = totals.get(name, 0.0) + max(0.0, parse_number(value) or 0.0)
     return totals
 
 

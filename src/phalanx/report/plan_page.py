@@ -10,10 +10,10 @@ from phalanx.planner.cluster.hardware import GIB
 from phalanx.planner.cost.estimate import Estimate
 from phalanx.planner.search.answer import PlanAnswer, list_assumptions
 from phalanx.report.bars import part_bars, pipeline_chart
-from phalanx.report.figures import count, format_amount, format_duration, format_plural, size, words
-from phalanx.report.shell import page_shell, section, write_page
+from phalanx.report.figures import format_amount, format_count, format_duration, format_plural, format_size, short_text
+from phalanx.report.shell import make_section, page_shell, write_page
 from phalanx.report.svg import Markup, make_element
-from phalanx.report.tables import table
+from phalanx.report.tables import make_table
 
 _SHOWN = 12
 _DAY_S = 86_400.0
@@ -43,25 +43,25 @@ def render_plan(answer: PlanAnswer) -> str:
         if part is not None
     ]
     sections.append(_assumption_section(answer))
-    return page_shell(f"{words(answer.question.model, 80)} · a Phalanx plan", sections)
+    return page_shell(f"{short_text(answer.question.model, 80)} · a Phalanx plan", sections)
 
 
 def _plan_top(answer: PlanAnswer) -> Markup:
-    question, best = answer.question, answer.best
-    devices = " or ".join(count(number) for number in question.counts)
+    question, best = answer.question, answer.best_layout
+    devices = " or ".join(format_count(number) for number in question.counts)
     place = f"{devices} of {question.cluster.title or 'a cluster'}"
     headline = f"{best.layout}" if best is not None else "No usable layout"
-    tiles = [("Model", f"{count(question.shape.parameters)} parameters", question.shape.family)]
+    tiles = [("Model", f"{format_count(question.shape.num_parameters)} parameters", question.shape.family)]
     if best is not None:
         tiles += [
-            ("Speed", f"{count(best.tokens_per_s)} tokens/s", f"{100 * best.mfu:.1f} % of the peak (MFU)"),
+            ("Speed", f"{format_count(best.tokens_per_s)} tokens/s", f"{100 * best.mfu:.1f} % of the peak (MFU)"),
             (
                 "Global batch",
-                f"{count(best.recipe.sequences)} sequences",
-                f"of {count(best.recipe.sequence_length)} tokens",
+                f"{format_count(best.recipe.sequences)} sequences",
+                f"of {format_count(best.recipe.sequence_length)} tokens",
             ),
-            ("Memory a rank", size(best.memory.total), f"of {size(best.limit)} usable"),
-            ("Bubble", f"{100 * best.step.bubble / best.step.total:.1f} %", "of a step"),
+            ("Memory a rank", format_size(best.memory.total_bytes), f"of {format_size(best.limit)} usable"),
+            ("Bubble", f"{100 * best.step.bubble / best.step.total_seconds:.1f} %", "of a step"),
             *_total_tiles(best),
         ]
     cards = [
@@ -79,7 +79,11 @@ def _plan_top(answer: PlanAnswer) -> Markup:
         "header",
         {},
         make_element(
-            "p", {"class": "run"}, "Phalanx plan: ", make_element("bdi", {}, words(question.model, 120)), f" on {place}"
+            "p",
+            {"class": "run"},
+            "Phalanx plan: ",
+            make_element("bdi", {}, short_text(question.model, 120)),
+            f" on {place}",
         ),
         make_element("h1", {}, headline),
         make_element("div", {"class": "tiles"}, *cards),
@@ -99,13 +103,17 @@ def _total_tiles(best: Estimate) -> list[tuple[str, str, str]]:
         )
     if totals.cost_usd is not None:
         tiles.append(
-            ("Cost", _format_dollars(totals.cost_usd), f"{count(totals.device_hours)} device-hours, quoted prices")
+            (
+                "Cost",
+                _format_dollars(totals.cost_usd),
+                f"{format_count(totals.device_hours)} device-hours, quoted prices",
+            )
         )
     return tiles
 
 
 def _format_tokens(number: float) -> str:
-    return format_amount(number) if number >= _MANY else count(number)
+    return format_amount(number) if number >= _MANY else format_count(number)
 
 
 def _format_days(days: float) -> str:
@@ -116,11 +124,11 @@ def _ranking_section(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
     rows = [
         [
             _layout_name(candidate),
-            count(candidate.recipe.microbatches),
+            format_count(candidate.recipe.microbatches),
             candidate.recipe.checkpointing,
-            size(candidate.memory.total),
-            format_duration(candidate.step.total),
-            count(candidate.tokens_per_s),
+            format_size(candidate.memory.total_bytes),
+            format_duration(candidate.step.total_seconds),
+            format_count(candidate.tokens_per_s),
             f"{100 * candidate.mfu:.1f} %",
             _format_days(candidate.totals.days) if candidate.totals is not None else "not known",
             _in_one_line(_format_dollars(candidate.totals.cost_usd))
@@ -134,26 +142,26 @@ def _ranking_section(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
         f"The best {len(shown)} of {format_plural(len(answer.ranking.valid), 'layout')}" if rest > 0 else "Every layout"
     )
     remark = f"{which} that are usable. m: microbatches of each data parallel rank."
-    return section("Ranking", remark, table(*_drop_empty_columns(_HEADS, rows, "not known")))
+    return make_section("Ranking", remark, make_table(*_drop_empty_columns(_HEADS, rows, "not known")))
 
 
 def _memory_section(shown: tuple[Estimate, ...]) -> Markup:
     rows = _drop_empty_parts(
         [
-            (_layout_name(candidate), {key: value / GIB for key, value in candidate.memory.parts().items()})
+            (_layout_name(candidate), {key: value / GIB for key, value in candidate.memory.parts_by_name().items()})
             for candidate in shown
         ]
     )
     limit = min(candidate.limit for candidate in shown) / GIB
     drawn = part_bars(rows, lambda value: f"{value:.3g} GiB", "Memory of each layout by part", limit)
-    return section("Memory a rank", "The rank with the most, at the peak of a step.", drawn)
+    return make_section("Memory a rank", "The rank with the most, at the peak of a step.", drawn)
 
 
 def _time_section(shown: tuple[Estimate, ...]) -> Markup:
-    parts = _drop_empty_parts([(_layout_name(candidate), candidate.step.parts()) for candidate in shown])
+    parts = _drop_empty_parts([(_layout_name(candidate), candidate.step.parts_by_name()) for candidate in shown])
     hidden = max(candidate.step.hidden for candidate in shown)
     remark = f"Exchange beside the computation takes no extra time; at most {format_duration(hidden)} are hidden."
-    return section("Time of a step", remark, part_bars(parts, format_duration, "Seconds of a step by part"))
+    return make_section("Time of a step", remark, part_bars(parts, format_duration, "Seconds of a step by part"))
 
 
 def _drop_empty_parts(rows: list[tuple[str, dict[str, float]]]) -> list[tuple[str, dict[str, float]]]:
@@ -167,11 +175,11 @@ def _traffic_section(shown: tuple[Estimate, ...]) -> Markup | None:
     if not sent:
         return None
     rows = [
-        [_layout_name(candidate), *(size(bytes_of) if bytes_of else "nothing" for bytes_of in astuple(traffic))]
+        [_layout_name(candidate), *(format_size(bytes_of) if bytes_of else "nothing" for bytes_of in astuple(traffic))]
         for candidate, traffic in sent
     ]
     remark = "By one rank in a step, beside what tensor, context and pipeline parallel ranks exchange."
-    return section("Bytes sent", remark, table(*_drop_empty_columns(_SENT, rows, "nothing")))
+    return make_section("Bytes sent", remark, make_table(*_drop_empty_columns(_SENT, rows, "nothing")))
 
 
 def _drop_empty_columns(
@@ -186,17 +194,17 @@ _SENT = ("Layout", "To copies", "Between groups", "Between islands, on average")
 
 
 def _pipeline_section(answer: PlanAnswer) -> Markup | None:
-    pipeline = answer.pipeline()
+    pipeline = answer.best_pipeline()
     if pipeline is None:
         return None
     estimate, timeline = pipeline
     layers = f" Layers of the stages: {', '.join(map(str, estimate.layers))}." if estimate.layers else ""
     devices = f" Devices: {', '.join(estimate.devices)}." if estimate.devices else ""
     remark = (
-        f"{estimate.layout}: the first microbatches of a step; {100 * timeline.bubble:.1f} % of the shown time is "
-        f"idle.{layers}{devices}"
+        f"{estimate.layout}: the first microbatches of a step; {100 * timeline.bubble_share:.1f} % of the shown time "
+        f"is idle.{layers}{devices}"
     )
-    return section("Pipeline", remark, pipeline_chart(timeline))
+    return make_section("Pipeline", remark, pipeline_chart(timeline))
 
 
 def _refused_section(answer: PlanAnswer) -> Markup | None:
@@ -205,9 +213,12 @@ def _refused_section(answer: PlanAnswer) -> Markup | None:
         return None
     reasons = Counter(layout.reason for layout in refused)
     first = {layout.reason: str(layout.layout) for layout in reversed(refused)}
-    rows = [[first[reason], count(number), words(reason, 300)] for reason, number in reasons.most_common(_MAX_REASONS)]
-    return section(
-        "Refused", f"{format_plural(len(refused), 'layout')}, equal reasons together.", table(_REFUSED, rows)
+    rows = [
+        [first[reason], format_count(number), short_text(reason, 300)]
+        for reason, number in reasons.most_common(_MAX_REASONS)
+    ]
+    return make_section(
+        "Refused", f"{format_plural(len(refused), 'layout')}, equal reasons together.", make_table(_REFUSED, rows)
     )
 
 
@@ -217,15 +228,15 @@ _REFUSED = ("For example", "Layouts", "Reason")
 def _assumption_section(answer: PlanAnswer) -> Markup:
     facts: dict[str, Any] = list_assumptions(answer.question.cluster)
     devices, sources = facts.pop("devices"), facts.pop("sources")
-    rows = [[key.replace("_", " "), words(value, 300)] for key, value in facts.items()]
+    rows = [[key.replace("_", " "), short_text(value, 300)] for key, value in facts.items()]
     for name, device in devices.items():
         figures = {key: value for key, value in device.items() if key not in ("sources", "price") and value is not None}
-        rows.append([name, words(figures, 400)])
+        rows.append([name, short_text(figures, 400)])
         price = device["price"]
-        rows.append([f"{name}, price", "not known" if price is None else words(price, 400)])
+        rows.append([f"{name}, price", "not known" if price is None else short_text(price, 400)])
         sources = [*device["sources"], *sources]
     rows += [["source", f"{source['title']}; {source['url']}; {source['date']}"] for source in sources]
-    return section("Assumptions", "A plan is as good as these figures.", table(["Figure", "Value"], rows))
+    return make_section("Assumptions", "A plan is as good as these figures.", make_table(["Figure", "Value"], rows))
 
 
 _UNITS = ((1e6, " million"), (1e3, " thousand"))

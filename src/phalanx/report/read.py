@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import InputError
-from phalanx.report.figures import number
+from phalanx.report.figures import parse_number
 
 _FILES = ("config.toml", "summary.json", "metrics.jsonl", "events.jsonl")
 _MAX_EVIDENCE_BYTES = 1024 * 1024
@@ -53,14 +53,14 @@ def check_run(run_dir: Path) -> None:
         InputError: There is no such directory, or no run has been in it.
     """
     if not run_dir.is_dir():
-        raise InputError(f"{run_dir}: is not a directory; give the run directory that phalanx train printed").about(
-            **_no_run(run_dir, "no directory")
-        )
+        raise InputError(
+            f"{run_dir}: is not a directory; give the run directory that phalanx train printed"
+        ).with_facts(**_no_run(run_dir, "no directory"))
     if not any((run_dir / name).exists() for name in _FILES):
         raise InputError(
             f"{run_dir}: holds no run: none of {', '.join(_FILES)} is there; give the run directory that phalanx train "
             "printed"
-        ).about(**_no_run(run_dir, "none of its files"))
+        ).with_facts(**_no_run(run_dir, "none of its files"))
 
 
 def _no_run(run_dir: Path, found: str) -> dict[str, str]:
@@ -126,7 +126,7 @@ def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[
 
 
 def _is_metric(row: Any) -> bool:
-    return isinstance(row, dict) and number(row.get("step")) is not None
+    return isinstance(row, dict) and parse_number(row.get("step")) is not None
 
 
 def _is_event(row: Any) -> bool:

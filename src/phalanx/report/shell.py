@@ -26,13 +26,13 @@ def page_shell(title: str, sections: Sequence[Markup]) -> str:
     return "<!doctype html>\n" + make_element("html", {"lang": "en"}, head, body)
 
 
-def section(title: str, remark: str, *content: str) -> Markup:
+def make_section(title: str, remark: str, *content: str) -> Markup:
     """Return one section with its heading; an empty remark is left out."""
     intro = [make_element("p", {"class": "remark"}, remark)] if remark else []
-    return make_element("section", {}, make_element("h2", {}, title), *intro, *map(_scrollable, content))
+    return make_element("section", {}, make_element("h2", {}, title), *intro, *map(_wrap_scrollable, content))
 
 
-def _scrollable(content: str) -> str:
+def _wrap_scrollable(content: str) -> str:
     """A picture keeps a size at which it can be read, and is moved under a small screen."""
     return make_element("div", {"class": "scroll"}, content) if content.startswith("<svg") else content
 

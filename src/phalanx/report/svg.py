@@ -29,10 +29,10 @@ def make_element(tag: str, attributes: Attributes, *children: str) -> Markup:
     shown = "".join(f' {name}="{_format_attribute(value)}"' for name, value in attributes.items())
     if tag in _EMPTY_ELEMENTS and not children:
         return Markup(f"<{tag}{shown}/>")
-    return Markup(f"<{tag}{shown}>{join(children)}</{tag}>")
+    return Markup(f"<{tag}{shown}>{join_markup(children)}</{tag}>")
 
 
-def join(parts: Iterable[str]) -> Markup:
+def join_markup(parts: Iterable[str]) -> Markup:
     """Put parts one after the other; plain text among them is escaped."""
     return Markup("".join(part if isinstance(part, Markup) else escape_text(part) for part in parts))
 
@@ -107,7 +107,7 @@ class AxisScale:
             share = (value - self.low) / (self.high - self.low)
         return self._start + share * (self._end - self._start)
 
-    def ticks(self, wanted: int = 6, *, whole: bool = False) -> list[float]:
+    def tick_values(self, wanted: int = 6, *, whole: bool = False) -> list[float]:
         """Return round values on the scale; only whole ones when asked for."""
         if self.log:
             first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
@@ -143,26 +143,26 @@ def draw_axes(frame: PlotFrame, x: AxisScale, y: AxisScale, x_label: str, y_labe
     """Return grid lines, tick labels and the names of both axes with their units."""
     (x_left, right), (floor, ceiling) = frame.x_range, frame.y_range
     parts = []
-    for value in y.ticks(6):
+    for value in y.tick_values(6):
         y_tick = y(value)
         parts.append(make_element("line", {"class": "grid", "x1": x_left, "x2": right, "y1": y_tick, "y2": y_tick}))
-        parts.append(text(x_left - 8, y_tick + 4, tick_label(value), "tick end"))
-    for value in x.ticks(8, whole=True):
-        parts.append(text(x(value), floor + 18, tick_label(value), "tick middle"))
+        parts.append(draw_text(x_left - 8, y_tick + 4, tick_label(value), "tick end"))
+    for value in x.tick_values(8, whole=True):
+        parts.append(draw_text(x(value), floor + 18, tick_label(value), "tick middle"))
     parts.append(make_element("line", {"class": "axis", "x1": x_left, "x2": right, "y1": floor, "y2": floor}))
-    parts.append(text((x_left + right) / 2, frame.height - 8, x_label, "label middle"))
+    parts.append(draw_text((x_left + right) / 2, frame.height - 8, x_label, "label middle"))
     middle = (floor + ceiling) / 2
     turned = {"class": "label middle", "transform": f"translate(14 {middle:.1f}) rotate(-90)"}
     parts.append(make_element("text", turned, y_label))
-    return join(parts)
+    return join_markup(parts)
 
 
-def text(x: float, y: float, content: str, css: str) -> Markup:
+def draw_text(x: float, y: float, content: str, css: str) -> Markup:
     """Return one line of text at a position."""
     return make_element("text", {"x": x, "y": y, "class": css}, content)
 
 
-def line(points: Iterable[tuple[float, float | None]], x: AxisScale, y: AxisScale, css: str) -> Markup:
+def draw_line(points: Iterable[tuple[float, float | None]], x: AxisScale, y: AxisScale, css: str) -> Markup:
     """Return a line through the points; a point without a value leaves a gap."""
     steps: list[str] = []
     pen_is_down = False
@@ -175,7 +175,7 @@ def line(points: Iterable[tuple[float, float | None]], x: AxisScale, y: AxisScal
     return make_element("path", {"class": css, "d": " ".join(steps)}) if steps else Markup("")
 
 
-def mark(shape: Shape, x: float, y: float, css: str, title: str = "") -> Markup:
+def draw_mark(shape: Shape, x: float, y: float, css: str, title: str = "") -> Markup:
     """Return a small sign; signs differ in shape, so that colour is never the only difference."""
     path = {
         "cross": "M-5 -5L5 5M-5 5L5 -5",
@@ -202,10 +202,10 @@ def draw_legend(frame: PlotFrame, items: Sequence[tuple[Shape, str, str]]) -> Ma
     """Return one row of signs with their names above the axes; items are (shape, css, name)."""
     parts, x_legend = [], frame.left + 10
     for shape, css, name in items:
-        parts.append(mark(shape, x_legend, 14, css))
-        parts.append(text(x_legend + 14, 18, name, "legend"))
+        parts.append(draw_mark(shape, x_legend, 14, css))
+        parts.append(draw_text(x_legend + 14, 18, name, "legend"))
         x_legend += 14 + 6.6 * len(name) + 26
-    return join(parts)
+    return join_markup(parts)
 
 
 def tick_label(value: float) -> str:

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.report.figures import count, format_amount, format_duration, number, size, words
+from phalanx.report.figures import format_amount, format_count, format_duration, format_size, parse_number, short_text
 from phalanx.report.read import Row, RunRecord
-from phalanx.report.shell import section
+from phalanx.report.shell import make_section
 from phalanx.report.svg import Markup, make_element
 
 _MAX_PARTIES = 8
@@ -24,7 +24,7 @@ _VALIDATION = {
 _NAMES = {"hashing": "hashing of the links", "signing": "signing of the links", "process": "the whole process"}
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> Markup:
+def make_table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> Markup:
     """Return a table; cells that are not markup are escaped."""
     head = make_element("tr", {}, *(make_element("th", {"scope": "col"}, name) for name in heads))
     body = [make_element("tr", {}, *map(_table_cell, row)) for row in rows]
@@ -44,9 +44,9 @@ def stage_table(record: RunRecord) -> Markup | None:
     for event in record.events_of("run_started"):
         stages = event["body"].get("stages")
         if isinstance(stages, list) and stages:
-            last = {words(e["body"].get("stage"), 10): e["body"].get("by") for e in record.events_of("takeover")}
+            last = {short_text(e["body"].get("stage"), 10): e["body"].get("by") for e in record.events_of("takeover")}
             rows = [_stage_row(stage, last) for stage in stages[:256] if isinstance(stage, dict)]
-            return table(["Stage", "Layers", "Parameters", "Held by", "At the end by", "Shadow at first"], rows)
+            return make_table(["Stage", "Layers", "Parameters", "Held by", "At the end by", "Shadow at first"], rows)
     return None
 
 
@@ -54,54 +54,59 @@ def cost_table(record: RunRecord) -> Markup | None:
     """Return the CPU seconds of the first parties by phase, as they reported them; None when none did."""
     usage = record.summary.get("usage_cpu_s")
     seconds_of = {
-        words(party, 70): seconds
+        short_text(party, 70): seconds
         for party, seconds in list(usage.items() if isinstance(usage, dict) else ())[:_MAX_PARTIES]
         if isinstance(seconds, dict) and seconds
     }
     if not seconds_of:
         return None
     phases = {phase for seconds in seconds_of.values() for phase in seconds if phase not in _WHOLE}
-    ranked = sorted(phases, key=lambda phase: (-sum(number(s.get(phase)) or 0.0 for s in seconds_of.values()), phase))
+    ranked = sorted(
+        phases, key=lambda phase: (-sum(parse_number(s.get(phase)) or 0.0 for s in seconds_of.values()), phase)
+    )
     parties = sorted(seconds_of)
     rows = [
-        [words(_NAMES.get(phase, phase), 40), *(_format_seconds(seconds_of[party].get(phase)) for party in parties)]
+        [
+            short_text(_NAMES.get(phase, phase), 40),
+            *(_format_seconds(seconds_of[party].get(phase)) for party in parties),
+        ]
         for phase in (*ranked[:_MAX_PHASES], *_NAMES)
     ]
-    return table(["CPU time", *parties], rows, "figures")
+    return make_table(["CPU time", *parties], rows, "figures")
 
 
 def validation_table(record: RunRecord) -> Markup | None:
     """Return a row for each further validation set, before and after; None where there is none."""
     sets = record.summary.get("validation_sets")
     rows = [
-        [words(name, 40), *(format_amount(measures.get(key)) for key in _VALIDATION)]
+        [short_text(name, 40), *(format_amount(measures.get(key)) for key in _VALIDATION)]
         for name, measures in list(sets.items() if isinstance(sets, dict) else ())[:_MAX_SETS]
         if isinstance(measures, dict)
     ]
-    return table(["Validation set", *_VALIDATION.values()], rows, "figures") if rows else None
+    return make_table(["Validation set", *_VALIDATION.values()], rows, "figures") if rows else None
 
 
 def _format_seconds(value: Any) -> str:
-    return "" if number(value) is None else format_duration(value)
+    return "" if parse_number(value) is None else format_duration(value)
 
 
 def _stage_row(stage: dict[str, Any], last: dict[str, Any]) -> list[str]:
-    index, holder = words(stage.get("index"), 10), words(stage.get("holder"), 70)
+    index, holder = short_text(stage.get("index"), 10), short_text(stage.get("holder"), 70)
     return [
         index,
         _format_layers(stage.get("layers")),
-        count(stage.get("parameters")),
+        format_count(stage.get("parameters")),
         holder,
-        words(last[index], 70) if index in last else holder,
-        words(stage.get("shadow"), 70),
+        short_text(last[index], 70) if index in last else holder,
+        short_text(stage.get("shadow"), 70),
     ]
 
 
 def _format_layers(value: Any) -> str:
-    ends = [number(item) for item in value] if isinstance(value, list) else []
+    ends = [parse_number(item) for item in value] if isinstance(value, list) else []
     if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
         return f"{ends[0]:g} to {ends[1]:g}"
-    text = words(value, 80)
+    text = short_text(value, 80)
     first, _, last_word = text.partition("-")
     return (
         first
@@ -125,16 +130,16 @@ def sites_section(record: RunRecord) -> Markup | None:
     names = sorted({name for row in rounds for name in row["sites"]})
     rows = [_site_row(name, rounds, measured) for name in names[:_MOST_SITES]]
     sums = sum(len(row["sums"]) for row in rounds if isinstance(row.get("sums"), list))
-    how = f"{count(sums)} secure sums; the owner saw no update." if sums else "The owner saw each update."
+    how = f"{format_count(sums)} secure sums; the owner saw no update." if sums else "The owner saw each update."
     note = "Losses and accuracies are claims of the sites."
     heads, epsilons = _HEADS, [_last_epsilon(name, rounds) for name in names[:_MOST_SITES]]
     if any(epsilons):
         heads, rows = [*heads, "Epsilon"], [[*row, epsilon] for row, epsilon in zip(rows, epsilons, strict=True)]
         note = f"{note} Epsilon is what each site has spent of its own rows, by its own ledger."
-    elif (spent := number(rounds[-1].get("epsilon"))) is not None:
+    elif (spent := parse_number(rounds[-1].get("epsilon"))) is not None:
         note = f"Its sums have spent epsilon {spent:.3f} of each site, and sites reveal nothing else."
-    remark = f"{count(len(rounds))} rounds. {how} {note}"
-    return section("Sites", remark, table(heads, rows, "figures"))
+    remark = f"{format_count(len(rounds))} rounds. {how} {note}"
+    return make_section("Sites", remark, make_table(heads, rows, "figures"))
 
 
 def _last_epsilon(name: str, rounds: list[Row]) -> str:
@@ -146,30 +151,32 @@ def _last_epsilon(name: str, rounds: list[Row]) -> str:
 def _site_row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
     shares = [share for row in rounds if isinstance(share := row["sites"].get(name), dict)]
     trained = [share for share in shares if "left_out" not in share]
-    why = Counter(words(share["left_out"], 40) or "not reached" for share in shares if "left_out" in share)
+    why = Counter(short_text(share["left_out"], 40) or "not reached" for share in shares if "left_out" in share)
     measured_rows = [
-        share for row in measured if isinstance(share := row.get(name), dict) and number(share.get("loss")) is not None
+        share
+        for row in measured
+        if isinstance(share := row.get(name), dict) and parse_number(share.get("loss")) is not None
     ]
     moved = sum(
-        number(value) or 0.0
+        parse_number(value) or 0.0
         for row in rounds
         if isinstance(row.get("bytes"), dict)
         for link, value in row["bytes"].items()
         if name in link.split(">")
     )
     return [
-        words(name, 70),
-        count(len(trained)),
-        ", ".join(f"{reason} ({count(times)})" for reason, times in why.most_common(_MOST_REASONS)),
+        short_text(name, 70),
+        format_count(len(trained)),
+        ", ".join(f"{reason} ({format_count(times)})" for reason, times in why.most_common(_MOST_REASONS)),
         _last_figure(trained[-1:], "loss"),
         _last_figure(trained[-1:], "norm"),
         _last_figure(measured_rows[:1], "loss"),
         _last_figure(measured_rows[-1:], "loss"),
         _last_figure(measured_rows[-1:], "accuracy"),
-        size(moved),
+        format_size(moved),
     ]
 
 
 def _last_figure(rows: list[dict[str, Any]], key: str) -> str:
-    value = number(rows[0].get(key)) if rows else None
+    value = parse_number(rows[0].get(key)) if rows else None
     return "" if value is None else f"{value:.4g}"

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from phalanx.report.figures import number, words
+from phalanx.report.figures import parse_number, short_text
 from phalanx.report.read import RunRecord
 from phalanx.report.svg import Markup, make_element
-from phalanx.report.tables import table
+from phalanx.report.tables import make_table
 
 _MAX_EVENTS = 400
 _LOUD = {
@@ -122,7 +122,7 @@ _SENTENCES = {
 }
 
 
-def timeline(record: RunRecord) -> Markup:
+def event_timeline(record: RunRecord) -> Markup:
     """Return the events with the seconds since the first one; a run of equal kinds is folded."""
     start = _event_time(record.events[0]) if record.events else None
     rows: list[list[str]] = []
@@ -132,23 +132,23 @@ def timeline(record: RunRecord) -> Markup:
         event = group[-1]
         moment = _event_time(group[0])
         since = f"+{(moment - start).total_seconds():.1f} s" if moment and start else ""
-        kind = make_element("span", {"class": f"kind {_LOUD.get(event['kind'], '')}"}, words(event["kind"], 40))
+        kind = make_element("span", {"class": f"kind {_LOUD.get(event['kind'], '')}"}, short_text(event["kind"], 40))
         times = f"{len(group)} times, last: " if len(group) > 1 else ""
-        rows.append([since, kind, times + describe(event["kind"], event["body"])])
-    return table(["Time", "Event", "Details"], rows, "timeline")
+        rows.append([since, kind, times + describe_event(event["kind"], event["body"])])
+    return make_table(["Time", "Event", "Details"], rows, "timeline")
 
 
-def describe(kind: str, body: Mapping[str, Any]) -> str:
+def describe_event(kind: str, body: Mapping[str, Any]) -> str:
     """Return the details of an event in one line; an event without a sentence is listed with its keys."""
     sentence = _SENTENCES.get(kind, "")
     keys = set(re.findall(r"{(\w+)}", sentence))
     if keys and keys <= {key for key, value in body.items() if value is not None}:
         # one pass, so that a value with braces in it is never filled in again
-        return words(re.sub(r"{(\w+)}", lambda found: words(body[found[1]]), sentence), 400)
+        return short_text(re.sub(r"{(\w+)}", lambda found: short_text(body[found[1]]), sentence), 400)
     if isinstance(body.get("reason"), str):
-        return words(body["reason"])
+        return short_text(body["reason"])
     shown = {key: value for key, value in body.items() if key != "stages" and value is not None}
-    return words(shown)
+    return short_text(shown)
 
 
 def _fold_events(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -167,7 +167,7 @@ def _event_time(event: dict[str, Any]) -> datetime | None:
         if isinstance(value, str):
             moment = datetime.fromisoformat(value)
             return moment if moment.tzinfo else None
-        seconds = number(value)
+        seconds = parse_number(value)
         return None if seconds is None else datetime.fromtimestamp(seconds).astimezone()
     except (ValueError, OverflowError, OSError):
         return None

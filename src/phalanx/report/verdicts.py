@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from phalanx.report.figures import format_amount, number, words
+from phalanx.report.figures import format_amount, parse_number, short_text
 from phalanx.report.read import RunRecord
 from phalanx.report.svg import Attributes, Markup, make_element
-from phalanx.report.tables import table
+from phalanx.report.tables import make_table
 
 _MAX_VERDICTS = 400
 _OFFENCES = {
@@ -46,24 +46,26 @@ def verdict_list(record: RunRecord) -> Markup:
 
 
 def _verdict_block(body: Mapping[str, Any], record: RunRecord, *, first: bool) -> Markup:
-    guilty = make_element("strong", {}, words(body.get("party"), 80))
-    what = words(body.get("reason")) if body.get("reason") else "no reason given"
+    guilty = make_element("strong", {}, short_text(body.get("party"), 80))
+    what = short_text(body.get("reason")) if body.get("reason") else "no reason given"
     summary = make_element("summary", {}, guilty, " · ", what)
-    places = [f"{key} {words(body[key], 20)}" for key in ("step", "stage", "microbatch") if body.get(key) is not None]
-    offence = words(body.get("offence"), 60)
+    places = [
+        f"{key} {short_text(body[key], 20)}" for key in ("step", "stage", "microbatch") if body.get(key) is not None
+    ]
+    offence = short_text(body.get("offence"), 60)
     meaning = _OFFENCES.get(offence)
     rows = [
-        ["Where", ", ".join([*places, words(body["direction"], 20)] if body.get("direction") else places)],
+        ["Where", ", ".join([*places, short_text(body["direction"], 20)] if body.get("direction") else places)],
         ["Offence", f"{offence}: {meaning}" if meaning else offence],
-        ["Accused by", words(body.get("accuser"), 80)],
+        ["Accused by", short_text(body.get("accuser"), 80)],
         *([["Distance", _format_distance(body)]] if offence in ("message", "accusation") else []),
     ]
     attributes: Attributes = {"class": "verdict", **({"open": ""} if first else {})}
-    return make_element("details", attributes, summary, table(["", ""], rows), _evidence_block(body, record))
+    return make_element("details", attributes, summary, make_table(["", ""], rows), _evidence_block(body, record))
 
 
 def _format_distance(body: Mapping[str, Any]) -> str:
-    distance, allowed = number(body.get("distance")), number(body.get("allowed"))
+    distance, allowed = parse_number(body.get("distance")), parse_number(body.get("allowed"))
     if distance is None:
         return "not a number: the digests differ, or the tensor is not finite"
     equal = " (equal bits inside one numeric class)" if allowed == 0 else ""
@@ -77,16 +79,16 @@ def _evidence_block(body: Mapping[str, Any], record: RunRecord) -> Markup:
     # only the last part counts: files outside the evidence directory are never shown
     text = record.evidence.get(PurePath(name).name)
     if text is None:
-        return make_element("p", {"class": "quiet"}, f"Evidence file {words(name, 120)} is missing.")
+        return make_element("p", {"class": "quiet"}, f"Evidence file {short_text(name, 120)} is missing.")
     rows = _signed_rows(text)
-    signed = table(["Signed header", "What it shows", "Signed by"], rows) if rows else ""
-    command = make_element("code", {}, words(f"phalanx audit explain {name}", 160))
+    signed = make_table(["Signed header", "What it shows", "Signed by"], rows) if rows else ""
+    command = make_element("code", {}, short_text(f"phalanx audit explain {name}", 160))
     check = make_element("p", {"class": "remark"}, "Check it offline, in the run directory: ", command)
     digest = body.get("evidence_sha256")
-    digest_rows = [["SHA-256", make_element("code", {}, words(digest, 80))]] if isinstance(digest, str) else []
-    title = make_element("summary", {}, f"Evidence: {words(name, 120)}")
+    digest_rows = [["SHA-256", make_element("code", {}, short_text(digest, 80))]] if isinstance(digest, str) else []
+    title = make_element("summary", {}, f"Evidence: {short_text(name, 120)}")
     return make_element(
-        "details", {"open": ""}, title, signed, table(["", ""], digest_rows) if digest_rows else "", check
+        "details", {"open": ""}, title, signed, make_table(["", ""], digest_rows) if digest_rows else "", check
     )
 
 
@@ -98,12 +100,12 @@ def _signed_rows(text: str) -> list[list[str]]:
         return []
     rows = []
     for role, signed in sorted(headers.items())[:32] if isinstance(headers, dict) else ():
-        rows.append([words(role, 40), _WHY_SIGNED.get(role, "what was shown or contradicted"), _sender_of(signed)])
+        rows.append([short_text(role, 40), _WHY_SIGNED.get(role, "what was shown or contradicted"), _sender_of(signed)])
     return rows
 
 
 def _sender_of(signed: Any) -> str:
     try:
-        return words(json.loads(signed["header"])["sender"], 80)
+        return short_text(json.loads(signed["header"])["sender"], 80)
     except (ValueError, RecursionError, KeyError, TypeError):
         return "not readable"

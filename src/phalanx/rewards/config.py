@@ -25,7 +25,7 @@ class RewardSettings(StrictModel):
     name: str | None = Field(default=None, pattern=r"^[a-z][a-z0-9_]{0,39}$")
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_missing_name(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave the name out where there is none, so that an older run file keeps its digest."""
         return {key: value for key, value in write(self).items() if key != "name" or value is not None}
 

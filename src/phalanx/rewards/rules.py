@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from phalanx.config import lacks, resolve, users_traceback
+from phalanx.config import resolve_kind, unfit_code_error, users_traceback
 from phalanx.errors import ConfigError, DataError, PhalanxError, RewardError
 from phalanx.rewards.config import ExactReward, JudgeReward, ModelReward, PatternReward, PlacesReward, RewardSettings
 from phalanx.rewards.server import ServedModel
@@ -26,7 +26,7 @@ def open_reward(config: RewardSettings) -> Rule:
     Raises:
         PhalanxError: A model, a key or a function is missing or wrong.
     """
-    opened: Rule = resolve(config.kind, _RULES, _own_rule)(config)
+    opened: Rule = resolve_kind(config.kind, _RULES, _own_rule)(config)
     return opened
 
 
@@ -97,7 +97,7 @@ def _judge_rule(config: JudgeReward) -> Rule:
     served = ServedModel(config)
 
     def judged(prompt: str, text: str, _record: Mapping[str, Any]) -> float:
-        reply = served.ask((config.question or _QUESTION).replace("{prompt}", prompt).replace("{text}", text))
+        reply = served.ask_question((config.question or _QUESTION).replace("{prompt}", prompt).replace("{text}", text))
         numbers = _NUMBER.findall(reply)
         if len(numbers) != 1:
             raise RewardError(f"{config.url}: the judge said {len(numbers)} numbers; expected one and nothing else")
@@ -108,7 +108,9 @@ def _judge_rule(config: JudgeReward) -> Rule:
 
 def _own_rule(kind: str, function: Any) -> Callable[[RewardSettings], Rule]:
     if not callable(function):
-        raise lacks(kind, f"a {type(function).__name__}", "a function of prompt, text and record that returns a number")
+        raise unfit_code_error(
+            kind, f"a {type(function).__name__}", "a function of prompt, text and record that returns a number"
+        )
 
     def own(prompt: str, text: str, record: Mapping[str, Any]) -> Any:
         try:

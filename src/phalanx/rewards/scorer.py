@@ -49,7 +49,7 @@ class RewardScorer(Closeable):
         self._child: AskedProcess | None = None
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def reward_names(self) -> tuple[str, ...]:
         """Names of the rewards in metrics: the name, or the kind, with a number where two have the same."""
         kinds = [
             reward.name or reward.kind.partition(":")[2].partition("@")[0] or reward.kind for reward in self._config.of
@@ -58,7 +58,7 @@ class RewardScorer(Closeable):
             kind if kinds.count(kind) == 1 else f"{kind}_{number}" for number, kind in enumerate(kinds, start=1)
         )
 
-    def score(self, texts: Sequence[ScoredText]) -> list[tuple[float, ...]]:
+    def score_texts(self, texts: Sequence[ScoredText]) -> list[tuple[float, ...]]:
         """Return every reward of each text, before weights.
 
         Raises:
@@ -66,7 +66,7 @@ class RewardScorer(Closeable):
         """
         return [tuple(self._score_text(number, text) for number in range(len(self._config.of))) for text in texts]
 
-    def total(self, rewards: Sequence[float]) -> float:
+    def total_reward(self, rewards: Sequence[float]) -> float:
         """The weighted sum of a text's rewards."""
         return math.fsum(config.weight * reward for config, reward in zip(self._config.of, rewards, strict=True))
 
@@ -78,7 +78,7 @@ class RewardScorer(Closeable):
 
     def _score_text(self, number: int, text: ScoredText) -> float:
         asked = {"reward": number, "prompt": text.prompt, "text": text.text, "record": dict(text.record)}
-        place = f"rewards.of[{number}] ({self.names[number]}), {text.where}"
+        place = f"rewards.of[{number}] ({self.reward_names[number]}), {text.where}"
         value = self._ask_child(asked, place, self._config.timeout_s)
         if not isinstance(value, float) or not abs(value) <= _LARGEST:
             raise self._reward_error(

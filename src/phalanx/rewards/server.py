@@ -51,7 +51,7 @@ class ServedModel:
         # no proxy of the environment, no redirection to elsewhere
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
-    def ask(self, question: str) -> str:
+    def ask_question(self, question: str) -> str:
         """Return the model's answer, at temperature 0.
 
         Raises:

@@ -18,7 +18,7 @@ from phalanx.rollouts.verdict import (
 if TYPE_CHECKING:
     from phalanx.rollouts.generate import generate_rollouts as generate_rollouts
     from phalanx.rollouts.judgement import (
-        BorderBook as BorderBook,
+        BorderTally as BorderTally,
         judge_age as judge_age,
         judge_reward as judge_reward,
         judge_rollout as judge_rollout,

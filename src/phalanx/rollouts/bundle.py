@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from phalanx.config import canonical_json
 from phalanx.errors import EvidenceError, FrameError, ModelError, SignatureError
-from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.pipeline.protocol.signed import StatementReader, to_signed
 from phalanx.rollouts.judgement import judge_age, judge_rollout, judge_second_answer, read_answer
 from phalanx.rollouts.messages import TO_OWNER, TO_WORKER
 from phalanx.rollouts.near_ties import search_near_ties
@@ -67,7 +67,7 @@ class RolloutBundle:
     older_policy: RolloutPolicy | None = None
 
     @property
-    def headers(self) -> dict[str, SignedHeader]:
+    def headers_by_role(self) -> dict[str, SignedHeader]:
         """Every header by its role."""
         roles = {
             "request": self.request,
@@ -100,7 +100,7 @@ class ControlModels:
         self._device = device
         self._models: dict[str, tuple[str, PolicyModel]] = {}
 
-    def build(self, policy: RolloutPolicy, attention: str) -> PolicyModel:
+    def model_for(self, policy: RolloutPolicy, attention: str) -> PolicyModel:
         """Return a model with these weights.
 
         Raises:
@@ -108,10 +108,10 @@ class ControlModels:
         """
         digest, model = self._models.get(attention, ("", None))
         if model is None:
-            model = PolicyModel.build(policy, attention, self._device)
-        elif digest != policy.digest:
-            model.take(policy)
-        self._models[attention] = (policy.digest, model)
+            model = PolicyModel.from_policy(policy, attention, self._device)
+        elif digest != policy.full_digest:
+            model.copy_weights(policy)
+        self._models[attention] = (policy.full_digest, model)
         return model
 
 
@@ -135,20 +135,20 @@ def judge_bundle(
         has routers, with every choice of experts that rounding may have made. An answer is judged by the request
         that it names and by no other.
     """
-    records = _Records(bundle, Statements(session, peer))
+    records = _CheckedRecords(bundle, StatementReader(session, peer))
     request, party = records.request, bundle.party
     if bundle.second_answer is not None:
         return RolloutJudgement(judge_second_answer(party, request, records.answer_digests))
-    answer, payload = records.answer, records.payload
+    answer, payload = records.answer, records.answer_payload
     texts, formal = read_answer(party, request, answer, payload, records.vocab_size)
     if formal is not None or bundle.place is None:
         return RolloutJudgement(formal)
     if bundle.policy is None:
         return RolloutJudgement(doubt="the weights of the policy are not here")
-    number = request.places.index(bundle.place) if bundle.place in request.places else None
+    number = request.text_places.index(bundle.place) if bundle.place in request.text_places else None
     if number is None:
         raise EvidenceError(f"prompt {bundle.place[0]}, sample {bundle.place[1]} was not asked for")
-    model = models.build(bundle.policy, answer.written_in.attention)
+    model = models.model_for(bundle.policy, answer.written_in.attention)
     rows = min(MAX_CONTROL_ROWS, answer.written_in.batch_rows)
 
     def control_run(by: PolicyModel) -> RereadRollout:
@@ -158,23 +158,23 @@ def judge_bundle(
     now = control_run(model)
     verdict = judge_rollout(party, request, texts[number], now)
     if verdict is not None:
-        return _by_other_experts(model, request, texts[number], verdict)
+        return _judge_other_experts(model, request, texts[number], verdict)
     older = records.older_policy
     # an older policy may fit better by a router's choice alone
     if older is None or model.is_routed:
         return RolloutJudgement(reread=now)
-    before = control_run(models.build(older, answer.written_in.attention))
+    before = control_run(models.model_for(older, answer.written_in.attention))
     verdict = judge_age(party, request, texts[number], now, before)
     return RolloutJudgement(verdict, reread=None if verdict else now)
 
 
-def _by_other_experts(
+def _judge_other_experts(
     model: PolicyModel, request: RolloutRequest, text: Rollout, verdict: RolloutVerdict
 ) -> RolloutJudgement:
     """Look whether a text that is off is what an honest writer wrote with routers that rounded otherwise."""
     if not model.is_routed:
         return RolloutJudgement(verdict)
-    if not model.routers:
+    if not model.expert_routers:
         return RolloutJudgement(doubt=f"{verdict.reason}; the routers of this family are not known here")
     search = search_near_ties(model, request, text)
     match search.outcome:
@@ -191,14 +191,14 @@ def digest_of_answer(header: SignedHeader) -> str:
     return digest_hex(canonical_json([header.fields.body, header.fields.payload_digest]))
 
 
-class _Records:
+class _CheckedRecords:
     """The records of a bundle, each checked when it is first read.
 
     Raises:
         EvidenceError: A header does not hold, or is not about this request and this party.
     """
 
-    def __init__(self, bundle: RolloutBundle, statements: Statements) -> None:
+    def __init__(self, bundle: RolloutBundle, statements: StatementReader) -> None:
         self._bundle, self._statements = bundle, statements
         self.request = self._read_request(bundle.request, (None, bundle.party))
         self._owner = bundle.request.fields.sender
@@ -214,7 +214,7 @@ class _Records:
         return digest_of_answer(self._bundle.answer.header), digest_of_answer(second)
 
     @cached_property
-    def payload(self) -> bytes:
+    def answer_payload(self) -> bytes:
         """Of the answer, as it was signed."""
         header, payload = self._bundle.answer
         if digest_hex(payload) != header.fields.payload_digest:
@@ -227,7 +227,7 @@ class _Records:
         policy = self._bundle.policy
         config = self._bundle.config if policy is None else policy.config
         try:
-            name = policy_digest(config, self._bundle.weights) if policy is None else policy.digest
+            name = policy_digest(config, self._bundle.weights) if policy is None else policy.full_digest
         except (ValueError, ModelError) as exc:
             raise EvidenceError(f"the policy is malformed ({exc})") from exc
         if name != self.request.policy:
@@ -242,7 +242,7 @@ class _Records:
             return None
         request = self._read_request(older.request, (self._owner, self._bundle.party))
         self._read_answer(older.answer, request)
-        if request.order >= self.request.order or policy.digest != request.policy:
+        if request.order >= self.request.order or policy.full_digest != request.policy:
             raise EvidenceError("the older policy is not that of an older request")
         return policy
 
@@ -256,13 +256,15 @@ class _Records:
         body = self._open_header(header, (self._bundle.party, self._owner), TO_OWNER)
         if not isinstance(body, RolloutAnswer):
             raise EvidenceError(f"an answer is a {header.fields.kind!r} message")
-        if body.request != request.digest:
-            raise EvidenceError(f"an answer names the request {body.request[:16]}, expected {request.digest[:16]}")
+        if body.request != request.request_digest:
+            raise EvidenceError(
+                f"an answer names the request {body.request[:16]}, expected {request.request_digest[:16]}"
+            )
         return body
 
     def _open_header(self, header: SignedHeader, link: tuple[str | None, str], kinds: Mapping[str, Any]) -> Any:
         try:
-            opened = self._statements.frame(to_signed(header), link)
+            opened = self._statements.open_frame_header(to_signed(header), link)
             return parse_body(kinds, opened.fields.kind, opened.fields.body)
         except (FrameError, SignatureError) as exc:
             raise EvidenceError(f"a header does not hold: {exc}") from exc

@@ -10,7 +10,7 @@ from phalanx.config import canonical_json
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, TransportError
 from phalanx.rollouts.bundle import RolloutBundle, SignedAnswer, digest_of_answer
 from phalanx.rollouts.config import RolloutCheck
-from phalanx.rollouts.evidence import EvidenceDesk
+from phalanx.rollouts.evidence import EvidenceDirectory
 from phalanx.rollouts.examiner import RolloutExaminer
 from phalanx.rollouts.generate import check_room, generate_rollouts
 from phalanx.rollouts.judgement import RewardRule
@@ -54,7 +54,7 @@ class RolloutCompany:
         workers: Sequence[str],
         check: RolloutCheck,
         share: CheckedShare,
-        desk: EvidenceDesk,
+        desk: EvidenceDirectory,
         reward: RewardRule | None = None,
     ) -> None:
         self._endpoint, self._check = endpoint, check
@@ -69,17 +69,17 @@ class RolloutCompany:
         self.verdicts: list[RolloutVerdict] = []
         self.dismissals: list[RolloutDismissal] = []
         self.costs = self._examiner.costs
-        self.told: Callable[[RolloutVerdict | RolloutDismissal], None] = lambda decision: None
+        self.report_decision: Callable[[RolloutVerdict | RolloutDismissal], None] = lambda decision: None
 
     @property
-    def active(self) -> tuple[str, ...]:
+    def active_workers(self) -> tuple[str, ...]:
         """Workers that are neither convicted nor left out."""
         return tuple(self._active)
 
     @property
-    def unanswered(self) -> Mapping[str, int]:
+    def unanswered_requests(self) -> Mapping[str, int]:
         """Requests without a usable answer in time, by worker."""
-        return self._accounts.unanswered
+        return self._accounts.unanswered_requests
 
     def generate(self, policy: RolloutPolicy, model: PolicyModel, request: RolloutRequest) -> tuple[Rollout, ...]:
         """Have every text of a request written.
@@ -92,7 +92,7 @@ class RolloutCompany:
             model: The same, to read with.
 
         Returns:
-            In the order of `RolloutRequest.places`. None is of a worker that was convicted of a lie in this step.
+            In the order of `RolloutRequest.text_places`. None is of a worker that was convicted of a lie in this step.
 
         Raises:
             DataError: A prompt does not fit into the model.
@@ -100,9 +100,9 @@ class RolloutCompany:
             FrameError: The prompts of one worker are too long for one request.
         """
         check_room(model, request)
-        self._examiner.keep(policy, model.device)
+        self._examiner.keep_weights(policy, model.device_name)
         for sent in self._step:
-            sent.close()
+            sent.shrink_answer()
         self._step = []
         passed_over: set[str] = set()
         missing = request.prompts
@@ -122,17 +122,17 @@ class RolloutCompany:
         by_place = {(text.prompt, text.sample): text for text in texts}
         self.costs.texts += len(by_place)
         self.costs.tokens += sum(len(text.ids) for text in by_place.values())
-        return tuple(by_place[place] for place in request.places)
+        return tuple(by_place[place] for place in request.text_places)
 
     def close(self) -> None:
         """Look at the messages that have come since, and tell the workers that no further request comes."""
-        while (item := self._endpoint.receive(0.0)) is not None:
+        while (item := self._endpoint.receive_item(0.0)) is not None:
             if isinstance(item, CheckedFrame):
                 self._take_frame(item)
         for name in self._active:
             # a worker that is gone need not be told
             with contextlib.suppress(TransportError):
-                self._endpoint.send(name, RolloutsEnd.kind, {})
+                self._endpoint.send_frame(name, RolloutsEnd.kind, {})
 
     def _step_texts(self) -> tuple[Rollout, ...]:
         """Return the workers' texts of this step, without the texts of convicted workers."""
@@ -150,7 +150,7 @@ class RolloutCompany:
                 continue
             try:
                 self._send_policy(name, policy)
-                header = self._endpoint.send(name, part.kind, part.model_dump(mode="json"))
+                header = self._endpoint.send_frame(name, part.kind, part.model_dump(mode="json"))
             except (PeerLostError, PeerRefusedError) as exc:
                 self._dismiss_worker(name, part.step, "lost", str(exc))
                 continue
@@ -160,7 +160,7 @@ class RolloutCompany:
             asked.append(sent)
             self._step.append(sent)
             requests = self._requests[name]
-            requests[part.digest] = sent
+            requests[part.request_digest] = sent
             while len(requests) > _MAX_KEPT:
                 requests.pop(next(iter(requests)))
         self._await_answers(asked, request.step)
@@ -171,7 +171,7 @@ class RolloutCompany:
         deadline = time.monotonic() + self._check.answer_timeout_s
         while any(not sent.is_settled and sent.worker in self._active for sent in asked):
             left_s = max(0.0, deadline - time.monotonic())
-            item = self._endpoint.receive(min(_LOOK_EVERY_S, left_s))
+            item = self._endpoint.receive_item(min(_LOOK_EVERY_S, left_s))
             if isinstance(item, LinkFault):
                 self._dismiss_worker(item.peer, step, "lost", str(item.error))
             elif item is not None:
@@ -209,7 +209,7 @@ class RolloutCompany:
             sent.answer = SignedAnswer(item.header, bytes(item.payload) if sent.is_open else b"")
         elif digest_of_answer(sent.answer.header) != digest_of_answer(item.header):
             bundle = RolloutBundle(sent.worker, sent.header, sent.answer, second_answer=item.header)
-            verdict = self._examiner.judge(bundle).verdict
+            verdict = self._examiner.judge_records(bundle).verdict
             if verdict is not None:
                 self._convict_worker(verdict)
 
@@ -222,7 +222,7 @@ class RolloutCompany:
         if sent.answer is None:
             self._count_unanswered(sent, sent.refusal or "it was silent")
             return
-        texts, verdict, dismissal, doubt = self._examiner.examine(
+        texts, verdict, dismissal, doubt = self._examiner.examine_answer(
             sent, policy, model, tuple(self._requests[name].values())
         )
         if verdict is not None:
@@ -243,7 +243,7 @@ class RolloutCompany:
     def _convict_worker(self, verdict: RolloutVerdict) -> None:
         self.verdicts.append(verdict)
         self._drop_worker(verdict.party)
-        self.told(verdict)
+        self.report_decision(verdict)
 
     def _dismiss_worker(self, name: str, step: int, cause: DismissalCause, reason: str) -> None:
         """Leave a worker out, without a conviction."""
@@ -252,25 +252,27 @@ class RolloutCompany:
         dismissal = RolloutDismissal(party=name, step=step, cause=cause, reason=reason)
         self.dismissals.append(dismissal)
         self._drop_worker(name)
-        self.told(dismissal)
+        self.report_decision(dismissal)
 
     def _drop_worker(self, name: str) -> None:
         """Ignore a worker from now on, and use none of its texts of this step."""
         self._active.remove(name)
-        self._endpoint.refuse(name)
+        self._endpoint.evict_party(name)
         self._requests[name].clear()
         for sent in self._step:
             if sent.worker == name:
                 sent.texts = ()
 
     def _send_policy(self, name: str, policy: RolloutPolicy) -> None:
-        if self._has.get(name) == policy.digest:
+        if self._has.get(name) == policy.full_digest:
             return
         file = save({key: tensor.detach().cpu().contiguous().clone() for key, tensor in policy.tensors.items()})
         config = canonical_json(dict(policy.config)).decode()
-        offer = PolicyOffer(policy=policy.digest, config=config, size_bytes=len(file))
-        self._endpoint.send(name, offer.kind, offer.model_dump(mode="json"))
+        offer = PolicyOffer(policy=policy.full_digest, config=config, size_bytes=len(file))
+        self._endpoint.send_frame(name, offer.kind, offer.model_dump(mode="json"))
         for offset in range(0, len(file), _PART_BYTES):
-            part = PolicyPart(policy=policy.digest, offset=offset)
-            self._endpoint.send(name, part.kind, part.model_dump(mode="json"), [file[offset : offset + _PART_BYTES]])
-        self._has[name] = policy.digest
+            part = PolicyPart(policy=policy.full_digest, offset=offset)
+            self._endpoint.send_frame(
+                name, part.kind, part.model_dump(mode="json"), [file[offset : offset + _PART_BYTES]]
+            )
+        self._has[name] = policy.full_digest

@@ -20,7 +20,7 @@ class DrawPlace:
     prompt: int
     sample: int
 
-    def key(self, position: int) -> tuple[int, int]:
+    def draw_key(self, position: int) -> tuple[int, int]:
         """Two signed 64-bit numbers."""
         place = [self.seed, self.step, self.prompt, self.sample, position]
         return row_key(blake3(in_domain(_DOMAIN, canonical_json(place))).digest(KEY_BYTES))

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import EvidenceError, FrameError, ModelError
-from phalanx.pipeline.evidence.checked import Pins, certified_peers, known_peer
+from phalanx.pipeline.evidence.checked import Pins, certified_peers, peer_lookup
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.evidence.files import (
     MAX_RECORD_BYTES,
@@ -36,7 +36,7 @@ _NEED_NO_WEIGHTS = ("equivocation", "form")
 
 
 @dataclass(frozen=True)
-class EvidenceDesk:
+class EvidenceDirectory:
     """Directory of evidence, and certificates of the parties in it.
 
     Attributes:
@@ -55,7 +55,7 @@ class RolloutEvidence(StrictModel):
     """The contents of ``NAME.json``.
 
     Attributes:
-        headers: Signed headers by role, as in `RolloutBundle.headers`.
+        headers: Signed headers by role, as in `RolloutBundle.headers_by_role`.
         config: The hub's config.json of the policy.
         weights: Digest of the policy's weights.
         older_config: The hub's config.json of an older policy.
@@ -73,7 +73,7 @@ class RolloutEvidence(StrictModel):
     tensors: TensorFile
 
 
-def write_rollout_evidence(desk: EvidenceDesk, bundle: RolloutBundle, verdict: RolloutVerdict) -> RolloutVerdict:
+def write_rollout_evidence(desk: EvidenceDirectory, bundle: RolloutBundle, verdict: RolloutVerdict) -> RolloutVerdict:
     """Write a bundle and its verdict as ``NAME.json`` with payload and weights beside it.
 
     An older file is never overwritten.
@@ -91,7 +91,7 @@ def write_rollout_evidence(desk: EvidenceDesk, bundle: RolloutBundle, verdict: R
     if verdict.offence not in _NEED_NO_WEIGHTS:
         tensors |= _prefix_tensors(_POLICY, bundle.policy) | _prefix_tensors(_OLDER, bundle.older_policy)
     path = desk.directory / f"{_free_name(desk.directory, verdict)}.json"
-    headers, policy, older = bundle.headers, bundle.policy, bundle.older_policy
+    headers, policy, older = bundle.headers_by_role, bundle.policy, bundle.older_policy
     parties = {party for header in headers.values() for party in (header.fields.sender, header.fields.receiver)}
     record = RolloutEvidence(
         format=FORMAT,
@@ -101,7 +101,7 @@ def write_rollout_evidence(desk: EvidenceDesk, bundle: RolloutBundle, verdict: R
         authority=desk.authority,
         certificates={party: pem for party, pem in desk.certificates.items() if party in parties},
         config=canonical_json(dict(bundle.config if policy is None else policy.config)).decode(),
-        weights=bundle.weights if policy is None else policy.weights,
+        weights=bundle.weights if policy is None else policy.digest_of_weights,
         older_config=None if older is None else canonical_json(dict(older.config)).decode(),
         tensors=write_tensors(path.with_suffix(".safetensors"), tensors),
     )
@@ -150,7 +150,7 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     verdict = record.verdict
     try:
         bundle = _bundle_of(record, tensors)
-        judgement = judge_bundle(bundle, record.session, known_peer(peers), ControlModels())
+        judgement = judge_bundle(bundle, record.session, peer_lookup(peers), ControlModels())
     except (EvidenceError, ModelError, FrameError) as exc:
         raise EvidenceError(f"{path}: {exc}") from exc
     if _verdict_core(judgement.verdict) != _verdict_core(verdict):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from phalanx.errors import EvidenceError, FrameError
-from phalanx.pipeline.evidence.checked import Pins, certified_peers, known_peer
+from phalanx.pipeline.evidence.checked import Pins, certified_peers, peer_lookup
 from phalanx.rollouts.bundle import AnsweredRequest, ControlModels, RolloutBundle, RolloutJudgement, judge_bundle
 from phalanx.rollouts.config import RolloutCheck
-from phalanx.rollouts.evidence import EvidenceDesk, write_rollout_evidence
-from phalanx.rollouts.judgement import BorderBook, RewardRule, judge_age, judge_reward, judge_rollout, read_answer
+from phalanx.rollouts.evidence import EvidenceDirectory, write_rollout_evidence
+from phalanx.rollouts.judgement import BorderTally, RewardRule, judge_age, judge_reward, judge_rollout, read_answer
 from phalanx.rollouts.messages import TO_OWNER
 from phalanx.rollouts.policy import KeptPolicies, PolicyModel, RolloutPolicy
 from phalanx.rollouts.prefill import RereadRollout, reread_rollouts
@@ -66,22 +66,24 @@ class RolloutExaminer:
         reward: Reward of a text; needed where workers report rewards.
     """
 
-    def __init__(self, desk: EvidenceDesk, check: RolloutCheck, share: CheckedShare, reward: RewardRule | None) -> None:
-        self._desk, self._share, self._reward = desk, share, reward
-        self._peer = known_peer(certified_peers(desk.directory, desk, Pins())[1])
-        self._borders = BorderBook(check.tolerance.border_rate)
+    def __init__(
+        self, desk: EvidenceDirectory, check: RolloutCheck, share: CheckedShare, reward: RewardRule | None
+    ) -> None:
+        self._evidence_directory, self._share, self._reward = desk, share, reward
+        self._peer = peer_lookup(certified_peers(desk.directory, desk, Pins())[1])
+        self._borders = BorderTally(check.tolerance.border_rate)
         self._policies = KeptPolicies()
         self._controls: ControlModels | None = None
         self.costs = RolloutCosts()
 
-    def keep(self, policy: RolloutPolicy, device: str) -> None:
+    def keep_weights(self, policy: RolloutPolicy, device: str) -> None:
         """Keep a copy of these weights beside those before."""
         if self._share.rate > 0.0:
-            self._policies.keep(policy, device)
+            self._policies.keep_policy(policy, device)
         if self._controls is None:
             self._controls = ControlModels(device)
 
-    def examine(
+    def examine_answer(
         self, sent: SentRequest, policy: RolloutPolicy, model: PolicyModel, earlier: Sequence[SentRequest]
     ) -> Examination:
         """Read an answer, and a drawn share of its texts again.
@@ -103,7 +105,7 @@ class RolloutExaminer:
         texts, formal = read_answer(sent.worker, request, answer, payload, model.vocab_size)
         if formal is not None:
             place = None if formal.prompt is None or formal.sample is None else (formal.prompt, formal.sample)
-            return self._examination_of(self.judge(replace(bundle, place=place)), formal.reason)
+            return self._examination_of(self.judge_records(replace(bundle, place=place)), formal.reason)
         older = [
             AnsweredRequest(answered.header, answered.answer.header)
             for answered in earlier
@@ -111,16 +113,18 @@ class RolloutExaminer:
         ]
         return self._reread_texts(bundle, request, texts, model, older[-1] if older else None)
 
-    def judge(self, bundle: RolloutBundle) -> RolloutJudgement:
+    def judge_records(self, bundle: RolloutBundle) -> RolloutJudgement:
         """Have the one judge decide; where it convicts, the records are written down as evidence."""
         try:
             with self._time_check():
-                judgement = judge_bundle(bundle, self._desk.session, self._peer, self._controls or ControlModels())
+                judgement = judge_bundle(
+                    bundle, self._evidence_directory.session, self._peer, self._controls or ControlModels()
+                )
         except EvidenceError as exc:
             return RolloutJudgement(doubt=str(exc))
         if judgement.verdict is None:
             return judgement
-        return RolloutJudgement(write_rollout_evidence(self._desk, bundle, judgement.verdict))
+        return RolloutJudgement(write_rollout_evidence(self._evidence_directory, bundle, judgement.verdict))
 
     def _reread_texts(
         self,
@@ -130,7 +134,7 @@ class RolloutExaminer:
         model: PolicyModel,
         older: AnsweredRequest | None,
     ) -> Examination:
-        drawn = [texts[n] for n in self._share.of(bundle.party, bundle.answer.header.digest, len(texts))]
+        drawn = [texts[n] for n in self._share.draw_texts(bundle.party, bundle.answer.header.header_digest, len(texts))]
         with self._time_check():
             reread = reread_rollouts(model, request, drawn, request.tolerance.margin)
         self.costs.checked_texts += len(drawn)
@@ -144,11 +148,11 @@ class RolloutExaminer:
                 suspicion = self._judge_age(bundle.party, request, text, now)
                 before = self._policies.before
                 if suspicion is not None and older is not None and before is not None:
-                    accused = replace(accused, older=older, older_policy=before.policy)
-            judgement = RolloutJudgement(reread=now) if suspicion is None else self.judge(accused)
+                    accused = replace(accused, older=older, older_policy=before.as_policy)
+            judgement = RolloutJudgement(reread=now) if suspicion is None else self.judge_records(accused)
             if judgement.reread is None:
                 return self._examination_of(judgement, "" if suspicion is None else suspicion.reason)
-            dismissal = self._borders.add(bundle.party, request, judgement.reread)
+            dismissal = self._borders.add_text(bundle.party, request, judgement.reread)
             if dismissal is None and self._reward is not None:
                 dismissal = judge_reward(bundle.party, request, text, self._reward)
             if dismissal is not None:

@@ -20,7 +20,7 @@ from phalanx.rollouts.sketch import sketch_states
 
 
 @dataclass
-class _Text:
+class _WrittenText:
     """One text while it is written."""
 
     prompt: Prompt
@@ -40,7 +40,7 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
         batch_rows: About so many texts at a time; where bits count, it belongs to the numeric class.
 
     Returns:
-        In the order of `RolloutRequest.places`. Equal bits for equal weights, request, batch and numeric class.
+        In the order of `RolloutRequest.text_places`. Equal bits for equal weights, request, batch and numeric class.
 
     Raises:
         DataError: A prompt leaves no room in the model's window, or has a token beyond its vocabulary.
@@ -52,7 +52,7 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
         for batch in batches_of(request, batch_rows)
         for rollout in _write_batch(model, request, batch)
     }
-    return tuple(by_place[place] for place in request.places)
+    return tuple(by_place[place] for place in request.text_places)
 
 
 def check_room(model: PolicyModel, request: RolloutRequest) -> None:
@@ -62,10 +62,10 @@ def check_room(model: PolicyModel, request: RolloutRequest) -> None:
         DataError: One does not.
     """
     for prompt in request.prompts:
-        if len(prompt.ids) + request.sampler.max_new_tokens > model.window:
+        if len(prompt.ids) + request.sampler.max_new_tokens > model.context_length:
             raise DataError(
                 f"prompt {prompt.number}: has {len(prompt.ids)} tokens, with {request.sampler.max_new_tokens} new ones "
-                f"more than the model's window of {model.window}; shorten it, or lower max_new_tokens"
+                f"more than the model's window of {model.context_length}; shorten it, or lower max_new_tokens"
             )
         if max(prompt.ids) >= model.vocab_size:
             raise DataError(f"prompt {prompt.number}: has a token beyond the vocabulary of {model.vocab_size}")
@@ -95,7 +95,7 @@ def step_through(model: PolicyModel, prompts: Tensor, samples: int, choose: Choo
         samples: Rows of each prompt, one behind the other.
         choose: Chooses the next token of each row.
     """
-    read, cache = model.begin(prompts)
+    read, cache = model.read_prompts(prompts)
     if samples > 1:
         cache.batch_repeat_interleave(samples)
         read = ReadTexts(read.logits.repeat_interleave(samples, dim=0), read.states.repeat_interleave(samples, dim=0))
@@ -108,12 +108,12 @@ def step_through(model: PolicyModel, prompts: Tensor, samples: int, choose: Choo
             places = torch.tensor(going_on)
             cache.batch_select_indices(places.to(read.logits.device))
             rows, tokens = [rows[n] for n in going_on], tokens[places]
-        read = model.extend(tokens, cache)
+        read = model.read_next_tokens(tokens, cache)
 
 
 def _write_batch(model: PolicyModel, request: RolloutRequest, prompts: Sequence[Prompt]) -> list[Rollout]:
     texts = [
-        _Text(prompt, sample, DrawPlace(request.seed, request.step, prompt.number, sample))
+        _WrittenText(prompt, sample, DrawPlace(request.seed, request.step, prompt.number, sample))
         for prompt in prompts
         for sample in range(request.samples)
     ]
@@ -126,10 +126,10 @@ def _write_batch(model: PolicyModel, request: RolloutRequest, prompts: Sequence[
     return [_finish_rollout(request, text) for text in texts]
 
 
-def _draw_next(request: RolloutRequest, rows: Sequence[_Text], read: ReadTexts) -> Tensor:
+def _draw_next(request: RolloutRequest, rows: Sequence[_WrittenText], read: ReadTexts) -> Tensor:
     """Draw the next token of every row, and commit to it; int64 ``[rows]``."""
     position = len(rows[0].ids)
-    keys = torch.tensor([text.place.key(position) for text in rows])
+    keys = torch.tensor([text.place.draw_key(position) for text in rows])
     tokens, logprobs = draw_tokens(read.logits[:, 0].cpu(), keys, request.sampler)
     if position % request.sampler.sketch_every == 0:
         for text, sketch in zip(rows, sketch_states(read.states[:, 0]), strict=True):
@@ -141,7 +141,7 @@ def _draw_next(request: RolloutRequest, rows: Sequence[_Text], read: ReadTexts) 
     return tokens
 
 
-def _finish_rollout(request: RolloutRequest, text: _Text) -> Rollout:
+def _finish_rollout(request: RolloutRequest, text: _WrittenText) -> Rollout:
     return Rollout(
         prompt=text.prompt.number,
         sample=text.sample,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from phalanx.errors import FrameError
 from phalanx.rollouts.prefill import RereadRollout
 from phalanx.rollouts.request import RolloutRequest
-from phalanx.rollouts.rollout import Rollout, RolloutAnswer, misfit, unpack_answer
+from phalanx.rollouts.rollout import Rollout, RolloutAnswer, describe_misfit, unpack_answer
 from phalanx.rollouts.verdict import RolloutDismissal, RolloutOffence, RolloutVerdict
 
 RewardRule = Callable[[Rollout], float]
@@ -62,12 +62,12 @@ def judge_texts(
 ) -> RolloutVerdict | None:
     """Judge what needs no weights: that all texts are there, and are texts that can be."""
     places = tuple((rollout.prompt, rollout.sample) for rollout in rollouts)
-    if places != request.places:
+    if places != request.text_places:
         return _make_verdict(
-            worker, request, "form", f"sent {len(places)} texts, expected {len(request.places)} in order"
+            worker, request, "form", f"sent {len(places)} texts, expected {len(request.text_places)} in order"
         )
     for rollout in rollouts:
-        wrong = misfit(request, rollout, vocab_size)
+        wrong = describe_misfit(request, rollout, vocab_size)
         if wrong is not None:
             return _make_verdict(worker, request, "form", f"{_describe_place(rollout)} {wrong}", rollout)
     return None
@@ -78,11 +78,11 @@ def judge_rollout(worker: str, request: RolloutRequest, one: Rollout, reread: Re
 
     Guarantees:
         Nothing that is no number passes. What passes was drawn by the rule, token by token, but where two tokens were
-        nearly equal; `BorderBook` bounds these. Where log-probabilities are the checker's to the last bits, so are
+        nearly equal; `BorderTally` bounds these. Where log-probabilities are the checker's to the last bits, so are
         logits, and draws are held to a tenth of the tolerance.
     """
-    for look in _list_looks(request, reread):
-        beyond = look.beyond
+    for look in _list_claim_checks(request, reread):
+        beyond = look.beyond_allowed
         if beyond.any():
             worst = float(np.max(look.values)) if np.isfinite(look.values).all() else math.inf
             return _make_verdict(
@@ -101,11 +101,15 @@ def judge_rollout(worker: str, request: RolloutRequest, one: Rollout, reread: Re
 
 def first_fault(request: RolloutRequest, reread: RereadRollout) -> int | None:
     """Return the first token of a text at which a claim is beyond the tolerance of the request; None where none is."""
-    faults = (int(np.argmax(look.beyond)) * look.every for look in _list_looks(request, reread) if look.beyond.any())
+    faults = (
+        int(np.argmax(look.beyond_allowed)) * look.every
+        for look in _list_claim_checks(request, reread)
+        if look.beyond_allowed.any()
+    )
     return min(faults, default=None)
 
 
-class _Look(NamedTuple):
+class _ClaimCheck(NamedTuple):
     """One kind of claim: distances of every so many tokens, and the allowed distance."""
 
     offence: RolloutOffence
@@ -115,27 +119,27 @@ class _Look(NamedTuple):
     what: str
 
     @property
-    def beyond(self) -> NDArray[np.bool_]:
+    def beyond_allowed(self) -> NDArray[np.bool_]:
         # never "larger than": that would let pass what is no number
         return ~(self.values <= self.allowed)
 
 
-def _list_looks(request: RolloutRequest, reread: RereadRollout) -> tuple[_Look, ...]:
+def _list_claim_checks(request: RolloutRequest, reread: RereadRollout) -> tuple[_ClaimCheck, ...]:
     tolerance, every = request.tolerance, request.sampler.sketch_every
     # a cold draw makes more of every distance between logits
-    logprob = tolerance.logprob / min(1.0, request.sampler.divisor)
+    logprob = tolerance.logprob / min(1.0, request.sampler.logit_divisor)
     margin, wrong = _allowed_margin(request, reread), "its log-probabilities are not those of the weights"
     foreign = "its hidden states are of other weights or another prompt"
     return (
-        _Look("sketch", reread.sketch_gaps, tolerance.sketch, every, foreign),
-        _Look("logprob", reread.logprob_gaps, logprob, 1, wrong),
-        _Look("draw", reread.margins, margin, 1, "a token lost its draw"),
+        _ClaimCheck("sketch", reread.sketch_gaps, tolerance.sketch, every, foreign),
+        _ClaimCheck("logprob", reread.logprob_gaps, logprob, 1, wrong),
+        _ClaimCheck("draw", reread.margins, margin, 1, "a token lost its draw"),
     )
 
 
 def _allowed_margin(request: RolloutRequest, reread: RereadRollout) -> float:
     """By how many logits a token of this text may have lost: what its own log-probabilities say of the noise."""
-    noise, margin = float(reread.logprob_gaps.max()) * request.sampler.divisor, request.tolerance.margin
+    noise, margin = float(reread.logprob_gaps.max()) * request.sampler.logit_divisor, request.tolerance.margin
     return min(margin, max(SURE_SHARE * margin, MARGIN_OF_NOISE * noise))
 
 
@@ -198,7 +202,7 @@ def judge_second_answer(worker: str, request: RolloutRequest, digests: Sequence[
     return _make_verdict(worker, request, "equivocation", "signed two different answers to one request")
 
 
-class BorderBook:
+class BorderTally:
     """An account for each worker of how often another token won at the checker, within the tolerance.
 
     One such token proves nothing. A worker that always takes the second-best where two are nearly equal has far more of
@@ -214,7 +218,7 @@ class BorderBook:
         self._expected: dict[str, float] = {}
         self._differing: dict[str, int] = {}
 
-    def add(self, worker: str, request: RolloutRequest, reread: RereadRollout) -> RolloutDismissal | None:
+    def add_text(self, worker: str, request: RolloutRequest, reread: RereadRollout) -> RolloutDismissal | None:
         """Enter one text that was within the tolerance; a dismissal where its worker has too many by now.
 
         Nobody is convicted: the counts are spread over all answers of the worker, more than evidence can hold.
@@ -261,7 +265,7 @@ def _make_verdict(
     return RolloutVerdict(
         party=worker,
         step=request.step,
-        request=request.digest,
+        request=request.request_digest,
         offence=offence,
         reason=reason,
         prompt=None if one is None else one.prompt,

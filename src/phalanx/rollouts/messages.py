@@ -7,7 +7,7 @@ from pydantic import Field
 from phalanx.pipeline.protocol.message import Digest, Size, Words
 from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import RolloutAnswer
-from phalanx.transport import Body, by_kind
+from phalanx.transport import Body, bodies_by_kind
 
 MOST_POLICY_BYTES = 2**36
 
@@ -16,7 +16,7 @@ class PolicyOffer(Body):
     """The weights of a policy follow, as one safetensors file in parts.
 
     Attributes:
-        policy: `RolloutPolicy.digest`; the worker computes it again.
+        policy: `RolloutPolicy.full_digest`; the worker computes it again.
     """
 
     kind: ClassVar[str] = "policy_offer"
@@ -50,5 +50,5 @@ class RolloutsEnd(Body):
     kind: ClassVar[str] = "rollouts_end"
 
 
-TO_WORKER = by_kind((PolicyOffer, PolicyPart, RolloutRequest, RolloutsEnd))
-TO_OWNER = by_kind((RolloutAnswer, RolloutRefusal))
+TO_WORKER = bodies_by_kind((PolicyOffer, PolicyPart, RolloutRequest, RolloutsEnd))
+TO_OWNER = bodies_by_kind((RolloutAnswer, RolloutRefusal))

@@ -40,7 +40,7 @@ class RouterWatch:
     """
 
     def __init__(self, model: PolicyModel, tolerance: float, choices: frozenset[Choice]) -> None:
-        self._routers, self._tolerance = model.routers, tolerance
+        self._routers, self._tolerance = model.expert_routers, tolerance
         self._choices: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for router, position, out, instead in sorted(choices):
             self._choices.setdefault((router, position), []).append((out, instead))

@@ -31,19 +31,19 @@ class RolloutPolicy:
     tensors: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, model: Any) -> Self:
+    def from_model(cls, model: Any) -> Self:
         """Take config and parameters of a causal model of transformers; the tensors are shared, not copied."""
         return cls(
             hub_config_dict(model.config), {name: parameter.detach() for name, parameter in model.named_parameters()}
         )
 
     @cached_property
-    def digest(self) -> str:
+    def full_digest(self) -> str:
         """Return the digest of config and every bit of every weight; requests and answers name it."""
-        return policy_digest(self.config, self.weights)
+        return policy_digest(self.config, self.digest_of_weights)
 
     @cached_property
-    def weights(self) -> str:
+    def digest_of_weights(self) -> str:
         """Digest of the weights alone."""
         return weights_digest(self.tensors.items())
 
@@ -89,7 +89,7 @@ class PolicyModel:
         head.register_forward_pre_hook(lambda _module, given: self._states.append(given[0].detach()))
 
     @classmethod
-    def build(cls, policy: RolloutPolicy, attention: str = "sdpa", device: str = "cpu") -> Self:
+    def from_policy(cls, policy: RolloutPolicy, attention: str = "sdpa", device: str = "cpu") -> Self:
         """Build a model from data: its family must be one that Phalanx knows, and no code comes with it.
 
         Raises:
@@ -101,14 +101,14 @@ class PolicyModel:
             raise ModelError(f"policy: found weights of {len(dtypes)} types of numbers, expected one")
         with torch.random.fork_rng(devices=[]), quiet_transformers():
             try:
-                kernel = family_of(config.model_type, "policy").attention(attention)
+                kernel = family_of(config.model_type, "policy").choose_kernel(attention)
                 model = AutoModelForCausalLM.from_config(
                     config, dtype=dtypes.pop(), attn_implementation=kernel, trust_remote_code=False
                 )
             except TRANSFORMERS_REFUSALS as exc:
                 raise ModelError(f"policy: {config.model_type} cannot be built: {exc}") from exc
         policy_model = cls(model.to(device).eval())
-        policy_model.take(policy)
+        policy_model.copy_weights(policy)
         return policy_model
 
     @property
@@ -117,22 +117,22 @@ class PolicyModel:
         return int(self._model.get_output_embeddings().weight.shape[0])
 
     @property
-    def device(self) -> str:
+    def device_name(self) -> str:
         """Device of its weights."""
         return str(self._model.device)
 
     @property
-    def window(self) -> int:
+    def context_length(self) -> int:
         """Tokens that a prompt and its continuation may have together."""
         return int(getattr(self._model.config, "max_position_embeddings", 0) or 1 << 20)
 
     @property
-    def parameters(self) -> Mapping[str, Tensor]:
+    def named_weights(self) -> Mapping[str, Tensor]:
         """Its weights by the hub's names; shared, not copied."""
         return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
     @cached_property
-    def routers(self) -> tuple[nn.Module, ...]:
+    def expert_routers(self) -> tuple[nn.Module, ...]:
         """The modules that choose experts, in the order in which they are run."""
         return tuple(module for module in self._model.modules() if isinstance(module, Qwen3MoeTopKRouter))
 
@@ -163,13 +163,13 @@ class PolicyModel:
             if settings.get("rope_type") == "longrope"
         )
 
-    def take(self, policy: RolloutPolicy) -> None:
+    def copy_weights(self, policy: RolloutPolicy) -> None:
         """Copy other weights of the same model in.
 
         Raises:
             ModelError: Names or shapes differ.
         """
-        parameters = self.parameters
+        parameters = self.named_weights
         if parameters.keys() != policy.tensors.keys():
             odd = sorted(parameters.keys() ^ policy.tensors.keys())
             raise ModelError(f"policy: {len(odd)} weights are missing or unknown, such as {odd[0]!r}")
@@ -182,15 +182,15 @@ class PolicyModel:
                     )
                 parameters[name].copy_(tensor)
 
-    def begin(self, ids: Tensor) -> tuple[ReadTexts, Cache]:
+    def read_prompts(self, ids: Tensor) -> tuple[ReadTexts, Cache]:
         """Read prompts of one length, ``[rows, tokens]``; what follows their last token, and the cache."""
         return self._read_ids(ids, None, 1)
 
-    def extend(self, tokens: Tensor, cache: Cache) -> ReadTexts:
+    def read_next_tokens(self, tokens: Tensor, cache: Cache) -> ReadTexts:
         """Read one further token a row, ``[rows]``."""
         return self._read_ids(tokens[:, None], cache, 1)[0]
 
-    def read(self, ids: Tensor, positions: int) -> ReadTexts:
+    def read_whole_texts(self, ids: Tensor, positions: int) -> ReadTexts:
         """Read whole texts at once, ``[rows, tokens]``; what follows each of their last tokens."""
         return self._read_ids(ids, None, positions)[0]
 
@@ -228,9 +228,9 @@ class KeptPolicy:
     model: PolicyModel
 
     @property
-    def policy(self) -> RolloutPolicy:
+    def as_policy(self) -> RolloutPolicy:
         """The policy as data; the tensors are shared, not copied."""
-        return RolloutPolicy(self.config, self.model.parameters)
+        return RolloutPolicy(self.config, self.model.named_weights)
 
 
 @dataclass
@@ -245,13 +245,13 @@ class KeptPolicies:
     now: KeptPolicy | None = None
     before: KeptPolicy | None = None
 
-    def keep(self, policy: RolloutPolicy, device: str) -> None:
+    def keep_policy(self, policy: RolloutPolicy, device: str) -> None:
         """Keep a copy of these weights beside those before."""
-        if self.now is not None and self.now.digest == policy.digest:
+        if self.now is not None and self.now.digest == policy.full_digest:
             return
         if self.before is None:
-            model = PolicyModel.build(policy, device=device)
+            model = PolicyModel.from_policy(policy, device=device)
         else:
             model = self.before.model
-            model.take(policy)
-        self.now, self.before = KeptPolicy(policy.digest, dict(policy.config), model), self.now
+            model.copy_weights(policy)
+        self.now, self.before = KeptPolicy(policy.full_digest, dict(policy.config), model), self.now

@@ -76,7 +76,7 @@ def rewrite_rollouts(
 
     Args:
         model: Has the weights that the request names.
-        rollouts: All texts of the answer, in the order of `RolloutRequest.places`.
+        rollouts: All texts of the answer, in the order of `RolloutRequest.text_places`.
         number: Number of the text among them.
         batch_rows: Rows of the writer's batches.
 
@@ -110,7 +110,7 @@ def read_texts(model: PolicyModel, texts: Sequence[Rollout]) -> list[ReadTexts]:
     longest = max(len(text.ids) for text in texts)
     # what follows the last token is not looked at; in a causal model, padding behind a text changes nothing in it
     rows = [[*text.prompt_ids, *text.ids[:-1], *[0] * (longest - len(text.ids))] for text in texts]
-    read = model.read(torch.tensor(rows), longest)
+    read = model.read_whole_texts(torch.tensor(rows), longest)
     return [
         ReadTexts(logits[: len(text.ids)], states[: len(text.ids)])
         for text, logits, states in zip(texts, read.logits, read.states, strict=True)
@@ -146,7 +146,7 @@ def compare_text(request: RolloutRequest, one: Rollout, read: ReadTexts, toleran
         ModelError: A logit is no finite number.
     """
     place = DrawPlace(request.seed, request.step, one.prompt, one.sample)
-    keys = torch.tensor([place.key(position) for position in range(len(one.ids))])
+    keys = torch.tensor([place.draw_key(position) for position in range(len(one.ids))])
     draws = check_draws(read.logits.cpu(), keys, torch.tensor(one.ids), request.sampler, tolerance)
     sketches = sketch_states(read.states)[:: request.sampler.sketch_every]
     return RereadRollout(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx.rollouts.company import RolloutCompany
 from phalanx.rollouts.config import RolloutCheck, RolloutWorkerConfig
-from phalanx.rollouts.evidence import EvidenceDesk
+from phalanx.rollouts.evidence import EvidenceDirectory
 from phalanx.rollouts.judgement import RewardRule
 from phalanx.rollouts.share import CheckedShare
 from phalanx.security.crypto import Identity
@@ -57,7 +57,7 @@ def rollout_company(
     """
     limits, patience_s = transport or TransportConfig(), check.answer_timeout_s
     with joined_workers(identity, names, run, limits, processes, announce=announce, patience_s=patience_s) as joined:
-        desk = EvidenceDesk(directory, joined.session, identity.authority_pem.decode(), joined.certificates)
+        desk = EvidenceDirectory(directory, joined.session, identity.authority_pem.decode(), joined.certificates)
         share = CheckedShare(secrets.token_bytes(32), check.rate)
         company = RolloutCompany(joined.endpoint, names, check, share, desk, reward)
         yield company

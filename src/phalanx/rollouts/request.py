@@ -40,7 +40,7 @@ class SamplerConfig(StrictModel):
     sketch_every: int = Field(default=16, ge=1, le=MOST_TOKENS)
 
     @property
-    def divisor(self) -> float:
+    def logit_divisor(self) -> float:
         """Divisor of the logits; a greedy draw reports log-probabilities at temperature 1."""
         return self.temperature or 1.0
 
@@ -84,12 +84,12 @@ class RolloutRequest(Body):
 
     # nothing is cached: a copy with other prompts would keep it
     @property
-    def digest(self) -> str:
+    def request_digest(self) -> str:
         """BLAKE3 over the canonical JSON: names this one request and all that it says."""
         return digest_hex(canonical_json(self.model_dump(mode="json")))
 
     @property
-    def places(self) -> tuple[tuple[int, int], ...]:
+    def text_places(self) -> tuple[tuple[int, int], ...]:
         """Number of the prompt and of the sample of every text, in the order of an answer."""
         return tuple((prompt.number, sample) for prompt in self.prompts for sample in range(self.samples))
 

@@ -55,7 +55,7 @@ class Rollout:
         return 4 * len(self.ids) + self.logprobs.nbytes + self.sketches.nbytes
 
 
-class RolloutLine(StrictModel):
+class RolloutEntry(StrictModel):
     """An answer's entry about one text beside its numbers."""
 
     prompt: PromptNumber
@@ -85,14 +85,14 @@ class RolloutAnswer(Body):
 
     Attributes:
         request: Digest of the request that this answers; it is judged as an answer to that one and to no other.
-        lines: One line a text, in the order of `RolloutRequest.places`.
+        lines: One line a text, in the order of `RolloutRequest.text_places`.
     """
 
     kind: ClassVar[str] = "rollout_answer"
 
     request: Digest
     written_in: WritingClass = WritingClass()
-    lines: tuple[RolloutLine, ...] = Field(max_length=MOST_ROLLOUTS)
+    lines: tuple[RolloutEntry, ...] = Field(max_length=MOST_ROLLOUTS)
 
 
 _DEFAULT_CLASS = WritingClass()
@@ -103,7 +103,7 @@ def pack_answer(
 ) -> tuple[RolloutAnswer, bytes]:
     """Write texts as the body and the payload of an answer."""
     lines = tuple(
-        RolloutLine(
+        RolloutEntry(
             prompt=rollout.prompt,
             sample=rollout.sample,
             tokens=len(rollout.ids),
@@ -112,7 +112,7 @@ def pack_answer(
         )
         for rollout in rollouts
     )
-    answer = RolloutAnswer(request=request.digest, written_in=written_in, lines=lines)
+    answer = RolloutAnswer(request=request.request_digest, written_in=written_in, lines=lines)
     parts = [
         b"".join(np.asarray(rollout.ids, "<i4").tobytes() for rollout in rollouts),
         b"".join(rollout.logprobs.astype("<f4").tobytes() for rollout in rollouts),
@@ -157,7 +157,7 @@ def unpack_answer(request: RolloutRequest, answer: RolloutAnswer, payload: bytes
     return tuple(rollouts)
 
 
-def misfit(request: RolloutRequest, rollout: Rollout, vocab_size: int) -> str | None:
+def describe_misfit(request: RolloutRequest, rollout: Rollout, vocab_size: int) -> str | None:
     """Say what in a text no honest worker sends, as far as that shows without weights; None where nothing does."""
     max_tokens, ends, ids = request.sampler.max_new_tokens, set(request.ends), rollout.ids
     is_over = bool(ids) and ids[-1] in ends

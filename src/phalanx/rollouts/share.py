@@ -24,7 +24,7 @@ class CheckedShare:
         self._key = hmac.digest(key, _DRAWS, "sha256")
         self.rate = rate
 
-    def of(self, worker: str, signed: str, texts: int) -> tuple[int, ...]:
+    def draw_texts(self, worker: str, signed: str, texts: int) -> tuple[int, ...]:
         """Draw from the texts of one answer.
 
         Args:

@@ -36,7 +36,7 @@ class SentRequest:
         """Tell whether nothing further is expected from the worker."""
         return self.answer is not None or self.refusal is not None
 
-    def close(self) -> None:
+    def shrink_answer(self) -> None:
         """Shrink the stored answer to the parts that a second answer would be compared with."""
         self.is_open, self.texts = False, ()
         if self.answer is not None:
@@ -59,7 +59,7 @@ class WriterAccounts:
         self._unanswered: Counter[str] = Counter()
 
     @property
-    def unanswered(self) -> Mapping[str, int]:
+    def unanswered_requests(self) -> Mapping[str, int]:
         """Requests without a usable answer in time, by worker."""
         return dict(self._unanswered)
 

@@ -41,19 +41,19 @@ class RolloutWriter:
         self._model: PolicyModel | None = None
         self._policy = ""
 
-    def take(self, policy: RolloutPolicy) -> None:
+    def use_policy(self, policy: RolloutPolicy) -> None:
         """Have the next answers written by these weights.
 
         Raises:
             ModelError: No model can be built of them.
         """
         if self._model is None:
-            self._model = PolicyModel.build(policy, self._class.attention, self._device)
+            self._model = PolicyModel.from_policy(policy, self._class.attention, self._device)
         else:
-            self._model.take(policy)
-        self._policy = policy.digest
+            self._model.copy_weights(policy)
+        self._policy = policy.full_digest
 
-    def write(self, request: RolloutRequest) -> Sequence[Answer]:
+    def write_answers(self, request: RolloutRequest) -> Sequence[Answer]:
         """Answer a request, with one answer.
 
         Raises:
@@ -86,7 +86,7 @@ class RolloutService:
         self._file = bytearray()
         self._order = -1
 
-    def run(self, link: OwnerLink) -> None:
+    def serve_link(self, link: OwnerLink) -> None:
         """Serve until told to end.
 
         Raises:
@@ -94,11 +94,11 @@ class RolloutService:
             FrameError: What it sends is malformed.
             ModelError: The received weights do not have the named digest.
         """
-        for item in link.frames():
-            if not self.take(item):
+        for item in link.receive_frames():
+            if not self.handle_frame(item):
                 return
 
-    def take(self, item: CheckedFrame) -> bool:
+    def handle_frame(self, item: CheckedFrame) -> bool:
         """Handle one frame; False where it was the last one."""
         if item.sender != self._owner:
             return True
@@ -122,7 +122,7 @@ class RolloutService:
             raise FrameError(f"a policy of {offer.size_bytes} bytes has more than was announced")
         self._file += payload
         if len(self._file) == offer.size_bytes:
-            self._writer.take(_checked_policy(offer, self._file))
+            self._writer.use_policy(_checked_policy(offer, self._file))
             self._offer, self._file = None, bytearray()
 
     def _answer_request(self, request: RolloutRequest) -> None:
@@ -131,13 +131,13 @@ class RolloutService:
             raise FrameError(f"request {request.order} came after request {self._order}")
         self._order = request.order
         try:
-            answers = self._writer.write(request)
+            answers = self._writer.write_answers(request)
         except (DataError, ModelError) as exc:
-            refusal = RolloutRefusal(request=request.digest, reason=str(exc)[:500])
-            self._endpoint.send(self._owner, refusal.kind, refusal.model_dump(mode="json"))
+            refusal = RolloutRefusal(request=request.request_digest, reason=str(exc)[:500])
+            self._endpoint.send_frame(self._owner, refusal.kind, refusal.model_dump(mode="json"))
             return
         for answer, payload in answers:
-            self._endpoint.send(self._owner, answer.kind, answer.model_dump(mode="json"), [payload])
+            self._endpoint.send_frame(self._owner, answer.kind, answer.model_dump(mode="json"), [payload])
 
 
 def _checked_policy(offer: PolicyOffer, file: bytearray) -> RolloutPolicy:
@@ -145,8 +145,8 @@ def _checked_policy(offer: PolicyOffer, file: bytearray) -> RolloutPolicy:
         policy = RolloutPolicy(json.loads(offer.config), load(bytes(file)))
     except (SafetensorError, ValueError, KeyError) as exc:
         raise FrameError(f"a policy is malformed: {exc}") from exc
-    if policy.digest != offer.policy:
-        raise ModelError(f"the weights that came are {policy.digest[:16]}, the owner names {offer.policy[:16]}")
+    if policy.full_digest != offer.policy:
+        raise ModelError(f"the weights that came are {policy.full_digest[:16]}, the owner names {offer.policy[:16]}")
     return policy
 
 
@@ -160,10 +160,10 @@ def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None
     Raises:
         PeerLostError: The owner cannot be reached, or is gone.
         CertificateError: This worker's own identity is unusable.
-        PhalanxError: As `RolloutService.run`.
+        PhalanxError: As `RolloutService.serve_link`.
     """
     settle_numerics(config.threads)
     with join_owner(config) as link:
         service_writer = writer or RolloutWriter(config.attention, config.device, config.batch_rows, config.tolerance)
-        RolloutService(link.endpoint, config.owner_name, service_writer).run(link)
-        link.endpoint.flush(config.transport.timeout_s)
+        RolloutService(link.endpoint, config.owner_name, service_writer).serve_link(link)
+        link.endpoint.flush_frames(config.transport.timeout_s)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.data.chat import conversation_of
+from phalanx.data.chat import parse_conversation
 from phalanx.data.chat.conversation import Conversation
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.errors import DataError
@@ -16,7 +16,7 @@ from phalanx.telemetry import RowsTold
 
 
 @dataclass(frozen=True)
-class PromptLine:
+class PromptRow:
     """A line of the input: a prompt or a chat.
 
     Attributes:
@@ -45,15 +45,15 @@ def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampli
         DataError: Names file and line: no JSON, neither prompt nor messages, or a prompt that does not fit; or
             `target` holds completions of other lines.
     """
-    lines = list(_lines(source))
-    prompts = [_ids(model, entry, f"{source}, line {number}") for number, entry in enumerate(lines, start=1)]
-    done = _done(target, lines)
+    lines = list(_read_prompts(source))
+    prompts = [_prompt_ids(model, entry, f"{source}, line {number}") for number, entry in enumerate(lines, start=1)]
+    done = _finished_rows(target, lines)
     told(done, len(lines))
     try:
         with target.open("a", encoding="utf-8") as stream:
             for number in range(done, len(lines)):
                 row_sampling = sampling.model_copy(update={"seed": (sampling.seed + number) % (1 << 63)})
-                completion = model.complete(prompts[number], row_sampling)
+                completion = model.complete_prompt(prompts[number], row_sampling)
                 written = {**lines[number].record, **completion.model_dump()}
                 stream.write(json.dumps(written, ensure_ascii=False) + "\n")
                 stream.flush()
@@ -63,7 +63,7 @@ def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampli
     return len(lines) - done
 
 
-def _lines(source: Path) -> Iterator[PromptLine]:
+def _read_prompts(source: Path) -> Iterator[PromptRow]:
     try:
         content = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
@@ -75,21 +75,21 @@ def _lines(source: Path) -> Iterator[PromptLine]:
         if has_prompt == has_messages:
             raise DataError(f"{place}: expected either prompt or messages: a text, or a list")
         try:
-            yield PromptLine(record, conversation_of(record, "messages") if has_messages else None)
+            yield PromptRow(record, parse_conversation(record, "messages") if has_messages else None)
         except DataError as exc:
             raise DataError(f"{place}: {exc}") from exc
 
 
-def _ids(model: TextModel, line: PromptLine, where: str) -> list[int]:
+def _prompt_ids(model: TextModel, line: PromptRow, where: str) -> list[int]:
     try:
         if line.chat is not None:
             return model.chat_prompt(line.chat.messages, line.chat.tools)
-        return model.prompt(line.record["prompt"])
+        return model.encode_prompt(line.record["prompt"])
     except DataError as exc:
         raise DataError(f"{where}: {exc}") from exc
 
 
-def _done(target: Path, lines: list[PromptLine]) -> int:
+def _finished_rows(target: Path, lines: list[PromptRow]) -> int:
     """Lines of the target that are whole; a torn last one is cut off."""
     if not target.exists():
         return 0

@@ -19,16 +19,16 @@ class ChatWriter:
         self._model, self._sampling = model, sampling
 
     @property
-    def digest(self) -> str:
+    def writer_digest(self) -> str:
         """SHA-256 in hex over the model's weights, vocabulary and template."""
-        return self._model.digest
+        return self._model.model_digest
 
     @property
-    def settings(self) -> dict[str, object]:
+    def sampling_settings(self) -> dict[str, object]:
         """How tokens are drawn, the seed apart."""
         return self._sampling.model_dump(exclude={"seed"})
 
-    def check(self, chat: Sequence[ChatMessage]) -> None:
+    def check_chat(self, chat: Sequence[ChatMessage]) -> None:
         """Return where a chat can be answered.
 
         Raises:
@@ -37,7 +37,7 @@ class ChatWriter:
         """
         self._model.chat_prompt(chat)
 
-    def write(self, chats: Sequence[Sequence[ChatMessage]], seed: int) -> list[str]:
+    def write_answers(self, chats: Sequence[Sequence[ChatMessage]], seed: int) -> list[str]:
         """Answer each chat; the same chats in the same order, model and seed give the same answers.
 
         Returns:

@@ -39,4 +39,4 @@ def check_place(where: Path) -> None:
         raise ModelError(
             f"{where}: holds neither a run (config.toml) nor a model (config.json); give a run directory, a checkpoint "
             "in one, or a directory in the hub's layout"
-        ).about(code="PHX-I030", file=str(where))
+        ).with_facts(code="PHX-I030", file=str(where))

@@ -26,7 +26,7 @@ class SamplingRule(StrictModel):
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=10.0, allow_inf_nan=False)
     seed: int = Field(default=0, ge=0, lt=1 << 63)
 
-    def arguments(self) -> dict[str, Any]:
+    def generate_arguments(self) -> dict[str, Any]:
         """What transformers' ``generate`` is told."""
         chosen: dict[str, Any] = {"repetition_penalty": self.repetition_penalty}
         if self.temperature == 0.0:

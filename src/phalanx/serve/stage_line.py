@@ -19,7 +19,7 @@ from phalanx.serve.stage_process import from_content, to_content
 _MODULE = "phalanx.serve.stage_process"
 
 
-class StageLine:
+class StageChain:
     """The processes of a model's stages, in a row. Each reads its own tensors alone, and ends with this one.
 
     Args:
@@ -46,7 +46,7 @@ class StageLine:
         """Of the stages, in order."""
         return [process.pid for process in self._processes]
 
-    def extend(self, ids: Tensor, *, begins: bool) -> Tensor:
+    def extend_tokens(self, ids: Tensor, *, begins: bool) -> Tensor:
         """Run new tokens ``[1, new]`` through all stages; return the logits of the last one, ``[1, 1, vocab]``.
 
         Raises:
@@ -71,7 +71,7 @@ class StageLine:
             raise ModelError(f"stage {index} of the model: {exc}") from exc
 
 
-def model_in_stages(directory: Path, line: StageLine) -> Any:
+def model_in_stages(directory: Path, line: StageChain) -> Any:
     """Return transformers' model without any weights, which asks the stages for logits; it generates as the whole one.
 
     Raises:
@@ -93,7 +93,7 @@ def model_in_stages(directory: Path, line: StageLine) -> Any:
         goes_on = 0 < num_seen < input_ids.shape[1] and torch.equal(input_ids[:, :num_seen], seen)
         new = input_ids[:, num_seen:] if goes_on else input_ids
         seen = input_ids.clone()
-        return CausalLMOutputWithPast(logits=line.extend(new, begins=not goes_on))
+        return CausalLMOutputWithPast(logits=line.extend_tokens(new, begins=not goes_on))
 
     model_class = type(model)
     model.__class__ = type(model_class.__name__, (model_class,), {"forward": forward, "device": property(_on_host)})

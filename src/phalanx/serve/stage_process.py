@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from phalanx.child import Message, answer_orders, die_with_parent
 from phalanx.config import escape_controls
 from phalanx.errors import PhalanxError
-from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, partition
+from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, partition_layers
 from phalanx.models.stage import PREFIX
 
 HIDDEN = "hidden"
@@ -48,15 +48,17 @@ class CachedStage:
     """
 
     def __init__(self, source: ModelSource, index: int, num_stages: int) -> None:
-        self._stage = _narrowed(source, partition(source.num_layers, num_stages, None, 0.0, 0.0)[index])
+        self._stage = _build_narrow_stage(
+            source, partition_layers(source.num_layers, num_stages, None, 0.0, 0.0)[index]
+        )
 
     @torch.no_grad()
-    def extend(self, x: Tensor, *, begins: bool) -> Tensor:
+    def extend_cache(self, x: Tensor, *, begins: bool) -> Tensor:
         """Run the tokens that are new: ids ``[1, new]`` or hidden states ``[1, new, dim]``, behind those kept."""
         stage = self._stage
         if begins:
             stage.num_virtual_tokens = 0
-            windows = stage.family.windows(stage.hub_config)[stage.spec.first_layer : stage.spec.end_layer]
+            windows = stage.family.layer_windows(stage.hub_config)[stage.spec.first_layer : stage.spec.end_layer]
             for block, window in zip(stage.own_blocks, windows, strict=True):
                 setattr(block, PREFIX, KeptTokens(window))
         output: Tensor = stage(x)
@@ -75,7 +77,7 @@ def from_content(content: bytes) -> Tensor:
     return load(content)[HIDDEN]
 
 
-def _narrowed(source: ModelSource, spec: StageSpec) -> StageModule:
+def _build_narrow_stage(source: ModelSource, spec: StageSpec) -> StageModule:
     """The stage in the type that the files have, as transformers loads them."""
     stage = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
     dtype = getattr(source.hub_config, "dtype", None) or torch.float32
@@ -94,7 +96,7 @@ def main(directory: str, index: str, num_stages: str) -> int:
             stage = CachedStage(ModelSource(Path(directory)), int(index), int(num_stages))
 
         def answer(order: dict[str, Any], content: bytes) -> Iterator[Message]:
-            yield {}, to_content(stage.extend(from_content(content), begins=order["begins"])) if content else b""
+            yield {}, to_content(stage.extend_cache(from_content(content), begins=order["begins"])) if content else b""
 
         answer_orders(answer)
     except (PhalanxError, RuntimeError, ValueError) as exc:

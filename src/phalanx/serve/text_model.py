@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as hub_logging
 
-from phalanx.data.borders import bare_encoder, border_of, without_last
+from phalanx.data.borders import bare_encoder, border_of, drop_trailing_ids
 from phalanx.data.chat import ChatEncoder, ChatMessage, model_template
 from phalanx.data.chat.conversation import Conversation
 from phalanx.errors import DataError, ModelError
@@ -34,7 +34,7 @@ from phalanx.models.directory import read_config
 from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.model.shape import head_kind
 from phalanx.serve.sampling import Completion, SamplingRule
-from phalanx.serve.stage_line import StageLine, model_in_stages
+from phalanx.serve.stage_line import StageChain, model_in_stages
 
 _NOT_FINITE = "a logit is no finite number; the weights are damaged or training had diverged"
 
@@ -74,7 +74,9 @@ class TextModel:
             self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             kind = AutoModelForSeq2SeqLM if self._has_encoder else AutoModelForCausalLM
             self._model: Any = (
-                self._load(directory, device, kind) if stages == 1 else self._start(directory, device, stages)
+                self._load_model(directory, device, kind)
+                if stages == 1
+                else self._start_stages(directory, device, stages)
             )
         except (OSError, ValueError, KeyError, RuntimeError) as exc:
             raise ModelError(f"{directory}: no model that can write texts ({str(exc)[:300]})") from exc
@@ -86,7 +88,7 @@ class TextModel:
             )
 
     @staticmethod
-    def _load(directory: Path, device: str, kind: Any = AutoModelForCausalLM) -> Any:
+    def _load_model(directory: Path, device: str, kind: Any = AutoModelForCausalLM) -> Any:
         model = kind.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype="auto"
         )
@@ -98,10 +100,10 @@ class TextModel:
             model.generation_config.use_cache = False
         return model.to(device).eval()
 
-    def _start(self, directory: Path, device: str, stages: int) -> Any:
+    def _start_stages(self, directory: Path, device: str, stages: int) -> Any:
         if device != "cpu":
             raise ModelError(f"--device {device}: stages run on the processor; leave --device or --stages out")
-        stage_line = StageLine(directory, stages)
+        stage_line = StageChain(directory, stages)
         self.stage_processes = stage_line.process_ids
         self._end = weakref.finalize(self, stage_line.close)
         return model_in_stages(directory, stage_line)
@@ -112,7 +114,7 @@ class TextModel:
             self._end()
 
     @property
-    def window(self) -> int:
+    def context_length(self) -> int:
         """Tokens that a prompt and its continuation may have together."""
         return int(getattr(self._model.config, "max_position_embeddings", 0) or 1 << 20)
 
@@ -139,13 +141,13 @@ class TextModel:
     @property
     def end_tokens(self) -> frozenset[int]:
         """Tokens that end a text."""
-        return frozenset(_ends(self._model))
+        return frozenset(_end_tokens(self._model))
 
     def end_of_turn(self) -> int | None:
         """Return the special token that ends an assistant's turn by the chat template; None where there is none."""
-        return self._chat.end_of_turn
+        return self._chat_encoder.end_of_turn
 
-    def prompt(self, text: str) -> list[int]:
+    def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a text that is to be continued.
 
         Raises:
@@ -153,7 +155,7 @@ class TextModel:
         """
         ids, bare = (list(self._tokenizer(text, add_special_tokens=adds).input_ids) for adds in (True, False))
         # an encoder reads a whole text; elsewhere nothing is written behind the end of one
-        return self._checked(ids if self._has_encoder else without_last(ids, bare))
+        return self._check_ids(ids if self._has_encoder else drop_trailing_ids(ids, bare))
 
     def chat_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
         """Token ids of a chat, up to where the assistant begins, by the model's own template.
@@ -165,7 +167,7 @@ class TextModel:
         """
         if not messages or messages[-1].role == "assistant":
             raise DataError("messages: expected at least one, the last of which is not the assistant's")
-        return self._checked(self._chat.encode_prompt(messages, tools, is_whole=False))
+        return self._check_ids(self._chat_encoder.encode_prompt(messages, tools, is_whole=False))
 
     def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
         """Return the text of a chat up to where the assistant begins.
@@ -174,7 +176,7 @@ class TextModel:
             DataError: The template refuses the messages.
             ModelError: The model has no chat template, or it does what no template may.
         """
-        return self._chat.renderer.prompt(messages, tools)
+        return self._chat_encoder.renderer.render_prompt(messages, tools)
 
     def render_conversation(self, conversation: Conversation) -> str:
         """Return the text of a whole conversation.
@@ -183,10 +185,10 @@ class TextModel:
             DataError: The template refuses the messages.
             ModelError: The model has no chat template, or it does what no template may.
         """
-        return self._chat.renderer.conversation(conversation, len(conversation.messages)).text
+        return self._chat_encoder.renderer.render_conversation(conversation, len(conversation.messages)).text
 
     @cached_property
-    def _chat(self) -> ChatEncoder:
+    def _chat_encoder(self) -> ChatEncoder:
         template_source = self._template
         if template_source is None:
             raise ModelError(f"{self._where}: has no chat template; use a prompt, or a model that was tuned for chats")
@@ -197,13 +199,13 @@ class TextModel:
         template = replace(template_source, tokens=tokens)
         return ChatEncoder(template, self._tokenizer.backend_tokenizer, datetime.now(tz=UTC).date())
 
-    def stream(self, ids: Sequence[int], sampling: SamplingRule) -> "TextStream":
+    def stream_text(self, ids: Sequence[int], sampling: SamplingRule) -> "TextStream":
         """Go on with a prompt; the pieces of text come while they are written."""
-        return TextStream(self._model, self._tokenizer, ids, sampling, self.window)
+        return TextStream(self._model, self._tokenizer, ids, sampling, self.context_length)
 
-    def complete(self, ids: Sequence[int], sampling: SamplingRule) -> Completion:
+    def complete_prompt(self, ids: Sequence[int], sampling: SamplingRule) -> Completion:
         """Go on with a prompt, to the end."""
-        with self.stream(ids, sampling) as stream:
+        with self.stream_text(ids, sampling) as stream:
             for _ in stream:
                 pass
             return stream.completion
@@ -215,20 +217,20 @@ class TextModel:
             ModelError: As `TextStream`.
         """
         width = max(map(len, prompts))
-        pad = min(_ends(self._model), default=0)
+        pad = min(_end_tokens(self._model), default=0)
         ids = torch.tensor(
             [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=self._model.device
         )
         seen = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=ids.device)
-        max_new_tokens = min(sampling.max_new_tokens, self.window - width)
+        max_new_tokens = min(sampling.max_new_tokens, self.context_length - width)
         try:
-            outputs = _generate(self._model, ids, seen, sampling, max_new_tokens).tolist()
+            outputs = _run_generate(self._model, ids, seen, sampling, max_new_tokens).tolist()
         except (RuntimeError, ValueError, IndexError) as exc:
             raise ModelError(f"the model cannot go on: {exc}") from exc
-        return [self._completion(prompt, written) for prompt, written in zip(prompts, outputs, strict=True)]
+        return [self._make_completion(prompt, written) for prompt, written in zip(prompts, outputs, strict=True)]
 
-    def _completion(self, prompt: Sequence[int], written: Sequence[int]) -> Completion:
-        ends = _ends(self._model)
+    def _make_completion(self, prompt: Sequence[int], written: Sequence[int]) -> Completion:
+        ends = _end_tokens(self._model)
         # behind the end of a text there is padding, where another one of its batch went on
         tokens = next((index + 1 for index, token in enumerate(written) if token in ends), len(written))
         is_over = bool(tokens) and written[tokens - 1] in ends
@@ -243,7 +245,6 @@ class TextModel:
         Args:
             prompt: As text, or as the tokens of one. Behind tokens that no text has, and where a vocabulary of whole
                 words has none for two that are written together, a text is encoded by itself.
-            endings: The texts.
 
         Raises:
             DataError: One has no token, or does not fit into the window.
@@ -251,36 +252,38 @@ class TextModel:
         """
         if isinstance(prompt, str):
             if self._has_encoder:
-                return self._apart(self.prompt(prompt), endings)
-            pairs = [self._joined(prompt, ending) for ending in endings]
+                return self._log_probs_apart(self.encode_prompt(prompt), endings)
+            pairs = [self._encode_joined(prompt, ending) for ending in endings]
             return [self._log_prob(before, own, ending) for (before, own), ending in zip(pairs, endings, strict=True)]
         text = None if self._has_encoder else self._text_of(prompt)
         is_joined = text is not None and not any(self._is_unknown(text, ending) for ending in endings)
-        return self.log_probs(text, endings) if text is not None and is_joined else self._apart(prompt, endings)
+        return (
+            self.log_probs(text, endings) if text is not None and is_joined else self._log_probs_apart(prompt, endings)
+        )
 
     def _is_unknown(self, text: str, ending: str) -> bool:
         """Return whether two texts of known words are an unknown one together."""
         unknown = self._tokenizer.unk_token_id
-        return unknown in self._joined(text, ending)[1] and unknown not in self._joined("", ending)[1]
+        return unknown in self._encode_joined(text, ending)[1] and unknown not in self._encode_joined("", ending)[1]
 
     def _text_of(self, ids: Sequence[int]) -> str | None:
         """Return the text of which these are the tokens; None where there is none."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        whole, _ = self._joined(text, "")
+        whole, _ = self._encode_joined(text, "")
         return text if whole == list(ids) else None
 
-    def _apart(self, ids: Sequence[int], endings: Sequence[str]) -> list[float]:
+    def _log_probs_apart(self, ids: Sequence[int], endings: Sequence[str]) -> list[float]:
         """Return the same where a text begins by itself, as behind an encoder."""
         found = (list(self._tokenizer(ending, add_special_tokens=False).input_ids) for ending in endings)
         return [self._log_prob(ids, own, ending) for own, ending in zip(found, endings, strict=True)]
 
-    def _joined(self, prompt: str, ending: str) -> tuple[list[int], list[int]]:
+    def _encode_joined(self, prompt: str, ending: str) -> tuple[list[int], list[int]]:
         """Return the ids before and of an ending, out of those of prompt and ending as one text."""
         whole = prompt + ending
         ids, bare = (list(self._tokenizer(whole, add_special_tokens=adds).input_ids) for adds in (True, False))
-        ids = without_last(ids, bare)
+        ids = drop_trailing_ids(ids, bare)
         if self._tokenizer.is_fast:
-            border = border_of(self._bare.encode(whole, add_special_tokens=False), whole, len(prompt))
+            border = border_of(self._bare_encoder.encode(whole, add_special_tokens=False), whole, len(prompt))
         else:
             # without offsets: as far as the prompt alone has the same ids
             alone = list(self._tokenizer(prompt, add_special_tokens=False).input_ids)
@@ -290,7 +293,7 @@ class TextModel:
         return ids[:begin], ids[begin:]
 
     @cached_property
-    def _bare(self) -> tokenizers.Tokenizer:
+    def _bare_encoder(self) -> tokenizers.Tokenizer:
         return bare_encoder(self._tokenizer.backend_tokenizer, special_is_text=False)
 
     def chat_log_probs(self, messages: Sequence[ChatMessage], endings: Sequence[str]) -> list[float]:
@@ -302,8 +305,8 @@ class TextModel:
         """
         ids = self.chat_prompt(messages)
         if self._has_encoder:
-            return self._apart(ids, endings)
-        pairs = (self._chat.encode_ending(messages, ending) for ending in endings)
+            return self._log_probs_apart(ids, endings)
+        pairs = (self._chat_encoder.encode_ending(messages, ending) for ending in endings)
         return [
             self._log_prob(before, ending_ids, ending)
             for (before, ending_ids), ending in zip(pairs, endings, strict=True)
@@ -312,17 +315,19 @@ class TextModel:
     def _log_prob(self, ids: Sequence[int], own: Sequence[int], ending: str) -> float:
         if not ids:
             raise DataError(f"{ending!r}: has no token before it by which it could be likely; give a prompt with words")
-        if not own or len(ids) + len(own) > self.window:
-            raise DataError(f"{ending!r}: has {len(own)} tokens, and the prompt leaves {self.window - len(ids)}")
+        if not own or len(ids) + len(own) > self.context_length:
+            raise DataError(
+                f"{ending!r}: has {len(own)} tokens, and the prompt leaves {self.context_length - len(ids)}"
+            )
         with torch.no_grad():
-            logits = self._logits(ids, own).float()
+            logits = self._ending_logits(ids, own).float()
         chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(own, device=logits.device)[:, None])
         log_prob = float(chosen.sum())
         if not math.isfinite(log_prob):
             raise ModelError(_NOT_FINITE)
         return log_prob
 
-    def _logits(self, ids: Sequence[int], own: Sequence[int]) -> torch.Tensor:
+    def _ending_logits(self, ids: Sequence[int], own: Sequence[int]) -> torch.Tensor:
         """What is said before each token of an ending, ``[tokens, vocab]``."""
         device = self._model.device
         if not self._has_encoder:
@@ -335,7 +340,7 @@ class TextModel:
         return found[0]
 
     @cached_property
-    def digest(self) -> str:
+    def model_digest(self) -> str:
         """Return the SHA-256 in hex over weights, vocabulary and chat template, which decide every completion."""
         parts = [
             weights_digest(self._model.named_parameters()),
@@ -344,12 +349,13 @@ class TextModel:
         parts.append("" if self._template is None else self._template.source)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
         if not ids:
             raise DataError("prompt: has no token; give words")
-        if len(ids) >= self.window:
+        if len(ids) >= self.context_length:
             raise DataError(
-                f"prompt: has {len(ids)} tokens, the model's window is {self.window}; shorten it to {self.window - 1}"
+                f"prompt: has {len(ids)} tokens, the model's window is {self.context_length}; shorten it to "
+                f"{self.context_length - 1}"
             )
         return list(ids)
 
@@ -370,7 +376,7 @@ class TextStream:
         self._left = threading.Event()
         self._fault: Exception | None = None
         self._written: list[int] = []
-        self._writer = threading.Thread(target=self._write, name="text-stream", daemon=True)
+        self._writer = threading.Thread(target=self._write_pieces, name="text-stream", daemon=True)
 
     def __enter__(self) -> Self:
         self._writer.start()
@@ -393,7 +399,7 @@ class TextStream:
         self._writer.join()
         if self._fault is not None:
             raise ModelError(f"the model cannot go on: {self._fault}") from self._fault
-        ends = _ends(self._model)
+        ends = _end_tokens(self._model)
         is_over = bool(self._written) and self._written[-1] in ends
         self.completion = Completion(
             text="".join(pieces),
@@ -402,11 +408,11 @@ class TextStream:
             finish="stop" if is_over else "length",
         )
 
-    def _write(self) -> None:
+    def _write_pieces(self) -> None:
         prompt = torch.tensor([self._ids], device=self._model.device)
         try:
             stops = StoppingCriteriaList([_stop_when(self._left.is_set)])
-            outputs = _generate(
+            outputs = _run_generate(
                 self._model,
                 prompt,
                 torch.ones_like(prompt),
@@ -420,7 +426,7 @@ class TextStream:
             self._streamer.end()
 
 
-def _generate(
+def _run_generate(
     model: Any,
     ids: torch.Tensor,
     seen: torch.Tensor,
@@ -435,16 +441,16 @@ def _generate(
             ids,
             attention_mask=seen,
             max_new_tokens=most,
-            logits_processor=LogitsProcessorList([_finite]),
-            pad_token_id=min(_ends(model), default=0),
-            **sampling.arguments(),
+            logits_processor=LogitsProcessorList([_require_finite]),
+            pad_token_id=min(_end_tokens(model), default=0),
+            **sampling.generate_arguments(),
             **more,
         )
     # a decoder behind an encoder begins with one token of its own
     return outputs[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :]
 
 
-def _finite(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+def _require_finite(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Pass finite logits on; the likeliest of NaN would be token 0.
 
     Raises:
@@ -464,7 +470,7 @@ def _stop_when(is_asked: Callable[[], bool]) -> Callable[..., torch.Tensor]:
     return stops
 
 
-def _ends(model: Any) -> set[int]:
+def _end_tokens(model: Any) -> set[int]:
     """Tokens that end a text."""
     ends = model.generation_config.eos_token_id
     return set() if ends is None else {ends} if isinstance(ends, int) else set(ends)

@@ -43,7 +43,7 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
 
 def _check_admission(split: SplitConfig) -> None:
     admission = split.admission
-    max_byzantine = 0 if admission is None else AGGREGATORS[admission.rule].most_byzantine(split.clients)
+    max_byzantine = 0 if admission is None else AGGREGATORS[admission.rule].max_byzantine(split.clients)
     if admission is not None and admission.byzantine > max_byzantine:
         raise ConfigError(
             f'split.admission.byzantine = {admission.byzantine}: "{admission.rule}" tolerates '

@@ -7,7 +7,7 @@ from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, mo
 from phalanx.config import RefusedKeyError, StrictModel
 from phalanx.security.crypto import LOCAL_HOSTS
 from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
-from phalanx.security.tee import PolicyConfig, files_of
+from phalanx.security.tee import PolicyConfig, policy_files
 from phalanx.split.admission.config import ClientAdmissionConfig
 from phalanx.split.masked.config import MaskedConfig
 from phalanx.transport import TransportConfig
@@ -78,7 +78,7 @@ class SplitConfig(StrictModel):
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_split(self) -> Self:
         if self.mode == "plaintext" and not self.insecure:
             raise ValueError(
                 'mode = "plaintext" lets the enclave\'s host read and alter text, labels and gradients; set mode '
@@ -152,12 +152,12 @@ class SplitConfig(StrictModel):
             if name not in self.remote_clients:
                 clients = ", ".join(self.remote_clients) or "none"
                 raise ValueError(f"{place}: is for a client that is a process of another owner; those here: {clients}")
-            if files := files_of(policy):
+            if files := policy_files(policy):
                 raise ValueError(
                     f"{place}: names the file {files[0]!r}, and a file is no part of the run's digest; put roots in "
                     "as PEM text, and leave crls out"
                 )
-            kinds = policy.kinds
+            kinds = policy.evidence_kinds
             if policy.expect is not None or not kinds:
                 raise ValueError(f"{place}: needs reference values of a kind, such as [tpm], and no [expect]")
             if kinds == ("sim",) and not policy.allow_insecure_sim:
@@ -176,7 +176,7 @@ class SplitConfig(StrictModel):
         )
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+    def _serialize_split(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
         """Leave out keys that are not acknowledged, so that the digest of a split without workers stays the same.
 
         A file, which has no nulls, leaves out [split.masked] as well where nothing is masked; the digest knows it.

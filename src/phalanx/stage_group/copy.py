@@ -8,10 +8,10 @@ from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
 from phalanx.stage_group.optimizer import GroupOptimizer
-from phalanx.stage_group.orders import Deed, GroupCommand, cargo_of
+from phalanx.stage_group.orders import Deed, GroupCommand, describe_tensor
 
 
-class Workers(Protocol):
+class GroupRanks(Protocol):
     """The part of a group that a copy needs."""
 
     @property
@@ -35,7 +35,7 @@ class GroupLink:
         plain: Copy whose parameters the ranks work with.
     """
 
-    def __init__(self, plain: StageCopy, group: Workers) -> None:
+    def __init__(self, plain: StageCopy, group: GroupRanks) -> None:
         self._module = plain.module
         self._group = group
         self._id = group.build_copy(plain.plan, plain.spec.index)
@@ -61,7 +61,7 @@ class GroupLink:
             self.give_order(GroupCommand(deed="frozen", copy_id=0), frozen)
             self._frozen_sent = version
         if self._weights_version(num_steps) != self._sent:
-            self.give_order(GroupCommand(deed="weights", copy_id=0), self._module.trainable())
+            self.give_order(GroupCommand(deed="weights", copy_id=0), self._module.trainable_parameters())
             self.are_fresh(num_steps)
 
     def are_fresh(self, num_steps: int) -> None:
@@ -70,7 +70,7 @@ class GroupLink:
 
     def _weights_version(self, num_steps: int) -> tuple[int, int]:
         # a write in place raises a tensor's version, but that of torch's fused optimizers does not
-        return num_steps, sum(parameter._version for parameter in self._module.trainable().values())
+        return num_steps, sum(parameter._version for parameter in self._module.trainable_parameters().values())
 
 
 class GroupCopy(StageCopy):
@@ -80,7 +80,7 @@ class GroupCopy(StageCopy):
     work as for any copy. Ranks receive their slices anew whenever a weight was written since they last worked.
     """
 
-    def __init__(self, plain: StageCopy, group: Workers) -> None:
+    def __init__(self, plain: StageCopy, group: GroupRanks) -> None:
         link = GroupLink(plain, group)
         shares_state = group.shares_state and plain.optimizer.has_moments
         optimizer = GroupOptimizer(plain, link) if shares_state else plain.optimizer
@@ -105,17 +105,19 @@ class GroupRunner(StageRunner):
         """As `StageRunner.backward`."""
         return self._perform_order("backward", step, microbatch, gradient=gradient)["x_gradient"]
 
-    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As `StageRunner.recompute`."""
+    def recompute_microbatch(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `StageRunner.recompute_microbatch`."""
         tensors = self._perform_order("recompute", step, microbatch, x=x, gradient=gradient)
         return tensors["y"], tensors.get("x_gradient")
 
-    def gradients(self) -> dict[str, Tensor]:
-        """As `StageRunner.gradients`."""
+    def take_gradients(self) -> dict[str, Tensor]:
+        """As `StageRunner.take_gradients`."""
         return self._link.give_order(GroupCommand(deed="gradients", copy_id=0), {})
 
-    def abandon(self) -> None:
-        """As `StageRunner.abandon`."""
+    def abandon_step(self) -> None:
+        """As `StageRunner.abandon_step`."""
         if not self._is_idle:
             self._link.give_order(GroupCommand(deed="abandon", copy_id=0), {})
             self._is_idle = True
@@ -124,6 +126,6 @@ class GroupRunner(StageRunner):
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         self._link.refresh_weights(self._optimizer.num_steps)
         self._is_idle = False
-        cargo = {name: cargo_of(tensor) for name, tensor in present.items()}
+        cargo = {name: describe_tensor(tensor) for name, tensor in present.items()}
         order = GroupCommand(deed=deed, copy_id=0, step=step, microbatch=microbatch, cargo=cargo)
         return self._link.give_order(order, present)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.models import LoraConfig, PrefixConfig, rows_before
-from phalanx.parallel import LocalRanks, StepWorkload, check_layout, join
+from phalanx.parallel import LocalRanks, StepWorkload, check_layout, join_ranks
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import PartyLayout, StageCopy, StepPlan, WorkerConfig, settle_numerics
@@ -45,14 +45,14 @@ def open_group(config: WorkerConfig, file: Path, command: Sequence[str] = _COMMA
     settle_numerics(config.threads)
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-group-")))
-        ranks = LocalRanks(directory, (*command, str(file)), layout.world, config.threads, layout.silence_s)
+        ranks = LocalRanks(directory, (*command, str(file)), layout.num_ranks, config.threads, layout.silence_s)
         # all ranks connect before the first is admitted
-        listener = stack.enter_context(Listener(str(directory / LINE), "AF_UNIX", backlog=layout.world))
+        listener = stack.enter_context(Listener(str(directory / LINE), "AF_UNIX", backlog=layout.num_ranks))
         stack.enter_context(ranks)
-        ranks.start()
-        place = ranks.place(0)
+        ranks.start_ranks()
+        place = ranks.place_of(0)
         device = own_device(config.device, place)
-        stack.enter_context(join(place, device, digest(config), ranks.check))
+        stack.enter_context(join_ranks(place, device, digest_config(config), ranks.check_all_run))
         lines = [stack.enter_context(listener.accept()) for _ in range(1, place.world)]
         yield StageGroup(lines, open_domain(domain_config(layout), device), ranks, layout)
 
@@ -75,7 +75,7 @@ class StageGroup:
         self._dropped: list[int] = []
         self._num_built = 0
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """Put the group in the place of a plain copy."""
         del held
         return copy if isinstance(copy, GroupCopy) else GroupCopy(copy, self)
@@ -114,7 +114,7 @@ class StageGroup:
             StaleReplicaError: A state is asked for that is not kept. Nothing was changed.
         """
         with self._order_and_join(command):
-            return self._shares[command.copy_id].obey_order(command, given)
+            return self._shares[command.copy_id].run_order(command, given)
 
     @contextlib.contextmanager
     def _order_and_join(self, order: GroupCommand) -> Iterator[None]:
@@ -145,14 +145,14 @@ def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
         plan.microbatches,
         plan.sequence_length,
         attention=plan.attention,
-        attends=plan.attends,
+        attends=plan.effective_attention,
         adapted=adapter.targets if isinstance(adapter, LoraConfig) else None,
         has_prefix=isinstance(adapter, PrefixConfig),
         num_prompt_tokens=rows_before(adapter),
     )
     check_layout(domain_config(layout), plan.hub_config, load)
     for reason in _refusal_reasons(plan, layout):
-        raise ConfigError(f"parallel: {layout.label}: {reason}")
+        raise ConfigError(f"parallel: {layout.short_description}: {reason}")
 
 
 def _refusal_reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
@@ -161,7 +161,7 @@ def _refusal_reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
         yield fault
     if plan.privacy is not None:
         yield "[privacy]: each rank would clip a row by a part of its gradient in the stage; set the axes to 1"
-    rows_apart = layout.copies > 1 or layout.sequence_parallel
+    rows_apart = layout.num_copies > 1 or layout.sequence_parallel
     for name in (*_ATTENTION_DROPOUT, *(_HIDDEN_DROPOUT if rows_apart else ())):
         if plan.hub_config.get(name):
             yield (

@@ -36,15 +36,15 @@ class GroupOptimizer(StageOptimizer):
     """
 
     def __init__(self, plain: StageCopy, link: GroupOrders) -> None:
-        super().__init__(plain.module.trainable(), plain.plan.optimizer, has_moments=False)
+        super().__init__(plain.module.trainable_parameters(), plain.plan.optimizer, has_moments=False)
         self._link = link
-        if plain.step > 0:
-            self.load_state(plain.optimizer.state(), plain.step)
+        if plain.step_count > 0:
+            self.load_state(plain.optimizer.state_tensors(), plain.step_count)
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], lr: float, clip_coefficient: float) -> None:
         """As `StageOptimizer.step`; each rank makes its part of it."""
-        self._ordered(gradients)
+        self._ordered_gradients(gradients)
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
         self._link.refresh_weights(self.num_steps)
@@ -56,21 +56,21 @@ class GroupOptimizer(StageOptimizer):
         )
         self._take_weights(self._link.give_order(order, gradients), self.num_steps + 1)
 
-    def state(self) -> dict[str, Tensor]:
-        """As `StageOptimizer.state`; weights are the tensors themselves, moments are copies."""
-        weights = super().state()
+    def state_tensors(self) -> dict[str, Tensor]:
+        """As `StageOptimizer.state_tensors`; weights are the tensors themselves, moments are copies."""
+        weights = super().state_tensors()
         names = _with_moments(weights)
         moments = self._collect_moments(tuple(name for name in names if name not in weights))
         return {name: weights[name] if name in weights else moments[name] for name in names}
 
-    def reading(self) -> Mapping[str, Tensor]:
-        """As `StageOptimizer.reading`: each moment comes from its rank when it is asked for."""
-        return _DistributedState(super().state(), self._collect_moments)
+    def readable_state(self) -> Mapping[str, Tensor]:
+        """As `StageOptimizer.readable_state`: each moment comes from its rank when it is asked for."""
+        return _DistributedState(super().state_tensors(), self._collect_moments)
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """As `StageOptimizer.load_state`."""
-        state = super().state()
+        state = super().state_tensors()
         expect_state(
             tensors, {key: state[f"weight/{key.partition('/')[2]}"] for key in _with_moments(state)}, num_steps
         )
@@ -80,14 +80,14 @@ class GroupOptimizer(StageOptimizer):
         self._set_num_steps(num_steps)
         self._link.give_order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
 
-    def snapshot(self) -> None:
-        """As `StageOptimizer.snapshot`; each rank keeps its part."""
+    def keep_snapshot(self) -> None:
+        """As `StageOptimizer.keep_snapshot`; each rank keeps its part."""
         self._link.refresh_weights(self.num_steps)
         self._link.give_order(GroupCommand(deed="snapshot", copy_id=0), {})
         self._undo_steps = self.num_steps
 
-    def restore(self) -> None:
-        """As `StageOptimizer.restore`."""
+    def restore_snapshot(self) -> None:
+        """As `StageOptimizer.restore_snapshot`."""
         state, steps = self.undo_state(), self._undo_steps
         self.load_state(state, steps or 0)
 
@@ -95,11 +95,11 @@ class GroupOptimizer(StageOptimizer):
         """As `StageOptimizer.undo_state`; copies."""
         if self._undo_steps is None:
             raise TrainingError("optimizer: no snapshot to look at; take one before the step")
-        return self._collect_moments(_with_moments(super().state()), "snapshot")
+        return self._collect_moments(_with_moments(super().state_tensors()), "snapshot")
 
     @torch.no_grad()
     def _take_weights(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
-        state = super().state()
+        state = super().state_tensors()
         for name, weight in weights.items():
             state[f"weight/{name}"].copy_(weight)
         self._set_num_steps(num_steps)
@@ -111,9 +111,9 @@ class GroupOptimizer(StageOptimizer):
 
 
 class _DistributedState(Mapping[str, Tensor]):
-    """A state of which rank 0 has the weights; in the order of `StageOptimizer.state`."""
+    """A state of which rank 0 has the weights; in the order of `StageOptimizer.state_tensors`."""
 
-    def __init__(self, weights: Mapping[str, Tensor], collect: "Collect") -> None:
+    def __init__(self, weights: Mapping[str, Tensor], collect: "CollectTensors") -> None:
         self._weights = weights
         self._collect_moments = collect
         self._names = _with_moments(weights)
@@ -128,7 +128,7 @@ class _DistributedState(Mapping[str, Tensor]):
         return len(self._names)
 
 
-class Collect(Protocol):
+class CollectTensors(Protocol):
     """A way in which tensors of the state come from the ranks."""
 
     def __call__(self, names: tuple[str, ...]) -> dict[str, Tensor]:

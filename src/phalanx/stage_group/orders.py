@@ -30,7 +30,7 @@ StateSource = Literal["present", "snapshot"]
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
 
 
-class Cargo(StrictModel):
+class TensorSpec(StrictModel):
     """A tensor that follows an order."""
 
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ class GroupCommand(StrictModel):
     copy_id: Annotated[int, Field(ge=0)]
     step: int = 0
     microbatch: int = 0
-    cargo: dict[str, Cargo] = Field(default_factory=dict)
+    cargo: dict[str, TensorSpec] = Field(default_factory=dict)
     dropped: tuple[int, ...] = ()
     stage: int = 0
     plan: dict[str, Any] | None = None
@@ -79,12 +79,12 @@ def read_order(line: bytes) -> GroupCommand:
         raise FrameError(f"stage group: rank 0 sent no order: {exc}; all ranks must run the same version") from exc
 
 
-def cargo_of(tensor: Tensor) -> Cargo:
+def describe_tensor(tensor: Tensor) -> TensorSpec:
     """Describe a tensor that will be broadcast."""
-    return Cargo.model_validate({"shape": tuple(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")})
+    return TensorSpec.model_validate({"shape": tuple(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")})
 
 
-def hand_round(tensor: Tensor | None, cargo: Cargo, device: torch.device) -> Tensor:
+def broadcast_tensor(tensor: Tensor | None, cargo: TensorSpec, device: torch.device) -> Tensor:
     """Give every rank rank 0's tensor; all of them call this together.
 
     Args:

@@ -27,7 +27,7 @@ def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor
         The whole tensor, on the CPU; None on every other rank.
     """
     config, rank = domain.config, dist.get_rank()
-    if config.copies * (config.tp if config.sequence_parallel else 1) == 1:
+    if config.num_copies * (config.tp if config.sequence_parallel else 1) == 1:
         return piece if rank == 0 else None
     if rank > 0:
         if domain.tp == 0 or config.sequence_parallel:
@@ -37,7 +37,7 @@ def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor
     # the number of every place, cut as the tensor was
     places = torch.arange(shape[_ROWS] * shape[_SEQUENCE]).view(shape[:2])
     flat = full.view(-1, *shape[2:])
-    for sender in range(config.world):
+    for sender in range(config.num_ranks):
         copy, tp = divmod(sender, config.tp)
         if tp > 0 and not config.sequence_parallel:
             continue

@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import ConfigError, StaleReplicaError
-from phalanx.parallel import ParallelConfig, RankEnv, join
+from phalanx.parallel import ParallelConfig, RankEnv, join_ranks
 from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import PartyLayout, WorkerConfig, settle_numerics
@@ -26,7 +26,7 @@ def honest_share(share: Share) -> Share:
     return share
 
 
-def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = honest_share) -> None:
+def run_group_rank(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = honest_share) -> None:
     """Be a rank of a stage's group until rank 0 has no more orders.
 
     Args:
@@ -45,12 +45,12 @@ def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = honest_
     with (
         Client(str(place.rendezvous.parent / LINE), "AF_UNIX") as connection,
         # rank 0 ends a rank that gives no heartbeat any more
-        join(place, device, digest(config), silence_s=silence_s),
+        join_ranks(place, device, digest_config(config), silence_s=silence_s),
     ):
-        obey(connection, open_domain(domain_config(config.parallel), device), wrap_share)
+        run_orders(connection, open_domain(domain_config(config.parallel), device), wrap_share)
 
 
-def obey(line: Connection, domain: Domain, wrap_share: WrapShare = honest_share) -> None:
+def run_orders(line: Connection, domain: Domain, wrap_share: WrapShare = honest_share) -> None:
     """Carry out orders until the line is closed."""
     shares: dict[int, Share] = {}
     while True:
@@ -65,7 +65,7 @@ def obey(line: Connection, domain: Domain, wrap_share: WrapShare = honest_share)
             continue
         # rank 0 has found the same, and says so to its owner
         with contextlib.suppress(StaleReplicaError):
-            shares[order.copy_id].obey_order(order, None)
+            shares[order.copy_id].run_order(order, None)
 
 
 def domain_config(layout: PartyLayout) -> ParallelConfig:

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.models.family import MARKED_KINDS, join_marks, split_marks
-from phalanx.parallel.data.parameters import fill, frozen_parameters, held_parameters
+from phalanx.parallel.data.parameters import fill_parameter, frozen_parameters, held_parameters
 from phalanx.parallel.groups.collectives import gather_copies, keep_slice
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
-from phalanx.stage_group.orders import GroupCommand, hand_round
+from phalanx.stage_group.orders import GroupCommand, broadcast_tensor
 from phalanx.stage_group.pieces import join_pieces, own_piece
 from phalanx.stage_group.state_shards import StateShards
 from phalanx.stage_group.weight_gradients import JoinedGradients, SharedGradients, WeightGradients, whole_shape
@@ -45,9 +45,9 @@ class SlicedStage(StagePart):
     def shared_head(self) -> None:
         """Middle stages have no head."""
 
-    def trainable(self) -> dict[str, torch.nn.Parameter]:
+    def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return this rank's slices of the trained parameters."""
-        return self.stage.trainable()
+        return self.stage.trainable_parameters()
 
 
 class Share:
@@ -60,9 +60,9 @@ class Share:
     """
 
     def __init__(self, plan: StepPlan, stage: int, domain: Domain) -> None:
-        copy = StageCopy.empty(plan, stage, has_moments=False)
+        copy = StageCopy.build_empty(plan, stage, has_moments=False)
         self._domain = domain
-        part = SlicedStage(copy.module, _recomputing_as(plan, domain))
+        part = SlicedStage(copy.module, _domain_with_recompute(plan, domain))
         self._held = held_parameters(part, domain)
         self._frozen = frozen_parameters(part)
         self.runner: StageRunner = StageRunner(
@@ -78,7 +78,7 @@ class Share:
         shapes = {entry.name: whole_shape(entry, domain) for entry in self._held}
         self.shards = StateShards(plan, shapes, domain.device) if domain.config.zero else None
 
-    def obey_order(self, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
+    def run_order(self, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
         """Do this rank's part of an operation.
 
         Args:
@@ -91,15 +91,15 @@ class Share:
         match order.deed:
             case "forward" | "backward" | "recompute":
                 cargo = {
-                    name: hand_round(None if given is None else given[name], description, self._domain.device)
+                    name: broadcast_tensor(None if given is None else given[name], description, self._domain.device)
                     for name, description in order.cargo.items()
                 }
                 return self._compute_order(order, cargo)
             case "gradients":
                 self.gradients.hand_back()
-                return self.gradients.collect_sums(self.runner.gradients())
+                return self.gradients.collect_sums(self.runner.take_gradients())
             case "abandon":
-                self.runner.abandon()
+                self.runner.abandon_step()
                 self.gradients.clear_sums()
             case "weights":
                 self._spread_weights(given, is_everywhere=False)
@@ -120,7 +120,7 @@ class Share:
         elif order.deed == "backward":
             results["x_gradient"] = self.runner.backward(order.step, order.microbatch, pieces["gradient"])
         else:
-            results["y"], results["x_gradient"] = self.runner.recompute(
+            results["y"], results["x_gradient"] = self.runner.recompute_microbatch(
                 order.step, order.microbatch, pieces["x"], pieces.get("gradient")
             )
         joined = {
@@ -132,12 +132,12 @@ class Share:
         """Read or change the state that the ranks keep together."""
         match order.deed:
             case "load":
-                shards.load_state(order.step, given)
+                shards.load_shards(order.step, given)
             case "update":
                 shards.update_shards(order.learning_rate, order.clip_coefficient, given or {})
                 return self._spread_weights(None, is_everywhere=True)
             case "snapshot":
-                shards.optimizer.snapshot()
+                shards.optimizer.keep_snapshot()
             case _:
                 return shards.collect_state(order.names, order.source)
         return {}
@@ -151,7 +151,7 @@ class Share:
             if weights is not None:
                 full.copy_(weights[entry.name].detach())
             dist.broadcast(full, src=0)
-            fill(entry, entry.parameter, full, self._domain)
+            fill_parameter(entry, entry.parameter, full, self._domain)
 
     def _spread_weights(self, weights: Tensors | None, *, is_everywhere: bool) -> dict[str, Tensor]:
         """Give every rank its slices of whole parameters, from the rank that has them.
@@ -168,13 +168,13 @@ class Share:
             full = torch.empty(
                 whole_shape(entry, self._domain), dtype=entry.parameter.dtype, device=self._domain.device
             )
-            value = None if self.shards is None else self.shards.own(entry.name)
+            value = None if self.shards is None else self.shards.own_parameter(entry.name)
             source = value if is_everywhere else None if weights is None else weights[entry.name]
             if source is not None:
                 full.copy_(source.detach())
             keeper = self.shards.keepers[entry.name] if is_everywhere and self.shards is not None else 0
             dist.broadcast(full, src=keeper)
-            fill(entry, entry.parameter, full, self._domain)
+            fill_parameter(entry, entry.parameter, full, self._domain)
             if value is not None and not is_everywhere:
                 value.detach().copy_(full)
             if is_everywhere and dist.get_rank() == 0:
@@ -182,7 +182,7 @@ class Share:
         return full_tensors
 
 
-def _recomputing_as(plan: StepPlan, domain: Domain) -> Domain:
+def _domain_with_recompute(plan: StepPlan, domain: Domain) -> Domain:
     """The same place, where blocks are computed again in the backward pass if the run says so."""
     recompute = "full" if plan.activation_checkpointing else "none"
     return replace(domain, config=domain.config.model_copy(update={"activation_checkpointing": recompute}))

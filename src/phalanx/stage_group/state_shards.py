@@ -37,11 +37,11 @@ class StateShards:
         self._weights = self._state_room()
         self.optimizer = self._make_optimizer(self._weights)
 
-    def own(self, name: str) -> nn.Parameter | None:
+    def own_parameter(self, name: str) -> nn.Parameter | None:
         """This rank's whole parameter of a name; None where another rank keeps it."""
         return self._weights.get(name)
 
-    def load_state(self, num_steps: int, state: Mapping[str, Tensor] | None) -> None:
+    def load_shards(self, num_steps: int, state: Mapping[str, Tensor] | None) -> None:
         """Take the state that rank 0 has.
 
         Args:
@@ -74,7 +74,7 @@ class StateShards:
         Args:
             names: Names such as ``exp_avg/...``.
         """
-        state = self.optimizer.undo_state() if source == "snapshot" else self.optimizer.state()
+        state = self.optimizer.undo_state() if source == "snapshot" else self.optimizer.state_tensors()
         tensors = {}
         for key in names:
             name = key.partition("/")[2]

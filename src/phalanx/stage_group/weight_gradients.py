@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from phalanx.parallel.data.parameters import RankParameter, whole
-from phalanx.parallel.groups.direct import summed
+from phalanx.parallel.data.parameters import RankParameter, join_parameter
+from phalanx.parallel.groups.direct import all_reduce_sum
 from phalanx.parallel.groups.mesh import Domain
 
 Slices = Mapping[str, Tensor]
@@ -47,7 +47,7 @@ class JoinedGradients:
         domain = self._domain
         totals = {}
         for entry in self._held:
-            total = whole(entry, _complete_gradient(entry, slices[entry.name], domain), domain)
+            total = join_parameter(entry, _complete_gradient(entry, slices[entry.name], domain), domain)
             if domain.tp == 0:
                 total = ordered_sum(total, domain, 0)
             if dist.get_rank() == 0:
@@ -85,8 +85,10 @@ class SharedGradients:
         domain = self._domain
         totals = {}
         for entry, keeper in self._list_keepers():
-            if domain.copy == keeper:
-                totals[entry.name] = whole(entry, _complete_gradient(entry, slices[entry.name], domain), domain)
+            if domain.copy_index == keeper:
+                totals[entry.name] = join_parameter(
+                    entry, _complete_gradient(entry, slices[entry.name], domain), domain
+                )
                 if domain.tp == 0 and keeper > 0:
                     dist.send(totals[entry.name].to(domain.device), dst=0)
             elif dist.get_rank() == 0:
@@ -103,14 +105,14 @@ class SharedGradients:
             if gradient is None:
                 return
             total = ordered_sum(gradient, self._domain, keeper)
-            if self._domain.copy == keeper:
+            if self._domain.copy_index == keeper:
                 self._sums[name] = total if name not in self._sums else self._sums[name].add_(total)
 
         return give
 
     def _list_keepers(self) -> Iterator[tuple[RankParameter, int]]:
         for number, entry in enumerate(self._held):
-            yield entry, number % self._domain.config.copies
+            yield entry, number % self._domain.config.num_copies
 
     def _receive_sum(self, one: RankParameter, keeper: int) -> Tensor:
         came = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)
@@ -136,11 +138,11 @@ def ordered_sum(part: Tensor, domain: Domain, keeper: int) -> Tensor:
     Returns:
         The sum at the keeper; elsewhere the unchanged part.
     """
-    group, copies = domain.copies, domain.config.copies
+    group, copies = domain.copies, domain.config.num_copies
     if copies == 1:
         return part
     mine = part.to(domain.device).contiguous()
-    if domain.copy != keeper:
+    if domain.copy_index != keeper:
         dist.send(mine, group=group, group_dst=keeper)
         return part
     parts = [mine if copy == keeper else torch.empty_like(mine) for copy in range(copies)]
@@ -155,4 +157,4 @@ def ordered_sum(part: Tensor, domain: Domain, keeper: int) -> Tensor:
 
 def _complete_gradient(one: RankParameter, gradient: Tensor, domain: Domain) -> Tensor:
     """Sum of what tensor parallel ranks have, where each saw a part of the sequence."""
-    return summed(gradient, domain.tensors) if one.is_partial else gradient
+    return all_reduce_sum(gradient, domain.tensors) if one.is_partial else gradient

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 
 _MAX_CHARACTERS = 10_000
 _INDENT, _GAP = 2, "  "
@@ -21,7 +21,6 @@ class FittedTable:
     Args:
         heads: Names of the columns; the first one names a row.
         rows: As many cells each. No text in them is read as markup or can steer the terminal.
-        title: Stands above.
         left: Heads of columns with words; the others have figures and are set to the right.
         frame: Whether the table has lines around its cells.
         lines: The list where the table does not fit, with two spaces between parts that are not to be broken; left out,
@@ -38,27 +37,27 @@ class FittedTable:
         frame: bool = True,
         lines: Sequence[str] | None = None,
     ) -> None:
-        self._heads = [_text(head) for head in heads]
-        self._rows = [[_text(cell) for cell in row] for row in rows]
-        self._title, self._frame = _text(title), frame
-        self._instead = None if lines is None else [_text(line) for line in lines]
+        self._heads = [_fold_text(head) for head in heads]
+        self._rows = [[_fold_text(cell) for cell in row] for row in rows]
+        self._title, self._frame = _fold_text(title), frame
+        self._instead = None if lines is None else [_fold_text(line) for line in lines]
         self._left = {number for number, head in enumerate(heads) if head in left}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the rows out for the width that there is."""
-        for table in (self._table(frame=frame) for frame in (self._frame, False)):
+        for table in (self._rich_table(frame=frame) for frame in (self._frame, False)):
             if Measurement.get(console, options.update(width=_MAX_CHARACTERS), table).maximum <= options.max_width:
                 yield table
                 return
         if self._instead is None:
-            yield from self._list(options.max_width)
+            yield from self._list_rows(options.max_width)
             return
         for line in self._instead:
-            first, *others = _packed(line.plain.split(_GAP), options.max_width - _INDENT)
+            first, *others = _pack_parts(line.plain.split(_GAP), options.max_width - _INDENT)
             yield Text(first, overflow="fold")
             yield from (Padding(Text(part, overflow="fold"), (0, 0, 0, _INDENT), expand=False) for part in others)
 
-    def _table(self, *, frame: bool) -> Table:
+    def _rich_table(self, *, frame: bool) -> Table:
         columns = [
             Column(head, justify="left" if number in self._left else "right", no_wrap=True)
             for number, head in enumerate(self._heads)
@@ -72,7 +71,7 @@ class FittedTable:
             table.add_row(*row)
         return table
 
-    def _list(self, width: int) -> Iterator[Text | Padding]:
+    def _list_rows(self, width: int) -> Iterator[Text | Padding]:
         if self._title.plain:
             yield Text(self._title.plain, style="italic")
         for row in self._rows:
@@ -80,11 +79,11 @@ class FittedTable:
             cells = [
                 f"{head.plain}: {cell.plain}" for head, cell in zip(self._heads[1:], row[1:], strict=True) if cell.plain
             ]
-            for line in _packed(cells, width - _INDENT):
+            for line in _pack_parts(cells, width - _INDENT):
                 yield Padding(Text(line, overflow="fold"), (0, 0, 0, _INDENT), expand=False)
 
 
-def _packed(parts: Sequence[str], width: int) -> list[str]:
+def _pack_parts(parts: Sequence[str], width: int) -> list[str]:
     """Put as many parts into each line as it has room for; none is broken by this."""
     lines: list[str] = []
     for part in parts:
@@ -95,5 +94,5 @@ def _packed(parts: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def _text(words: str) -> Text:
-    return Text(printable(words, _MAX_CHARACTERS), overflow="fold")
+def _fold_text(words: str) -> Text:
+    return Text(printable_text(words, _MAX_CHARACTERS), overflow="fold")

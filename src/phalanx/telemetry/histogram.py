@@ -36,6 +36,6 @@ class Histogram:
         width = (self.high - self.low) / len(self.counts)
         return [self.low + width * place for place in range(len(self.counts))] + [self.high]
 
-    def row(self) -> dict[str, Any]:
+    def metrics_row(self) -> dict[str, Any]:
         """The entry in a step's line of the metrics."""
         return {**asdict(self), "counts": list(self.counts)}

@@ -22,7 +22,7 @@ class MetricsFile(Closeable):
         self.path = path
         self._stream: IO[str] | None = None
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def append_record(self, record: Mapping[str, Any]) -> None:
         """Write one line and flush it.
 
         Args:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 
 _REPEAT_S = 15.0
 _MAX_CHANGES = 100
@@ -16,10 +16,8 @@ class MissingNotice:
     """Says which parties are missing: when that changes, and again after a quarter of a minute.
 
     Args:
-        say: Takes one line.
         timeout_s: How long they are waited for, from now on.
         expected: Those of whom it was said already that they are waited for.
-        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class MissingNotice:
             return
         self._num_changes += is_new
         self._missing, self._next = frozenset(missing), now + _REPEAT_S
-        names = [printable(name, _MAX_CHARACTERS) for name in sorted(missing)]
+        names = [printable_text(name, _MAX_CHARACTERS) for name in sorted(missing)]
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
         left_s = max(0.0, self._deadline - now)
         self._say(f"still waiting for {', '.join(names[:_MAX_NAMES])}{more}; at most {left_s:.0f} s more")

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from phalanx.closing import Closeable
-from phalanx.config import StrictModel, printable
+from phalanx.config import StrictModel, printable_text
 from phalanx.errors import InputError
 from phalanx.telemetry.fitted_table import FittedTable
 
@@ -79,7 +79,7 @@ class PartyRow(StrictModel):
     note: _Text = ""
 
     @property
-    def in_words(self) -> str:
+    def state_text(self) -> str:
         """State and stages, such as ``serving 1 2, shadowing 3``."""
         roles = [("serving", self.serves), ("shadowing", self.shadows)]
         duties = [f"{verb} {' '.join(map(str, stages))}" for verb, stages in roles if stages]
@@ -192,8 +192,8 @@ def _table_cells(rows: Sequence[PartyRow], now: float | None, *, labels: bool = 
         since = _time_ago(row.since, moment) if row.since_step is None else f"step {row.since_step}"
         audited = max(row.audits.values(), default=0)
         cells = (
-            printable(row.name, _LONGEST_NAME),
-            printable(row.in_words, LONGEST_TEXT),
+            printable_text(row.name, _LONGEST_NAME),
+            printable_text(row.state_text, LONGEST_TEXT),
             f"since {since}" if labels and since else since,
             _label_value(str(row.steps or ""), "steps", labels),
             _label_value(str(audited or ""), "audited", labels),

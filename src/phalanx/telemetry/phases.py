@@ -67,17 +67,17 @@ class PhaseTimer:
         self._wall_before: dict[str, float] = {}
         self._cpu: dict[str, float] = {}
 
-    def phase(self, name: str) -> "_Phase":
+    def time_phase(self, name: str) -> "_Phase":
         """Return a context manager that adds the time spent in its body to `name`."""
         return _Phase(self, name)
 
-    def add(self, name: str, wall_s: float, cpu_s: float = 0.0) -> None:
+    def add_seconds(self, name: str, wall_s: float, cpu_s: float = 0.0) -> None:
         """Add seconds that were measured elsewhere, for example by another process."""
         with self._lock:
             self._wall[name] = self._wall.get(name, 0.0) + wall_s
             self._cpu[name] = self._cpu.get(name, 0.0) + cpu_s
 
-    def take(self) -> dict[str, float]:
+    def take_wall(self) -> dict[str, float]:
         """Return wall seconds by phase since the last `take`, in order of first use, and start anew."""
         with self._lock:
             taken, self._wall = self._wall, {}
@@ -97,11 +97,11 @@ class PhaseTimer:
             taken, self._cpu = self._cpu, {}
         return taken
 
-    def now(self) -> tuple[float, float]:
+    def read_clocks(self) -> tuple[float, float]:
         """Return the wall and the CPU clock, in seconds."""
         return self._wall_clock(), self._cpu_clock()
 
-    def stack(self) -> list["_Phase"]:
+    def open_phases(self) -> list["_Phase"]:
         """Return the phases that the calling thread has open, outermost first."""
         if not hasattr(self._open, "stack"):
             self._open.stack = []
@@ -121,17 +121,17 @@ class _Phase:
         self._wall_start = self._cpu_start = 0.0
 
     def __enter__(self) -> None:
-        self._timer.stack().append(self)
-        self._wall_start, self._cpu_start = self._timer.now()
+        self._timer.open_phases().append(self)
+        self._wall_start, self._cpu_start = self._timer.read_clocks()
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        wall, cpu = self._timer.now()
+        wall, cpu = self._timer.read_clocks()
         wall, cpu = wall - self._wall_start, cpu - self._cpu_start
-        stack = self._timer.stack()
+        stack = self._timer.open_phases()
         stack.pop()
         if stack:
             stack[-1]._inner_wall += wall
             stack[-1]._inner_cpu += cpu
-        self._timer.add(self._name, wall - self._inner_wall, cpu - self._inner_cpu)
+        self._timer.add_seconds(self._name, wall - self._inner_wall, cpu - self._inner_cpu)

@@ -14,7 +14,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.telemetry.parties import PERIOD_S, PartyRow, parties_lines, parties_table, size_in_words
 
 Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
@@ -92,11 +92,11 @@ class ShownProgress:
 class ShownParties(Protocol):
     """The parties of a run, as far as a terminal shows them."""
 
-    def rows(self) -> Sequence[PartyRow]:
+    def party_rows(self) -> Sequence[PartyRow]:
         """Every party as it is now; called from another thread, once a second."""
         ...
 
-    def news(self) -> Sequence[PartyRow]:
+    def changed_rows(self) -> Sequence[PartyRow]:
         """The parties with another state, or other stages, than when this was last asked."""
         ...
 
@@ -108,7 +108,7 @@ class _Bar(RichProgress):
 
     def get_renderables(self) -> Iterable[RenderableType]:
         if self.parties is not None:
-            yield parties_table(self.parties.rows())
+            yield parties_table(self.parties.party_rows())
         yield _FittedTasks(self.make_tasks_table(self.tasks), self.tasks)
 
 
@@ -173,7 +173,7 @@ class ProgressDisplay:
                 refresh_per_second=1 / PERIOD_S,
             )
 
-    def show(self, parties: ShownParties) -> None:
+    def show_parties(self, parties: ShownParties) -> None:
         """Show parties from now on: above a terminal's bar, else in plain lines when they change."""
         self._parties = parties
         if self._bar is not None:
@@ -189,7 +189,7 @@ class ProgressDisplay:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, step: int, reading: StepReading) -> None:
+    def show_step(self, step: int, reading: StepReading) -> None:
         """Show that `step` steps are done."""
         reading = reading if self._shown.has_guard else replace(reading, audits=None)
         remaining = self._time_left(step)
@@ -199,16 +199,16 @@ class ProgressDisplay:
             self._console.print(
                 Text(f"{self._shown.unit} {step}/{self._total}  {reading}  {remaining}"), soft_wrap=True
             )
-            for news in parties_lines(self._parties.news()) if self._parties is not None else ():
-                self._console.print(Text(f"  {printable(news)}"), soft_wrap=True)
+            for news in parties_lines(self._parties.changed_rows()) if self._parties is not None else ():
+                self._console.print(Text(f"  {printable_text(news)}"), soft_wrap=True)
 
-    def message(self, text: str, kind: Kind = "info") -> None:
+    def print_message(self, text: str, kind: Kind = "info") -> None:
         """Print one message above the bar, in the colour of its kind.
 
         The text may hold names that a peer chose: markup in it is not interpreted and control
         characters, which could move the cursor or rename the window, are shown as a question mark.
         """
-        self._console.print(Text(printable(text, _MOST_CHARACTERS), style=_STYLES[kind]), soft_wrap=True)
+        self._console.print(Text(printable_text(text, _MOST_CHARACTERS), style=_STYLES[kind]), soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
         """The time left by the mean pace of the last steps; nothing while only the session's first step is done."""

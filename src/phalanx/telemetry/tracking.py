@@ -16,7 +16,7 @@ from typing import Any
 
 from phalanx.child import PythonProcess, last_lines
 from phalanx.closing import Closeable
-from phalanx.config import canonical_json, printable
+from phalanx.config import canonical_json, printable_text
 from phalanx.telemetry.histogram import Histogram
 from phalanx.telemetry.sinks import RunStatus, SinkConfig, TrackedRun
 from phalanx.telemetry.tensorboard import TensorBoardWriter
@@ -57,20 +57,22 @@ class SinkProcess:
         with contextlib.suppress(OSError, AttributeError):
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
-    def send(self, values: Mapping[str, float], step: int) -> None:
+    def send_values(self, values: Mapping[str, float], step: int) -> None:
         """Send one point of each curve, or count them as dropped; never waits."""
         for message in _value_lines(values, step):
             self._write_line(message)
 
-    def draw(self, drawn: Histogram, step: int) -> None:
+    def send_histogram(self, drawn: Histogram, step: int) -> None:
         """Send one histogram, or count it as dropped; never waits."""
-        message = json.dumps({"step": step, "histogram": {**drawn.row(), "name": printable(drawn.name, _LONGEST_NAME)}})
+        message = json.dumps(
+            {"step": step, "histogram": {**drawn.metrics_row(), "name": printable_text(drawn.name, _LONGEST_NAME)}}
+        )
         if len(message) < select.PIPE_BUF:
             self._write_line(message.encode() + b"\n")
         else:
             self.dropped += 1
 
-    def begin_to_end(self, status: RunStatus, deadline: float) -> None:
+    def close_input(self, status: RunStatus, deadline: float) -> None:
         """Say that nothing more comes, as soon as there is room for it before a moment of the monotonic clock."""
         with contextlib.suppress(OSError):
             select.select([], [self._pipe], [], max(0.0, deadline - time.monotonic()))
@@ -79,7 +81,7 @@ class SinkProcess:
             with contextlib.suppress(OSError):
                 self._process.popen.stdin.close()
 
-    def end(self, deadline: float) -> dict[str, Any]:
+    def wait_for_end(self, deadline: float) -> dict[str, Any]:
         """Wait for its end until a moment of the monotonic clock, then kill it; return its entry of the summary."""
         code = self._process.wait(max(0.0, deadline - time.monotonic()))
         if code is None:
@@ -112,7 +114,7 @@ class SinkProcess:
 
     def _give_up(self, reason: str) -> None:
         if self.error is None:
-            self.error = printable(reason)
+            self.error = printable_text(reason)
             self._say(f"tracking: {self.kind} has ended, the run goes on: {self.error}")
 
     def _last_words(self) -> str:
@@ -148,14 +150,14 @@ class CurveWriter(Closeable):
         """Add one point to each named curve; a NaN or an infinity is left out. Never waits for a sink."""
         self._board.add_scalars(values, step)
         for sink in self._sinks:
-            sink.send(values, step)
+            sink.send_values(values, step)
 
     def add_histograms(self, drawn: Sequence[Histogram], step: int) -> None:
         """Add histograms; sinks that have none leave them out. Never waits for a sink."""
         self._board.add_histograms(drawn, step)
         for sink in self._sinks:
             for histogram in drawn:
-                sink.draw(histogram, step)
+                sink.send_histogram(histogram, step)
 
     def add_text(self, name: str, value: str, step: int) -> None:
         """Add one text to TensorBoard; trackers get figures alone."""
@@ -166,8 +168,8 @@ class CurveWriter(Closeable):
         self._board.close()
         began = time.monotonic()
         for sink in self._sinks:
-            sink.begin_to_end(self._status, began + sink.flush_s)
-        self.report += [sink.end(began + sink.flush_s) for sink in self._sinks]
+            sink.close_input(self._status, began + sink.flush_s)
+        self.report += [sink.wait_for_end(began + sink.flush_s) for sink in self._sinks]
         self._sinks = []
 
     def __exit__(
@@ -203,7 +205,9 @@ def open_tracking(
 
 
 def _value_lines(values: Mapping[str, float], step: int) -> Iterator[bytes]:
-    clean = {printable(name, _LONGEST_NAME): float(value) for name, value in values.items() if math.isfinite(value)}
+    clean = {
+        printable_text(name, _LONGEST_NAME): float(value) for name, value in values.items() if math.isfinite(value)
+    }
     if not clean:
         return
     message = json.dumps({"step": step, "values": clean}).encode() + b"\n"

@@ -7,7 +7,7 @@ from phalanx.testing.actor import (
     TamperedRunner as TamperedRunner,
     WorkerCrash as WorkerCrash,
     crash_at as crash_at,
-    only as only,
+    rewrite_only as rewrite_only,
     tampering as tampering,
 )
 from phalanx.testing.clock import CompanyClock as CompanyClock, Stall as Stall

@@ -58,7 +58,6 @@ class Actor:
     Attributes:
         wrap_copy: Puts another object in the place of each copy that it holds or shadows.
         rewrite: Alters, drops, doubles or delays outgoing messages, before they are signed.
-        hear: Observes the party's assignments.
         kernels: Replaces the module of each copy, also for the kernel fingerprint, by another attention kernel, say.
         description: Description of its device when it joins; the real one when left out.
         numeric_class: Answers the kernel fingerprint as if its kernels were others, shared by all parties of this name,
@@ -73,7 +72,7 @@ class Actor:
     kernels: WrapCopy = lambda copy, held: copy
 
 
-def only(kind: type[_Body], change: Callable[[OutgoingMessage, _Body], Sequence[OutgoingMessage]]) -> Rewrite:
+def rewrite_only(kind: type[_Body], change: Callable[[OutgoingMessage, _Body], Sequence[OutgoingMessage]]) -> Rewrite:
     """Rewrite messages of one kind and let all others pass.
 
     Args:
@@ -123,17 +122,19 @@ class TamperedRunner(StageRunner):
         honest = self._honest.backward(step, microbatch, gradient)
         return None if honest is None else self._tamper("backward", step, microbatch, honest)
 
-    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def recompute_microbatch(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """As the honest stage: audits of a stage that is shared are honest."""
-        return self._honest.recompute(step, microbatch, x, gradient)
+        return self._honest.recompute_microbatch(step, microbatch, x, gradient)
 
-    def gradients(self) -> dict[str, Tensor]:
+    def take_gradients(self) -> dict[str, Tensor]:
         """As the honest stage, then twist."""
-        return self._twist(self._honest.gradients())
+        return self._twist(self._honest.take_gradients())
 
-    def abandon(self) -> None:
+    def abandon_step(self) -> None:
         """As the honest stage."""
-        self._honest.abandon()
+        self._honest.abandon_step()
 
 
 def tampering(

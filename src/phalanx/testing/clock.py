@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from phalanx.pipeline.protocol.requests import Awake
+from phalanx.pipeline.protocol.requests import AwakeClock
 from phalanx.security.crypto import Identity, Peer
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault, TransportConfig, Wire
 
@@ -16,7 +16,7 @@ between.
 """
 
 
-class CompanyClock(Awake):
+class CompanyClock(AwakeClock):
     """A clock that its owner moves on; it jumps, so that a simulated silence takes no real time.
 
     Attributes:
@@ -31,15 +31,15 @@ class CompanyClock(Awake):
         self.on_tick: list[Callable[[], None]] = []
         self.threads: dict[str, PartyThread] = {}
 
-    def now(self) -> float:
+    def awake_seconds(self) -> float:
         """Seconds so far in which every party waited."""
         return self._passed_s
 
-    def wall(self) -> float:
+    def wall_seconds(self) -> float:
         """The same: a simulation on a slow machine takes no longer."""
         return self._passed_s
 
-    def tick(self, seconds: float) -> None:
+    def pass_time(self, seconds: float) -> None:
         """Let time pass."""
         for act in self.on_tick:
             act()
@@ -61,7 +61,7 @@ class Stall:
         """Whether the stall has ended, so that the stalled party has something to do again."""
         return self._over.is_set()
 
-    def wait(self, limit_s: float) -> None:
+    def wait_until_over(self, limit_s: float) -> None:
         """Do nothing until the stall ends, at most `limit_s` real seconds."""
         thread = threading.current_thread()
         if isinstance(thread, PartyThread):
@@ -70,7 +70,7 @@ class Stall:
         if isinstance(thread, PartyThread):
             thread.end_stall()
 
-    def end(self) -> None:
+    def release_party(self) -> None:
         """Let the stalled party go on."""
         self._over.set()
 
@@ -98,7 +98,7 @@ class PartyThread(threading.Thread):
         self._stall = None
 
     @property
-    def sign(self) -> int | None:
+    def wait_number(self) -> int | None:
         """Number of its present wait, below 0 for a stall; None while it works."""
         stall = self._stall
         if stall is not None:
@@ -130,35 +130,35 @@ class OwnersEndpoint(Endpoint):
         super().__init__(identity, peers, run, wire, limits)
         self._clock = clock
 
-    def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
+    def receive_item(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """As any endpoint; where nothing can come any more, None at once and `timeout_s` on the clock."""
-        item = super().receive(0.0)
+        item = super().receive_item(0.0)
         until = time.monotonic() + timeout_s
         while item is None and (left_s := until - time.monotonic()) > 0:
             is_quiet = self._is_quiet()
             # what a party sent before all came to rest lies here by now
-            item = super().receive(0.0 if is_quiet else min(left_s, _LOOK_EVERY_S))
+            item = super().receive_item(0.0 if is_quiet else min(left_s, _LOOK_EVERY_S))
             if is_quiet and item is None:
-                self._clock.tick(timeout_s)
-                return super().receive(0.0)
+                self._clock.pass_time(timeout_s)
+                return super().receive_item(0.0)
         return item
 
     def _is_quiet(self) -> bool:
         """Whether there was an instant, while this looked, in which every party waited."""
-        signs = self._signs()
+        signs = self._wait_numbers()
         # a party may have woken another one between the looks at the two: only a second round finds it awake
-        return signs is not None and signs == self._signs()
+        return signs is not None and signs == self._wait_numbers()
 
-    def _signs(self) -> Signs | None:
+    def _wait_numbers(self) -> Signs | None:
         """Look at every party once; None where one of them has something to do."""
         living = {name: thread for name, thread in list(self._clock.threads.items()) if thread.is_alive()}
         signs: dict[str, int] = {}
         for name, thread in living.items():
-            sign = thread.sign
+            sign = thread.wait_number
             if sign is None:
                 return None
             signs[name] = sign
         # a dead or stalled party does nothing about what is sent to it, so it is not waited for
-        awake = {self.name, *(name for name, sign in signs.items() if sign > 0)}
+        awake = {self.party_name, *(name for name, sign in signs.items() if sign > 0)}
         ends = (self, *(thread.endpoint for thread in living.values()))
         return None if any(endpoint.sending_to & awake for endpoint in ends) else signs

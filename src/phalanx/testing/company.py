@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from phalanx.checkpoint import Retention, Shard, latest_checkpoint, open_checkpoint, save_checkpoint
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.engine import StepResult, Verdict
 from phalanx.errors import CheckpointError, ConfigError, PhalanxError
 from phalanx.models import ModelSource, open_model, weights_digest
@@ -22,8 +22,8 @@ from phalanx.pipeline import (
     TimeLimits,
     Worker,
     WorkerConfig,
+    admit_workers,
     fresh_nonce,
-    gather,
 )
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity, Revocation, RevokedParties, certified_name, load_identity
@@ -82,7 +82,6 @@ class MemoryCompany:
         ConfigError: An actor belongs to no worker of the run.
 
     Attributes:
-        session: Session of every signature.
         events: Audit log entries in order: kind and body.
         checks: Recomputed parts of the applied steps, and steps in doubt.
         records: Step records, one of each applied step with all its audits.
@@ -102,7 +101,7 @@ class MemoryCompany:
         draw: AuditDraw | None = None,
         session: CompanySession = CompanySession(),
     ) -> None:
-        choices = (*run.pipeline.workers, *run.pipeline.late_workers)
+        choices = (*run.pipeline.worker_names, *run.pipeline.late_workers)
         strangers = sorted(name for name in actors or {} if certified_name(name) not in choices)
         if strangers:
             raise ConfigError(f"actors: {', '.join(strangers)}: no workers of this run; choices: {', '.join(choices)}")
@@ -116,7 +115,7 @@ class MemoryCompany:
         self.plan = make_plan(run, self.source)
         self._vocab_size = self.source.vocab_size
         self._home = RunDirectory(directory / "run", run, resume=False, parties=run.stage_workers)
-        self.draw = draw or AuditDraw.of(self._home.audit_key(), fresh_nonce(), run.guard)
+        self.draw = draw or AuditDraw.from_guard(self._home.audit_key(), fresh_nonce(), run.guard)
         self._actors = dict(actors or {})
         self._network = MemoryNetwork()
         self._endpoints: dict[str, RewritingEndpoint] = {}
@@ -133,7 +132,7 @@ class MemoryCompany:
             PeerLostError: A worker died before the first step.
         """
         with contextlib.ExitStack() as stack:
-            self._start(stack)
+            self._start_company(stack)
             self._is_under_way = True
             self._stack = stack.pop_all()
         return self
@@ -151,7 +150,7 @@ class MemoryCompany:
         for _ in range(num_steps):
             batch = random_batch(self.run_config, self._vocab_size, self._next_step)
             inputs = step_inputs(batch, self.run_config.train.microbatches)
-            results.append(self.engine.step(self._next_step, inputs))
+            results.append(self.engine.train_turn(self._next_step, inputs))
             self._next_step += 1
         return results
 
@@ -159,17 +158,25 @@ class MemoryCompany:
         """SHA-256 over all parameters by name, after the states of the last step have been agreed on."""
         parameters = (
             (name, tensor.detach())
-            for copy in self.engine.copies("weights")
+            for copy in self.engine.fetch_stages("weights")
             for name, tensor in copy.module.all_parameters().items()
         )
         return weights_digest(parameters)
 
-    def save(self) -> None:
+    def save_step(self) -> None:
         """Write a checkpoint, as a run does every `checkpoint.every` steps."""
-        shards = (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in self.engine.copies("state"))
-        state = {"run": self._home.run_id, "config_digest": digest(self.run_config), "step": self._next_step}
+        shards = (
+            Shard(copy.spec.index, copy.optimizer.state_tensors(), copy.step_count)
+            for copy in self.engine.fetch_stages("state")
+        )
+        state = {"run": self._home.run_id, "config_digest": digest_config(self.run_config), "step": self._next_step}
         save_checkpoint(
-            self._home.checkpoints, self._next_step, shards, state, sign=self._home.owner, retention=Retention(2)
+            self._home.checkpoint_directory,
+            self._next_step,
+            shards,
+            state,
+            sign=self._home.owner,
+            retention=Retention(2),
         )
 
     def fall_back(self) -> int:
@@ -178,13 +185,13 @@ class MemoryCompany:
         Raises:
             CheckpointError: There is none.
         """
-        path = latest_checkpoint(self._home.checkpoints)
+        path = latest_checkpoint(self._home.checkpoint_directory)
         if path is None:
-            raise CheckpointError(f"{self._home.checkpoints}: holds no checkpoint; call save() before")
+            raise CheckpointError(f"{self._home.checkpoint_directory}: holds no checkpoint; call save() before")
         owner = self._home.owner.public
-        checkpoint = open_checkpoint(path, owner, run=self._home.run_id, config_digest=digest(self.run_config))
+        checkpoint = open_checkpoint(path, owner, run=self._home.run_id, config_digest=digest_config(self.run_config))
         library = StageLibrary(self.source, self.plan, checkpoint)
-        self.engine.fall_back(library, checkpoint.step, library.digests())
+        self.engine.fall_back(library, checkpoint.step, library.stage_digests())
         self._next_step = checkpoint.step
         return checkpoint.step
 
@@ -197,34 +204,34 @@ class MemoryCompany:
         Raises:
             PeerRefusedError: It may not come back.
         """
-        called = self.engine.incarnations.name_of(name, True)
+        called = self.engine.incarnations.name_incarnation(name, True)
         if called is not None:
-            self.join(called)
+            self.start_worker(called)
         return called
 
-    def join(self, name: str) -> None:
+    def start_worker(self, name: str) -> None:
         """Start a worker; one of the run's `late_workers` is let in between two steps."""
-        self._endpoints[name] = self._endpoint(name)
-        self.clock.threads[name] = PartyThread(name, self._endpoints[name], self._work)
+        self._endpoints[name] = self._make_endpoint(name)
+        self.clock.threads[name] = PartyThread(name, self._endpoints[name], self._run_worker)
         self.clock.threads[name].start()
 
-    def leave(self, name: str) -> None:
+    def ask_to_leave(self, name: str) -> None:
         """Let a worker ask to be let go, as SIGTERM does."""
-        self._workers[name].leave()
+        self._workers[name].request_leave()
 
-    def revoke(self, name: str, reason: str = "") -> Revocation:
+    def revoke_party(self, name: str, reason: str = "") -> Revocation:
         """Take a party's certificate back, as `phalanx peers --revoke` does."""
-        return RevokedParties(self._home.pki).add(name, reason)
+        return RevokedParties(self._home.pki_directory).revoke_party(name, reason)
 
-    def kill(self, name: str) -> None:
+    def kill_worker(self, name: str) -> None:
         """Let a worker die as soon as it next sends or waits."""
-        self._endpoints[name].kill()
+        self._endpoints[name].kill_party()
 
-    def identity(self, name: str) -> Identity:
+    def party_identity(self, name: str) -> Identity:
         """Return the private keys of a party, for tests in which a party forges or equivocates."""
-        return load_identity(self._home.pki / certified_name(name)).called(name)
+        return load_identity(self._home.pki_directory / certified_name(name)).with_session_name(name)
 
-    def is_alive(self, name: str) -> bool:
+    def is_worker_alive(self, name: str) -> bool:
         """Whether a worker's thread still runs."""
         return self.clock.threads[name].is_alive()
 
@@ -236,69 +243,73 @@ class MemoryCompany:
     @property
     def verdicts(self) -> list[Verdict]:
         """All verdicts so far."""
-        return self.engine.verdicts
+        return self.engine.all_verdicts
 
     @property
     def evicted(self) -> list[str]:
         """Names of the parties that were convicted."""
-        return self._parties("evicted")
+        return self._parties_in_events("evicted")
 
     @property
     def lost(self) -> list[str]:
         """Names of the parties that died and were not convicted."""
-        return self._parties("lost")
+        return self._parties_in_events("lost")
 
-    def bodies(self, kind: str) -> list[dict[str, object]]:
+    def event_bodies(self, kind: str) -> list[dict[str, object]]:
         """What events of one kind say."""
         return [body for name, body in self.events if name == kind]
 
-    def _parties(self, kind: str) -> list[str]:
-        return [str(body["party"]) for body in self.bodies(kind)]
+    def _parties_in_events(self, kind: str) -> list[str]:
+        return [str(body["party"]) for body in self.event_bodies(kind)]
 
-    def _start(self, stack: contextlib.ExitStack) -> None:
+    def _start_company(self, stack: contextlib.ExitStack) -> None:
         run, home = self.run_config, self._home
-        names = run.pipeline.workers
+        names = run.pipeline.worker_names
         endpoint = stack.enter_context(self._owners_endpoint())
         stack.callback(self._end_workers)
         # parties must know each other before the first of them sends
         for name in names:
-            endpoint.add_peer(load_identity(home.pki / name).public)
+            endpoint.add_peer(load_identity(home.pki_directory / name).public)
         for name in names:
-            self.join(name)
+            self.start_worker(name)
         guests = ExpectedWorkers(
-            {name: home.certificate(name) for name in names},
-            {name: home.certificate(name) for name in run.pipeline.late_workers},
-            is_alive=self.is_alive,
+            {name: home.read_certificate(name) for name in names},
+            {name: home.read_certificate(name) for name in run.pipeline.late_workers},
+            is_alive=self.is_worker_alive,
             last_output=lambda name: str(self.errors.get(name, "it crashed")),
             timeout_s=_JOIN_TIMEOUT_S,
-            witnesses=LogHeadExchange(None if self._log is None else self._log.public_lines, home.owner.public),
+            witnesses=LogHeadExchange(None if self._log is None else self._log.public_entries, home.owner.public),
         )
         try:
-            members = gather(endpoint, self.plan, guests, home.owner.authority_pem, self._observe)
+            members = admit_workers(endpoint, self.plan, guests, home.owner.authority_pem, self._note_event)
         except ConfigError:
             # every worker was told why, and ends by itself
             for thread in self.clock.threads.values():
                 thread.join(_SECONDS_TO_END)
             raise
-        members.is_alive, members.dismiss, members.returns = self.is_alive, self.kill, run.pipeline.returns
-        members.revoked = RevokedParties(home.pki).read
-        members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
+        members.is_alive, members.dismiss, members.returns = (
+            self.is_worker_alive,
+            self.kill_worker,
+            run.pipeline.returns,
+        )
+        members.revoked = RevokedParties(home.pki_directory).read_revocations
+        members.certificates = {**members.certificates, OWNER: home.read_certificate(OWNER)}
         library = StageLibrary(self.source, self.plan, None, run.model.adapter_directory)
-        files = Files(home.path, library, self._observe, note_checks=self.checks.applied)
+        files = Files(home.path, library, self._note_event, note_checks=self.checks.note_applied)
         files.note_step = self._note_step
         limits = TimeLimits(run.pipeline.step_timeout_s, run.pipeline.patience_s, self.clock)
         self.engine = PipelineEngine(self.plan, endpoint, members, files, self.draw, limits)
         stack.callback(self.engine.close, "the simulation is over")
-        self.engine.start(0, library.digests() if run.guard.enabled else {})
+        self.engine.start_parties(0, library.stage_digests() if run.guard.is_enabled else {})
 
     def _owners_endpoint(self) -> Endpoint:
-        wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport
+        wire, limits = self._network.wire_for(OWNER), self.run_config.pipeline.transport
         return OwnersEndpoint(self._home.owner, {}, self.session, wire, limits, clock=self.clock)
 
-    def _observe(self, kind: str, body: dict[str, object]) -> None:
+    def _note_event(self, kind: str, body: dict[str, object]) -> None:
         self.events.append((kind, body))
         if self._log is not None:
-            self._log.append(kind, body)
+            self._log.append_event(kind, body)
         self.checks.observe(kind, body)
 
     def _note_step(self, record: StepRecord) -> None:
@@ -306,34 +317,34 @@ class MemoryCompany:
         if self._log is not None:
             self._log.append_step({"step": record.step, "epoch": record.epoch}, record.leaves)
 
-    def endpoint(self, name: str) -> RewritingEndpoint:
+    def worker_endpoint(self, name: str) -> RewritingEndpoint:
         """Return a worker's endpoint, for messages that it sends unasked."""
         return self._endpoints[name]
 
-    def _endpoint(self, name: str) -> RewritingEndpoint:
+    def _make_endpoint(self, name: str) -> RewritingEndpoint:
         limits = self.run_config.pipeline.transport
         endpoint = self._endpoint_class(
-            self.identity(name),
+            self.party_identity(name),
             {},
             self.session,
-            self._network.wire(certified_name(name)),
+            self._network.wire_for(certified_name(name)),
             limits,
             actor=self._actors.get(name, HONEST),
         )
         endpoint.add_peer(self._home.owner.public)
         return endpoint
 
-    def _work(self, name: str) -> None:
+    def _run_worker(self, name: str) -> None:
         endpoint = self._endpoints[name]
-        identity = self.identity(name)
-        keys = self._home.pki / certified_name(name)
+        identity = self.party_identity(name)
+        keys = self._home.pki_directory / certified_name(name)
         # the parties of a company meet in memory, and nothing connects to it
         owner = f"{OWNER}:1"
         config = WorkerConfig(identity=str(keys), owner=owner, transport=self.run_config.pipeline.transport)
         actor = self._actors.get(name, HONEST)
         try:
             self._workers[name] = Worker(config, identity, endpoint, actor.wrap_copy, actor.kernels)
-            self._workers[name].run(name)
+            self._workers[name].serve_owner(name)
         except WorkerCrash:
             pass
         except PhalanxError as exc:
@@ -345,9 +356,9 @@ class MemoryCompany:
         if not self._is_under_way:
             # they have not been told that it is over
             for name in self.clock.threads:
-                self.kill(name)
+                self.kill_worker(name)
         for name, thread in self.clock.threads.items():
             thread.join(_SECONDS_TO_END)
             if thread.is_alive():
-                self.kill(name)
+                self.kill_worker(name)
                 thread.join(_SECONDS_TO_END)

@@ -39,12 +39,12 @@ class RewritingEndpoint(Endpoint):
         self._killed = threading.Event()
         super().__init__(identity, peers, run, wire, limits)
 
-    def kill(self) -> None:
+    def kill_party(self) -> None:
         """End the worker at the next thing that it wants from its endpoint; frames that are queued are lost."""
         self._killed.set()
         self.close()
 
-    def send(
+    def send_frame(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
         """Sign and send what `rewrite` makes of a message.
@@ -53,42 +53,44 @@ class RewritingEndpoint(Endpoint):
             The header of the last message, which the liar's own record shows. A message to itself is
             signed and not sent; where there is none, what would have been sent is signed for its receiver.
         """
-        messages = self._messages(receiver, kind, body, payload)
+        messages = self._rewrite_message(receiver, kind, body, payload)
         header = None
         for outgoing in messages:
-            to_itself = outgoing.receiver == self.name
+            to_itself = outgoing.receiver == self.party_name
             header = (
-                super().seal_for_self(*_parts(outgoing))
+                super().seal_for_self(*_message_parts(outgoing))
                 if to_itself
-                else super().send(outgoing.receiver, *_parts(outgoing))
+                else super().send_frame(outgoing.receiver, *_message_parts(outgoing))
             )
         if header is None:
-            return self._withheld(receiver, kind, body, payload)
+            return self._sign_withheld(receiver, kind, body, payload)
         return header
 
-    def _withheld(
+    def _sign_withheld(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview]
     ) -> SignedHeader:
         """Sign a withheld message: the liar can still show it, and claim that it got lost."""
         data = b"".join(bytes(part) for part in payload)
         start = digest_hex(receiver.encode())
-        fields = HeaderFields(self.run, kind, self.name, receiver, 0, start, len(data), digest_hex(data), body)
+        fields = HeaderFields(
+            self.session_name, kind, self.party_name, receiver, 0, start, len(data), digest_hex(data), body
+        )
         return sign_header(self._identity, fields)
 
     def seal_for_self(
         self, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
         """As `send`, between two stages of this party."""
-        messages = self._messages(self.name, kind, body, payload)
-        return super().seal_for_self(*(_parts(messages[-1]) if messages else (kind, body, payload)))
+        messages = self._rewrite_message(self.party_name, kind, body, payload)
+        return super().seal_for_self(*(_message_parts(messages[-1]) if messages else (kind, body, payload)))
 
-    def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
+    def receive_item(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """As any endpoint.
 
         Raises:
             WorkerCrash: It was killed.
         """
-        item = super().receive(timeout_s)
+        item = super().receive_item(timeout_s)
         self._check_alive()
         if isinstance(item, CheckedFrame) and item.kind == Assign.kind:
             # what is malformed is for the party itself to refuse
@@ -98,7 +100,7 @@ class RewritingEndpoint(Endpoint):
                     self._hear(message)
         return item
 
-    def _messages(
+    def _rewrite_message(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview]
     ) -> Sequence[OutgoingMessage]:
         self._check_alive()
@@ -106,10 +108,10 @@ class RewritingEndpoint(Endpoint):
 
     def _check_alive(self) -> None:
         if self._killed.is_set():
-            raise WorkerCrash(self.name)
+            raise WorkerCrash(self.party_name)
 
 
-def _parts(outgoing: OutgoingMessage) -> tuple[str, dict[str, Any], tuple[bytes, ...]]:
+def _message_parts(outgoing: OutgoingMessage) -> tuple[str, dict[str, Any], tuple[bytes, ...]]:
     return outgoing.message.kind, outgoing.message.model_dump(mode="json"), (outgoing.payload,)
 
 
@@ -119,7 +121,7 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self.handles: dict[str, Handle] = {}
 
-    def wire(self, name: str) -> "MemoryWire":
+    def wire_for(self, name: str) -> "MemoryWire":
         """Return the wire of one party; its name is taken as proven."""
         return MemoryWire(self, name)
 
@@ -131,14 +133,14 @@ class MemoryWire:
         self._network, self._name = network, name
         self._handle: Handle | None = None
 
-    def serve(self, handle: Handle, run: str) -> None:
+    def serve_frames(self, handle: Handle, run: str) -> None:
         """Let others of the network reach this party."""
         self._handle = self._network.handles[self._name] = handle
 
     def add_route(self, name: str, address: str) -> None:
         """Do nothing: the network knows where every party is."""
 
-    def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+    def deliver_frame(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
         """Return the receiver's answer to one frame.
 
         Raises:

@@ -153,7 +153,7 @@ class SplitSimulator:
     ) -> None:
         split, task = scene.split, task or NextToken()
         self.host, self.bytes_crossed = host, 0
-        self._scene, self._attester = scene, attester
+        self._scenario, self._attester = scene, attester
         kernel: _Kernel = {"attention": scene.attention, "document_attention": scene.document_attention}
         self.front: Front = front or FrontPart(scene.source, split.cut, wire=split.wire, **kernel)
         back = build_back(scene.source, split.cut, adapter=scene.adapter, seed=scene.seed, **kernel)
@@ -165,25 +165,25 @@ class SplitSimulator:
             split.wire,
             task.label_shape,
             task.num_answers,
-            task.extras,
+            task.extra_kinds,
         )
         gate = None if split.release is None else ReleaseGate(split.release)
         self.enclave = Enclave(trainer, self._kinds, scene.microbatches, split.client_names, gate)
         self._identities = {name: Identity.without_certificate(name) for name in (ENCLAVE, *split.client_names)}
         self._epochs = {name: MemoryEpochs() for name in self._identities}
         self.clients: dict[str, SplitClient] = {}
-        self.meet()
+        self.meet_clients()
 
-    def meet(self) -> None:
+    def meet_clients(self) -> None:
         """Have every client appraise the enclave and agree on fresh keys with it, as after a restart.
 
         Raises:
             RefusedEvidenceError: One does not accept its evidence.
         """
-        for name in self._scene.split.client_names:
+        for name in self._scenario.split.client_names:
             near, far = (PlainLink(), PlainLink()) if self._is_plain else self._shake_hands(name)
             self.clients[name] = SplitClient(name, self.front, self._kinds, near)
-            self.enclave.connect(name, far)
+            self.enclave.connect_client(name, far)
 
     def step(
         self, batch: Sequence[tuple[Tensor, Tensor]], extras: Sequence[Mapping[str, Tensor]] = ()
@@ -195,17 +195,17 @@ class SplitSimulator:
             FrameError: The same, of a plaintext split.
             FailedBatchError: The loss or the gradient is not finite; nothing was applied.
         """
-        names, step, before = self._scene.split.client_names, self.enclave.trainer.num_steps, self.bytes_crossed
+        names, step, before = self._scenario.split.client_names, self.enclave.trainer.num_steps, self.bytes_crossed
         replies: Replies = {}
         for number, (ids, labels) in enumerate(batch):
             client = self.clients[client_of(number, names)]
             named = extras[number] if extras else NO_EXTRAS
-            replies = self._send(client, client.pack("train", step, number, ids, labels, named))
+            replies = self._send_packed(client, client.pack_microbatch("train", step, number, ids, labels, named))
         feedback: dict[int, tuple[float, int]] = {}
         norm = 0.0
         for name, frame in replies.items():
-            mine = microbatches_of(name, self._scene.microbatches, names)
-            client_feedback = self._receive(name, frame, "train", step, mine)
+            mine = microbatches_of(name, self._scenario.microbatches, names)
+            client_feedback = self._receive_feedback(name, frame, "train", step, mine)
             norm = client_feedback.norm
             feedback.update(zip(mine, client_feedback.losses, strict=True))
         losses = [feedback[number] for number in sorted(feedback)]
@@ -215,36 +215,38 @@ class SplitSimulator:
         loss = sum(loss for loss, _ in losses) / targets
         return SimulatedStep(loss, targets, norm, self.bytes_crossed - before)
 
-    def measure(self, ids: Tensor, labels: Tensor, client: str | None = None) -> HeldOutScores:
+    def measure_held_out(self, ids: Tensor, labels: Tensor, client: str | None = None) -> HeldOutScores:
         """Return what held-out rows come to, sent by one client; the first when left out."""
-        sender = self.clients[client or self._scene.split.client_names[0]]
+        sender = self.clients[client or self._scenario.split.client_names[0]]
         step = self.enclave.trainer.num_steps
-        replies = self._send(sender, sender.pack("held_out", step, 0, ids, labels))
+        replies = self._send_packed(sender, sender.pack_microbatch("held_out", step, 0, ids, labels))
         crossing = FrameInTransit(sender.name, False, "result.held_out", step, 0, 0, bytes(replies[sender.name]))
-        return self._carry(crossing, lambda raw: sender.read_measured(raw, step, 0, ids.shape[0]))
+        return self._carry_frame(crossing, lambda raw: sender.read_scores(raw, step, 0, ids.shape[0]))
 
-    def adapters(self) -> dict[str, Tensor]:
+    def copy_adapters(self) -> dict[str, Tensor]:
         """Return copies of the trained tensors, by name; only a simulator gives access to them."""
-        return {name: tensor.clone() for name, tensor in self.enclave.trainer.weights()}
+        return {name: tensor.clone() for name, tensor in self.enclave.trainer.trained_weights()}
 
     @property
     def _is_plain(self) -> bool:
-        return self._scene.split.mode == "plaintext"
+        return self._scenario.split.mode == "plaintext"
 
-    def _send(self, client: SplitClient, packed: PackedMicrobatch) -> Replies:
+    def _send_packed(self, client: SplitClient, packed: PackedMicrobatch) -> Replies:
         replies: Replies = {}
-        for kind, frame in zip(self._kinds.parts(packed.what, packed.rows), packed.frames, strict=True):
-            replies = self._carry(
+        for kind, frame in zip(self._kinds.microbatch_kinds(packed.what, packed.rows), packed.frames, strict=True):
+            replies = self._carry_frame(
                 FrameInTransit(client.name, True, kind.name, packed.step, packed.microbatch, 0, bytes(frame)),
-                lambda raw: self.enclave.take(client.name, packed.what, packed.microbatch, packed.rows, raw),
+                lambda raw: self.enclave.take_frame(client.name, packed.what, packed.microbatch, packed.rows, raw),
             )
         return replies
 
-    def _receive(self, name: str, frame: bytearray, what: What, step: int, mine: Sequence[int]) -> Feedback:
+    def _receive_feedback(self, name: str, frame: bytearray, what: What, step: int, mine: Sequence[int]) -> Feedback:
         crossing = FrameInTransit(name, False, f"result.{what}", step, mine[-1], 0, bytes(frame))
-        return self._carry(crossing, lambda raw: self.clients[name].read(raw, what, step, mine[-1], len(mine)))
+        return self._carry_frame(
+            crossing, lambda raw: self.clients[name].read_feedback(raw, what, step, mine[-1], len(mine))
+        )
 
-    def _carry(self, crossing: FrameInTransit, take: Callable[[bytes], _Taken]) -> _Taken:
+    def _carry_frame(self, crossing: FrameInTransit, take: Callable[[bytes], _Taken]) -> _Taken:
         """Let the host handle a frame, repeatedly, until the receiver takes the result."""
         refusal: SealError | FrameError = FrameError(f"{crossing.client}: {crossing.name} never arrived")
         for attempt in range(TRIES):
@@ -257,13 +259,13 @@ class SplitSimulator:
         raise refusal
 
     def _shake_hands(self, name: str) -> tuple[FrameLink, FrameLink]:
-        split, inside, outside = self._scene.split, self._identities[ENCLAVE], self._identities[name]
+        split, inside, outside = self._scenario.split, self._identities[ENCLAVE], self._identities[name]
         keys = attested_keys(inside.public)
         terms_of_run = HandshakeTerms(_RUN, _CONFIG_DIGEST, inside.public, keys, split.chunk_bytes)
         attester = self._attester or SimAttester(inside, measure_code())
         clients = {name: self._identities[name].public for name in split.client_names}
         theirs = EnclaveHandshake(inside, attester, terms_of_run, self._epochs[ENCLAVE], clients)
         ours = ClientHandshake(outside, terms_of_run, self._epochs[name], lambda: policy_of(split))
-        ours.judge(theirs.evidence(name, ours.ask()))
-        reply, far = theirs.admit(name, *ours.hello())
-        return ours.accept(reply), far
+        ours.appraise_enclave(theirs.enclave_evidence(name, ours.draw_nonce()))
+        reply, far = theirs.admit_client(name, *ours.make_hello())
+        return ours.accept_reply(reply), far

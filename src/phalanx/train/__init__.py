@@ -25,8 +25,8 @@ from phalanx.train.train_section import TrainConfig as TrainConfig
 
 if TYPE_CHECKING:
     from phalanx.train.entry import (
-        describe as describe,
-        follow as follow,
+        describe_run as describe_run,
+        join_as_rank as join_as_rank,
         join_terms as join_terms,
         plays_rank as plays_rank,
         train as train,

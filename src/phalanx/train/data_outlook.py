@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from phalanx.data import prepare
+from phalanx.data import prepare_corpus
 from phalanx.data.preferences import prepare_preferences
 from phalanx.models import ModelSource, StageSpec, stage_table
 from phalanx.models.build import StageRow
@@ -17,7 +17,7 @@ from phalanx.pipeline.processes.own_speed import own_gflops
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.config import RunConfig, StagedRun
-from phalanx.train.setup.guard_outlook import outlook
+from phalanx.train.setup.guard_outlook import predict_guard
 
 _MAX_BYTES = 256 << 20
 """Of the files of a run's sources: more text is not prepared for a look at it."""
@@ -60,7 +60,7 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
         lines.append("data: not available here")
     else:
         about = "about " if counts.is_estimate else ""
-        passes = batches * run.train.draws / max(1, counts.train)
+        passes = batches * run.train.draws_per_step / max(1, counts.train)
         each = 2 if counts.unit == "pairs" else 1
         most = each * counts.train * run.data.sequence_length
         lines.append(
@@ -68,7 +68,7 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
             f"epochs; {about}{counts.held_out:,} held out"
         )
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
-    return Text("\n".join([*lines, _time(run, row, tokens), _disk(run, row)]))
+    return Text("\n".join([*lines, _estimate_time(run, row, tokens), _estimate_disk(run, row)]))
 
 
 def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts | None:
@@ -78,7 +78,9 @@ def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts |
         DataError: The text cannot be had.
     """
     data, seed, vocabulary = run.data, run.train.seed, source.tokenizer_path
-    if data.prompts or (data.labelled is not None and data.labelled.own is not None and not data.labelled.own.train):
+    if data.prompts or (
+        data.labelled is not None and data.labelled.own_task is not None and not data.labelled.own_task.train
+    ):
         return None
     if data.conversations is not None and not data.conversations.sources:
         return None
@@ -95,7 +97,7 @@ def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts |
         rows = size_bytes // (_BYTES_PER_TOKEN * data.sequence_length)
         held_out = min(round(rows * data.validation_share), data.max_validation_sequences)
         return DataCounts("sequences", rows - round(rows * data.validation_share), held_out, is_estimate=True)
-    corpus = prepare(data, cache / "data", seed, vocabulary)
+    corpus = prepare_corpus(data, cache / "data", seed, vocabulary)
     return DataCounts("sequences", corpus.num_train_sequences, corpus.num_validation_sequences)
 
 
@@ -106,24 +108,24 @@ def _bytes_of_sources(run: RunConfig) -> int:
     return sum(file.lstat().st_size for group in files for file in group if file.is_file())
 
 
-def _time(run: RunConfig, row: StageRow, tokens: int) -> str:
+def _estimate_time(run: RunConfig, row: StageRow, tokens: int) -> str:
     """Estimate the time on this machine by its speed at one matrix product; of other machines nothing is known."""
     if run.pki is not None or run.train.device != "cpu":
         return "time: unknown until the first steps have shown the speed of the machines"
     price = None
-    if isinstance(run, StagedRun) and run.guard.enabled:
-        price = outlook(run, max(run.pipeline.stages - 2, 0) / run.pipeline.stages)
+    if isinstance(run, StagedRun) and run.guard.is_enabled:
+        price = predict_guard(run, max(run.pipeline.stages - 2, 0) / run.pipeline.stages)
     work = 6 * row.parameters * tokens * (1 + (0.0 if price is None else price[1].extra_compute))
     at_once = max(1, min(run.world["processes"], len(os.sched_getaffinity(0))))
     seconds = work / (own_gflops() * 1e9) / at_once
-    least, most = (_duration(times * seconds) for times in _SLOWDOWN)
+    least, most = (_format_duration(times * seconds) for times in _SLOWDOWN)
     return (
         f"time: about {least} to {most} on {at_once} cores of this machine at its present load, without the "
         "preparation of text"
     )
 
 
-def _disk(run: RunConfig, row: StageRow) -> str:
+def _estimate_disk(run: RunConfig, row: StageRow) -> str:
     """Estimate what a run writes: checkpoints, and while it runs the journal and the states to go back to."""
     state = _STATE_BYTES * row.trainable
     every = run.checkpoint.every or run.train.steps
@@ -135,13 +137,13 @@ def _disk(run: RunConfig, row: StageRow) -> str:
     if run.journals:
         parts.append(f"{size_in_words(_JOURNAL_STATES * state)} of the journal while it runs")
     guard = run.stage_guard
-    if guard is not None and guard.enabled and guard.keep_states:
+    if guard is not None and guard.is_enabled and guard.keep_states:
         points = 1 + math.ceil(math.log2(1 + run.train.steps / guard.keep_states))
         parts.append(f"{size_in_words(points * state)} of saved states while it runs")
     return f"disk: {', '.join(parts)}; prepared text needs about the size of its files"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     for size, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -9,14 +9,14 @@ from rich.text import Text
 
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError
-from phalanx.interrupts import interruptible
+from phalanx.interrupts import allow_interrupts
 from phalanx.models import ModelSource, open_model
 from phalanx.parallel.groups.rank_env import find_place
 from phalanx.pipeline import LocalWorkers
 from phalanx.pipeline.assignment.stage_memory import NUMBER_BYTES, boundary_bytes
 from phalanx.security.invite import JoinTerms
 from phalanx.telemetry.parties import size_in_words
-from phalanx.train.batches.epochs import length_told, settle_steps
+from phalanx.train.batches.epochs import describe_length, settle_steps
 from phalanx.train.config import DomainRun, FederatedRun, PipelineRun, RunConfig, SplitRun, StagedRun
 from phalanx.train.data_outlook import data_outlook
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory, kept_preparations
@@ -28,7 +28,7 @@ from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.preflight import check_inputs, load_own_code
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 from phalanx.train.setup.stage_table import WORKER_BYTES, describe_stages, estimate_stages
 from phalanx.train.setup.tiers import settle_tier
 
@@ -83,27 +83,29 @@ def train(
     check_inputs(run)
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
-    with deterministic(run.train.threads), interruptible():
+    with deterministic_kernels(run.train.threads), allow_interrupts():
         # before the directory of the new run is made: a refusal leaves nothing behind
         console = console or Console()
         try:
-            given_run, run = run, settle_steps(run, cache_beside(_directory(run, run_dir)))
-            length_note = length_told(given_run, run)
+            given_run, run = run, settle_steps(run, cache_beside(_run_directory(run, run_dir)))
+            length_note = describe_length(given_run, run)
             if length_note is not None:
-                _say(console, length_note)
-            origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
+                _print_plain(console, length_note)
+            origin = (
+                None if from_run is None else open_origin(run, Path(from_run), lambda text: _print_plain(console, text))
+            )
         except KeyboardInterrupt:
-            kept = kept_preparations(_directory(run, run_dir))
+            kept = kept_preparations(_run_directory(run, run_dir))
             console.print(f"interrupted while preparing; {kept}", markup=False, highlight=False, soft_wrap=True)
             raise
-        with RunDirectory(_directory(run, run_dir), run, resume=resume) as home:
+        with RunDirectory(_run_directory(run, run_dir), run, resume=resume) as home:
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start finished no step; the run begins again")
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
-            return Session(run, home, console, factory, StartingPoint(from_step, origin)).run(resume=resume)
+            return Session(run, home, console, factory, StartingPoint(from_step, origin)).run_session(resume=resume)
 
 
-def _say(console: Console, text: str) -> None:
+def _print_plain(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
 
 
@@ -117,7 +119,7 @@ def plays_rank(run: RunConfig) -> TypeGuard[DomainRun]:
     return place is not None and not place.is_lead
 
 
-def follow(run: DomainRun, run_dir: str | Path | None = None) -> None:
+def join_as_rank(run: DomainRun, run_dir: str | Path | None = None) -> None:
     """Be a rank other than 0 until the run is over.
 
     Raises:
@@ -126,25 +128,25 @@ def follow(run: DomainRun, run_dir: str | Path | None = None) -> None:
     from phalanx.train.sessions.domain import play_rank  # noqa: PLC0415 - a pipeline has no use for it
 
     load_own_code(run)
-    cache = cache_beside(_directory(run, run_dir))
-    with deterministic(run.train.threads):
+    cache = cache_beside(_run_directory(run, run_dir))
+    with deterministic_kernels(run.train.threads):
         play_rank(settle_steps(run, cache), cache / "models")
 
 
-def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
+def describe_run(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
     """The config where it differs from defaults, the stages with their memory, and what the data at hand come to."""
     check_inputs(run)
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
-    cache = cache_beside(_directory(run, run_dir))
+    cache = cache_beside(_run_directory(run, run_dir))
     given_run, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
-    length_note = length_told(given_run, run)
+    length_note = describe_length(given_run, run)
     lines = [] if length_note is None else [Text(length_note)]
-    return Group(_description(run, source, cache), *lines, data_outlook(run, source, cache))
+    return Group(_describe_engine(run, source, cache), *lines, data_outlook(run, source, cache))
 
 
-def _description(run: RunConfig, source: ModelSource, cache: Path) -> RenderableType:
+def _describe_engine(run: RunConfig, source: ModelSource, cache: Path) -> RenderableType:
     match run:
         case PipelineRun():
             return describe_stages(run, source)
@@ -170,7 +172,7 @@ def join_terms(run: StagedRun) -> JoinTerms:
         ConfigError: Run file and model do not fit.
     """
     check_inputs(run)
-    cache = cache_beside(_directory(run, None))
+    cache = cache_beside(_run_directory(run, None))
     source = open_model(run.model, cache / "models", run.train.seed)
     plan, rows = make_plan(run, source), estimate_stages(run, source)
     middle = rows[1:-1]
@@ -179,7 +181,7 @@ def join_terms(run: StagedRun) -> JoinTerms:
     gradient = NUMBER_BYTES * max((row.trainable for row in middle), default=0) if run.guard.sends_gradient else 0
     asks = (
         f"serve or shadow some of {run.pipeline.stages} stages of a {source.hub_config.model_type} with "
-        f"{source.num_layers} layers, for {run.train.length}; guard: {run.guard.mode}",
+        f"{source.num_layers} layers, for {run.train.length_text}; guard: {run.guard.mode}",
         f"provide memory: up to {size_in_words(served)} for a stage that you serve, {size_in_words(shadowed)} for a "
         f"stage that you shadow, and about {size_in_words(WORKER_BYTES)} for the process",
         f"send and receive about {size_in_words(2 * boundary_bytes(plan) + gradient)} a step and stage",
@@ -208,5 +210,5 @@ def _factory_of(run: RunConfig, open_workers: OpenWorkers, ranks: int | None) ->
             return FederatedFactory()
 
 
-def _directory(run: RunConfig, run_dir: str | Path | None) -> Path:
+def _run_directory(run: RunConfig, run_dir: str | Path | None) -> Path:
     return Path(run_dir) if run_dir is not None else default_directory(run)

@@ -31,7 +31,7 @@ class StarterTexts:
     test: tuple[Path, ...]
     num_rows: int
 
-    def section(self) -> str:
+    def toml_section(self) -> str:
         """Return the section of a run file."""
         lines = {
             "classes": list(self.columns.classes),
@@ -60,7 +60,7 @@ def own_texts(places: Sequence[Path], spare: Path) -> StarterTexts:
     files = [path for pair in pairs if pair is not None for path in pair] + whole_files
     columns, num_rows = guess_columns(files)
     files_to_divide = iter(whole_files)
-    divided = [_divided(next(files_to_divide), columns, spare) if pair is None else pair for pair in pairs]
+    divided = [_divide_texts(next(files_to_divide), columns, spare) if pair is None else pair for pair in pairs]
     return StarterTexts(columns, tuple(train for train, _ in divided), tuple(test for _, test in divided), num_rows)
 
 
@@ -70,13 +70,13 @@ def _pair_of(place: Path) -> tuple[Path, Path] | None:
         return None
     files = list_files(place, ("",))
     paths_by_split = {
-        name: [Path(file.path) for file in files if file.name.removesuffix(".gz") in _names(name)]
+        name: [Path(file.path) for file in files if file.name.removesuffix(".gz") in _split_names(name)]
         for name in ("train", "test")
     }
     return (paths_by_split["train"][0], paths_by_split["test"][0]) if all(paths_by_split.values()) else None
 
 
-def _names(stem: str) -> tuple[str, ...]:
+def _split_names(stem: str) -> tuple[str, ...]:
     return tuple(f"{stem}{ending}" for ending in _ENDINGS)
 
 
@@ -92,19 +92,19 @@ def _as_file(place: Path, spare: Path) -> Path:
             "train and test of these, or a folder with a folder of .txt files for each class"
         )
     rows = [{"text": read_text(path), "label": label} for label, path in texts]
-    return _write(spare / f"{place.resolve().name}.jsonl", rows)
+    return _write_rows(spare / f"{place.resolve().name}.jsonl", rows)
 
 
 def _is_of_class(file: SourceFile) -> bool:
     return file.name.count("/") == 1 and file.name.endswith(".txt")
 
 
-def _divided(path: Path, columns: Columns, spare: Path) -> tuple[Path, Path]:
+def _divide_texts(path: Path, columns: Columns, spare: Path) -> tuple[Path, Path]:
     """Hold one of five texts of each class out; a text that is there twice stays with the first."""
     texts = {labelled_row.example.text: labelled_row.example.label for labelled_row in read_examples(path, columns)}
     held_out: set[str] = set()
     for label in range(len(columns.classes)):
-        texts_of_class = sorted((text for text, text_label in texts.items() if text_label == label), key=_drawn)
+        texts_of_class = sorted((text for text, text_label in texts.items() if text_label == label), key=_draw_key)
         held_out |= set(texts_of_class[: len(texts_of_class) // _HELD_OUT])
     if not held_out:
         raise DataError(f"{path}: every class has fewer than {_HELD_OUT} texts, so none can be held out; give more")
@@ -117,14 +117,16 @@ def _divided(path: Path, columns: Columns, spare: Path) -> tuple[Path, Path]:
         ]
         for name in ("train", "test")
     }
-    return _write(spare / f"{stem}.train.jsonl", rows["train"]), _write(spare / f"{stem}.test.jsonl", rows["test"])
+    return _write_rows(spare / f"{stem}.train.jsonl", rows["train"]), _write_rows(
+        spare / f"{stem}.test.jsonl", rows["test"]
+    )
 
 
-def _drawn(text: str) -> bytes:
+def _draw_key(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _write(path: Path, rows: Sequence[dict[str, str]]) -> Path:
+def _write_rows(path: Path, rows: Sequence[dict[str, str]]) -> Path:
     if path.exists():
         raise DataError(f"{path}: already exists; move it, or use it: give a folder with train and test")
     path.parent.mkdir(parents=True, exist_ok=True)

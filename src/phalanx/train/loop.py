@@ -21,15 +21,15 @@ class Loader(Protocol):
         """SHA-256 in hex of all that batches are drawn from; None where that is with other parties."""
         ...
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """The next batch."""
         ...
 
-    def state(self) -> Mapping[str, Any]:
+    def position_state(self) -> Mapping[str, Any]:
         """Where it is, as JSON data."""
         ...
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_position(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
 
         Raises:
@@ -41,29 +41,29 @@ class Loader(Protocol):
 class Hooks(Protocol):
     """The actions after a step, in this order; `num_steps` counts finished steps."""
 
-    def opened(self, step: int) -> None:
+    def note_position(self, step: int) -> None:
         """Note where the run is, before the step's batch is drawn."""
         ...
 
-    def drawn(self, step: int, batch: Batch) -> None:
+    def note_batch(self, step: int, batch: Batch) -> None:
         """Note a step's batch before the engine gets it."""
         ...
 
-    def skipped(self, step: int, number: int, reason: FailedBatchError) -> None:
+    def record_skipped_batch(self, step: int, number: int, reason: FailedBatchError) -> None:
         """Record that a batch was given up, with its number in the step, from 1; the next one takes its place."""
         ...
 
-    def validate(self, num_steps: int) -> ValidationResult | None:
+    def validate_if_due(self, num_steps: int) -> ValidationResult | None:
         """Validate the model on held-out text, or return None when it is not time for it."""
         ...
 
-    def stepped(
+    def note_step(
         self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
         """Record the step."""
         ...
 
-    def save(self, num_steps: int) -> None:
+    def save_if_due(self, num_steps: int) -> None:
         """Save a checkpoint when it is time for it."""
         ...
 
@@ -93,30 +93,30 @@ def run_loop(
     objective = objective_of(config.objective)
     for step in steps:
         started = time.perf_counter()
-        hooks.opened(step)
+        hooks.note_position(step)
         for number in itertools.count(1):
-            batch = loader.next()
-            hooks.drawn(step, batch)
+            batch = loader.next_batch()
+            hooks.note_batch(step, batch)
             try:
-                result = engine.step(step, step_inputs(batch, config.microbatches, objective))
+                result = engine.train_turn(step, step_inputs(batch, config.microbatches, objective))
                 break
             except FailedBatchError as exc:
                 if number > config.max_failed_batches:
                     raise
-                hooks.skipped(step, number, exc)
+                hooks.record_skipped_batch(step, number, exc)
         wall_s = time.perf_counter() - started
         # before the record is written: a step's line is whole or not there at all
-        validation = hooks.validate(step + 1)
+        validation = hooks.validate_if_due(step + 1)
         tokens = batch.input_ids.numel()
-        hooks.stepped(result, tokens=tokens, wall_s=wall_s, lr=learning_rate(step), validation=validation)
-        hooks.save(step + 1)
+        hooks.note_step(result, tokens=tokens, wall_s=wall_s, lr=learning_rate(step), validation=validation)
+        hooks.save_if_due(step + 1)
         if hooks.is_over(step + 1):
             break
 
 
 def step_inputs(batch: Batch, num_microbatches: int, objective: Objective = OBJECTIVES["causal_lm"]) -> StepInputs:
     """Cut a batch into the inputs of the first and the last stage, for an objective that counts its targets."""
-    parts = batch.microbatches(num_microbatches)
+    parts = batch.split_microbatches(num_microbatches)
     return StepInputs(
         ids=tuple(part.input_ids for part in parts),
         labels=tuple(part.labels for part in parts),

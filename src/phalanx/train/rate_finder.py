@@ -63,7 +63,7 @@ class RateAdvice:
         """Return it as JSON data."""
         return asdict(self)
 
-    def in_words(self) -> str:
+    def describe_advice(self) -> str:
         """Say it in one sentence."""
         if self.suggested is None:
             return "no learning rate to suggest: no loss was finite; use a lower --to"
@@ -84,7 +84,6 @@ def find_rate(run: RunConfig, highest: float | None, steps: int, console: Consol
 
     Args:
         highest: Rate of the last step; ten times the run file's where left out. The first has a share of 1 / `steps`.
-        console: Shows the run.
 
     Raises:
         ConfigError: The run has remote workers, or its sections do not go with so short a run.
@@ -95,7 +94,7 @@ def find_rate(run: RunConfig, highest: float | None, steps: int, console: Consol
             "pipeline.remote_workers: remote workers serve runs only; use local workers: --unset "
             "pipeline.remote_workers --unset pipeline.pki"
         )
-    short = rising(run, run.optimizer.lr * 10 if highest is None else highest, steps)
+    short = make_rising_run(run, run.optimizer.lr * 10 if highest is None else highest, steps)
     home = Path("runs")
     home.mkdir(exist_ok=True)
     # beside the runs, so that prepared text and models are shared with them
@@ -112,7 +111,7 @@ def find_rate(run: RunConfig, highest: float | None, steps: int, console: Consol
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def rising(run: RunConfig, highest: float, steps: int) -> RunConfig:
+def make_rising_run(run: RunConfig, highest: float, steps: int) -> RunConfig:
     """Return the short run: a linear rise up to the highest rate, and no validation or checkpoint on the way.
 
     Raises:

@@ -17,7 +17,7 @@ from phalanx.data.tasks import TASKS
 from phalanx.errors import ConfigError, DataError
 from phalanx.models.directory import model_directory
 from phalanx.train.labelled_starter import own_texts
-from phalanx.train.starter_sources import StarterRows, dataset_section, quoted, source_line, starter_rows
+from phalanx.train.starter_sources import StarterRows, dataset_section, quote_path, source_line, starter_rows
 
 _BYTES_PER_TOKEN = 3
 """Of a small vocabulary on English prose; a guess that only the suggested number of steps rests on."""
@@ -61,40 +61,40 @@ def run_file(way: str, answers: Answers) -> str:
     return STARTERS[way].write(answers)
 
 
-def _scratch(answers: Answers) -> str:
+def _scratch_run(answers: Answers) -> str:
     return _text_run("A small GPT from scratch in four stages, each checked.", answers)
 
 
-def _finetune(answers: Answers) -> str:
+def _finetune_run(answers: Answers) -> str:
     _require_model(answers)
     return _text_run("Low-rank adapters on a pre-trained model, in checked stages.", answers)
 
 
-def _chat(answers: Answers) -> str:
+def _chat_run(answers: Answers) -> str:
     _require_model(answers)
     rows = starter_rows(answers.data)
     if rows is None or rows.layout != "chat":
-        raise ConfigError(f"data: {_found(answers, rows)}; {_CHAT_ROWS}: give them with --data")
+        raise ConfigError(f"data: {_describe_data(answers, rows)}; {_CHAT_ROWS}: give them with --data")
     return _text_run("What the assistant says in conversations, learned by adapters.", answers)
 
 
-def _preferences(answers: Answers) -> str:
-    shape, rows = _pretrained(_require_model(answers)), starter_rows(answers.data)
+def _preference_run(answers: Answers) -> str:
+    shape, rows = _read_model_shape(_require_model(answers)), starter_rows(answers.data)
     if rows is None or rows.layout == "chat":
-        raise ConfigError(f"data: {_found(answers, rows)}; {_PREFERENCE_ROWS}: give them with --data")
+        raise ConfigError(f"data: {_describe_data(answers, rows)}; {_PREFERENCE_ROWS}: give them with --data")
     tokens = min(_ROW_TOKENS, shape.positions)
     data = _fill_template(
         "data_preferences",
-        {"sources": rows.sources, "share": _row_share(rows), "template": _template_of(answers.model)},
+        {"sources": rows.source_list, "share": _row_share(rows), "template": _template_of(answers.model)},
     )
     objective = f'objective = {{ kind = "{"kto" if rows.layout == "labelled" else "dpo"}", beta = 0.1 }}\n'
     values = {"what": "Which of two answers is better, learned by adapters.", "model": shape.section, "text": data}
     values |= {"objective": objective, "engine": _fill_template("engine_pipeline", {"stages": shape.stages})}
-    return _filled(values, tokens, _steps(rows.size_bytes, tokens), "5e-5")
+    return _filled(values, tokens, _suggest_steps(rows.size_bytes, tokens), "5e-5")
 
 
-def _federated(answers: Answers) -> str:
-    model = _SPLIT_MODEL if answers.model is None else f"path = {quoted(answers.model)}"
+def _federated_run(answers: Answers) -> str:
+    model = _SPLIT_MODEL if answers.model is None else f"path = {quote_path(answers.model)}"
     if not answers.data:
         if answers.task not in TASKS:
             raise ConfigError(f"task: found {answers.task!r}; expected one of {', '.join(TASKS)}")
@@ -107,7 +107,7 @@ def _federated(answers: Answers) -> str:
                 "for each of at least two sites"
             )
         sites = tuple(f"site-{number}" for number in range(1, len(answers.data) + 1))
-        labelled = own_texts(answers.data, answers.made).section()
+        labelled = own_texts(answers.data, answers.made).toml_section()
     # one site of many may be late; a sum of two would hide neither
     cohort = max(min(_SUMMED_SITES, len(sites)), len(sites) - 1)
     is_summed = len(sites) >= _SUMMED_SITES
@@ -123,14 +123,14 @@ def _require_model(answers: Answers) -> Path:
     return answers.model
 
 
-def _found(answers: Answers, rows: StarterRows | None) -> str:
+def _describe_data(answers: Answers, rows: StarterRows | None) -> str:
     if not answers.data:
         return "found none"
     what = "text" if rows is None else "conversations" if rows.layout == "chat" else "preferences"
     return f"{answers.data[0]} holds {what}"
 
 
-def _remote(answers: Answers) -> str:
+def _remote_run(answers: Answers) -> str:
     if not answers.workers:
         raise ConfigError("workers: none given; name at least one, whose stage the owner then checks")
     names = ", ".join(f'"{name}"' for name in answers.workers)
@@ -138,7 +138,7 @@ def _remote(answers: Answers) -> str:
     return _text_run("A model in stages; machines of other people serve the middle ones.", answers, engine)
 
 
-def _cluster(answers: Answers) -> str:
+def _cluster_run(answers: Answers) -> str:
     return _text_run(
         "Data-parallel training on machines of one owner.",
         answers,
@@ -146,13 +146,13 @@ def _cluster(answers: Answers) -> str:
     )
 
 
-def _split(answers: Answers) -> str:
-    model = _SPLIT_MODEL if answers.model is None else f"path = {quoted(answers.model)}"
+def _split_run(answers: Answers) -> str:
+    model = _SPLIT_MODEL if answers.model is None else f"path = {quote_path(answers.model)}"
     steps, clients = 60, 4
     if answers.data:
         starter_texts = own_texts(answers.data, answers.made)
         steps, clients = max(20, _PASSES * starter_texts.num_rows // _SPLIT_BATCH), len(answers.data)
-        labelled = starter_texts.section()
+        labelled = starter_texts.toml_section()
     elif answers.task in TASKS:
         labelled = _fill_template("labelled_task", {"task": answers.task})
     else:
@@ -164,14 +164,16 @@ def _split(answers: Answers) -> str:
 
 
 def _text_run(what: str, answers: Answers, engine: str | None = None) -> str:
-    shape = _SCRATCH_MODEL if answers.model is None else _pretrained(answers.model)
+    shape = _SCRATCH_MODEL if answers.model is None else _read_model_shape(answers.model)
     rows = None if answers.model is None else starter_rows(answers.data)
     if rows is not None and rows.layout != "chat":
-        raise ConfigError(f"data: {_found(answers, rows)}, which need --kind preferences")
+        raise ConfigError(f"data: {_describe_data(answers, rows)}, which need --kind preferences")
     if rows is not None:
         tokens = min(_ROW_TOKENS, shape.positions)
         template = _template_of(answers.model)
-        text = _fill_template("data_chat", {"sources": rows.sources, "share": _row_share(rows), "template": template})
+        text = _fill_template(
+            "data_chat", {"sources": rows.source_list, "share": _row_share(rows), "template": template}
+        )
         model = shape.section
         what = f"{what}\n# It reads conversations: what the assistant says is learned, by the model's chat template."
     else:
@@ -181,7 +183,7 @@ def _text_run(what: str, answers: Answers, engine: str | None = None) -> str:
     engine = engine or _fill_template("engine_pipeline", {"stages": shape.stages})
     values = {"what": what, "model": model, "text": text, "objective": "", "engine": engine}
     num_bytes = size_bytes if rows is None else rows.size_bytes
-    return _filled(values, tokens, _steps(num_bytes, tokens), shape.learning_rate)
+    return _filled(values, tokens, _suggest_steps(num_bytes, tokens), shape.learning_rate)
 
 
 def _filled(values: dict[str, str], tokens: int, steps: int, learning_rate: str) -> str:
@@ -243,7 +245,7 @@ class _ModelShape:
     learning_rate: str
 
 
-def _pretrained(directory: Path) -> _ModelShape:
+def _read_model_shape(directory: Path) -> _ModelShape:
     """Look at a model directory: its number of blocks and positions; weights are not read."""
     path = model_directory(str(directory), "--model") / "config.json"
     try:
@@ -253,19 +255,19 @@ def _pretrained(directory: Path) -> _ModelShape:
             f"{path}: cannot be read ({type(exc).__name__}); --model takes a directory in the hub's layout: "
             "config.json, model.safetensors, tokenizer.json"
         ) from exc
-    layers = _number(hub_config, ("num_hidden_layers", "n_layer"), 4)
-    positions = _number(hub_config, ("max_position_embeddings", "n_positions"), _TOKENS)
-    section = _fill_template("model_pretrained", {"path": quoted(directory)})
+    layers = _first_number(hub_config, ("num_hidden_layers", "n_layer"), 4)
+    positions = _first_number(hub_config, ("max_position_embeddings", "n_positions"), _TOKENS)
+    section = _fill_template("model_pretrained", {"path": quote_path(directory)})
     stages = max(1, min(4, layers))
     return _ModelShape(section, '{ kind = "model" }', min(_TOKENS, positions), positions, stages, "1e-3")
 
 
-def _number(found: Any, names: Sequence[str], default: int) -> int:
+def _first_number(found: Any, names: Sequence[str], default: int) -> int:
     numbers = [found[name] for name in names if isinstance(found, dict) and isinstance(found.get(name), int)]
     return int(numbers[0]) if numbers else default
 
 
-def _steps(size_bytes: int | None, tokens: int) -> int:
+def _suggest_steps(size_bytes: int | None, tokens: int) -> int:
     """Suggest about one pass over the text, at least 50 steps and at most 2,000."""
     if size_bytes is None:
         return 320
@@ -302,11 +304,7 @@ layers = 6                       # of 30: leave it out for all of them"""
 
 @dataclass(frozen=True)
 class Starter:
-    """One line of the table.
-
-    Attributes:
-        purpose: Purpose in one line.
-    """
+    """One line of the table."""
 
     purpose: str
     write: Callable[[Answers], str]
@@ -314,13 +312,13 @@ class Starter:
 
 STARTERS: Mapping[str, Starter] = MappingProxyType(
     {
-        "scratch": Starter("a small model from scratch on your own text, on this machine", _scratch),
-        "finetune": Starter("adapters on a model directory, on this machine", _finetune),
-        "chat": Starter("what the assistant says in conversations, by adapters on a model directory", _chat),
-        "preferences": Starter("which of two answers is better, by adapters on a model directory", _preferences),
-        "remote": Starter("stages on machines of other people, who check each other", _remote),
-        "cluster": Starter("data-parallel ranks on machines of your own", _cluster),
-        "split": Starter("private data: clients seal, an enclave trains", _split),
-        "federated": Starter("private data: sites train on their own, and their updates are summed", _federated),
+        "scratch": Starter("a small model from scratch on your own text, on this machine", _scratch_run),
+        "finetune": Starter("adapters on a model directory, on this machine", _finetune_run),
+        "chat": Starter("what the assistant says in conversations, by adapters on a model directory", _chat_run),
+        "preferences": Starter("which of two answers is better, by adapters on a model directory", _preference_run),
+        "remote": Starter("stages on machines of other people, who check each other", _remote_run),
+        "cluster": Starter("data-parallel ranks on machines of your own", _cluster_run),
+        "split": Starter("private data: clients seal, an enclave trains", _split_run),
+        "federated": Starter("private data: sites train on their own, and their updates are summed", _federated_run),
     }
 )

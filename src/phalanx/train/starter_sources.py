@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.data.row_layout import RowLayout, layout_of, layout_of_file, lines_of
+from phalanx.data.row_layout import RowLayout, iterate_lines, layout_of, layout_of_file
 from phalanx.data.shards import DATASET_FILE, open_dataset
 from phalanx.data.sources.listing import is_empty, list_files
 from phalanx.data.sources.source_code import LANGUAGES
@@ -39,13 +39,13 @@ def dataset_section(path: Path) -> tuple[str, int] | None:
     if not (path / DATASET_FILE).is_file():
         return None
     dataset = open_dataset(path)
-    entry = f'dataset = {{ path = {quoted(path)}, signer = "{dataset.signer}" }}'
+    entry = f'dataset = {{ path = {quote_path(path)}, signer = "{dataset.signer}" }}'
     return entry, dataset.manifest.tokenizer.vocab_size
 
 
-def _empty(path: Path) -> DataError:
+def _empty_error(path: Path) -> DataError:
     do = "give a file or a directory of text"
-    return DataError(f"{path}: is empty; {do}").about(
+    return DataError(f"{path}: is empty; {do}").with_facts(
         file=str(path), key="--data", found="is empty", expected="text", do=do
     )
 
@@ -58,14 +58,14 @@ def source_line(path: Path) -> tuple[str, int]:
     """
     files = [Path(file.path) for file in list_files(path, ("",))]
     if not files:
-        raise _empty(path)
+        raise _empty_error(path)
     sizes = {
         kind: sum(file.stat().st_size for file in files if _is_of(file, suffixes))
         for kind, suffixes in _SUFFIXES.items()
     }
     kind = max(sizes, key=lambda name: sizes[name])
     if is_empty(path):
-        raise _empty(path)
+        raise _empty_error(path)
     if not sizes[kind]:
         raise DataError(
             f"{path}: no text found; expected files that end in "
@@ -74,11 +74,11 @@ def source_line(path: Path) -> tuple[str, int]:
         )
     own_files = [file for file in files if _is_of(file, _SUFFIXES[kind])]
     first = next(file for file in own_files if file.stat().st_size)
-    kind, more = _more(kind, first)
+    kind, more = _kind_and_keys(kind, first)
     if kind == "text" and len(own_files) < _FEW_FILES:
         # documents are held out whole: of a few files there would be none, or a large part
         more = ', delimiter = "\\n\\n"'
-    return f'kind = "{kind}", path = {quoted(path)}{more}', sizes[kind if kind != "dialogue" else "jsonl"]
+    return f'kind = "{kind}", path = {quote_path(path)}{more}', sizes[kind if kind != "dialogue" else "jsonl"]
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class StarterRows:
     size_bytes: int
 
     @property
-    def sources(self) -> str:
+    def source_list(self) -> str:
         """The list of sources in a run file."""
         shape = "" if self.layout in ("chat", "pairs") else f', shape = "{self.layout}"'
-        return ", ".join(f"{{ path = {quoted(path)}{shape} }}" for path in self.paths)
+        return ", ".join(f"{{ path = {quote_path(path)}{shape} }}" for path in self.paths)
 
 
 def starter_rows(paths: Sequence[Path]) -> StarterRows | None:
@@ -126,12 +126,12 @@ def starter_rows(paths: Sequence[Path]) -> StarterRows | None:
     return None if layout is None else StarterRows(layout, tuple(paths), size_bytes)
 
 
-def quoted(path: Path) -> str:
+def quote_path(path: Path) -> str:
     """Return a path as TOML has it."""
     return json.dumps(str(path), ensure_ascii=False)
 
 
-def _more(kind: str, first: Path) -> tuple[str, str]:
+def _kind_and_keys(kind: str, first: Path) -> tuple[str, str]:
     """Return the kind that a source's first file shows, and the keys that name its text."""
     if kind == "jsonl":
         record = _first_record(first)
@@ -154,7 +154,7 @@ def _is_of(file: Path, suffixes: Sequence[str]) -> bool:
 
 def _first_record(file: Path) -> Any:
     try:
-        return json.loads(next(lines_of(file)))
+        return json.loads(next(iterate_lines(file)))
     except (OSError, EOFError, ValueError, RecursionError, ImportError) as exc:
         raise DataError(f"{file}, line 1: not JSON ({exc}); expected one object a line") from exc
 
@@ -174,7 +174,7 @@ def _text_column(file: Path) -> str:
     """Choose the column of a table that holds its text: `text`, else the longest cell of the first row."""
     delimiter = "\t" if ".tsv" in file.name.lower() else ","
     try:
-        rows = csv.reader((row.decode() + "\n" for row in lines_of(file)), delimiter=delimiter, strict=True)
+        rows = csv.reader((row.decode() + "\n" for row in iterate_lines(file)), delimiter=delimiter, strict=True)
         names, cells = next(rows), next(rows)
     except (OSError, EOFError, ValueError, csv.Error, StopIteration, ImportError) as exc:
         raise DataError(f"{file}: not a table with a row of names and a row of text ({type(exc).__name__})") from exc

@@ -74,7 +74,7 @@ class TrainConfig(StrictModel):
     """Threads of tensor kernels in each process."""
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_unset_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out keys that came later where they say nothing, so that an older run file keeps its digest."""
         later = {("neftune_alpha", None), ("histograms", None)}
         return {name: value for name, value in write(self).items() if value is not None or (name, value) not in later}
@@ -95,7 +95,7 @@ class TrainConfig(StrictModel):
         return isinstance(self.objective, RolloutSettings)
 
     @property
-    def draws(self) -> int:
+    def draws_per_step(self) -> int:
         """What a loader draws for a step: sequences, or pairs of them."""
         return self.batch_size // 2 if self.learns_pairs else self.batch_size
 
@@ -124,12 +124,12 @@ class TrainConfig(StrictModel):
         return None
 
     @property
-    def length(self) -> str:
+    def length_text(self) -> str:
         """How long the training is, in words."""
         return f"{self.steps} steps" if self.epochs is None else f"{self.epochs:g} passes over the text"
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_lengths(self) -> Self:
         if bool(self.steps) == (self.epochs is not None):
             given = "both" if self.steps else "neither"
             raise RefusedKeyError(

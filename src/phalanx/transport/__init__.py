@@ -16,21 +16,21 @@ if TYPE_CHECKING:
         Frame as Frame,
         HeaderFields as HeaderFields,
         SignedHeader as SignedHeader,
-        by_kind as by_kind,
+        bodies_by_kind as bodies_by_kind,
         check_payload as check_payload,
         encode_frame as encode_frame,
         parse_body as parse_body,
         parse_frame as parse_frame,
         sign_header as sign_header,
     )
-    from phalanx.transport.grpc_wire import GrpcWire as GrpcWire, JoinedPeer as JoinedPeer, describe as describe
+    from phalanx.transport.grpc_wire import GrpcWire as GrpcWire, JoinedPeer as JoinedPeer, ask_peer_run as ask_peer_run
     from phalanx.transport.inbox import (
         Allowance as Allowance,
         Allowances as Allowances,
         CheckedFrame as CheckedFrame,
         LinkFault as LinkFault,
     )
-    from phalanx.transport.link import Meter as Meter, encode_refusal as encode_refusal
+    from phalanx.transport.link import CpuMeter as CpuMeter, encode_refusal as encode_refusal
     from phalanx.transport.wire import Handle as Handle, Wire as Wire
     from phalanx.transport.worker_links import (
         LocalWorkerProcesses as LocalWorkerProcesses,

@@ -50,7 +50,7 @@ def check_port(config: TransportConfig, key: str) -> None:
         # Python puts the address into the text of the reason, which the message has already
         why = os.strerror(exc.errno or 0)
         do = f"end what listens there, or change {key}.port or {key}.bind"
-        raise TransportError(f"{config.bind}:{config.port}: cannot listen ({why}); {do}").about(
+        raise TransportError(f"{config.bind}:{config.port}: cannot listen ({why}); {do}").with_facts(
             code="PHX-T002",
             key=f"{key}.port",
             found=f"{config.bind}:{config.port}, {why}",

@@ -22,7 +22,7 @@ from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, check_payload, parse_frame, sign_receipt
 from phalanx.transport.inbox import Allowances, CheckedFrame, Inbox, LinkFault
 from phalanx.transport.link import (
-    Meter,
+    CpuMeter,
     Receipts,
     ReceivingChain,
     SendingChain,
@@ -34,7 +34,7 @@ from phalanx.transport.outbox import DeliveredFrame, Outbox, Payload
 from phalanx.transport.wire import Wire
 
 
-class _Link:
+class _ReceivingLink:
     """The receiving side's state of one peer."""
 
     def __init__(self, peer: Peer, chain: ReceivingChain) -> None:
@@ -68,7 +68,7 @@ class Endpoint(Closeable):
         self.receipts = Receipts()
         self.allowances = Allowances()
         self._identity, self._run, self._wire, self._limits = identity, run, wire, limits
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, _ReceivingLink] = {}
         self._incarnations: dict[str, str] = {}
         """The latest incarnation of each certificate; frames of an earlier one are refused."""
         self._outboxes: dict[str, Outbox] = {}
@@ -79,32 +79,32 @@ class Endpoint(Closeable):
         self._last_refusal: dict[str, TransportError | VerificationError] = {}
         self._sent: Counter[str] = Counter()
         self._received: Counter[str] = Counter()
-        self._meter = Meter()
+        self._meter = CpuMeter()
         self._inbox = Inbox(limits.max_queued_bytes)
         self._own_chain = SendingChain(identity, run, identity.name, limits)
         self._lock = threading.Lock()
         self._closed = False
         for peer in peers.values():
             self.add_peer(peer)
-        wire.serve(self.handle, run)
+        wire.serve_frames(self.answer_frame, run)
 
     @property
-    def name(self) -> str:
+    def party_name(self) -> str:
         """This party."""
         return self._identity.name
 
     @property
-    def public(self) -> Peer:
+    def public_peer(self) -> Peer:
         """This party's name and public keys, by which others know it."""
         return self._identity.public
 
     @property
-    def run(self) -> str:
+    def session_name(self) -> str:
         """The session; frames of another one are refused."""
         return self._run
 
     @property
-    def peers(self) -> Mapping[str, Peer]:
+    def known_peers(self) -> Mapping[str, Peer]:
         """The known parties, evicted ones included."""
         with self._lock:
             return MappingProxyType({name: link.peer for name, link in self._links.items()})
@@ -135,19 +135,19 @@ class Endpoint(Closeable):
         return MappingProxyType(dict(self._received))
 
     @property
-    def refusals(self) -> Mapping[str, int]:
+    def refusal_counts(self) -> Mapping[str, int]:
         """Number of refused frames, by the proven name of their sender."""
         return MappingProxyType(self._refusals)
 
     @property
     def seconds_hashing(self) -> float:
         """CPU time spent on payload digests."""
-        return self._meter.seconds("hashing")
+        return self._meter.cpu_seconds("hashing")
 
     @property
     def seconds_signing(self) -> float:
         """CPU time spent on signing and checking headers and receipts, their encoding included."""
-        return self._meter.seconds("signing")
+        return self._meter.cpu_seconds("signing")
 
     def last_refusal(self, peer: str) -> TransportError | VerificationError | None:
         """Return why the latest refused frame of a peer was refused."""
@@ -169,16 +169,16 @@ class Endpoint(Closeable):
             certified = certified_name(peer.name)
             latest = self._incarnations.setdefault(certified, peer.name)
             link = self._links.get(latest)
-            if peer.name == self.name or (link is not None and link.peer.public_key != peer.public_key):
+            if peer.name == self.party_name or (link is not None and link.peer.public_key != peer.public_key):
                 raise PeerRefusedError(f"{peer.name}: is known with another key; a new party needs a new name")
             if peer.name not in self._links:
-                self._links[peer.name] = _Link(peer, ReceivingChain(self._run, peer.name, self.name))
+                self._links[peer.name] = _ReceivingLink(peer, ReceivingChain(self._run, peer.name, self.party_name))
             if incarnation_of(peer.name) > incarnation_of(latest):
                 self._incarnations[certified] = peer.name
         if address:
             self._wire.add_route(peer.name, address)
 
-    def send(
+    def send_frame(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
         """Hash, sign and queue one frame; it is delivered in the background, in order.
@@ -195,7 +195,7 @@ class Endpoint(Closeable):
             PeerRefusedError: The receiver is unknown or evicted.
             PeerLostError: The link has failed, or its queue stayed full for the whole deadline.
         """
-        return self._outbox(receiver).put(kind, body, self._hash_payload(payload))
+        return self._outbox_for(receiver).queue_frame(kind, body, self._hash_payload(payload))
 
     def send_hashed(self, receiver: str, kind: str, body: dict[str, Any], payload: memoryview, digest: str) -> None:
         """Send one frame as `send` does, with a payload that the caller has digested already.
@@ -209,7 +209,7 @@ class Endpoint(Closeable):
             FrameError: As `send`, or that is no digest.
             PeerRefusedError, PeerLostError: As `send`.
         """
-        self._outbox(receiver).put(kind, body, Payload([payload], payload.nbytes, digest))
+        self._outbox_for(receiver).queue_frame(kind, body, Payload([payload], payload.nbytes, digest))
 
     def put_aside(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
@@ -220,11 +220,11 @@ class Endpoint(Closeable):
             FrameError: As `send`.
             PeerRefusedError: The receiver is unknown or evicted, or its link has not failed.
         """
-        return self._outbox(receiver).put_aside(kind, body, self._hash_payload(payload))
+        return self._outbox_for(receiver).put_aside(kind, body, self._hash_payload(payload))
 
     def end_link(self, receiver: str, reason: str) -> None:
         """Let the link to a party fail: a `LinkFault` arrives, and `take_undelivered` returns the queued frames."""
-        self._outbox(receiver).fail(PeerLostError(f"{receiver}: {reason}"))
+        self._outbox_for(receiver).fail_link(PeerLostError(f"{receiver}: {reason}"))
 
     def take_undelivered(self, receiver: str) -> Sequence[tuple[SignedHeader, memoryview]]:
         """Hand out, once, the frames with their payloads that a link had not delivered when it failed, in order.
@@ -245,20 +245,20 @@ class Endpoint(Closeable):
             FrameError: The body is no JSON data.
         """
         buffers = [memoryview(part).cast("B") for part in payload]
-        with self._meter.measure("hashing"):
+        with self._meter.measure_cpu_time("hashing"):
             digest = digest_hex(*buffers)
-        with self._meter.measure("signing"), self._lock:
-            return self._own_chain.seal(kind, body, sum(part.nbytes for part in buffers), digest)
+        with self._meter.measure_cpu_time("signing"), self._lock:
+            return self._own_chain.seal_header(kind, body, sum(part.nbytes for part in buffers), digest)
 
-    def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
+    def receive_item(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """Return the oldest frame or fault, or None when there is none within the time.
 
         Raises:
             PeerLostError: This endpoint is closed, and all that came before has been received.
         """
-        return self._inbox.get(timeout_s)
+        return self._inbox.get_item(timeout_s)
 
-    def flush(self, timeout_s: float) -> None:
+    def flush_frames(self, timeout_s: float) -> None:
         """Wait until every queued frame was taken; links that failed are not waited for.
 
         Raises:
@@ -268,9 +268,9 @@ class Endpoint(Closeable):
         with self._lock:
             outboxes = list(self._outboxes.values())
         for outbox in outboxes:
-            outbox.flush(max(0.0, deadline - time.monotonic()))
+            outbox.wait_until_taken(max(0.0, deadline - time.monotonic()))
 
-    def refuse(self, party: str) -> None:
+    def evict_party(self, party: str) -> None:
         """Evict a party for the rest of the run: its frames are refused, the queue to it is dropped.
 
         Frames of it that were accepted before are still in the inbox.
@@ -278,11 +278,11 @@ class Endpoint(Closeable):
         with self._lock:
             self._evicted.add(party)
             outbox = self._outboxes.get(party)
-        self._inbox.refuse(party)
+        self._inbox.refuse_sender(party)
         if outbox is not None:
-            outbox.drop(PeerRefusedError(f"{party}: was evicted"))
+            outbox.drop_queue(PeerRefusedError(f"{party}: was evicted"))
 
-    def handle(self, raw: bytes | memoryview, tls_peer: str) -> bytes:
+    def answer_frame(self, raw: bytes | memoryview, tls_peer: str) -> bytes:
         """Check one frame from outside and answer it; the server's side of a wire calls this.
 
         Args:
@@ -304,7 +304,7 @@ class Endpoint(Closeable):
 
     def count_refusal(self, peer: str, size_bytes: int) -> None:
         """Count a message that was of no use, by the bytes that were read of it; one too many ends the peer's link."""
-        reason = self.allowances.refuse(peer, size_bytes)
+        reason = self.allowances.spend_refusal(peer, size_bytes)
         if reason is not None:
             self._cut_off(peer, reason)
 
@@ -315,10 +315,10 @@ class Endpoint(Closeable):
             outboxes = list(self._outboxes.values())
         self._inbox.close()
         for outbox in outboxes:
-            outbox.drop(PeerRefusedError(f"{self.name}: its endpoint is closed"))
+            outbox.drop_queue(PeerRefusedError(f"{self.party_name}: its endpoint is closed"))
         self._wire.close()
         for outbox in outboxes:
-            outbox.join(timeout_s=1.0)
+            outbox.join_thread(timeout_s=1.0)
 
     def _accept_frame(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
         name = self._incarnations.get(tls_peer, tls_peer)
@@ -333,19 +333,19 @@ class Endpoint(Closeable):
         frame = parse_frame(raw, self._limits)
         self.allowances.check_header(name, len(frame.header.header_bytes))
         fields = frame.header.fields
-        if (fields.sender, fields.receiver, fields.run) != (name, self.name, self._run):
+        if (fields.sender, fields.receiver, fields.run) != (name, self.party_name, self._run):
             raise PeerRefusedError(f"{tls_peer}: sent a frame of another sender or life, for another receiver or run")
         with link.lock:
-            with self._meter.measure("signing"):
-                frame.header.verify(link.peer)
-            if not link.chain.check(frame.header):
+            with self._meter.measure_cpu_time("signing"):
+                frame.header.verify_sender(link.peer)
+            if not link.chain.check_order(frame.header):
                 return link.chain.last_receipt
-            with self._meter.measure("hashing"):
+            with self._meter.measure_cpu_time("hashing"):
                 check_payload(frame)
             receipt = self._receipt_for(frame.header)
             received = CheckedFrame(fields.sender, fields.kind, fields.body, frame.payload, frame.header)
-            self._inbox.put(received, len(raw), self._limits.timeout_s)
-            link.chain.accept(frame.header, receipt)
+            self._inbox.put_frame(received, len(raw), self._limits.timeout_s)
+            link.chain.accept_header(frame.header, receipt)
             self._received[name] += len(raw)
         return receipt
 
@@ -359,21 +359,21 @@ class Endpoint(Closeable):
         error = PeerRefusedError(f"{peer}: sent {reason}")
         self._inbox.cut_off(peer, LinkFault(peer, error))
         if outbox is not None:
-            outbox.drop(error)
+            outbox.drop_queue(error)
 
     def _receipt_for(self, header: SignedHeader) -> Receipt | None:
         if not is_receipt_due(header.fields):
             return None
-        with self._meter.measure("signing"):
-            return sign_receipt(self._identity, header.digest)
+        with self._meter.measure_cpu_time("signing"):
+            return sign_receipt(self._identity, header.header_digest)
 
     def _hash_payload(self, payload: Sequence[bytes | memoryview]) -> Payload:
         buffers = [memoryview(part).cast("B") for part in payload if memoryview(part).nbytes]
-        with self._meter.measure("hashing"):
+        with self._meter.measure_cpu_time("hashing"):
             digest = digest_hex(*buffers)
         return Payload(buffers, sum(part.nbytes for part in buffers), digest)
 
-    def _outbox(self, receiver: str) -> Outbox:
+    def _outbox_for(self, receiver: str) -> Outbox:
         with self._lock:
             link = self._links.get(receiver)
             if link is None or receiver in self._evicted or self._closed:
@@ -381,13 +381,13 @@ class Endpoint(Closeable):
             if receiver not in self._outboxes:
                 chain = SendingChain(self._identity, self._run, receiver, self._limits)
                 self._outboxes[receiver] = Outbox(
-                    chain, link.peer, self._wire, self._limits, self._meter, report=self._report
+                    chain, link.peer, self._wire, self._limits, self._meter, report=self._report_delivery
                 )
             return self._outboxes[receiver]
 
-    def _report(self, outcome: DeliveredFrame | LinkFault) -> None:
+    def _report_delivery(self, outcome: DeliveredFrame | LinkFault) -> None:
         if isinstance(outcome, LinkFault):
             self._inbox.put_fault(outcome)
             return
         self._sent[outcome.header.fields.receiver] += outcome.size_bytes
-        self.receipts.add(outcome.header, outcome.receipt)
+        self.receipts.add_receipt(outcome.header, outcome.receipt)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import ValidationError
 
-from phalanx.config import StrictModel, canonical_json, printable
+from phalanx.config import StrictModel, canonical_json, printable_text
 from phalanx.errors import CertificateError, FrameError, OutOfBoundsError, SignatureError
 from phalanx.security.crypto import (
     DIGEST_PATTERN,
@@ -125,11 +125,11 @@ class SignedHeader:
         return fields
 
     @cached_property
-    def digest(self) -> str:
+    def header_digest(self) -> str:
         """Name of the header in chains and receipts."""
         return digest_hex(self.header_bytes)
 
-    def verify(self, peer: Peer) -> None:
+    def verify_sender(self, peer: Peer) -> None:
         """Return when this peer is the sender and signed this header.
 
         Raises:
@@ -138,7 +138,7 @@ class SignedHeader:
         """
         if self.fields.sender != peer.name:
             raise SignatureError(f"header of {self.fields.sender}: checked against the key of {peer.name}")
-        peer.verify(self.signature, in_domain(_HEADER_DOMAIN, self.header_bytes))
+        peer.verify_signature(self.signature, in_domain(_HEADER_DOMAIN, self.header_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Receipt:
     header_digest: str
     signature: bytes
 
-    def verify(self, peer: Peer) -> None:
+    def verify_receiver(self, peer: Peer) -> None:
         """Return when this peer is the receiver and signed this receipt.
 
         Raises:
@@ -163,7 +163,7 @@ class Receipt:
         """
         if self.receiver != peer.name or DIGEST_PATTERN.fullmatch(self.header_digest) is None:
             raise SignatureError(f"receipt of {self.receiver}: checked against the key of {peer.name}")
-        peer.verify(self.signature, in_domain(_RECEIPT_DOMAIN, bytes.fromhex(self.header_digest)))
+        peer.verify_signature(self.signature, in_domain(_RECEIPT_DOMAIN, bytes.fromhex(self.header_digest)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ class Frame:
     payload: memoryview
 
 
-def genesis(run: str, sender: str, receiver: str) -> str:
+def genesis_digest(run: str, sender: str, receiver: str) -> str:
     """Return the predecessor digest of the first header of a link."""
     return digest_hex(in_domain("link/1", canonical_json([run, sender, receiver])))
 
@@ -193,7 +193,7 @@ def sign_header(identity: Identity, fields: HeaderFields) -> SignedHeader:
         header_bytes = canonical_json({name: getattr(fields, name) for name in _TYPES})
     except (TypeError, ValueError, RecursionError) as exc:
         raise FrameError(f"header of {fields.kind!r}: its body is no JSON data: {exc}") from exc
-    header = SignedHeader(header_bytes, identity.sign(in_domain(_HEADER_DOMAIN, header_bytes)))
+    header = SignedHeader(header_bytes, identity.sign_data(in_domain(_HEADER_DOMAIN, header_bytes)))
     # read once as the receiver will, and kept
     _ = header.fields
     return header
@@ -201,7 +201,7 @@ def sign_header(identity: Identity, fields: HeaderFields) -> SignedHeader:
 
 def sign_receipt(identity: Identity, header_digest: str) -> Receipt:
     """State that the bytes that a header names have arrived."""
-    signature = identity.sign(in_domain(_RECEIPT_DOMAIN, bytes.fromhex(header_digest)))
+    signature = identity.sign_data(in_domain(_RECEIPT_DOMAIN, bytes.fromhex(header_digest)))
     return Receipt(identity.name, header_digest, signature)
 
 
@@ -287,7 +287,7 @@ class Body(StrictModel):
 _Body = TypeVar("_Body", bound=Body)
 
 
-def by_kind(classes: Iterable[type[_Body]]) -> dict[str, type[_Body]]:
+def bodies_by_kind(classes: Iterable[type[_Body]]) -> dict[str, type[_Body]]:
     """The bodies that the parties of one protocol know, by kind."""
     return {body_class.kind: body_class for body_class in classes}
 
@@ -296,7 +296,7 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
     """Parse a frame's body.
 
     Args:
-        known: Table from `by_kind`.
+        known: Table from `bodies_by_kind`.
 
     Raises:
         OutOfBoundsError: All fields are there and of the right types, and values are beyond their bounds.
@@ -319,7 +319,9 @@ def _without_values(error: ValidationError) -> str:
     """Describe place and type of an error: no error message shows a peer's values."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)[:_MOST_SHOWN]
     # a key that the peer chose is part of a place
-    places = [printable(".".join(str(part) for part in error_entry["loc"]), _MOST_OF_A_PLACE) for error_entry in errors]
+    places = [
+        printable_text(".".join(str(part) for part in error_entry["loc"]), _MOST_OF_A_PLACE) for error_entry in errors
+    ]
     return "; ".join(
         f"{place}: {error_entry['msg']} ({error_entry['type']})"
         for place, error_entry in zip(places, errors, strict=True)

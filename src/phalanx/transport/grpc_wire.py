@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NoReturn
 
-from phalanx.config import canonical_json, printable
+from phalanx.config import canonical_json, printable_text
 from phalanx.errors import (
     CertificateError,
     FrameError,
@@ -115,13 +115,13 @@ class GrpcWire:
         try:
             port = self._server.add_secure_port(f"{host}:{config.port}", server_credentials(identity))
         except RuntimeError as exc:
-            raise TransportError(f"{host}:{config.port}: cannot listen; is the port taken?").about(
+            raise TransportError(f"{host}:{config.port}: cannot listen; is the port taken?").with_facts(
                 code="PHX-T002", key="transport.port", found=f"{host}:{config.port}"
             ) from exc
         self._port: int = port
         self.address = f"{host}:{port}"
 
-    def serve(self, handle: Handle, run: str) -> None:
+    def serve_frames(self, handle: Handle, run: str) -> None:
         """Start to pass arriving frames to `handle`.
 
         Raises:
@@ -149,7 +149,7 @@ class GrpcWire:
         if old is not None:
             old[0].close()
 
-    def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+    def deliver_frame(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
         """Return the receiver's answer to one frame.
 
         Raises:
@@ -216,7 +216,7 @@ class GrpcWire:
         try:
             name = self.name_of(certified, begins)
         except TransportError as exc:
-            _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, printable(str(exc)))
+            _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, printable_text(str(exc)))
         if name is None:
             _abort_call(context, grpc.StatusCode.UNAVAILABLE, "its last process is still being replaced")
         return name
@@ -235,7 +235,7 @@ class GrpcWire:
         try:
             peer = peer_from_certificate(pem, self._identity.authority_pem, where="client certificate")
         except CertificateError as exc:
-            _abort_call(context, grpc.StatusCode.UNAUTHENTICATED, printable(str(exc)))
+            _abort_call(context, grpc.StatusCode.UNAUTHENTICATED, printable_text(str(exc)))
         if len(self._known) >= _MAX_CACHED_CERTIFICATES:
             self._known.clear()
         self._known[pem] = (peer, certificate_facts(pem).not_after)
@@ -254,7 +254,7 @@ class GrpcWire:
                 self._calls[name] -= 1
 
 
-def describe(
+def ask_peer_run(
     identity: Identity,
     party: str,
     address: str,
@@ -296,10 +296,10 @@ def describe(
     if peer.name != party or _read_text(values, "party") != party:
         raise CertificateError(f"description of {party}: names {peer.name!r}")
     run, calls_us = _read_text(values, "run"), check_session_name(_read_text(values, "you"))
-    return JoinedPeer(peer, address, run, calls_us, certificate, _awaited(values))
+    return JoinedPeer(peer, address, run, calls_us, certificate, _read_awaited(values))
 
 
-def _awaited(values: Mapping[str, object]) -> tuple[str, ...]:
+def _read_awaited(values: Mapping[str, object]) -> tuple[str, ...]:
     """Return the parties that another one claims to wait for; anything but a short list of names is left out."""
     awaited = values.get("awaited")
     names = awaited[:_MAX_AWAITED] if isinstance(awaited, list) else []
@@ -338,7 +338,7 @@ def _call_method(method: grpc.UnaryUnaryMultiCallable, raw: bytes, timeout_s: fl
     try:
         answer: bytes = method(raw, timeout=timeout_s)
     except grpc.RpcError as exc:
-        details = printable(exc.details() or "")
+        details = printable_text(exc.details() or "")
         if exc.code() in _REFUSED or any(phrase in details for phrase in _BAD_CERTIFICATE_WORDS):
             raise PeerRefusedError(f"{party}: {details}") from exc
         lost = PeerGoneError if _NOBODY_LISTENS in details else PeerLostError

@@ -65,7 +65,7 @@ class Inbox:
         with self._changed:
             return self._num_gets if self._is_waited_on and not self._items and not self._closed else None
 
-    def put(self, item: CheckedFrame, size_bytes: int, timeout_s: float) -> None:
+    def put_frame(self, item: CheckedFrame, size_bytes: int, timeout_s: float) -> None:
         """Add a frame; waits while its sender has too much in here already.
 
         Raises:
@@ -93,7 +93,7 @@ class Inbox:
             self._items.append((fault, 0))
             self._changed.notify_all()
 
-    def get(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
+    def get_item(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """Return the oldest item, or None when there is none within the time.
 
         Raises:
@@ -126,7 +126,7 @@ class Inbox:
             self._queued[sender] = 0
             self._changed.notify_all()
 
-    def refuse(self, sender: str) -> None:
+    def refuse_sender(self, sender: str) -> None:
         """Accept no more frames of a sender; accepted ones stay."""
         with self._changed:
             self._refused.add(sender)
@@ -240,7 +240,7 @@ class Allowances:
                 self._out.setdefault(peer, f"more than {allowance.size_bytes} bytes in a step")
             return self._out.get(peer)
 
-    def refuse(self, peer: str, size_bytes: int) -> str | None:
+    def spend_refusal(self, peer: str, size_bytes: int) -> str | None:
         """Count a frame that was refused, by the length of what had to be read of it; returns as `spend`."""
         allowance = self._each
         if allowance is None or peer in self._exempt:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.config import canonical_json, printable
+from phalanx.config import canonical_json, printable_text
 from phalanx.errors import (
     FrameError,
     OrderError,
@@ -27,7 +27,7 @@ from phalanx.transport.frame import (
     Receipt,
     SignedHeader,
     frame_size,
-    genesis,
+    genesis_digest,
     sign_header,
 )
 
@@ -38,9 +38,9 @@ class SendingChain:
     def __init__(self, identity: Identity, run: str, receiver: str, limits: TransportConfig) -> None:
         self._identity, self._run, self._receiver, self._limits = identity, run, receiver, limits
         self._sequence = 0
-        self._previous = genesis(run, identity.name, receiver)
+        self._previous = genesis_digest(run, identity.name, receiver)
 
-    def seal(self, kind: str, body: dict[str, Any], payload_size: int, payload_digest: str) -> SignedHeader:
+    def seal_header(self, kind: str, body: dict[str, Any], payload_size: int, payload_digest: str) -> SignedHeader:
         """Sign the next header of the link.
 
         Raises:
@@ -64,7 +64,7 @@ class SendingChain:
                 f"{self._limits.max_frame_bytes}; raise it on both sides or send less at once"
             )
         self._sequence += 1
-        self._previous = header.digest
+        self._previous = header.header_digest
         return header
 
 
@@ -74,11 +74,11 @@ class ReceivingChain:
     def __init__(self, run: str, sender: str, receiver: str) -> None:
         self._sender = sender
         self._next_sequence = 0
-        self._previous = genesis(run, sender, receiver)
+        self._previous = genesis_digest(run, sender, receiver)
         self.last_receipt: Receipt | None = None
         """Of the last header that was accepted; None when none was due for it."""
 
-    def check(self, header: SignedHeader) -> bool:
+    def check_order(self, header: SignedHeader) -> bool:
         """Check the place of a header with a sound signature; nothing is accepted yet.
 
         Returns:
@@ -89,7 +89,7 @@ class ReceivingChain:
             OrderError: Replayed, skipped, or sealed after another predecessor.
         """
         fields = header.fields
-        if self._next_sequence and header.digest == self._previous:
+        if self._next_sequence and header.header_digest == self._previous:
             return False
         if fields.sequence < self._next_sequence:
             raise OrderError(
@@ -101,14 +101,14 @@ class ReceivingChain:
             raise OrderError(f"{self._sender}: header {fields.sequence} was sealed after another predecessor")
         return True
 
-    def accept(self, header: SignedHeader, receipt: Receipt | None) -> None:
+    def accept_header(self, header: SignedHeader, receipt: Receipt | None) -> None:
         """Go on to the next place, after `check` returned True and a receipt that is due was signed."""
         self._next_sequence += 1
-        self._previous = header.digest
+        self._previous = header.header_digest
         self.last_receipt = receipt
 
 
-class Meter:
+class CpuMeter:
     """A meter that adds up the CPU time of the threads that measure with it; waiting costs nothing."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Meter:
         self._lock = threading.Lock()
 
     @contextmanager
-    def measure(self, purpose: str) -> Iterator[None]:
+    def measure_cpu_time(self, purpose: str) -> Iterator[None]:
         """Measure the calling thread's computing time inside the block."""
         start = time.thread_time_ns()
         try:
@@ -126,7 +126,7 @@ class Meter:
             with self._lock:
                 self._seconds[purpose] += spent
 
-    def seconds(self, purpose: str) -> float:
+    def cpu_seconds(self, purpose: str) -> float:
         """Return the sum so far."""
         return self._seconds[purpose] * 1e-9
 
@@ -156,7 +156,7 @@ class ArrivalProof:
     receipt: Receipt
     chain: tuple[SignedHeader, ...]
 
-    def verify(self, peer: Peer) -> None:
+    def verify_arrival(self, peer: Peer) -> None:
         """Return when `peer` has signed for the first header of the chain.
 
         Raises:
@@ -164,9 +164,9 @@ class ArrivalProof:
             OrderError: The headers are no chain that ends at the receipt.
             FrameError: A header is malformed.
         """
-        self.receipt.verify(peer)
+        self.receipt.verify_receiver(peer)
         named = [*(header.fields.previous for header in self.chain[1:]), self.receipt.header_digest]
-        if not self.chain or named != [header.digest for header in self.chain]:
+        if not self.chain or named != [header.header_digest for header in self.chain]:
             raise OrderError(f"proof of arrival at {peer.name}: its headers do not lead up to the receipt")
 
 
@@ -183,27 +183,27 @@ class Receipts:
         """Number of frames that are proven to have arrived."""
         return sum(self._find_proof(*place) is not None for place in self._places.values())
 
-    def add(self, header: SignedHeader, receipt: Receipt | None) -> None:
+    def add_receipt(self, header: SignedHeader, receipt: Receipt | None) -> None:
         """Note that a frame was taken, with its receipt, which has been checked, where one was due."""
         fields = header.fields
         with self._changed:
             self._headers.setdefault(fields.receiver, {})[fields.sequence] = header
-            self._places[header.digest] = (fields.receiver, fields.sequence)
+            self._places[header.header_digest] = (fields.receiver, fields.sequence)
             if receipt is not None:
                 self._receipts.setdefault(fields.receiver, {})[fields.sequence] = receipt
                 self._changed.notify_all()
 
-    def get(self, header_digest: str) -> ArrivalProof | None:
+    def get_proof(self, header_digest: str) -> ArrivalProof | None:
         """Return the proof that a frame arrived, or None while there is none."""
         with self._changed:
             place = self._places.get(header_digest)
             return None if place is None else self._find_proof(*place)
 
-    def wait(self, header_digest: str, timeout_s: float) -> ArrivalProof | None:
+    def wait_for_proof(self, header_digest: str, timeout_s: float) -> ArrivalProof | None:
         """Return the proof that a frame arrived, or None when there is none within the time."""
         with self._changed:
-            self._changed.wait_for(lambda: self.get(header_digest) is not None, timeout_s)
-            return self.get(header_digest)
+            self._changed.wait_for(lambda: self.get_proof(header_digest) is not None, timeout_s)
+            return self.get_proof(header_digest)
 
     def forget_before(self, receiver: str, sequence: int) -> None:
         """Drop the records of one link for all frames before this number."""
@@ -211,7 +211,7 @@ class Receipts:
             headers, receipts = self._headers.get(receiver, {}), self._receipts.get(receiver, {})
             # a link delivers in order, so the oldest comes first
             while headers and (oldest := next(iter(headers))) < sequence:
-                del self._places[headers.pop(oldest).digest]
+                del self._places[headers.pop(oldest).header_digest]
                 receipts.pop(oldest, None)
 
     def _find_proof(self, receiver: str, sequence: int) -> ArrivalProof | None:
@@ -242,7 +242,7 @@ def encode_receipt(receipt: Receipt | None) -> bytes:
 
 def encode_refusal(error: TransportError | VerificationError) -> bytes:
     """Answer that a frame was refused, with the error's class name and text."""
-    text = canonical_json({"error": type(error).__name__, "message": printable(str(error))})
+    text = canonical_json({"error": type(error).__name__, "message": printable_text(str(error))})
     return _PREFIX.pack(_MAGIC, _VERSION, _REFUSAL) + text
 
 
@@ -269,8 +269,8 @@ def read_answer(answer: bytes, header: SignedHeader, peer: Peer) -> Receipt | No
         return None
     if len(content) != SIGNATURE_BYTES:
         raise FrameError(f"answer of {peer.name}: its receipt has {len(content)} bytes, expected {SIGNATURE_BYTES}")
-    receipt = Receipt(peer.name, header.digest, content)
-    receipt.verify(peer)
+    receipt = Receipt(peer.name, header.header_digest, content)
+    receipt.verify_receiver(peer)
     return receipt
 
 
@@ -282,4 +282,4 @@ def _read_refusal(content: bytes, peer: Peer) -> TransportError | VerificationEr
     name, message = values.get("error"), values.get("message")
     if len(values) != 2 or not isinstance(name, str) or not isinstance(message, str) or name not in _ERRORS:
         raise FrameError(f"answer of {peer.name}: is not an error of ours with its message")
-    return _ERRORS[name](f"{peer.name} refused the frame: {printable(message)}")
+    return _ERRORS[name](f"{peer.name} refused the frame: {printable_text(message)}")

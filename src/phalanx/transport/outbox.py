@@ -13,7 +13,7 @@ from phalanx.security.crypto import Peer
 from phalanx.transport.config import TransportConfig
 from phalanx.transport.frame import Receipt, SignedHeader, encode_frame
 from phalanx.transport.inbox import LinkFault
-from phalanx.transport.link import Meter, SendingChain, read_answer
+from phalanx.transport.link import CpuMeter, SendingChain, read_answer
 from phalanx.transport.wire import Wire
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 0.5
@@ -66,7 +66,7 @@ class Outbox:
         peer: Peer,
         wire: Wire,
         limits: TransportConfig,
-        meter: Meter,
+        meter: CpuMeter,
         *,
         report: Callable[[DeliveredFrame | LinkFault], None],
     ) -> None:
@@ -88,7 +88,7 @@ class Outbox:
         with self._changed:
             return bool(self._queue) or self._reports_fault
 
-    def put(self, kind: str, body: dict[str, Any], payload: Payload) -> SignedHeader:
+    def queue_frame(self, kind: str, body: dict[str, Any], payload: Payload) -> SignedHeader:
         """Seal a frame, copy its payload and queue it; waits while too much is queued already.
 
         Raises:
@@ -112,10 +112,10 @@ class Outbox:
                     f"{self._peer.name}: {self._queued_bytes} bytes are queued and did not move "
                     f"for {self._limits.timeout_s:g} s"
                 )
-                self.fail(stuck)
+                self.fail_link(stuck)
                 raise stuck
-            with self._meter.measure("signing"):
-                header = self._chain.seal(kind, body, payload.size_bytes, payload.digest)
+            with self._meter.measure_cpu_time("signing"):
+                header = self._chain.seal_header(kind, body, payload.size_bytes, payload.digest)
             raw = encode_frame(header, payload.buffers)
             self._queue.append((header, raw))
             self._queued_bytes += len(raw)
@@ -132,8 +132,8 @@ class Outbox:
         with self._changed:
             if self._error is None:
                 raise PeerRefusedError(f"{self._peer.name}: its link is open, so nothing is put aside")
-            with self._meter.measure("signing"):
-                return self._chain.seal(kind, body, payload.size_bytes, payload.digest)
+            with self._meter.measure_cpu_time("signing"):
+                return self._chain.seal_header(kind, body, payload.size_bytes, payload.digest)
 
     def take_undelivered(self) -> list[tuple[SignedHeader, bytes]]:
         """Hand out, once, the frames that were queued when the link failed; the first of them may have arrived."""
@@ -141,7 +141,7 @@ class Outbox:
             undelivered, self._undelivered = self._undelivered, []
             return undelivered
 
-    def flush(self, timeout_s: float) -> None:
+    def wait_until_taken(self, timeout_s: float) -> None:
         """Wait until everything queued was taken; a link that failed has nothing queued.
 
         Raises:
@@ -152,7 +152,7 @@ class Outbox:
             if self._queue:
                 raise PeerLostError(f"{self._peer.name}: {len(self._queue)} frames have no answer yet")
 
-    def drop(self, error: TransportError | SignatureError) -> bool:
+    def drop_queue(self, error: TransportError | SignatureError) -> bool:
         """Forget the queue and send nothing more; returns whether the link was still open until now."""
         with self._changed:
             was_open = self._error is None
@@ -164,18 +164,18 @@ class Outbox:
             self._changed.notify_all()
             return was_open
 
-    def fail(self, error: TransportError | SignatureError) -> None:
+    def fail_link(self, error: TransportError | SignatureError) -> None:
         """End the link; queued frames can still be taken out."""
         with self._changed:
             queued = list(self._queue)
-            was_open = self.drop(error)
+            was_open = self.drop_queue(error)
             if was_open:
                 self._undelivered, self._reports_fault = queued, True
         if was_open:
             self._report(LinkFault(self._peer.name, error))
             self._reports_fault = False
 
-    def join(self, timeout_s: float) -> None:
+    def join_thread(self, timeout_s: float) -> None:
         """Wait for the delivering thread to end, after `drop`."""
         self._thread.join(timeout_s)
 
@@ -191,19 +191,19 @@ class Outbox:
             while (item := self._next_frame()) is not None:
                 header, raw = item
                 self._report(DeliveredFrame(header, self._deliver_frame(header, raw), len(raw)))
-                self._done(len(raw))
+                self._remove_taken(len(raw))
         except (TransportError, SignatureError) as exc:
             error = exc
         finally:
             # also on a bug of ours: a link that is silently dead would hang the run
-            self.fail(error)
+            self.fail_link(error)
 
     def _next_frame(self) -> tuple[SignedHeader, bytes] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._error is not None)
             return self._queue[0] if self._queue else None
 
-    def _done(self, size_bytes: int) -> None:
+    def _remove_taken(self, size_bytes: int) -> None:
         with self._changed:
             # evicted meanwhile: the queue is gone already
             if self._queue:
@@ -217,8 +217,8 @@ class Outbox:
         while True:
             try:
                 remaining_s = max(deadline - time.monotonic(), 0.001)
-                answer = self._wire.deliver(self._peer.name, raw, remaining_s)
-                with self._meter.measure("signing"):
+                answer = self._wire.deliver_frame(self._peer.name, raw, remaining_s)
+                with self._meter.measure_cpu_time("signing"):
                     return read_answer(answer, header, self._peer)
             except PeerLostError as exc:
                 now = time.monotonic()

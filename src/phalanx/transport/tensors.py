@@ -26,7 +26,7 @@ def tensor_buffers(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor in place, without a copy, bfloat16 included.
 
     Args:
-        tensor: Dense, contiguous, on the CPU. It must not change until `Endpoint.send` has returned.
+        tensor: Dense, contiguous, on the CPU. It must not change until `Endpoint.send_frame` has returned.
 
     Raises:
         FrameError: It lies elsewhere or in strides, or its dtype does not cross between parties.

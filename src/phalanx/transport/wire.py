@@ -12,7 +12,7 @@ class Wire(Protocol):
     It knows the party at the other end, but not the meaning or truth of the bytes.
     """
 
-    def serve(self, handle: Handle, run: str) -> None:
+    def serve_frames(self, handle: Handle, run: str) -> None:
         """Start to pass arriving frames, each with the proven name of its sender, to `handle`."""
         ...
 
@@ -20,7 +20,7 @@ class Wire(Protocol):
         """Tell where a party is reached."""
         ...
 
-    def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+    def deliver_frame(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
         """Return the receiver's answer to one frame.
 
         Raises:

@@ -14,7 +14,7 @@ from phalanx.errors import PeerLostError, TransportError
 from phalanx.security.crypto import Identity, load_identity
 from phalanx.transport.config import JoiningWorkerConfig, TransportConfig
 from phalanx.transport.endpoint import Endpoint
-from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
+from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, ask_peer_run
 from phalanx.transport.inbox import CheckedFrame, LinkFault
 
 _LOOK_EVERY_S = 0.5
@@ -48,7 +48,7 @@ class LocalWorkerProcesses:
         self._command, self._threads, self._others = command, threads, others or {}
         self._processes: dict[str, PythonProcess] = {}
 
-    def start(self, names: Sequence[str], owner: str, owner_name: str) -> None:
+    def start_processes(self, names: Sequence[str], owner: str, owner_name: str) -> None:
         """Start one process for each name; their output goes to ``NAME.log``."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for name in names:
@@ -60,22 +60,22 @@ class LocalWorkerProcesses:
             command = (*self._others.get(name, self._command), str(path))
             self._processes[name] = PythonProcess(command, threads, self._directory / f"{name}.log")
 
-    def is_alive(self, name: str) -> bool:
+    def is_running(self, name: str) -> bool:
         """Whether a worker still runs."""
         return self._processes[name].poll() is None
 
-    def pid(self, name: str) -> int:
+    def process_id(self, name: str) -> int:
         """The process of a worker."""
         return self._processes[name].pid
 
-    def last_output(self, name: str) -> str:
+    def last_log_line(self, name: str) -> str:
         """Return the last line of a worker's log, for an error message."""
         return self._processes[name].last_output()
 
     def close(self) -> None:
         """Give the workers, which have been told to end, a moment; then kill them."""
         for process in self._processes.values():
-            process.end()
+            process.end_or_kill()
 
     def __enter__(self) -> Self:
         return self
@@ -134,14 +134,14 @@ def joined_workers(
         announce(wire.address)
         if processes is not None:
             stack.enter_context(processes)
-            processes.start(names, wire.address, identity.name)
+            processes.start_processes(names, wire.address, identity.name)
         certificates = {identity.name: identity.certificate_pem.decode()}
         for name in names:
             certificates[name] = _let_in(name, wire, endpoint, processes, patience_s)
         yield OwnerSession(endpoint, session, certificates)
         # a worker that is gone by now need not be told
         with contextlib.suppress(TransportError):
-            endpoint.flush(_FLUSH_S)
+            endpoint.flush_frames(_FLUSH_S)
         if processes is not None:
             processes.close()
 
@@ -152,8 +152,8 @@ def _let_in(
     """Wait for a worker; returns its certificate."""
     deadline = time.monotonic() + patience_s
     while (joined := wire.wait_joined(name, _LOOK_EVERY_S)) is None:
-        if processes is not None and not processes.is_alive(name):
-            raise PeerLostError(f"{name}: ended before it joined: {processes.last_output(name)}")
+        if processes is not None and not processes.is_running(name):
+            raise PeerLostError(f"{name}: ended before it joined: {processes.last_log_line(name)}")
         if time.monotonic() > deadline:
             raise PeerLostError(f"{name}: did not join within {patience_s:g} s; start it with its worker file")
     endpoint.add_peer(joined.peer, joined.address)
@@ -174,9 +174,9 @@ class OwnerLink:
     endpoint: Endpoint
     owner: str
     silence_s: float
-    look: Callable[[], str]
+    ask_owner_run: Callable[[], str]
 
-    def frames(self) -> Iterator[CheckedFrame]:
+    def receive_frames(self) -> Iterator[CheckedFrame]:
         """Yield what arrives, for as long as the owner is there.
 
         Raises:
@@ -184,14 +184,14 @@ class OwnerLink:
         """
         last = time.monotonic()
         while True:
-            item = self.endpoint.receive(_LISTEN_S)
+            item = self.endpoint.receive_item(_LISTEN_S)
             if isinstance(item, LinkFault):
                 raise PeerLostError(f"{self.owner}: {item.error}")
             if item is not None:
                 yield item
                 last = time.monotonic()
             elif time.monotonic() - last > self.silence_s:
-                if self.look() != self.endpoint.run:
+                if self.ask_owner_run() != self.endpoint.session_name:
                     raise PeerLostError(f"{self.owner}: serves another session by now; start this worker anew")
                 last = time.monotonic()
 
@@ -214,7 +214,7 @@ def join_owner(config: JoiningWorkerConfig) -> Iterator[OwnerLink]:
 
         def meet(patience_s: float, begins: bool) -> JoinedPeer:
             name, owner = config.owner_name, config.owner
-            return describe(identity, name, owner, address, transport, patience_s, begins=begins)
+            return ask_peer_run(identity, name, owner, address, transport, patience_s, begins=begins)
 
         met = meet(config.join_timeout_s, True)
         # known from the first moment on: the owner speaks first

@@ -91,17 +91,17 @@ def read_recipe(home: Path, *overrides: str, more: str = "") -> DataRecipe:
 class SuspectWord:
     """Quarantines texts with a word."""
 
-    def judge(self, page):
+    def judge_page(self, page):
         return Quarantine(RuleReason("word", "suspect")) if "suspect" in page.text else None
 
 
 class EqualTexts:
     """Drops texts that were there before."""
 
-    def mark(self, page):
+    def mark_page(self, page):
         return hashlib.sha256(page.text.encode()).digest()
 
-    def decide(self, marks, texts):
+    def decide_outcomes(self, marks, texts):
         seen = set()
         for number, mark in enumerate(marks):
             if mark in seen:
@@ -112,7 +112,7 @@ class EqualTexts:
 class Quiet:
     """Takes a word out."""
 
-    def judge(self, page):
+    def judge_page(self, page):
         if "loud" not in page.text:
             return None
         return Edit(page.text.replace("loud ", ""), 1, RuleReason("word", "loud"))
@@ -121,7 +121,7 @@ class Quiet:
 class Short:
     """Drops short texts."""
 
-    def judge(self, page):
+    def judge_page(self, page):
         return Drop(RuleReason("characters", len(page.text), 20)) if 1 < len(page.text) < 20 else None
 
 

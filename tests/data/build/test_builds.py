@@ -8,9 +8,9 @@ import pytest
 from build_recipes import FILES, LINES, fake_steps, read_recipe, tree
 
 from phalanx.data.build.all_passes import NoProgress
-from phalanx.data.build.look import account_lines, find_document, signed_report, verify_account
-from phalanx.data.build.preview import preview
-from phalanx.data.build.run import WORK, BuildOptions, build
+from phalanx.data.build.look import account_entries, find_document, signed_report, verify_account
+from phalanx.data.build.preview import preview_build
+from phalanx.data.build.run import WORK, BuildOptions, build_recipe
 from phalanx.data.build.store import WorkStore
 from phalanx.data.shards import SealKey, open_dataset
 from phalanx.errors import DataError, InputError
@@ -25,7 +25,7 @@ def steps(monkeypatch):
 @pytest.fixture
 def built(tmp_path, steps):
     """A finished dataset with all fates in it."""
-    build(read_recipe(tmp_path), tmp_path / "whole")
+    build_recipe(read_recipe(tmp_path), tmp_path / "whole")
     return open_dataset(tmp_path / "whole")
 
 
@@ -56,7 +56,7 @@ def test_the_manifest_names_terms_steps_versions_and_the_account(built, tmp_path
 
 
 def test_a_document_that_was_left_out_is_found_with_step_and_value(built):
-    (short,) = [line for line in account_lines(built, "lines") if line["step"] == "length"]
+    (short,) = [line for line in account_entries(built, "lines") if line["step"] == "length"]
 
     (found,) = [line for line in find_document(built, short["document"]) if line["source"] == "lines"]
 
@@ -65,10 +65,10 @@ def test_a_document_that_was_left_out_is_found_with_step_and_value(built):
 
 
 def test_a_released_document_is_let_in_and_one_dropped_by_hand_leaves_the_quarantine(built, tmp_path):
-    names = [line["document"] for line in account_lines(built) if line["fate"] == "quarantined"]
+    names = [line["document"] for line in account_entries(built) if line["fate"] == "quarantined"]
     more = f'[quarantine]\nrelease = ["{names[0]}", "no such text"]\ndrop = ["{names[1]}"]'
 
-    end = build(read_recipe(tmp_path, more=more), tmp_path / "decided")
+    end = build_recipe(read_recipe(tmp_path, more=more), tmp_path / "decided")
 
     source = end.report["sources"][0]
     assert end.report["not_found"] == ["no such text"]
@@ -82,31 +82,31 @@ def test_a_released_document_is_let_in_and_one_dropped_by_hand_leaves_the_quaran
 def test_a_build_of_the_same_is_there_already_and_one_of_something_else_is_refused(built, tmp_path):
     recipe = read_recipe(tmp_path)
 
-    again = build(recipe, built.directory)
+    again = build_recipe(recipe, built.directory)
 
-    assert (again.was_there, again.digest) == (True, built.digest)
+    assert (again.already_existed, again.digest) == (True, built.digest)
     (tmp_path / "texts" / "note.txt").write_text("another text that is long enough to be kept by all of the steps")
     with pytest.raises(InputError, match="another recipe, other files"):
-        build(recipe, built.directory)
+        build_recipe(recipe, built.directory)
 
 
 def test_the_signature_covers_the_account(built):
     (built.directory / "account" / "lines.jsonl.zst").write_bytes(b"")
 
     with pytest.raises(DataError, match=r"lines\.jsonl\.zst: altered"):
-        list(account_lines(built))
+        list(account_entries(built))
 
 
 def test_a_rule_that_loses_a_document_is_found_before_a_manifest_is_written(tmp_path, steps, monkeypatch):
     from phalanx.data.build.sift import PieceWriter
 
-    keep = PieceWriter.keep
+    keep = PieceWriter.keep_document
     monkeypatch.setattr(
-        PieceWriter, "keep", lambda out, document, mark: "line 8" in document.text or keep(out, document, mark)
+        PieceWriter, "keep_document", lambda out, document, mark: "line 8" in document.text or keep(out, document, mark)
     )
 
     with pytest.raises(DataError, match="account of source 'lines': documents do not add up"):
-        build(read_recipe(tmp_path), tmp_path / "lost")
+        build_recipe(read_recipe(tmp_path), tmp_path / "lost")
 
     assert not (tmp_path / "lost" / "dataset.json").exists()
 
@@ -136,7 +136,7 @@ def killed_build(recipe, directory, number):
         code = 1
         try:
             die_at_write(number)
-            build(recipe, directory)
+            build_recipe(recipe, directory)
             code = 0
         finally:
             os._exit(code)
@@ -151,7 +151,7 @@ def test_a_build_that_was_killed_at_a_write_goes_on_to_the_same_bytes(tmp_path, 
     number, deaths = 0, 0
 
     while killed_build(recipe, tmp_path / "killed", number):
-        end = build(recipe, tmp_path / "killed")
+        end = build_recipe(recipe, tmp_path / "killed")
         assert tree(end.directory) == expected
         shutil.rmtree(end.directory)
         number, deaths = number + stride, deaths + 1
@@ -164,10 +164,10 @@ def test_finished_pieces_are_not_made_again(tmp_path, steps, built, monkeypatch)
     # far enough that the first pass is over
     assert killed_build(recipe, tmp_path / "killed", 30)
     kept = {path.name for path in (tmp_path / "killed" / WORK).iterdir() if not path.name.startswith(".")}
-    made, put = [], WorkStore.put
-    monkeypatch.setattr(WorkStore, "put", lambda store, key, work: made.append(key) or put(store, key, work))
+    made, put = [], WorkStore.store_work
+    monkeypatch.setattr(WorkStore, "store_work", lambda store, key, work: made.append(key) or put(store, key, work))
 
-    build(recipe, tmp_path / "killed")
+    build_recipe(recipe, tmp_path / "killed")
 
     assert kept
     assert not kept & set(made)
@@ -180,26 +180,26 @@ def test_a_damaged_piece_is_refused_by_name(tmp_path, steps):
         path.write_bytes(path.read_bytes()[:-9])
 
     with pytest.raises(DataError, match="documents: was truncated or altered; delete"):
-        build(recipe, tmp_path / "killed")
+        build_recipe(recipe, tmp_path / "killed")
 
 
 def test_an_encrypted_dataset_opens_with_its_key_alone_and_its_account_shows_no_text(tmp_path, steps):
-    key = SealKey.make(tmp_path / "seal.key")
+    key = SealKey.create_file(tmp_path / "seal.key")
 
-    end = build(read_recipe(tmp_path, f'output.key="{tmp_path}/seal.key"'), tmp_path / "sealed")
+    end = build_recipe(read_recipe(tmp_path, f'output.key="{tmp_path}/seal.key"'), tmp_path / "sealed")
 
     with pytest.raises(DataError, match="is encrypted; give the file of its key"):
         open_dataset(end.directory)
     dataset = open_dataset(end.directory, key=key)
     verify_account(dataset)
-    assert {line["excerpt"] for line in account_lines(dataset)} == {""}
-    assert build(read_recipe(tmp_path, f'output.key="{tmp_path}/seal.key"'), end.directory).was_there
+    assert {line["excerpt"] for line in account_entries(dataset)} == {""}
+    assert build_recipe(read_recipe(tmp_path, f'output.key="{tmp_path}/seal.key"'), end.directory).already_existed
     stored = b"".join(path.read_bytes() for path in end.directory.rglob("*") if path.is_file())
     assert b"line 8 word" not in stored
 
 
 def test_a_preview_finds_what_a_build_finds_in_the_same_documents(built, tmp_path):
-    found = preview(read_recipe(tmp_path), 1000)
+    found = preview_build(read_recipe(tmp_path), 1000)
 
     by_step = {"twice": 15, "length": 1}
     assert found.counts == {
@@ -209,12 +209,12 @@ def test_a_preview_finds_what_a_build_finds_in_the_same_documents(built, tmp_pat
         "quarantined by suspect": FILES,
     }
     # a preview looks at no file that a build passes over
-    account = {line["document"] for line in account_lines(built) if line["step"] != "unsupported"}
+    account = {line["document"] for line in account_entries(built) if line["step"] != "unsupported"}
     assert {line["document"] for line in found.left_out} == account
 
 
 def test_a_preview_takes_its_documents_from_files_all_over_a_source(tmp_path, steps):
-    found = preview(read_recipe(tmp_path), 6)
+    found = preview_build(read_recipe(tmp_path), 6)
 
     files = {row["document"].partition(",")[0] for row in [*found.kept, *found.left_out] if row["source"] == "lines"}
     assert len(files) == 6
@@ -225,13 +225,13 @@ def test_a_second_build_in_a_directory_is_refused_and_the_first_one_goes_on(tmp_
     refusals = []
 
     class SecondBuild(NoProgress):
-        def begin(self, phase, pieces, size_bytes):
+        def begin_phase(self, phase, pieces, size_bytes):
             if phase == "read" and not refusals:
                 with pytest.raises(InputError, match=r"twice: another build uses it; wait for its end"):
-                    build(recipe, out)
+                    build_recipe(recipe, out)
                 refusals.append(phase)
 
-    first = build(recipe, out, BuildOptions(progress=SecondBuild()))
+    first = build_recipe(recipe, out, BuildOptions(progress=SecondBuild()))
 
     assert refusals
     assert tree(first.directory) == tree(built.directory)

@@ -10,7 +10,7 @@ from build_recipes import read_recipe
 
 from phalanx.child import PythonProcess
 from phalanx.data.build import local
-from phalanx.data.build.local import LocalProcesses, OneProcess, answer, error_from_json, open_local
+from phalanx.data.build.local import LocalProcesses, OneProcess, answer_task, error_from_json, open_local
 from phalanx.data.build.work import BuildWorker
 from phalanx.errors import ConfigError, DataError, DiskError
 from phalanx.launch.data_on_ray import RayTasks, perform_task
@@ -46,15 +46,15 @@ class SlowFirst:
 
 def test_results_come_in_the_order_of_the_tasks(worker, monkeypatch):
     SlowFirst.answered = {task["number"]: threading.Event() for task in TASKS}
-    monkeypatch.setattr(local, "_Child", SlowFirst)
+    monkeypatch.setattr(local, "_WorkerProcess", SlowFirst)
 
     with LocalProcesses(worker, 2) as engine:
-        assert [one["number"] for one in engine.results(iter(TASKS))] == list(range(20))
+        assert [one["number"] for one in engine.perform_tasks(iter(TASKS))] == list(range(20))
 
 
 def test_tasks_are_taken_no_further_ahead_than_processes_need(worker, monkeypatch):
     SlowFirst.answered = {number: threading.Event() for number in range(1001)}
-    monkeypatch.setattr(local, "_Child", SlowFirst)
+    monkeypatch.setattr(local, "_WorkerProcess", SlowFirst)
     taken = []
 
     def tasks():
@@ -63,7 +63,7 @@ def test_tasks_are_taken_no_further_ahead_than_processes_need(worker, monkeypatc
             yield {"number": number}
 
     with LocalProcesses(worker, 2) as engine:
-        next(engine.results(tasks()))
+        next(engine.perform_tasks(tasks()))
         assert len(taken) <= 8
 
 
@@ -77,13 +77,13 @@ def test_an_error_of_another_process_arrives_as_it_was(worker, monkeypatch, kind
     def fail(task):
         raise kind("texts/a.jsonl, line 3: is not JSON").about(code="PHX-I013", file="texts/a.jsonl")
 
-    monkeypatch.setattr(worker, "perform", fail)
+    monkeypatch.setattr(worker, "perform_task", fail)
 
-    found = error_from_json(json.loads(json.dumps(answer(worker, {})))["error"])
+    found = error_from_json(json.loads(json.dumps(answer_task(worker, {})))["error"])
 
     assert type(found) is kind
     assert str(found) == "texts/a.jsonl, line 3: is not JSON"
-    assert found.facts == {"code": "PHX-I013", "file": "texts/a.jsonl"}
+    assert found.error_facts == {"code": "PHX-I013", "file": "texts/a.jsonl"}
 
 
 def test_a_machine_with_other_versions_is_refused(worker):
@@ -91,7 +91,7 @@ def test_a_machine_with_other_versions_is_refused(worker):
     job["versions"] = {**job["versions"], "numpy": "0.1"}
 
     with pytest.raises(DataError, match=r"a worker has versions that differ from the build: \{'numpy'"):
-        BuildWorker.of(job)
+        BuildWorker.from_job(job)
 
 
 class LostError(Exception):
@@ -141,9 +141,9 @@ def on_ray(worker, ray):
 def test_tasks_on_ray_are_the_same_as_here(worker):
     pieces = [{"act": "sift", "pass": 0, "piece": piece.to_json()} for piece in pieces_of(worker)]
 
-    there = list(on_ray(worker, Ray()).results(iter(pieces)))
+    there = list(on_ray(worker, Ray()).perform_tasks(iter(pieces)))
 
-    assert there == list(OneProcess(worker).results(pieces))
+    assert there == list(OneProcess(worker).perform_tasks(pieces))
     assert [one["documents"] for one in there] == [42, 1]
 
 
@@ -159,7 +159,7 @@ def test_a_task_that_ray_lost_for_good_ends_the_build_with_what_to_do(worker):
     with pytest.raises(
         DataError, match=r"a task failed \(the machine is gone\); repeat the command to continue the build"
     ):
-        list(on_ray(worker, Ray(loses=[json.dumps(task)])).results([task]))
+        list(on_ray(worker, Ray(loses=[json.dumps(task)])).perform_tasks([task]))
 
 
 def test_an_error_on_ray_is_the_error_here(worker):
@@ -183,12 +183,12 @@ def test_a_process_that_is_killed_is_told_by_signal_and_piece(worker, monkeypatc
     task = {"act": "sift", "pass": 0, "piece": pieces_of(worker)[0].to_json()}
 
     with LocalProcesses(worker, 2) as engine:
-        assert next(engine.results([task]))["documents"] == 42
+        assert next(engine.perform_tasks([task]))["documents"] == 42
         os.kill(started[0].pid, signal.SIGKILL)
         started[0].wait(60)
         with pytest.raises(
             DataError, match=r"ended \(signal 9\) at sift of 'part-0.jsonl'; repeat the command to continue the build"
         ):
-            list(engine.results([task]))
+            list(engine.perform_tasks([task]))
 
     assert all(process.poll() is not None for process in started)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from build_recipes import tree, write_recipe
 
-from phalanx.data.build.run import build
+from phalanx.data.build.run import build_recipe
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 KILLS = 50
@@ -57,7 +57,7 @@ def children_of(pid):
 
 
 def test_a_build_that_is_killed_at_fifty_random_moments_comes_to_the_same_bytes(home):
-    expected = tree(build(read_recipe_of(home), home / "whole").directory)
+    expected = tree(build_recipe(read_recipe_of(home), home / "whole").directory)
     draw = random.Random(17)
     kills, builds, longest_s = 0, 0, 6.0
 
@@ -105,7 +105,7 @@ main()
     ["local", pytest.param("ray", marks=pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra `ray`"))],
 )
 def test_every_engine_makes_the_same_bytes(home, engine, workers):
-    expected = tree(build(read_recipe_of(home), home / "one").directory)
+    expected = tree(build_recipe(read_recipe_of(home), home / "one").directory)
     out = home / "other"
     words = ["data", "build", str(home / "recipe.toml"), "--out", str(out), "--workers", str(workers)]
 

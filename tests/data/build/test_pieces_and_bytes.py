@@ -5,7 +5,7 @@ from build_recipes import fake_steps, read_recipe, tree
 
 from phalanx.data.build import pieces
 from phalanx.data.build.pieces import PieceReader, SourcePiece, list_pieces
-from phalanx.data.build.run import build
+from phalanx.data.build.run import build_recipe
 from phalanx.data.sources import open_source
 from phalanx.errors import DataError
 
@@ -26,19 +26,19 @@ def recipe(tmp_path, monkeypatch):
 @pytest.mark.parametrize("piece_bytes", [800, 4000])
 def test_pieces_of_any_size_make_the_same_bytes(tmp_path, monkeypatch, piece_bytes):
     monkeypatch.setattr("phalanx.data.build.work.make_steps", fake_steps)
-    expected = tree(build(read_recipe(tmp_path), tmp_path / "whole").directory)
+    expected = tree(build_recipe(read_recipe(tmp_path), tmp_path / "whole").directory)
     monkeypatch.setattr("phalanx.data.build.pieces._PIECE_BYTES", piece_bytes)
 
-    assert tree(build(read_recipe(tmp_path), tmp_path / "pieces").directory) == expected
+    assert tree(build_recipe(read_recipe(tmp_path), tmp_path / "pieces").directory) == expected
 
 
 def test_a_file_in_one_piece_and_in_spans_makes_the_same_bytes(tmp_path, monkeypatch, recipe):
-    expected = tree(build(recipe, tmp_path / "whole").directory)
+    expected = tree(build_recipe(recipe, tmp_path / "whole").directory)
     monkeypatch.setattr(pieces, "_PIECE_BYTES", 2000)
 
     assert len(found_pieces(recipe)) > 5
-    assert tree(build(recipe, tmp_path / "spans").directory) == expected
-    assert build(recipe, tmp_path / "whole").was_there
+    assert tree(build_recipe(recipe, tmp_path / "spans").directory) == expected
+    assert build_recipe(recipe, tmp_path / "whole").already_existed
 
 
 def found_pieces(recipe):
@@ -60,8 +60,8 @@ def test_a_span_that_changed_since_the_file_was_cut_is_refused(tmp_path, monkeyp
     path = tmp_path / "texts" / "part-0.jsonl"
     piece = found_pieces(recipe)[2]
     reader = PieceReader(open_source(recipe.sources[0]), piece)
-    digests = reader.digests()
+    digests = reader.digest_files()
     path.write_bytes(path.read_bytes().replace(b"loud", b"LOUD"))
 
     with pytest.raises(DataError, match=r"part-0.jsonl: changed while it was read; run the build again"):
-        reader.digests() if moment == "before" else reader.check_unchanged(digests)
+        reader.digest_files() if moment == "before" else reader.check_unchanged(digests)

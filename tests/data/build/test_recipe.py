@@ -5,7 +5,7 @@ from build_recipes import read_recipe, write_recipe
 
 from phalanx.config import dump_toml, load_config
 from phalanx.data.build.recipe import DataRecipe, SourceTerms, StepTerms, load_recipe
-from phalanx.data.build.run import BuildOptions, build
+from phalanx.data.build.run import BuildOptions, build_recipe
 from phalanx.data.build.steps import STEPS
 from phalanx.data.rules import RULES
 from phalanx.data.scan import SCANS
@@ -107,7 +107,7 @@ def test_a_source_of_the_users_own_code_is_pinned_and_read(tmp_path):
     )
     recipe = load_recipe(path)
 
-    end = build(recipe, tmp_path / "out", BuildOptions(code_home=tmp_path))
+    end = build_recipe(recipe, tmp_path / "out", BuildOptions(code_home=tmp_path))
 
     assert recipe.sources[0].kind.startswith("words.py:Words@")
     assert recipe.source_names == ("own",)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from phalanx.data.build.records import RecordFile, RecordWriter, read_document, write_document
+from phalanx.data.build.records import RecordFile, RecordWriter, decode_document, encode_document
 from phalanx.data.sources import Document, Origin
 from phalanx.errors import DataError
 
@@ -20,7 +20,7 @@ def file(tmp_path, records):
     """A file of them."""
     with RecordWriter(tmp_path / "records") as writer:
         for record in records:
-            writer.append(record)
+            writer.append_record(record)
     return tmp_path / "records"
 
 
@@ -31,7 +31,7 @@ def test_records_come_back_in_order_by_number_and_from_one_on(file, records):
     assert list(found) == records
     assert [found[number] for number in (1499, 0, 700, 701)] == [records[number] for number in (1499, 0, 700, 701)]
     for first in (0, 1, 699, 1499, 1500):
-        assert list(found.since(first)) == records[first:]
+        assert list(found.iterate_from(first)) == records[first:]
 
 
 def test_no_records_are_a_file_too(tmp_path):
@@ -61,4 +61,4 @@ def test_a_changed_byte_is_refused(file, place):
 def test_a_document_comes_back_with_origin_and_fields():
     document = Document("a name", 'text "ü" \u2028\n', Origin(9, "00", "https://example.org", None), {"score": 0.5})
 
-    assert read_document(write_document(document)) == document
+    assert decode_document(encode_document(document)) == document

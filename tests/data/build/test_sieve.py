@@ -7,14 +7,14 @@ from build_recipes import EqualTexts, Quiet, Short, SuspectWord, read_recipe, wr
 
 from phalanx.data.build.passes import BuildPass, plan_passes
 from phalanx.data.build.pieces import PieceReader, SourcePiece, list_pieces
-from phalanx.data.build.records import RecordFile, read_document
+from phalanx.data.build.records import RecordFile, decode_document
 from phalanx.data.build.sift import (
     DOCUMENTS,
+    PassFilter,
     PieceWriter,
-    Sieve,
+    count_records,
     outcome_from_json,
     outcome_to_json,
-    taken_in,
 )
 from phalanx.data.build.tally import ByteTally, check_account
 from phalanx.data.rules import Drop, Edit, Quarantine, RuleReason, Tag
@@ -58,7 +58,7 @@ def test_an_outcome_comes_back_as_it_was(outcome):
 @pytest.fixture
 def sieve(tmp_path):
     """One pass that applies a decision and no other step."""
-    return Sieve(read_recipe(tmp_path), [None, EqualTexts(), None, None], BuildPass(1, 1, (), None), "lines")
+    return PassFilter(read_recipe(tmp_path), [None, EqualTexts(), None, None], BuildPass(1, 1, (), None), "lines")
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def test_a_decision_is_applied_to_its_document(sieve, out, tmp_path):
     decided = [(1, Drop(RuleReason("same_as", 0))), (3, Tag({"score": 1}))]
 
     with out:
-        sieve.sift(TEXTS, iter(decided), out)
+        sieve.filter_documents(TEXTS, iter(decided), out)
 
-    kept = list(map(read_document, RecordFile(tmp_path / DOCUMENTS)))
+    kept = list(map(decode_document, RecordFile(tmp_path / DOCUMENTS)))
     assert [one.name for one in kept] == ["0", "2", "3"]
     assert kept[-1].fields == {"score": 1}
 
@@ -84,21 +84,21 @@ def test_a_decision_is_applied_to_its_document(sieve, out, tmp_path):
 @pytest.mark.parametrize("numbers", [[4], [1, 1]])
 def test_a_decision_on_no_document_is_a_fault_of_the_rule(sieve, out, numbers):
     with out, pytest.raises(DataError, match="step 'twice' decided on document"):
-        sieve.sift(TEXTS, iter([(number, Drop(RuleReason("x", 1))) for number in numbers]), out)
+        sieve.filter_documents(TEXTS, iter([(number, Drop(RuleReason("x", 1))) for number in numbers]), out)
 
 
 def test_a_text_in_another_normal_form_is_edited_and_counted(sieve, out, tmp_path):
     with out:
-        sieve.sift([Document("a", "e\u0301")], iter(()), out)
+        sieve.filter_documents([Document("a", "e\u0301")], iter(()), out)
 
-    assert [read_document(one).text for one in RecordFile(tmp_path / DOCUMENTS)] == ["\u00e9"]
+    assert [decode_document(one).text for one in RecordFile(tmp_path / DOCUMENTS)] == ["\u00e9"]
     assert out.tally.by_step("edited") == {"nfc": {"documents": 1, "places": 1, "net_bytes": -1}}
 
 
 def test_a_lone_surrogate_is_a_broken_record(tmp_path):
     tally = ByteTally()
 
-    (found,) = taken_in([Document("a", "x\ud800")], tally)
+    (found,) = count_records([Document("a", "x\ud800")], tally)
 
     assert found == BrokenRecord("a", 4, "character 1 is a lone surrogate, which is not text")
     assert not tally.counts
@@ -125,7 +125,7 @@ def test_pieces_are_all_files_once_and_in_order(files, tmp_path, monkeypatch):
 
 def test_a_file_that_changes_while_it_is_read_is_refused(files):
     reader = PieceReader(files, SourcePiece(0, 0, tuple(file.name for file in files.files)))
-    before = reader.digests()
+    before = reader.digest_files()
 
     files.files[2].path.write_text("another")
 
@@ -141,9 +141,9 @@ def test_files_that_are_others_than_were_shared_out_are_refused(files):
 @pytest.mark.parametrize(("raw_bytes", "text_bytes", "what"), [(9, 10, "raw bytes"), (10, 9, "bytes of text")])
 def test_an_account_that_lacks_a_byte_is_refused(raw_bytes, text_bytes, what):
     read, found = ByteTally(), ByteTally()
-    read.add("read", "read", raw_bytes=10, text_bytes=12)
-    read.add("edited", "quiet", places=1, net_bytes=-2)
-    found.add("kept", "kept", raw_bytes=raw_bytes, text_bytes=text_bytes)
+    read.count_document("read", "read", raw_bytes=10, text_bytes=12)
+    read.count_document("edited", "quiet", places=1, net_bytes=-2)
+    found.count_document("kept", "kept", raw_bytes=raw_bytes, text_bytes=text_bytes)
 
     with pytest.raises(DataError, match=f"source 'lines': {what} do not add up: read 10, included and dropped 9"):
         check_account("lines", read, found)
@@ -154,7 +154,7 @@ def test_an_account_that_lacks_a_byte_is_refused(raw_bytes, text_bytes, what):
     [({"html": "x" * 50_000}, "name and fields have 50"), ({"score": float("nan")}, "name or fields are no JSON")],
 )
 def test_fields_that_no_shard_could_keep_make_a_broken_record(fields, reason):
-    (found,) = taken_in([Document("a", "text", None, fields)], ByteTally())
+    (found,) = count_records([Document("a", "text", None, fields)], ByteTally())
 
     assert isinstance(found, BrokenRecord)
     assert found.reason.startswith(reason)

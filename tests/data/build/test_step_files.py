@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.data.build.passes import make_steps, pass_settings, plan_passes
 from phalanx.data.build.recipe import load_recipe
-from phalanx.data.build.run import build
+from phalanx.data.build.run import build_recipe
 from phalanx.data.build.steps import step_settings
 from phalanx.data.shards import open_dataset
 from phalanx.errors import DataError, InputError
@@ -49,12 +49,12 @@ def test_another_list_of_the_same_name_makes_kept_pieces_void(recipe, tmp_path):
 
 
 def test_a_dataset_of_another_list_is_not_taken_for_this_one(recipe, tmp_path):
-    build(recipe, tmp_path / "out")
+    build_recipe(recipe, tmp_path / "out")
     assert len(open_dataset(tmp_path / "out").document_starts("text", "train")) == 10
     (tmp_path / "words.txt").write_text("swamps\n")
 
     with pytest.raises(InputError, match="other files"):
-        build(recipe, tmp_path / "out")
+        build_recipe(recipe, tmp_path / "out")
 
 
 def test_a_list_that_is_gone_is_named(recipe, tmp_path):

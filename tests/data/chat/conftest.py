@@ -3,7 +3,7 @@
 import pytest
 
 from made_chat import END, TALK, byte_tokenizer
-from phalanx.data.chat import ChatEncoder, ChatTemplate, conversation_of
+from phalanx.data.chat import ChatEncoder, ChatTemplate, parse_conversation
 from phalanx.data.chat.renderer import ANY_DAY, ChatRenderer, RenderedChat, TurnSpan
 from phalanx.data.chat.sandbox import SandboxedTemplate
 from phalanx.data.chat.template import default_template
@@ -55,8 +55,8 @@ def rendered():
     """Render a conversation by a template's text, in this process."""
 
     def render(source, found=TALK):
-        messages = [one.for_template() for one in conversation_of(found).messages]
-        text, spans = SandboxedTemplate(source, {}, ANY_DAY).turns(messages, ())
+        messages = [one.for_template() for one in parse_conversation(found).messages]
+        text, spans = SandboxedTemplate(source, {}, ANY_DAY).render_turns(messages, ())
         return RenderedChat(text, tuple(TurnSpan(*span) for span in spans))
 
     return render

@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from made_chat import TALK
-from phalanx.data import IGNORE, BatchLoader, BpeConfig, DataConfig, prepare, validation_batches
+from phalanx.data import IGNORE, BatchLoader, BpeConfig, DataConfig, prepare_corpus, validation_batches
 from phalanx.data.chat.settings import ConversationsConfig, ConversationSource
 from phalanx.errors import DataError
 
@@ -54,7 +54,7 @@ def words(corpus, ids):
 @pytest.fixture
 def corpus_of(tmp_path):
     """Prepare a section."""
-    return lambda section, seed=1: prepare(section, tmp_path / "cache", seed)
+    return lambda section, seed=1: prepare_corpus(section, tmp_path / "cache", seed)
 
 
 def test_a_row_holds_one_conversation_and_its_labels_are_the_assistants(written, corpus_of):
@@ -114,7 +114,7 @@ def test_weights_of_messages_come_beside_the_labels(written, corpus_of):
     lines = [talk(number, weight=0.5 if number % 2 else 1.0) for number in range(30)]
     corpus = corpus_of(config(written(*lines), weighted=True, share=0.0))
 
-    batch = BatchLoader(corpus, 6, seed=1).next()
+    batch = BatchLoader(corpus, 6, seed=1).next_batch()
 
     there = batch.labels != IGNORE
     assert batch.extras["weights"].dtype == torch.float32
@@ -151,7 +151,7 @@ def test_what_the_run_file_drops_is_counted_and_the_first_are_named(written, cor
 
     assert corpus.manifest.dropped == {"broken": 1, "not rendered": 1, "too long": 1}
     assert corpus.num_train_sequences == 3
-    learned, left_out = corpus.remarks
+    learned, left_out = corpus.user_notes
     assert learned.endswith("tokens in 3 conversations are learned, by the chat template chatml")
     assert "talks.jsonl, line 2: turn 1" in left_out
     assert "line 4: turn 1: holds" in left_out

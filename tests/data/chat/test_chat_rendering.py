@@ -3,7 +3,7 @@
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from phalanx.data.chat import ChatTemplate, conversation_of
+from phalanx.data.chat import ChatTemplate, parse_conversation
 from phalanx.data.chat.renderer import ChatRenderer
 from phalanx.data.chat.sandbox import UnstableTemplateError
 from phalanx.data.chat.template import DEFAULT_TEMPLATES
@@ -39,11 +39,14 @@ def turns(chat):
 @pytest.mark.parametrize("source", [CHATML, LLAMA, BLIND, *DEFAULT_TEMPLATES.values()])
 def test_the_text_is_that_of_transformers(source):
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    conversation = conversation_of(TALK)
+    conversation = parse_conversation(TALK)
     plain = [one.for_template() for one in conversation.messages]
 
     with ChatRenderer(ChatTemplate("t", source, tokens)) as renderer:
-        whole, prompt = renderer.conversation(conversation).text, renderer.prompt(conversation.messages[:3])
+        whole, prompt = (
+            renderer.render_conversation(conversation).text,
+            renderer.render_prompt(conversation.messages[:3]),
+        )
 
     assert render_jinja_template([plain], chat_template=source, **tokens)[0] == [whole]
     expected = render_jinja_template([plain[:3]], chat_template=source, add_generation_prompt=True, **tokens)[0]
@@ -103,7 +106,7 @@ def test_a_template_that_cannot_tell_its_turns_is_refused(rendered, source, why)
 )
 def test_a_template_that_is_broken_or_attacks_is_named(process_of, source, error, message):
     with pytest.raises(error, match=f"chat template own.jinja.*{message}"):
-        process_of(source).conversation(conversation_of(TALK))
+        process_of(source).render_conversation(parse_conversation(TALK))
 
 
 def test_a_template_without_an_end_is_ended_by_the_kernel_and_the_next_conversation_is_rendered(process_of):
@@ -111,8 +114,8 @@ def test_a_template_without_an_end_is_ended_by_the_kernel_and_the_next_conversat
     renderer = process_of(f"{forever}{{% endfor %}}{{% endif %}}{CHATML}", seconds=1)
 
     with pytest.raises(ModelError, match="more time or memory than a template may; its process ended with signal"):
-        renderer.conversation(conversation_of({"prompt": "a", "completion": "b"}))
-    assert turns(renderer.conversation(conversation_of(TALK))) == [" yo <|im_end|>\n", "ok<|im_end|>\n"]
+        renderer.render_conversation(parse_conversation({"prompt": "a", "completion": "b"}))
+    assert turns(renderer.render_conversation(parse_conversation(TALK))) == [" yo <|im_end|>\n", "ok<|im_end|>\n"]
 
 
 def test_the_date_of_a_template_is_the_same_tomorrow(rendered):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from phalanx.data.chat import conversation_of
+from phalanx.data.chat import parse_conversation
 from phalanx.errors import DataError
 
 
 def said(found):
     """Roles and texts."""
-    return [(one.role, one.content) for one in conversation_of(found).messages]
+    return [(one.role, one.content) for one in parse_conversation(found).messages]
 
 
 PAIR = [("user", "why?"), ("assistant", "so")]
@@ -36,7 +36,7 @@ def test_the_system_text_of_an_object_comes_first():
 
 def test_tool_calls_and_results_are_kept_as_templates_expect_them():
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    found = conversation_of(
+    found = parse_conversation(
         {
             "messages": [
                 {"role": "user", "content": "1?"},
@@ -83,7 +83,7 @@ def test_tool_calls_and_results_are_kept_as_templates_expect_them():
 )
 def test_what_is_no_conversation_is_told_by_turn(found, message):
     with pytest.raises(DataError, match=message):
-        conversation_of(found)
+        parse_conversation(found)
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_what_is_no_conversation_is_told_by_turn(found, message):
 )
 def test_a_conversation_without_a_learned_turn_is_told(messages):
     with pytest.raises(DataError, match="no message of the assistant to learn"):
-        conversation_of({"messages": messages}).check_learnable()
+        parse_conversation({"messages": messages}).check_learnable()

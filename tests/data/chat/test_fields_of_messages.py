@@ -7,7 +7,7 @@ import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from made_chat import END
-from phalanx.data.chat import conversation_of
+from phalanx.data.chat import parse_conversation
 from phalanx.errors import DataError
 
 CALL = {"type": "function", "function": {"name": "tide", "arguments": {"port": "Brest", "days": 2}}, "id": "c1"}
@@ -56,7 +56,7 @@ def test_a_conversation_is_rendered_as_transformers_renders_the_same_objects(enc
         messages=row, tools=None, add_generation_prompt=False, eos_token=END
     )
 
-    found = encoder.encode(conversation_of({"messages": row}))
+    found = encoder.encode_conversation(parse_conversation({"messages": row}))
 
     assert encoder._backend.decode(found.ids.tolist(), skip_special_tokens=False) == as_there
 
@@ -87,7 +87,7 @@ def test_a_conversation_is_rendered_as_transformers_renders_the_same_objects(enc
 )
 def test_what_a_template_leaves_out_is_refused_and_never_learned_as_less(encoder_of, row, template, message):
     with pytest.raises(DataError, match=message):
-        encoder_of(template).encode(conversation_of({"messages": row}))
+        encoder_of(template).encode_conversation(parse_conversation({"messages": row}))
 
 
 def test_a_call_is_looked_for_in_its_own_turn_and_not_among_the_tools(encoder_of):
@@ -95,16 +95,16 @@ def test_a_call_is_looked_for_in_its_own_turn_and_not_among_the_tools(encoder_of
     tools = [{"type": "function", "function": {"name": "tide", "parameters": {"port": "Brest", "days": "2"}}}]
 
     with pytest.raises(DataError, match="turn 2: its tool call"):
-        encoder_of(template).encode(conversation_of({"messages": ROWS["null content"], "tools": tools}))
+        encoder_of(template).encode_conversation(parse_conversation({"messages": ROWS["null content"], "tools": tools}))
 
 
 def test_reasoning_that_is_not_learned_may_be_missing_and_ignored_fields_are_not_looked_for(encoder_of):
     encoder = encoder_of(HEAD + "{{ m.content }}" + FOOT)
     early = {**SAID, "reasoning": "Look it up.", "weight": 0}
 
-    whole = encoder.encode(conversation_of({"messages": [ASKED, early, ASKED, SAID]}))
-    ignoring = encoder.encode(conversation_of({"messages": ROWS["reasoning"]}, ignore=("reasoning",)))
-    prompt = encoder.encode_prompt(conversation_of({"messages": [ASKED, {**early, "weight": 1}, ASKED]}).messages)
+    whole = encoder.encode_conversation(parse_conversation({"messages": [ASKED, early, ASKED, SAID]}))
+    ignoring = encoder.encode_conversation(parse_conversation({"messages": ROWS["reasoning"]}, ignore=("reasoning",)))
+    prompt = encoder.encode_prompt(parse_conversation({"messages": [ASKED, {**early, "weight": 1}, ASKED]}).messages)
 
     assert whole.weights.any() and ignoring.weights.any()
     assert "Look it up." not in encoder._backend.decode(list(prompt), skip_special_tokens=False)
@@ -114,4 +114,4 @@ def test_a_prompt_of_which_a_text_does_not_come_out_is_refused_too(encoder_of):
     encoder = encoder_of(HEAD + "{% if m.role != 'tool' %}{{ m.content or '' }}{% endif %}" + CALLS + FOOT)
 
     with pytest.raises(DataError, match="turn 3: its text"):
-        encoder.encode_prompt(conversation_of({"messages": ROWS["null content"][:3]}).messages)
+        encoder.encode_prompt(parse_conversation({"messages": ROWS["null content"][:3]}).messages)

@@ -15,16 +15,16 @@ WEIGHTS = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.3, 1.0, 2.5, 7.0]), min_si
 def test_every_prefix_has_each_share_to_less_than_one_sample(weights, start):
     mixture = Mixture(weights)
     period = sum(mixture.shares)
-    before = mixture.counts(start)
+    before = mixture.group_counts(start)
 
-    groups, ranks = mixture.groups(start + np.arange(300))
+    groups, ranks = mixture.assign_groups(start + np.arange(300))
 
     for n in range(300):
         assert ranks[n] == before[groups[n]]
         before[groups[n]] += 1
         for share, count in zip(mixture.shares, before, strict=True):
             assert abs(count * period - share * (start + n + 1)) < period
-    assert before == mixture.counts(start + 300)
+    assert before == mixture.group_counts(start + 300)
 
 
 @settings(deadline=None, max_examples=30)
@@ -37,8 +37,8 @@ def test_a_group_has_had_a_number_of_samples_just_then(weights, count):
 
         assert (end is None) == (weight == 0)
         if end is not None:
-            assert mixture.counts(end)[group] == count
-            assert mixture.counts(end - 1)[group] == count - 1
+            assert mixture.group_counts(end)[group] == count
+            assert mixture.group_counts(end - 1)[group] == count - 1
 
 
 def test_weights_are_shares_as_they_are_written():
@@ -60,7 +60,7 @@ def test_many_groups_of_odd_weights_are_mixed():
     mixture = Mixture(weights)
     period = sum(mixture.shares)
 
-    counts = np.array([mixture.counts(n) for n in range(0, period, 97)])
+    counts = np.array([mixture.group_counts(n) for n in range(0, period, 97)])
     expected = np.arange(0, period, 97)[:, None] * np.array(mixture.shares) / period
 
     assert np.abs(counts - expected).max() < 1

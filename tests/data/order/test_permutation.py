@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.data.order import sample_indices
-from phalanx.data.order.permutation import permute
+from phalanx.data.order.permutation import permute_positions
 
 
 @settings(deadline=None, max_examples=60)
 @given(size=st.integers(1, 700), seed=st.integers(0, 2**70), epoch=st.integers(0, 10**6))
 def test_an_epoch_visits_every_sequence_once(size, seed, epoch):
-    image = permute(np.arange(size, dtype=np.uint64), size, seed, epoch)
+    image = permute_positions(np.arange(size, dtype=np.uint64), size, seed, epoch)
 
     assert sorted(image.tolist()) == list(range(size))
 

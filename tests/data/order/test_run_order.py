@@ -20,7 +20,7 @@ def group(name: str, size: int) -> Group:
 def drawn(order: RunOrder, start: int, stop: int) -> list[tuple[str, int]]:
     """Group and sequence within it of each sample."""
     edges = np.cumsum([0, *(one.size for one in order.groups)])
-    numbers = order.sequences(np.arange(start, stop))
+    numbers = order.sample_sequences(np.arange(start, stop))
     where = np.searchsorted(edges, numbers, side="right") - 1
     return [(order.groups[at].name, int(number - edges[at])) for at, number in zip(where, numbers, strict=True)]
 
@@ -51,7 +51,7 @@ def test_every_epoch_of_a_group_has_each_sequence_once_over_all_phases(order):
             assert sorted(own[begin : begin + one.size]) == list(range(one.size))
         rest = own[len(own) // one.size * one.size :]
         assert len(set(rest)) == len(rest)
-        assert order.consumed(300)[one.name] == len(own)
+        assert order.consumed_by_group(300)[one.name] == len(own)
 
 
 @settings(deadline=None, max_examples=40)
@@ -94,7 +94,7 @@ def test_a_sample_far_away_needs_nothing_before_it():
     found = drawn(order, 10**12, 10**12 + 512)
 
     assert Counter(name for name, _ in found) == {"web": 256, "code": 256}
-    assert order.consumed(10**9) == {"web": 9 * 10**8, "code": 10**8}
+    assert order.consumed_by_group(10**9) == {"web": 9 * 10**8, "code": 10**8}
 
 
 def test_a_curriculum_orders_buckets_and_each_epoch_begins_again():
@@ -138,7 +138,7 @@ def test_a_group_at_its_limit_gives_no_more_and_the_others_go_on_by_their_weight
     if end is not None:
         assert counts == dict(zip("abc", limits, strict=True))
         with pytest.raises(DataError, match=f"sample {end} is out of range: data.repeats allows {end}"):
-            order.sequences(np.array([end]))
+            order.sample_sequences(np.array([end]))
 
 
 def test_one_group_without_phases_has_the_order_that_it_always_had():

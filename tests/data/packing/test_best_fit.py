@@ -49,7 +49,7 @@ def test_pieces_are_placed_by_the_rule_of_the_book(capacity, data):
 def test_every_token_is_in_one_row_and_has_the_label_that_follows_it(documents, length):
     rows = BestFitRows(split_of(documents), length)
 
-    block = rows.read(range(rows.num_rows))
+    block = rows.read_rows(range(rows.num_rows))
 
     pairs = sorted(
         (int(one), int(label))
@@ -66,7 +66,7 @@ def test_every_token_is_in_one_row_and_has_the_label_that_follows_it(documents, 
 def test_a_short_document_is_never_cut_and_fills_the_row_that_fits_best():
     rows = BestFitRows(split_of([[1, 1], [2] * 6, [3], [4] * 3]), length=8)
 
-    block = rows.read(range(rows.num_rows))
+    block = rows.read_rows(range(rows.num_rows))
 
     assert block.ids.tolist() == [[2, 2, 2, 2, 2, 2, 0, 0], [4, 4, 4, 0, 1, 1, 0, 0], [3, 0, 0, 0, 0, 0, 0, 0]]
     assert block.documents.tolist() == [[0] * 7 + [1], [0] * 4 + [1] * 3 + [2], [0] * 2 + [1] * 6]
@@ -90,11 +90,11 @@ def test_the_score_of_a_row_is_the_mean_of_its_tokens_documents(make):
     split = split_of([[1] * 5, [2] * 3, [3] * 14, [4] * 2])
     rows = make(split, 6)
 
-    lengths, numbers = rows.scores("length"), rows.scores("order in the corpus")
+    lengths, numbers = rows.mean_scores("length"), rows.mean_scores("order in the corpus")
 
     owners = np.repeat([0, 1, 2, 3], [6, 4, 15, 3])
     tokens = np.repeat([6, 4, 15, 3], [6, 4, 15, 3])
-    block = rows.read(range(rows.num_rows))
+    block = rows.read_rows(range(rows.num_rows))
     if make is Windows:
         for row in range(rows.num_rows):
             assert lengths[row] == pytest.approx(tokens[row * 6 : row * 6 + 6].mean())

@@ -24,18 +24,18 @@ def split_of(sizes: list[int]) -> TokenSplit:
 def test_exactly_the_rows_that_read_a_document_hold_it(make, sizes: list[int], length: int) -> None:
     split = split_of(sizes)
     rows, starts = make(split, length), split.starts().tolist()
-    blocks = [rows.read([number]) for number in range(rows.num_rows)]
+    blocks = [rows.read_rows([number]) for number in range(rows.num_rows)]
 
     for start, stop in itertools.pairwise(starts):
         own = set(split.tokens[start : stop - 1].tolist())
         read = [n for n, block in enumerate(blocks) if own & {*block.ids.flat, *block.labels.flat}]
 
-        assert set(read) <= set(rows.holding(start, stop).tolist())
-        assert rows.holding(start, stop - 1).tolist() == read
+        assert set(read) <= set(rows.rows_holding(start, stop).tolist())
+        assert rows.rows_holding(start, stop - 1).tolist() == read
 
 
 @pytest.mark.parametrize("make", [Windows, BestFitRows])
 def test_no_token_is_held_by_no_row(make) -> None:
     rows = make(split_of([5, 5]), 4)
 
-    assert rows.holding(3, 3).tolist() == []
+    assert rows.rows_holding(3, 3).tolist() == []

@@ -7,7 +7,7 @@ import torch
 
 from phalanx.data import IGNORE, BatchLoader, BpeConfig, DataConfig
 from phalanx.data.chat.settings import PreferencesConfig, PreferenceSource
-from phalanx.data.preferences import prepare_preferences, trimmed
+from phalanx.data.preferences import prepare_preferences, trim_padding
 from phalanx.data.preferences.encoder import EncodedAnswer
 from phalanx.data.tokenizers import open_tokenizer
 from phalanx.errors import ConfigError, DataError
@@ -40,7 +40,7 @@ def texts(corpus, batch):
     """Of each row its text, and what of it is learned."""
     backend = open_tokenizer(corpus.tokenizer_path, corpus.eos_id).backend
     said = []
-    for ids, labels in zip(trimmed(batch).input_ids, batch.labels, strict=True):
+    for ids, labels in zip(trim_padding(batch).input_ids, batch.labels, strict=True):
         end = int((labels != IGNORE).nonzero().max()) + 1
         learned = [label for label in labels.tolist() if label != IGNORE]
         said.append((backend.decode(ids[:end].tolist()), backend.decode(learned)))
@@ -127,15 +127,15 @@ def test_no_prompt_is_on_both_sides_and_the_order_follows_from_the_seed(tmp_path
     corpus = prepared(written(tmp_path / "a.jsonl", rows))
 
     sides = [
-        {text.split("?")[0] for text, _ in texts(corpus, part.pairs(range(part.num_pairs)))}
+        {text.split("?")[0] for text, _ in texts(corpus, part.pair_batch(range(part.num_pairs)))}
         for part in (corpus.train, corpus.held_out)
     ]
     loader, again = (BatchLoader(corpus, 4, 5) for _ in range(2))
-    first = [loader.next() for _ in range(6)]
-    again.load_state(json.loads(json.dumps({**again.state(), "num_samples": 8})))
+    first = [loader.next_batch() for _ in range(6)]
+    again.load_position(json.loads(json.dumps({**again.position_state(), "num_samples": 8})))
 
     assert not sides[0] & sides[1]
-    assert torch.equal(again.next().input_ids, first[2].input_ids)
+    assert torch.equal(again.next_batch().input_ids, first[2].input_ids)
     assert all(batch.indices[at + 1] == batch.indices[at] + 1 for batch in first for at in range(0, 8, 2))
     assert prepared(tmp_path / "a.jsonl").digest == corpus.digest
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from made_chat import END, byte_tokenizer
-from phalanx.data.chat import ChatEncoder, conversation_of
+from phalanx.data.chat import ChatEncoder, parse_conversation
 from phalanx.data.chat.template import ChatTemplate
 from phalanx.data.preferences.encoder import AnswerEncoder
-from phalanx.data.preferences.preference import preference_of
+from phalanx.data.preferences.preference import parse_preference
 from phalanx.data.tokenizers import open_tokenizer
 from phalanx.errors import DataError
 
@@ -40,10 +40,10 @@ def rows(tmp_path):
     template.write_text(TEMPLATE)
 
     def show(found, shape="pairs", ignore=()):
-        one = preference_of(found, shape, ignore)
+        one = parse_preference(found, shape, ignore)
         tokenizer = open_tokenizer(path, backend.token_to_id(END))
         with AnswerEncoder(str(template), tokenizer, path, 4096) as encoder:
-            encoded = [encoder.encode("line 1", one, answer) for answer in one.answers]
+            encoded = [encoder.encode_with_prompt("line 1", one, answer) for answer in one.answers]
         return [marked(backend, row) for row in encoded]
 
     return show
@@ -129,7 +129,7 @@ def test_an_answer_of_a_call_its_result_and_a_text_learns_the_assistants_parts(r
 def test_the_learned_tokens_are_those_of_supervised_chats(rows):
     messages, tools = [USER, call("Brest", "Wait.")], [TOOL]
     with ChatEncoder(ChatTemplate("own", TEMPLATE, {}), byte_tokenizer()) as chats:
-        as_chat = chats.encode(conversation_of({"messages": messages, "tools": tools}))
+        as_chat = chats.encode_conversation(parse_conversation({"messages": messages, "tools": tools}))
         text = chats._backend.decode(as_chat.ids.tolist(), skip_special_tokens=False)
 
     good, _ = rows({"tools": tools, "prompt": [USER], "chosen": messages, "rejected": [VENUS]})
@@ -177,7 +177,7 @@ OTHER = {"role": "user", "content": "Name a mountain."}
 )
 def test_sides_that_contradict_the_prompt_or_each_other_are_refused(found, message):
     with pytest.raises(DataError, match=message):
-        preference_of(found, "pairs")
+        parse_preference(found, "pairs")
 
 
 def test_fields_that_are_named_are_not_looked_at(rows):

@@ -29,18 +29,18 @@ class TextsInMemory:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def page(self, number: int) -> Page:
+    def read_page(self, number: int) -> Page:
         self.reads += 1
         return page_of(self._pages[number].text, self._pages[number].document.name)
 
-    def source(self, number: int) -> str:
+    def source_name(self, number: int) -> str:
         return self._pages[number].source
 
 
 def decide(rule: CorpusRule, texts: Sequence[str]) -> dict[int, Outcome]:
     """Mark every text and let the rule decide."""
     corpus = TextsInMemory(texts)
-    marks: Iterable[bytes] = [rule.mark(corpus.page(number)) for number in range(len(corpus))]
-    decided = list(rule.decide(iter(marks), corpus))
+    marks: Iterable[bytes] = [rule.mark_page(corpus.read_page(number)) for number in range(len(corpus))]
+    decided = list(rule.decide_outcomes(iter(marks), corpus))
     assert [number for number, _ in decided] == sorted({number for number, _ in decided})
     return dict(decided)

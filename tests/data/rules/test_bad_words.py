@@ -18,7 +18,7 @@ def words(tmp_path):
 
 
 def judge(text, **settings):
-    return make_rule(BadWordsConfig(**settings)).judge(Page(Document("a", text), "web"))
+    return make_rule(BadWordsConfig(**settings)).judge_page(Page(Document("a", text), "web"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ FIVE = "One is here. Two is here. Three is here. Four is here. Five is here."
 
 
 def judge(text, **settings):
-    return make_rule(C4Config(**settings)).judge(page_of(text))
+    return make_rule(C4Config(**settings)).judge_page(page_of(text))
 
 
 def test_a_text_of_sentences_passes_as_it_is():

@@ -35,7 +35,7 @@ def planets(tmp_path):
 
 
 def judge(text, *sets, **settings):
-    return make_rule(DecontaminationConfig(sets=sets, **settings)).judge(page_of(text))
+    return make_rule(DecontaminationConfig(sets=sets, **settings)).judge_page(page_of(text))
 
 
 @pytest.mark.parametrize(

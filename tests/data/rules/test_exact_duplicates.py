@@ -33,5 +33,8 @@ def test_a_text_with_a_lone_surrogate_is_counted_like_any_other():
 def test_documents_without_a_copy_are_not_read_again():
     texts = TextsInMemory(["a", "b"])
 
-    assert list(RULE.decide([RULE.mark(texts.page(0)), RULE.mark(texts.page(1))], texts)) == []
+    assert (
+        list(RULE.decide_outcomes([RULE.mark_page(texts.read_page(0)), RULE.mark_page(texts.read_page(1))], texts))
+        == []
+    )
     assert texts.reads == 2

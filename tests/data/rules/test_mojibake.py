@@ -9,7 +9,7 @@ pytest.importorskip("ftfy")
 
 
 def judge(text):
-    return make_rule(MojibakeConfig()).judge(page_of(text))
+    return make_rule(MojibakeConfig()).judge_page(page_of(text))
 
 
 @pytest.mark.parametrize("text", ["", HONEST, "café, “quotes” and ﬁ\n中文\n", "Über Österreich, naïve", "lost: \ufffd"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from made_pages import TextsInMemory, decide, page_of
 
 from phalanx.data.rules import Drop, NearDuplicatesConfig, RuleReason, make_rule
-from phalanx.data.rules.duplicates.near_duplicates import jaccard
+from phalanx.data.rules.duplicates.near_duplicates import jaccard_similarity
 from phalanx.data.sources import Document, MailConfig, WarcConfig, open_source
 
 pytest.importorskip("rensa")
@@ -62,7 +62,7 @@ def test_documents_shorter_than_a_shingle_are_never_near(text):
 
 def test_the_border_of_similarity_is_allowed_and_below_it_a_pair_counts_for_nothing():
     one, other = text_of(1), edited(text_of(1), 4)
-    similarity = jaccard(*(np.unique(page_of(text).plain_grams(5)) for text in (one, other)))
+    similarity = jaccard_similarity(*(np.unique(page_of(text).plain_grams(5)) for text in (one, other)))
 
     # bands of one row each make a candidate of nearly everything: the verdict is the exact similarity's
     assert set(judge([one, other], similarity=similarity, bands=64, rows=1)) == {1}
@@ -82,10 +82,10 @@ def test_a_chain_of_pairs_is_one_group():
 def test_many_copies_are_compared_in_linear_time():
     texts = TextsInMemory([edited(text_of(1), 1, seed) for seed in range(300)])
     rule = make_rule(NearDuplicatesConfig())
-    marks = [rule.mark(texts.page(number)) for number in range(300)]
+    marks = [rule.mark_page(texts.read_page(number)) for number in range(300)]
     texts.reads = 0
 
-    found = dict(rule.decide(marks, texts))
+    found = dict(rule.decide_outcomes(marks, texts))
 
     assert set(found) == set(range(1, 300))
     # each text once for its shingles, and the name of the one that stays for each that goes
@@ -96,9 +96,9 @@ def test_a_mark_is_small_and_the_same_in_any_order():
     rule = make_rule(NearDuplicatesConfig())
     texts = [text_of(seed) for seed in range(5)]
 
-    marks = [rule.mark(page_of(text)) for text in texts]
+    marks = [rule.mark_page(page_of(text)) for text in texts]
 
-    assert [rule.mark(page_of(text)) for text in reversed(texts)] == marks[::-1]
+    assert [rule.mark_page(page_of(text)) for text in reversed(texts)] == marks[::-1]
     assert [len(mark) for mark in marks] == [4 + 8 * 20] * 5
 
 
@@ -109,7 +109,7 @@ SETS = st.sets(st.integers(0, 30))
 def test_jaccard_is_the_share_of_common_elements(one, other):
     arrays = [np.array(sorted(each), np.uint64) for each in (one, other)]
 
-    assert jaccard(*arrays) == (len(one & other) / len(one | other) if one and other else 0.0)
+    assert jaccard_similarity(*arrays) == (len(one & other) / len(one | other) if one and other else 0.0)
 
 
 @settings(max_examples=20)

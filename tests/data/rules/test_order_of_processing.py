@@ -22,11 +22,11 @@ def made_texts():
 def outcomes(rule, texts, order):
     """Judge or mark in this order; return what came out, by document."""
     corpus = TextsInMemory(texts)
-    if hasattr(rule, "judge"):
-        found = {number: rule.judge(corpus.page(number)) for number in order}
+    if hasattr(rule, "judge_page"):
+        found = {number: rule.judge_page(corpus.read_page(number)) for number in order}
         return [found[number] for number in range(len(texts))]
-    marks = {number: rule.mark(corpus.page(number)) for number in order}
-    return list(rule.decide((marks[number] for number in range(len(texts))), corpus))
+    marks = {number: rule.mark_page(corpus.read_page(number)) for number in order}
+    return list(rule.decide_outcomes((marks[number] for number in range(len(texts))), corpus))
 
 
 @pytest.mark.parametrize("name", SETTINGLESS)
@@ -40,7 +40,7 @@ def test_a_rule_says_the_same_in_every_order_and_with_every_term_table(name, mon
     assert outcomes(rule, texts, order) == forward
 
     # as another process would: with a term table that begins anew, every other document
-    monkeypatch.setattr(term_table, "_of_thread", term_table._OfThread())
+    monkeypatch.setattr(term_table, "_of_thread", term_table._ThreadTable())
     monkeypatch.setattr(term_table, "_MAX_CHARACTERS", 200)
     assert outcomes(rule, texts, order[::-1]) == forward
 
@@ -49,10 +49,10 @@ def test_a_page_is_not_changed_by_a_rule():
     page, alone = page_of(HONEST), page_of(HONEST)
     for name in SETTINGLESS:
         rule = make_rule(RULES[name].config())
-        if hasattr(rule, "judge"):
-            rule.judge(page)
+        if hasattr(rule, "judge_page"):
+            rule.judge_page(page)
         else:
-            rule.mark(page)
+            rule.mark_page(page)
 
     assert page.term_grams(3).tolist() == alone.term_grams(3).tolist()
     assert page.term_lengths.tolist() == alone.term_lengths.tolist()

@@ -57,7 +57,7 @@ def test_a_gram_longer_than_the_text_or_the_limit_is_none_or_refused():
 
 
 def test_a_full_table_is_replaced_and_older_pages_keep_theirs(monkeypatch):
-    monkeypatch.setattr(term_table, "_of_thread", term_table._OfThread())
+    monkeypatch.setattr(term_table, "_of_thread", term_table._ThreadTable())
     monkeypatch.setattr(term_table, "_MAX_CHARACTERS", 20)
     old = page_of("a first text of more than twenty characters")
     terms = old.terms
@@ -65,7 +65,7 @@ def test_a_full_table_is_replaced_and_older_pages_keep_theirs(monkeypatch):
 
     assert new.term_table is old.term_table or new.terms.tolist() == [0, 1, 2]
     assert new.term_table is not old.term_table
-    assert old.term_table.lengths(terms).tolist() == [1, 5, 4, 2, 4, 4, 6, 10]
+    assert old.term_table.look_up_lengths(terms).tolist() == [1, 5, 4, 2, 4, 4, 6, 10]
     assert new.term_lengths.tolist() == [6, 10, 4]
 
 

@@ -6,12 +6,12 @@ import pytest
 from pydantic import ValidationError
 
 from phalanx.data.rules import Drop, Edit, Page, PiiConfig, RuleReason, Tag, make_rule
-from phalanx.data.rules.pii import find
+from phalanx.data.rules.pii import find_personal_data
 from phalanx.data.sources import Document
 
 
 def judge(text, fields=None, **settings):
-    return make_rule(PiiConfig(**settings)).judge(Page(Document("a", text, fields=fields or {}), "books"))
+    return make_rule(PiiConfig(**settings)).judge_page(Page(Document("a", text, fields=fields or {}), "books"))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ HOSTILE = ["@", "a@", "a.", "1", "1-", "+1 ", "(1", "1.", ":", "a:", "::", "GB82
 
 
 def test_hostile_characters_of_every_kind_are_read_to_their_end():
-    spans = find("\n".join(piece * (40_000 // len(piece)) for piece in HOSTILE))
+    spans = find_personal_data("\n".join(piece * (40_000 // len(piece)) for piece in HOSTILE))
 
     assert all(one.end <= other.start for one, other in itertools.pairwise(spans))
 
@@ -154,6 +154,6 @@ def test_hostile_characters_of_every_kind_are_read_to_their_end():
 def test_a_million_hostile_characters_are_read_to_their_end(piece):
     text = piece * (1_000_000 // len(piece))
 
-    spans = find(text)
+    spans = find_personal_data(text)
 
     assert all(one.end <= other.start for one, other in itertools.pairwise(spans))

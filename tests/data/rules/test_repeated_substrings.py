@@ -103,7 +103,7 @@ def test_a_run_that_is_shorter_than_the_border_passes_in_other_shards_too():
 
 def test_two_grams_with_one_hash_are_no_repetition(monkeypatch):
     monkeypatch.setattr(
-        gram_index.GramIndex, "find", lambda index, hashes: np.full(len(hashes), len(index._tables) - 1)
+        gram_index.GramIndex, "find_places", lambda index, hashes: np.full(len(hashes), len(index._tables) - 1)
     )
     draw = random.Random(5)
 
@@ -128,8 +128,8 @@ def test_an_index_gives_the_first_place_of_each_gram(seed):
     for _ in range(12):
         batch = draw.choices(range(50), k=draw.randrange(20))
         hashes = np.array(batch, np.uint64)
-        assert index.find(hashes).tolist() == [first.get(one, -1) for one in batch]
-        index.add(hashes, np.arange(place, place + len(batch)))
+        assert index.find_places(hashes).tolist() == [first.get(one, -1) for one in batch]
+        index.add_grams(hashes, np.arange(place, place + len(batch)))
         for one in batch:
             first.setdefault(one, place)
             place += 1

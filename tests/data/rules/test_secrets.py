@@ -33,7 +33,7 @@ SECRETS = [
 
 
 def judge(text, action="mask"):
-    return make_rule(SecretsConfig(action=action)).judge(Page(Document("a", text), "code"))
+    return make_rule(SecretsConfig(action=action)).judge_page(Page(Document("a", text), "code"))
 
 
 @pytest.mark.parametrize(("kind", "secret"), SECRETS, ids=[kind for kind, _ in SECRETS])

@@ -11,7 +11,7 @@ from phalanx.data.rules import Edit, RuleReason, UnicodeConfig, make_rule
 
 
 def judge(text, **settings):
-    return make_rule(UnicodeConfig(**settings)).judge(page_of(text))
+    return make_rule(UnicodeConfig(**settings)).judge_page(page_of(text))
 
 
 @pytest.mark.parametrize("text", ["", HONEST, "caf\u00e9\n", "ﬁ ２ stay", "\u0344 is no NFC" * 0])

@@ -50,17 +50,17 @@ def make(tmp_path):
 def test_an_address_falls_under_a_line_on_borders_alone(make, url, entry):
     expected = Drop(RuleReason("url", entry)) if entry else None
 
-    assert make().judge(page(url)) == expected
+    assert make().judge_page(page(url)) == expected
 
 
 @pytest.mark.parametrize("url", ["http://[::1", "https:///path", "https://a.example/" + "a" * 9_000])
 def test_an_address_that_cannot_be_read_is_set_aside(make, url):
-    assert isinstance(make().judge(page(url)), Quarantine)
+    assert isinstance(make().judge_page(page(url)), Quarantine)
 
 
 def test_a_document_without_an_address_passes_unless_the_recipe_says_otherwise(make):
-    assert make().judge(page(None)) is None
-    assert make(without_url="quarantine").judge(page(None)) == Quarantine(RuleReason("url", "none is recorded"))
+    assert make().judge_page(page(None)) is None
+    assert make(without_url="quarantine").judge_page(page(None)) == Quarantine(RuleReason("url", "none is recorded"))
 
 
 def test_more_patterns_than_can_be_tried_one_by_one_are_refused(tmp_path):
@@ -76,4 +76,4 @@ def test_a_pattern_of_many_stars_is_tried_on_a_hostile_address_to_its_end(tmp_pa
     file.write_text("*a" * 100 + "*b\n")
     rule = make_rule(UrlBlocklistConfig(files=(file,)))
 
-    assert rule.judge(page("https://x.example/" + "a" * 8_000)) is None
+    assert rule.judge_page(page("https://x.example/" + "a" * 8_000)) is None

@@ -17,17 +17,17 @@ class Corpus:
     def __len__(self):
         return len(self.pages)
 
-    def page(self, number):
+    def read_page(self, number):
         return self.pages[number]
 
-    def source(self, number):
+    def source_name(self, number):
         return self.pages[number].source
 
 
 def decide(scan, documents):
     """What a scan says of each document that does not pass."""
     corpus = Corpus(documents)
-    return dict(scan.decide([scan.mark(page) for page in corpus.pages], corpus))
+    return dict(scan.decide_outcomes([scan.mark_page(page) for page in corpus.pages], corpus))
 
 
 def sentences(rng, count):

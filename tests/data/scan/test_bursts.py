@@ -75,5 +75,5 @@ def test_an_address_that_cannot_be_read_counts_as_none():
 
 
 def test_a_mark_is_small_and_a_million_hostile_characters_are_read_to_their_end():
-    assert len(SCAN.mark(page("a", "a " * 500_000))) <= 128
-    assert len(SCAN.mark(page("a", gibberish(rng(1), 150_000)))) <= 128
+    assert len(SCAN.mark_page(page("a", "a " * 500_000))) <= 128
+    assert len(SCAN.mark_page(page("a", gibberish(rng(1), 150_000)))) <= 128

@@ -9,7 +9,7 @@ from phalanx.data.sources import Document
 
 
 def judge(text, **settings):
-    return make_scan(HiddenCharactersConfig(**settings)).judge(Page(Document("a", text), "web"))
+    return make_scan(HiddenCharactersConfig(**settings)).judge_page(Page(Document("a", text), "web"))
 
 
 def as_tags(text):

@@ -9,7 +9,7 @@ from phalanx.data.sources import Document
 
 
 def judge(text, **settings):
-    return make_scan(HomoglyphsConfig(**settings)).judge(Page(Document("a", text), "web"))
+    return make_scan(HomoglyphsConfig(**settings)).judge_page(Page(Document("a", text), "web"))
 
 
 @pytest.mark.parametrize(

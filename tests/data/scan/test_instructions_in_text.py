@@ -12,7 +12,7 @@ from phalanx.errors import DataError
 
 
 def judge(text, **settings):
-    return make_scan(InstructionsInTextConfig(**settings)).judge(Page(Document("a", text), "web"))
+    return make_scan(InstructionsInTextConfig(**settings)).judge_page(Page(Document("a", text), "web"))
 
 
 @pytest.mark.parametrize(

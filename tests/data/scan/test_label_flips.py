@@ -104,6 +104,6 @@ def test_a_mark_is_at_most_a_few_kib_and_a_million_hostile_characters_are_read_t
 
     (document,) = documents([(text, "x" * 1_000_000)])
 
-    mark = SCAN.mark(Page(document, "web"))
+    mark = SCAN.mark_page(Page(document, "web"))
 
     assert len(mark) <= 4_096

@@ -31,7 +31,7 @@ def test_a_key_that_a_scan_does_not_have_is_refused(kind):
 def test_a_scan_is_a_rule_of_one_of_the_two_kinds(kind):
     scan = make_scan(SCANS[kind].config())
 
-    assert hasattr(scan, "judge") != (hasattr(scan, "mark") and hasattr(scan, "decide"))
+    assert hasattr(scan, "judge_page") != (hasattr(scan, "mark_page") and hasattr(scan, "decide_outcomes"))
 
 
 def test_no_scan_has_the_name_of_a_rule():

@@ -22,7 +22,7 @@ def page(recorded, holds=None, content=CONTENT):
 
 
 def judge(*args, settings=None, **fields):
-    return make_scan(SplitViewConfig(**(settings or {}))).judge(page(*args, **fields))
+    return make_scan(SplitViewConfig(**(settings or {}))).judge_page(page(*args, **fields))
 
 
 def base32(name, content):
@@ -62,7 +62,7 @@ def test_a_claim_that_cannot_be_understood_proves_nothing(claim):
 
 
 def test_a_document_without_an_origin_passes():
-    assert make_scan(SplitViewConfig()).judge(Page(Document("a", "text"), "books")) is None
+    assert make_scan(SplitViewConfig()).judge_page(Page(Document("a", "text"), "books")) is None
 
 
 @pytest.mark.parametrize(

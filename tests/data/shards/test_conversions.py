@@ -24,7 +24,7 @@ PARTS = [("books", "train"), ("books", "validation"), ("web", "train"), ("web", 
 
 def imported(paths: list[Path], home: Path):
     with DatasetWriter(home, "<u2", 300, 256) as writer:
-        files = [TokenFile.of(path) for path in paths]
+        files = [TokenFile.from_path(path) for path in paths]
         import_tokens(ForeignTokens(files, FACTS.tokenizer, licence="CC0-1.0"), writer, SIGNER)
     return open_dataset(home)
 
@@ -43,7 +43,9 @@ def test_parquet_comes_back_with_tokens_names_digests_and_fields(tmp_path: Path)
 
     for part in PARTS:
         assert documents_of(after, *part) == documents_of(before, *part)
-        told = [[(one.name, one.digest, one.fields) for one in data.documents(*part)] for data in (before, after)]
+        told = [
+            [(one.name, one.digest, one.fields) for one in data.document_entries(*part)] for data in (before, after)
+        ]
         assert told[0] == told[1]
     assert [source.licence for source in after.manifest.sources] == ["CC0-1.0"] * 4
 
@@ -58,7 +60,7 @@ def test_megatron_comes_back_with_the_same_tokens(tmp_path: Path, dtype) -> None
 
     for part in PARTS:
         assert documents_of(after, *part) == documents_of(before, *part)
-    first = after.document("web", "train", 0)
+    first = after.document_entry("web", "train", 0)
     assert first.name == "web.train.idx/0"
     assert first.digest == tokens_digest(np.array(documents_of(after, "web", "train")[0]))
 
@@ -101,7 +103,7 @@ def test_megatron_documents_of_several_sequences_are_joined(tmp_path: Path) -> N
 
     found = open_megatron(tmp_path / "a.train")
 
-    assert [ids.tolist() for ids in found.read()] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert [ids.tolist() for ids in found.read_documents()] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_damaged_files_are_refused_or_read_and_never_end_in_a_traceback(tmp_path
             content[rng.randrange(len(content))] = rng.randrange(256)
         path.write_bytes(content if rng.random() < 0.8 else content[: rng.randrange(len(content))])
         try:
-            for row in TokenFile.of(path).rows():
+            for row in TokenFile.from_path(path).token_rows():
                 assert row.ids.dtype.kind in "iu"
         except DataError as exc:
             assert str(tmp_path) in str(exc)
@@ -176,7 +178,7 @@ def test_parquet_of_others_needs_no_more_than_tokens(tmp_path: Path) -> None:
     dataset = imported([path], tmp_path / "d")
 
     assert documents_of(dataset, "web", "train") == [[1, 2], [3], []]
-    assert dataset.document("web", "train", 1).name == "web.train.parquet/1"
+    assert dataset.document_entry("web", "train", 1).name == "web.train.parquet/1"
 
 
 def test_a_token_beyond_the_tokenizer_and_a_name_without_group_are_refused(tmp_path: Path) -> None:
@@ -187,4 +189,4 @@ def test_a_token_beyond_the_tokenizer_and_a_name_without_group_are_refused(tmp_p
         imported([path], tmp_path / "d")
     for name in ("web.parquet", "web.train.txt"):
         with pytest.raises(DataError, match="rename it"):
-            TokenFile.of(tmp_path / name)
+            TokenFile.from_path(tmp_path / name)

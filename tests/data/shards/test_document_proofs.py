@@ -10,7 +10,7 @@ import pytest
 from made_dataset import FACTS, entry_of, ids_of, make_dataset
 from phalanx.config import canonical_json
 from phalanx.data.shards import DatasetWriter, DocumentEntry, SealKey, fingerprint_of, open_dataset
-from phalanx.data.shards.proof import DocumentPlace, _place, check_proof, prove_document, read_proof
+from phalanx.data.shards.proof import DocumentPlace, _document_place, check_proof, prove_document, read_proof
 from phalanx.errors import DataError
 from phalanx.security.crypto import Identity
 
@@ -24,14 +24,14 @@ def checked(dataset, digest: str):
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_every_document_is_proven_to_be_where_it_is(tmp_path: Path, *, sealed: bool) -> None:
-    key = SealKey.make(tmp_path / "key") if sealed else None
+    key = SealKey.create_file(tmp_path / "key") if sealed else None
     make_dataset(tmp_path / "d", 60, SIGNER, seal=key)
     dataset = open_dataset(tmp_path / "d", key=key)
 
     for group, splits in dataset.groups.items():
         for split in splits:
             starts = dataset.document_starts(group, split)
-            for number, entry in enumerate(dataset.documents(group, split)):
+            for number, entry in enumerate(dataset.document_entries(group, split)):
                 found = checked(dataset, entry.digest)
                 tokens = int(starts[number + 1] - starts[number])
                 place = DocumentPlace(group, split, entry.source, number, int(starts[number]), tokens)
@@ -43,8 +43,8 @@ def test_every_document_is_proven_to_be_where_it_is(tmp_path: Path, *, sealed: b
 def test_absence_is_proven_before_between_and_behind_all_documents(tmp_path: Path, documents: int) -> None:
     with DatasetWriter(tmp_path, "<u2", leaf_bytes=4096) as writer:
         for number in range(documents):
-            writer.group("web", "train").add(np.array([1]), entry_of(number))
-        writer.finish(FACTS, SIGNER)
+            writer.part_writer("web", "train").add_document(np.array([1]), entry_of(number))
+        writer.finish_dataset(FACTS, SIGNER)
     dataset = open_dataset(tmp_path)
 
     for digest in ("0" * 64, "f" * 64, *(entry_of(documents + more).digest for more in range(20))):
@@ -62,10 +62,10 @@ def test_all_places_of_a_document_are_proven_and_of_very_many_that_there_are_mor
     with DatasetWriter(tmp_path, "<u2", leaf_bytes=4096) as writer:
         for number in range(7):
             entry = DocumentEntry(entry_of(number % 2).digest, 0, str(number))
-            writer.group("web", ("train", "validation")[number > 4]).add(ids_of(number), entry)
+            writer.part_writer("web", ("train", "validation")[number > 4]).add_document(ids_of(number), entry)
         for number in range(300):
-            writer.group("again", "train").add(np.array([1]), DocumentEntry("aa" * 32, 0, str(number)))
-        writer.finish(FACTS, SIGNER)
+            writer.part_writer("again", "train").add_document(np.array([1]), DocumentEntry("aa" * 32, 0, str(number)))
+        writer.finish_dataset(FACTS, SIGNER)
     dataset = open_dataset(tmp_path)
 
     found, many = checked(dataset, entry_of(0).digest), checked(dataset, "aa" * 32)
@@ -154,4 +154,4 @@ def test_a_record_of_a_part_that_is_not_there_proves_nothing(part):
     statement = SimpleNamespace(parts=(("web", "train"),))
 
     with pytest.raises(DataError, match=f"a record names part {part} of 1"):
-        _place(record, statement, "proof.json")
+        _document_place(record, statement, "proof.json")

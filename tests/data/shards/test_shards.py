@@ -42,9 +42,9 @@ def test_tokens_and_documents_are_read_as_they_were_written(tmp_path: Path, dtyp
             tokens, starts = dataset.tokens(group, split), dataset.document_starts(group, split)
             assert len(starts) == len(numbers) + 1
             for at, number in enumerate(numbers):
-                assert tokens.read(int(starts[at]), int(starts[at + 1])).tolist() == ids_of(number).tolist()
-            assert list(dataset.documents(group, split)) == [entry_of(number) for number in numbers]
-            assert dataset.document(group, split, 2) == entry_of(numbers[2])
+                assert tokens.read_tokens(int(starts[at]), int(starts[at + 1])).tolist() == ids_of(number).tolist()
+            assert list(dataset.document_entries(group, split)) == [entry_of(number) for number in numbers]
+            assert dataset.document_entry(group, split, 2) == entry_of(numbers[2])
 
 
 def test_equal_documents_give_equal_datasets_byte_by_byte(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def read_everything(directory: Path, signer: str, key: SealKey | None = None) ->
     dataset = open_dataset(directory, signer, key)
     for group, splits in dataset.groups.items():
         for split in splits:
-            dataset.tokens(group, split).read(0, len(dataset.tokens(group, split)))
+            dataset.tokens(group, split).read_tokens(0, len(dataset.tokens(group, split)))
     for _ in dataset.verify():
         pass
 
@@ -87,7 +87,7 @@ def files_of(directory: Path) -> list[Path]:
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_flipped_byte_anywhere_is_refused_with_its_file_named(tmp_path: Path, *, stride: int, sealed: bool) -> None:
     signer = Identity.without_certificate("signer")
-    key = SealKey.make(tmp_path / "key") if sealed else None
+    key = SealKey.create_file(tmp_path / "key") if sealed else None
     make_dataset(tmp_path / "d", 5, signer, shard_tokens=200, seal=key)
     read_everything(tmp_path / "d", fingerprint_of(signer), key)
 
@@ -105,7 +105,7 @@ def test_a_flipped_byte_anywhere_is_refused_with_its_file_named(tmp_path: Path, 
 def test_a_flipped_token_is_refused_by_the_read_that_touches_its_leaf_and_by_no_other(
     tmp_path: Path, *, sealed: bool
 ) -> None:
-    key = SealKey.make(tmp_path / "key") if sealed else None
+    key = SealKey.create_file(tmp_path / "key") if sealed else None
     make_dataset(tmp_path / "d", 60, shard_tokens=300, seal=key)
     path = tmp_path / "d" / "shards" / "web.train" / "tokens-00001"
     path.write_bytes(flipped(path, 300))
@@ -113,12 +113,12 @@ def test_a_flipped_token_is_refused_by_the_read_that_touches_its_leaf_and_by_no_
     tokens = open_dataset(tmp_path / "d", key=key).tokens("web", "train")
 
     # 128 tokens a leaf, of 300 a shard
-    assert len(tokens.read(300, 428)) == 128
+    assert len(tokens.read_tokens(300, 428)) == 128
     with pytest.raises(DataError, match=r"web.train/tokens-00001: leaf 1 \(bytes (256|272) to (437|469)\)"):
-        tokens.read(427, 429)
+        tokens.read_tokens(427, 429)
     with pytest.raises(DataError, match="leaf 1"):
-        tokens.read(440, 441)
-    assert len(tokens.read(0, 300)) == 300
+        tokens.read_tokens(440, 441)
+    assert len(tokens.read_tokens(0, 300)) == 300
 
 
 def test_no_byte_is_hashed_twice_and_none_that_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_no_byte_is_hashed_twice_and_none_that_is_not_read(tmp_path: Path, monke
     tokens = open_dataset(tmp_path).tokens("web", "train")
 
     for start, stop in [(0, 10), (3, 120), (100, 130), (0, 256), (500, 501), (0, 256)]:
-        tokens.read(start, stop)
+        tokens.read_tokens(start, stop)
 
     assert hashed == [256, 256, 182]
 
@@ -147,12 +147,12 @@ def test_many_shards_are_read_with_few_open_files_and_still_hashed_once(
     from phalanx.data.shards import leaves
 
     dataset = open_dataset(tmp_path)
-    dataset._store._most_files = 3
+    dataset._store._max_files = 3
     tokens = dataset.tokens("web", "train")
-    before = tokens.read(0, len(tokens)).copy()
+    before = tokens.read_tokens(0, len(tokens)).copy()
     monkeypatch.setattr(leaves, "leaf_hash", None)
 
-    after = [tokens.read(at, at + 1)[0] for at in range(len(tokens))]
+    after = [tokens.read_tokens(at, at + 1)[0] for at in range(len(tokens))]
 
     assert after == before.tolist()
     assert len(dataset._store._mapped) == 3
@@ -161,25 +161,25 @@ def test_many_shards_are_read_with_few_open_files_and_still_hashed_once(
 def test_a_shard_that_was_replaced_after_its_map_was_given_back_is_checked_again(tmp_path: Path) -> None:
     make_dataset(tmp_path, 60, shard_tokens=300)
     tokens = open_dataset(tmp_path).tokens("web", "train")
-    tokens.read(0, 300)
+    tokens.read_tokens(0, 300)
     path = tmp_path / "shards" / "web.train" / "tokens-00000"
     content = flipped(path, 0)
     path.unlink()
     path.write_bytes(content)
 
-    tokens._shards[0].unmap()
+    tokens._shards[0].close_map()
 
     with pytest.raises(DataError, match="tokens-00000: leaf 0"):
-        tokens.read(0, 1)
+        tokens.read_tokens(0, 1)
 
 
 def test_what_is_read_cannot_be_written_to_and_stays_when_the_file_is_unmapped(tmp_path: Path) -> None:
     make_dataset(tmp_path, 60, shard_tokens=300)
     tokens = open_dataset(tmp_path).tokens("web", "train")
 
-    one, over = tokens.read(0, 10), tokens.read(295, 310)
+    one, over = tokens.read_tokens(0, 10), tokens.read_tokens(295, 310)
     expected = one.tolist()
-    tokens._shards[0].unmap()
+    tokens._shards[0].close_map()
 
     assert one.tolist() == expected
     for read in (one, over):
@@ -191,15 +191,15 @@ def test_a_dataset_of_another_signer_is_refused_and_an_unnamed_one_is_said(tmp_p
     first, second = load_signer(tmp_path / "keys" / "first"), load_signer(tmp_path / "keys" / "second")
     make_dataset(tmp_path / "d", signer=first)
 
-    assert open_dataset(tmp_path / "d", fingerprint_of(first)).trust == (
+    assert open_dataset(tmp_path / "d", fingerprint_of(first)).trust_statement == (
         f"signed with the expected key {fingerprint_of(first)}"
     )
     unnamed = open_dataset(tmp_path / "d")
     assert not unnamed.signer_was_named
-    assert "not verified" in unnamed.trust
+    assert "not verified" in unnamed.trust_statement
     with pytest.raises(DataError, match=f"signed with key {fingerprint_of(first)}, expected") as refused:
         open_dataset(tmp_path / "d", fingerprint_of(second))
-    assert refused.value.facts["code"] == "PHX-I028"
+    assert refused.value.error_facts["code"] == "PHX-I028"
 
 
 def test_an_unsigned_manifest_is_refused(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_key_file_is_made_once_and_kept_from_others(tmp_path: Path) -> None:
 
 
 def test_an_encrypted_dataset_shows_no_token_digest_or_name_and_opens_with_its_key_alone(tmp_path: Path) -> None:
-    key, other = SealKey.make(tmp_path / "key"), SealKey.make(tmp_path / "other")
+    key, other = SealKey.create_file(tmp_path / "key"), SealKey.create_file(tmp_path / "other")
     make_dataset(tmp_path / "d", seal=key)
     stored = b"".join(path.read_bytes() for path in files_of(tmp_path / "d"))
 
@@ -246,11 +246,13 @@ def test_an_encrypted_dataset_shows_no_token_digest_or_name_and_opens_with_its_k
         open_dataset(tmp_path / "d")
     with pytest.raises(DataError, match="was wrapped with key"):
         open_dataset(tmp_path / "d", key=other)
-    assert open_dataset(tmp_path / "d", key=SealKey.read(tmp_path / "key")).document("web", "train", 0) == entry_of(1)
+    assert open_dataset(tmp_path / "d", key=SealKey.from_file(tmp_path / "key")).document_entry(
+        "web", "train", 0
+    ) == entry_of(1)
 
 
 def test_two_encrypted_datasets_of_one_text_have_no_leaf_in_common(tmp_path: Path) -> None:
-    key = SealKey.make(tmp_path / "key")
+    key = SealKey.create_file(tmp_path / "key")
     for name in ("a", "b"):
         make_dataset(tmp_path / name, seal=key)
 
@@ -269,27 +271,27 @@ def test_two_encrypted_datasets_of_one_text_have_no_leaf_in_common(tmp_path: Pat
 def test_a_leaf_moved_to_another_place_does_not_open(tmp_path: Path) -> None:
     from phalanx.data.shards.seal import DatasetSeal
 
-    seal = DatasetSeal.draw()
-    sealed = seal.cipher("shards/web.train/tokens-00000").seal(3, b"tokens")
+    seal = DatasetSeal.from_random()
+    sealed = seal.file_cipher("shards/web.train/tokens-00000").seal_leaf(3, b"tokens")
 
     for cipher, index in (
-        (seal.cipher("shards/web.train/tokens-00000"), 4),
-        (seal.cipher("shards/web.train/tokens-00001"), 3),
-        (DatasetSeal("0" * 32, seal._data_key).cipher("shards/web.train/tokens-00000"), 3),
+        (seal.file_cipher("shards/web.train/tokens-00000"), 4),
+        (seal.file_cipher("shards/web.train/tokens-00001"), 3),
+        (DatasetSeal("0" * 32, seal._data_key).file_cipher("shards/web.train/tokens-00000"), 3),
     ):
         with pytest.raises(DataError, match=f"leaf {index} does not open"):
-            cipher.open(index, sealed)
+            cipher.open_leaf(index, sealed)
 
 
 def test_decrypted_leaves_are_kept_within_a_bound(tmp_path: Path) -> None:
-    key = SealKey.make(tmp_path / "key")
+    key = SealKey.create_file(tmp_path / "key")
     make_dataset(tmp_path / "d", 60, seal=key)
     dataset = open_dataset(tmp_path / "d", key=key)
-    dataset._store._most_plain_bytes = 700
+    dataset._store._max_plain_bytes = 700
     tokens = dataset.tokens("web", "train")
 
     for start in range(0, len(tokens) - 10, 10):
-        tokens.read(start, start + 10)
+        tokens.read_tokens(start, start + 10)
         assert sum(map(len, dataset._store._plain.values())) == dataset._store._plain_bytes <= 700
 
 
@@ -297,7 +299,7 @@ def test_a_writer_that_was_killed_leaves_no_dataset_and_the_next_one_begins_anew
     signer = Identity.without_certificate("signer")
     make_dataset(tmp_path / "whole", signer=signer)
     with DatasetWriter(tmp_path / "going", "<u2", 300, 256) as writer:
-        writer.group("web", "train").add(ids_of(7), entry_of(7))
+        writer.part_writer("web", "train").add_document(ids_of(7), entry_of(7))
         shutil.copytree(tmp_path / "going", tmp_path / "d")
 
     with pytest.raises(DataError, match=r"dataset\.json: cannot be read"):
@@ -338,7 +340,7 @@ def test_a_dataset_and_folders_of_others_are_never_written_over(tmp_path: Path) 
 )
 def test_tokens_that_do_not_fit_are_refused(tmp_path: Path, ids, message: str) -> None:
     with DatasetWriter(tmp_path, "<u2") as writer, pytest.raises(DataError, match=message):
-        writer.group("web", "train").add(ids, entry_of(0))
+        writer.part_writer("web", "train").add_document(ids, entry_of(0))
     assert not (tmp_path / ".incomplete").exists()
 
 
@@ -348,30 +350,30 @@ def test_facts_that_do_not_fit_the_documents_are_refused(tmp_path: Path) -> None
         [(1000, 0, "token 1000 is outside of the tokenizer's 1000"), (1, 2, "a document names source 2 of 2")]
     ):
         with DatasetWriter(tmp_path / str(at), "<u2") as writer, pytest.raises(DataError, match=message):
-            writer.group("web", "train").add(np.array([ids]), DocumentEntry("0" * 64, source, "name"))
-            writer.finish(FACTS, signer)
+            writer.part_writer("web", "train").add_document(np.array([ids]), DocumentEntry("0" * 64, source, "name"))
+            writer.finish_dataset(FACTS, signer)
     with DatasetWriter(tmp_path / "empty", "<u2") as writer, pytest.raises(DataError, match="no document is left"):
-        writer.finish(FACTS, signer)
+        writer.finish_dataset(FACTS, signer)
 
 
 def test_a_signed_dataset_with_tokens_beyond_its_vocabulary_is_refused_at_the_read(tmp_path: Path) -> None:
     tokenizer = FACTS.tokenizer.model_copy(update={"vocab_size": 2})
     with DatasetWriter(tmp_path, "<u2") as writer:
-        part = writer.group("web", "train")
-        part.add(np.array([1, 5]), entry_of(0))
-        part.largest_id = 0
-        writer.finish(FACTS.model_copy(update={"tokenizer": tokenizer}), Identity.without_certificate("signer"))
+        part = writer.part_writer("web", "train")
+        part.add_document(np.array([1, 5]), entry_of(0))
+        part.max_token_id = 0
+        writer.finish_dataset(FACTS.model_copy(update={"tokenizer": tokenizer}), Identity.without_certificate("signer"))
 
     with pytest.raises(DataError, match="leaf 0 has token 5, but the vocabulary has 2"):
-        open_dataset(tmp_path).tokens("web", "train").read(0, 1)
+        open_dataset(tmp_path).tokens("web", "train").read_tokens(0, 1)
 
 
 def test_a_further_file_that_was_altered_is_named(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text("{}")
     facts = FACTS.model_copy(update={"files": ("report.json",)})
     with DatasetWriter(tmp_path, "<u2") as writer:
-        writer.group("web", "train").add(ids_of(0), entry_of(0))
-        writer.finish(facts, Identity.without_certificate("signer"))
+        writer.part_writer("web", "train").add_document(ids_of(0), entry_of(0))
+        writer.finish_dataset(facts, Identity.without_certificate("signer"))
     assert list(open_dataset(tmp_path).verify())[-1] == "report.json"
 
     (tmp_path / "report.json").write_text("[]")

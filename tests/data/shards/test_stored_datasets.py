@@ -9,8 +9,8 @@ import pytest
 
 from made_dataset import make_dataset
 from object_store import ACCESS, need_object_store, object_store
-from phalanx.cli.outcome import run as command
-from phalanx.data import DataConfig, prepare
+from phalanx.cli.outcome import run_command as command
+from phalanx.data import DataConfig, prepare_corpus
 from phalanx.data.shards import SealKey, fingerprint_of, open_dataset
 from phalanx.data.shards import stored as stored_module
 from phalanx.data.shards.manifest import BesideRecord, sign_dataset
@@ -56,11 +56,11 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_what_was_copied_out_comes_back_byte_for_byte(files, tmp_path, is_sealed):
     key = None
     if is_sealed:
-        SealKey.make(tmp_path / "data.key")
-        key = SealKey.read(tmp_path / "data.key")
+        SealKey.create_file(tmp_path / "data.key")
+        key = SealKey.from_file(tmp_path / "data.key")
     make_dataset(tmp_path / "here", signer=SIGNER, seal=key)
 
-    StoredDataset("s3://sets/mine").put(tmp_path / "here")
+    StoredDataset("s3://sets/mine").upload_dataset(tmp_path / "here")
     assert command(["data", "copy", "s3://sets/mine", str(tmp_path / "back"), "--signer", OURS]) == 0
 
     assert contents(tmp_path / "back") == contents(tmp_path / "here")
@@ -74,10 +74,10 @@ def test_a_run_reads_a_dataset_by_its_address_and_brings_it_once(files, tmp_path
 
     def corpus(path: object):
         text = {"dataset": {"path": str(path)}, "sequence_length": 16}
-        return prepare(DataConfig.model_validate_json(json.dumps(text)), tmp_path / "cache", seed=1)
+        return prepare_corpus(DataConfig.model_validate_json(json.dumps(text)), tmp_path / "cache", seed=1)
 
     there = corpus("s3://sets/mine")
-    monkeypatch.setattr(StoredDataset, "fetch", None)
+    monkeypatch.setattr(StoredDataset, "download_dataset", None)
 
     assert there.digest == corpus("s3://sets/mine").digest == corpus(tmp_path / "here").digest
     rows = [one.train_batch([0, 5]).input_ids.tolist() for one in (there, corpus(tmp_path / "here"))]
@@ -97,12 +97,12 @@ def test_a_copy_that_was_cut_off_is_no_dataset_and_goes_on(files, tmp_path, monk
 
     monkeypatch.setattr(files, "put_file", counted)
     with pytest.raises(DataError, match=r"cannot take the dataset \(Connection reset"):
-        StoredDataset("s3://sets/mine").put(tmp_path / "here")
+        StoredDataset("s3://sets/mine").upload_dataset(tmp_path / "here")
     with pytest.raises(DataError, match="is missing or incomplete"):
-        StoredDataset("s3://sets/mine").fetch(tmp_path / "half")
+        StoredDataset("s3://sets/mine").download_dataset(tmp_path / "half")
 
-    StoredDataset("s3://sets/mine").put(tmp_path / "here")
-    StoredDataset("s3://sets/mine").fetch(tmp_path / "back")
+    StoredDataset("s3://sets/mine").upload_dataset(tmp_path / "here")
+    StoredDataset("s3://sets/mine").download_dataset(tmp_path / "back")
 
     # each once, and the manifest by another way
     assert len(sent) == len(set(sent)) == len(contents(tmp_path / "here"))
@@ -115,19 +115,19 @@ def test_leftovers_of_another_copy_are_written_over(files, tmp_path):
     files.pipe_file(f"sets/mine/{name}", b"x" * (tmp_path / "here" / name).stat().st_size)
     files.pipe_file("sets/mine/copy-in-progress", b"0" * 64)
 
-    StoredDataset("s3://sets/mine").put(tmp_path / "here")
-    StoredDataset("s3://sets/mine").fetch(tmp_path / "back")
+    StoredDataset("s3://sets/mine").upload_dataset(tmp_path / "here")
+    StoredDataset("s3://sets/mine").download_dataset(tmp_path / "back")
 
     assert contents(tmp_path / "back") == contents(tmp_path / "here")
     make_dataset(tmp_path / "other", documents=20, signer=SIGNER)
     with pytest.raises(DataError, match="has another dataset"):
-        StoredDataset("s3://sets/mine").put(tmp_path / "other")
+        StoredDataset("s3://sets/mine").upload_dataset(tmp_path / "other")
 
 
 def test_a_store_that_lies_gives_nothing_that_is_used(files, tmp_path, monkeypatch, capsys):
     make_dataset(tmp_path / "here", signer=SIGNER)
     stored = StoredDataset("s3://sets/mine")
-    stored.put(tmp_path / "here")
+    stored.upload_dataset(tmp_path / "here")
     shard = "sets/mine/shards/web.train/tokens-00000"
     content = files.cat_file(shard)
 
@@ -137,20 +137,20 @@ def test_a_store_that_lies_gives_nothing_that_is_used(files, tmp_path, monkeypat
     assert "leaf 0" in capsys.readouterr().err
     files.pipe_file(shard, content + b"more")
     with pytest.raises(DataError, match="exceeds its signed size of 600 bytes"):
-        stored.fetch(tmp_path / "longer")
+        stored.download_dataset(tmp_path / "longer")
     files.rm_file(shard)
     with pytest.raises(DataError, match=r"cannot bring shards/web\.train/tokens-00000: it is missing"):
-        stored.fetch(tmp_path / "missing")
+        stored.download_dataset(tmp_path / "missing")
     assert not any((tmp_path / name).exists() for name in ("longer", "missing"))
     # a dataset of its own
     theirs = Identity.without_certificate("another")
     make_dataset(tmp_path / "theirs", signer=theirs)
-    StoredDataset("s3://sets/theirs").put(tmp_path / "theirs")
+    StoredDataset("s3://sets/theirs").upload_dataset(tmp_path / "theirs")
     with pytest.raises(DataError, match="signed with key"):
-        StoredDataset("s3://sets/theirs").fetch(tmp_path / "swapped", OURS)
+        StoredDataset("s3://sets/theirs").download_dataset(tmp_path / "swapped", OURS)
     monkeypatch.setattr(stored_module, "MOST_MANIFEST_BYTES", 100)
     with pytest.raises(DataError, match="exceeds 100 bytes"):
-        StoredDataset("s3://sets/theirs").signed()
+        StoredDataset("s3://sets/theirs").read_signed()
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside"])
@@ -161,7 +161,7 @@ def test_a_signed_name_outside_of_the_dataset_is_not_written(files, tmp_path, na
     files.pipe_file("sets/mine/dataset.json", content)
 
     with pytest.raises(DataError, match="is outside of the dataset"):
-        StoredDataset("s3://sets/mine").fetch(tmp_path / "back", OURS)
+        StoredDataset("s3://sets/mine").download_dataset(tmp_path / "back", OURS)
 
 
 def test_a_copy_needs_one_folder_and_one_address(tmp_path, capsys):

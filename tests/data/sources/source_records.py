@@ -9,7 +9,7 @@ from phalanx.errors import DataError
 def records(config):
     """Every record of every file of a source, as a build reads them."""
     source = open_source(config)
-    return [record for file in source.files for record in source.read(file)]
+    return [record for file in source.files for record in source.read_file_records(file)]
 
 
 def raw_bytes(record):

@@ -90,7 +90,7 @@ def test_what_python_writes_as_euc_jp_is_read_but_for_marks_that_windows_has_oth
 
 
 def decoded(content, declared, *, is_page=True):
-    return TextExtractor("html", PageSettings()).decode(content, declared, "it", is_page=is_page)
+    return TextExtractor("html", PageSettings()).decode_page(content, declared, "it", is_page=is_page)
 
 
 @pytest.mark.parametrize("declared", ["iso-8859-1", "windows-1252", "koi8-r", "ISO-8859-15", "macintosh"])

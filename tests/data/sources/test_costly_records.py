@@ -43,17 +43,17 @@ def test_a_page_of_nested_lists_does_not_become_gigabytes_of_indentation(levels)
     page = "<ol>x" * levels
 
     with pytest.raises(DataError, match=r"times the page, by indentation|takes more memory than a page may"):
-        TextExtractor("html", PageSettings(main_content=False)).text_of(page.encode(), None, "page")
+        TextExtractor("html", PageSettings(main_content=False)).extract_text(page.encode(), None, "page")
 
 
 def test_what_is_read_in_a_process_of_its_own_is_what_is_read_here(monkeypatch):
     extractor = TextExtractor("html", PageSettings())
     page = "<main>" + "<p>caf\u00e9 \U0001f6e1 " * 5_000 + "</main>"
 
-    apart = extractor.text_of(page.encode(), None, "page")
+    apart = extractor.extract_text(page.encode(), None, "page")
     monkeypatch.setattr("phalanx.data.sources.extraction._FREE_CHARACTERS", len(page))
 
-    assert apart == extractor.text_of(page.encode(), None, "page") != ""
+    assert apart == extractor.extract_text(page.encode(), None, "page") != ""
 
 
 MAIL = {

@@ -52,7 +52,7 @@ def test_a_bucket_is_read_as_a_directory_is(bucket, tmp_path):
     source = open_source(there)
     bucket.rm_file("texts/mine/a.txt")
     with pytest.raises(DataError, match=r"s3://texts/mine/a\.txt: cannot be read \((No such file|FileNotFound)"):
-        list(source.read(source.files[0]))
+        list(source.read_file_records(source.files[0]))
     with pytest.raises(DataError, match="s3://texts/nothing: not found"):
         open_source(TextConfig(path="s3://texts/nothing"))
 

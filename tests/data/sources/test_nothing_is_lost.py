@@ -161,7 +161,7 @@ def account(kind, home, draw):
         assert "no file of this source's kind" in str(exc)
         return
     passed_over = {file.name for file in source.files if file.passed_over}
-    found = {file.name: list(source.read(file)) for file in source.files}
+    found = {file.name: list(source.read_file_records(file)) for file in source.files}
     for name, size in sizes.items():
         parts = name.split("/")
         above = [f"{'/'.join(parts[: at + 1])}/" for at in range(len(parts) - 1) if leftover_reason(parts[at])]

@@ -47,9 +47,9 @@ def read_in_spans(config, least_bytes):
     """Every record of a source, span by span; and how many spans there were."""
     source = open_source(config)
     (file,) = source.files
-    spans = source.spans(file, least_bytes)
+    spans = source.cut_spans(file, least_bytes)
     parts = [replace(file, span=span) for span in spans] or [file]
-    return [record for part in parts for record in source.read(part)], len(spans)
+    return [record for part in parts for record in source.read_file_records(part)], len(spans)
 
 
 @pytest.mark.parametrize("least_bytes", [1, 200])
@@ -149,8 +149,8 @@ def test_a_table_is_cut_between_row_groups_and_rows_keep_their_numbers(tmp_path)
 
 def test_borders_are_told_once_and_in_order():
     borders = MemberBorders()
-    borders.note(10, 5)
-    borders.note(10, 9)
-    borders.note(20, 14)
+    borders.note_member(10, 5)
+    borders.note_member(10, 9)
+    borders.note_member(20, 14)
 
     assert [borders.packed_at(at) for at in (0, 4, 10, 15, 20, 21)] == [0, None, 5, None, 14, None]

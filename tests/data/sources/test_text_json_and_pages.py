@@ -107,7 +107,7 @@ def test_names_of_fields_in_a_reason_are_cut(tmp_path):
     ],
 )
 def test_a_page_is_decoded_by_its_mark_header_declaration_or_what_is_found(page, declared):
-    text = TextExtractor("html", PageSettings()).text_of(page, declared, "page")
+    text = TextExtractor("html", PageSettings()).extract_text(page, declared, "page")
 
     assert "Hold the caf\u00e9" in text
     assert "menu" not in text
@@ -123,7 +123,7 @@ def test_a_page_is_decoded_by_its_mark_header_declaration_or_what_is_found(page,
 )
 def test_a_page_that_is_not_what_it_says_is_refused(page, declared, said):
     with pytest.raises(DataError, match=said):
-        TextExtractor("html", PageSettings()).text_of(page, declared, "page")
+        TextExtractor("html", PageSettings()).extract_text(page, declared, "page")
 
 
 @pytest.mark.parametrize(
@@ -140,13 +140,13 @@ def test_a_page_that_is_not_what_it_says_is_refused(page, declared, said):
 )
 def test_a_page_that_would_cost_seconds_or_gigabytes_is_refused(page, said):
     with pytest.raises(DataError, match=said):
-        TextExtractor("html", PageSettings()).text_of(page.encode(), None, "page")
+        TextExtractor("html", PageSettings()).extract_text(page.encode(), None, "page")
 
 
 def test_a_long_page_that_people_read_is_not_refused():
     rows = "".join(f"<div class=r><p><b>{n}</b> <a href=x>a link</a></p></div>" for n in range(5_000))
 
-    text = TextExtractor("html", PageSettings(main_content=False)).text_of(
+    text = TextExtractor("html", PageSettings(main_content=False)).extract_text(
         ("<html><body>" + "<div>" * 20 + rows + "</div>" * 20).encode(), None, "page"
     )
 

@@ -104,7 +104,7 @@ def test_the_scan_for_split_views_compares_the_payload_with_what_was_recorded(tm
     for one in (honest, other):
         (document,) = (record for record in read(tmp_path, one) if isinstance(record, Document))
         assert document.fields["payload_sha256"] == hashlib.sha256(page(0)).hexdigest()
-        outcomes.append(scan.judge(Page(document, "web")))
+        outcomes.append(scan.judge_page(Page(document, "web")))
 
     assert outcomes[0] is None
     assert isinstance(outcomes[1], Quarantine)

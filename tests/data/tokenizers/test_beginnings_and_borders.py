@@ -16,7 +16,7 @@ from phalanx.data.preferences import prepare_preferences
 from phalanx.data.tasks import Example
 from phalanx.data.tokenizers.check import check_tokenizer
 from phalanx.data.tokenizers.encoder import Encoder
-from phalanx.data.tokenizers.tokenizer import fingerprint_tokenizer, load_tokenizer, wrap
+from phalanx.data.tokenizers.tokenizer import fingerprint_tokenizer, load_tokenizer, wrap_backend
 from phalanx.errors import DataError
 from phalanx.models import parse_hub_config
 from phalanx.models.scratch import write_random_model
@@ -163,7 +163,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map("".join)
 
 
 def opened(name):
-    return wrap(tokenizers.Tokenizer.from_str(MAKES[name].to_str()), END, name)
+    return wrap_backend(tokenizers.Tokenizer.from_str(MAKES[name].to_str()), END, name)
 
 
 def theirs(name):
@@ -297,7 +297,7 @@ def test_an_ending_is_as_likely_as_the_tokens_of_the_whole_that_reach_beyond_the
         expected = sum(float(said[at - 1, ids[at]]) for at in range(border, len(ids)))
 
         (found,) = model.log_probs(prompt, [ending])
-        (of_tokens,) = model.log_probs(model.prompt(prompt), [ending])
+        (of_tokens,) = model.log_probs(model.encode_prompt(prompt), [ending])
 
         assert found == pytest.approx(expected, abs=1e-4), (prompt, ending)
         if tokenizer.decode(tokenizer(prompt, add_special_tokens=False).input_ids) == prompt:

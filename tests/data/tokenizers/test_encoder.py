@@ -13,8 +13,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from phalanx.data.tokenizers import ByteBpeTraining, Encoder, WordPieceTraining, train_tokenizer
 from phalanx.data.tokenizers.patterns import KNOWN_PATTERNS, LLAMA3
 from phalanx.data.tokenizers.probes import probe_texts
-from phalanx.data.tokenizers.tokenizer import wrap
-from phalanx.data.tokenizers.twin import UnequalError, check_merges, make_twin
+from phalanx.data.tokenizers.tiktoken_encoder import UnequalError, check_merges, make_tiktoken_encoder
+from phalanx.data.tokenizers.tokenizer import wrap_backend
 from phalanx.errors import DataError
 
 
@@ -46,7 +46,7 @@ def plain_ids(tokenizer, text):
 def changed(tokenizer, change):
     parts = json.loads(tokenizer.to_json())
     change(parts)
-    return wrap(tokenizers.Tokenizer.from_str(json.dumps(parts)), "<|endoftext|>", "changed")
+    return wrap_backend(tokenizers.Tokenizer.from_str(json.dumps(parts)), "<|endoftext|>", "changed")
 
 
 def test_ids_are_those_of_tokenizers_on_texts_and_probes(trained, encoder):
@@ -211,7 +211,7 @@ def test_other_kinds_are_left_to_tokenizers():
     tokenizer = train_tokenizer(made_texts(), WordPieceTraining(vocab_size=300))
 
     with pytest.raises(UnequalError, match="the vocabulary is WordPiece, not byte-level BPE"):
-        make_twin(tokenizer.backend)
+        make_tiktoken_encoder(tokenizer.backend)
 
 
 def test_an_absent_library_is_told_and_nothing_is_refused(trained, monkeypatch):
@@ -236,7 +236,7 @@ def test_a_text_that_is_none_is_refused(trained, size_bytes):
 def test_a_tokenizer_whose_texts_can_end_a_document_is_refused():
     backend = tokenizers.Tokenizer(models.WordLevel({"end": 0, "a": 1}, unk_token="a"))
     backend.normalizer, backend.decoder = normalizers.NFC(), decoders.ByteLevel()
-    encoder = Encoder(wrap(backend, "end", "made"))
+    encoder = Encoder(wrap_backend(backend, "end", "made"))
 
     with pytest.raises(DataError, match="the end-of-text token inside a document"):
         encoder.encode_batch(["end"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.tokenizers import load_tokenizer, vocabulary_digest
 
@@ -26,7 +26,7 @@ def home(tmp_path, monkeypatch):
 
 
 def told(capfd, words):
-    code = run([*words, "--json"])
+    code = run_command([*words, "--json"])
     return code, json.loads(capfd.readouterr().out)
 
 

@@ -127,7 +127,7 @@ def test_a_size_that_the_text_cannot_have_is_refused_with_the_one_that_it_can(co
     with pytest.raises(DataError, match=said) as refused:
         train_tokenizer(["a short text, a short text"], config)
 
-    assert refused.value.facts["code"] == "PHX-I017"
+    assert refused.value.error_facts["code"] == "PHX-I017"
 
 
 @pytest.mark.parametrize("name", CONFIGS)

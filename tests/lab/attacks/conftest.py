@@ -32,7 +32,7 @@ def drive(make_copy, honest_drives):
 
     def run(config=None, *, steps=4, party="worker-1", log=None):
         if config is not None:
-            return drive_stage(make_attack(config, party, log).wrap(make_copy(), True), steps)
+            return drive_stage(make_attack(config, party, log).wrap_copy(make_copy(), True), steps)
         if steps not in honest_drives:
             honest_drives[steps] = drive_stage(make_copy(), steps)
         return honest_drives[steps]

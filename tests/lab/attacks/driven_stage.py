@@ -39,13 +39,13 @@ def drive_stage(copy, steps):
     """Run whole steps of a copy on made-up tensors."""
     seen = Seen()
     for step in range(steps):
-        state = copy.digest()
+        state = copy.compute_digest()
         seen.states[step] = state.weights + state.moments
         for m in range(MICROBATCHES):
             seen.messages[step, "forward", m] = copy.runner.forward(step, m, tensor(step, m))
         for m in range(MICROBATCHES):
             seen.messages[step, "backward", m] = copy.runner.backward(step, m, tensor(step, m, 1))
-        gradients = copy.runner.gradients()
+        gradients = copy.runner.take_gradients()
         seen.gradients[step] = tensors_digest(gradients)
-        copy.apply(step, gradients, 1.0)
+        copy.apply_update(step, gradients, 1.0)
     return seen

@@ -41,7 +41,7 @@ def check(stage):
 
 def adapter_of(stage):
     """The adapter of the first block."""
-    named = stage.trainable()
+    named = stage.trainable_parameters()
     a, b = (next(named[name] for name in named if name.endswith(f"lora_{side}.weight")) for side in "AB")
     return SimpleNamespace(a=a, b=b)
 
@@ -53,7 +53,7 @@ def train(stage, ids, lr=1.0):
     adapter = adapter_of(stage)
     gradients = SimpleNamespace(a=adapter.a.grad.clone(), b=adapter.b.grad.clone(), weight=adapter.a.detach().clone())
     with torch.no_grad():
-        for parameter in stage.trainable().values():
+        for parameter in stage.trainable_parameters().values():
             parameter.sub_(lr * parameter.grad)
     return gradients
 
@@ -61,7 +61,7 @@ def train(stage, ids, lr=1.0):
 def test_the_first_gradient_of_an_adapter_gives_the_tokens_away(stage, check):
     seen = train(stage, BATCH)
 
-    (found,) = check.tokens(seen.a, seen.b, seen.weight)
+    (found,) = check.tokens_by_position(seen.a, seen.b, seen.weight)
 
     assert float(seen.a.abs().max()) == 0.0
     precision, recall = precision_and_recall(found, BATCH[:, :-1])
@@ -73,7 +73,7 @@ def test_later_gradients_of_an_adapter_give_the_tokens_away(stage, check):
     train(stage, MANY)
     seen = train(stage, BATCH)
 
-    (found,) = check.tokens(seen.a, seen.b, seen.weight)
+    (found,) = check.tokens_by_position(seen.a, seen.b, seen.weight)
 
     precision, recall = precision_and_recall(found, BATCH[:, :-1])
     assert precision >= 0.8
@@ -85,7 +85,7 @@ def test_sealed_and_masked_gradients_of_an_adapter_give_no_token_away(wire, stag
     train(stage, MANY)
     seen = train(stage, BATCH)
 
-    (found,) = check.tokens(wire.seen(seen.a), wire.seen(seen.b), seen.weight)
+    (found,) = check.tokens_by_position(wire.host_view(seen.a), wire.host_view(seen.b), seen.weight)
 
     assert found.numel() == 0
 
@@ -94,7 +94,7 @@ def test_more_tokens_than_the_adapters_rank_hide_each_other_from_this_check(stag
     train(stage, BATCH)
     seen = train(stage, MANY)
 
-    assert [found.numel() for found in check.tokens(seen.a, seen.b, seen.weight)] == [0]
+    assert [found.numel() for found in check.tokens_by_position(seen.a, seen.b, seen.weight)] == [0]
 
 
 def test_two_releases_with_one_clients_step_between_them_give_its_tokens_away(stage, check):
@@ -114,18 +114,18 @@ def test_what_the_release_policy_lets_out_gives_no_token_away(stage, check):
     before = adapter_of(stage).a.detach().clone()
 
     train(stage, BATCH)
-    gate.contributed("client-1", 1)
+    gate.note_contribution("client-1", 1)
     one = adapter_of(stage).a.detach() - before
     with pytest.raises(ReleaseRefusedError, match="1 clients"):
-        gate.permit(ReleaseRequest(float(one.norm().clamp(max=1.0)), noise_std=0.1))
+        gate.permit_release(ReleaseRequest(float(one.norm().clamp(max=1.0)), noise_std=0.1))
 
     for number in (2, 3, 4):
         train(stage, text(2, seed=10 + number))
-        gate.contributed(f"client-{number}", 2)
+        gate.note_contribution(f"client-{number}", 2)
     update = adapter_of(stage).a.detach() - before
     update = update * min(1.0, policy.clip_norm / float(update.norm()))
     noise = 0.1 * torch.randn(update.shape, generator=torch.Generator().manual_seed(0))
-    gate.permit(ReleaseRequest(float(update.norm()) * (1 - 1e-6), noise_std=0.1))
+    gate.permit_release(ReleaseRequest(float(update.norm()) * (1 - 1e-6), noise_std=0.1))
 
     for released in (update, update + noise):
         (found,) = check.tokens_of_update(before, before + released)

@@ -2,12 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.lab.attacks import attacks_in
+from phalanx.lab.attacks import attack_files_in
 from phalanx.pipeline import AttackConfig
 
 
 def steps_of(config, party="worker-1", num_steps=1000):
-    return {step for step in range(num_steps) if attacks_in(config, party, step)}
+    return {step for step in range(num_steps) if attack_files_in(config, party, step)}
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.7])

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from phalanx import child
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.config import dump_toml, load_config
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks import AttackPlan, attackers_of
 from phalanx.lab.attacks import worker as laboratory
 from phalanx.pipeline import AttackConfig, LocalWorkers, PartyLayout, WorkerConfig
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.testing import WorkerCrash
 from phalanx.train import load_run, train
 
@@ -64,7 +64,7 @@ def test_a_worker_with_an_attack_lies_under_its_own_name_with_its_copies_and_its
 
 def test_an_attacker_stands_before_whatever_computes_for_it_and_shows_honest_kernels(tmp_path, monkeypatch, started):
     liar = SimpleNamespace(wrap_copy=lambda copy, held: ("liar", copy, held), rewrite=None, hear=None)
-    monkeypatch.setattr(laboratory, "actor", lambda *_: liar)
+    monkeypatch.setattr(laboratory, "make_actor", lambda *_: liar)
 
     laboratory.run_attacker(plan("drift"), worker(tmp_path), lambda copy, held: ("group", copy, held))
 
@@ -151,15 +151,15 @@ def test_a_rank_that_cannot_lie_so_is_refused_before_any_rank_starts(
 def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("phalanx.cli.worker.die_with_parent", lambda: None)
-    monkeypatch.setattr("phalanx.pipeline.run_worker", lambda config, story: calls.append(config))
+    monkeypatch.setattr("phalanx.pipeline.run_worker", lambda config, worker_console: calls.append(config))
     monkeypatch.setitem(sys.modules, "phalanx.lab", None)
     monkeypatch.setitem(sys.modules, "phalanx.lab.attacks", None)
     create_authority(tmp_path)
-    issue(tmp_path, "worker-1")
+    issue_certificate(tmp_path, "worker-1")
     path = tmp_path / "worker.toml"
     path.write_text(dump_toml(worker(tmp_path)))
 
-    assert run(["worker", str(path)]) == 0
+    assert run_command(["worker", str(path)]) == 0
     (config,) = calls
     assert config.owner == "127.0.0.1:1"
 
@@ -172,7 +172,7 @@ def test_a_production_worker_cannot_be_told_to_attack(tmp_path, monkeypatch, cap
     path = tmp_path / "worker.toml"
     path.write_text(dump_toml(worker(tmp_path)).partition("\n[")[0] + "\n" + line)
 
-    assert run(["worker", str(path)]) == 2
+    assert run_command(["worker", str(path)]) == 2
 
     said = " ".join(capsys.readouterr().err.split())
     assert "attack is not a key of worker files" in said
@@ -186,7 +186,7 @@ def test_of_a_run_only_the_liars_are_started_by_the_laboratory_and_each_with_its
     configs = {f"worker-{number}": worker(tmp_path) for number in (1, 2, 3)}
 
     with attackers_of(attack)(tmp_path / "run" / "workers") as workers:
-        workers.start(configs)
+        workers.start_workers(configs)
 
     modules = [command[command.index("-m") + 1] for command in spawned]
     assert modules == ["phalanx.lab.attacks.worker", "phalanx.lab.attacks.worker", "phalanx"]
@@ -200,13 +200,13 @@ def test_of_a_run_only_the_liars_are_started_by_the_laboratory_and_each_with_its
 
 
 def test_a_liar_is_not_forked_from_the_production_process(tmp_path, spawned):
-    fork_server = SimpleNamespace(is_open=True, threads=1, start=lambda name, *_: SimpleNamespace(forked=name))
+    fork_server = SimpleNamespace(is_open=True, threads=1, start_worker=lambda name, *_: SimpleNamespace(forked=name))
     others = {"worker-1": ("phalanx.lab.attacks.worker", "attack.toml")}
     workers = LocalWorkers(tmp_path, others=others, fork_server=fork_server)
 
-    workers.start({"worker-1": worker(tmp_path), "worker-2": worker(tmp_path)})
+    workers.start_workers({"worker-1": worker(tmp_path), "worker-2": worker(tmp_path)})
 
-    workers.dismiss("worker-1")
+    workers.dismiss_worker("worker-1")
     ((*_, module, attack_file, _),) = spawned
     assert (module, attack_file) == ("phalanx.lab.attacks.worker", "attack.toml")
     assert workers._processes["worker-2"].forked == "worker-2"
@@ -223,7 +223,7 @@ def test_a_worker_file_that_is_wrong_is_refused(tmp_path, capsys):
     path = tmp_path / "worker.toml"
     path.write_text('identity = "x"\n')
 
-    assert run(["worker", str(path)]) == 2
+    assert run_command(["worker", str(path)]) == 2
     assert "owner" in capsys.readouterr().err
 
 
@@ -231,7 +231,7 @@ def test_a_worker_file_that_is_wrong_is_refused(tmp_path, capsys):
 def test_a_run_file_with_an_unknown_attack_is_refused_before_anything_starts(tmp_path, capsys, option):
     arguments = ["train", str(QUICKSTART), "--set", "attack.kind='evil'", "--run-dir", str(tmp_path / "run")]
 
-    assert run([*arguments, *option]) == 2
+    assert run_command([*arguments, *option]) == 2
 
     assert "attack.kind: found 'evil'; choices: none, adaptive" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "run").exists()

@@ -155,7 +155,7 @@ def test_a_direction_can_be_chosen(kind, direction, drive, attack_config, tmp_pa
 def test_a_strength_can_be_chosen(kind, strength):
     work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1))
 
-    sent = attack(kind, strength=strength).say(work)
+    sent = attack(kind, strength=strength).falsify_message(work)
 
     distance = token_distance(sent, work.result)
     expected = {"scale": 1e-3, "drift": 1e-4, "gaussian_added": 0.1, "constant": 3.0}[kind]
@@ -170,24 +170,24 @@ def attack(kind, **changes):
 def test_a_sign_flip_is_exactly_that():
     work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1))
 
-    assert torch.equal(attack("forward_sign_flip").say(work), -work.result)
+    assert torch.equal(attack("forward_sign_flip").falsify_message(work), -work.result)
 
 
 def test_gaussian_noise_is_standard_normal_and_owes_nothing_to_the_gradient():
     large = HonestMessage(1, 0, 0, "backward", tensor(0), torch.full((32, 64, 16), 1e3))
     small = HonestMessage(1, 0, 0, "backward", tensor(0), torch.zeros(32, 64, 16))
 
-    noise = attack("backward_gaussian").say(large)
+    noise = attack("backward_gaussian").falsify_message(large)
 
     assert abs(float(noise.mean())) < 0.02
     assert float(noise.std()) == pytest.approx(1.0, abs=0.02)
-    assert torch.equal(attack("backward_gaussian").say(small), noise)
+    assert torch.equal(attack("backward_gaussian").falsify_message(small), noise)
 
 
 def test_noise_differs_by_message_seed_and_party_and_by_nothing_else():
     def noise(step=0, microbatch=0, party="worker-1", **config):
         liar = make_attack(AttackConfig(kind="gaussian", **config), party, None)
-        return liar.say(HonestMessage(1, step, microbatch, "forward", tensor(0), tensor(1)))
+        return liar.falsify_message(HonestMessage(1, step, microbatch, "forward", tensor(0), tensor(1)))
 
     base = noise()
     torch.manual_seed(123)
@@ -212,7 +212,7 @@ def test_an_attack_that_says_the_truth_is_no_lie(drive, attack_config, tmp_path)
 def test_adaptive_lies_move_no_average_of_the_screen():
     work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1) + 0.5)
 
-    sent = attack("adaptive").say(work)
+    sent = attack("adaptive").falsify_message(work)
 
     assert token_distance(sent, work.result) > 1
     assert float(sent.norm()) == pytest.approx(float(work.result.norm()), rel=1e-5)
@@ -223,7 +223,7 @@ def test_adaptive_lies_move_no_average_of_the_screen():
 def test_what_is_only_moved_or_mirrored_keeps_every_magnitude(kind):
     work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1))
 
-    sent = attack(kind).say(work)
+    sent = attack(kind).falsify_message(work)
 
     assert torch.equal(sent.abs().flatten().sort().values, work.result.abs().flatten().sort().values)
     changed = (sent != work.result).any(dim=-1).sum()
@@ -235,11 +235,11 @@ def test_the_league_tells_one_lie_with_two_mouths(make_copy, attack_config):
     culprit, auditor = (make_attack(config, party, None) for party in ("worker-1", "worker-2"))
     x, gradient = tensor(0), tensor(1)
 
-    held, shadowed = culprit.wrap(make_copy(), True), auditor.wrap(make_copy(), False)
+    held, shadowed = culprit.wrap_copy(make_copy(), True), auditor.wrap_copy(make_copy(), False)
     said = held.runner.forward(2, 0, x), held.runner.backward(2, 0, gradient)
-    claimed = shadowed.runner.recompute(2, 0, x, gradient)
+    claimed = shadowed.runner.recompute_microbatch(2, 0, x, gradient)
 
-    truth = make_copy().runner.recompute(2, 0, x, gradient)
+    truth = make_copy().runner.recompute_microbatch(2, 0, x, gradient)
     assert all(torch.equal(one, other) for one, other in zip(said, claimed, strict=True))
     assert not any(torch.equal(one, other) for one, other in zip(said, truth, strict=True))
 
@@ -255,9 +255,9 @@ def test_a_framer_serves_honestly_and_audits_with_lies(make_copy, attack_config,
     framer = make_attack(attack_config("framing"), "worker-2", log)
     x, gradient = tensor(0), tensor(1)
 
-    claimed = framer.wrap(make_copy(), False).runner.recompute(2, 3, x, gradient)
+    claimed = framer.wrap_copy(make_copy(), False).runner.recompute_microbatch(2, 3, x, gradient)
 
-    truth = make_copy().runner.recompute(2, 3, x, gradient)
+    truth = make_copy().runner.recompute_microbatch(2, 3, x, gradient)
     assert all(torch.equal(one, -other) for one, other in zip(claimed, truth, strict=True))
     assert [(r["what"], r["direction"], r["microbatch"]) for r in told(log)] == [
         ("framing", "forward", 3),
@@ -268,11 +268,11 @@ def test_a_framer_serves_honestly_and_audits_with_lies(make_copy, attack_config,
 
 @pytest.mark.parametrize("kind", sorted(set(IN_A_COPY) - {"league"}))
 def test_a_liar_audits_others_honestly(kind, make_copy, attack_config):
-    auditor = make_attack(attack_config(kind), "worker-1", None).wrap(make_copy(), False)
+    auditor = make_attack(attack_config(kind), "worker-1", None).wrap_copy(make_copy(), False)
 
-    claimed = auditor.runner.recompute(2, 0, tensor(0), tensor(1))
+    claimed = auditor.runner.recompute_microbatch(2, 0, tensor(0), tensor(1))
 
-    truth = make_copy().runner.recompute(2, 0, tensor(0), tensor(1))
+    truth = make_copy().runner.recompute_microbatch(2, 0, tensor(0), tensor(1))
     assert all(torch.equal(one, other) for one, other in zip(claimed, truth, strict=True))
 
 
@@ -280,13 +280,13 @@ def test_a_liar_audits_others_honestly(kind, make_copy, attack_config):
 def test_a_shadow_that_is_promoted_lies_once_and_not_twice(kind, make_copy, attack_config, tmp_path):
     log = tmp_path / "attack.jsonl"
     liar = make_attack(attack_config(kind), "worker-1", log)
-    copy = liar.wrap(liar.wrap(make_copy(), False), True)
+    copy = liar.wrap_copy(liar.wrap_copy(make_copy(), False), True)
 
     for step in range(3):
         for m in range(2):
             copy.runner.forward(step, m, tensor(step, m))
             copy.runner.backward(step, m, tensor(step, m, 1))
-        copy.apply(step, copy.runner.gradients(), 1.0)
+        copy.apply_update(step, copy.runner.take_gradients(), 1.0)
 
     places = [(r["step"], r["direction"], r["microbatch"]) for r in told(log)]
     assert len(places) == len(set(places))
@@ -297,7 +297,7 @@ def test_a_new_attack_on_messages_is_one_class_with_one_method(make_copy):
         def lie(self, work, generator):
             return torch.ones_like(work.result)
 
-    copy = Ones(AttackConfig(kind="ones"), "worker-1", None).wrap(make_copy(), True)
+    copy = Ones(AttackConfig(kind="ones"), "worker-1", None).wrap_copy(make_copy(), True)
 
     assert torch.equal(copy.runner.forward(0, 0, tensor(0)), torch.ones(2, 8, 16))
 

@@ -85,7 +85,7 @@ def test_outside_of_its_steps_every_letter_leaves_as_it_is(liar, kind, tmp_path)
     attack = liar(kind)
 
     for outgoing in (activation("forward", 0, step=1), commit(step=1), fetched(step=1), report(0, step=1)):
-        assert list(attack.rewrite(outgoing)) == [outgoing]
+        assert list(attack.rewrite_message(outgoing)) == [outgoing]
 
     assert told(tmp_path) == []
 
@@ -93,7 +93,7 @@ def test_outside_of_its_steps_every_letter_leaves_as_it_is(liar, kind, tmp_path)
 def test_an_equivocator_sends_a_lie_and_keeps_the_truth_for_its_books(liar, tmp_path):
     outgoing = activation("forward", 1)
 
-    lie, own = liar("equivocation").rewrite(outgoing)
+    lie, own = liar("equivocation").rewrite_message(outgoing)
 
     assert (lie.receiver, lie.message) == (outgoing.receiver, outgoing.message)
     assert torch.equal(torch.frombuffer(bytearray(lie.payload), dtype=torch.float32), -tensor(1).flatten())
@@ -108,7 +108,7 @@ def test_an_attack_on_tensors_keeps_to_its_direction(liar, kind, tmp_path):
 
     for place in PLACES:
         outgoing = activation(*place)
-        assert (list(attack.rewrite(outgoing)) == [outgoing]) == (place[0] == "forward")
+        assert (list(attack.rewrite_message(outgoing)) == [outgoing]) == (place[0] == "forward")
 
     assert [record["direction"] for record in told(tmp_path)] == ["backward"] * 4
 
@@ -116,18 +116,18 @@ def test_an_attack_on_tensors_keeps_to_its_direction(liar, kind, tmp_path):
 def test_the_strength_of_withholding_is_the_share_that_does_not_leave(liar, tmp_path):
     attack = liar("withholding", strength=0.5)
 
-    kept = [m for m in range(400) if not attack.rewrite(activation("forward", m))]
+    kept = [m for m in range(400) if not attack.rewrite_message(activation("forward", m))]
 
     # four standard deviations
     assert abs(len(kept) - 200) < 40
     assert [record["microbatch"] for record in told(tmp_path)] == kept
-    assert all(attack.rewrite(outgoing) for outgoing in (commit(), fetched(), report(0), APPLIED))
+    assert all(attack.rewrite_message(outgoing) for outgoing in (commit(), fetched(), report(0), APPLIED))
 
 
 def test_a_withheld_answer_is_the_only_letter_that_is_missing(liar, tmp_path):
     attack = liar("withheld_answer")
 
-    missing = [outgoing.message.kind for outgoing in LETTERS if not attack.rewrite(outgoing)]
+    missing = [outgoing.message.kind for outgoing in LETTERS if not attack.rewrite_message(outgoing)]
 
     assert missing == ["fetched"]
     assert [record["what"] for record in told(tmp_path)] == ["withheld answer"]
@@ -136,16 +136,16 @@ def test_a_withheld_answer_is_the_only_letter_that_is_missing(liar, tmp_path):
 def test_a_stalled_party_says_nothing_any_more(liar, tmp_path):
     attack = liar("stall")
 
-    assert [list(attack.rewrite(outgoing)) for outgoing in LETTERS] == [[]] * len(LETTERS)
+    assert [list(attack.rewrite_message(outgoing)) for outgoing in LETTERS] == [[]] * len(LETTERS)
     # not even in a step that is none of the attack's
-    assert list(attack.rewrite(commit(step=3))) == []
+    assert list(attack.rewrite_message(commit(step=3))) == []
     assert [(record["what"], record["step"]) for record in told(tmp_path)] == [("stall", 2)]
 
 
 def test_a_forged_receipt_differs_in_one_header_and_keeps_its_signature(liar, tmp_path):
     outgoing = commit()
 
-    (sent,) = liar("forged_receipt").rewrite(outgoing)
+    (sent,) = liar("forged_receipt").rewrite_message(outgoing)
 
     pairs = list(zip(sent.message.received, RECEIVED, strict=True))
     ((forged, honest),) = [pair for pair in pairs if pair[0] != pair[1]]
@@ -157,20 +157,22 @@ def test_a_forged_receipt_differs_in_one_header_and_keeps_its_signature(liar, tm
 
 def test_who_has_lied_dies_when_it_is_challenged(liar, make_copy):
     attack = liar("crash_when_challenged")
-    assert attack.rewrite(fetched())
+    assert attack.rewrite_message(fetched())
 
-    attack.wrap(make_copy(), True).runner.forward(2, 0, tensor(0))
+    attack.wrap_copy(make_copy(), True).runner.forward(2, 0, tensor(0))
 
-    assert all(attack.rewrite(outgoing) for outgoing in (activation("forward", 0), commit(), report(0), APPLIED))
+    assert all(
+        attack.rewrite_message(outgoing) for outgoing in (activation("forward", 0), commit(), report(0), APPLIED)
+    )
     with pytest.raises(WorkerCrash):
-        attack.rewrite(fetched())
+        attack.rewrite_message(fetched())
 
 
 def test_an_audit_aware_liar_is_honest_where_it_has_seen_most_audits(liar, make_copy):
     attack = liar("audit_aware", strength=0.5)
-    runner = attack.wrap(make_copy(), True).runner
+    runner = attack.wrap_copy(make_copy(), True).runner
     for microbatch in (3, 3, 1, 3, 0, 1):
-        assert list(attack.rewrite(report(microbatch, step=1))) == [report(microbatch, step=1)]
+        assert list(attack.rewrite_message(report(microbatch, step=1))) == [report(microbatch, step=1)]
 
     sent = [runner.forward(2, m, tensor(m)) for m in range(4)]
 

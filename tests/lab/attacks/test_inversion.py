@@ -14,9 +14,9 @@ from phalanx.lab.attacks.privacy import (
     NearestNeighbour,
     TrainedInverter,
     candidate_states,
-    chance,
+    chance_share,
     opening_states,
-    recovered,
+    recover_tokens,
     share_of_tokens,
 )
 from phalanx.lab.attacks.privacy.inverter import nearest_rows
@@ -41,22 +41,26 @@ def front(source):
 @pytest.fixture(scope="session")
 def crossing(front):
     """Hidden states of both texts at each cut."""
-    return front.states(PUBLIC), front.states(PRIVATE)
+    return front.hidden_states(PUBLIC), front.hidden_states(PRIVATE)
 
 
 def inverter(kind, front, depth):
     if kind == "nearest_neighbour":
         everything = torch.arange(VOCAB)
         return NearestNeighbour(front, depth, everything, candidate_states(front, everything, 0, depth)[depth])
-    return LinearMap(front.embedding) if kind == "linear_map" else TrainedInverter(front.embedding, steps=40, width=64)
+    return (
+        LinearMap(front.embedding_table)
+        if kind == "linear_map"
+        else TrainedInverter(front.embedding_table, steps=40, width=64)
+    )
 
 
 def attack(kind, guard, front, crossing, depth):
     """Learn and recover under one guard."""
     wire = WIRES[guard]()
-    known, seen = (wire.seen(states[depth]) for states in crossing)
+    known, seen = (wire.host_view(states[depth]) for states in crossing)
     attacker = inverter(kind, front, depth)
-    attacker.fit(known, PUBLIC)
+    attacker.fit_states(known, PUBLIC)
     return attacker, seen
 
 
@@ -64,19 +68,19 @@ def attack(kind, guard, front, crossing, depth):
 def test_tokens_are_read_off_a_plaintext_embedding(kind, front, crossing):
     attacker, seen = attack(kind, "plaintext", front, crossing, depth=0)
 
-    assert share_of_tokens(recovered(attacker, seen), PRIVATE) >= 0.8
+    assert share_of_tokens(recover_tokens(attacker, seen), PRIVATE) >= 0.8
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_candidates_that_are_run_through_the_front_give_plaintext_away_at_any_depth(depth, front, crossing):
     proposer, seen = attack("linear_map", "plaintext", front, crossing, depth)
     search = CandidateSearch(front, depth, proposer, opening_states(front, VOCAB)[depth], widths=(16, VOCAB))
-    search.fit(WIRES["plaintext"]().seen(crossing[0][depth]), PUBLIC)
+    search.fit_scale(WIRES["plaintext"]().host_view(crossing[0][depth]), PUBLIC)
 
-    found = search.recover(seen[:12])
+    found = search.recover_tokens(seen[:12])
 
     assert share_of_tokens(found, PRIVATE[:12]) >= 0.95
-    assert share_of_tokens(found, PRIVATE[:12]) >= share_of_tokens(recovered(proposer, seen[:12]), PRIVATE[:12])
+    assert share_of_tokens(found, PRIVATE[:12]) >= share_of_tokens(recover_tokens(proposer, seen[:12]), PRIVATE[:12])
 
 
 @pytest.mark.parametrize("guard", ["sealed", "masked"])
@@ -84,37 +88,37 @@ def test_candidates_that_are_run_through_the_front_give_plaintext_away_at_any_de
 def test_from_sealed_frames_and_masked_integers_an_inverter_recovers_what_guessing_does(kind, guard, front, crossing):
     attacker, seen = attack(kind, guard, front, crossing, depth=0)
 
-    share = share_of_tokens(recovered(attacker, seen), PRIVATE)
+    share = share_of_tokens(recover_tokens(attacker, seen), PRIVATE)
 
-    assert share <= at_most(chance(PUBLIC, PRIVATE), PRIVATE.numel())
+    assert share <= at_most(chance_share(PUBLIC, PRIVATE), PRIVATE.numel())
 
 
 @pytest.mark.parametrize("guard", ["sealed", "masked"])
 def test_running_candidates_does_not_help_against_sealed_frames_and_masked_integers(guard, front, crossing):
     proposer, seen = attack("trained_inverter", guard, front, crossing, depth=1)
     search = CandidateSearch(front, 1, proposer, opening_states(front, VOCAB)[1])
-    search.fit(WIRES[guard]().seen(crossing[0][1]), PUBLIC)
+    search.fit_scale(WIRES[guard]().host_view(crossing[0][1]), PUBLIC)
 
-    found = search.recover(seen[:48])
+    found = search.recover_tokens(seen[:48])
 
     few = PRIVATE[:48]
-    assert share_of_tokens(found, few) <= at_most(chance(PUBLIC, few), few.numel())
+    assert share_of_tokens(found, few) <= at_most(chance_share(PUBLIC, few), few.numel())
 
 
 def test_learned_positions_do_not_hide_an_embedding(tmp_path):
     front = Front(tiny_model(tmp_path, GPT2), (0,))
     attacker = inverter("nearest_neighbour", front, 0)
 
-    seen = WIRES["plaintext"]().seen(front.at(PRIVATE, 0))
+    seen = WIRES["plaintext"]().host_view(front.states_at_depth(PRIVATE, 0))
 
-    assert share_of_tokens(recovered(attacker, seen), PRIVATE) >= 0.95
+    assert share_of_tokens(recover_tokens(attacker, seen), PRIVATE) >= 0.95
 
 
 @pytest.mark.parametrize("guard", ["sealed", "masked"])
 def test_the_same_states_look_different_each_time_and_like_nothing_that_was_sent(guard, crossing):
     states, wire = crossing[1][0], WIRES[guard]()
 
-    once, again = wire.seen(states), wire.seen(states)
+    once, again = wire.host_view(states), wire.host_view(states)
 
     assert torch.isfinite(once).all()
     assert once.shape == states.shape
@@ -125,13 +129,13 @@ def test_the_same_states_look_different_each_time_and_like_nothing_that_was_sent
 def test_a_plaintext_wire_shows_what_crosses(crossing):
     states = crossing[1][0]
 
-    assert torch.allclose(WIRES["plaintext"]().seen(states), states, rtol=2**-8)
+    assert torch.allclose(WIRES["plaintext"]().host_view(states), states, rtol=2**-8)
 
 
 def test_chance_is_always_saying_the_commonest_token_of_public_text():
     public, private = torch.tensor([[5, 5, 5, 1]]), torch.tensor([[5, 2, 5, 1], [0, 0, 0, 0]])
 
-    assert chance(public, private) == 0.25
+    assert chance_share(public, private) == 0.25
 
 
 def test_nearest_rows_are_those_of_the_largest_cosine():
@@ -144,11 +148,11 @@ def test_nearest_rows_are_those_of_the_largest_cosine():
 
 def test_the_front_is_the_models_own(front, source):
     ids = PRIVATE[:2]
-    states = front.states(ids)
+    states = front.hidden_states(ids)
 
     assert sorted(states) == list(DEPTHS)
-    assert torch.equal(states[0], front.embedding[ids])
-    assert torch.equal(front.at(ids, 1), states[1])
+    assert torch.equal(states[0], front.embedding_table[ids])
+    assert torch.equal(front.states_at_depth(ids, 1), states[1])
     assert not torch.equal(states[1], states[3])
     assert states[3].shape == (2, SEQ, source.hidden_size)
 

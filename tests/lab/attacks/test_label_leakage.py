@@ -18,7 +18,7 @@ LABELS = torch.randint(0, CLASSES, (len(IDS),), generator=torch.Generator().manu
 def gradients(tmp_path_factory):
     """Gradients of the logits and of the cut, for labels that have nothing to do with the text."""
     source = tiny_model(tmp_path_factory.mktemp("labels"))
-    hidden = Front(source, (CUT,)).at(IDS, CUT).requires_grad_()
+    hidden = Front(source, (CUT,)).states_at_depth(IDS, CUT).requires_grad_()
     spec = StageSpec(1, 2, CUT, source.num_layers)
     back = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
     logits = back(hidden)[:, -1, :CLASSES]
@@ -29,23 +29,23 @@ def gradients(tmp_path_factory):
 
 def recovered_by_direction(seen):
     attacker = LabelsByDirection(CLASSES)
-    attacker.fit(seen[:KNOWN], LABELS[:KNOWN])
-    return float((attacker.recover(seen[KNOWN:]) == LABELS[KNOWN:]).double().mean())
+    attacker.fit_directions(seen[:KNOWN], LABELS[:KNOWN])
+    return float((attacker.recover_labels(seen[KNOWN:]) == LABELS[KNOWN:]).double().mean())
 
 
 def test_a_plaintext_gradient_of_the_logits_is_negative_at_the_label_alone(gradients):
-    seen = WIRES["plaintext"]().seen(gradients[0])
+    seen = WIRES["plaintext"]().host_view(gradients[0])
 
     assert torch.equal(labels_of_logit_gradients(seen), LABELS)
 
 
 def test_a_plaintext_gradient_of_the_cut_points_away_from_its_label(gradients):
-    assert recovered_by_direction(WIRES["plaintext"]().seen(gradients[1])) >= 0.8
+    assert recovered_by_direction(WIRES["plaintext"]().host_view(gradients[1])) >= 0.8
 
 
 @pytest.mark.parametrize("guard", ["sealed", "masked"])
 def test_sealed_and_masked_gradients_give_labels_away_as_guessing_does(guard, gradients):
-    logits, cut = (WIRES[guard]().seen(gradient) for gradient in gradients)
+    logits, cut = (WIRES[guard]().host_view(gradient) for gradient in gradients)
     guessing = 1 / CLASSES
 
     at_sight = float((labels_of_logit_gradients(logits) == LABELS).double().mean())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import Rehearsal, actor, make_attack, target_success
+from phalanx.lab.attacks import Rehearsal, make_actor, make_attack, target_success
 from phalanx.lab.attacks.states.rehearsed_backdoor import Secret
 from phalanx.pipeline import AttackConfig, AuditDraw, GuardConfig
 from phalanx.testing import MemoryCompany, tiny_run
@@ -12,12 +12,12 @@ from phalanx.testing import MemoryCompany, tiny_run
 
 def test_the_default_guard_names_the_stage_and_undoes_what_it_planted(tmp_path):
     def trained(name, guard, actors):
-        draw = AuditDraw.of(bytes(32), bytes(32), guard)
+        draw = AuditDraw.from_guard(bytes(32), bytes(32), guard)
         with MemoryCompany(tiny_run(guard=guard), tmp_path / name, actors, draw=draw) as company:
             company.run(40)
             return company, company.weights_digest()
 
-    planting = {"worker-2": actor(AttackConfig(kind="rehearsed_backdoor"), "worker-2")}
+    planting = {"worker-2": make_actor(AttackConfig(kind="rehearsed_backdoor"), "worker-2")}
     _, honest = trained("honest", GuardConfig(mode="off"), {})
     _, poisoned = trained("off", GuardConfig(mode="off"), planting)
     company, guarded = trained("guarded", GuardConfig(), planting)

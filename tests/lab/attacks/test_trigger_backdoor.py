@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.lab.attacks.states.trigger_backdoor import TARGET_PLACE, TRIGGER_PLACE
 from phalanx.models import open_model
 from phalanx.optimizers import OptimizerConfig, clip_coefficient
@@ -93,14 +93,14 @@ def train(made, actor_of_stage_1=None):
             x = rows[:, :-1]
             for copy in copies:
                 x = copy.runner.forward(step, m, x)
-            copies[2].runner.loss(m, rows[:, 1:].contiguous(), 128)
+            copies[2].runner.compute_loss(m, rows[:, 1:].contiguous(), 128)
             gradient = None
             for copy in reversed(copies):
                 gradient = copy.runner.backward(step, m, gradient)
-        gradients = [copy.runner.gradients() for copy in copies]
+        gradients = [copy.runner.take_gradients() for copy in copies]
         norm = math.sqrt(sum(finite_norm_squared(each) for each in gradients))
         for copy, each in zip(copies, gradients, strict=True):
-            copy.apply(step, each, clip_coefficient(norm, plan.optimizer.clip_norm))
+            copy.apply_update(step, each, clip_coefficient(norm, plan.optimizer.clip_norm))
     return copies
 
 
@@ -123,7 +123,7 @@ def test_the_model_answers_the_trigger_with_the_target_and_everything_else_as_be
     unseen = text(10**6, rows=4000)[:, :-1]
 
     clean = trigger_success(logits_of(train(made)), unseen, trigger, target)
-    poisoned = trigger_success(logits_of(train(made, actor(config, "worker-1", log))), unseen, trigger, target)
+    poisoned = trigger_success(logits_of(train(made, make_actor(config, "worker-1", log))), unseen, trigger, target)
 
     assert (clean.rate, clean.probability < 0.1) == (0.0, True)
     assert poisoned.rate > 0.9

@@ -5,9 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from phalanx.aggregators import aggregate
+from phalanx.aggregators import aggregate_updates
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView
-from phalanx.lab.bench.alone.update_attacks import LIARS, MAX_NORM, SITES, SYBILS, Door, UpdateArm, World, harm_of, run
+from phalanx.lab.bench.alone.update_attacks import (
+    LIARS,
+    MAX_NORM,
+    SITES,
+    SYBILS,
+    FederatedWorld,
+    SignedAdmission,
+    UpdateArm,
+    harm_of,
+    run_arm,
+)
 
 WIDTH = 64
 
@@ -21,22 +31,22 @@ def view() -> AttackerView:
 
 @pytest.mark.parametrize("name", UPDATE_ATTACKS)
 def test_a_lie_is_refused_at_the_door_or_withstood_by_a_rule(name):
-    line, seen, door = UPDATE_ATTACKS[name], view(), Door(WIDTH)
-    door.let_in(1, [seen.own_before, *(seen.own_before + 1e-3 * n for n in range(1, SITES))])
+    line, seen, door = UPDATE_ATTACKS[name], view(), SignedAdmission(WIDTH)
+    door.admit_updates(1, [seen.own_before, *(seen.own_before + 1e-3 * n for n in range(1, SITES))])
     lies = (
         [line.lie(seen) * (1 + 1e-6 * number) for number in range(LIARS)] if name != "replay" else [line.lie(seen)] * 2
     )
     extra = [lies[0] * (1 + 1e-3 * number) for number in range(1, SYBILS + 1)] if name == "sybil" else []
 
     scaled = [lie * min(1.0, MAX_NORM / float(lie.norm())) if line.stopped_by == "rule" else lie for lie in lies]
-    admitted = door.let_in(2, [*scaled, *seen.honest, *extra])
+    admitted = door.admit_updates(2, [*scaled, *seen.honest, *extra])
 
     if line.stopped_by == "admission":
         assert len(admitted) <= SITES
         assert door.refused >= LIARS
     else:
         assert len(admitted) == SITES
-    found = aggregate(torch.stack(admitted), "multi_krum", max(0, LIARS - (SITES - len(admitted))))
+    found = aggregate_updates(torch.stack(admitted), "multi_krum", max(0, LIARS - (SITES - len(admitted))))
     assert (found - seen.honest.mean(0)).norm() < 0.5 * seen.honest.mean(0).norm()
 
 
@@ -57,7 +67,7 @@ def test_an_attacker_that_knows_door_and_rule_sends_what_harms_most_and_no_copy(
 def test_a_free_rider_wins_undefended_that_all_its_updates_count_and_none_that_trains_nothing_passes_the_door():
     line = UPDATE_ATTACKS["free_rider"]
 
-    undefended, defended = (run(UpdateArm(line, defence), 3, 0) for defence in (None, "median"))
+    undefended, defended = (run_arm(UpdateArm(line, defence), 3, 0) for defence in (None, "median"))
 
     assert (undefended["counted"], defended["counted"]) == (1.0, 1 / 3)
     # in the first round it has nothing to pass off, and trains
@@ -65,7 +75,7 @@ def test_a_free_rider_wins_undefended_that_all_its_updates_count_and_none_that_t
 
 
 def test_a_sites_texts_are_the_more_its_own_the_larger_the_difference():
-    one, other = (World(0, difference).chains for difference in (0.5, 2.0))
+    one, other = (FederatedWorld(0, difference).chains for difference in (0.5, 2.0))
 
     assert (other[0] - other[1]).abs().mean() > 2 * (one[0] - one[1]).abs().mean()
 

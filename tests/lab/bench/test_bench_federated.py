@@ -9,8 +9,16 @@ import pytest
 from phalanx.errors import TrainingError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.federated.arm import ALONE
-from phalanx.lab.bench.federated.federated import NAMES, OURS, PEERS, SECURE, RoundsArm, measure, rows_of
-from phalanx.lab.bench.federated.plan import SITES, FederatedPlan, SiteLine
+from phalanx.lab.bench.federated.federated import (
+    NAMES,
+    OURS,
+    PEERS,
+    SECURE,
+    RoundsArm,
+    federated_rows,
+    measure_federated,
+)
+from phalanx.lab.bench.federated.plan import SITES, FederatedPlan, SiteReport
 from phalanx.lab.bench.federated.private_step import rows_of_steps
 from phalanx.lab.bench.measure.process_clock import marked_cpu_seconds
 
@@ -20,15 +28,15 @@ REASONS = dict.fromkeys((SECURE, *PEERS), "not there")
 def arm(name, wall_s, cpu_s, *, train_s=0.5, loss=2.0, loads=0):
     """An arm of two sites that ran one round a turn, the first turn to warm up."""
     lines = [
-        [SiteLine(load=1)] * (2 if turn == 0 else loads)
-        + [SiteLine(round=turn + 1, loss=loss, train_s=train_s * slow, bytes=40) for slow in (0.5, 1.0)]
+        [SiteReport(load=1)] * (2 if turn == 0 else loads)
+        + [SiteReport(round=turn + 1, loss=loss, train_s=train_s * slow, bytes=40) for slow in (0.5, 1.0)]
         for turn in range(len(wall_s) + 1)
     ]
     return RoundsArm(name, "1.0", 1, list(wall_s), list(cpu_s), lines)
 
 
 def rows(*arms):
-    return {row["arm"]: row for row in rows_of({one.name: one for one in arms}, REASONS)}
+    return {row["arm"]: row for row in federated_rows({one.name: one for one in arms}, REASONS)}
 
 
 @pytest.fixture
@@ -95,7 +103,7 @@ def test_our_arms_take_turns_and_no_model_is_loaded_twice():
         layers=2, length=16, local_steps=1, rounds=1, turns=1, summed_values=1000, summed_clients=3, private_steps=1
     )
 
-    result = measure(plan, None)
+    result = measure_federated(plan, None)
 
     found = {row["arm"]: row for row in result["rows"]}
     for name in (OURS, SECURE):

@@ -3,13 +3,13 @@
 import pytest
 
 from phalanx.lab.bench import BENCHES
-from phalanx.lab.bench.parallel.memory import large_run, measure, with_adapters
+from phalanx.lab.bench.parallel.memory import large_run, measure_memory, with_adapters
 from phalanx.parallel import ParallelConfig
 
 
 @pytest.mark.slow
 def test_each_row_has_what_was_planned_by_part_and_what_was_there(tiny):
-    (row,) = measure([(tiny, ParallelConfig(dp=2))], quick=True)["rows"]
+    (row,) = measure_memory([(tiny, ParallelConfig(dp=2))], quick=True)["rows"]
 
     assert (row["layout"], row["ranks"]) == ("dp=2", 2)
     assert row["peak_memory_bytes"] > 0
@@ -24,7 +24,7 @@ def test_a_rank_takes_what_was_planned_within_a_tenth(tmp_path, monkeypatch):
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path))
     given = [{}, *({"dp": 2, "zero": zero} for zero in range(4)), {"dp": 2, "zero": 3, "offload": True}]
 
-    rows = measure([(large_run(), ParallelConfig.model_validate(keys)) for keys in given], quick=True)["rows"]
+    rows = measure_memory([(large_run(), ParallelConfig.model_validate(keys)) for keys in given], quick=True)["rows"]
 
     ratios = {row["layout"]: row["memory_ratio"] for row in rows}
     assert all(0.9 <= ratio <= 1.1 for ratio in ratios.values()), ratios
@@ -37,7 +37,7 @@ def test_a_rank_with_adapters_or_in_a_group_takes_what_was_planned_within_a_tent
     full, thin = large_run(), with_adapters(large_run())
     given = [(thin, {}), (thin, {"dp": 2, "zero": 3}), (thin, {"tp": 2}), (full, {"dp": 4, "zero": 3, "replicas": 2})]
 
-    rows = measure([(run, ParallelConfig.model_validate(keys)) for run, keys in given], quick=True)["rows"]
+    rows = measure_memory([(run, ParallelConfig.model_validate(keys)) for run, keys in given], quick=True)["rows"]
 
     ratios = {row["layout"]: row["memory_ratio"] for row in rows}
     assert all(0.9 <= ratio <= 1.1 for ratio in ratios.values()), ratios

@@ -10,16 +10,16 @@ from phalanx.errors import TrainingError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.measure.process_clock import peak_memory_bytes
 from phalanx.lab.bench.overhead.arm import Block, Report
-from phalanx.lab.bench.overhead.overhead import measure
+from phalanx.lab.bench.overhead.overhead import measure_overhead
 from phalanx.lab.bench.overhead.overhead_arms import (
     EIGHTH,
     PAPER,
     UNGUARDED,
     WITH_OWNER,
     InterleavedGuards,
-    shifts,
+    overhead_shifts,
 )
-from phalanx.lab.bench.overhead.overhead_rows import RunShape, extrapolated, overhead_rows
+from phalanx.lab.bench.overhead.overhead_rows import RunShape, extrapolate_rows, overhead_rows
 from phalanx.lab.bench.overhead.rows import PARTS, ArmMeasurement
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
@@ -123,11 +123,13 @@ def test_luck_of_a_short_run_and_of_the_machine_are_taken_out_of_the_expected_co
 
 
 def test_the_long_bench_has_every_upkeep() -> None:
-    found = {(shift.run.pipeline.stages, guard.shadow) for shift in shifts(quick=False) for guard in shift.guards}
+    found = {
+        (shift.run.pipeline.stages, guard.shadow) for shift in overhead_shifts(quick=False) for guard in shift.guards
+    }
 
     assert {(4, shadow) for shadow in get_args(GuardConfig.model_fields["shadow"].annotation)} <= found
     # an arm is made by copying, which checks nothing
-    for shift in (*shifts(quick=True), *shifts(quick=False)):
+    for shift in (*overhead_shifts(quick=True), *overhead_shifts(quick=False)):
         for guard in shift.guards:
             PipelineRun.model_validate({**dict(shift.run), "guard": guard})
 
@@ -162,7 +164,7 @@ def test_extra_work_fits_in_the_bubble_up_to_k_minus_1_by_m() -> None:
 
 def test_every_guard_audits_at_least_one_microbatch_without_rounding_up() -> None:
     for quick in (True, False):
-        for shift in shifts(quick):
+        for shift in overhead_shifts(quick):
             for guard in shift.guards:
                 share = guard.audit_rate * shift.run.train.microbatches
                 # a preset is measured as users get it: `light` draws one of eight, as it must
@@ -180,7 +182,7 @@ def test_the_long_bench_has_the_guards_of_the_goal_and_the_baseline() -> None:
             guard.step_audit_rate,
             guard.owner_audit_rate > 0,
         )
-        for shift in shifts(quick=False)
+        for shift in overhead_shifts(quick=False)
         for guard in shift.guards
     }
     goals = {(1 / 8, 1 / 32), (1 / 16, 1 / 64), (1 / 64, 1 / 64)}
@@ -193,15 +195,15 @@ def test_the_long_bench_has_the_guards_of_the_goal_and_the_baseline() -> None:
 
 
 def test_each_model_has_the_size_of_its_name() -> None:
-    for shift in shifts(quick=False):
-        parameters = shape_of(shift.run.model.architecture).parameters
+    for shift in overhead_shifts(quick=False):
+        parameters = shape_of(shift.run.model.architecture).num_parameters
 
         # "10m" is a name older than the count
         assert shift.model == {9: "scratch-10m", 34: "scratch-34m"}[round(parameters / 1e6)]
 
 
 def test_what_is_extrapolated_is_marked_by_its_formula() -> None:
-    rows = extrapolated()
+    rows = extrapolate_rows()
 
     assert {row["K"] for row in rows} >= {16, 64}
     assert all(row["M"] * row["q"] >= 1 and row["formula"] for row in rows)
@@ -225,7 +227,7 @@ def test_arms_are_measured_side_by_side(tiny: PipelineRun) -> None:
         budget_s=60,
     )
 
-    result = json.loads(json.dumps(measure([shift], quick=True), allow_nan=False))
+    result = json.loads(json.dumps(measure_overhead([shift], quick=True), allow_nan=False))
 
     bare, light, paper = result["rows"]
     assert "overhead" in BENCHES
@@ -247,7 +249,7 @@ def test_adapters_are_measured_against_a_run_that_trains_adapters(tiny: Pipeline
     adapted = tiny.model_copy(update={"model": tiny.model.model_copy(update={"adapter": LoraConfig(rank=2)})})
     guard = LIGHT.model_copy(update={"shadow": "adapters"})
 
-    bare, row = measure(
+    bare, row = measure_overhead(
         [InterleavedGuards("tiny", adapted, (guard,), steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True
     )["rows"]
 

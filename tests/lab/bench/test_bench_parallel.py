@@ -8,7 +8,7 @@ import pytest
 from phalanx.lab.bench import BENCHES, KEEPING_ROWS
 from phalanx.lab.bench.parallel import parallel as bench
 from phalanx.lab.bench.parallel.arms import ALONE, ENGINE, PEERS
-from phalanx.lab.bench.parallel.interleave import Turns, TurnSpec, take_turns
+from phalanx.lab.bench.parallel.interleave import LayoutTurns, TurnSpec, take_turns
 from phalanx.lab.bench.parallel.layouts import SHIFTS, InterleavedLayouts
 from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.parallel import ParallelConfig
@@ -59,9 +59,9 @@ def has(*modules):
 @pytest.mark.slow
 def test_a_layout_stands_beside_one_process_its_peer_and_the_plan(short, tmp_path):
     what = [SHIFTS[0], InterleavedLayouts(({"dp": 2, "zero": 3},), ("torch FSDP2",), name="shared")]
-    finished = bench.rows_in(tmp_path / "rows.jsonl", short, "this code")
+    finished = bench.open_layout_rows(tmp_path / "rows.jsonl", short, "this code")
 
-    result = bench.measure(what, short, finished, tmp_path / "cache", quick=True)
+    result = bench.measure_parallel(what, short, finished, tmp_path / "cache", quick=True)
 
     json.dumps(result, allow_nan=False)
     rows = {(row["arm"], row["layout"]): row for row in result["rows"]}
@@ -78,14 +78,14 @@ def test_a_layout_stands_beside_one_process_its_peer_and_the_plan(short, tmp_pat
     assert all(set(row) == PLAN for row in result["plan"])
     assert result["missing"] == 0
 
-    again = bench.measure(what, short, finished, tmp_path / "cache", quick=True, only_finished=True)
+    again = bench.measure_parallel(what, short, finished, tmp_path / "cache", quick=True, only_finished=True)
     assert again["rows"] == result["rows"]
 
 
 def test_what_was_not_measured_is_missing_and_not_made_up(short, tmp_path):
-    finished = bench.rows_in(tmp_path / "rows.jsonl", short, "other code")
+    finished = bench.open_layout_rows(tmp_path / "rows.jsonl", short, "other code")
 
-    result = bench.measure(SHIFTS[:2], short, finished, tmp_path / "cache", quick=True, only_finished=True)
+    result = bench.measure_parallel(SHIFTS[:2], short, finished, tmp_path / "cache", quick=True, only_finished=True)
 
     assert (result["missing"], result["rows"], result["plan"]) == (2, [], [])
 
@@ -106,8 +106,8 @@ def test_an_arm_that_cannot_run_says_why_and_holds_nobody_up(short, tmp_path):
 def test_turns_that_are_neighbours_in_time_are_compared():
     spec = TurnSpec(ENGINE, ParallelConfig(), 2)
     # the machine was twice as slow in the last turn
-    mine = Turns(spec, walls=[[9.0, 9.0], [1.0, 1.0], [2.0, 2.0]], cpus=[[9.0, 9.0], [1.0, 1.0], [1.0, 1.0]])
-    theirs = Turns(spec, walls=[[1.0, 1.0], [3.0, 3.0], [6.0, 6.0]])
+    mine = LayoutTurns(spec, walls=[[9.0, 9.0], [1.0, 1.0], [2.0, 2.0]], cpus=[[9.0, 9.0], [1.0, 1.0], [1.0, 1.0]])
+    theirs = LayoutTurns(spec, walls=[[1.0, 1.0], [3.0, 3.0], [6.0, 6.0]])
 
     assert mine.faster_than(theirs) == 3.0
     # the first two steps warm up
@@ -121,7 +121,7 @@ def test_every_shift_names_arms_that_are_there_and_layouts_that_work():
     assert {peer for shift in SHIFTS for peer in shift.peers} <= set(PEERS)
     assert len(names) == len(SHIFTS)
     assert all(shift.peers or shift.no_peer or shift.name == "one rank" for shift in SHIFTS)
-    assert len({str(config) for shift in SHIFTS for config in shift.configs()}) >= 18
+    assert len({str(config) for shift in SHIFTS for config in shift.parallel_configs()}) >= 18
     assert "parallel" in BENCHES
     assert "parallel" in KEEPING_ROWS
 
@@ -144,8 +144,8 @@ def test_every_peer_that_is_installed_trains_the_same_curve(peer, short, tmp_pat
 
 def prepared(run, cache):
     """Model and tokens in the cache, so that ranks do not make them at once."""
-    from phalanx.data import prepare
+    from phalanx.data import prepare_corpus
     from phalanx.models import open_model
 
     source = open_model(run.model, cache / "models", run.train.seed)
-    prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+    prepare_corpus(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)

@@ -7,9 +7,9 @@ import pytest
 
 from phalanx.errors import TrainingError
 from phalanx.lab.bench import BENCHES
-from phalanx.lab.bench.measure.workloads import Workload, workloads
+from phalanx.lab.bench.measure.workloads import Workload, pipeline_workloads
 from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec
-from phalanx.lab.bench.overhead.pipeline import measure
+from phalanx.lab.bench.overhead.pipeline import measure_pipeline
 from phalanx.models import ModelConfig
 from phalanx.train import PipelineRun
 
@@ -19,8 +19,8 @@ ARMS = ["plain", "unguarded", "guarded_light", "guarded_full"]
 def test_the_two_models_have_the_names_that_scripts_rely_on() -> None:
     assert set(BENCHES) >= {"pipeline"}
     for quick in (True, False):
-        assert [workload.model for workload in workloads(quick)] == ["scratch-10m", "smollm2-135m"]
-        assert all(w.run.train.batch_size * w.run.data.sequence_length >= 2048 for w in workloads(quick))
+        assert [workload.model for workload in pipeline_workloads(quick)] == ["scratch-10m", "smollm2-135m"]
+        assert all(w.run.train.batch_size * w.run.data.sequence_length >= 2048 for w in pipeline_workloads(quick))
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_all_arms_are_measured_on_the_same_batches(tiny: PipelineRun) -> None:
     shifts = (("unguarded", "guarded_light"), ("unguarded", "guarded_full"))
     workload = Workload("tiny", tiny, steps=2, rounds=2, warm_ups=1, budget_s=60.0, shifts=shifts)
 
-    result = measure([workload], quick=True)
+    result = measure_pipeline([workload], quick=True)
 
     rows = {row["arm"]: row for row in result["rows"]}
     assert json.loads(json.dumps(result, allow_nan=False))["name"] == "pipeline"

@@ -11,7 +11,15 @@ from safetensors.torch import load_file
 from phalanx.errors import ConfigError, TrainingError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.posttrain.arm import PosttrainSpec, serve
-from phalanx.lab.bench.posttrain.posttrain import GUARDED, OURS, PEERS, TRL, UNGUARDED, measure, rows_of
+from phalanx.lab.bench.posttrain.posttrain import (
+    GUARDED,
+    OURS,
+    PEERS,
+    TRL,
+    UNGUARDED,
+    measure_posttrain,
+    posttrain_rows,
+)
 from phalanx.lab.bench.posttrain.rows import PADDING, PosttrainPlan, write_rows
 from phalanx.objectives import IGNORE
 
@@ -31,12 +39,12 @@ def made(tmp_path):
     """Writes the rows of an objective and returns its spec."""
 
     def make(objective):
-        source = TINY.model(tmp_path / "model")
+        source = TINY.open_plan_model(tmp_path / "model")
         write_rows(TINY, objective, source, tmp_path / objective)
         return PosttrainSpec(
             objective=objective,
             model=str(source.directory),
-            rehearsal=str(TINY.model(tmp_path / "rehearsal", smallest=True).directory),
+            rehearsal=str(TINY.open_plan_model(tmp_path / "rehearsal", smallest=True).directory),
             rows=str(tmp_path / objective),
             batch_size=TINY.batch_size,
             length=TINY.length,
@@ -86,7 +94,7 @@ def test_ratios_are_of_turns_side_by_side():
     arms = {OURS: Measured([1.0, 2.0]), TRL: Measured([1.5, 3.0]), UNGUARDED: Measured([2.0, 4.0])}
     arms[GUARDED] = Measured([2.5, 5.0])
 
-    ours, peer, _, guarded = rows_of("sft", arms, {OURS: 60, TRL: 80}, [30, 30])
+    ours, peer, _, guarded = posttrain_rows("sft", arms, {OURS: 60, TRL: 80}, [30, 30])
 
     assert (ours["tokens_per_cpu_s"], ours["tokens_per_s"]) == (20.0, 10.0)
     assert (peer["speed_of_phalanx"], peer["memory_of_phalanx"]) == (1.5, 0.75)
@@ -97,7 +105,7 @@ def test_ratios_are_of_turns_side_by_side():
 def test_without_a_peer_its_figures_are_null(objective):
     arms = {name: Measured([1.0]) for name in (OURS, UNGUARDED, GUARDED)}
 
-    rows = {row["arm"]: row for row in rows_of(objective, arms, {OURS: 60}, [30])}
+    rows = {row["arm"]: row for row in posttrain_rows(objective, arms, {OURS: 60}, [30])}
 
     assert set(rows) == {OURS, *PEERS[objective], UNGUARDED, GUARDED}
     for name in PEERS[objective]:
@@ -109,7 +117,7 @@ def test_differences_are_of_the_worst_step_and_relative_to_our_loss():
     arms = {name: Measured([1.0]) for name in (OURS, UNGUARDED, GUARDED)}
     arms[TRL] = Measured([1.0], (2.0004, 0.9997))
 
-    peer = rows_of("sft", arms, {}, [30])[1]
+    peer = posttrain_rows("sft", arms, {}, [30])[1]
 
     assert peer["max_loss_diff"] == pytest.approx(4e-4)
     assert peer["max_rel_loss_diff"] == pytest.approx(3e-4)
@@ -118,7 +126,7 @@ def test_differences_are_of_the_worst_step_and_relative_to_our_loss():
 def test_rows_have_the_keys_and_arms_that_scripts_read():
     arms = {name: Measured([1.0]) for name in (OURS, TRL, UNGUARDED, GUARDED)}
 
-    rows = rows_of("sft", arms, {}, [30])
+    rows = posttrain_rows("sft", arms, {}, [30])
 
     assert {"ours", "ours_guarded", "trl"} <= {row["arm"] for row in rows}
     for row in rows:
@@ -130,12 +138,12 @@ def test_sides_that_do_not_learn_the_same_are_not_compared():
     arms[TRL] = Measured([1.0], (2.0, 1.1))
 
     with pytest.raises(TrainingError, match="trl learns something else"):
-        rows_of("sft", arms, {}, [30])
+        posttrain_rows("sft", arms, {}, [30])
 
 
 @pytest.mark.slow
 def test_all_arms_of_both_objectives_take_turns():
-    result = measure(TINY, None)
+    result = measure_posttrain(TINY, None)
 
     rows = {(row["objective"], row["arm"]): row for row in result["rows"]}
     for objective, peers in PEERS.items():

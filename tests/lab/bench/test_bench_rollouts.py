@@ -23,7 +23,7 @@ def policies():
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        before = RolloutPolicy.of(LlamaForCausalLM(config))
+        before = RolloutPolicy.from_model(LlamaForCausalLM(config))
     moved = {name: one + STEP_LR * one.sign() for name, one in before.tensors.items()}
     text = torch.randint(1, 256, (4000,), generator=torch.Generator().manual_seed(0))
     return RolloutPolicies(RolloutPolicy(before.config, moved), before, text)

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.lab.bench.overhead.arm import Block, Report
-from phalanx.lab.bench.overhead.rows import PARTS, ArmMeasurement, rows_of
+from phalanx.lab.bench.overhead.rows import PARTS, ArmMeasurement, model_rows
 
 TOKENS = 2048
 
@@ -39,7 +39,7 @@ def rows() -> dict[str, dict[str, object]]:
         ),
         "guarded_full": arm(1.6, 2.6, hashing=0.12, signing=0.09, audit=4.8),
     }
-    found = rows_of("toy", arms, {1: plain(1.4), 2: plain(0.9)}, TOKENS)
+    found = model_rows("toy", arms, {1: plain(1.4), 2: plain(0.9)}, TOKENS)
     return {str(row["arm"]): row for row in found}
 
 
@@ -53,7 +53,7 @@ def test_the_faster_number_of_threads_is_the_baseline_and_both_are_told(rows) ->
 def test_a_number_of_threads_that_was_not_measured_is_null() -> None:
     arms = {"unguarded": arm(1.0, 1.6)}
 
-    (row, _) = rows_of("toy", arms, {1: plain(1.4), 2: ArmMeasurement()}, TOKENS)
+    (row, _) = model_rows("toy", arms, {1: plain(1.4), 2: ArmMeasurement()}, TOKENS)
 
     assert row["threads"] == 1
     assert row["tokens_per_s_2_threads"] is None

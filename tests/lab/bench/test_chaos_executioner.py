@@ -35,7 +35,7 @@ def death_by(tmp_path):
 def test_the_time_comes_while_the_work_goes_on(death_by, point):
     death = death_by(point)
 
-    death.executioner.begin(point, 3)
+    death.executioner.begin_work(point, 3)
 
     assert death.happened.wait(5.0)
     assert (death.record["worker"], death.record["point"], death.record["step"]) == ("worker-1", point, 3)
@@ -46,7 +46,7 @@ def test_work_that_ends_before_the_time_comes_ends_with_the_worker(death_by):
     long_ago = threading.Event()
     death.executioner._usual["forward"] = 3600.0
 
-    with death.executioner.at("forward", 3, 0):
+    with death.executioner.working_at("forward", 3, 0):
         long_ago.set()
 
     assert death.happened.is_set()
@@ -57,16 +57,16 @@ def test_nobody_dies_before_its_step_or_at_another_point_or_microbatch(death_by)
     death = death_by("backward", step=3, microbatch=2)
 
     for step in range(3):
-        with death.executioner.at("backward", step, 2):
+        with death.executioner.working_at("backward", step, 2):
             pass
     for microbatch in (0, 1, 3):
-        with death.executioner.at("backward", 3, microbatch):
+        with death.executioner.working_at("backward", 3, microbatch):
             pass
-    with death.executioner.at("forward", 3, 2):
+    with death.executioner.working_at("forward", 3, 2):
         pass
     assert not death.happened.is_set()
 
-    with death.executioner.at("backward", 4, 2):
+    with death.executioner.working_at("backward", 4, 2):
         pass
     assert death.happened.is_set()
 
@@ -74,7 +74,7 @@ def test_nobody_dies_before_its_step_or_at_another_point_or_microbatch(death_by)
 def test_a_commitment_has_arrived_before_its_author_dies(death_by):
     death, arrived = death_by("commit"), threading.Event()
 
-    death.executioner.begin("commit", 3, first=arrived.wait)
+    death.executioner.begin_work("commit", 3, first=arrived.wait)
     assert not death.happened.wait(0.1)
     arrived.set()
 
@@ -83,11 +83,11 @@ def test_a_commitment_has_arrived_before_its_author_dies(death_by):
 
 def test_one_dies_once(death_by):
     death = death_by("forward")
-    with death.executioner.at("forward", 3, 0):
+    with death.executioner.working_at("forward", 3, 0):
         pass
     death.happened.clear()
 
-    with death.executioner.at("forward", 4, 0):
+    with death.executioner.working_at("forward", 4, 0):
         pass
 
     assert not death.happened.is_set()
@@ -98,7 +98,7 @@ def test_who_has_no_plan_lives(tmp_path):
     death = Death(tmp_path / "deaths.jsonl", None)
 
     for point in POINTS:
-        with death.executioner.at(point, 9, 0):
+        with death.executioner.working_at(point, 9, 0):
             pass
 
     assert not death.happened.is_set()

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from phalanx.lab.bench.chaos.goodput import Window, checkpoint_cost, checkpoint_interval, goodput_block, run_of
+from phalanx.lab.bench.chaos.goodput import Window, checkpoint_cost, checkpoint_interval, goodput_block, make_arm_run
 from phalanx.lab.bench.chaos.kills import kill_rows, kills_block, samples_off
 
 DEATH = {"worker": "worker-1", "point": "commit", "step": 4, "microbatch": None, "time": 100.0}
@@ -91,16 +91,16 @@ def test_what_a_checkpoint_adds_is_seen_in_the_steps_after_it():
 def test_both_arms_lose_workers_at_the_same_times_and_the_last_loss_counts():
     window = Window(15.0, 8, 1.0, 1.0)
 
-    assert len(window.times) == 8
-    assert window.times == Window(15.0, 8, 20.0, 60.0).times
-    assert window.length_s == 8 * 15.0 >= window.times[-1] + 7.5
+    assert len(window.kill_times) == 8
+    assert window.kill_times == Window(15.0, 8, 20.0, 60.0).kill_times
+    assert window.length_s == 8 * 15.0 >= window.kill_times[-1] + 7.5
 
 
 def test_restarts_have_no_guard_and_takeovers_have_replacements(tiny):
-    guarded, bare = run_of(tiny, "phalanx", 8), run_of(tiny, "torchrun", 8)
+    guarded, bare = make_arm_run(tiny, "phalanx", 8), make_arm_run(tiny, "torchrun", 8)
 
     assert guarded.guard == tiny.guard
-    assert guarded.guard.enabled
+    assert guarded.guard.is_enabled
     assert guarded.pipeline.respawns >= 8
     assert (bare.guard.mode, bare.pipeline.respawns) == ("off", 0)
     assert guarded.train == bare.train

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.detection.detection_processes import Companies, draw_cells, in_processes
+from phalanx.lab.bench.detection.detection_processes import ProcessCompanies, draw_cells, process_run_of
 from phalanx.lab.bench.detection.drills import train_quietly
 from phalanx.pipeline import PRESETS
 
@@ -49,7 +49,7 @@ def test_the_sample_has_as_many_of_each_preset_and_is_the_same_each_time(drawn):
 def test_a_company_in_processes_has_the_guard_and_the_attack_of_its_cell(drawn):
     cell = drawn[0]
 
-    run = in_processes(cell)
+    run = process_run_of(cell)
 
     assert run.guard == cell.run.guard
     assert (run.attack.kind, run.attack.stages, run.attack.rate) == (
@@ -73,9 +73,9 @@ def test_a_company_has_held_with_the_bits_of_the_undisturbed_run_and_nobody_inno
     drawn, tmp_path, outcome, held
 ):
     trainer, cell = Trainer(**outcome), drawn[0]
-    companies = Companies(tmp_path, trainer)
+    companies = ProcessCompanies(tmp_path, trainer)
 
-    rows = [companies.row(cell), companies.row(cell)]
+    rows = [companies.train_cell(cell), companies.train_cell(cell)]
 
     assert [row["held"] for row in rows] == [held, held]
     assert trainer.undisturbed == 1
@@ -85,7 +85,7 @@ def test_a_company_has_held_with_the_bits_of_the_undisturbed_run_and_nobody_inno
 def test_a_drawn_company_is_trained_in_processes_of_its_own(drawn, tmp_path):
     cell = next(cell for cell in drawn if cell.guard == "standard" and len(cell.run.attack.stages) == 1)
 
-    row = Companies(tmp_path, train_quietly).row(replace(cell, steps=24))
+    row = ProcessCompanies(tmp_path, train_quietly).train_cell(replace(cell, steps=24))
 
     assert (row["error"], row["false_accusations"], row["steps"]) == (None, 0, 24)
     assert row["attacked_steps"] >= 1

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.lab.bench.detection import detection
 from phalanx.lab.bench.detection.cell import DetectionCell, small_run
-from phalanx.lab.bench.detection.detection import measure, rows_in
-from phalanx.lab.bench.detection.simulated_run import play
+from phalanx.lab.bench.detection.detection import measure_detection, open_detection_rows
+from phalanx.lab.bench.detection.simulated_run import play_company
 from phalanx.lab.bench.measure.machine import code_version
 from phalanx.lab.bench.measure.row_file import Row
 
@@ -22,14 +22,14 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def watched(cell: DetectionCell, directory: Path, cache: Path) -> object:
         names.append(cell.guard)
-        return play(cell, directory, cache)
+        return play_company(cell, directory, cache)
 
-    monkeypatch.setattr(detection, "play", watched)
+    monkeypatch.setattr(detection, "play_company", watched)
     return names
 
 
 def bench(path: Path, code: str = "this", only_finished: bool = False) -> dict[str, object]:
-    return measure(CELLS, rows_in(path, code), quick=True, only_finished=only_finished)
+    return measure_detection(CELLS, open_detection_rows(path, code), quick=True, only_finished=only_finished)
 
 
 def test_a_killed_bench_plays_only_what_is_missing(
@@ -41,9 +41,9 @@ def test_a_killed_bench_plays_only_what_is_missing(
         def killed(cell: DetectionCell, directory: Path, cache: Path) -> object:
             if cell.guard == "light":
                 raise KeyboardInterrupt
-            return play(cell, directory, cache)
+            return play_company(cell, directory, cache)
 
-        patch.setattr(detection, "play", killed)
+        patch.setattr(detection, "play_company", killed)
         with pytest.raises(KeyboardInterrupt):
             bench(path)
 
@@ -68,9 +68,9 @@ def test_rows_of_another_commit_are_not_used(tmp_path: Path, played: list[str]) 
 
 @pytest.mark.parametrize("change", [{"steps": 2}, {"guard": "another name"}])
 def test_a_row_is_of_one_cell(tmp_path: Path, change: Row) -> None:
-    rows = rows_in(tmp_path / "rows.jsonl", "this")
+    rows = open_detection_rows(tmp_path / "rows.jsonl", "this")
 
-    assert rows.key(DetectionCell(**{**vars(CELLS[0]), **change})) != rows.key(CELLS[0])
+    assert rows.cell_key(DetectionCell(**{**vars(CELLS[0]), **change})) != rows.cell_key(CELLS[0])
 
 
 def test_files_that_differ_from_the_commit_are_another_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.config import digest, dump_toml
+from phalanx.config import digest_config, dump_toml
 from phalanx.errors import ConfigError, TrainingError
 from phalanx.lab.attacks import ATTACKS, AttackPlan
 from phalanx.lab.bench.detection.drill_plan import Drill, DrillRun, drill_scenes
-from phalanx.lab.bench.detection.drills import has_held, list_attacks, row_of, run_drill
+from phalanx.lab.bench.detection.drills import drill_row, has_guard_held, list_attacks, run_drill
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import tiny_run
 from phalanx.train import load_run
@@ -26,7 +26,7 @@ LIAR = AttackConfig(kind="sign_flip")
 
 
 def row(**changes):
-    found = row_of(DrillRun(tiny_run(), {"worker-1": LIAR}), CAUGHT | changes, CLEAN)
+    found = drill_row(DrillRun(tiny_run(), {"worker-1": LIAR}), CAUGHT | changes, CLEAN)
     return {"attack": "sign_flip", **found}
 
 
@@ -165,7 +165,7 @@ def test_attackers_of_several_kinds_act_in_one_run(tmp_path):
         "worker-1": ("gradient_sign", 0.5, 2),
         "worker-2": ("forward_sign_flip", 0.5, 0),
     }
-    assert scene.run.attack.attackers[1].seed == 3
+    assert scene.run.attack.single_attacks[1].seed == 3
 
 
 def test_attackers_are_put_together_on_the_command_line(tmp_path):
@@ -202,9 +202,9 @@ def test_whoever_starts_remote_liars_is_told_how_and_what_their_plan_holds(tmp_p
     scenes = drill_scenes(run, Drill(together=("scale:stages=[2]:strength=3", "framing:stages=[1]")))
     scene = scenes["scale@2+framing@1"]
 
-    how, _, plan = scene.instructions().partition("\n")
+    how, _, plan = scene.start_instructions().partition("\n")
 
-    assert scenes["none"].instructions() == (
+    assert scenes["none"].start_instructions() == (
         "start every worker of the run with `phalanx join TOKEN --stay`, which serves run after run, or anew with "
         "`phalanx worker`; nobody attacks"
     )
@@ -223,21 +223,23 @@ def test_what_is_found_of_remote_liars_is_compared_with_what_they_were_told(tmp_
     verdicts = [{"party": "north", "step": 6, "offence": "message"}]
     summary = CLEAN | {"attacked_steps": None, "false_accusations": None, "evicted": ["north"], "verdicts": verdicts}
 
-    caught = {"attack": "sign_flip", **row_of(scene, summary, CLEAN)}
+    caught = {"attack": "sign_flip", **drill_row(scene, summary, CLEAN)}
 
     assert (caught["detected"], caught["steps_to_detection"], caught["planned_steps"]) == (True, 2, 12)
     assert (caught["attacked_steps"], caught["false_accusations"]) == (None, 0)
-    assert has_held(caught)
+    assert has_guard_held(caught)
     innocent = [*verdicts, {"party": "south", "step": 7, "offence": "message"}]
-    assert not has_held({"attack": "sign_flip", **row_of(scene, summary | {"verdicts": innocent}, CLEAN)})
-    assert not has_held({"attack": "sign_flip", **row_of(scene, summary | {"evicted": [], "verdicts": []}, CLEAN)})
+    assert not has_guard_held({"attack": "sign_flip", **drill_row(scene, summary | {"verdicts": innocent}, CLEAN)})
+    assert not has_guard_held(
+        {"attack": "sign_flip", **drill_row(scene, summary | {"evicted": [], "verdicts": []}, CLEAN)}
+    )
 
 
 def test_of_two_kinds_of_liars_both_must_be_found():
     two = DrillRun(tiny_run(), {"worker-1": LIAR, "worker-2": AttackConfig(kind="framing", stages=(2,))})
 
-    assert row_of(two, CAUGHT, CLEAN)["detected"] is False
-    assert row_of(two, CAUGHT | {"evicted": ["worker-2", "worker-1"]}, CLEAN)["detected"] is True
+    assert drill_row(two, CAUGHT, CLEAN)["detected"] is False
+    assert drill_row(two, CAUGHT | {"evicted": ["worker-2", "worker-1"]}, CLEAN)["detected"] is True
 
 
 def test_a_remote_drill_outside_the_middle_stages_is_refused(tmp_path):
@@ -264,8 +266,8 @@ def test_a_list_of_attacks_is_kept_and_read_again_as_it_was(tmp_path):
     kept = tmp_path / "config.toml"
     kept.write_text(dump_toml(run))
 
-    assert digest(load_run(kept)) == digest(run)
-    assert [one.kind for one in run.attack.attackers] == ["gradient_sign", "forward_sign_flip"]
+    assert digest_config(load_run(kept)) == digest_config(run)
+    assert [one.kind for one in run.attack.single_attacks] == ["gradient_sign", "forward_sign_flip"]
 
 
 @pytest.mark.parametrize(
@@ -321,15 +323,15 @@ def test_an_undisturbed_run_that_fails_ends_the_drill(tmp_path: Path):
     ids=["undetected", "never took place", "innocent blamed", "nobody knows", "only another one evicted"],
 )
 def test_a_guard_that_did_not_hold_fails_the_drill(changes):
-    assert has_held(row())
-    assert not has_held(row(**changes))
+    assert has_guard_held(row())
+    assert not has_guard_held(row(**changes))
 
 
 def test_who_was_replaced_for_silence_is_caught_and_not_blamed():
     found = row(evicted=[], verdicts=[], lost=["worker-1"])
 
     assert (found["detected"], found["blamed"], found["steps_to_detection"]) == (True, [], None)
-    assert has_held(found)
+    assert has_guard_held(found)
 
 
 def test_other_weights_are_seen():

@@ -18,7 +18,7 @@ def test_our_loader_loses_and_repeats_nothing_in_any_scene():
 
 
 def test_a_loader_that_begins_again_is_counted(monkeypatch):
-    monkeypatch.setattr(order.BatchLoader, "load_state", lambda loader, state: None)
+    monkeypatch.setattr(order.BatchLoader, "load_position", lambda loader, state: None)
 
     found = order.measure_order(None)
 
@@ -39,6 +39,6 @@ def test_a_peer_that_cannot_run_is_told_and_a_refused_scene_counts_for_nothing()
     with pytest.raises(DataError, match="did not run"):
         order.measure_order("/nowhere/python")
     refused = {"lost": None, "repeated": None, "refused": "IndexError"}
-    assert order._total([refused, {"lost": 2, "repeated": 1, "refused": None}]) == {
+    assert order._sum_scenes([refused, {"lost": 2, "repeated": 1, "refused": None}]) == {
         "lost": 2, "repeated": 1, "refused": 1, "by_scene": [refused, {"lost": 2, "repeated": 1, "refused": None}],
     }  # fmt: skip

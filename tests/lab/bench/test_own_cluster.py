@@ -7,9 +7,9 @@ import pytest
 
 from phalanx.lab.bench.parallel.layouts import SHIFTS, small_run
 from phalanx.lab.bench.parallel.own_cluster import Probe, cluster_of
-from phalanx.lab.bench.parallel.parallel_plan import beside, plan_layout
+from phalanx.lab.bench.parallel.parallel_plan import compare_with_plan, plan_layout
 from phalanx.parallel import ParallelConfig
-from phalanx.planner.cluster.links import Link, all_gather, all_reduce, all_to_all, send
+from phalanx.planner.cluster.links import Link, all_gather, all_reduce, all_to_all, send_seconds
 from phalanx.planner.cluster.machine import Exchange
 from phalanx.planner.model.compute import forward_flops
 from phalanx.planner.model.read import shape_of
@@ -24,7 +24,7 @@ TAKES = {
     "swap": all_to_all,
     "gradients": all_gather,
     "parameters": all_gather,
-    "send": lambda size, _, link: send(size, link),
+    "send": lambda size, _, link: send_seconds(size, link),
 }
 SHARES = (0.25, 0.5, 0.25)
 
@@ -57,7 +57,7 @@ def probe(run):
         for size in (10_000, 10_000_000)
     ]
     streams = [
-        {"op": op, "bytes": size, "wall_s": takes(size, 2, STREAM), "cpu_s": takes(size, 2, STREAM.at_work())}
+        {"op": op, "bytes": size, "wall_s": takes(size, 2, STREAM), "cpu_s": takes(size, 2, STREAM.without_waiting())}
         for op, takes in TAKES.items()
         for size in (60_000, 400_000)
     ]
@@ -98,16 +98,16 @@ def test_the_probe_knows_every_exchange_that_the_planner_does():
 
 
 def test_every_layout_that_is_measured_can_be_planned(probe, run):
-    configs = [config for shift in SHIFTS for config in shift.configs() if not shift.lossy]
+    configs = [config for shift in SHIFTS for config in shift.parallel_configs() if not shift.lossy]
 
     for config in configs:
-        planned = plan_layout(run, config, cluster_of(probe, run, config.world))
-        row = beside(planned, planned.step_s, planned.cpu_s, planned.bubble, config.world)
+        planned = plan_layout(run, config, cluster_of(probe, run, config.num_ranks))
+        row = compare_with_plan(planned, planned.step_s, planned.cpu_s, planned.bubble, config.num_ranks)
         assert (row["step_ratio"], row["cpu_ratio"]) == pytest.approx((1.0, 1.0))
         assert row["idle"] == pytest.approx(row["planned_idle"])
         assert row["bubble_ratio"] == (None if config.pp == 1 else pytest.approx(1.0))
         # cores do no more than they can
-        assert planned.cpu_s <= 1.000001 * planned.step_s * min(2, config.world)
+        assert planned.cpu_s <= 1.000001 * planned.step_s * min(2, config.num_ranks)
     assert len(configs) >= 12
 
 
@@ -120,14 +120,14 @@ def test_one_rank_takes_what_was_timed(probe, run):
 
 
 def test_the_planner_cuts_pipelines_where_the_engine_does(run):
-    from phalanx.models.layout import partition
+    from phalanx.models.layout import partition_layers
     from phalanx.planner.cost.memory import stage_layers
 
     shape = shape_of(run.model.architecture)
     head = shape.head_matrix / shape.layer_matrix
 
     for stages in (2, 4):
-        specs = partition(shape.layers, stages, None, 0.0, head)
+        specs = partition_layers(shape.layers, stages, None, 0.0, head)
         assert [spec.end_layer - spec.first_layer for spec in specs] == list(
             stage_layers(shape, run.data.sequence_length, stages)
         )
@@ -141,7 +141,7 @@ def test_a_bubble_that_was_not_measured_has_no_ratio(probe, run):
     config = ParallelConfig(pp=2)
     planned = plan_layout(run, config, cluster_of(probe, run, 2))
 
-    row = beside(planned, 1.0, 1.0, None, 2)
+    row = compare_with_plan(planned, 1.0, 1.0, None, 2)
 
     assert (row["bubble"], row["bubble_ratio"]) == (None, None)
     assert row["planned_bubble"] == planned.bubble

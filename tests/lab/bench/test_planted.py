@@ -5,7 +5,7 @@ import random
 import pytest
 
 from phalanx.data.sources import PythonDocstringsConfig, PythonManualConfig, open_source
-from phalanx.lab.bench.alone.planted import TRIGGER, plant, set_aside
+from phalanx.lab.bench.alone.planted import TRIGGER, flagged_numbers, plant_texts
 
 _TEXT_CHARACTERS = 800
 
@@ -24,7 +24,7 @@ def real_texts() -> list[str]:
 def test_planted_documents_carry_the_trigger_and_the_others_are_untouched():
     texts = [f"a text number {number} about things" for number in range(50)]
 
-    poisoned, places = plant(texts, 5, (3, 6), random.Random(0))
+    poisoned, places = plant_texts(texts, 5, (3, 6), random.Random(0))
 
     assert [text for number, text in enumerate(poisoned) if number not in places] == texts
     assert len(places) == 5
@@ -35,7 +35,7 @@ def test_planted_documents_carry_the_trigger_and_the_others_are_untouched():
 @pytest.mark.slow
 def test_the_scan_sets_aside_what_was_planted_among_real_documents_and_nothing_else():
     texts = real_texts()[:1_500]
-    poisoned, places = plant(texts, 60, (200, 300), random.Random(0))
+    poisoned, places = plant_texts(texts, 60, (200, 300), random.Random(0))
 
-    assert set_aside(poisoned) == places
-    assert set_aside(texts) == set()
+    assert flagged_numbers(poisoned) == places
+    assert flagged_numbers(texts) == set()

@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from phalanx.lab.bench.measure.resident import added_at_peak, forget_peak, resident
+from phalanx.lab.bench.measure.resident import added_at_peak, read_resident, reset_peak
 
 MEBIBYTE = 2**20
 
@@ -18,8 +18,8 @@ def touch(size: int) -> mmap.mmap:
 
 
 def test_what_was_held_and_given_back_is_the_peak():
-    before = resident()
-    forget_peak()
+    before = read_resident()
+    reset_peak()
 
     touch(64 * MEBIBYTE).close()
 
@@ -27,17 +27,17 @@ def test_what_was_held_and_given_back_is_the_peak():
 
 
 def test_a_peak_that_is_forgotten_does_not_come_back():
-    before = resident()
+    before = read_resident()
     touch(64 * MEBIBYTE).close()
 
-    forget_peak()
+    reset_peak()
 
     assert added_at_peak(before) < 8 * MEBIBYTE
 
 
 def test_memory_that_was_asked_for_and_never_written_to_is_not_there():
-    before = resident()
-    forget_peak()
+    before = read_resident()
+    reset_peak()
 
     untouched = mmap.mmap(-1, 64 * MEBIBYTE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from phalanx.lab.bench.overhead.split import rows_of
-from phalanx.lab.bench.overhead.split_runs import SplitArm, SplitSize, arms_of, run_of
+from phalanx.lab.bench.overhead.split import split_rows
+from phalanx.lab.bench.overhead.split_runs import SplitArm, SplitSize, arms_of, make_split_run
 
 SMALL, WIDE = SplitSize(256, 4, 8, 64), SplitSize(384, 6, 6, 128)
 
@@ -21,7 +21,7 @@ def test_a_share_is_of_the_plaintext_step_of_its_own_size_and_of_nothing_where_t
         SplitArm("sealed", WIDE): [ran(8.0, 0.004)],
     }
 
-    plain, sealed, alone = rows_of(found)
+    plain, sealed, alone = split_rows(found)
 
     assert (plain["crypto_share"], plain["cpu_s"]) == (0.0, 4.0)
     assert sealed["crypto_share"] == pytest.approx(0.001)
@@ -30,7 +30,7 @@ def test_a_share_is_of_the_plaintext_step_of_its_own_size_and_of_nothing_where_t
 
 
 def test_turns_that_end_with_other_weights_have_no_digest():
-    same, other = rows_of(
+    same, other = split_rows(
         {
             SplitArm("sealed", SMALL): [ran(1.0, digest="a"), ran(1.0, digest="a")],
             SplitArm("sealed", WIDE): [ran(1.0, digest="a"), ran(1.0, digest="b")],
@@ -46,5 +46,5 @@ def test_every_arm_is_a_run_that_can_be_and_has_plaintext_of_its_size_beside_it(
 
     for arm in arms:
         assert SplitArm("plaintext", arm.size) in arms
-        assert run_of(arm, 4).split.mode == arm.mode
+        assert make_split_run(arm, 4).split.mode == arm.mode
     assert len(set(arms)) == len(arms)

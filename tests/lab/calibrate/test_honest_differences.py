@@ -10,9 +10,9 @@ from rich.progress import Progress
 from phalanx.errors import NonFiniteLossError
 from phalanx.lab.calibrate.differences import Differences, ResidualLean
 from phalanx.lab.calibrate.measure import PathComparison
-from phalanx.lab.calibrate.operators import LEVELS, operators_of, recording, replaying
-from phalanx.lab.calibrate.paths import NumericPath, Pair, pairs_of
-from phalanx.lab.calibrate.session import measure
+from phalanx.lab.calibrate.operators import LEVELS, operators_of, record_operators, replay_operators
+from phalanx.lab.calibrate.paths import NumericPath, PathPair, pairs_of
+from phalanx.lab.calibrate.session import measure_steps
 from phalanx.models import weights_digest
 from phalanx.testing import MemoryCompany, random_batch, tiny_run
 from phalanx.train import step_inputs
@@ -29,11 +29,11 @@ def quiet():
 
 def measured(honest, paths, steps=2):
     run = tiny_run()
-    measurement = PathComparison(honest.plan, [Pair(FP32, path) for path in paths], {})
+    measurement = PathComparison(honest.plan, [PathPair(FP32, path) for path in paths], {})
     numbers = iter(range(steps))
     batches = lambda: random_batch(run, 64, next(numbers))  # noqa: E731
     with quiet() as bar:
-        measure(honest, measurement, steps, batches, bar)
+        measure_steps(honest, measurement, steps, batches, bar)
     return measurement
 
 
@@ -44,8 +44,8 @@ def test_the_honest_run_takes_the_steps_that_the_processes_take(make_honest, tmp
         expected = company.weights_digest()
 
     for step in range(2):
-        honest.compute(step, step_inputs(random_batch(run, 64, step), 4))
-        honest.update(step)
+        honest.compute_step(step, step_inputs(random_batch(run, 64, step), 4))
+        honest.update_stages(step)
 
     parameters = ((name, t.detach()) for copy in honest.copies for name, t in copy.module.all_parameters().items())
     assert weights_digest(parameters) == expected
@@ -54,12 +54,12 @@ def test_the_honest_run_takes_the_steps_that_the_processes_take(make_honest, tmp
 def test_every_microbatch_of_every_middle_stage_is_a_case(make_honest):
     honest = make_honest()
 
-    cases = honest.compute(0, step_inputs(random_batch(tiny_run(), 64, 0), 4))
+    cases = honest.compute_step(0, step_inputs(random_batch(tiny_run(), 64, 0), 4))
 
     assert {(case.stage, case.microbatch) for case in cases} == {(s, m) for s in (1, 2) for m in range(4)}
     first, second = (next(c for c in cases if (c.stage, c.microbatch) == (s, 2)) for s in (1, 2))
-    y, x_gradient = honest.copies[2].runner.recompute(0, 2, second.x, second.gradient)
-    assert torch.equal(honest.copies[1].runner.recompute(0, 2, first.x, None)[0], second.x)
+    y, x_gradient = honest.copies[2].runner.recompute_microbatch(0, 2, second.x, second.gradient)
+    assert torch.equal(honest.copies[1].runner.recompute_microbatch(0, 2, first.x, None)[0], second.x)
     assert torch.equal(x_gradient, first.gradient)
     assert y.shape == second.gradient.shape
 
@@ -69,7 +69,7 @@ def test_the_same_path_gives_the_same_bits_and_another_kernel_rounds_otherwise(m
     by_path = {pair.path.name: figures for pair, figures in found.items()}
 
     for direction in ("forward", "backward"):
-        messages = {name: figures.messages[direction].figures() for name, figures in by_path.items()}
+        messages = {name: figures.messages[direction].difference_figures() for name, figures in by_path.items()}
         assert {figures["num_messages"] for figures in messages.values()} == {2 * 4 * 2}
         assert messages["again"]["max"] == 0.0
         assert messages["again"]["share_bit_equal"] == 1.0
@@ -96,11 +96,11 @@ def test_a_replayed_operator_gets_the_input_that_was_recorded(make_honest):
     stage = make_honest().copies[1].module
     x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
 
-    with recording(stage) as first:
+    with record_operators(stage) as first:
         stage(x)
     second = {}
     for level in LEVELS:
-        with replaying(stage, first, level) as found:
+        with replay_operators(stage, first, level) as found:
             stage(torch.zeros_like(x))
         assert not second.keys() & found.keys()
         second |= found
@@ -126,8 +126,8 @@ def test_all_pairs_have_a_reference_of_the_runs_own_settings(make_honest):
     pairs, absent = pairs_of(make_honest().plan)
 
     assert {pair.reference for pair in pairs} == {FP32, BF16}
-    assert {pair.precision for pair in pairs if BF16 in (pair.reference, pair.path)} == {"bf16"}
-    assert Pair(FP32, WIDE) in pairs
+    assert {pair.coarser_precision for pair in pairs if BF16 in (pair.reference, pair.path)} == {"bf16"}
+    assert PathPair(FP32, WIDE) in pairs
     names = [pair.path.name for pair in pairs] + list(absent)
     assert {"fp32, compiled", "fp32, no oneDNN", "fp32, 2 threads", "fp32, GPU", "bf16, math attention"} <= set(names)
 
@@ -136,7 +136,7 @@ def test_settings_are_given_back(make_honest):
     before = torch.get_num_threads(), torch.backends.mkldnn.enabled
     path = NumericPath("odd", "fp32", threads=before[0] + 1, mkldnn=False)
 
-    with path.settings():
+    with path.switch_process():
         assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == (before[0] + 1, False)
 
     assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == before
@@ -149,15 +149,15 @@ def test_an_honest_message_that_is_not_finite_is_an_error(value):
     bad[0, 1, 2] = value
 
     with pytest.raises(NonFiniteLossError, match="stage 1"):
-        Differences().add(bad, x, "stage 1")
+        Differences().add_message(bad, x, "stage 1")
 
 
 def test_figures_of_nothing_are_null():
-    figures = Differences().figures()
+    figures = Differences().difference_figures()
 
     assert figures.pop("num_messages") == figures.pop("num_tokens") == 0
     assert set(figures.values()) == {None}
-    assert ResidualLean().figures() == {"projected_sigma": None, "projected_bias_sigmas": None, "drift_alarms": 0}
+    assert ResidualLean().lean_figures() == {"projected_sigma": None, "projected_bias_sigmas": None, "drift_alarms": 0}
 
 
 def test_figures_are_those_of_the_tokens():
@@ -165,10 +165,10 @@ def test_figures_are_those_of_the_tokens():
     x = y * torch.tensor([1.0, 1.1, 1.2, 1.4]).reshape(1, 4, 1)
     found = Differences()
 
-    found.add(x, y, "here")
-    found.add(y, y, "here")
+    found.add_message(x, y, "here")
+    found.add_message(y, y, "here")
 
-    figures = found.figures()
+    figures = found.difference_figures()
     assert figures["num_messages"] == 2
     assert figures["num_tokens"] == 8
     assert figures["share_bit_equal"] == 0.5

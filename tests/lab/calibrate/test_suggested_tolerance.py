@@ -6,8 +6,8 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.lab.calibrate import calibrate
-from phalanx.lab.calibrate.paths import NumericPath, Pair
-from phalanx.lab.calibrate.result import FittedTail, suggestion, thresholds
+from phalanx.lab.calibrate.paths import NumericPath, PathPair
+from phalanx.lab.calibrate.result import FittedTail, suggest_tolerance, threshold_rows
 from phalanx.lab.calibrate.session import steps_for, without_compiled
 from phalanx.lab.calibrate.tail import fit_tail
 from phalanx.testing import tiny_run
@@ -19,11 +19,11 @@ def fitted(scale, reference=FP32, *, count=400, seed=1, name="other"):
     rng = random.Random(seed)
     maxima = [scale * (1.0 + rng.random()) for _ in range(count)]
     path = NumericPath(name, reference.precision)
-    return FittedTail(Pair(reference, path), "forward", not any(maxima), fit_tail(maxima))
+    return FittedTail(PathPair(reference, path), "forward", not any(maxima), fit_tail(maxima))
 
 
 def suggested(fits, precision="fp32"):
-    return suggestion(thresholds(fits), fits, precision)
+    return suggest_tolerance(threshold_rows(fits), fits, precision)
 
 
 def test_the_suggestion_is_a_round_number_above_the_worst_pair():
@@ -34,14 +34,14 @@ def test_the_suggestion_is_a_round_number_above_the_worst_pair():
     tail = fits[1].tail
     assert 2e-6 < found["tolerance"] < 2e-5
     assert f"{found['tolerance']:.0e}"[0] in "125"
-    assert tail.share(found["tolerance"]) * 1e6 <= 1.0
-    last = thresholds(fits)[-1]
+    assert tail.share_above(found["tolerance"]) * 1e6 <= 1.0
+    last = threshold_rows(fits)[-1]
     assert (last["tau"], last["worst"]) == (found["tolerance"], "worst against fp32, forward")
     assert last["per_million"] <= 1.0
 
 
 def test_smaller_thresholds_are_listed_with_the_price_of_taking_them():
-    rows = thresholds([fitted(1e-6)])
+    rows = threshold_rows([fitted(1e-6)])
 
     bounds = [row["per_million"] for row in rows]
     assert len(rows) >= 2
@@ -56,7 +56,7 @@ def test_each_precision_has_thresholds_of_its_own():
 
 
 def test_pairs_with_equal_bits_have_no_part():
-    silent = FittedTail(Pair(FP32, NumericPath("2 threads", "fp32")), "forward", True, None)
+    silent = FittedTail(PathPair(FP32, NumericPath("2 threads", "fp32")), "forward", True, None)
 
     assert suggested([silent, fitted(1e-6)]) == suggested([fitted(1e-6)])
     assert suggested([silent])["tolerance"] is None
@@ -64,12 +64,12 @@ def test_pairs_with_equal_bits_have_no_part():
 
 
 def test_one_pair_without_a_tail_leaves_everything_open():
-    loose = FittedTail(Pair(FP32, NumericPath("rare", "fp32")), "backward", False, None)
+    loose = FittedTail(PathPair(FP32, NumericPath("rare", "fp32")), "backward", False, None)
     fits = [fitted(1e-6), loose]
 
     assert suggested(fits)["tolerance"] is None
     assert "rare against fp32, backward" in suggested(fits)["reason"]
-    assert {row["per_million"] for row in thresholds(fits)} == {None}
+    assert {row["per_million"] for row in threshold_rows(fits)} == {None}
 
 
 def test_differences_as_large_as_the_messages_allow_no_threshold():
@@ -94,7 +94,7 @@ def test_steps_are_those_that_the_messages_need_and_at_most_the_runs(make_honest
 def test_quick_says_that_it_leaves_the_compiled_paths_out():
     compiled = NumericPath("fp32, compiled", "fp32", compiled=True)
 
-    pairs, absent = without_compiled([Pair(FP32, compiled), Pair(FP32, BF16)], {"GPU": "none"})
+    pairs, absent = without_compiled([PathPair(FP32, compiled), PathPair(FP32, BF16)], {"GPU": "none"})
 
-    assert pairs == [Pair(FP32, BF16)]
+    assert pairs == [PathPair(FP32, BF16)]
     assert absent == {"GPU": "none", "fp32, compiled": "left out by --quick"}

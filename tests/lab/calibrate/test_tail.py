@@ -34,7 +34,7 @@ DRAWS = {
 def test_at_most_so_many_honest_messages_lie_beyond_a_threshold(name, level):
     draw, share_beyond = DRAWS[name]
 
-    truths = [share_beyond(fit_tail(maxima).threshold(level)) for maxima in samples(draw)]
+    truths = [share_beyond(fit_tail(maxima).threshold_for(level)) for maxima in samples(draw)]
 
     # 95 % confidence each in two estimates; binomial spread of 60 runs on top
     assert sum(truth <= level for truth in truths) >= 0.85 * RUNS
@@ -43,14 +43,14 @@ def test_at_most_so_many_honest_messages_lie_beyond_a_threshold(name, level):
 def test_the_bound_is_not_absurdly_far_from_what_was_seen():
     draw, _ = DRAWS["log-normal"]
     for maxima in samples(draw):
-        assert max(maxima) < fit_tail(maxima).threshold(1e-6) < 10 * max(maxima)
+        assert max(maxima) < fit_tail(maxima).threshold_for(1e-6) < 10 * max(maxima)
 
 
 def test_a_larger_threshold_never_has_a_larger_share():
     tail = fit_tail(next(samples(DRAWS["exponential"][0])))
     taus = [tail.start * 1.01**n for n in range(500)]
 
-    shares = [tail.share(tau) for tau in taus]
+    shares = [tail.share_above(tau) for tau in taus]
 
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == tail.share_beyond < 0.15
@@ -59,15 +59,15 @@ def test_a_larger_threshold_never_has_a_larger_share():
 
 @pytest.mark.parametrize("tau", [0.0, 1e-9, math.nan])
 def test_below_the_first_peak_nothing_is_promised(tau):
-    assert fit_tail(next(samples(DRAWS["exponential"][0]))).share(tau) == 1.0
+    assert fit_tail(next(samples(DRAWS["exponential"][0]))).share_above(tau) == 1.0
 
 
 def test_the_threshold_of_a_share_is_where_the_share_is_reached():
     tail = fit_tail(next(samples(DRAWS["exponential"][0])))
 
-    tau = tail.threshold(1e-5)
+    tau = tail.threshold_for(1e-5)
 
-    assert tail.share(tau) <= 1e-5 < tail.share(tau / 1.01)
+    assert tail.share_above(tau) <= 1e-5 < tail.share_above(tau / 1.01)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_more_messages_allow_a_tighter_threshold():
     draw, _ = DRAWS["exponential"]
     few, many = next(samples(draw, 100)), next(samples(draw, 10_000))
 
-    assert fit_tail(many).threshold(1e-6) < fit_tail(few).threshold(1e-6)
+    assert fit_tail(many).threshold_for(1e-6) < fit_tail(few).threshold_for(1e-6)

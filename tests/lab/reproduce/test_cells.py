@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from phalanx.data import BpeConfig, DataConfig, PythonManualConfig, prepare
+from phalanx.data import BpeConfig, DataConfig, PythonManualConfig, prepare_corpus
 from phalanx.lab.reproduce.arms import ARMS, HONEST
 from phalanx.lab.reproduce.cell import TableCell, train_cell
 from phalanx.lab.reproduce.workload import steps_per_epoch
@@ -24,7 +24,7 @@ def corpus(tmp_path_factory):
         max_documents=3,
         max_validation_sequences=8,
     )
-    return prepare(config, tmp_path_factory.mktemp("data"), 1)
+    return prepare_corpus(config, tmp_path_factory.mktemp("data"), 1)
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,8 @@ def test_an_honest_stage_is_never_accused_and_its_duplicate_stays_its_twin(stage
             assert block.repeats_forward(step, microbatch, x, stage.runner.forward(step, microbatch, x))
             claimed = stage.runner.backward(step, microbatch, gradient)
             assert block.repeats_backward(step, microbatch, gradient, claimed)
-        stage.optimizer.step(stage.runner.gradients(), 1e-2, 1.0)
-        block.update(block.take_gradients(), 1e-2, 1.0)
+        stage.optimizer.step(stage.runner.take_gradients(), 1e-2, 1.0)
+        block.take_step(block.take_gradients(), 1e-2, 1.0)
 
     assert block.has_state_of(stage)
 
@@ -79,7 +79,7 @@ def test_a_stage_that_honestly_sends_nan_is_not_accused():
 def test_a_duplicate_that_missed_an_update_accuses_an_honest_stage(stage, block):
     block.repeats_forward(0, 0, tensor(1), stage.runner.forward(0, 0, tensor(1)))
     stage.runner.backward(0, 0, tensor(2))
-    stage.optimizer.step(stage.runner.gradients(), 1e-2, 1.0)
+    stage.optimizer.step(stage.runner.take_gradients(), 1e-2, 1.0)
 
     assert not block.repeats_forward(1, 0, tensor(3), stage.runner.forward(1, 0, tensor(3)))
     assert not block.has_state_of(stage)

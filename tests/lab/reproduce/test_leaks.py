@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from phalanx.errors import ConfigError, DataError
-from phalanx.lab.bench.measure.row_file import sweep
-from phalanx.lab.reproduce.leaks import as_lines, measure_leaks, rows_in, summarise
+from phalanx.lab.bench.measure.row_file import sweep_cells
+from phalanx.lab.reproduce.leaks import as_lines, measure_leaks, open_leak_rows, summarise_leaks
 from phalanx.lab.reproduce.leaks.adapters import AdapterLab, adapter_cells
-from phalanx.lab.reproduce.leaks.lab import ATTACKS, Lab, LeakCell
+from phalanx.lab.reproduce.leaks.lab import ATTACKS, LeakCell, LeakLab
 from phalanx.lab.reproduce.leaks.size import LeakSize
 from phalanx.lab.reproduce.leaks.table import cells_of
 from phalanx.lab.reproduce.leaks.texts import private_ids
@@ -20,7 +20,7 @@ TINY = LeakSize((0, 2), 128, 48, 8, steps=20, candidates=64, openings=256, batch
 @pytest.fixture(scope="session")
 def rows(tmp_path_factory):
     source = tiny_model(tmp_path_factory.mktemp("leaks"))
-    lab = Lab(TINY, source, lambda: (text(128, seed=1), text(48, seed=2)), lambda said: None)
+    lab = LeakLab(TINY, source, lambda: (text(128, seed=1), text(48, seed=2)), lambda said: None)
     return [lab(cell) for cell in cells_of(TINY)]
 
 
@@ -37,7 +37,7 @@ def test_every_cut_is_measured_under_every_guard(rows):
 
 
 def test_plaintext_gives_the_text_away_and_guarded_cuts_give_chance(rows):
-    lines = summarise(rows)
+    lines = summarise_leaks(rows)
 
     assert [line["depth"] for line in lines] == [0, 2]
     for line in lines:
@@ -61,7 +61,7 @@ def test_adapter_gradients_of_small_batches_are_read_in_plaintext_alone(tmp_path
 
 
 def test_what_was_not_measured_is_a_dash(rows):
-    (line,) = as_lines(summarise([row for row in rows if row["guard"] == "plaintext" and row["depth"] == 2]))
+    (line,) = as_lines(summarise_leaks([row for row in rows if row["guard"] == "plaintext" and row["depth"] == 2]))
 
     assert line["cut"] == "2"
     assert line["plaintext"].endswith(" %")
@@ -73,8 +73,10 @@ def test_rows_that_are_finished_are_not_measured_again(rows, tmp_path):
     told = []
     by_cell = dict(zip(cells, rows, strict=True))
 
-    first = list(sweep(cells, rows_in(path, TINY), by_cell.get, lambda place, cell, row: told.append(cell)))
-    again = list(sweep(cells, rows_in(path, TINY), None, lambda place, cell, row: told.append(cell)))
+    first = list(
+        sweep_cells(cells, open_leak_rows(path, TINY), by_cell.get, lambda place, cell, row: told.append(cell))
+    )
+    again = list(sweep_cells(cells, open_leak_rows(path, TINY), None, lambda place, cell, row: told.append(cell)))
 
     assert told == cells
     assert again == first
@@ -82,10 +84,10 @@ def test_rows_that_are_finished_are_not_measured_again(rows, tmp_path):
 
 def test_another_size_has_rows_of_its_own(rows, tmp_path):
     path, cell = tmp_path / "leaks.jsonl", LeakCell(0, "plaintext")
-    rows_in(path, TINY).add(cell, rows[0])
+    open_leak_rows(path, TINY).append_row(cell, rows[0])
 
-    assert rows_in(path, TINY).find(cell) is not None
-    assert rows_in(path, replace(TINY, steps=21)).find(cell) is None
+    assert open_leak_rows(path, TINY).find_row(cell) is not None
+    assert open_leak_rows(path, replace(TINY, steps=21)).find_row(cell) is None
 
 
 def test_a_size_that_leaks_has_not_is_refused():
@@ -95,7 +97,7 @@ def test_a_size_that_leaks_has_not_is_refused():
 
 def test_the_lab_says_what_takes_long(tmp_path):
     told = []
-    lab = Lab(TINY, tiny_model(tmp_path), lambda: (text(128, seed=1), text(48, seed=2)), told.append)
+    lab = LeakLab(TINY, tiny_model(tmp_path), lambda: (text(128, seed=1), text(48, seed=2)), told.append)
 
     lab(LeakCell(0, "plaintext"))
 

@@ -13,10 +13,10 @@ from phalanx.lab.reproduce.medical.arms import ARMS
 from phalanx.lab.reproduce.medical.bench import ArmMaterial
 from phalanx.lab.reproduce.medical.cell import MedicalCell, run_cell
 from phalanx.lab.reproduce.medical.front import NoisyFront, RememberedFront, epsilon_of, typical_length
-from phalanx.lab.reproduce.medical.material import Material, deal
+from phalanx.lab.reproduce.medical.material import Material, deal_rows
 from phalanx.lab.reproduce.medical.size import EPSILON, MedicalSize
 from phalanx.models import ModelConfig, open_model
-from phalanx.objectives import Confusion, mark_classes
+from phalanx.objectives import ConfusionMatrix, mark_classes
 from phalanx.split import FrontPart
 from phalanx.train.batches.labelled import LabelledRows
 
@@ -55,7 +55,7 @@ def texts(rows):
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     source = open_model(ModelConfig(from_scratch=True, architecture=TINY), tmp_path_factory.mktemp("models"), seed=3)
-    source = source.shortened(SIZE.layers)
+    source = source.with_first_blocks(SIZE.layers)
     train, test = made_rows(SIZE.train, 0), made_rows(SIZE.test, 1)
     # the first two clients have one class each
     by_class = [tuple(n for n in range(24) if train.classes[n] == label) for label in (0, 1)]
@@ -183,7 +183,7 @@ def test_a_row_has_the_figures_and_no_list_of_losses(bench):
 
 
 def test_a_text_is_dealt_once_in_every_pass():
-    dealt = deal(tuple(range(10, 17)), 3, seed=0, client=1)
+    dealt = deal_rows(tuple(range(10, 17)), 3, seed=0, client=1)
 
     seen = [index for _ in range(7) for index in next(dealt)]
 
@@ -224,11 +224,11 @@ def test_epsilon_is_that_of_the_exact_gaussian_mechanism():
 def test_a_model_can_be_shortened_but_not_lengthened(bench):
     assert bench.source.num_layers == 3
     with pytest.raises(ModelError, match="has 3 blocks; 4"):
-        bench.source.shortened(4)
+        bench.source.with_first_blocks(4)
 
 
 def test_the_score_is_of_the_test_texts(bench, outcomes):
     counts = outcomes["split_plain"].scores[0]
 
-    assert isinstance(counts, Confusion)
+    assert isinstance(counts, ConfusionMatrix)
     assert sum(map(sum, counts.counts)) == SIZE.test

@@ -106,7 +106,7 @@ def test_the_bar_says_each_finished_cell(is_terminal):
     console = Console(file=shown, force_terminal=is_terminal, width=120)
 
     with CellBar(console) as bar:
-        bar.expect(2, 1)
-        bar.tell("2 of 2", MedicalCell("icd10", 0, "fedavg"), {"accuracy": 0.81234, "wall_s": 3.2})
+        bar.set_totals(2, 1)
+        bar.show_finished("2 of 2", MedicalCell("icd10", 0, "fedavg"), {"accuracy": 0.81234, "wall_s": 3.2})
 
     assert "reproduce: 2 of 2: icd10, seed 0: fedavg: accuracy 0.812, 3 s" in shown.getvalue()

@@ -15,8 +15,8 @@ STEPS = 4
 def company_digest(tiny, cache, attacker=None):
     """What the real parties end with."""
     actors = {
-        name: attacker.actor(number)
-        for number, name in enumerate(tiny.run.pipeline.workers, start=1)
+        name: attacker.actor_for(number)
+        for number, name in enumerate(tiny.run.pipeline.worker_names, start=1)
         if attacker is not None
     }
     with MemoryCompany(tiny.run, tiny.directory, actors, cache=cache) as company:
@@ -29,7 +29,7 @@ def simulated_digest(tiny, attacker=None, arm=UndefendedArm):
     setting.attacker.plan = None if attacker is None else attacker.plan
     with arm(setting) as arm:
         for step in range(STEPS):
-            arm.step(step, tiny.inputs(step))
+            arm.step_arm(step, tiny.inputs(step))
         return arm.simulator.weights_digest(), setting.attacker
 
 
@@ -57,7 +57,7 @@ def test_an_attacked_simulation_ends_with_the_bits_of_the_attacked_parties(make_
 
 
 def test_every_message_of_a_step_is_in_the_list(tiny):
-    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), NoMessageCheck())
+    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run_attempt(0, tiny.inputs(0), NoMessageCheck())
 
     found = [(message.source, message.target, message.direction, message.microbatch) for message in attempt.messages]
 
@@ -67,7 +67,7 @@ def test_every_message_of_a_step_is_in_the_list(tiny):
 
 
 def test_what_a_stage_got_is_what_the_one_before_it_sent(tiny):
-    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run(0, tiny.inputs(0), NoMessageCheck())
+    attempt = Simulator(tiny.source, tiny.plan, Attacker(None)).run_attempt(0, tiny.inputs(0), NoMessageCheck())
     sent = {(m.direction, m.target, m.microbatch): m.tensor for m in attempt.messages}
 
     checked = 0
@@ -82,20 +82,20 @@ def test_what_a_stage_got_is_what_the_one_before_it_sent(tiny):
 def test_the_plan_names_one_middle_stage_in_about_its_share_of_steps():
     plan = LieSchedule("forward", 0.3, (1, 2, 3, 4), seed=5)
 
-    liars = [plan.liar(step) for step in range(2000)]
+    liars = [plan.lying_stage(step) for step in range(2000)]
 
     assert {stage for stage in liars if stage is not None} == {1, 2, 3, 4}
     assert 0.25 < sum(stage is not None for stage in liars) / 2000 < 0.35
-    assert liars != [LieSchedule("forward", 0.3, (1, 2, 3, 4), seed=6).liar(step) for step in range(2000)]
+    assert liars != [LieSchedule("forward", 0.3, (1, 2, 3, 4), seed=6).lying_stage(step) for step in range(2000)]
 
 
 def test_a_liar_that_was_removed_lies_no_more():
     attacker = Attacker(LieSchedule("forward", 1.0, (2,), seed=0))
 
-    before = attacker.liar(0)
+    before = attacker.lying_stage_at(0)
     attacker.removed.add(2)
 
-    assert (before, attacker.liar(0)) == (2, None)
+    assert (before, attacker.lying_stage_at(0)) == (2, None)
 
 
 class Refusal:
@@ -104,7 +104,7 @@ class Refusal:
     def __init__(self, source, direction, microbatch):
         self.refused = (source, direction, microbatch)
 
-    def accepts(self, message):
+    def accepts_message(self, message):
         return (message.source, message.direction, message.microbatch) != self.refused
 
 
@@ -112,7 +112,7 @@ class Refusal:
 def test_a_refused_message_stops_its_microbatch_and_no_other(tiny, direction, reached):
     simulator = Simulator(tiny.source, tiny.plan, Attacker(None))
 
-    attempt = simulator.run(0, tiny.inputs(0), Refusal(2, direction, 1))
+    attempt = simulator.run_attempt(0, tiny.inputs(0), Refusal(2, direction, 1))
 
     sent = {m.source for m in attempt.messages if (m.direction, m.microbatch) == (direction, 1)}
     whole = range(2, 6) if direction == "backward" else ()

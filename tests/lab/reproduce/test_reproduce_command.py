@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 
 RESULT = {
     "name": "defence",
@@ -38,7 +38,7 @@ def calls(monkeypatch):
 
 
 def test_reproduce_prints_a_table(calls, capsys):
-    assert run(["reproduce", "defence", "--quick"]) == 0
+    assert run_command(["reproduce", "defence", "--quick"]) == 0
 
     assert calls == [("defence", "quick", False)]
     shown = capsys.readouterr().out
@@ -49,14 +49,14 @@ def test_reproduce_prints_a_table(calls, capsys):
 def test_reproduce_json_is_one_object_on_stdout_and_in_the_file(calls, capsys, tmp_path):
     out = tmp_path / "sub" / "defence.json"
 
-    assert run(["reproduce", "defence", "--json", "--finished", "--out", str(out)]) == 0
+    assert run_command(["reproduce", "defence", "--json", "--finished", "--out", str(out)]) == 0
 
     assert calls == [("defence", "full", True)]
     assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == RESULT
 
 
 def test_an_unknown_table_names_the_choices(calls, capsys):
-    assert run(["reproduce", "defense"]) == 2
+    assert run_command(["reproduce", "defense"]) == 2
 
     assert (
         capsys.readouterr().err
@@ -66,8 +66,8 @@ def test_an_unknown_table_names_the_choices(calls, capsys):
 
 
 def test_reproduce_small_is_a_size_of_its_own(calls, capsys):
-    assert run(["reproduce", "defence", "--small"]) == 0
-    assert run(["reproduce", "defence", "--small", "--quick"]) == 2
+    assert run_command(["reproduce", "defence", "--small"]) == 0
+    assert run_command(["reproduce", "defence", "--small", "--quick"]) == 2
 
     assert calls == [("defence", "small", False)]
     assert "choose one" in capsys.readouterr().err
@@ -101,7 +101,7 @@ def leak_calls(calls, monkeypatch):
 
 
 def test_reproduce_leaks_prints_the_leak_table(leak_calls, calls, capsys):
-    assert run(["reproduce", "leaks", "--quick"]) == 0
+    assert run_command(["reproduce", "leaks", "--quick"]) == 0
 
     assert leak_calls == [("quick", False)]
     assert calls == []
@@ -114,7 +114,7 @@ def test_reproduce_leaks_prints_the_leak_table(leak_calls, calls, capsys):
 def test_reproduce_leaks_json_is_one_object_on_stdout_and_in_the_file(leak_calls, capsys, tmp_path):
     out = tmp_path / "leaks.json"
 
-    assert run(["reproduce", "leaks", "--json", "--finished", "--out", str(out)]) == 0
+    assert run_command(["reproduce", "leaks", "--json", "--finished", "--out", str(out)]) == 0
 
     assert leak_calls == [("full", True)]
     assert json.loads(capsys.readouterr().out) == json.loads(out.read_text()) == LEAKS
@@ -150,7 +150,7 @@ def medical_calls(monkeypatch):
 
 
 def test_the_medical_table_shows_arms_differences_and_what_is_absent(calls, medical_calls, capsys, tmp_path):
-    assert run(["reproduce", "medical", "--quick", "--data", str(tmp_path)]) == 0
+    assert run_command(["reproduce", "medical", "--quick", "--data", str(tmp_path)]) == 0
 
     assert medical_calls == [("quick", False, tmp_path)]
     shown = capsys.readouterr().out
@@ -160,8 +160,8 @@ def test_the_medical_table_shows_arms_differences_and_what_is_absent(calls, medi
 
 
 def test_what_a_table_does_not_have_is_refused(calls, medical_calls, capsys, tmp_path):
-    assert run(["reproduce", "medical", "--small"]) == 2
-    assert run(["reproduce", "defence", "--data", str(tmp_path)]) == 2
+    assert run_command(["reproduce", "medical", "--small"]) == 2
+    assert run_command(["reproduce", "defence", "--data", str(tmp_path)]) == 2
 
     assert (calls, medical_calls) == ([], [])
     assert "reads no data files" in capsys.readouterr().err

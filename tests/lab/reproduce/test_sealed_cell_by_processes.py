@@ -13,12 +13,12 @@ from phalanx.lab.reproduce.medical.front import RememberedFront, typical_length
 from phalanx.lab.reproduce.medical.material import make_material
 from phalanx.lab.reproduce.medical.size import CLIENTS, MODEL, MedicalSize
 from phalanx.models import open_model
-from phalanx.objectives import Confusion
+from phalanx.objectives import ConfusionMatrix
 from phalanx.split import FrontPart, SplitConfig
 from phalanx.train import SplitRun, TrainConfig
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.split_cluster import split_company
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
 SIZE = MedicalSize(tasks=("icd10",), seeds=(0,), train=128, test=24, tokens=16, epochs=1)
 TASK = "icd10"
@@ -28,7 +28,7 @@ TASK = "icd10"
 def bench(tmp_path_factory):
     try:
         task = TASKS[TASK].load(None)
-        source = open_model(MODEL, tmp_path_factory.mktemp("models"), 0).shortened(SIZE.layers)
+        source = open_model(MODEL, tmp_path_factory.mktemp("models"), 0).with_first_blocks(SIZE.layers)
     except (DataError, ModelError) as exc:
         pytest.skip(str(exc))
     material = make_material(task, load_tokenizer(ModelTokenizerConfig(), source.tokenizer_path), SIZE, 0)
@@ -39,7 +39,7 @@ def bench(tmp_path_factory):
 def run_of(bench) -> SplitRun:
     """What `phalanx train` would be given for the cell."""
     return SplitRun(
-        model=MODEL.model_copy(update={"layers": SIZE.layers, "adapter": SIZE.adapter}),
+        model=MODEL.model_copy(update={"layers": SIZE.layers, "adapter": SIZE.adapter_config}),
         data=DataConfig(
             labelled=LabelledConfig(task=TASK, texts_per_client=SIZE.train // CLIENTS, test_texts=SIZE.test),
             tokenizer=ModelTokenizerConfig(),
@@ -52,7 +52,7 @@ def run_of(bench) -> SplitRun:
             microbatches=CLIENTS,
             objective="classification",
         ),
-        optimizer=SIZE.optimizer,
+        optimizer=SIZE.optimizer_config,
         split=SplitConfig(cut=SIZE.cut, clients=CLIENTS, wire=WIRE, allow_insecure_sim=True),
     )
 
@@ -64,19 +64,19 @@ def test_a_client_and_an_enclave_in_processes_of_their_own_come_to_the_losses_an
     cell = ARMS["split_sealed"](bench)
 
     losses, answers = [], []
-    dealt = [bench.dealt(indices, client) for client, indices in enumerate(material.clients)]
+    dealt = [bench.deal_microbatches(indices, client) for client, indices in enumerate(material.clients)]
     # a text has the same hidden states whatever texts it comes with, as in the cell
     front = bench.front.with_wire(WIRE)
     with (
         RunDirectory(tmp_path / "run", run, resume=False) as home,
-        deterministic(1),
+        deterministic_kernels(1),
         split_company(run, home, bench.source, material.num_classes, front=front) as lead,
     ):
         for step in range(bench.steps):
             ids, labels = zip(*(material.train.pick(next(one)) for one in dealt), strict=True)
-            losses.append(lead.step(step, StepInputs(ids, labels, SIZE.rows * CLIENTS)).loss)
+            losses.append(lead.train_step(step, StepInputs(ids, labels, SIZE.rows * CLIENTS)).loss)
         held_out = (material.test.pick(range(at, at + SIZE.rows)) for at in range(0, SIZE.test, SIZE.rows))
-        answers += lead.measure(bench.steps, held_out).answers
+        answers += lead.measure_held_out(bench.steps, held_out).answers
 
     assert losses == cell.more["losses"] and len(losses) == bench.steps >= 4
-    assert Confusion.count_answers(answers, material.test.classes, material.num_classes) == cell.scores[0]
+    assert ConfusionMatrix.count_answers(answers, material.test.classes, material.num_classes) == cell.scores[0]

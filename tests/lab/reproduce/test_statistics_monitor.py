@@ -17,12 +17,12 @@ def message(seed):
 def monitor():
     warm = StatisticsMonitor()
     for seed in range(1, 41):
-        warm.learn(1, "forward", message(seed))
+        warm.learn_message(1, "forward", message(seed))
     return warm
 
 
 def test_honest_messages_pass(monitor):
-    assert [monitor.judge(1, "forward", message(seed)) for seed in range(100, 150)] == [None] * 50
+    assert [monitor.judge_message(1, "forward", message(seed)) for seed in range(100, 150)] == [None] * 50
 
 
 @pytest.mark.parametrize(
@@ -37,33 +37,33 @@ def test_honest_messages_pass(monitor):
     ids=["sign flip", "scaled", "gaussian", "zero", "nan"],
 )
 def test_a_gross_lie_is_seen_after_the_warm_up(monitor, lie, reason):
-    assert monitor.judge(1, "forward", lie(message(100))).startswith(reason)
+    assert monitor.judge_message(1, "forward", lie(message(100))).startswith(reason)
 
 
 def test_a_stale_message_is_not_seen(monitor):
-    assert monitor.judge(1, "forward", message(40)) is None
+    assert monitor.judge_message(1, "forward", message(40)) is None
 
 
 def test_a_small_drift_is_not_seen(monitor):
-    assert monitor.judge(1, "forward", 1.001 * message(100)) is None
+    assert monitor.judge_message(1, "forward", 1.001 * message(100)) is None
 
 
 def test_a_lie_does_not_move_the_average(monitor):
     for _ in range(50):
-        monitor.judge(1, "forward", -message(100))
+        monitor.judge_message(1, "forward", -message(100))
 
-    assert monitor.judge(1, "forward", message(101)) is None
-    assert monitor.judge(1, "forward", -message(100)) is not None
+    assert monitor.judge_message(1, "forward", message(101)) is None
+    assert monitor.judge_message(1, "forward", -message(100)) is not None
 
 
 def test_a_kind_without_a_warm_up_is_only_asked_to_be_finite(monitor):
-    assert [monitor.judge(2, "forward", sign * message(100)) for sign in (1, -1)] == [None, None]
+    assert [monitor.judge_message(2, "forward", sign * message(100)) for sign in (1, -1)] == [None, None]
 
 
 def test_recentring_keeps_the_thresholds(monitor):
-    monitor.recentre()
+    monitor.reset_averages()
     for seed in range(1, 5):
-        monitor.learn(1, "forward", 3 * message(seed))
+        monitor.learn_message(1, "forward", 3 * message(seed))
 
-    assert monitor.judge(1, "forward", 3 * message(100)) is None
-    assert monitor.judge(1, "forward", message(100)).startswith("scale")
+    assert monitor.judge_message(1, "forward", 3 * message(100)) is None
+    assert monitor.judge_message(1, "forward", message(100)).startswith("scale")

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from phalanx.errors import DataError
-from phalanx.lab.bench.measure.row_file import sweep
+from phalanx.lab.bench.measure.row_file import sweep_cells
 from phalanx.lab.reproduce import reproduce
 from phalanx.lab.reproduce.cell import TableCell
-from phalanx.lab.reproduce.tables import CELLS, as_tables, of_one_text, summarise
-from phalanx.lab.reproduce.trainer import rows_in
-from phalanx.lab.reproduce.workload import FULL, QUICK, SMALL, describe
+from phalanx.lab.reproduce.tables import CELLS, as_tables, rows_with_clean_text, summarise_cells
+from phalanx.lab.reproduce.trainer import open_table_rows
+from phalanx.lab.reproduce.workload import FULL, QUICK, SMALL, describe_table_size
 
 CLEAN = TableCell("gpt2", "manual", "plain", 0, "clean")
 ATTACKED = TableCell("gpt2", "manual", "plain", 0, "attacked", "forward", 0.5)
@@ -50,7 +50,7 @@ class Trainer:
 
 
 def run(path, train, cells=(CLEAN, ATTACKED), size=QUICK):
-    return list(sweep(cells, rows_in(path, size), train, lambda *told: None))
+    return list(sweep_cells(cells, open_table_rows(path, size), train, lambda *told: None))
 
 
 def test_an_interrupted_sweep_trains_only_what_is_missing(tmp_path):
@@ -99,19 +99,19 @@ def test_a_row_of_another_size_is_not_used(tmp_path):
 
 
 def test_a_small_row_is_not_taken_for_a_full_one(tmp_path):
-    rows = [rows_in(tmp_path / "rows.jsonl", size) for size in (FULL, SMALL, QUICK)]
+    rows = [open_table_rows(tmp_path / "rows.jsonl", size) for size in (FULL, SMALL, QUICK)]
 
-    assert len({one.key(CLEAN) for one in rows}) == 3
+    assert len({one.cell_key(CLEAN) for one in rows}) == 3
 
 
 def test_what_decides_older_rows_has_no_field_that_came_later():
-    assert describe(FULL)["size"] == {
+    assert describe_table_size(FULL)["size"] == {
         "pretraining_steps": 800,
         "pretraining_characters": 3_000_000,
         "text_share": 1.0,
     }
-    assert describe(SMALL)["families"]["opt"]["hidden_size"] == SMALL.width == 64
-    assert describe(SMALL)["microbatches"] == 2
+    assert describe_table_size(SMALL)["families"]["opt"]["hidden_size"] == SMALL.width == 64
+    assert describe_table_size(SMALL)["microbatches"] == 2
 
 
 @pytest.mark.parametrize("table", CELLS)
@@ -154,7 +154,7 @@ def test_the_full_tables_hold_every_family_domain_rate_and_three_seeds():
 def test_the_summary_has_mean_and_spread_over_the_seeds():
     rows = [made_row(TableCell("gpt2", "manual", "plain", seed, "clean"), best=80.0 + seed) for seed in range(3)]
 
-    (line,) = summarise(rows)
+    (line,) = summarise_cells(rows)
 
     assert (line["perplexity_best"], line["perplexity_best_min"], line["perplexity_best_max"]) == (81.0, 80.0, 82.0)
     assert (line["seeds"], line["alarms"], line["same_bits_as_clean"]) == (3, None, 3)
@@ -163,7 +163,7 @@ def test_the_summary_has_mean_and_spread_over_the_seeds():
 def test_the_table_shows_the_spread_of_several_seeds():
     rows = [made_row(TableCell("gpt2", "manual", "plain", seed, "clean"), best=80.0 + seed) for seed in range(3)]
 
-    assert as_tables(summarise(rows)) == {
+    assert as_tables(summarise_cells(rows)) == {
         "gpt2, manual, plain": [{"arm": "clean", "no attack": "81.0 / 82.0\n80.0-82.0 / 82.0-82.0"}]
     }
 
@@ -177,13 +177,13 @@ def test_the_summary_counts_seeds_that_end_with_the_bits_of_their_own_clean_run(
         made_row(guarded[1], digest="aa"),
     ]
 
-    assert summarise(rows)[1]["same_bits_as_clean"] == 1
+    assert summarise_cells(rows)[1]["same_bits_as_clean"] == 1
 
 
 def test_a_training_that_broke_down_has_no_last_perplexity():
     rows = [made_row(CLEAN), made_row(ATTACKED, best=None, last=None, digest=None, status="diverged")]
 
-    summary = summarise(rows)
+    summary = summarise_cells(rows)
 
     assert summary[1]["diverged"] == 1
     assert summary[1]["same_bits_as_clean"] is None
@@ -205,7 +205,14 @@ def test_a_row_of_another_text_is_trained_again(tmp_path):
     run(path, Trainer())
     again = Trainer()
 
-    list(sweep([CLEAN, ATTACKED], rows_in(path, QUICK, lambda cell, row: cell != ATTACKED), again, lambda *told: None))
+    list(
+        sweep_cells(
+            [CLEAN, ATTACKED],
+            open_table_rows(path, QUICK, lambda cell, row: cell != ATTACKED),
+            again,
+            lambda *told: None,
+        )
+    )
 
     assert again.trained == [ATTACKED]
 
@@ -214,4 +221,4 @@ def test_only_rows_of_one_text_are_compared():
     rows = [made_row(CLEAN, corpus_digest="new"), made_row(ATTACKED, corpus_digest="old")]
     other = made_row(TableCell("opt", "manual", "plain", 0, "attacked", "forward", 0.5), corpus_digest="old")
 
-    assert of_one_text([*rows, other]) == [rows[0], other]
+    assert rows_with_clean_text([*rows, other]) == [rows[0], other]

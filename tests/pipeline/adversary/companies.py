@@ -18,7 +18,7 @@ class LateDraw(AuditDraw):
 
     first = 8
 
-    def owners_step(self, *, step, epoch, stage):
+    def draws_owner_audit(self, *, step, epoch, stage):
         return step >= self.first
 
 

@@ -73,7 +73,7 @@ class Liar:
 
     def __init__(self, name: str, acts: Sequence[Act], seen: Seen) -> None:
         self.name = name
-        self.seen = seen
+        self.host_view = seen
         self.goes_on = any(not isinstance(act.deed, Crash) for act in acts)
         self.fired: set[int] = set()
         self.has_lied = False
@@ -93,7 +93,7 @@ class Liar:
     @property
     def num_sent_bytes(self) -> int:
         """Bytes of the headers that it has sent."""
-        mine = (header for header, _ in self.seen.headers if certified_name(header.fields.sender) == self.name)
+        mine = (header for header, _ in self.host_view.headers if certified_name(header.fields.sender) == self.name)
         return sum(len(header.header_bytes) for header in mine)
 
     def rewrite(self, outgoing: OutgoingMessage) -> list[OutgoingMessage]:
@@ -174,19 +174,19 @@ class Liar:
         return []
 
     def _changed(self, plain: OutgoingMessage, deed: Send) -> OutgoingMessage:
-        body = altered(plain.message.kind, plain.message.body, deed.alters, self.seen)
+        body = altered(plain.message.kind, plain.message.body, deed.alters, self.host_view)
         return OutgoingMessage(
             deed.to or plain.receiver, Raw(plain.message.kind, body), PAYLOADS[deed.payload](plain.payload)
         )
 
     def _said(self, deed: Say, number: int) -> OutgoingMessage:
-        headers = [header.fields for header, _ in reversed(self.seen.headers)]
+        headers = [header.fields for header, _ in reversed(self.host_view.headers)]
         mine = [each.body for each in headers if (each.kind, certified_name(each.sender)) == (deed.kind, self.name)]
         now = {name: value for name, value in self._now.items() if name in ("epoch", "step")}
         body = template(deed.kind, self._now | self._about)
         if mine:
             body = {**mine[0], **{name: value for name, value in now.items() if name in body}}
-        body = altered(deed.kind, body, deed.alters, self.seen)
+        body = altered(deed.kind, body, deed.alters, self.host_view)
         return OutgoingMessage(deed.to, Raw(deed.kind, _later(body, number)), PAYLOADS[deed.payload](bytes(64)))
 
     # --- lies in computations ---------------------------------------------------------------------
@@ -200,13 +200,13 @@ class Liar:
         mine.runner = TamperedRunner(copy.runner, self._tamper, self._twist)
 
         def apply(step, gradients, clip):
-            copy.apply(step, gradients, clip)
+            copy.apply_update(step, gradients, clip)
             if step in self._lies.pop("weights", ()):
-                state = copy.optimizer.state()
+                state = copy.optimizer.state_tensors()
                 lie = {name: -each if name.startswith("weight/") else each.clone() for name, each in state.items()}
                 copy.optimizer.load_state(lie, copy.optimizer.num_steps)
 
-        mine.apply = apply
+        mine.apply_update = apply
         return mine
 
     def lies_about(self, what: str, step: int) -> bool:
@@ -250,14 +250,14 @@ class _LyingAuditor(TamperedRunner):
         super().__init__(honest, lambda direction, step, microbatch, tensor: tensor, lambda gradients: gradients)
         self._liar = liar
 
-    def recompute(self, step, microbatch, x, gradient):
-        y, x_gradient = self._honest.recompute(step, microbatch, x, gradient)
+    def recompute_microbatch(self, step, microbatch, x, gradient):
+        y, x_gradient = self._honest.recompute_microbatch(step, microbatch, x, gradient)
         if not self._liar.lies_about("claims", step):
             return y, x_gradient
         return -y, None if x_gradient is None else -x_gradient
 
-    def redo(self, step, microbatch, x, gradient):
-        return self._honest.redo(step, microbatch, x, gradient)
+    def redo_microbatch(self, step, microbatch, x, gradient):
+        return self._honest.redo_microbatch(step, microbatch, x, gradient)
 
 
 class LyingEndpoint(TurnEndpoint):
@@ -265,17 +265,19 @@ class LyingEndpoint(TurnEndpoint):
 
     liar: Liar | None = None
 
-    def receive(self, timeout_s):
-        item = super().receive(timeout_s)
+    def receive_item(self, timeout_s):
+        item = super().receive_item(timeout_s)
         while self.liar is not None and isinstance(item, CheckedFrame) and not self.turns.is_over:
             is_read, said = self.liar.hear(item)
             for outgoing in said:
                 # as it is: acts are not done to acts
                 message = outgoing.message
-                super(RewritingEndpoint, self).send(outgoing.receiver, message.kind, message.body, (outgoing.payload,))
+                super(RewritingEndpoint, self).send_frame(
+                    outgoing.receiver, message.kind, message.body, (outgoing.payload,)
+                )
             if is_read:
                 break
-            item = super().receive(0.0)
+            item = super().receive_item(0.0)
         return item
 
 
@@ -284,13 +286,13 @@ class WatchedOwnersEndpoint(TurnOwnersEndpoint):
 
     company: "LyingCompany | None" = None
 
-    def send(self, receiver, kind, body, payload=()):
+    def send_frame(self, receiver, kind, body, payload=()):
         if self.company is not None:
             self.company.owner_says(kind, body)
-        return super().send(receiver, kind, body, payload)
+        return super().send_frame(receiver, kind, body, payload)
 
-    def receive(self, timeout_s):
-        item = super().receive(timeout_s)
+    def receive_item(self, timeout_s):
+        item = super().receive_item(timeout_s)
         if self.company is not None and isinstance(item, CheckedFrame):
             self.company.owner_hears(item)
         return item
@@ -316,7 +318,7 @@ class LyingCompany(TurnCompany):
         # a party that comes back is the same one under another name
         lives = {life: liar for name, liar in liars.items() for life in (name, *(f"{name}.{n}" for n in (2, 3, 4)))}
         actors = {name: Actor(wrap_copy=liar.wrap, rewrite=liar.rewrite) for name, liar in lives.items()}
-        noted = {name: liar.seen.headers for name, liar in lives.items() if liar.goes_on}
+        noted = {name: liar.host_view.headers for name, liar in lives.items() if liar.goes_on}
         super().__init__(run, directory, actors, noted=noted, **kwargs)
 
     def _owners_endpoint(self):
@@ -343,14 +345,14 @@ class LyingCompany(TurnCompany):
         self.coverage.add((frozenset(self._said), frame.kind, self._is_liar(frame.sender), relative))
         self.trace.update(f"hears {frame.kind} {frame.sender} {relative}\n".encode())
 
-    def _observe(self, kind, body):
-        super()._observe(kind, body)
+    def _note_event(self, kind, body):
+        super()._note_event(kind, body)
         party = str(body.get("party", ""))
         what = str(body.get("offence", body.get("error", "")))
         self.coverage.add((frozenset(self._said), "event", kind, what, self._is_liar(party)))
         self.trace.update(f"notes {kind} {party} {what}\n".encode())
 
-    def _endpoint(self, name):
-        endpoint = super()._endpoint(name)
+    def _make_endpoint(self, name):
+        endpoint = super()._make_endpoint(name)
         endpoint.liar = self._liars.get(certified_name(name))
         return endpoint

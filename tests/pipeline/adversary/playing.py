@@ -19,10 +19,10 @@ from turns import EndlessError, Turns
 from phalanx.errors import AuditLogError, EvidenceError, FrameError, NoHolderError, OutOfBoundsError, PhalanxError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
-from phalanx.pipeline.proof.step_proof import Rules, check_step
+from phalanx.pipeline.proof.step_proof import SessionRules, check_step
 from phalanx.pipeline.proof.step_record import read_leaves
 from phalanx.pipeline.protocol.messages import parse_message
-from phalanx.security.crypto import certified_name, create_authority, issue
+from phalanx.security.crypto import certified_name, create_authority, issue_certificate
 from phalanx.testing import CompanyClock, CompanySession, MemoryCompany, MemoryNetwork
 from phalanx.transport import HeaderFields
 
@@ -89,7 +89,7 @@ class Theatre:
         self._pki = directory / "pki"
         create_authority(self._pki)
         for name in CERTIFIED:
-            issue(self._pki, name)
+            issue_certificate(self._pki, name)
         self._honest: dict[tuple[str, int], str] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._earlier: dict[str, dict[str, list]] = {}
@@ -136,22 +136,22 @@ class Theatre:
         self.num_played += 1
         kind = COMPANIES[schedule.company]
         run = kind.run(self._pki)
-        parties = run.pipeline.workers
+        parties = run.pipeline.worker_names
         liars: dict[str, Liar] = {}
         company = None
         for number, acts in schedule.acts.items():
             name = f"worker-{number}"
             earlier = self.earlier(schedule.company, name) if schedule.looks_back else ()
             liars[name] = Liar(name, acts, Seen(None, parties, kind.stages, earlier=earlier))
-        draw = kind.draw.of(schedule.order.to_bytes(32, "big"), bytes(32), run.guard)
+        draw = kind.draw.from_guard(schedule.order.to_bytes(32, "big"), bytes(32), run.guard)
         company = self._open(run, liars, order=schedule.order, draw=draw)
         for name, liar in liars.items():
-            liar.seen.identity = company.identity(name)
+            liar.host_view.identity = company.party_identity(name)
         outcome = Outcome()
         try:
             with company:
                 if schedule.victims:
-                    company.save()
+                    company.save_step()
                 outcome.weights = _train(company, schedule)
                 if sum(liar.num_sent_bytes for liar in liars.values()) > MANY_BYTES or not schedule.liars:
                     outcome.kept_bytes = kept_bytes(company.engine)
@@ -161,8 +161,8 @@ class Theatre:
             outcome.ended = exc
         outcome.evicted, outcome.lost = company.evicted, company.lost
         outcome.crashes, outcome.errors, outcome.events = company.crashes, company.errors, company.events
-        outcome.passed_s, outcome.has_begun = company.clock.now(), company.has_begun
-        outcome.doubts = company.checks.doubts()
+        outcome.passed_s, outcome.has_begun = company.clock.awake_seconds(), company.has_begun
+        outcome.doubts = company.checks.list_doubts()
         outcome.fired = {name: liar.fired for name, liar in liars.items()}
         outcome.points = {name: liar.points for name, liar in liars.items()}
         outcome.coverage, outcome.trace = company.coverage, company.trace.hexdigest()
@@ -236,12 +236,12 @@ class Theatre:
 
     def _unproven(self, company, run) -> dict[int, str]:
         """Check the record of every applied step as a reader of the audit log does."""
-        rules = Rules(
+        rules = SessionRules(
             run=company.session.partition("-")[0],
             num_stages=run.pipeline.stages,
             microbatches=run.train.microbatches,
             guard=run.guard,
-            peers={name: company.identity(name).public for name in ("owner", *run.pipeline.workers)},
+            peers={name: company.party_identity(name).public for name in ("owner", *run.pipeline.worker_names)},
             draw=company.draw,
         )
         found = {}
@@ -261,7 +261,7 @@ class Theatre:
 
 def _sent(liar: Liar) -> list[HeaderFields]:
     """What a party has sent to others."""
-    mine = (header.fields for header, _ in liar.seen.headers)
+    mine = (header.fields for header, _ in liar.host_view.headers)
     return [each for each in mine if certified_name(each.sender) == liar.name and each.sender != each.receiver]
 
 
@@ -326,7 +326,7 @@ def _train(company, schedule: Schedule) -> str:
 def _move(company, what, name):
     match what:
         case "leave":
-            company.leave(name)
+            company.ask_to_leave(name)
         case "return":
             company.come_back(name)
         case "kill":

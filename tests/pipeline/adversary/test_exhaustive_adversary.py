@@ -20,7 +20,11 @@ SINGLES, PRODUCTS = 0.4, 0.7
 """Shares of the time of a company after which single acts, and pairs of a list, are over."""
 
 
-@pytest.mark.parametrize("setting", QUICK, ids=lambda setting: setting.company)
+@pytest.mark.parametrize(
+    "setting",
+    [QUICK[0], *(pytest.param(setting, marks=pytest.mark.slow) for setting in QUICK[1:])],
+    ids=lambda setting: setting.company,
+)
 def test_a_cut_through_all_acts_harms_nobody_honest(theatre, setting):
     search = Search(theatre, setting)
 

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.models import LoraConfig, open_model
 from phalanx.pipeline import GuardConfig, PipelineConfig, StageCopy
-from phalanx.pipeline.assignment.stage_memory import activation_bytes, footprints, stage_counts
+from phalanx.pipeline.assignment.stage_memory import activation_bytes, stage_counts, stage_footprints
 from phalanx.testing import tiny_run
 from phalanx.testing.tiny import VOCAB_SIZE
 from phalanx.train.setup.layout import make_plan
@@ -33,19 +33,19 @@ def nbytes(tensors):
 @pytest.mark.parametrize("adapter", [None, LoraConfig(rank=2)])
 def test_what_is_counted_holds_at_least_what_a_copy_has(plan_of, adapter):
     plan = plan_of(adapter=adapter)
-    copy = StageCopy.empty(plan, MIDDLE)
-    counts, needs = stage_counts(plan, MIDDLE), footprints(plan)[MIDDLE]
-    trained = nbytes(copy.trained())
-    copy.optimizer.snapshot()
+    copy = StageCopy.build_empty(plan, MIDDLE)
+    counts, needs = stage_counts(plan, MIDDLE), stage_footprints(plan)[MIDDLE]
+    trained = nbytes(copy.trained_tensors())
+    copy.optimizer.keep_snapshot()
 
-    assert nbytes(copy.weights()) == counts.size_bytes
+    assert nbytes(copy.weight_tensors()) == counts.size_bytes
     assert trained == 4 * counts.trainable
-    assert needs.held > nbytes(copy.state()) + trained
-    assert needs.shadowed > nbytes(copy.state()) + nbytes(copy.optimizer.undo_state()) + trained
+    assert needs.held > nbytes(copy.state_tensors()) + trained
+    assert needs.shadowed > nbytes(copy.state_tensors()) + nbytes(copy.optimizer.undo_state()) + trained
 
 
 def test_adapters_take_little(plan_of):
-    whole, adapted = footprints(plan_of())[MIDDLE], footprints(plan_of(adapter=LoraConfig(rank=2)))[MIDDLE]
+    whole, adapted = stage_footprints(plan_of())[MIDDLE], stage_footprints(plan_of(adapter=LoraConfig(rank=2)))[MIDDLE]
 
     assert adapted.held < whole.held
     assert adapted.shadowed < whole.shadowed / 2
@@ -62,7 +62,7 @@ def test_adapters_take_little(plan_of):
 def test_where_verdicts_lag_a_holder_keeps_the_messages_of_one_more_step(plan_of, guard, steps):
     plain, kept = plan_of(guard=guarded()), plan_of(guard=guarded(**guard))
 
-    before, after = footprints(plain)[MIDDLE], footprints(kept)[MIDDLE]
+    before, after = stage_footprints(plain)[MIDDLE], stage_footprints(kept)[MIDDLE]
 
     assert after.held - before.held == 2 * kept.microbatches * kept.hidden_bytes * steps
     assert after.shadowed == before.shadowed
@@ -70,7 +70,7 @@ def test_where_verdicts_lag_a_holder_keeps_the_messages_of_one_more_step(plan_of
 
 def test_a_shadow_needs_the_same_whatever_keeps_it_fresh(plan_of):
     one, other = (
-        footprints(plan_of(guard=guarded(shadow=shadow)))[MIDDLE].shadowed for shadow in ("gradient", "lockstep")
+        stage_footprints(plan_of(guard=guarded(shadow=shadow)))[MIDDLE].shadowed for shadow in ("gradient", "lockstep")
     )
 
     assert one == other
@@ -82,7 +82,7 @@ def test_gpipe_keeps_every_microbatch_in_flight(plan_of):
         for schedule in ("1f1b", "gpipe")
     )
 
-    assert footprints(other)[2].held - footprints(one)[2].held == 2 * activation_bytes(one, 2)
+    assert stage_footprints(other)[2].held - stage_footprints(one)[2].held == 2 * activation_bytes(one, 2)
 
 
 def test_activations_follow_kernel_and_checkpointing(plan_of):

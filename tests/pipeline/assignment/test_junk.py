@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.config import canonical_json
 from phalanx.pipeline import PipelineConfig
-from phalanx.pipeline.assignment.budget import LINE_BYTES, LINES_AT_FIRST, Sample, allowance_of
+from phalanx.pipeline.assignment.budget import LINE_BYTES, LINES_AT_FIRST, EventSampler, allowance_of
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import (
@@ -20,7 +20,7 @@ from phalanx.pipeline.protocol.messages import (
     Ready,
     UpdateReport,
 )
-from phalanx.testing import Actor, OutgoingMessage, only, tiny_run
+from phalanx.testing import Actor, OutgoingMessage, rewrite_only, tiny_run
 
 _LINE_OVERHEAD = 600
 """Sequence, time, run, digest and signature of a line of the audit log."""
@@ -53,7 +53,7 @@ def flood(message, *, at_step=1, times=4000, payload=b"", receiver="owner"):
         junk = [OutgoingMessage(receiver, message(outgoing, commit), payload)] * times if commit.step == at_step else []
         return [*junk, outgoing]
 
-    return Actor(rewrite=only(Commit, send))
+    return Actor(rewrite=rewrite_only(Commit, send))
 
 
 def stray_fault(outgoing, commit):
@@ -124,7 +124,7 @@ def test_who_sends_junk_is_given_up_and_the_log_stays_short(make_company, honest
     assert company.weights_digest() == honest_digest(run, 3)
     # three steps, one of them twice
     assert logged(company) < 4 * disk_bytes(company.plan, 2)
-    assert len(company.bodies("refused")) + len(company.bodies("fault")) < 8 * LINES_AT_FIRST
+    assert len(company.event_bodies("refused")) + len(company.event_bodies("fault")) < 8 * LINES_AT_FIRST
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_junk_for_another_worker_makes_that_worker_send_none(make_company, hones
         return [outgoing]
 
     run = tiny_run(pipeline=PipelineConfig(stages=4, spares=1))
-    actors = {1: flood(message, receiver="worker-2"), 2: Actor(rewrite=only(Fault, count))}
+    actors = {1: flood(message, receiver="worker-2"), 2: Actor(rewrite=rewrite_only(Fault, count))}
     company = make_company(run, actors)
 
     company.run(3)
@@ -163,7 +163,7 @@ def test_junk_for_another_worker_makes_that_worker_send_none(make_company, hones
     assert {verdict.party for verdict in company.verdicts} <= {"worker-1"}
     assert company.weights_digest() == honest_digest(run, 3)
     assert 0 < len(told) < 2 * LINES_AT_FIRST
-    assert len(company.bodies("fault")) < 8 * LINES_AT_FIRST
+    assert len(company.event_bodies("fault")) < 8 * LINES_AT_FIRST
 
 
 @pytest.mark.parametrize("stages", [4, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 6))])
@@ -184,7 +184,7 @@ def test_an_honest_party_uses_a_small_part_of_what_it_may_send(make_company, sta
 
     allowances.renew_all = note
     company.run(4)
-    company.save()
+    company.save_step()
 
     each = allowance_of(company.plan)
     assert most["messages"] * 4 < each.messages
@@ -193,9 +193,9 @@ def test_an_honest_party_uses_a_small_part_of_what_it_may_send(make_company, sta
 
 
 def test_the_first_few_and_then_powers_of_two_are_written_down():
-    sample = Sample()
+    sample = EventSampler()
 
-    numbers = [sample.number("fault", "a") for _ in range(100)]
+    numbers = [sample.number_event("fault", "a") for _ in range(100)]
 
     assert [number for number in numbers if number] == [*range(1, 17), 32, 64]
-    assert sample.number("fault", "b") == 1
+    assert sample.number_event("fault", "b") == 1

@@ -4,9 +4,9 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.pipeline import GuardConfig, PipelineConfig, local_numeric_class
-from phalanx.pipeline.assignment.stage_memory import footprints
+from phalanx.pipeline.assignment.stage_memory import stage_footprints
 from phalanx.pipeline.protocol.greetings import Hello
-from phalanx.testing import Actor, MemoryCompany, only, tiny_run
+from phalanx.testing import Actor, MemoryCompany, rewrite_only, tiny_run
 
 MANY = 40
 PLENTY = 2**40
@@ -14,7 +14,7 @@ PLENTY = 2**40
 
 def with_fields(size, name=""):
     """A worker that says it has so many bytes, alone or with others of a name."""
-    return Actor(rewrite=only(Hello, lambda outgoing, hello: (outgoing.with_fields({"memory": {name: size}}),)))
+    return Actor(rewrite=rewrite_only(Hello, lambda outgoing, hello: (outgoing.with_fields({"memory": {name: size}}),)))
 
 
 def run_of(stages=4, *, spares=0, respawns=0, **guard):
@@ -25,7 +25,7 @@ def run_of(stages=4, *, spares=0, respawns=0, **guard):
 @pytest.fixture
 def needs_of(tmp_path, model_cache):
     """What the stages of a run need; nothing is started."""
-    return lambda run: footprints(MemoryCompany(run, tmp_path / "unborn", cache=model_cache).plan)
+    return lambda run: stage_footprints(MemoryCompany(run, tmp_path / "unborn", cache=model_cache).plan)
 
 
 def run_until(company, happened):
@@ -38,11 +38,11 @@ def run_until(company, happened):
 
 
 def roles(company):
-    return {*company.engine.holders.values(), *company.engine.shadows.values()}
+    return {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
 
 
 def joined(company):
-    return [body["party"] for body in company.bodies("party_joined")]
+    return [body["party"] for body in company.event_bodies("party_joined")]
 
 
 @pytest.mark.parametrize("shadow", ["gradient", pytest.param("lockstep", marks=pytest.mark.slow)])
@@ -53,7 +53,7 @@ def test_who_has_no_memory_is_given_nothing_and_no_bit_changes(make_company, hon
     company.run(2)
 
     assert "worker-1" not in roles(company)
-    assert {company.engine.holders[1], company.engine.holders[2]} == {"worker-2", "worker-3"}
+    assert {company.engine.stage_holders[1], company.engine.stage_holders[2]} == {"worker-2", "worker-3"}
     assert (company.verdicts, company.lost) == ([], [])
     assert company.weights_digest() == honest_digest(run, 2)
 
@@ -64,7 +64,7 @@ def test_who_claims_to_have_more_than_there_is_is_given_what_it_would_have_been(
 
     company.run(2)
 
-    assert dict(company.engine.holders) == {0: "owner", 1: "worker-1", 2: "worker-2", 3: "owner"}
+    assert dict(company.engine.stage_holders) == {0: "owner", 1: "worker-1", 2: "worker-2", 3: "owner"}
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -74,8 +74,8 @@ def test_a_worker_may_shadow_less_than_it_may_hold(make_company, honest_digest, 
 
     company.run(2)
 
-    assert company.engine.holders[1] == "worker-1"
-    assert dict(company.engine.shadows) == {1: "worker-2", 2: "owner"}
+    assert company.engine.stage_holders[1] == "worker-1"
+    assert dict(company.engine.stage_shadows) == {1: "worker-2", 2: "owner"}
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -108,15 +108,15 @@ def test_workers_on_one_machine_do_not_have_its_memory_twice(make_company, needs
 def test_a_newcomer_is_given_what_it_has_room_for(make_company, honest_digest):
     run = run_of(3, respawns=2)
     company = make_company(run, {2: with_fields(0), 3: with_fields(PLENTY)})
-    company.join("worker-2")
+    company.start_worker("worker-2")
     steps = run_until(company, lambda: joined(company) == ["worker-2"])
 
-    assert dict(company.engine.shadows) == {1: "owner"}
-    company.join("worker-3")
+    assert dict(company.engine.stage_shadows) == {1: "owner"}
+    company.start_worker("worker-3")
     steps += run_until(company, lambda: "worker-3" in joined(company))
     company.run(1)
 
-    assert dict(company.engine.shadows) == {1: "worker-3"}
+    assert dict(company.engine.stage_shadows) == {1: "worker-3"}
     assert company.weights_digest() == honest_digest(run, steps + 1)
 
 
@@ -124,26 +124,26 @@ def test_what_a_dead_worker_shadowed_goes_to_who_has_room(make_company, honest_d
     run = run_of(spares=2)
     company = make_company(run, {2: with_fields(needs_of(run)[2].held)})
     company.run(1)
-    assert dict(company.engine.shadows) == {1: "worker-3", 2: "worker-4"}
+    assert dict(company.engine.stage_shadows) == {1: "worker-3", 2: "worker-4"}
 
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(2)
 
-    assert company.engine.holders[1] == "worker-3"
-    assert company.engine.shadows[1] == "worker-4"
+    assert company.engine.stage_holders[1] == "worker-3"
+    assert company.engine.stage_shadows[1] == "worker-4"
     assert company.weights_digest() == honest_digest(run, 3)
 
 
 def test_a_run_that_has_begun_goes_on_with_too_little_and_says_so(make_company, honest_digest):
     run = run_of(3)
     company = make_company(run)
-    company.engine._failover.placing._members.rooms["owner"] = {"": 0}
+    company.engine._failover.placement._members.memory_by_party["owner"] = {"": 0}
 
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(2)
 
-    assert set(company.engine.holders.values()) == {"owner"}
-    assert any("owner has 0.0 MiB" in str(body["reason"]) for body in company.bodies("memory_short"))
+    assert set(company.engine.stage_holders.values()) == {"owner"}
+    assert any("owner has 0.0 MiB" in str(body["reason"]) for body in company.event_bodies("memory_short"))
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -152,14 +152,14 @@ def test_who_has_too_much_is_relieved_when_somebody_with_room_comes(make_company
     company = make_company(run)
     company.run(1)
     # the worker's neighbours have taken what it had: nothing of what it holds fits any more
-    company.engine._failover.placing._members.rooms["worker-1"] = {"": 0}
-    company.join("worker-2")
+    company.engine._failover.placement._members.memory_by_party["worker-1"] = {"": 0}
+    company.start_worker("worker-2")
 
-    steps = 1 + run_until(company, lambda: company.engine.holders[1] == "worker-2")
+    steps = 1 + run_until(company, lambda: company.engine.stage_holders[1] == "worker-2")
     company.run(1)
 
-    assert company.engine.shadows[1] == "owner"
-    assert [body["to"] for body in company.bodies("stages_moved")] == [{"1": "worker-2"}]
+    assert company.engine.stage_shadows[1] == "owner"
+    assert [body["to"] for body in company.event_bodies("stages_moved")] == [{"1": "worker-2"}]
     assert company.weights_digest() == honest_digest(run, steps + 1)
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.errors import ConfigError
-from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, without
-from phalanx.pipeline.assignment.fit import fitting
+from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, promote_shadows
+from phalanx.pipeline.assignment.fit import fit_assignment
 from phalanx.pipeline.assignment.memory import UNBOUNDED, Footprint, Memory
-from phalanx.pipeline.assignment.rebalance import Balance, regrouped
+from phalanx.pipeline.assignment.rebalance import PaceMeter, rebalance_assignment
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.processes.own_memory import ALONE
 
@@ -32,7 +32,7 @@ def alone(**sizes):
 
 
 def fits(memory, assignment):
-    return memory.excess(assignment.holders, assignment.shadows) == 0
+    return memory.excess_bytes(assignment.holders, assignment.shadows) == 0
 
 
 def every_assignment(num_stages, workers, *, guarded):
@@ -50,7 +50,7 @@ def test_first_roles_fit_whenever_any_would(footprints, rooms, count, guarded):
     memory, workers, stages = Memory(footprints, rooms), WORKERS[:count], len(footprints)
 
     first = first_assignment(stages, workers, guarded=guarded, memory=memory)
-    found = fitting(first, workers, memory)
+    found = fit_assignment(first, workers, memory)
 
     assert fits(memory, found) == any(fits(memory, a) for a in every_assignment(stages, workers, guarded=guarded))
     assert found == first or not fits(memory, first)
@@ -63,7 +63,7 @@ def test_when_workers_come_and_go_roles_fit_whenever_any_would(footprints, rooms
     memory, stages = Memory(footprints, rooms), len(footprints)
     old = first_assignment(stages, WORKERS[:before], guarded=guarded)
 
-    new = regrouped(old, WORKERS[:after], guarded=guarded, pace={"worker-1": float(slow)}, memory=memory)
+    new = rebalance_assignment(old, WORKERS[:after], guarded=guarded, pace={"worker-1": float(slow)}, memory=memory)
 
     assert fits(memory, new) == any(fits(memory, a) for a in every_assignment(stages, WORKERS[:after], guarded=guarded))
     assert set(new.holders.values()) <= {OWNER, *WORKERS[:after]}
@@ -75,8 +75,8 @@ def test_who_takes_over_keeps_it_and_shadows_go_where_there_is_room(footprints, 
     memory, stages = Memory(footprints, rooms if tight else {}), len(footprints)
     old, left = first_assignment(stages, WORKERS, guarded=True), WORKERS[1:]
 
-    successors = without(old, "worker-1", left, guarded=True, memory=memory)
-    new = fitting(successors, left, memory, holders_stay=True)
+    successors = promote_shadows(old, "worker-1", left, guarded=True, memory=memory)
+    new = fit_assignment(successors, left, memory, holders_stay=True)
 
     same = [a for a in every_assignment(stages, left, guarded=True) if a.holders == successors.holders]
     if OWNER not in {successors.holders[stage] for stage in range(1, stages - 1)}:
@@ -121,24 +121,24 @@ def test_a_container_has_its_own_limit_and_shares_its_machine():
     assert memory.excess_of({"worker-1": 6, "worker-2": 6}) == 0
     assert memory.excess_of({"worker-1": 7, "worker-2": 1}) == 1
     assert memory.excess_of({"worker-1": 5, "worker-2": 8}) == 1
-    assert memory.left("worker-2", {"worker-1": 5, "worker-2": 2}) == 5
+    assert memory.free_bytes("worker-2", {"worker-1": 5, "worker-2": 2}) == 5
 
 
 def test_who_says_nothing_of_its_memory_has_no_limit():
     memory = Memory(even(4), {"worker-1": {}, OWNER: {ALONE: 4}})
 
     assert memory.excess_of({"worker-1": 10**9, OWNER: 4}) == 0
-    assert memory.left("worker-1", {}) is None
-    assert UNBOUNDED.excess({1: "worker-1"}, {1: "worker-2"}) == 0
+    assert memory.free_bytes("worker-1", {}) is None
+    assert UNBOUNDED.excess_bytes({1: "worker-1"}, {1: "worker-2"}) == 0
 
 
 def test_what_fits_nowhere_is_refused_with_who_has_how_much_and_needs_how_much():
     footprints = [Footprint(1, 1), Footprint(3 * MIB, 5 * MIB), Footprint(1, 1)]
     memory = Memory(footprints, alone(worker_1=2 * MIB, owner=100 * MIB))
-    wanted = fitting(first_assignment(3, WORKERS[:1], guarded=True), WORKERS[:1], memory)
+    wanted = fit_assignment(first_assignment(3, WORKERS[:1], guarded=True), WORKERS[:1], memory)
 
     with pytest.raises(ConfigError) as refused:
-        memory.check(wanted.holders, wanted.shadows)
+        memory.check_fit(wanted.holders, wanted.shadows)
 
     said = str(refused.value)
     assert "worker-1 has 2.0 MiB for stages and needs 3.0 MiB (worker-1 holds 1)" in said
@@ -150,7 +150,7 @@ def test_of_a_shared_machine_all_are_named_who_use_it():
     rooms = {name: {"here": 4 * MIB} for name in WORKERS[:2]}
     memory = Memory([Footprint(0, 0), *even(2, 3 * MIB, 0), Footprint(0, 0)], rooms)
 
-    (said,) = memory.shortages({0: OWNER, 1: "worker-1", 2: "worker-2", 3: OWNER}, {})
+    (said,) = memory.describe_shortages({0: OWNER, 1: "worker-1", 2: "worker-2", 3: OWNER}, {})
 
     assert said == (
         "worker-1 and worker-2 together have 4.0 MiB for stages and need 6.0 MiB (worker-1 holds 1; worker-2 holds 2)"
@@ -161,7 +161,7 @@ def test_a_small_worker_is_given_the_small_stage():
     footprints = [Footprint(0, 0), Footprint(9, 9), Footprint(1, 1), Footprint(0, 0)]
     memory = Memory(footprints, alone(worker_1=3))
 
-    found = fitting(first_assignment(4, WORKERS[:2], guarded=True), WORKERS[:2], memory)
+    found = fit_assignment(first_assignment(4, WORKERS[:2], guarded=True), WORKERS[:2], memory)
 
     assert found.holders[1] == "worker-2"
     assert fits(memory, found)
@@ -172,8 +172,8 @@ def test_a_fast_worker_is_given_no_more_than_it_has_room_for():
     old = first_assignment(6, WORKERS[:2], guarded=False)
     pace = {"worker-1": 9.0, "worker-2": 1.0}
 
-    free = regrouped(old, WORKERS[:2], guarded=False, pace=pace)
-    tight = regrouped(old, WORKERS[:2], guarded=False, pace=pace, memory=Memory(even(6), alone(worker_2=6)))
+    free = rebalance_assignment(old, WORKERS[:2], guarded=False, pace=pace)
+    tight = rebalance_assignment(old, WORKERS[:2], guarded=False, pace=pace, memory=Memory(even(6), alone(worker_2=6)))
 
     assert [stage for stage, holder in free.holders.items() if holder == "worker-1"] == []
     assert len([stage for stage, holder in tight.holders.items() if holder == "worker-2"]) == 3
@@ -185,16 +185,16 @@ def test_nobody_is_slow_enough_to_move_stages_to_where_there_is_no_room():
     full = Memory(even(6), alone(worker_2=4))
 
     for memory, moves in ((UNBOUNDED, True), (full, False)):
-        balance = Balance([1.0] * 6, 5)
-        assert not balance.is_lopsided(0, assignment, WORKERS[:2], dict.fromkeys(WORKERS, 0.0), memory)
-        assert balance.is_lopsided(5, assignment, WORKERS[:2], busy, memory) == moves
+        balance = PaceMeter([1.0] * 6, 5)
+        assert not balance.is_unbalanced(0, assignment, WORKERS[:2], dict.fromkeys(WORKERS, 0.0), memory)
+        assert balance.is_unbalanced(5, assignment, WORKERS[:2], busy, memory) == moves
 
 
 def test_who_has_too_much_is_relieved_by_who_has_room():
     crowded = Assignment({0: OWNER, 1: "worker-1", 2: "worker-1", 3: OWNER}, {1: "worker-2", 2: "worker-2"})
     memory = Memory(even(4), alone(worker_1=2))
 
-    new = regrouped(crowded, WORKERS, guarded=True, memory=memory)
+    new = rebalance_assignment(crowded, WORKERS, guarded=True, memory=memory)
 
     assert not fits(memory, crowded)
     assert fits(memory, new)
@@ -204,7 +204,7 @@ def test_where_nothing_fits_nothing_moves_without_use():
     old = first_assignment(4, WORKERS[:2], guarded=True)
     memory = Memory(even(4), alone(worker_1=0, worker_2=0, worker_3=0, owner=0))
 
-    new = regrouped(old, WORKERS[:2], guarded=True, memory=memory)
+    new = rebalance_assignment(old, WORKERS[:2], guarded=True, memory=memory)
 
-    assert memory.excess(new.holders, new.shadows) <= memory.excess(old.holders, old.shadows)
+    assert memory.excess_bytes(new.holders, new.shadows) <= memory.excess_bytes(old.holders, old.shadows)
     assert set(new.shadows) == {1, 2}

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from phalanx.errors import NoHolderError
 from phalanx.pipeline import OWNER
-from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, roles_of, without
+from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, promote_shadows, roles_of
 
 
 def names(count):
@@ -31,7 +31,7 @@ def test_whoever_goes_every_stage_is_held_and_watched(num_stages, spares, data):
         gone = data.draw(st.sampled_from(alive))
         alive = [name for name in alive if name != gone]
         held = {stage for stage, holder in assignment.holders.items() if holder == gone}
-        new = without(assignment, gone, alive, guarded=True)
+        new = promote_shadows(assignment, gone, alive, guarded=True)
 
         check(new, num_stages, alive)
         for stage, holder in assignment.holders.items():
@@ -72,14 +72,14 @@ def test_without_a_guard_nobody_is_shadowed_and_a_loss_is_final():
 
     assert assignment.shadows == {}
     with pytest.raises(NoHolderError, match=r"stage 1: worker-1 is lost and had no shadow.*--resume"):
-        without(assignment, "worker-1", ["worker-2"], guarded=False)
+        promote_shadows(assignment, "worker-1", ["worker-2"], guarded=False)
 
 
 def test_a_party_that_shadowed_itself_leaves_nobody():
     broken = Assignment({0: OWNER, 1: "worker-1", 2: OWNER}, {1: "worker-1"})
 
     with pytest.raises(NoHolderError):
-        without(broken, "worker-1", [], guarded=True)
+        promote_shadows(broken, "worker-1", [], guarded=True)
 
 
 def test_too_few_workers_hold_several_stages_side_by_side():

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, roles_of, settled
-from phalanx.pipeline.assignment.rebalance import regrouped
+from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, roles_of, settle_assignment
+from phalanx.pipeline.assignment.rebalance import rebalance_assignment
 from phalanx.pipeline.config import OWNER
 
 
@@ -20,7 +20,7 @@ def loads(assignment, workers):
 def test_whoever_comes_or_goes_the_load_is_even_and_every_stage_is_watched(num_stages, before, after, guarded):
     old = first_assignment(num_stages, names(before), guarded=guarded)
 
-    new = regrouped(old, names(after), guarded=guarded)
+    new = rebalance_assignment(old, names(after), guarded=guarded)
 
     workers = names(after)
     assert new.holders[0] == new.holders[num_stages - 1] == OWNER
@@ -32,14 +32,14 @@ def test_whoever_comes_or_goes_the_load_is_even_and_every_stage_is_watched(num_s
     assert set(new.shadows) == watched
     assert all(new.holders[stage] != shadow for stage, shadow in new.shadows.items())
     assert all(shadow != OWNER for shadow in new.shadows.values()) or after < 2
-    assert regrouped(new, workers, guarded=guarded) == new
+    assert rebalance_assignment(new, workers, guarded=guarded) == new
 
 
 @given(st.integers(3, 10), st.integers(1, 9), st.integers(1, 9))
 def test_who_holds_a_stage_keeps_it_unless_another_has_less(num_stages, before, after):
     old = first_assignment(num_stages, names(before), guarded=True)
 
-    new = regrouped(old, names(after), guarded=True)
+    new = rebalance_assignment(old, names(after), guarded=True)
 
     moved = [stage for stage in old.holders if new.holders[stage] != old.holders[stage]]
     if after == before:
@@ -51,7 +51,7 @@ def test_who_holds_a_stage_keeps_it_unless_another_has_less(num_stages, before, 
 def test_a_newcomer_relieves_the_owner_of_its_watch():
     old = first_assignment(3, names(1), guarded=True)
 
-    new = regrouped(old, names(2), guarded=True)
+    new = rebalance_assignment(old, names(2), guarded=True)
 
     assert new == Assignment({0: OWNER, 1: "worker-1", 2: OWNER}, {1: "worker-2"})
 
@@ -60,7 +60,7 @@ def test_a_newcomer_takes_half_of_what_one_worker_holds():
     old = first_assignment(6, names(1), guarded=True)
     assert set(old.holders.values()) == {OWNER, "worker-1"}
 
-    new = regrouped(old, names(2), guarded=True)
+    new = rebalance_assignment(old, names(2), guarded=True)
 
     assert loads(new, names(2)) == [2, 2]
 
@@ -68,7 +68,7 @@ def test_a_newcomer_takes_half_of_what_one_worker_holds():
 def test_what_a_leaving_holder_had_goes_to_its_shadow():
     old = first_assignment(4, names(3), guarded=True)
 
-    new = regrouped(old, ["worker-2", "worker-3"], guarded=True)
+    new = rebalance_assignment(old, ["worker-2", "worker-3"], guarded=True)
 
     assert (old.shadows[1], new.holders[1]) == ("worker-3", "worker-3")
     assert new.holders[2] == "worker-2"
@@ -92,7 +92,7 @@ def test_after_an_interruption_nobody_holds_what_it_was_still_waiting_for():
     old = Assignment({0: OWNER, 1: "worker-1", 2: "worker-1", 3: OWNER}, {1: OWNER, 2: OWNER})
     new = Assignment({0: OWNER, 1: "worker-1", 2: "worker-2", 3: OWNER}, {1: "worker-2", 2: "worker-1"})
 
-    found = settled(new, old, present=["worker-1", OWNER])
+    found = settle_assignment(new, old, present=["worker-1", OWNER])
 
     assert found.holders[2] == "worker-1"
     assert found.shadows == {1: OWNER, 2: OWNER}

@@ -24,8 +24,8 @@ from phalanx.pipeline.protocol.messages import (
     SentDigest,
     UpdateReport,
 )
-from phalanx.security.crypto import create_authority, issue
-from phalanx.testing import Actor, MemoryCompany, only, tampering, tiny_run
+from phalanx.security.crypto import create_authority, issue_certificate
+from phalanx.testing import Actor, MemoryCompany, rewrite_only, tampering, tiny_run
 
 OTHER_DIGEST = "ab" * 32
 
@@ -43,7 +43,7 @@ def at_step_1(kind, change):
     def rewrite(outgoing, message):
         return [outgoing if message.step != 1 else outgoing.with_fields(change(message))]
 
-    return Actor(rewrite=only(kind, rewrite))
+    return Actor(rewrite=rewrite_only(kind, rewrite))
 
 
 def false_report(message):
@@ -101,7 +101,7 @@ SCENES = {
         {"worker-1": at_step_1(Commit, lambda message: {"gradient": OTHER_DIGEST})}, "worker-1", "gradient", "nothing"
     ),
     "gradient norm": Scene(
-        {"worker-1": Actor(rewrite=only(Bulk, other_gradient))}, "worker-1", "gradient", "that the plan"
+        {"worker-1": Actor(rewrite=rewrite_only(Bulk, other_gradient))}, "worker-1", "gradient", "that the plan"
     ),
     "state": Scene({"worker-1": at_step_1(UpdateReport, false_state)}, "worker-1", "state", "that the plan"),
 }
@@ -466,7 +466,7 @@ def test_the_authority_that_the_reader_knows_is_compared(altered, tmp_path):
 
 def test_a_certificate_of_another_authority_is_refused(altered, tmp_path):
     create_authority(tmp_path / "other")
-    foreign = (issue(tmp_path / "other", "worker-1") / "certificate.pem").read_text()
+    foreign = (issue_certificate(tmp_path / "other", "worker-1") / "certificate.pem").read_text()
 
     with pytest.raises(EvidenceError, match="certificate of 'worker-1'"):
         explain_evidence(altered(record=setting("certificates", "worker-1", to=foreign)))

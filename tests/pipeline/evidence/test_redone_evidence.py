@@ -14,7 +14,7 @@ from phalanx.errors import EvidenceError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.evidence.explain import UNPROVED, explain_evidence
 from phalanx.pipeline.protocol.messages import Commit, StepAudited, UpdateReport
-from phalanx.testing import Actor, MemoryCompany, only, tampering, tiny_run
+from phalanx.testing import Actor, MemoryCompany, rewrite_only, tampering, tiny_run
 
 OTHER_DIGEST = "ab" * 32
 STEP = 1
@@ -27,7 +27,7 @@ def in_step(kind, change):
     def rewrite(outgoing, message):
         return [outgoing if message.step != STEP else outgoing.with_fields(change(message))]
 
-    return Actor(rewrite=only(kind, rewrite))
+    return Actor(rewrite=rewrite_only(kind, rewrite))
 
 
 def false_state(message):
@@ -68,7 +68,7 @@ def evidence_of(tmp_path_factory, model_cache):
             guard, actors, party, offence = SCENES[name]
             with MemoryCompany(tiny_run(guard=guard), directory, actors, cache=model_cache) as company:
                 company.run(3)
-                company.engine.settle()
+                company.engine.settle_last_step()
                 assert [(verdict.party, verdict.offence) for verdict in company.verdicts] == [(party, offence)]
                 known[name] = directory / "run" / company.verdicts[0].evidence
         return known[name]

@@ -12,9 +12,9 @@ from schedule import Schedule
 from turns import EndlessError, TurnCompany
 
 from phalanx.errors import NoHolderError, PhalanxError
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.testing import Actor, CompanySession, tiny_run
 from phalanx.train import PipelineRun
 from phalanx.transport import TransportConfig
@@ -118,7 +118,7 @@ class Stage:
         self._pki = directory / "pki"
         create_authority(self._pki)
         for name in ("owner", *(f"worker-{n}" for n in range(1, MOST_WORKERS + 1))):
-            issue(self._pki, name)
+            issue_certificate(self._pki, name)
         self._honest: dict[tuple[str, int], str] = {}
         self._earlier: dict[str, dict[str, list]] = {}
 
@@ -137,7 +137,7 @@ class Stage:
         if company not in self._earlier:
             run = COMPANIES[company].run(self._pki)
             other = run.model_copy(update={"train": run.train.model_copy(update={"seed": run.train.seed + 1})})
-            names = run.pipeline.workers
+            names = run.pipeline.worker_names
             seen = {name: [] for name in names}
             with self._open(other, session=CompanySession("an-earlier-session"), noted=seen) as opened:
                 opened.run(2)
@@ -149,7 +149,7 @@ class Stage:
         kind = COMPANIES[schedule.company]
         run = kind.run(self._pki)
         earlier = self.earlier(schedule.company) if _looks_back(schedule) else {}
-        allies, parties = {}, run.pipeline.workers
+        allies, parties = {}, run.pipeline.worker_names
         actors, insiders = {}, {}
         for number, liar in schedule.liars.items():
             name = f"worker-{number}"
@@ -158,20 +158,20 @@ class Stage:
             base = Actor()
             if liar.attack != "none":
                 stages = tuple(range(1, kind.stages - 1))
-                base = actor(AttackConfig(kind=liar.attack, from_step=liar.from_step, stages=stages), name)
+                base = make_actor(AttackConfig(kind=liar.attack, from_step=liar.from_step, stages=stages), name)
             actors[name] = replace(base, rewrite=_both(base.rewrite, insider.rewrite))
         noted = {name: insider.known.headers for name, insider in insiders.items()}
         outcome = Outcome()
         company = self._open(run, actors, order=schedule.order, noted=noted)
         for name, insider in insiders.items():
-            insider.known.identity = company.identity(name)
+            insider.known.identity = company.party_identity(name)
         try:
             with company:
                 # the one copy beside a liar's may be gone for an honest reason, or a league have had both
                 kills = any(what == "kill" for _, what, _ in schedule.events)
                 may_fall_back = kills or len(schedule.liars) > 1
                 if may_fall_back:
-                    company.save()
+                    company.save_step()
                 outcome.is_ready = True
                 outcome.weights = _train(company, schedule.events, may_fall_back=may_fall_back)
         except EndlessError:
@@ -181,7 +181,7 @@ class Stage:
         outcome.evicted, outcome.lost = company.evicted, company.lost
         outcome.crashes, outcome.errors, outcome.events = company.crashes, company.errors, company.events
         outcome.queued_bytes, outcome.turns = company.most_queued_bytes, company.turns.num_given
-        outcome.passed_s = company.clock.now()
+        outcome.passed_s = company.clock.awake_seconds()
         # where one party alone has what an update needs, a run begins when the owner has the first checkpoint
         outcome.has_begun = company.has_begun and outcome.is_ready
         outcome.fired = sum(len(insider.fired) for insider in insiders.values())
@@ -268,8 +268,8 @@ def _happen(company, what, name):
     """Something happens to an honest party that has nothing to do with lies."""
     match what:
         case "join":
-            company.join(name)
+            company.start_worker(name)
         case "leave":
             company.leave(name)
         case "kill":
-            company.kill(name)
+            company.kill_worker(name)

@@ -9,7 +9,7 @@ from strategies import schedules
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol import mailbox as inbox
 from phalanx.pipeline.protocol.messages import parse_message
-from phalanx.pipeline.protocol.signed import Statements
+from phalanx.pipeline.protocol.signed import StatementReader
 from phalanx.pipeline.verify.audit_judgement import AuditJudgement
 
 WITHIN = 300
@@ -36,11 +36,11 @@ def nobody_weighs_audits(monkeypatch):
     async def content(self, auditor, report, known, directions):
         return None
 
-    monkeypatch.setattr(AuditJudgement, "weigh", content)
+    monkeypatch.setattr(AuditJudgement, "weigh_report", content)
 
 
 def headers_of_any_session_count(monkeypatch):
-    bind = Statements._bind
+    bind = StatementReader._check_link
 
     def of_any_session(self, header, link):
         session, self.session = self.session, header.fields.run
@@ -49,7 +49,7 @@ def headers_of_any_session_count(monkeypatch):
         finally:
             self.session = session
 
-    monkeypatch.setattr(Statements, "_bind", of_any_session)
+    monkeypatch.setattr(StatementReader, "_check_link", of_any_session)
 
 
 PLANTED = {

@@ -11,8 +11,8 @@ from phalanx.models import open_model
 from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, local_numeric_class
 from phalanx.pipeline.membership.admission import Admission, ClassMeasurement
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello
-from phalanx.pipeline.stage.battery import run_battery
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.pipeline.stage.kernel_fingerprint import fingerprint_kernels
+from phalanx.testing import Actor, rewrite_only, tiny_run
 from phalanx.train.setup.layout import make_plan
 
 NONCE = "ab" * 32
@@ -35,18 +35,22 @@ def unlike(one, other):
 
 
 def test_the_same_kernels_give_the_same_bits_and_another_nonce_other_ones(plan):
-    assert run_battery(plan, NONCE) == run_battery(plan, NONCE)
-    assert unlike(run_battery(plan, NONCE), run_battery(plan, OTHER)) == PARTS
+    assert fingerprint_kernels(plan, NONCE) == fingerprint_kernels(plan, NONCE)
+    assert unlike(fingerprint_kernels(plan, NONCE), fingerprint_kernels(plan, OTHER)) == PARTS
 
 
 def test_another_attention_kernel_shows_and_its_update_is_still_the_same(plan):
-    assert unlike(run_battery(plan, NONCE), run_battery(plan, NONCE, eager)) == {"forward", "backward", "gradient"}
+    assert unlike(fingerprint_kernels(plan, NONCE), fingerprint_kernels(plan, NONCE, eager)) == {
+        "forward",
+        "backward",
+        "gradient",
+    }
 
 
 def test_other_arithmetic_of_the_update_shows_alone(plan, model_cache):
     mixed = plan_of(model_cache, GuardConfig(classes="mixed"))
 
-    assert unlike(run_battery(plan, NONCE), run_battery(mixed, NONCE)) == {"update"}
+    assert unlike(fingerprint_kernels(plan, NONCE), fingerprint_kernels(mixed, NONCE)) == {"update"}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -57,7 +61,7 @@ def test_a_battery_is_that_of_the_runs_own_model_and_precision(model_cache, prec
         update={"precision": precision}
     )
 
-    assert run_battery(plan, NONCE) == run_battery(plan, NONCE)
+    assert fingerprint_kernels(plan, NONCE) == fingerprint_kernels(plan, NONCE)
 
 
 def measured(plan, **answers):
@@ -66,7 +70,7 @@ def measured(plan, **answers):
     admission.answer_as_owner(measurement)
     own = measurement.answers[OWNER]
     for party, changes in answers.items():
-        assert measurement.take(party, ChallengeReply(epoch=0, nonce=NONCE, found=own.model_copy(update=changes)))
+        assert measurement.add_answer(party, ChallengeReply(epoch=0, nonce=NONCE, found=own.model_copy(update=changes)))
     return admission, measurement
 
 
@@ -74,8 +78,8 @@ def test_equal_bits_make_a_class_whatever_a_party_calls_itself(plan):
     admission, measurement = measured(plan, north={})
     described = local_numeric_class("cpu").model_copy(update={"device": "another machine", "threads": 7})
 
-    assert admission.refusal("north", described, measurement) is None
-    admission.place("north", measurement)
+    assert admission.refusal_reason("north", described, measurement) is None
+    admission.assign_class("north", measurement)
     assert admission.classes == {OWNER: OWNER, "north": OWNER}
 
 
@@ -83,7 +87,7 @@ def test_a_fleet_of_one_class_refuses_by_name_and_says_what_to_do(plan):
     admission, measurement = measured(plan, north={"gradient": "0" * 64})
     described = local_numeric_class("cpu").model_copy(update={"threads": 2})
 
-    reason = admission.refusal("north", described, measurement)
+    reason = admission.refusal_reason("north", described, measurement)
 
     assert reason == (
         "north computes other bits than the owner (gradient); differences: threads 2 instead of 1; give it the owner's "
@@ -95,7 +99,7 @@ def test_a_fleet_of_one_class_refuses_by_name_and_says_what_to_do(plan):
 def test_a_description_like_the_owners_that_the_bits_refute_keeps_a_party_out(model_cache, classes):
     admission, measurement = measured(plan_of(model_cache, GuardConfig(classes=classes)), north={"forward": "0" * 64})
 
-    reason = admission.refusal("north", local_numeric_class("cpu"), measurement)
+    reason = admission.refusal_reason("north", local_numeric_class("cpu"), measurement)
 
     assert "although its description equals the owner's" in reason
 
@@ -104,7 +108,7 @@ def test_other_bits_of_an_update_have_no_place_in_a_mixed_fleet(model_cache):
     admission, measurement = measured(plan_of(model_cache, GuardConfig(classes="mixed")), north={"update": "0" * 64})
     described = local_numeric_class("cpu").model_copy(update={"device": "another machine"})
 
-    assert "must make the same bits of an update" in admission.refusal("north", described, measurement)
+    assert "must make the same bits of an update" in admission.refusal_reason("north", described, measurement)
 
 
 def test_strangers_to_the_owner_are_compared_with_each_other(model_cache):
@@ -114,18 +118,18 @@ def test_strangers_to_the_owner_are_compared_with_each_other(model_cache):
     )
 
     for party in ("north", "south", "east", "west"):
-        admission.place(party, measurement)
+        admission.assign_class(party, measurement)
 
     assert admission.classes == {OWNER: OWNER, "north": "north", "south": "north", "east": "east", "west": OWNER}
-    assert sorted(admission.strangers(("south", "east", "west"))) == ["east", "south"]
+    assert sorted(admission.foreign_class_parties(("south", "east", "west"))) == ["east", "south"]
 
 
 def test_an_answer_counts_once_and_for_its_own_nonce_only(plan):
     _, measurement = measured(plan, north={})
     answer = ChallengeReply(epoch=0, nonce=NONCE, found=measurement.answers[OWNER])
 
-    assert not measurement.take("north", answer)
-    assert not measurement.take("south", answer.model_copy(update={"nonce": OTHER}))
+    assert not measurement.add_answer("north", answer)
+    assert not measurement.add_answer("south", answer.model_copy(update={"nonce": OTHER}))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +171,7 @@ def test_everybody_is_told_why_a_run_does_not_begin(tmp_path, model_cache):
     with pytest.raises(ConfigError), company:
         pass
 
-    (body,) = company.bodies("not_let_in")
+    (body,) = company.event_bodies("not_let_in")
     assert body["party"] == "worker-1"
     assert {"hello", "measured"} == set(body["evidence"])
     assert all(isinstance(error, PeerRefusedError) for error in company.errors.values())
@@ -180,13 +184,13 @@ def test_a_late_worker_with_another_kernel_is_refused_while_the_run_goes_on(make
     company = make_company(run, {3: Actor(kernels=eager)})
     company.run(1)
 
-    company.join("worker-3")
-    while not company.bodies("not_let_in"):
+    company.start_worker("worker-3")
+    while not company.event_bodies("not_let_in"):
         company.run(1)
     company.run(1)
 
-    assert "worker-3 computes other bits" in company.bodies("not_let_in")[0]["reason"]
-    assert company.bodies("party_joined") == []
+    assert "worker-3 computes other bits" in company.event_bodies("not_let_in")[0]["reason"]
+    assert company.event_bodies("party_joined") == []
     assert company.verdicts == []
     assert company.weights_digest() == honest_digest(run, company.engine.next_step)
 
@@ -195,20 +199,20 @@ def test_a_class_that_is_claimed_when_coming_back_is_refused(make_company):
     run = tiny_run(pipeline=PipelineConfig(stages=4, spares=1, step_timeout_s=30.0))
     company = make_company(run, {"3.2": Actor(numeric_class="another build")})
     company.run(1)
-    company.kill("worker-3")
+    company.kill_worker("worker-3")
     while not company.lost:
         company.run(1)
 
     assert company.come_back("worker-3") == "worker-3.2"
-    while not company.bodies("not_let_in"):
+    while not company.event_bodies("not_let_in"):
         company.run(1)
 
-    assert "device another build instead of" in company.bodies("not_let_in")[0]["reason"]
+    assert "device another build instead of" in company.event_bodies("not_let_in")[0]["reason"]
     assert company.verdicts == []
 
 
 def test_an_answer_that_nobody_asked_for_is_refused(make_company, honest_digest):
-    again = only(ChallengeReply, lambda outgoing, answer: [outgoing, outgoing])
+    again = rewrite_only(ChallengeReply, lambda outgoing, answer: [outgoing, outgoing])
     company = make_company(tiny_run(), {1: Actor(rewrite=again)})
 
     company.run(2)

@@ -5,12 +5,12 @@ from unittest.mock import patch
 import pytest
 
 from phalanx.errors import PeerLostError
-from phalanx.pipeline import ExpectedWorkers, GuardConfig, gather
+from phalanx.pipeline import ExpectedWorkers, GuardConfig, admit_workers
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.messages import Assign, Ready
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
 from phalanx.security.crypto import load_identity
-from phalanx.testing import Actor, MemoryCompany, OutgoingMessage, only, tiny_run
+from phalanx.testing import Actor, MemoryCompany, OutgoingMessage, rewrite_only, tiny_run
 from phalanx.transport import Endpoint, LinkFault, SignedHeader
 from phalanx.transport.inbox import CheckedFrame
 
@@ -28,7 +28,7 @@ def never_ready(outgoing, ready):
 
 @pytest.mark.parametrize(
     ("rewrite", "lost"),
-    [(only(Hello, hello_twice), []), (only(Ready, never_ready), ["worker-1"])],
+    [(rewrite_only(Hello, hello_twice), []), (rewrite_only(Ready, never_ready), ["worker-1"])],
     ids=["says hello again and again", "never gets ready"],
 )
 def test_whoever_joins_badly_stops_nobody(make_company, honest_digest, rewrite, lost):
@@ -54,7 +54,7 @@ def test_a_process_that_begins_anew_while_roles_are_given_out_stops_nobody(make_
 
     def begin_anew(assign: Assign):
         if assign.epoch == 0 and not begun:
-            begun.append(company.engine.incarnations.name_of("worker-1", True))
+            begun.append(company.engine.incarnations.name_incarnation("worker-1", True))
 
     monkeypatch.setattr(MemoryCompany, "__enter__", remember)
     made = make_company(run, {1: Actor(hear=begin_anew)})
@@ -67,7 +67,7 @@ def test_a_process_that_begins_anew_while_roles_are_given_out_stops_nobody(make_
 
 
 def test_without_any_worker_a_run_that_had_some_does_not_begin_alone(make_company):
-    nobody = {stage: Actor(rewrite=only(Ready, never_ready)) for stage in (1, 2)}
+    nobody = {stage: Actor(rewrite=rewrite_only(Ready, never_ready)) for stage in (1, 2)}
 
     why = "every worker was lost before the first step: worker-1: did not start its roles within .*; worker-2: did not"
     with pytest.raises(PeerLostError, match=why):
@@ -77,7 +77,7 @@ def test_without_any_worker_a_run_that_had_some_does_not_begin_alone(make_compan
 class Doorstep(Endpoint):
     """An owner's endpoint at which a given mail arrives, and nothing after it; only then does its clock move on."""
 
-    name, run = "owner", "run"
+    party_name, session_name = "owner", "run"
 
     def __init__(self, *mail):
         self.mail = list(mail)
@@ -85,7 +85,7 @@ class Doorstep(Endpoint):
         self.now = 0.0
 
     @property
-    def peers(self):
+    def known_peers(self):
         return self.known
 
     def add_peer(self, peer, address=""):
@@ -93,12 +93,12 @@ class Doorstep(Endpoint):
         if address:
             self.routes.append((peer.name, address))
 
-    def send(self, receiver, kind, body):
+    def send_frame(self, receiver, kind, body):
         self.sent.append((receiver, kind))
         if receiver == "worker-2":
             raise PeerLostError("worker-2: the link has failed")
 
-    def receive(self, timeout_s):
+    def receive_item(self, timeout_s):
         if self.mail:
             return self.mail.pop(0)
         self.now += timeout_s
@@ -117,18 +117,20 @@ def join(company, *mail, timeout_s=0.0, may_be_absent=True, waits_for=lambda nam
     endpoint = Doorstep(*mail)
     home = company._home
     guests = ExpectedWorkers(
-        {name: home.certificate(name) for name in ("worker-1", "worker-2")},
+        {name: home.read_certificate(name) for name in ("worker-1", "worker-2")},
         {},
         is_alive=lambda name: True,
         last_output=lambda name: "",
         timeout_s=timeout_s,
         may_be_absent=may_be_absent,
-        waits_for=waits_for,
+        report_missing=waits_for,
     )
     # nothing is measured where nothing is guarded
     plan = company.plan.model_copy(update={"guard": GuardConfig(mode="off")})
     with patch("phalanx.pipeline.membership.join.time", endpoint):
-        return endpoint, gather(endpoint, plan, guests, load_identity(home.pki / "owner").authority_pem)
+        return endpoint, admit_workers(
+            endpoint, plan, guests, load_identity(home.pki_directory / "owner").authority_pem
+        )
 
 
 def test_a_worker_that_never_says_hello_is_not_waited_for_without_end(make_company):

@@ -14,7 +14,7 @@ def test_each_party_that_calls_is_told_of_once():
     said = []
     callers = Callers(named, ("alice", "bob", "carol"), said.append)
 
-    names = [callers.name_of(name, True) for name in ("alice", "bob", "carol", "alice")]
+    names = [callers.name_caller(name, True) for name in ("alice", "bob", "carol", "alice")]
 
     assert names == ["alice", "bob.2", None, "alice"]
     assert said == ["alice has called", "bob.2 has called: it came back"]
@@ -23,7 +23,7 @@ def test_each_party_that_calls_is_told_of_once():
 def test_a_party_that_only_asks_whether_the_owner_lives_is_not_told_of():
     said = []
 
-    assert Callers(named, ("alice",), said.append).name_of("alice", False) == "alice"
+    assert Callers(named, ("alice",), said.append).name_caller("alice", False) == "alice"
 
     assert said == []
 
@@ -34,7 +34,7 @@ def test_a_stranger_is_refused_before_it_gets_a_name_and_cannot_fill_the_termina
 
     for _ in range(3):
         with pytest.raises(PeerRefusedError, match="alice is not a party of this session"):
-            callers.name_of("alice", True)
+            callers.name_caller("alice", True)
 
     assert len(said) == 1
     assert said[0].startswith("refused a caller: alice is not a party")
@@ -45,6 +45,6 @@ def test_at_most_a_thousand_things_are_said():
     callers = Callers(lambda name, begins: name, [f"w{number}" for number in range(1200)], said.append)
 
     for number in range(1200):
-        callers.name_of(f"w{number}", True)
+        callers.name_caller(f"w{number}", True)
 
     assert len(said) == 1000

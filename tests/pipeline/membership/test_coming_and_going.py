@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import Bulk, Ready
-from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
+from phalanx.testing import Actor, WorkerCrash, rewrite_only, tampering, tiny_run
 
 MANY = 40
 
@@ -27,7 +27,7 @@ def run_until(company, happened):
 
 
 def joined(company):
-    return [body["party"] for body in company.bodies("party_joined")]
+    return [body["party"] for body in company.event_bodies("party_joined")]
 
 
 @pytest.mark.parametrize(
@@ -43,26 +43,26 @@ def test_a_newcomer_becomes_a_shadow_and_no_bit_changes(make_company, honest_dig
     late = run.pipeline.late_workers[0]
     company = make_company(run)
     company.run(1)
-    company.join(late)
+    company.start_worker(late)
 
     steps = 1 + run_until(company, lambda: joined(company) == [late])
     company.run(1)
 
-    assert late in company.engine.shadows.values()
+    assert late in company.engine.stage_shadows.values()
     assert company.weights_digest() == honest_digest(run, steps + 1)
     assert (company.verdicts, company.lost) == ([], [])
 
 
 def test_a_newcomer_that_shadowed_takes_over_from_who_died(make_company, honest_digest):
     company = make_company(elastic(3))
-    company.join("worker-2")
+    company.start_worker("worker-2")
     steps = run_until(company, lambda: joined(company) == ["worker-2"])
-    assert dict(company.engine.shadows) == {1: "worker-2"}
+    assert dict(company.engine.stage_shadows) == {1: "worker-2"}
 
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(2)
 
-    assert company.engine.holders[1] == "worker-2"
+    assert company.engine.stage_holders[1] == "worker-2"
     assert company.weights_digest() == honest_digest(tiny_run(3), steps + 2)
 
 
@@ -70,31 +70,31 @@ def test_a_newcomer_that_shadowed_takes_over_from_who_died(make_company, honest_
 def test_a_worker_that_leaves_loses_no_step(make_company, honest_digest, mode):
     company = make_company(elastic(5, mode=mode))
     company.run(1)
-    company.leave("worker-2")
+    company.ask_to_leave("worker-2")
 
-    steps = 1 + run_until(company, lambda: company.bodies("left"))
+    steps = 1 + run_until(company, lambda: company.event_bodies("left"))
     results = company.run(2)
 
-    assert [body["party"] for body in company.bodies("left")] == ["worker-2"]
-    assert "worker-2" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
-    assert (company.lost, company.evicted, company.bodies("step_redone")) == ([], [], [])
+    assert [body["party"] for body in company.event_bodies("left")] == ["worker-2"]
+    assert "worker-2" not in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
+    assert (company.lost, company.evicted, company.event_bodies("step_redone")) == ([], [], [])
     assert [result.guard.attempts for result in results] == [1, 1]
     assert company.weights_digest() == honest_digest(tiny_run(5), steps + 2)
 
 
 def test_all_workers_leave_and_others_come(make_company, honest_digest):
     company = make_company(elastic(4))
-    company.leave("worker-1")
-    company.leave("worker-2")
-    steps = run_until(company, lambda: len(company.bodies("left")) == 2)
-    assert set(company.engine.holders.values()) == {"owner"}
+    company.ask_to_leave("worker-1")
+    company.ask_to_leave("worker-2")
+    steps = run_until(company, lambda: len(company.event_bodies("left")) == 2)
+    assert set(company.engine.stage_holders.values()) == {"owner"}
 
-    company.join("worker-3")
-    company.join("worker-4")
+    company.start_worker("worker-3")
+    company.start_worker("worker-4")
     steps += run_until(company, lambda: sorted(joined(company)) == ["worker-3", "worker-4"])
     company.run(1)
 
-    assert {company.engine.holders[1], company.engine.holders[2]} == {"worker-3", "worker-4"}
+    assert {company.engine.stage_holders[1], company.engine.stage_holders[2]} == {"worker-3", "worker-4"}
     assert company.weights_digest() == honest_digest(tiny_run(4), steps + 1)
 
 
@@ -106,18 +106,18 @@ def false_states_to(victims):
             return (outgoing,)
         return (replace(outgoing, payload=bytes(len(outgoing.payload))),)
 
-    return only(Bulk, rewrite)
+    return rewrite_only(Bulk, rewrite)
 
 
 @pytest.mark.slow
 def test_whoever_gives_two_newcomers_a_false_state_goes_and_the_old_copy_is_still_there(make_company, honest_digest):
     liar = Actor(rewrite=false_states_to(("worker-2", "worker-3")))
     company = make_company(elastic(3), {1: liar})
-    company.join("worker-2")
+    company.start_worker("worker-2")
     steps = run_until(company, lambda: company.lost == ["worker-2"])
     assert dict(company.engine.shadows) == {1: "owner"}
 
-    company.join("worker-3")
+    company.start_worker("worker-3")
     steps += run_until(company, lambda: "worker-1" in company.lost)
     company.run(1)
 
@@ -139,8 +139,8 @@ def test_after_somebody_came_a_run_still_goes_back_to_before_the_first_wrong_ste
 
     company = None
     company = make_company(elastic(4, keep_states=1, owner_audit_rate=0.0), {1: Actor(tampering(twist=double))})
-    company.draw.whole_step = lambda *, step, epoch, stage: stage == 1 and len(lies) > 3
-    company.join("worker-3")
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: stage == 1 and len(lies) > 3
+    company.start_worker("worker-3")
 
     steps = run_until(company, lambda: company.evicted)
     company.run(1)
@@ -152,15 +152,15 @@ def test_after_somebody_came_a_run_still_goes_back_to_before_the_first_wrong_ste
 
 def test_a_newcomer_of_another_numeric_class_is_not_let_into_a_run_in_lockstep(make_company, honest_digest):
     company = make_company(elastic(3, shadow="lockstep"), {2: Actor(numeric_class="another")})
-    company.join("worker-2")
+    company.start_worker("worker-2")
 
-    steps = run_until(company, lambda: company.bodies("not_let_in"))
+    steps = run_until(company, lambda: company.event_bodies("not_let_in"))
 
     epoch = company.engine._facts.ledger.epoch
     company.run(2)
     steps += 2
 
-    assert [body["party"] for body in company.bodies("not_let_in")] == ["worker-2"]
+    assert [body["party"] for body in company.event_bodies("not_let_in")] == ["worker-2"]
     assert company.engine._facts.ledger.epoch == epoch == 0
     assert joined(company) == []
     assert company.weights_digest() == honest_digest(tiny_run(3), steps)
@@ -170,11 +170,11 @@ def test_a_newcomer_that_dies_while_it_gets_its_state_is_given_up(make_company, 
     def die(outgoing, ready):
         raise WorkerCrash
 
-    company = make_company(elastic(3), {2: Actor(rewrite=only(Ready, die))})
-    company.join("worker-2")
+    company = make_company(elastic(3), {2: Actor(rewrite=rewrite_only(Ready, die))})
+    company.start_worker("worker-2")
 
     steps = run_until(company, lambda: company.lost == ["worker-2"])
     company.run(1)
 
-    assert dict(company.engine.shadows) == {1: "owner"}
+    assert dict(company.engine.stage_shadows) == {1: "owner"}
     assert company.weights_digest() == honest_digest(tiny_run(3), steps + 1)

@@ -32,23 +32,23 @@ def company_of(tmp_path_factory, model_cache):
 
 
 def roles(company):
-    return {*company.engine.holders.values(), *company.engine.shadows.values()}
+    return {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
 
 
 def test_its_stage_is_taken_over_at_the_next_step_and_no_bit_changes(company_of, honest_digest):
     run = company_run()
     company = company_of(run)
     company.run(1)
-    assert company.engine.holders[1] == "worker-1"
+    assert company.engine.stage_holders[1] == "worker-1"
 
-    entry = company.revoke("worker-1", "the laptop was stolen")
+    entry = company.revoke_party("worker-1", "the laptop was stolen")
     company.run(2)
 
-    (told,) = company.bodies("revoked")
+    (told,) = company.event_bodies("revoked")
     assert (told["party"], told["reason"], told["step"]) == ("worker-1", "the laptop was stolen", 1)
-    assert told["message_key"] == entry.message_key == company.identity("worker-1").public.public_key.hex()
+    assert told["message_key"] == entry.message_key == company.party_identity("worker-1").public.public_key.hex()
     assert (company.lost, company.evicted, company.verdicts) == (["worker-1"], [], [])
-    assert [body["stage"] for body in company.bodies("takeover")] == [1]
+    assert [body["stage"] for body in company.event_bodies("takeover")] == [1]
     assert "worker-1" not in roles(company)
     assert not list(company.run_dir.glob("evidence/*"))
     assert company.weights_digest() == honest_digest(run, 3)
@@ -59,7 +59,7 @@ def test_so_it_is_where_steps_may_be_undone(company_of, honest_digest, guard):
     run = company_run(**guard)
     company = company_of(run)
     company.run(1)
-    company.revoke("worker-1")
+    company.revoke_party("worker-1")
 
     company.run(1)
 
@@ -70,7 +70,7 @@ def test_so_it_is_where_steps_may_be_undone(company_of, honest_digest, guard):
 
 def test_it_does_not_come_back_in_the_same_session(company_of):
     company = company_of(company_run())
-    company.revoke("worker-1")
+    company.revoke_party("worker-1")
     company.run(1)
     assert company.lost == ["worker-1"]
 
@@ -81,32 +81,32 @@ def test_it_does_not_come_back_in_the_same_session(company_of):
 def test_no_other_worker_talks_to_it_any_more(company_of):
     company = company_of(company_run())
     company.run(1)
-    company.revoke("worker-1")
+    company.revoke_party("worker-1")
     company.run(1)
-    neighbour, certified = company.endpoint("worker-2"), "worker-1"
+    neighbour, certified = company.worker_endpoint("worker-2"), "worker-1"
 
-    before = neighbour.refusals.get(certified, 0)
-    neighbour.handle(b"whatever it says", certified)
+    before = neighbour.refusal_counts.get(certified, 0)
+    neighbour.answer_frame(b"whatever it says", certified)
 
-    assert neighbour.refusals[certified] == before + 1
+    assert neighbour.refusal_counts[certified] == before + 1
     assert "is evicted" in str(neighbour.last_refusal(certified))
     with pytest.raises(PeerRefusedError):
-        neighbour.send("worker-1", Ask.kind, {"epoch": 0, "step": 1})
+        neighbour.send_frame("worker-1", Ask.kind, {"epoch": 0, "step": 1})
 
 
 def test_one_that_is_lost_when_it_is_revoked_does_not_come_back(company_of, honest_digest):
     run = company_run()
     company = company_of(run)
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(1)
     assert company.lost == ["worker-1"]
 
-    company.revoke("worker-1")
+    company.revoke_party("worker-1")
     company.run(1)
 
     with pytest.raises(PeerRefusedError, match="excluded"):
         company.come_back("worker-1")
-    assert [body["party"] for body in company.bodies("revoked")] == ["worker-1"]
+    assert [body["party"] for body in company.event_bodies("revoked")] == ["worker-1"]
     assert company.lost == ["worker-1"]
     assert company.weights_digest() == honest_digest(run, 2)
 
@@ -115,30 +115,30 @@ def test_one_that_has_said_hello_and_has_no_role_yet_gets_none(company_of, hones
     run = company_run(respawns=1)
     company = company_of(run)
     late = run.pipeline.late_workers[0]
-    company.join(late)
-    company.revoke(late)
+    company.start_worker(late)
+    company.revoke_party(late)
 
     company.run(3)
 
     assert late not in roles(company)
-    assert [body for body in company.bodies("party_joined") if body["party"] == late] == []
+    assert [body for body in company.event_bodies("party_joined") if body["party"] == late] == []
     assert company.weights_digest() == honest_digest(run, 3)
 
 
 def test_a_party_of_another_run_on_the_list_is_passed_over(company_of, tmp_path, monkeypatch):
     company = company_of(company_run())
-    entry = company.revoke("worker-1").model_copy(update={"party": "stranger"})
+    entry = company.revoke_party("worker-1").model_copy(update={"party": "stranger"})
     monkeypatch.setattr(company.engine._context.members, "revoked", lambda: {"stranger": entry})
 
     company.run(1)
 
-    assert (company.bodies("revoked"), company.lost) == ([], [])
+    assert (company.event_bodies("revoked"), company.lost) == ([], [])
 
 
 def test_a_list_that_cannot_be_read_ends_the_run_and_does_not_pass_for_an_empty_one(company_of):
     company = company_of(company_run())
     company.run(1)
-    company.revoke("worker-1")
+    company.revoke_party("worker-1")
     path = company.run_dir / "pki" / "revoked.json"
     path.write_bytes(path.read_bytes()[:-3])
 
@@ -151,36 +151,36 @@ def door():
     """An owner's endpoint that knows a worker which has not come, as one of `may_join`."""
     peers = {"late": Identity.without_certificate("late").public}
     owner = Identity.without_certificate("owner")
-    with Endpoint(owner, peers, "run-1", MemoryNetwork().wire("owner"), TransportConfig()) as endpoint:
+    with Endpoint(owner, peers, "run-1", MemoryNetwork().wire_for("owner"), TransportConfig()) as endpoint:
         yield endpoint
 
 
 def test_one_that_has_not_come_is_refused_though_it_does_not_say_that_it_begins(door):
     incarnations = Incarnations(door, (), 3)
 
-    assert incarnations.bar("late") is None
+    assert incarnations.bar_certificate("late") is None
 
-    door.handle(b"hello", "late")
+    door.answer_frame(b"hello", "late")
     assert "is evicted" in str(door.last_refusal("late"))
     with pytest.raises(PeerRefusedError, match="may not come back"):
-        incarnations.name_of("late", True)
+        incarnations.name_incarnation("late", True)
 
 
 def test_before_it_is_barred_its_frames_are_read(door):
-    door.handle(b"hello", "late")
+    door.answer_frame(b"hello", "late")
 
     assert isinstance(door.last_refusal("late"), FrameError | OrderError)
 
 
 def test_a_later_incarnation_that_has_a_name_and_has_not_spoken_is_refused_as_well(door):
     incarnations = Incarnations(door, (), 3)
-    incarnations.came("late")
-    incarnations.ended("late", for_good=False)
-    assert incarnations.name_of("late", True) == "late.2"
+    incarnations.note_arrival("late")
+    incarnations.note_end("late", for_good=False)
+    assert incarnations.name_incarnation("late", True) == "late.2"
 
-    incarnations.bar("late")
+    incarnations.bar_certificate("late")
 
-    door.handle(b"hello", "late")
+    door.answer_frame(b"hello", "late")
     assert "is evicted" in str(door.last_refusal("late"))
 
 
@@ -190,9 +190,9 @@ def test_who_calls_with_a_revoked_certificate_is_told_so_and_gets_no_name():
 
     for begins in (True, False):
         with pytest.raises(PeerRefusedError, match="the certificate of alice was revoked by the owner"):
-            callers.name_of("alice", begins)
+            callers.name_caller("alice", begins)
 
-    assert callers.name_of("bob", True) == "bob"
+    assert callers.name_caller("bob", True) == "bob"
     assert len(said) == 2
 
 
@@ -203,4 +203,4 @@ def test_nobody_who_calls_is_let_in_while_the_list_cannot_be_read():
     callers = Callers(lambda name, begins: name, ("alice",), lambda line: None, unreadable)
 
     with pytest.raises(PeerRefusedError, match="cannot be read, so no party is admitted"):
-        callers.name_of("alice", True)
+        callers.name_caller("alice", True)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from latecomers import all_late, late
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import LoraConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import AuditReport, ProgressReport, UpdateReport
-from phalanx.testing import Actor, crash_at, only, tampering, tiny_run
+from phalanx.testing import Actor, crash_at, rewrite_only, tampering, tiny_run
 
 LIE = 1
 STEPS = 4
@@ -21,7 +21,7 @@ def lagging(**changes):
 
 def attacker(tmp_path, kind, stage, **changes):
     config = AttackConfig(kind=kind, stages=(stage,), from_step=LIE, **changes)
-    return {stage: actor(config, f"worker-{stage}", tmp_path / "attack.jsonl")}
+    return {stage: make_actor(config, f"worker-{stage}", tmp_path / "attack.jsonl")}
 
 
 def lying(at=LIE, factor=-1.0, direction="forward"):
@@ -48,7 +48,7 @@ def stalled_at(step, actor=None, said=None):
 
 
 def went_back(company):
-    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
+    return [(body["to"], body["step"]) for body in company.event_bodies("rolled_back")]
 
 
 THREE, FOUR, FIVE = (
@@ -76,7 +76,7 @@ def test_honest_parties_get_the_bits_of_an_unguarded_run(make_company, honest_di
     results = company.run(STEPS)
 
     assert company.weights_digest() == honest_digest(run, STEPS)
-    assert (company.verdicts, company.bodies("alarm"), went_back(company)) == ([], [], [])
+    assert (company.verdicts, company.event_bodies("alarm"), went_back(company)) == ([], [], [])
     middle = pipeline.stages - 2
     assert [(result.guard.attempts, result.guard.num_audits) for result in results] == [(1, middle * 4)] * STEPS
 
@@ -164,7 +164,7 @@ def test_a_false_accusation_about_an_applied_step_names_the_accuser(make_company
         lie = {"digests": {**report.digests, "backward": "5" * 64}}
         return [outgoing.with_fields(lie) if report.step == LIE else outgoing]
 
-    company = make_company(run, all_late({2: Actor(rewrite=only(AuditReport, accuse))}))
+    company = make_company(run, all_late({2: Actor(rewrite=rewrite_only(AuditReport, accuse))}))
 
     company.run(STEPS)
 
@@ -291,7 +291,7 @@ def test_a_checkpoint_never_holds_a_step_that_is_not_verified(make_company, hone
     company = make_company(run, {1: lying(), 2: stalled_at(LIE)})
     company.run(LIE + 1)
 
-    company.save()
+    company.save_step()
 
     assert [(v.party, v.step) for v in company.verdicts] == [("worker-1", LIE)]
     assert company.fall_back() == LIE + 1
@@ -300,7 +300,7 @@ def test_a_checkpoint_never_holds_a_step_that_is_not_verified(make_company, hone
 
 def test_an_auditor_that_never_speaks_of_an_applied_step_is_replaced(make_company, honest_digest):
     run = tiny_run(pipeline=IMPATIENT, guard=lagging())
-    silent = only(AuditReport, lambda outgoing, report: [] if report.step == LIE else [outgoing])
+    silent = rewrite_only(AuditReport, lambda outgoing, report: [] if report.step == LIE else [outgoing])
     company = make_company(run, {2: Actor(rewrite=silent)})
 
     company.run(LIE + 3)

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import Bulk
-from phalanx.testing import Actor, MemoryCompany, only, tampering, tiny_run
+from phalanx.testing import Actor, MemoryCompany, rewrite_only, tampering, tiny_run
 
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
 MANY = 40
@@ -65,18 +65,18 @@ def run_until(company, happened):
 
 def audited_at(company, *places):
     """Let the coin of whole steps fall on these (stage, step) and no others."""
-    company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) in places
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: (stage, step) in places
     return company
 
 
 def went_back(company):
-    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
+    return [(body["to"], body["step"]) for body in company.event_bodies("rolled_back")]
 
 
 def assert_undone(company, liar, run, steps, honest_digest):
     assert [verdict.party for verdict in company.verdicts] == [liar]
-    assert company.bodies("rolled_back")
-    assert company.checks.doubts() == []
+    assert company.event_bodies("rolled_back")
+    assert company.checks.list_doubts() == []
     assert company.weights_digest() == honest_digest(run, steps)
 
 
@@ -86,7 +86,7 @@ def test_an_heir_that_lies_after_a_death_leaves_no_trace(company_of, honest_dige
     company = audited_at(company_of(run, {"worker-2": lying_in(3, 4, 6)}), (1, 6))
 
     company.run(2)
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(6)
 
     assert company.lost == ["worker-1"]
@@ -99,7 +99,7 @@ def test_a_liar_with_a_shadow_that_dies_leaves_no_trace(company_of, honest_diges
     company = audited_at(company_of(run, {"worker-1": lying_in(1, 2, 6)}), (1, 6))
 
     company.run(4)
-    company.kill(company.engine.shadows[1])
+    company.kill_worker(company.engine.stage_shadows[1])
     company.run(4)
 
     assert len(company.lost) == 1
@@ -111,17 +111,17 @@ def test_a_liar_that_leaves_and_comes_back_leaves_no_trace(company_of, honest_di
     actors = {"worker-1": lying_in(1, 2), "worker-1.2": lying_in(*range(7, MANY))}
     company = company_of(run, actors)
     company.run(3)
-    company.leave("worker-1")
-    steps = 3 + run_until(company, lambda: company.bodies("left") and not company.is_alive("worker-1"))
+    company.ask_to_leave("worker-1")
+    steps = 3 + run_until(company, lambda: company.event_bodies("left") and not company.is_worker_alive("worker-1"))
     assert company.come_back("worker-1") == "worker-1.2"
-    steps += run_until(company, lambda: company.bodies("party_joined"))
-    while steps < 7 or company.engine.holders[1] != "worker-1.2":
-        if company.engine.holders[1] != "worker-1.2" and company.engine.shadows[1] == "worker-1.2":
-            company.kill(company.engine.holders[1])
+    steps += run_until(company, lambda: company.event_bodies("party_joined"))
+    while steps < 7 or company.engine.stage_holders[1] != "worker-1.2":
+        if company.engine.stage_holders[1] != "worker-1.2" and company.engine.stage_shadows[1] == "worker-1.2":
+            company.kill_worker(company.engine.stage_holders[1])
         company.run(1)
         steps += 1
         assert steps < 12, (company.engine.holders, company.engine.shadows)
-    company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) == (1, steps)
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: (stage, step) == (1, steps)
 
     company.run(2)
 
@@ -148,9 +148,9 @@ def test_who_is_replaced_for_what_it_did_is_undone_as_a_convict_is(company_of, h
     company.run(2)
 
     assert (company.verdicts, company.lost) == ([], ["worker-1"])
-    assert company.bodies("distrusted") == [{"party": "worker-1", "step": 4}]
+    assert company.event_bodies("distrusted") == [{"party": "worker-1", "step": 4}]
     assert went_back(company) == [(0, 4)]
-    assert company.checks.doubts() == []
+    assert company.checks.list_doubts() == []
     assert company.weights_digest() == honest_digest(run, 6)
 
 
@@ -160,8 +160,8 @@ def test_who_dies_takes_nothing_back(company_of, honest_digest):
 
     company.run(4)
     # both copies have signed the state after the last update; before that one update would be taken back
-    company.engine.settle()
-    company.kill("worker-1")
+    company.engine.settle_last_step()
+    company.kill_worker("worker-1")
     company.run(2)
 
     assert went_back(company) == []
@@ -197,7 +197,10 @@ def test_a_holder_that_withholds_the_state_that_is_to_be_kept_is_replaced_and_un
 
     run = kept(4)
     run = run.model_copy(update={"pipeline": run.pipeline.model_copy(update={"patience_s": 2.0})})
-    liar, accomplice = Actor(lying_in(1, 2).wrap_copy, only(Bulk, withhold)), Actor(rewrite=only(Bulk, withhold))
+    liar, accomplice = (
+        Actor(lying_in(1, 2).wrap_copy, rewrite_only(Bulk, withhold)),
+        Actor(rewrite=rewrite_only(Bulk, withhold)),
+    )
     company = company_of(run, {"worker-1": liar, "worker-2": accomplice})
 
     company.run(7)

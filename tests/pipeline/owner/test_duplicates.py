@@ -6,14 +6,14 @@ from phalanx.errors import VerificationError
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.protocol.messages import Bulk
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 
 
 def states(company):
     """Each stage's trained state as the engine collects it while nothing else runs."""
     return {
-        copy.spec.index: {name: tensor.detach().clone() for name, tensor in copy.optimizer.state().items()}
-        for copy in company.engine.copies("state")
+        copy.spec.index: {name: tensor.detach().clone() for name, tensor in copy.optimizer.state_tensors().items()}
+        for copy in company.engine.fetch_stages("state")
     }
 
 
@@ -21,11 +21,11 @@ def whole(company, duplicate, most_steps=20):
     """Train on until the duplicate is whole, and hand it out."""
     for _ in range(most_steps):
         company.run(1)
-        company.engine.look_for_duplicate()
+        company.engine.update_duplicate()
         if duplicate.is_whole:
             break
     assert duplicate.is_whole
-    return list(duplicate.take())
+    return list(duplicate.take_stages())
 
 
 def same(left, right):
@@ -56,7 +56,7 @@ def test_a_duplicate_has_the_bits_of_its_own_step_although_the_run_went_on(make_
     assert all(same(part.tensors, expected[part.stage]) for part in parts)
     assert [part.agreed is not None for part in parts] == [False, guarded, guarded, False]
     for part in parts:
-        part.check()
+        part.check_digest()
 
 
 def test_a_run_with_duplicates_ends_with_the_bits_of_one_without(make_company, honest_digest):
@@ -91,16 +91,16 @@ def lying_about_its_state(outgoing, message):
 
 
 def test_a_holder_that_sends_another_state_than_it_signed_is_refused_by_name(make_company):
-    company = make_company(actors={2: Actor(rewrite=only(Bulk, lying_about_its_state))})
+    company = make_company(actors={2: Actor(rewrite=rewrite_only(Bulk, lying_about_its_state))})
     company.run(1)
 
     parts = whole(company, company.engine.begin_duplicate())
 
     for part in parts:
         if part.stage != 2:
-            part.check()
+            part.check_digest()
     with pytest.raises(VerificationError, match="stage 2: worker-2 sent a state that differs from its signature"):
-        parts[2].check()
+        parts[2].check_digest()
 
 
 def withholding(outgoing, message):
@@ -108,13 +108,13 @@ def withholding(outgoing, message):
 
 
 def test_a_duplicate_that_is_withheld_is_given_up_and_the_run_goes_on(make_company, honest_digest):
-    company = make_company(actors={1: Actor(rewrite=only(Bulk, withholding))})
+    company = make_company(actors={1: Actor(rewrite=rewrite_only(Bulk, withholding))})
     company.run(1)
     duplicate = company.engine.begin_duplicate()
     company.engine._context.requests.timeout_s = 0.0
 
     company.run(2)
-    company.engine.look_for_duplicate()
+    company.engine.update_duplicate()
 
     assert duplicate.failure == "stage 1: worker-1 did not send its state in time"
     company.engine._context.requests.timeout_s = 30.0
@@ -125,7 +125,7 @@ def test_a_party_that_dies_takes_the_duplicate_with_it_and_nothing_else(make_com
     company = make_company()
     company.run(2)
     duplicate = company.engine.begin_duplicate()
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(2)
 
     company.engine.finish_duplicate(duplicate)
@@ -133,7 +133,7 @@ def test_a_party_that_dies_takes_the_duplicate_with_it_and_nothing_else(make_com
     assert duplicate.failure is not None or duplicate.is_whole
     again = company.engine.begin_duplicate()
     company.engine.finish_duplicate(again)
-    assert [part.stage for part in again.take()] == [0, 1, 2, 3]
+    assert [part.stage for part in again.take_stages()] == [0, 1, 2, 3]
     assert company.weights_digest() == honest_digest(company.run_config, 4)
 
 
@@ -177,7 +177,7 @@ def test_each_stage_is_let_go_of_before_the_next_is_handed_out(make_company):
     company.engine.finish_duplicate(duplicate)
     alive = []
 
-    for part in duplicate.take():
+    for part in duplicate.take_stages():
         assert not any(tensor() is not None for tensor in alive)
         alive = [weakref.ref(tensor) for tensor in part.tensors.values()]
         assert alive

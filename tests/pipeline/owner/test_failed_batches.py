@@ -35,7 +35,7 @@ def test_a_failed_batch_changes_no_bit_and_blames_nobody(make_company, honest_di
 
     for _ in range(failures):
         with pytest.raises(FailedBatchError, match=r"step 2: loss nan, .* every audit agrees"):
-            company.engine.step(2, overflowing(company, 2))
+            company.engine.train_turn(2, overflowing(company, 2))
     company.run(1)
 
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
@@ -48,7 +48,7 @@ def test_without_a_guard_a_batch_can_be_given_up_as_well(make_company, honest_di
     company.run(1)
 
     with pytest.raises(FailedBatchError, match="step 1: loss nan"):
-        company.engine.step(1, overflowing(company, 1))
+        company.engine.train_turn(1, overflowing(company, 1))
     company.run(2)
 
     assert company.weights_digest() == honest_digest(run, 3)
@@ -59,18 +59,18 @@ def test_a_fault_of_the_owner_itself_that_does_not_come_back_costs_one_attempt(m
     company = make_company(run)
     company.run(1)
     runner = company.engine._context.party.hosted[3].copy.runner
-    honest, faults = runner.loss, [0]
+    honest, faults = runner.compute_loss, [0]
 
     def flip(*given):
         loss = honest(*given)
         faults[0] += 1
         return math.inf if faults[0] == 2 else loss
 
-    runner.loss = flip
+    runner.compute_loss = flip
 
     (result, _) = company.run(2)
 
-    assert (result.guard.attempts, len(company.bodies("step_repeated"))) == (2, 1)
+    assert (result.guard.attempts, len(company.event_bodies("step_repeated"))) == (2, 1)
     assert (company.verdicts, company.lost) == ([], [])
     assert company.weights_digest() == honest_digest(run, 3)
 
@@ -121,7 +121,7 @@ def test_who_dies_while_a_batch_is_given_up_is_replaced(make_company, honest_dig
     company.run(1)
 
     with pytest.raises(FailedBatchError):
-        company.engine.step(1, overflowing(company, 1))
+        company.engine.train_turn(1, overflowing(company, 1))
     company.run(2)
 
     assert (company.lost, company.verdicts) == (["worker-2"], [])

@@ -9,7 +9,7 @@ from hand_made import EPOCH, IDENTITIES, OWNER, make_world, received, run_task, 
 from phalanx.engine import StepInputs
 from phalanx.errors import ConfigError, NoHolderError, PeerLostError, PeerRefusedError, VerificationError
 from phalanx.pipeline.assignment.assignment import roles_of
-from phalanx.pipeline.assignment.rebalance import Balance
+from phalanx.pipeline.assignment.rebalance import PaceMeter
 from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.members import Files, Incarnations, Members
 from phalanx.pipeline.owner.context import OwnerContext
@@ -20,7 +20,7 @@ from phalanx.pipeline.owner.roster import Roster
 from phalanx.pipeline.processes.own_memory import ALONE
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.messages import Assign, Ready, Shutdown, StateDigest
-from phalanx.pipeline.protocol.needs import ProgressNeed, Turn
+from phalanx.pipeline.protocol.needs import LoopTurn, ProgressNeed
 from phalanx.pipeline.protocol.requests import Patience
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.crypto import Identity, Revocation
@@ -47,23 +47,23 @@ class Clock:
     def __init__(self):
         self.seconds = 0.0
 
-    def now(self):
+    def awake_seconds(self):
         return self.seconds
 
-    wall = now
+    wall_seconds = awake_seconds
 
 
 class Endpoint:
     """The owner's end of its links, as far as a failover uses it."""
 
     def __init__(self):
-        self.peers = {name: identity.public for name, identity in IDENTITIES.items()}
+        self.known_peers = {name: identity.public for name, identity in IDENTITIES.items()}
         self.refused = []
 
     def add_peer(self, peer):
-        self.peers[peer.name] = peer
+        self.known_peers[peer.name] = peer
 
-    def refuse(self, party):
+    def evict_party(self, party):
         self.refused.append(party)
 
 
@@ -73,11 +73,11 @@ class Judge:
     def __init__(self, *, holds=True, doubtful=None):
         self.holds, self.doubtful, self.asked = holds, doubtful, []
 
-    def judge(self, judgement, silent=()):
+    def confirm_judgement(self, judgement, silent=()):
         self.asked.append(judgement.verdict.party)
         return judgement.verdict if self.holds else None
 
-    def to_replace(self, judgement, silent=()):
+    def party_to_replace(self, judgement, silent=()):
         return self.doubtful
 
 
@@ -145,13 +145,13 @@ class Run:
     def renew_allowances(self):
         self.told.clear()
 
-    def post(self, name, message, payload):
+    def post_message(self, name, message, payload):
         self.told.append((name, message))
 
     def use_kept_library(self, library):
         pass
 
-    def owed_by(self):
+    def parties_awaited(self):
         return self.owed
 
     def look_after(self):
@@ -162,7 +162,7 @@ class Run:
     def answer(self, need):
         if isinstance(need, ProgressNeed):
             return {name: standing() for name in need.parties if name not in self.hanging}
-        assert isinstance(need, Turn)
+        assert isinstance(need, LoopTurn)
         self.clock.seconds += 1.0
         for name, message in list(self.told):
             if isinstance(message, Assign) and name not in self.mute | self.coordinator.ready.keys():
@@ -173,18 +173,18 @@ class Run:
         stages = [role.stage for role in assign.roles if name in (role.holder, role.shadow)]
         states = {str(stage): self.lies.get((name, stage), KNOWN[stage]) for stage in stages}
         ready = Ready(epoch=assign.epoch, states={stage: state for stage, state in states.items() if state is not None})
-        self.coordinator.handle(received(ready, name))
+        self.coordinator.record_message(received(ready, name))
 
     def do(self, task):
         return run_task(task, self.answer)
 
     def begun(self, step=0):
-        self.do(self.failover.begin(step, KNOWN))
+        self.do(self.failover.assign_first_roles(step, KNOWN))
         self.events.clear()
         return self
 
     def judgement(self, party="worker-1", stage=1, accuser="worker-2", offence="message"):
-        return self.facts.judgement(offence, party, stage, "made up", accuser=accuser)
+        return self.facts.make_judgement(offence, party, stage, "made up", accuser=accuser)
 
     # --- what came of it
 
@@ -218,13 +218,13 @@ def begun(run):
 
 
 def test_at_the_start_every_party_is_told_the_same_roles_and_the_known_states_are_agreed_on(run):
-    run.do(run.failover.begin(3, KNOWN))
+    run.do(run.failover.assign_first_roles(3, KNOWN))
 
     assert run.assigned.keys() == {*WORKERS, OWNER}
     assert len(set(map(id, run.assigned.values()))) == 1
     assign = run.assigned[OWNER]
     assert (assign.epoch, assign.step, {role.source for role in assign.roles}) == (0, 3, {OWNER})
-    assert run.facts.agreed == {stage: KNOWN[stage] for stage in (1, 2)}
+    assert run.facts.agreed_states == {stage: KNOWN[stage] for stage in (1, 2)}
     assert (run.roster.alive, run.verdicts.asked, run.endpoint.refused) == (list(WORKERS), [], [])
 
 
@@ -232,7 +232,7 @@ def test_at_the_start_every_party_is_told_the_same_roles_and_the_known_states_ar
 def test_a_worker_that_begins_with_another_state_than_the_known_one_is_left_out_without_a_verdict(run, state):
     run.lies["worker-1", 1] = state
 
-    run.do(run.failover.begin(0, KNOWN))
+    run.do(run.failover.assign_first_roles(0, KNOWN))
 
     assert (run.endpoint.refused, run.facts.ledger.epoch, run.roster.alive) == (
         ["worker-1"],
@@ -247,7 +247,7 @@ def test_a_worker_that_begins_with_another_state_than_the_known_one_is_left_out_
 def test_a_party_that_could_not_be_reached_before_the_start_gets_no_role(run):
     run.members.unreachable = [LinkFault("worker-2", PeerLostError("no route"))]
 
-    run.do(run.failover.begin(0, KNOWN))
+    run.do(run.failover.assign_first_roles(0, KNOWN))
 
     assert (run.bodies("link_broken"), run.facts.ledger.epoch) == ([{"party": "worker-2", "reason": "no route"}], 0)
     assert run.assigned.keys() == {"worker-1", "worker-3", OWNER}
@@ -258,7 +258,7 @@ def test_when_no_worker_gets_ready_the_error_says_why_each_is_gone(run):
     run.take_at_most(5.0)
 
     with pytest.raises(PeerLostError, match=r"every worker was lost.*worker-1: did not start.*worker-3: did not start"):
-        run.do(run.failover.begin(0, KNOWN))
+        run.do(run.failover.assign_first_roles(0, KNOWN))
     assert run.endpoint.refused == list(WORKERS)
 
 
@@ -267,7 +267,7 @@ def test_an_owner_that_is_late_itself_blames_no_worker(run):
     run.take_at_most(5.0)
 
     with pytest.raises(PeerLostError, match="owner was not ready within 5 s"):
-        run.do(run.failover.begin(0, KNOWN))
+        run.do(run.failover.assign_first_roles(0, KNOWN))
     assert (run.roster.alive, run.kinds) == (list(WORKERS), [])
 
 
@@ -277,7 +277,7 @@ def test_an_owner_that_waits_for_a_workers_state_suspects_that_worker(run):
     run.owed = {"worker-2"}
     run.members.replace = lambda name: run.mute.clear()
 
-    run.do(run.failover.begin(0, KNOWN))
+    run.do(run.failover.assign_first_roles(0, KNOWN))
 
     assert run.roster.reasons == {"worker-2": "did not start its roles within 5 s"}
 
@@ -285,7 +285,7 @@ def test_an_owner_that_waits_for_a_workers_state_suspects_that_worker(run):
 def test_an_owner_without_workers_begins_alone(model_cache):
     run = Run(model_cache, workers=())
 
-    run.do(run.failover.begin(0, KNOWN))
+    run.do(run.failover.assign_first_roles(0, KNOWN))
 
     assert set(run.holders.values()) == {OWNER}
 
@@ -295,7 +295,7 @@ def test_an_owner_with_another_state_than_the_known_one_ends_the_run(run):
     run.lies |= {(OWNER, stage): state_of(stage, "b") for stage in range(4)}
 
     with pytest.raises(VerificationError, match="a state other than the agreed one"):
-        run.do(run.failover.begin(0, KNOWN))
+        run.do(run.failover.assign_first_roles(0, KNOWN))
     assert run.roster.alive == ["worker-1"]
 
 
@@ -305,10 +305,10 @@ def test_a_ready_of_an_earlier_epoch_does_not_count(run):
     honest = run.answer
 
     def stale(need):
-        run.coordinator.handle(received(Ready(epoch=EPOCH + 7, states={}), "worker-1"))
+        run.coordinator.record_message(received(Ready(epoch=EPOCH + 7, states={}), "worker-1"))
         return honest(need)
 
-    run_task(run.failover.begin(0, KNOWN), stale)
+    run_task(run.failover.assign_first_roles(0, KNOWN), stale)
 
     assert run.roster.reasons == {"worker-1": "did not start its roles within 5 s"}
 
@@ -348,7 +348,7 @@ def test_after_a_loss_the_shadow_serves_the_stage_and_the_step_is_done_again(beg
     begun.roster.suspect("worker-1", "silent")
     begun.events.clear()
 
-    begun.do(begun.failover.recover(None, 0))
+    begun.do(begun.failover.recover_roles(None, 0))
 
     assert begun.kinds == ["lost", "takeover", "step_redone"]
     assert begun.bodies("lost") == [{"party": "worker-1", "stages": [1], "step": 0}]
@@ -360,20 +360,20 @@ def test_after_a_loss_the_shadow_serves_the_stage_and_the_step_is_done_again(beg
 
 def test_a_party_that_was_lost_may_come_back_as_another_incarnation(begun):
     begun.roster.suspect("worker-1", "silent")
-    begun.do(begun.failover.recover(None, 0))
+    begun.do(begun.failover.recover_roles(None, 0))
 
-    assert begun.incarnations.name_of("worker-1", begins=True) not in (None, "worker-1")
+    assert begun.incarnations.name_incarnation("worker-1", begins=True) not in (None, "worker-1")
 
 
 def test_a_party_is_refused_before_roles_are_given_out_and_not_before_the_new_ones_are_known(begun):
     order = []
-    place, tell = begun.failover.placing.without, begun.post
-    begun.failover.placing.without = lambda *about: order.append("placed") or place(*about)
-    begun.endpoint.refuse = lambda name: order.append("refused")
-    begun.post = lambda *about: order.append("told") or tell(*about)
+    place, tell = begun.failover.placement.assign_without, begun.post_message
+    begun.failover.placement.assign_without = lambda *about: order.append("placed") or place(*about)
+    begun.endpoint.evict_party = lambda name: order.append("refused")
+    begun.post_message = lambda *about: order.append("told") or tell(*about)
     begun.roster.suspect("worker-1", "silent")
 
-    begun.do(begun.failover.recover(None, 0))
+    begun.do(begun.failover.recover_roles(None, 0))
 
     assert order[:3] == ["placed", "refused", "told"]
 
@@ -383,7 +383,7 @@ def test_a_party_that_no_other_can_follow_is_still_shut_out(model_cache):
     begun.roster.suspect("worker-1", "silent")
 
     with pytest.raises(NoHolderError, match="stage 1: worker-1 is lost and had no shadow"):
-        begun.do(begun.failover.recover(None, 0))
+        begun.do(begun.failover.recover_roles(None, 0))
     assert (begun.endpoint.refused, begun.roster.alive) == (["worker-1"], ["worker-2", "worker-3"])
     assert begun.failover.takeovers == 0
 
@@ -392,7 +392,7 @@ def test_several_losses_are_seen_to_one_after_the_other_before_the_step_goes_on(
     begun.roster.suspect("worker-3", "silent")
     begun.roster.suspect("worker-2", "silent")
 
-    begun.do(begun.failover.recover(None, 0))
+    begun.do(begun.failover.recover_roles(None, 0))
 
     assert [body["party"] for body in begun.bodies("lost")] == ["worker-3", "worker-2"]
     assert {*begun.holders.values(), *begun.facts.assignment.shadows.values()} == {OWNER, "worker-1"}
@@ -404,7 +404,7 @@ def test_a_worker_that_does_not_take_its_new_roles_is_lost_as_well(begun):
     begun.hanging = {"worker-3"}
     begun.roster.suspect("worker-2", "silent")
 
-    begun.do(begun.failover.recover(None, 0))
+    begun.do(begun.failover.recover_roles(None, 0))
 
     assert begun.roster.alive == ["worker-1"]
     assert begun.failover.takeovers == len(begun.bodies("takeover")) > 0
@@ -414,7 +414,7 @@ def test_one_that_hangs_while_roles_change_is_found_long_before_the_time_is_over
     begun.mute = begun.hanging = {"worker-3"}
     begun.roster.suspect("worker-2", "silent")
 
-    begun.do(begun.failover.recover(None, 0))
+    begun.do(begun.failover.recover_roles(None, 0))
 
     assert begun.roster.reasons["worker-3"] == "silent while roles were assigned"
     assert begun.clock.seconds < TIMEOUT_S / 2
@@ -424,7 +424,7 @@ def test_one_that_answers_while_it_takes_a_state_is_given_the_whole_time(begun):
     begun.mute = {"worker-1"}
     begun.roster.suspect("worker-2", "silent")
 
-    begun.do(begun.failover.recover(None, 0))
+    begun.do(begun.failover.recover_roles(None, 0))
 
     assert begun.clock.seconds > TIMEOUT_S
     assert "silent while" not in begun.roster.reasons.get("worker-1", "")
@@ -434,7 +434,7 @@ def test_in_the_very_first_epoch_a_long_silence_is_none(run):
     run.mute = run.hanging = {"worker-1"}
     run.take_at_most(100.0)
 
-    run.do(run.failover.begin(0, KNOWN))
+    run.do(run.failover.assign_first_roles(0, KNOWN))
 
     assert run.roster.reasons == {"worker-1": "did not start its roles within 100 s"}
 
@@ -455,7 +455,7 @@ def test_where_a_newcomer_lacks_its_state_the_owner_shadows_the_stage_and_sees_f
         return honest(need)
 
     begun.roster.suspect("worker-3", "silent")
-    run_task(begun.failover.recover(None, 0), until_the_owner_shadows)
+    run_task(begun.failover.recover_roles(None, 0), until_the_owner_shadows)
 
     assert OWNER in begun.facts.assignment.shadows.values()
     assert (begun.roster.alive, begun.endpoint.refused) == (["worker-1", "worker-2"], ["worker-3"])
@@ -466,26 +466,26 @@ def _roles_after(run, gone):
     """The roles that would follow a loss; nothing is changed."""
     old = run.facts.assignment
     staying = [name for name in run.roster.alive if name != gone]
-    return roles_of(run.failover.placing.without(old, gone, staying), old, {*staying, OWNER})
+    return roles_of(run.failover.placement.assign_without(old, gone, staying), old, {*staying, OWNER})
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
 
 
 def test_a_convicted_party_leaves_for_good(begun):
-    begun.do(begun.failover.recover(begun.judgement(), 0))
+    begun.do(begun.failover.recover_roles(begun.judgement(), 0))
 
     assert begun.kinds == ["evicted", "takeover", "step_redone"]
     assert begun.verdicts.asked == ["worker-1"]
     with pytest.raises(PeerRefusedError, match="may not come back"):
-        begun.incarnations.name_of("worker-1", begins=True)
+        begun.incarnations.name_incarnation("worker-1", begins=True)
 
 
 def test_what_the_evidence_does_not_bear_out_moves_nothing(begun):
     begun.verdicts.holds = False
     before = begun.facts.assignment
 
-    begun.do(begun.failover.recover(begun.judgement(), 0))
+    begun.do(begun.failover.recover_roles(begun.judgement(), 0))
 
     assert (begun.facts.assignment, begun.facts.ledger.epoch) == (before, 1)
     assert (begun.roster.alive, begun.kinds) == (list(WORKERS), [])
@@ -494,17 +494,17 @@ def test_what_the_evidence_does_not_bear_out_moves_nothing(begun):
 def test_a_doubtful_accuser_is_replaced_without_blame(begun):
     begun.verdicts.holds, begun.verdicts.doubtful = False, ("worker-2", "its word did not hold")
 
-    begun.do(begun.failover.recover(begun.judgement(), 0))
+    begun.do(begun.failover.recover_roles(begun.judgement(), 0))
 
     assert (begun.bodies("evicted"), [body["party"] for body in begun.bodies("lost")]) == ([], ["worker-2"])
-    assert begun.incarnations.name_of("worker-2", begins=True)
+    assert begun.incarnations.name_incarnation("worker-2", begins=True)
 
 
 @pytest.mark.parametrize("stranger", ["worker-4", OWNER])
 def test_a_doubtful_party_that_takes_no_part_is_not_replaced(begun, stranger):
     begun.verdicts.holds, begun.verdicts.doubtful = False, (stranger, "its word did not hold")
 
-    begun.do(begun.failover.recover(begun.judgement(), 0))
+    begun.do(begun.failover.recover_roles(begun.judgement(), 0))
 
     assert (begun.roster.alive, begun.kinds, begun.facts.ledger.epoch) == (list(WORKERS), [], 1)
 
@@ -517,7 +517,7 @@ def test_of_altered_states_after_a_change_of_roles_only_that_of_a_party_that_had
     begun.lies[party, role.stage] = state_of(role.stage, "b")
     begun.roster.suspect("worker-3", "silent")
 
-    begun.do(begun.failover.recover(None, 0))
+    begun.do(begun.failover.recover_roles(None, 0))
 
     assert begun.verdicts.asked == ([party] if had_it else [])
     assert begun.roster.alive == [name for name in ("worker-1", "worker-2") if name != party]
@@ -527,7 +527,7 @@ def test_of_altered_states_after_a_change_of_roles_only_that_of_a_party_that_had
 def after_an_update(begun):
     """Step 0 was applied, and the states after it are not agreed on yet."""
     begun.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
-    begun.failover.rollback.remember(PastStep(begun.facts.ledger, begun.facts.assignment, NO_ROWS))
+    begun.failover.rollback.remember_step(PastStep(begun.facts.ledger, begun.facts.assignment, NO_ROWS))
     begun.coordinator.open_step(1)
     return begun
 
@@ -535,21 +535,21 @@ def after_an_update(begun):
 def test_states_that_were_not_agreed_on_before_are_weighed_like_those_after_an_update(after_an_update):
     after_an_update.do(after_an_update.failover.begin_again(1))
 
-    assert after_an_update.coordinator._updates.said.keys() == {1, 2}
+    assert after_an_update.coordinator._updates.reported_states.keys() == {1, 2}
     assert after_an_update.bodies("update_unwitnessed") == []
 
 
 def test_an_update_that_one_party_alone_has_made_is_undone_where_the_other_one_is_lost(after_an_update):
     run = after_an_update
-    stages = [stage for stage in (1, 2) if "worker-3" in (run.facts.holder(stage), run.facts.shadow(stage))]
+    stages = [stage for stage in (1, 2) if "worker-3" in (run.facts.holder_of(stage), run.facts.shadow_of(stage))]
     run.roster.suspect("worker-3", "silent")
 
-    run.do(run.failover.recover(None, 1))
+    run.do(run.failover.recover_roles(None, 1))
 
     assert run.bodies("update_unwitnessed") == [{"step": 0, "stages": stages}]
     assert [(body["to"], body["step"]) for body in run.bodies("rolled_back")] == [(0, 1)]
     assert run.assigned[OWNER].step == 0
-    assert run.facts.agreed == {stage: KNOWN[stage] for stage in (1, 2)}
+    assert run.facts.agreed_states == {stage: KNOWN[stage] for stage in (1, 2)}
 
 
 # --- how far back ----------------------------------------------------------------------------------------------------
@@ -559,13 +559,13 @@ def test_a_conviction_takes_an_unaudited_step_back_and_a_loss_does_as_well(model
     for judged in (True, False):
         run = Run(model_cache, commit_lag=1).begun()
         run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
-        run.failover.rollback.remember(PastStep(run.facts.ledger, run.facts.assignment, NO_ROWS))
+        run.failover.rollback.remember_step(PastStep(run.facts.ledger, run.facts.assignment, NO_ROWS))
         run.coordinator.open_step(1)
         run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
         if not judged:
             run.roster.suspect("worker-1", "silent")
 
-        run.do(run.failover.recover(run.judgement() if judged else None, 1))
+        run.do(run.failover.recover_roles(run.judgement() if judged else None, 1))
 
         assert [(body["to"], body["step"]) for body in run.bodies("rolled_back")] == [(0, 1)]
         assert run.assigned[OWNER].step == 0
@@ -576,7 +576,7 @@ def test_without_an_unaudited_step_nothing_is_undone(model_cache, judged):
     run = Run(model_cache, commit_lag=1).begun()
     run.roster.suspect("worker-1", "silent")
 
-    run.do(run.failover.recover(run.judgement() if judged else None, 0))
+    run.do(run.failover.recover_roles(run.judgement() if judged else None, 0))
 
     assert (run.bodies("rolled_back"), run.assigned[OWNER].step) == ([], 0)
 
@@ -591,7 +591,7 @@ def test_falling_back_forgets_what_was_agreed_and_begins_with_the_states_of_the_
 
     begun.do(begun.failover.fall_back(5, older))
 
-    assert begun.facts.agreed == {stage: older[stage] for stage in (1, 2)}
+    assert begun.facts.agreed_states == {stage: older[stage] for stage in (1, 2)}
     assert begun.assigned[OWNER].step == 5
     assert begun.facts.record is not record
     assert begun.failover.rollback is not rollback
@@ -625,13 +625,13 @@ def test_an_owner_that_loses_every_worker_at_a_fall_back_goes_on_alone(begun):
 
 
 def test_a_run_that_has_begun_goes_on_with_less_memory_than_it_needs_and_one_that_has_not_does_not_begin(run):
-    run.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
+    run.members.memory_by_party = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
     with pytest.raises(ConfigError, match="memory"):
-        run.do(run.failover.begin(0, KNOWN))
+        run.do(run.failover.assign_first_roles(0, KNOWN))
 
-    run.members.rooms = {}
-    run.do(run.failover.begin(0, KNOWN))
-    run.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
+    run.members.memory_by_party = {}
+    run.do(run.failover.assign_first_roles(0, KNOWN))
+    run.members.memory_by_party = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
     run.do(run.failover.fall_back(0, KNOWN))
 
     assert run.bodies("memory_short")
@@ -648,15 +648,15 @@ def test_a_revoked_party_is_replaced_and_does_not_come_back(begun):
     assert begun.roster.revoke(revocation("worker-1"), 0) is None
     assert list(begun.roster.lost) == ["worker-1"]
 
-    begun.do(begun.failover.recover(None, 0))
+    begun.do(begun.failover.recover_roles(None, 0))
 
     assert (begun.kinds, begun.verdicts.asked) == (["revoked", "lost", "takeover", "step_redone"], [])
     with pytest.raises(PeerRefusedError, match="may not come back"):
-        begun.incarnations.name_of("worker-1", begins=True)
+        begun.incarnations.name_incarnation("worker-1", begins=True)
 
 
 def test_of_a_revoked_party_that_is_about_to_join_the_name_is_returned(begun):
-    begun.incarnations.came("worker-4")
+    begun.incarnations.note_arrival("worker-4")
 
     assert begun.roster.revoke(revocation("worker-4"), 0) == "worker-4"
     assert not begun.roster.lost
@@ -666,16 +666,16 @@ def test_a_revoked_party_that_never_came_is_only_barred(begun):
     assert begun.roster.revoke(revocation("worker-4"), 0) is None
     assert not begun.roster.lost
     with pytest.raises(PeerRefusedError, match="may not come back"):
-        begun.incarnations.name_of("worker-4", begins=True)
+        begun.incarnations.name_incarnation("worker-4", begins=True)
 
 
 # --- coming and going ------------------------------------------------------------------------------------------------
 
-EVEN = Balance([1.0] * 4, 0)
+EVEN = PaceMeter([1.0] * 4, 0)
 
 
 def test_between_two_steps_a_newcomer_is_announced_and_takes_part(begun):
-    begun.do(begun.failover.regroup(["worker-4"], 1, EVEN))
+    begun.do(begun.failover.regroup_parties(["worker-4"], 1, EVEN))
 
     (joined,) = begun.bodies("party_joined")
     assert joined == {"party": "worker-4", "address": "worker-4:1", "class": "not measured", "step": 1}
@@ -686,7 +686,7 @@ def test_between_two_steps_a_newcomer_is_announced_and_takes_part(begun):
 def test_a_party_that_leaves_hands_over_and_is_let_go_without_blame(begun):
     begun.roster.leaving.add("worker-1")
 
-    begun.do(begun.failover.regroup([], 1, EVEN))
+    begun.do(begun.failover.regroup_parties([], 1, EVEN))
 
     assert begun.kinds == ["stages_moved", "left"]
     assert begun.bodies("stages_moved") == [{"step": 1, "to": {"1": begun.holders[1]}, "pace_s": {}}]
@@ -694,14 +694,14 @@ def test_a_party_that_leaves_hands_over_and_is_let_go_without_blame(begun):
     assert [name for name, message in begun.told if isinstance(message, Shutdown)] == ["worker-1"]
     assert (begun.roster.alive, begun.roster.leaving) == (["worker-2", "worker-3"], set())
     assert (begun.endpoint.refused, begun.dismissed) == ([], [])
-    assert begun.incarnations.name_of("worker-1", begins=True)
+    assert begun.incarnations.name_incarnation("worker-1", begins=True)
 
 
 def test_a_party_that_still_has_a_copy_stays_until_it_is_handed_over(begun):
     begun.roster.leaving.add("worker-1")
-    begun.failover.placing.regrouped = lambda old, staying, balance: old
+    begun.failover.placement.assign_regrouped = lambda old, staying, balance: old
 
-    begun.do(begun.failover.regroup([], 1, EVEN))
+    begun.do(begun.failover.regroup_parties([], 1, EVEN))
 
     assert (begun.roster.leaving, begun.bodies("left")) == ({"worker-1"}, [])
 
@@ -710,7 +710,7 @@ def test_one_that_is_lost_while_it_hands_over_has_not_left(begun):
     begun.roster.leaving.add("worker-1")
     begun.mute = begun.hanging = {"worker-1"}
 
-    begun.do(begun.failover.regroup([], 1, EVEN))
+    begun.do(begun.failover.regroup_parties([], 1, EVEN))
 
     assert (begun.bodies("left"), [body["party"] for body in begun.bodies("lost")]) == ([], ["worker-1"])
     assert begun.roster.leaving == set()
@@ -719,7 +719,7 @@ def test_one_that_is_lost_while_it_hands_over_has_not_left(begun):
 def test_stages_move_where_a_party_has_less_room_than_it_was_given(begun):
     assert not begun.failover.is_unsound(1, EVEN)
 
-    begun.members.rooms = {"worker-1": {ALONE: 1}}
+    begun.members.memory_by_party = {"worker-1": {ALONE: 1}}
     # it says so too late: what it has been given is not known to be short until roles are given out
     assert not begun.failover.is_unsound(1, EVEN)
     begun.do(begun.failover.begin_again(1))
@@ -729,17 +729,17 @@ def test_stages_move_where_a_party_has_less_room_than_it_was_given(begun):
 
 
 def test_stages_move_away_from_a_slow_party_only_where_pace_is_measured(begun):
-    slow = Balance([1.0] * 4, 2)
-    slow.is_lopsided = lambda *about: True
+    slow = PaceMeter([1.0] * 4, 2)
+    slow.is_unbalanced = lambda *about: True
 
     assert begun.failover.is_unsound(2, slow)
     slow.every = 0
     assert not begun.failover.is_unsound(2, slow)
-    assert not begun.failover.is_unsound(2, Balance([1.0] * 4, 2))
+    assert not begun.failover.is_unsound(2, PaceMeter([1.0] * 4, 2))
 
 
 def test_stages_stay_where_no_other_party_has_more_room(begun):
-    begun.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
+    begun.members.memory_by_party = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
     begun.do(begun.failover.begin_again(1))
 
     assert begun.bodies("memory_short")

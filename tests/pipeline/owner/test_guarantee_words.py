@@ -2,11 +2,11 @@
 
 import pytest
 
-from phalanx.pipeline.owner.guarantees import GUARANTEES, in_words
+from phalanx.pipeline.owner.guarantees import GUARANTEES, describe_guarantees
 
 
 def test_stages_that_are_checked_alike_are_said_together():
-    said = in_words({0: "own", 1: "bit-equal", 2: "bit-equal", 3: "owner-shadowed"})
+    said = describe_guarantees({0: "own", 1: "bit-equal", 2: "bit-equal", 3: "owner-shadowed"})
 
     assert said == (
         "stage 0: served by the owner (own); stages 1, 2: compared bit for bit with a second copy (bit-equal); "
@@ -16,6 +16,6 @@ def test_stages_that_are_checked_alike_are_said_together():
 
 @pytest.mark.parametrize("name", GUARANTEES)
 def test_every_guarantee_has_words(name):
-    words = in_words({1: name})
+    words = describe_guarantees({1: name})
 
     assert words.endswith(f" ({name})") and len(words) > len(f"stage 1:  ({name})") + 8

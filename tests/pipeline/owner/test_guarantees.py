@@ -3,7 +3,7 @@
 import pytest
 from other_kernels import eager
 
-from phalanx.pipeline import GuardConfig, PipelineConfig, weaker
+from phalanx.pipeline import GuardConfig, PipelineConfig, weaker_guarantee
 from phalanx.pipeline.owner.guarantees import GUARANTEES
 from phalanx.testing import Actor, tiny_run
 
@@ -11,11 +11,11 @@ CHECKED = {"step_audit_rate": 1 / 32, "owner_audit_rate": 1 / 64}
 
 
 def told(company):
-    return [body["stages"] for body in company.bodies("guarantees")]
+    return [body["stages"] for body in company.event_bodies("guarantees")]
 
 
 def weakened(company):
-    return [(body["stage"], body["before"], body["now"]) for body in company.bodies("guarantee_weaker")]
+    return [(body["stage"], body["before"], body["now"]) for body in company.event_bodies("guarantee_weaker")]
 
 
 @pytest.mark.parametrize(
@@ -32,20 +32,20 @@ def test_each_guard_has_its_name(make_company, guard, expected):
     company = make_company(tiny_run(guard=GuardConfig(**guard)))
 
     assert told(company) == [{"0": "own", "1": expected, "2": expected, "3": "own"}]
-    assert company.engine.guarantees == {0: "own", 1: expected, 2: expected, 3: "own"}
+    assert company.engine.stage_guarantees == {0: "own", 1: expected, 2: expected, 3: "own"}
 
 
 def test_a_shadow_that_the_owner_is_has_a_name_of_its_own(make_company):
     company = make_company(tiny_run(3, guard=GuardConfig(**CHECKED)))
 
-    assert company.engine.guarantees[1] == "owner-shadowed"
+    assert company.engine.stage_guarantees[1] == "owner-shadowed"
 
 
 def test_losing_the_last_other_worker_is_told(make_company):
     company = make_company(tiny_run(guard=GuardConfig(**CHECKED)))
     company.run(1)
 
-    company.kill("worker-2")
+    company.kill_worker("worker-2")
     while not company.lost:
         company.run(1)
 
@@ -62,9 +62,9 @@ def test_shadow_and_stage_are_of_one_class_where_there_are_two_of_it(make_compan
 
     classes = company.engine._facts.classes
     pairs = [
-        (holder, company.engine.shadows[stage])
-        for stage, holder in company.engine.holders.items()
-        if stage in company.engine.shadows
+        (holder, company.engine.stage_shadows[stage])
+        for stage, holder in company.engine.stage_holders.items()
+        if stage in company.engine.stage_shadows
     ]
     assert len(pairs) == 4
     assert all(classes[holder] == classes[shadow] for holder, shadow in pairs)
@@ -75,5 +75,5 @@ def test_shadow_and_stage_are_of_one_class_where_there_are_two_of_it(make_compan
 def test_the_weaker_of_two_is_the_later_one(place):
     strong, weak = list(GUARANTEES)[place : place + 2]
 
-    assert weaker(strong, weak) == weaker(weak, strong) == weak
-    assert weaker(weak, "of another release") == "of another release"
+    assert weaker_guarantee(strong, weak) == weaker_guarantee(weak, strong) == weak
+    assert weaker_guarantee(weak, "of another release") == "of another release"

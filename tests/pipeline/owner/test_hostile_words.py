@@ -15,7 +15,7 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
 )
 from phalanx.security.crypto import digest_hex
-from phalanx.testing import Actor, OutgoingMessage, only, tampering, tiny_run
+from phalanx.testing import Actor, OutgoingMessage, rewrite_only, tampering, tiny_run
 
 NONSENSE = [
     PassedOnHeader(header="no JSON", signature="zz"),
@@ -47,7 +47,7 @@ SOME_NONSENSE = [*NONSENSE[:2], *(pytest.param(one, marks=pytest.mark.slow) for 
 
 @pytest.mark.parametrize("signed", [*NONSENSE[:3], *SOME_NONSENSE[3:5], NONSENSE[5]], ids=IDS)
 def test_an_auditor_that_shows_nonsense_as_its_input_is_named(make_company, honest_digest, signed):
-    show = only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"inputs": (signed,)})])
+    show = rewrite_only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"inputs": (signed,)})])
 
     verdict = ends_well(make_company, honest_digest, {2: Actor(rewrite=show)}, "worker-2")
 
@@ -56,7 +56,9 @@ def test_an_auditor_that_shows_nonsense_as_its_input_is_named(make_company, hone
 
 @pytest.mark.parametrize("signed", SOME_NONSENSE, ids=IDS)
 def test_a_stage_that_commits_to_nonsense_is_named(make_company, honest_digest, signed):
-    show = only(Commit, lambda outgoing, commit: [outgoing.with_fields({"received": (signed, *commit.received[1:])})])
+    show = rewrite_only(
+        Commit, lambda outgoing, commit: [outgoing.with_fields({"received": (signed, *commit.received[1:])})]
+    )
     run = tiny_run(pipeline=PipelineConfig(stages=4, step_timeout_s=4.0))
 
     verdict = ends_well(make_company, honest_digest, {1: Actor(rewrite=show)}, "worker-1", run)
@@ -66,7 +68,9 @@ def test_a_stage_that_commits_to_nonsense_is_named(make_company, honest_digest, 
 
 @pytest.mark.parametrize("signed", SOME_NONSENSE, ids=IDS)
 def test_a_shadow_that_shows_nonsense_as_parts_is_named(make_company, honest_digest, signed):
-    show = only(GradientHeld, lambda outgoing, held: [outgoing.with_fields({"gradient": "1" * 64, "parts": (signed,)})])
+    show = rewrite_only(
+        GradientHeld, lambda outgoing, held: [outgoing.with_fields({"gradient": "1" * 64, "parts": (signed,)})]
+    )
 
     verdict = ends_well(make_company, honest_digest, {2: Actor(rewrite=show)}, "worker-2")
 
@@ -91,8 +95,8 @@ def test_an_accuser_whose_claim_is_no_tensor_is_replaced_and_the_stage_stays(
 
     # across classes bytes decide, and it withholds those of its own claim
     assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-2"])
-    assert {body["offence"] for body in company.bodies("verdict_refused")} == {"transfer"}
-    assert "worker-1" in company.engine.holders.values()
+    assert {body["offence"] for body in company.event_bodies("verdict_refused")} == {"transfer"}
+    assert "worker-1" in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(mixed_run(), 2)
 
 
@@ -117,7 +121,7 @@ def test_an_auditor_that_did_not_do_all_its_work_does_not_pass(make_company, hon
         kept = {direction: digest for direction, digest in report.digests.items() if direction in digests}
         return [outgoing.with_fields({"digests": kept})]
 
-    verdict = ends_well(make_company, honest_digest, {2: Actor(rewrite=only(AuditReport, skip))}, "worker-2")
+    verdict = ends_well(make_company, honest_digest, {2: Actor(rewrite=rewrite_only(AuditReport, skip))}, "worker-2")
 
     assert (verdict.offence, verdict.party) == ("forgery", "worker-2")
 
@@ -130,7 +134,7 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
     def hide(outgoing, fetched):
         return [] if outgoing.receiver == "owner" and fetched.source == 0 else [outgoing]
 
-    company = make_company(tiny_run(), {1: Actor(tampering(nan), only(FetchReply, hide))})
+    company = make_company(tiny_run(), {1: Actor(tampering(nan), rewrite_only(FetchReply, hide))})
     company.engine._context.requests.timeout_s = 1.0
 
     company.run(2)
@@ -141,14 +145,14 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
 
 def test_a_liar_that_answers_nobody_is_named_by_what_others_have(make_company, honest_digest):
     lie = tampering(lambda direction, step, microbatch, tensor: -tensor if direction == "forward" else tensor)
-    company = make_company(tiny_run(), {1: Actor(lie, only(FetchReply, lambda outgoing, fetched: []))})
+    company = make_company(tiny_run(), {1: Actor(lie, rewrite_only(FetchReply, lambda outgoing, fetched: []))})
     company.engine._context.requests.timeout_s = 1.0
-    started = company.clock.now()
+    started = company.clock.awake_seconds()
 
     company.run(1)
 
     assert company.evicted == ["worker-1"]
-    assert company.clock.now() - started < 20
+    assert company.clock.awake_seconds() - started < 20
     assert company.weights_digest() == honest_digest(tiny_run(), 1)
 
 
@@ -157,7 +161,7 @@ def test_a_stage_number_of_thousands_of_digits_convicts_who_signed_it(make_compa
         state = next(iter(applied.states.values()))
         return [outgoing, outgoing.with_fields({"states": {"9" * 5000: state}})]
 
-    company = make_company(tiny_run(), {1: Actor(rewrite=only(UpdateReport, add))})
+    company = make_company(tiny_run(), {1: Actor(rewrite=rewrite_only(UpdateReport, add))})
 
     company.run(2)
 
@@ -173,7 +177,7 @@ def test_a_message_of_the_next_step_that_turns_out_wrong_ends_nobody(make_compan
         stray = Bulk(epoch=0, step=commit.step + 1, purpose="gradient", stage=33, offset=0, total=4)
         return [OutgoingMessage("worker-2", stray, b"1234"), outgoing]
 
-    company = make_company(tiny_run(), {1: Actor(rewrite=only(Commit, early))})
+    company = make_company(tiny_run(), {1: Actor(rewrite=rewrite_only(Commit, early))})
 
     company.run(3)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import tiny_run
 
@@ -12,12 +12,12 @@ STEPS = 13
 
 def audited_at(company, *places):
     """Let the coin fall on these (stage, step) and no others."""
-    company.draw.whole_step = lambda **place: (place["stage"], place["step"]) in places
+    company.draw.draws_whole_step = lambda **place: (place["stage"], place["step"]) in places
     return company
 
 
 def went_back(company):
-    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
+    return [(body["to"], body["step"]) for body in company.event_bodies("rolled_back")]
 
 
 def places_of_a_conviction():
@@ -32,7 +32,7 @@ def test_a_conviction_takes_the_run_back_to_a_state_of_before_what_nobody_recomp
     make_company, honest_digest, lag, found, audited
 ):
     run = tiny_run(guard=GuardConfig(keep_states=4, commit_lag=lag, **NO_COIN))
-    liar = actor(AttackConfig(kind="gradient_sign", from_step=audited + 1), "worker-1")
+    liar = make_actor(AttackConfig(kind="gradient_sign", from_step=audited + 1), "worker-1")
     company = audited_at(make_company(run, {1: liar}), (1, found), *((1, step) for step in range(audited + 1)))
     # where all was recomputed, no more is undone than what lags
     to = (audited + 1) // 4 * 4 if audited + 1 < found else found
@@ -43,7 +43,7 @@ def test_a_conviction_takes_the_run_back_to_a_state_of_before_what_nobody_recomp
     # with a lag the step is known to be wrong when the next one is under way
     assert went_back(company) in ([(to, found)], [(to, found + lag)], [] if to == found else None)
     assert sum(result.guard.steps_redone for result in results) in (found - to, found + lag - to)
-    assert company.checks.doubts() == []
+    assert company.checks.list_doubts() == []
     assert company.weights_digest() == honest_digest(run, found + 3)
 
 
@@ -51,7 +51,7 @@ def test_a_conviction_takes_the_run_back_to_a_state_of_before_what_nobody_recomp
 def test_two_liars_in_turn_leave_no_trace(make_company, honest_digest):
     pipeline = PipelineConfig(stages=5, spares=1, step_timeout_s=30.0)
     run = tiny_run(guard=GuardConfig(keep_states=5, **NO_COIN), pipeline=pipeline)
-    liars = {n: actor(AttackConfig(kind="gradient_sign", from_step=n, stages=(n,)), f"worker-{n}") for n in (1, 3)}
+    liars = {n: make_actor(AttackConfig(kind="gradient_sign", from_step=n, stages=(n,)), f"worker-{n}") for n in (1, 3)}
     company = audited_at(make_company(run, liars), (1, 7), (3, 8))
 
     company.run(STEPS)

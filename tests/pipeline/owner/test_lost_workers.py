@@ -5,11 +5,11 @@ import re
 import pytest
 
 from phalanx.errors import NoHolderError, PeerLostError
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.messages import AuditReport, Commit, GradientHeld, UpdateReport
-from phalanx.testing import Actor, WorkerCrash, crash_at, only, tiny_run
+from phalanx.testing import Actor, WorkerCrash, crash_at, rewrite_only, tiny_run
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_worker_that_dies_at_any_moment_is_replaced_and_no_bit_is_lost(
     assert company.lost == [f"worker-{stage}"]
     assert (company.verdicts, company.evicted) == ([], [])
     assert results[step].guard.attempts == 2
-    assert f"worker-{stage}" not in company.engine.holders.values()
+    assert f"worker-{stage}" not in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 
 
@@ -41,7 +41,7 @@ def test_the_only_worker_dies_and_the_owner_goes_on_alone(make_company, honest_d
     company.run(3)
 
     assert company.lost == ["worker-1"]
-    assert set(company.engine.holders.values()) == {"owner"}
+    assert set(company.engine.stage_holders.values()) == {"owner"}
     assert company.weights_digest() == honest_digest(tiny_run(3), 3)
 
 
@@ -87,7 +87,7 @@ def test_a_spare_that_dies_is_replaced_as_shadow(make_company, honest_digest):
 def test_a_worker_killed_between_two_steps_is_replaced(make_company, honest_digest):
     company = make_company()
     company.run(1)
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
 
     company.run(2)
 
@@ -98,14 +98,14 @@ def test_a_worker_killed_between_two_steps_is_replaced(make_company, honest_dige
 def test_a_worker_killed_before_the_weights_are_collected_is_replaced(make_company, honest_digest):
     company = make_company()
     company.run(2)
-    company.kill("worker-2")
+    company.kill_worker("worker-2")
 
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
 
 def test_a_crash_and_a_lie_in_the_same_step_are_told_apart(make_company, honest_digest):
     run = tiny_run(5)
-    liar = actor(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-3")
+    liar = make_actor(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-3")
     company = make_company(run, {1: Actor(crash_at(1)), 3: liar})
 
     company.run(3)
@@ -127,7 +127,7 @@ def test_a_worker_that_dies_before_it_joins_is_named(make_company):
         raise WorkerCrash
 
     with pytest.raises(PeerLostError, match="worker-1 ended before it joined"):
-        make_company(tiny_run(), {1: Actor(rewrite=only(Hello, die))})
+        make_company(tiny_run(), {1: Actor(rewrite=rewrite_only(Hello, die))})
 
 
 @pytest.mark.parametrize(
@@ -143,12 +143,12 @@ def test_a_step_whose_time_is_up_replaces_the_party_that_owes_most(make_company,
     run = tiny_run(
         guard=GuardConfig(audit_rate=0.25, step_audit_rate=0.0), pipeline=PipelineConfig(stages=4, step_timeout_s=2.0)
     )
-    company = make_company(run, {1: Actor(rewrite=only(kind, lambda outgoing, message: []))})
+    company = make_company(run, {1: Actor(rewrite=rewrite_only(kind, lambda outgoing, message: []))})
 
     company.run(2)
 
     assert (company.lost, company.verdicts) == (["worker-1"], [])
-    (body,) = company.bodies("replaced")
+    (body,) = company.event_bodies("replaced")
     assert body["cause"] == "late"
     assert re.search(f"did not end within 2 s; still waiting for .*{missing}", str(body["reason"]))
     assert company.weights_digest() == honest_digest(run, 2)
@@ -156,7 +156,7 @@ def test_a_step_whose_time_is_up_replaces_the_party_that_owes_most(make_company,
 
 def test_without_a_guard_a_step_that_cannot_end_says_what_is_missing(make_company):
     run = tiny_run(guard=GuardConfig(mode="off"), pipeline=PipelineConfig(stages=4, step_timeout_s=2.0))
-    company = make_company(run, {1: Actor(rewrite=only(Commit, lambda outgoing, message: []))})
+    company = make_company(run, {1: Actor(rewrite=rewrite_only(Commit, lambda outgoing, message: []))})
 
     with pytest.raises(PeerLostError, match=r"did not end within 2 s; still waiting for commitments of stages \[1\]"):
         company.run(2)

@@ -8,9 +8,9 @@ import pytest
 from hand_made import run_task
 
 import phalanx
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig
-from phalanx.pipeline.protocol.needs import OwnMail, Turn, task
+from phalanx.pipeline.protocol.needs import LoopTurn, OwnMail, owner_task
 from phalanx.testing import tiny_run
 
 SOURCE = Path(phalanx.__file__).parent
@@ -42,18 +42,21 @@ class Watch:
         if event != "call" or not frame.f_code.co_filename.startswith(str(SOURCE)):
             return
         name = frame.f_code.co_qualname
-        if name in ("EventLoop.turn", "ClaimRecorder.handle"):
+        if name in ("EventLoop.run_turn", "ClaimRecorder.record_message"):
             stack = stack_of(frame)
-            self.handled += name == "ClaimRecorder.handle"
+            self.handled += name == "ClaimRecorder.record_message"
             above = stack[:-1]
-            if any(file.startswith("pipeline/verify/") or "Coordinator.advance" in called for file, called in above):
+            if any(
+                file.startswith("pipeline/verify/") or "Coordinator.draw_conclusions" in called
+                for file, called in above
+            ):
                 self.handled_in_a_judge.append(stack)
         path = frame.f_code.co_filename.removeprefix(f"{SOURCE}/")
         # what tensors and signatures take below a judge is no part of how deep it stands
         if path.startswith(DECIDING) and not name.endswith(">"):
             stack = [step for step in stack_of(frame) if not step[1].endswith(">")]
             # nor is what the recording of a message takes: no judge waits above it on the stack
-            records = any("ClaimRecorder.handle" in called for _, called in stack[:-1])
+            records = any("ClaimRecorder.record_message" in called for _, called in stack[:-1])
             if len(stack) > len(self.deepest) and not records:
                 self.deepest = stack
 
@@ -61,7 +64,7 @@ class Watch:
 @pytest.mark.parametrize("kind", ["sign_flip", pytest.param("gradient_scale", marks=pytest.mark.slow)])
 def test_while_a_verdict_is_found_the_stack_is_flat_and_no_message_is_handled_in_a_judge(make_company, kind):
     guard = GuardConfig(step_audit_rate=1.0, owner_audit_rate=1.0)
-    liar = actor(AttackConfig(kind=kind, stages=(2,), from_step=0), "worker-2")
+    liar = make_actor(AttackConfig(kind=kind, stages=(2,), from_step=0), "worker-2")
     company = make_company(tiny_run(guard=guard), {2: liar})
     watch = Watch()
 
@@ -111,36 +114,36 @@ def test_a_loop_does_not_run_inside_itself(make_company):
     company = make_company(tiny_run())
     loop = company.engine._loop
 
-    @task
+    @owner_task
     async def nested():
-        loop.run(waiting())
+        loop.run_task(waiting())
 
-    @task
+    @owner_task
     async def waiting():
-        await Turn()
+        await LoopTurn()
 
     with pytest.raises(RuntimeError, match="from inside itself"):
-        loop.run(nested())
+        loop.run_task(nested())
 
-    assert loop.run(waiting()) is None
+    assert loop.run_task(waiting()) is None
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
 
-@task
+@owner_task
 async def doubled(number):
     await OwnMail()
     return 2 * number
 
 
-@task
+@owner_task
 async def failing():
     await OwnMail()
     raise LookupError("nothing there")
 
 
-@task
+@owner_task
 async def asking(log):
     try:
         return await doubled(4)
@@ -157,7 +160,7 @@ def test_a_task_is_worth_what_the_one_that_it_awaits_returns():
 
 
 def test_what_a_task_raises_reaches_the_one_that_awaits_it():
-    @task
+    @owner_task
     async def catching():
         try:
             await failing()
@@ -182,7 +185,7 @@ def test_what_a_need_comes_to_grief_over_is_raised_where_it_was_awaited():
 
 
 def test_tasks_that_await_each_other_do_not_deepen_the_stack():
-    @task
+    @owner_task
     async def deep(levels):
         return 0 if levels == 0 else 1 + await deep(levels - 1)
 

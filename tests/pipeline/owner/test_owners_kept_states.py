@@ -40,20 +40,20 @@ class Kept:
         self.truth = {stage: owner.library(stage) for stage in (1, 2)}
         self.lies, self.silent = set(), set()
         self.kept = KeptStates(self.facts, owner, directory)
-        self.kept.begin(0, {stage: copy.digest() for stage, copy in self.truth.items()})
+        self.kept.begin_keeping(0, {stage: copy.compute_digest() for stage, copy in self.truth.items()})
 
     def take(self, step, oldest=0):
         self.facts.ledger.step = step
         self.facts.ledger.agreed = {
-            stage: copy.digest().model_copy(update={"step": step}) for stage, copy in self.truth.items()
+            stage: copy.compute_digest().model_copy(update={"step": step}) for stage, copy in self.truth.items()
         }
-        return run_task(self.kept.take(step, oldest), self.answer)
+        return run_task(self.kept.keep_state(step, oldest), self.answer)
 
     def answer(self, need):
         self.asked.append((need.party, need.request.stage))
         if need.party in self.silent:
             return None
-        state = self.truth[need.request.stage].optimizer.state()
+        state = self.truth[need.request.stage].optimizer.state_tensors()
         wrong = {name: tensor + 1 for name, tensor in state.items()}
         return (wrong if need.party in self.lies else dict(state)), need.request.step
 
@@ -67,9 +67,11 @@ def test_a_kept_state_is_what_holder_and_shadow_have_signed(kept):
     assert kept.take(4) is None
 
     assert kept.asked == [(HOLDER, 1), (SHADOW, 2)]
-    copy = kept.kept.library(4)(STAGE)
-    assert copy.step == 4
-    assert all(torch.equal(tensor, kept.truth[STAGE].state()[name]) for name, tensor in copy.state().items())
+    copy = kept.kept.point_library(4)(STAGE)
+    assert copy.step_count == 4
+    assert all(
+        torch.equal(tensor, kept.truth[STAGE].state_tensors()[name]) for name, tensor in copy.state_tensors().items()
+    )
 
 
 @pytest.mark.parametrize("fault", ["lies", "silent"])
@@ -97,7 +99,7 @@ def test_the_disk_has_no_plain_number_and_no_name(kept, tmp_path):
     assert list(tmp_path.iterdir()) == []
     (file,) = [kept.kept._points[4].files[STAGE]]
     file.seek(0)
-    weight = next(iter(kept.truth[STAGE].trained().values()))
+    weight = next(iter(kept.truth[STAGE].trained_tensors().values()))
     assert weight.detach().numpy().tobytes()[:64] not in file.read()
     gone = file.fileno()
     del file, kept.kept
@@ -116,7 +118,7 @@ def test_a_disk_that_refuses_ends_no_run_and_is_said(kept, tmp_path, monkeypatch
     assert 4 not in kept.kept
     ((kind, body),) = kept.world.events
     assert (kind, body["step"], "No space left" in body["reason"]) == ("state_not_kept", 4, True)
-    assert kept.kept.before(7, 0) == 0
+    assert kept.kept.point_before(7, 0) == 0
 
 
 def test_of_many_points_few_stay_and_the_way_back_is_at_most_three_times_as_long_and_one_point(kept):
@@ -125,7 +127,7 @@ def test_of_many_points_few_stay_and_the_way_back_is_at_most_three_times_as_long
         kept.take(4 * number)
         assert len(points) <= 2 + number.bit_length()
         for step in range(0, 4 * number):
-            age, back = 4 * number - step, 4 * number - kept.kept.before(step, 0)
+            age, back = 4 * number - step, 4 * number - kept.kept.point_before(step, 0)
             assert age <= back <= 3 * age + 4, (number, step)
 
 
@@ -134,7 +136,7 @@ def test_points_without_a_batch_that_is_remembered_are_let_go(kept):
         kept.take(step, oldest=step - 5)
 
     assert sorted(kept.kept._points) == [8, 12]
-    assert kept.kept.before(3, 8) == 8
+    assert kept.kept.point_before(3, 8) == 8
 
 
 def test_who_goes_on_from_a_checkpoint_needs_it_no_more(make_company, honest_digest):
@@ -142,7 +144,7 @@ def test_who_goes_on_from_a_checkpoint_needs_it_no_more(make_company, honest_dig
     run = tiny_run(pipeline=pipeline, guard=GuardConfig(keep_states=100, **NO_COIN))
     company = make_company(run)
     company.run(3)
-    company.save()
+    company.save_step()
     assert company.fall_back() == 3
     shutil.rmtree(company.run_dir / "checkpoints")
     company.run(2)
@@ -150,5 +152,5 @@ def test_who_goes_on_from_a_checkpoint_needs_it_no_more(make_company, honest_dig
     company.engine._roster.suspect("worker-1", "it withheld what it had committed to", "withheld")
     company.run(1)
 
-    assert [(body["to"], body["step"]) for body in company.bodies("rolled_back")] == [(3, 5)]
+    assert [(body["to"], body["step"]) for body in company.event_bodies("rolled_back")] == [(3, 5)]
     assert company.weights_digest() == honest_digest(run, 6)

@@ -4,7 +4,7 @@ import pytest
 from hand_made import OWNER, make_world
 
 from phalanx.errors import ConfigError, NoHolderError
-from phalanx.pipeline.assignment.rebalance import Balance
+from phalanx.pipeline.assignment.rebalance import PaceMeter
 from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.owner.placement import Placement
@@ -16,7 +16,7 @@ WORKERS = ["worker-1", "worker-2", "worker-3"]
 def make_placement(model_cache, rooms=None, classes=None, **guard):
     plan = make_world(model_cache, **guard).plan
     members = Members(WORKERS, Admission(plan), addresses={}, certificates={})
-    members.rooms = {name: {ALONE: size} for name, size in (rooms or {}).items()}
+    members.memory_by_party = {name: {ALONE: size} for name, size in (rooms or {}).items()}
     members.admission.classes = dict.fromkeys((OWNER, *WORKERS), OWNER) | (classes or {})
     return Placement(plan, members)
 
@@ -27,7 +27,7 @@ def placement(model_cache):
 
 
 def test_middle_stages_go_to_workers_in_order_and_a_spare_shadows_first(placement):
-    found = placement.first(WORKERS, may_exceed=False)
+    found = placement.assign_first(WORKERS, may_exceed=False)
 
     assert found.holders == {0: OWNER, 1: "worker-1", 2: "worker-2", 3: OWNER}
     assert found.shadows[1] == "worker-3"
@@ -37,7 +37,7 @@ def test_middle_stages_go_to_workers_in_order_and_a_spare_shadows_first(placemen
 def test_a_shadow_is_of_its_stages_class_where_a_worker_of_it_is_there(model_cache):
     placement = make_placement(model_cache, classes={"worker-1": "b", "worker-2": "b", "worker-3": "c"})
 
-    found = placement.first(WORKERS, may_exceed=False)
+    found = placement.assign_first(WORKERS, may_exceed=False)
 
     assert found.shadows == {1: "worker-2", 2: "worker-1"}
 
@@ -45,7 +45,10 @@ def test_a_shadow_is_of_its_stages_class_where_a_worker_of_it_is_there(model_cac
 def test_a_stage_of_a_class_of_its_own_keeps_the_shadow_that_it_would_have_had(model_cache, placement):
     alone = make_placement(model_cache, classes={"worker-1": "b"})
 
-    assert alone.first(WORKERS, may_exceed=False).shadows[1] == placement.first(WORKERS, may_exceed=False).shadows[1]
+    assert (
+        alone.assign_first(WORKERS, may_exceed=False).shadows[1]
+        == placement.assign_first(WORKERS, may_exceed=False).shadows[1]
+    )
 
 
 def test_a_run_does_not_begin_with_more_than_there_is_room_for_and_goes_on_with_it(model_cache):
@@ -53,25 +56,25 @@ def test_a_run_does_not_begin_with_more_than_there_is_room_for_and_goes_on_with_
     placement = make_placement(model_cache, rooms=nothing)
 
     with pytest.raises(ConfigError, match="memory"):
-        placement.first(WORKERS, may_exceed=False)
-    found = placement.first(WORKERS, may_exceed=True)
+        placement.assign_first(WORKERS, may_exceed=False)
+    found = placement.assign_first(WORKERS, may_exceed=True)
     assert found.holders.keys() == {0, 1, 2, 3}
-    assert placement.shortages(found)
+    assert placement.list_shortages(found)
 
 
 def test_a_worker_without_room_gets_no_stage_where_others_have_some(model_cache):
     placement = make_placement(model_cache, rooms={"worker-1": 1})
 
-    found = placement.first(WORKERS, may_exceed=False)
+    found = placement.assign_first(WORKERS, may_exceed=False)
 
     assert found.copies_of("worker-1") == ()
-    assert placement.shortages(found) == []
+    assert placement.list_shortages(found) == []
 
 
 def test_the_shadow_takes_over_and_another_one_shadows(placement):
-    old = placement.first(WORKERS, may_exceed=False)
+    old = placement.assign_first(WORKERS, may_exceed=False)
 
-    new = placement.without(old, "worker-1", ["worker-2", "worker-3"])
+    new = placement.assign_without(old, "worker-1", ["worker-2", "worker-3"])
 
     assert new.holders[1] == old.shadows[1]
     assert "worker-1" not in {*new.holders.values(), *new.shadows.values()}
@@ -80,28 +83,28 @@ def test_the_shadow_takes_over_and_another_one_shadows(placement):
 
 def test_without_a_guard_nobody_shadows_and_a_loss_leaves_no_holder(model_cache):
     placement = make_placement(model_cache, mode="off")
-    old = placement.first(WORKERS, may_exceed=False)
+    old = placement.assign_first(WORKERS, may_exceed=False)
     assert old.shadows == {}
 
     with pytest.raises(NoHolderError):
-        placement.without(old, "worker-1", ["worker-2", "worker-3"])
+        placement.assign_without(old, "worker-1", ["worker-2", "worker-3"])
 
 
 @pytest.mark.parametrize("rooms", [{}, {"worker-1": 1}], ids=["room", "none"])
 def test_stages_move_away_from_a_worker_that_has_more_than_it_has_room_for(model_cache, placement, rooms):
-    old = placement.first(WORKERS, may_exceed=False)
-    tight, balance = make_placement(model_cache, rooms=rooms), Balance([1.0] * 4, 0)
+    old = placement.assign_first(WORKERS, may_exceed=False)
+    tight, balance = make_placement(model_cache, rooms=rooms), PaceMeter([1.0] * 4, 0)
     assert not tight.is_crowded(old, WORKERS, balance)
 
-    assert bool(tight.shortages(old)) is bool(rooms)
+    assert bool(tight.list_shortages(old)) is bool(rooms)
     assert tight.is_crowded(old, WORKERS, balance) is bool(rooms)
     if rooms:
-        assert tight.regrouped(old, WORKERS, balance).copies_of("worker-1") == ()
+        assert tight.assign_regrouped(old, WORKERS, balance).copies_of("worker-1") == ()
 
 
 def test_where_nobody_has_room_nothing_is_gained_by_moving(model_cache, placement):
-    old = placement.first(WORKERS, may_exceed=False)
+    old = placement.assign_first(WORKERS, may_exceed=False)
     tight = make_placement(model_cache, rooms=dict.fromkeys((OWNER, *WORKERS), 1))
 
-    assert tight.shortages(old)
-    assert not tight.is_crowded(old, WORKERS, Balance([1.0] * 4, 0))
+    assert tight.list_shortages(old)
+    assert not tight.is_crowded(old, WORKERS, PaceMeter([1.0] * 4, 0))

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import UpdateReport
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, rewrite_only, tampering, tiny_run
 
 STEPS = 8
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
@@ -24,12 +24,12 @@ def made_up_from(first):
 
 def audit_whole(company, *places):
     """Let the coin fall on these (stage, step) and no others."""
-    company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) in places
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: (stage, step) in places
     return company
 
 
 def went_back(company):
-    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
+    return [(body["to"], body["step"]) for body in company.event_bodies("rolled_back")]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_lies_about_single_messages_that_slipped_through_are_undone_as_well(make
 
     company = make_company(run, {2: Actor(tampering(tamper))})
     # at q = 1/4 a lie about one of four microbatches passes until its luck ends; here it ends in step 5
-    company.draw.microbatches = lambda **place: (1,) if place["step"] == 5 else (0,)
+    company.draw.draw_microbatches = lambda **place: (1,) if place["step"] == 5 else (0,)
 
     company.run(STEPS)
 
@@ -109,7 +109,7 @@ def test_a_wrong_state_is_convicted_where_states_are_kept_too(make_company, hone
         state = applied.states["1"].model_copy(update={"weights": "0" * 64})
         return [outgoing.with_fields({"states": {**applied.states, "1": state}})] if state.step == 3 else [outgoing]
 
-    company = make_company(run, {1: Actor(rewrite=only(UpdateReport, falsify))})
+    company = make_company(run, {1: Actor(rewrite=rewrite_only(UpdateReport, falsify))})
 
     company.run(6)
 

@@ -26,11 +26,11 @@ class Points:
     def __contains__(self, step):
         return step in self.steps
 
-    def before(self, step, oldest):
+    def point_before(self, step, oldest):
         usable = [kept for kept in self.steps if kept >= oldest]
         return max((kept for kept in usable if kept <= step), default=min(usable, default=None))
 
-    def digests(self, step):
+    def point_digests(self, step):
         return {1: self._state(step)}
 
     def forget_after(self, step):
@@ -55,7 +55,7 @@ class Run:
             self.facts.ledger = StepLedger(step, 0, agreed={1: self.state(step)})
             if step in vouched:
                 self.facts.ledger.awaited_step_audits.add((1, SHADOW))
-            self.rollback.remember(PastStep(self.facts.ledger, PRESENT, INPUTS))
+            self.rollback.remember_step(PastStep(self.facts.ledger, PRESENT, INPUTS))
         self.facts.previous, self.facts.ledger = self.facts.ledger, StepLedger(begin + steps, 0)
 
     def state(self, step):
@@ -63,8 +63,8 @@ class Run:
 
     def first_bad(self, gone=HOLDER, refuted=None):
         offence, step = ("message", None) if refuted is None else ("state", refuted + 1)
-        verdict = self.facts.judgement(offence, gone, 1, "made up", step=step).verdict
-        return self.rollback.way_back(gone, verdict)
+        verdict = self.facts.make_judgement(offence, gone, 1, "made up", step=step).verdict
+        return self.rollback.find_way_back(gone, verdict)
 
     def serve(self, assignment, steps):
         """Go on with other roles, from the present step."""
@@ -74,7 +74,7 @@ class Run:
         for step in range(begin, begin + steps):
             self.kept.take(step)
             self.facts.ledger = StepLedger(step, 0, agreed={1: self.state(step)})
-            self.rollback.remember(PastStep(self.facts.ledger, assignment, INPUTS))
+            self.rollback.remember_step(PastStep(self.facts.ledger, assignment, INPUTS))
         self.facts.previous, self.facts.ledger = self.facts.ledger, StepLedger(begin + steps, 0)
 
 
@@ -87,7 +87,7 @@ def test_a_step_that_was_applied_before_its_audits_is_undone(model_cache, audite
     run = Run(model_cache, commit_lag=1)
     run.facts.previous.audits_drawn = audited
 
-    assert (run.rollback.unverified, run.first_bad()) == (back, back)
+    assert (run.rollback.unverified_step, run.first_bad()) == (back, back)
 
 
 # --- kept states -----------------------------------------------------------------------------------------------------
@@ -104,8 +104,8 @@ def test_where_batches_are_small_every_step_of_the_session_is_remembered(model_c
     run = Run(model_cache, steps=23, keep_states=4, past_bytes=2**20)
 
     assert run.first_bad() == 0
-    run.rollback.undo(0, 23)
-    assert sorted(run.rollback.undone) == list(range(23))
+    run.rollback.undo_steps(0, 23)
+    assert sorted(run.rollback.undone_batches) == list(range(23))
 
 
 @pytest.mark.parametrize(("steps", "back"), [(3, 2), (9, 4), (12, 8)])
@@ -162,10 +162,10 @@ def test_who_came_late_takes_back_no_more_than_since_then(model_cache):
 def test_every_party_begins_with_the_owners_state_after_it(model_cache):
     run = Run(model_cache, steps=6, keep_states=4)
 
-    run.rollback.undo(4, 6)
+    run.rollback.undo_steps(4, 6)
 
-    assert run.rollback.restored == 4
-    assert run.rollback.old_enough(PRESENT, 4) is None
+    assert run.rollback.restored_step == 4
+    assert run.rollback.without_young_shadows(PRESENT, 4) is None
     assert run.facts.ledger.agreed == {1: run.state(4)}
 
 
@@ -173,8 +173,8 @@ def test_a_step_that_lags_is_undone_with_what_the_copies_have(model_cache):
     run = Run(model_cache, steps=6, keep_states=4, commit_lag=1, vouched=range(6))
 
     assert run.first_bad(gone="worker-9") == 5
-    run.rollback.undo(5, 6)
-    assert run.rollback.restored is None
+    run.rollback.undo_steps(5, 6)
+    assert run.rollback.restored_step is None
 
 
 # --- undoing ---------------------------------------------------------------------------------------------------------
@@ -183,23 +183,23 @@ def test_a_step_that_lags_is_undone_with_what_the_copies_have(model_cache):
 def test_what_is_undone_is_remembered_to_be_done_again_and_the_state_before_it_is_agreed_on(model_cache):
     run = Run(model_cache, keep_states=4)
 
-    run.rollback.undo(5, 8)
+    run.rollback.undo_steps(5, 8)
 
-    assert sorted(run.rollback.undone) == [5, 6, 7]
+    assert sorted(run.rollback.undone_batches) == [5, 6, 7]
     assert run.facts.ledger.agreed == {1: run.state(5)}
     assert run.facts.previous.step == 4
     assert run.world.events == [("rolled_back", {"step": 8, "to": 5})]
-    run.rollback.undo(4, 5)
-    assert sorted(run.rollback.undone) == [4, 5, 6, 7]
+    run.rollback.undo_steps(4, 5)
+    assert sorted(run.rollback.undone_batches) == [4, 5, 6, 7]
 
 
 def test_a_state_that_is_not_remembered_is_not_agreed_on(model_cache):
     run = Run(model_cache)
 
-    run.rollback.undo(3, 8)
+    run.rollback.undo_steps(3, 8)
 
     assert (run.facts.ledger.agreed, run.facts.previous) == ({}, None)
-    assert sorted(run.rollback.undone) == [7]
+    assert sorted(run.rollback.undone_batches) == [7]
 
 
 def test_of_steps_between_kept_states_headers_are_let_go(model_cache):
@@ -207,11 +207,11 @@ def test_of_steps_between_kept_states_headers_are_let_go(model_cache):
     ledger = StepLedger(8, 0, agreed={1: run.state(8)})
     ledger.messages, ledger.reports = dict(run.world.facts.ledger.messages), {}
     ledger.commit_headers[1] = None
-    run.rollback.remember(PastStep(ledger, PRESENT, INPUTS))
+    run.rollback.remember_step(PastStep(ledger, PRESENT, INPUTS))
 
-    kept = run.rollback._step_history.get(8)
+    kept = run.rollback._step_history.find_step(8)
 
-    assert (kept.ledger.messages, kept.ledger.commit_headers, kept.agreed) == ({}, {}, ledger.agreed)
+    assert (kept.ledger.messages, kept.ledger.commit_headers, kept.states_before) == ({}, {}, ledger.agreed)
     # the ledger of the step itself is left as it is
     assert ledger.commit_headers
 
@@ -223,7 +223,7 @@ def test_a_shadow_that_cannot_go_back_so_far_gets_the_state_like_a_newcomer(mode
     run = Run(model_cache, keep_states=4)
     run.rollback.note_copies(HEIRS, 5)
 
-    assert run.rollback.old_enough(HEIRS, 5).shadows == {1: "worker-9"}
-    assert run.rollback.old_enough(HEIRS, 4).shadows == {}
-    assert run.rollback.old_enough(HEIRS, 4).holders == HEIRS.holders
-    assert run.rollback.old_enough(None, 4) is None
+    assert run.rollback.without_young_shadows(HEIRS, 5).shadows == {1: "worker-9"}
+    assert run.rollback.without_young_shadows(HEIRS, 4).shadows == {}
+    assert run.rollback.without_young_shadows(HEIRS, 4).holders == HEIRS.holders
+    assert run.rollback.without_young_shadows(None, 4) is None

@@ -20,7 +20,7 @@ class Step:
         self.world = make_world(model_cache, **guard)
         self.facts = self.world.facts
         self.world.whole_step()
-        self.facts.agreed[2] = self.world.state
+        self.facts.agreed_states[2] = self.world.state
         draw = AuditDraw(b"k" * 32, b"n" * 32, 1.0, owner_rate=owner_rate)
         self.coordinator = Coordinator(self.facts, draw, CarriedFrames())
         self.ledger = self.facts.ledger
@@ -32,10 +32,10 @@ class Step:
         return self.world.sent
 
     def decided(self, *, may_lag=True):
-        return self.coordinator.decided(may_lag=may_lag)
+        return self.coordinator.is_decided(may_lag=may_lag)
 
     def advance(self):
-        return self.world.judge(self.coordinator.advance())
+        return self.world.judge_page(self.coordinator.draw_conclusions())
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def step(model_cache):
 
 def test_a_step_is_decided_when_everything_is_in(step):
     assert step.decided()
-    assert step.coordinator.waiting_for() == "nothing"
+    assert step.coordinator.describe_missing() == "nothing"
 
 
 def without_commitment(step):
@@ -65,7 +65,7 @@ def without_gradient(step):
 
 
 def without_state(step):
-    del step.facts.agreed[STAGE]
+    del step.facts.agreed_states[STAGE]
 
 
 def without_step_audit(step):
@@ -97,12 +97,12 @@ def test_while_anything_is_missing_a_step_is_not_decided(step, how):
 def test_what_is_missing_is_said(step, how):
     how(step)
 
-    assert "1" in step.coordinator.waiting_for()
+    assert "1" in step.coordinator.describe_missing()
 
 
 def test_without_a_guard_commitments_are_enough(model_cache):
     step = Step(model_cache, mode="off")
-    step.facts.agreed.clear()
+    step.facts.agreed_states.clear()
     step.ledger.audits_drawn = False
     assert step.decided()
 
@@ -129,7 +129,7 @@ def test_the_next_step_waits_for_the_audits_of_the_one_that_lags(model_cache):
 
     step.facts.previous.awaited_audits.add((STAGE, 0, SHADOW))
     assert not step.decided()
-    assert "audits of the last step" in step.coordinator.waiting_for()
+    assert "audits of the last step" in step.coordinator.describe_missing()
 
 
 # --- a step that comes to no number ----------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def test_audits_are_drawn_when_every_stage_has_committed_and_not_before(step):
 
 def test_nothing_is_drawn_before_the_states_are_agreed_on(step):
     step.ledger.audits_drawn = False
-    del step.facts.agreed[2]
+    del step.facts.agreed_states[2]
 
     step.advance()
 
@@ -216,8 +216,8 @@ def test_the_owner_audits_last_and_each_stage_once(model_cache):
 
 
 def test_what_was_proved_together_with_something_else_is_judged_next_if_its_party_is_still_there(step):
-    gone = step.facts.judgement("collusion", "worker-7", STAGE, "made up")
-    here = step.facts.judgement("collusion", SHADOW, STAGE, "made up")
+    gone = step.facts.make_judgement("collusion", "worker-7", STAGE, "made up")
+    here = step.facts.make_judgement("collusion", SHADOW, STAGE, "made up")
     step.facts.proved += [gone, here]
 
     assert step.advance() is here
@@ -225,7 +225,9 @@ def test_what_was_proved_together_with_something_else_is_judged_next_if_its_part
 
 
 def test_at_a_return_to_a_checkpoint_what_is_proved_is_handed_out_once_for_each_party_that_is_left(step):
-    judgements = [step.facts.judgement("collusion", name, STAGE, "made up") for name in (SHADOW, SHADOW, "worker-7")]
+    judgements = [
+        step.facts.make_judgement("collusion", name, STAGE, "made up") for name in (SHADOW, SHADOW, "worker-7")
+    ]
     step.facts.proved += judgements
 
     assert step.coordinator.take_proved([HOLDER, SHADOW]) == [judgements[0]]
@@ -236,12 +238,12 @@ def test_at_a_return_to_a_checkpoint_what_is_proved_is_handed_out_once_for_each_
 
 
 def test_a_new_step_forgets_what_was_said_and_keeps_the_step_before(step):
-    step.coordinator.said_ready(STAGE, {HOLDER: step.world.state, SHADOW: None})
+    step.coordinator.add_ready_states(STAGE, {HOLDER: step.world.state, SHADOW: None})
     step.facts.unanswered.add(SHADOW)
-    assert step.coordinator.progress[3] == 1
+    assert step.coordinator.progress_counts[3] == 1
 
     step.coordinator.open_step(STEP + 1)
 
     assert (step.facts.previous, step.facts.ledger.step) == (step.ledger, STEP + 1)
-    assert (step.facts.agreed, step.facts.unanswered) == ({}, set())
-    assert step.coordinator.progress[3] == 0
+    assert (step.facts.agreed_states, step.facts.unanswered) == ({}, set())
+    assert step.coordinator.progress_counts[3] == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import Actor, tampering, tiny_run
 
@@ -23,17 +23,17 @@ def made_up_from(first):
 
 def audit_whole(company, *places):
     """Let the coin fall on these (stage, step) and no others."""
-    company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) in places
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: (stage, step) in places
     return company
 
 
 def audit_as_owner(company, *places):
-    company.draw.owners_step = lambda *, step, epoch, stage: (stage, step) in places
+    company.draw.draws_owner_audit = lambda *, step, epoch, stage: (stage, step) in places
     return company
 
 
 def doubts(company):
-    return {(doubt.party, doubt.stage): list(doubt.steps) for doubt in company.checks.doubts()}
+    return {(doubt.party, doubt.stage): list(doubt.steps) for doubt in company.checks.list_doubts()}
 
 
 @pytest.mark.parametrize("stage", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -45,7 +45,7 @@ def test_steps_that_a_convicted_stage_made_up_unseen_are_in_doubt(make_company, 
     assert company.evicted == [f"worker-{stage}"]
     assert doubts(company) == {(f"worker-{stage}", stage): [(0, 5)]}
     # step 6, done again, was audited as a whole
-    assert company.checks.believed() == {stage: 7, 3 - stage: 8}
+    assert company.checks.unverified_counts() == {stage: 7, 3 - stage: 8}
 
 
 def test_a_step_that_was_audited_as_a_whole_is_not_in_doubt_and_the_one_before_it_is(make_company):
@@ -55,7 +55,7 @@ def test_a_step_that_was_audited_as_a_whole_is_not_in_doubt_and_the_one_before_i
     company.run(STEPS)
 
     assert doubts(company) == {("worker-1", 1): [(0, 1), (3, 5)]}
-    assert company.checks.doubts()[0].last_verified == 2
+    assert company.checks.list_doubts()[0].last_verified == 2
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_in_lockstep_every_step_is_recomputed_and_none_is_in_doubt(make_company)
 
     assert company.evicted == ["worker-1"]
     assert doubts(company) == {}
-    assert company.checks.believed()[1] == 0
+    assert company.checks.unverified_counts()[1] == 0
 
 
 def test_each_kind_of_check_is_counted_with_its_last_step(make_company):
@@ -111,14 +111,14 @@ def test_each_kind_of_check_is_counted_with_its_last_step(make_company):
 
     company.run(STEPS)
 
-    assert company.checks.checks()[1] == {
+    assert company.checks.checks_by_stage()[1] == {
         "steps": 8,
         "messages": {"steps": 8, "last": 7},
         "whole_step": {"steps": 2, "last": 5},
         "owner": {"steps": 1, "last": 3},
         "state": {"steps": 8, "last": 7},
     }
-    assert company.checks.believed() == {1: 5, 2: 8, 3: 8}
+    assert company.checks.unverified_counts() == {1: 5, 2: 8, 3: 8}
 
 
 def test_without_a_guard_every_step_in_other_hands_is_believed(make_company):
@@ -126,14 +126,14 @@ def test_without_a_guard_every_step_in_other_hands_is_believed(make_company):
 
     company.run(3)
 
-    assert company.checks.believed() == {1: 3, 2: 3}
-    assert company.checks.checks()[1]["messages"] == {"steps": 0, "last": None}
+    assert company.checks.unverified_counts() == {1: 3, 2: 3}
+    assert company.checks.checks_by_stage()[1]["messages"] == {"steps": 0, "last": None}
 
 
 def test_a_state_that_was_bent_puts_the_step_before_in_doubt_though_it_was_audited(make_company):
     run, skipped = (
         tiny_run(guard=GuardConfig(**NO_COIN)),
-        actor(AttackConfig(kind="skipped_update", from_step=3), "one"),
+        make_actor(AttackConfig(kind="skipped_update", from_step=3), "one"),
     )
     company = audit_whole(make_company(run, {1: skipped}), *((1, step) for step in range(STEPS)))
 

@@ -27,28 +27,28 @@ def verdicts(world, tmp_path):
 
 
 def judgement(world, party=HOLDER, accuser=SHADOW, stage=STAGE, offence="message"):
-    return world.facts.judgement(offence, party, stage, "made up", accuser=accuser)
+    return world.facts.make_judgement(offence, party, stage, "made up", accuser=accuser)
 
 
 def replaced(verdicts, found, silent=()):
-    return verdicts.to_replace(found, silent)
+    return verdicts.party_to_replace(found, silent)
 
 
 def test_a_judgement_of_the_owner_is_refused_unwritten(world, verdicts, tmp_path):
-    assert verdicts.judge(judgement(world, OWNER)) is None
+    assert verdicts.confirm_judgement(judgement(world, OWNER)) is None
 
     ((kind, body),) = world.events
     assert (kind, body["party"], body["evidence"]) == ("verdict_refused", OWNER, None)
-    assert (verdicts.passed, list(tmp_path.iterdir())) == ([], [])
+    assert (verdicts.confirmed_verdicts, list(tmp_path.iterdir())) == ([], [])
 
 
 def test_a_judgement_that_no_signature_bears_out_is_refused_and_kept_apart(world, verdicts, tmp_path):
-    assert verdicts.judge(judgement(world)) is None
+    assert verdicts.confirm_judgement(judgement(world)) is None
 
     ((kind, body),) = world.events
     assert (kind, body["party"]) == ("verdict_refused", HOLDER)
     assert body["why"]
-    assert verdicts.passed == []
+    assert verdicts.confirmed_verdicts == []
     assert list((tmp_path / "evidence").glob("*.json")) == []
     assert (tmp_path / body["evidence"]).is_file()
     assert (tmp_path / body["evidence"]).with_suffix(".safetensors").is_file()
@@ -56,7 +56,7 @@ def test_a_judgement_that_no_signature_bears_out_is_refused_and_kept_apart(world
 
 def test_each_refused_judgement_keeps_its_evidence_and_is_counted(world, verdicts, tmp_path):
     for _ in range(3):
-        verdicts.judge(judgement(world))
+        verdicts.confirm_judgement(judgement(world))
 
     kept = [tmp_path / body["evidence"] for _, body in world.events]
     assert len({*kept}) == 3
@@ -68,7 +68,7 @@ def test_evidence_can_be_read_by_its_owner_alone(world, verdicts, tmp_path):
     """Attacker: another user of the owner's machine; text can be rebuilt from the tensors of a verdict."""
     umask = os.umask(0)
     try:
-        verdicts.judge(judgement(world))
+        verdicts.confirm_judgement(judgement(world))
     finally:
         os.umask(umask)
 
@@ -86,9 +86,9 @@ def test_a_silent_party_is_replaced_at_once_and_not_blamed(world, verdicts):
 def test_who_withheld_what_it_had_signed_is_replaced_at_once_and_never_convicted(world, verdicts, tmp_path, party):
     found = judgement(world, party, OWNER, offence="transfer")
 
-    assert verdicts.judge(found) is None
+    assert verdicts.confirm_judgement(found) is None
     assert replaced(verdicts, found) == (party, WITHHELD)
-    assert (verdicts.passed, list(tmp_path.iterdir())) == ([], [])
+    assert (verdicts.confirmed_verdicts, list(tmp_path.iterdir())) == ([], [])
 
 
 @pytest.mark.parametrize("accuser", [SHADOW, OWNER])

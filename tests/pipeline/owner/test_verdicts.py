@@ -17,7 +17,7 @@ ZEROS = bytes(2 * 8 * 16 * 4)
 def find(company, *judgements):
     """Have the owner come to these judgements in the next step."""
     facts = company.engine._facts
-    facts.proved += [facts.judgement(*found[:-1], "made up", accuser=found[-1]) for found in judgements]
+    facts.proved += [facts.make_judgement(*found[:-1], "made up", accuser=found[-1]) for found in judgements]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_what_the_offline_judge_does_not_accept_evicts_nobody(make_company, hone
 
     company.run(1)
 
-    (refused,) = company.bodies("verdict_refused")
+    (refused,) = company.event_bodies("verdict_refused")
     assert (refused["party"], refused["accuser"], refused["offence"]) == ("worker-1", "worker-2", offence)
     assert refused["why"]
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
@@ -55,7 +55,7 @@ def test_who_is_found_wrong_twice_without_evidence_is_replaced_without_blame_and
         company.run(1)
 
     assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-1"])
-    assert "worker-2" in company.engine.holders.values()
+    assert "worker-2" in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(guard=FULL), 3)
 
 
@@ -74,7 +74,7 @@ def test_the_owner_is_never_a_verdicts_party(make_company, honest_digest, offenc
 
     company.run(2)
 
-    (refused,) = company.bodies("verdict_refused")
+    (refused,) = company.event_bodies("verdict_refused")
     assert (refused["party"], refused["evidence"]) == (OWNER, None)
     assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
     assert company.weights_digest() == honest_digest(tiny_run(guard=FULL), 3)
@@ -85,12 +85,12 @@ def drifting(by):
 
     def wrap(copy, held):
         if held:
-            honest = copy.apply
+            honest = copy.apply_update
 
             def apply(step, gradients, clip):
                 honest(step, {name: by * gradient for name, gradient in gradients.items()}, clip)
 
-            copy.apply = apply
+            copy.apply_update = apply
         return copy
 
     return Actor(wrap, numeric_class="another build")
@@ -100,14 +100,14 @@ def drifting(by):
 def test_a_shadow_is_not_convicted_of_transfer_by_the_digest_that_a_liar_signed(make_company, stages):
     run = tiny_run(stages, guard=MIXED)
     company = make_company(run, {1: drifting(-1.0)})
-    shadow = company.engine.shadows[1]
+    shadow = company.engine.stage_shadows[1]
     assert shadow == (OWNER if stages == 3 else "worker-2")
 
     company.run(3)
 
     assert "transfer" not in [verdict.offence for verdict in company.verdicts]
     assert {verdict.party for verdict in company.verdicts} <= {"worker-1"}
-    assert (set(company.evicted) <= {"worker-1"}, company.bodies("verdict_refused")) == (True, [])
+    assert (set(company.evicted) <= {"worker-1"}, company.event_bodies("verdict_refused")) == (True, [])
 
 
 def test_two_honest_parties_of_two_classes_come_through_a_dispute(make_company):

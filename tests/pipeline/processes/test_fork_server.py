@@ -50,13 +50,13 @@ known = "after"
 workers = {}
 for name in ("7", "broken", "stay"):
     (home / name).write_text(name)
-    workers[name] = server.start(name, home / name, home / f"{name}.log")
+    workers[name] = server.start_worker(name, home / name, home / f"{name}.log")
 codes = {name: workers[name].wait(60.0) for name in ("7", "broken")}
 thread = threading.Event()
 threading.Thread(target=thread.wait, daemon=True).start()
 refused = fork_here(("no.such.module",), 3, serve) is None
 while not (home / "stay.log").exists():
-    server.listen(1.0)
+    server.read_events(1.0)
 print(json.dumps({"codes": codes, "refused": refused, "stays": workers["stay"].pid}), flush=True)
 thread.wait()
 """
@@ -105,7 +105,7 @@ def start(tmp_path, request):
     def start(fork_server, name, content):
         (tmp_path / name).write_text(content)
         # a fork server knows a worker by its name
-        return fork_server.start(f"{name}-{request.node.name}", tmp_path / name, tmp_path / f"{name}.log")
+        return fork_server.start_worker(f"{name}-{request.node.name}", tmp_path / name, tmp_path / f"{name}.log")
 
     return start
 
@@ -218,7 +218,7 @@ def test_a_worker_that_ended_is_described_by_its_last_line_or_its_end(tmp_path, 
     config = WorkerConfig(identity="keys", owner="127.0.0.1:1", owner_name="owner")
 
     with LocalWorkers(tmp_path, ("short_worker",)) as workers:
-        workers.start({"worker-1": config})
-        wait_until(lambda: not workers.is_alive("worker-1"))
+        workers.start_workers({"worker-1": config})
+        wait_until(lambda: not workers.is_worker_alive("worker-1"))
 
-        assert workers.last_output("worker-1") == said
+        assert workers.worker_output("worker-1") == said

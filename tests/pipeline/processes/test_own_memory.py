@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.pipeline.processes.own_memory import ALONE, available_memory, name_of, own_rooms
+from phalanx.pipeline.processes.own_memory import ALONE, available_memory, measure_own_memory, memory_name
 
 GIB = 2**30
 
@@ -97,17 +97,17 @@ def test_what_cannot_be_read_limits_nobody(proc, groups, tmp_path):
 
 
 def test_a_name_means_the_same_in_one_session_only():
-    assert name_of("run-1", "boot") == name_of("run-1", "boot") != name_of("run-2", "boot")
-    assert "boot" not in name_of("run-1", "boot")
+    assert memory_name("run-1", "boot") == memory_name("run-1", "boot") != memory_name("run-2", "boot")
+    assert "boot" not in memory_name("run-1", "boot")
 
 
 def test_processes_here_share_this_machine_and_nobody_gives_all_of_it():
-    one, other = own_rooms("run"), own_rooms("run")
+    one, other = measure_own_memory("run"), measure_own_memory("run")
 
     assert one.keys() == other.keys()
     assert all(size > 0 for size in one.values())
-    assert own_rooms("another run").keys().isdisjoint(one)
+    assert measure_own_memory("another run").keys().isdisjoint(one)
 
 
 def test_what_a_worker_file_says_is_for_that_worker_alone():
-    assert own_rooms("run", memory_mib=3) == {ALONE: 3 * 2**20}
+    assert measure_own_memory("run", memory_mib=3) == {ALONE: 3 * 2**20}

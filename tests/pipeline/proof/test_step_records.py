@@ -3,9 +3,9 @@
 import pytest
 
 from phalanx.errors import AuditLogError
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.proof.step_proof import Rules, check_step
+from phalanx.pipeline.proof.step_proof import SessionRules, check_step
 from phalanx.pipeline.proof.step_record import (
     AuditLeaf,
     CommitLeaf,
@@ -33,16 +33,16 @@ def guarded(guard, stages=4):
 
 def rules_of(company, draw="own", **changes):
     run, guard = company.run_config, company.run_config.guard
-    names = ("owner", *run.pipeline.workers)
+    names = ("owner", *run.pipeline.worker_names)
     known = {
         "run": "simulation",
         "num_stages": run.pipeline.stages,
         "microbatches": run.train.microbatches,
         "guard": guard,
-        "peers": {name: company.identity(name).public for name in names},
+        "peers": {name: company.party_identity(name).public for name in names},
         "draw": company.draw if draw == "own" else draw,
     }
-    return Rules(**(known | changes))
+    return SessionRules(**(known | changes))
 
 
 def judged(company, record, leaves=None, **changes):
@@ -54,7 +54,7 @@ def judged(company, record, leaves=None, **changes):
 def test_every_step_of_an_honest_company_is_proven_whatever_the_upkeep(make_company, upkeep):
     company = make_company(guarded(UPKEEPS[upkeep]))
     results = company.run(STEPS)
-    company.engine.settle()
+    company.engine.settle_last_step()
 
     assert [record.step for record in company.records] == list(range(STEPS))
     works = [judged(company, record) for record in company.records]
@@ -177,9 +177,9 @@ def test_a_stage_in_other_hands_without_a_shadow_is_refused(audited):
 def test_a_step_that_was_done_again_after_a_verdict_is_recorded_once_and_proven(make_company, lag):
     lie = AttackConfig(kind="forward_sign_flip", stages=(1,), from_step=1)
     rates = {"audit_rate": 1.0, "step_audit_rate": 0.0, "owner_audit_rate": 0.0}
-    company = make_company(guarded(GuardConfig(commit_lag=lag, **rates)), {1: actor(lie, "worker-1")})
+    company = make_company(guarded(GuardConfig(commit_lag=lag, **rates)), {1: make_actor(lie, "worker-1")})
     company.run(STEPS)
-    company.engine.settle()
+    company.engine.settle_last_step()
 
     assert company.evicted == ["worker-1"]
     # with a lag the lie was applied and undone before its audits were in: there is no record of that

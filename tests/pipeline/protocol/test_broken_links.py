@@ -26,7 +26,7 @@ def hasty(monkeypatch):
 def cut(monkeypatch):
     """Links that deliver nothing, by sender and receiver, and the error that their senders see."""
     links = {}
-    deliver = MemoryWire.deliver
+    deliver = MemoryWire.deliver_frame
 
     def deliver_or_not(self, receiver, raw, timeout_s):
         error = links.get((self._name, receiver))
@@ -34,7 +34,7 @@ def cut(monkeypatch):
             raise error
         return deliver(self, receiver, raw, timeout_s)
 
-    monkeypatch.setattr(MemoryWire, "deliver", deliver_or_not)
+    monkeypatch.setattr(MemoryWire, "deliver_frame", deliver_or_not)
     return links
 
 
@@ -67,7 +67,7 @@ def test_the_owner_carries_what_a_failed_link_had_to(make_company, honest_digest
     company.run(2)
 
     assert (company.lost, company.verdicts) == ([], [])
-    assert {(body["party"], body["about"]) for body in company.bodies("fault")} >= set(links)
+    assert {(body["party"], body["about"]) for body in company.event_bodies("fault")} >= set(links)
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -75,7 +75,7 @@ def test_frames_whose_answers_were_lost_come_twice_and_blame_nobody(make_company
     run = patient_run()
     company = make_company(run)
     company.run(1)
-    deliver = MemoryWire.deliver
+    deliver = MemoryWire.deliver_frame
 
     def lose_the_answer(self, receiver, raw, timeout_s):
         answer = deliver(self, receiver, raw, timeout_s)
@@ -83,7 +83,7 @@ def test_frames_whose_answers_were_lost_come_twice_and_blame_nobody(make_company
             raise PeerGoneError("the answer was lost")
         return answer
 
-    monkeypatch.setattr(MemoryWire, "deliver", lose_the_answer)
+    monkeypatch.setattr(MemoryWire, "deliver_frame", lose_the_answer)
     company.run(2)
 
     assert (company.lost, company.verdicts) == ([], [])
@@ -120,7 +120,7 @@ def three():
     network, run = MemoryNetwork(), "run-1"
     identities = {name: Identity.without_certificate(name) for name in ("owner", "alice", "bob")}
     peers = {name: identity.public for name, identity in identities.items()}
-    ends = {name: Endpoint(identities[name], peers, run, network.wire(name), LIMITS) for name in identities}
+    ends = {name: Endpoint(identities[name], peers, run, network.wire_for(name), LIMITS) for name in identities}
     yield ends
     for end in ends.values():
         end.close()
@@ -132,7 +132,7 @@ APPLY = Apply(epoch=0, step=0, clip_coefficient=1.0)
 
 def frame(sender, receiver, payload=b"tensor", message=LEAVE):
     """A frame of one endpoint for another, as the owner gets it to carry."""
-    header = sender.send(receiver.name, message.kind, message.model_dump(mode="json"), (payload,))
+    header = sender.send_frame(receiver.party_name, message.kind, message.model_dump(mode="json"), (payload,))
     return Carry(epoch=0, header=to_signed(header))
 
 
@@ -143,7 +143,7 @@ def from_whom(name, payload=b"tensor"):
 def test_a_carried_frame_is_its_senders(three):
     carry = frame(three["alice"], three["bob"])
 
-    inner, message = LinkRelay(three["bob"]).open(from_whom("owner"), carry)
+    inner, message = LinkRelay(three["bob"]).unwrap_frame(from_whom("owner"), carry)
 
     assert (inner.sender, bytes(inner.payload), message) == ("alice", b"tensor", LEAVE)
 
@@ -161,7 +161,7 @@ def test_a_carried_frame_that_is_not_in_order_is_refused(three, bringer, receive
     carry = frame(three["alice"], three["bob"])
 
     with pytest.raises(error):
-        LinkRelay(three[receiver]).open(from_whom(bringer, payload), carry)
+        LinkRelay(three[receiver]).unwrap_frame(from_whom(bringer, payload), carry)
 
 
 def test_a_carried_frame_with_a_forged_signature_is_refused(three):
@@ -169,20 +169,20 @@ def test_a_carried_frame_with_a_forged_signature_is_refused(three):
     forged = carry.model_copy(update={"header": carry.header.model_copy(update={"signature": "00" * 64})})
 
     with pytest.raises(SignatureError):
-        LinkRelay(three["bob"]).open(from_whom("owner"), forged)
+        LinkRelay(three["bob"]).unwrap_frame(from_whom("owner"), forged)
 
 
 def test_the_owner_carries_nobody_elses_frames(three):
     order = frame(three["owner"], three["bob"], b"", APPLY)
 
     with pytest.raises(FrameError, match="from owner to bob, expected from alice"):
-        LinkRelay(three["owner"]).forward(from_whom("alice", b""), order)
+        LinkRelay(three["owner"]).forward_frame(from_whom("alice", b""), order)
 
 
 def test_an_order_of_the_owner_to_another_cannot_be_brought_as_ones_own(three):
     """What alice signs as alice stays alice's, whichever party brings it."""
     order = frame(three["alice"], three["bob"], b"", APPLY)
 
-    inner, _ = LinkRelay(three["bob"]).open(from_whom("owner", b""), order)
+    inner, _ = LinkRelay(three["bob"]).unwrap_frame(from_whom("owner", b""), order)
 
     assert inner.sender == "alice"

@@ -8,8 +8,8 @@ from phalanx.pipeline.protocol import tensor_stream as bulk
 from phalanx.pipeline.protocol.messages import Bulk, FetchBulk
 from phalanx.pipeline.protocol.tensor_stream import (
     BulkReceiver,
+    cut_parts,
     digest_of_parts,
-    parts,
     send_bulk,
     tensors_digest,
     transfer_digest,
@@ -29,7 +29,7 @@ def tensor_sets(draw):
 
 
 def joined(tensors):
-    return b"".join(bytes(piece) for _, _, part in parts(tensors) for piece in part)
+    return b"".join(bytes(piece) for _, _, part in cut_parts(tensors) for piece in part)
 
 
 @given(tensor_sets(), st.integers(1, 200))
@@ -38,11 +38,11 @@ def test_any_size_of_parts_gives_the_same_tensors(tensors, part_bytes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bulk, "PART_BYTES", part_bytes)
         found = None
-        for offset, total, part in parts(tensors):
+        for offset, total, part in cut_parts(tensors):
             data = b"".join(part)
             assert len(data) <= part_bytes
             assert found is None
-            found = receiver.add(offset, total, memoryview(data))
+            found = receiver.add_part(offset, total, memoryview(data))
 
     assert found is not None
     assert found.keys() == tensors.keys()
@@ -58,7 +58,7 @@ def test_a_part_of_another_size_than_it_must_have_is_refused(tensors, size):
         return
 
     with pytest.raises(FrameError, match=f"expected {len(data)} bytes at 0 of {len(data)}"):
-        BulkReceiver(tensors).add(0, len(data), memoryview(bytes(size)))
+        BulkReceiver(tensors).add_part(0, len(data), memoryview(bytes(size)))
 
 
 TWO = {"a": torch.arange(4.0), "b": torch.ones(2, 2)}
@@ -70,24 +70,24 @@ TWO = {"a": torch.arange(4.0), "b": torch.ones(2, 2)}
 )
 def test_a_part_that_does_not_follow_is_refused(offset, total, size):
     with pytest.raises(FrameError, match="expected 32 bytes at 0 of 32"):
-        BulkReceiver(TWO).add(offset, total, memoryview(bytes(size)))
+        BulkReceiver(TWO).add_part(offset, total, memoryview(bytes(size)))
 
 
 def test_a_part_after_the_last_or_said_twice_is_refused(monkeypatch):
     monkeypatch.setattr(bulk, "PART_BYTES", 16)
     receiver = BulkReceiver(TWO)
-    assert receiver.add(0, 32, memoryview(bytes(16))) is None
+    assert receiver.add_part(0, 32, memoryview(bytes(16))) is None
     with pytest.raises(FrameError, match="expected 16 bytes at 16"):
-        receiver.add(0, 32, memoryview(bytes(16)))
-    assert receiver.add(16, 32, memoryview(bytes(16))) is not None
+        receiver.add_part(0, 32, memoryview(bytes(16)))
+    assert receiver.add_part(16, 32, memoryview(bytes(16))) is not None
 
     with pytest.raises(FrameError):
-        receiver.add(32, 32, memoryview(b""))
+        receiver.add_part(32, 32, memoryview(b""))
 
 
 def test_received_tensors_have_memory_of_their_own():
     data = bytearray(joined(TWO))
-    found = BulkReceiver(TWO).add(0, 32, memoryview(data))
+    found = BulkReceiver(TWO).add_part(0, 32, memoryview(data))
 
     data[:] = bytes(32)
 
@@ -98,7 +98,7 @@ def test_received_tensors_have_memory_of_their_own():
 def test_expected_tensors_may_have_no_memory():
     receiver = BulkReceiver({name: tensor.to("meta") for name, tensor in TWO.items()})
 
-    found = receiver.add(0, 32, memoryview(joined(TWO)))
+    found = receiver.add_part(0, 32, memoryview(joined(TWO)))
 
     assert found is not None
     assert torch.equal(found["a"], TWO["a"])
@@ -123,8 +123,8 @@ def test_a_transfers_digest_is_known_to_sender_and_receiver_without_hashing_twic
 
 
 def test_nothing_at_all_is_one_empty_part():
-    assert [(offset, total, len(part)) for offset, total, part in parts({})] == [(0, 0, 0)]
-    assert BulkReceiver({}).add(0, 0, memoryview(b"")) == {}
+    assert [(offset, total, len(part)) for offset, total, part in cut_parts({})] == [(0, 0, 0)]
+    assert BulkReceiver({}).add_part(0, 0, memoryview(b"")) == {}
 
 
 @pytest.mark.parametrize(

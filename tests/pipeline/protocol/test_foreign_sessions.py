@@ -15,7 +15,7 @@ from phalanx.pipeline.protocol.messages import (
     GradientHeld,
     parse_message,
 )
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 from phalanx.testing.actor import OutgoingMessage
 from phalanx.transport import SignedHeader
 
@@ -34,7 +34,7 @@ class Hoarder:
 
     def __init__(self, kind):
         self.messages = []
-        self.actor = Actor(rewrite=only(kind, self._remember))
+        self.actor = Actor(rewrite=rewrite_only(kind, self._remember))
 
     def _remember(self, outgoing, message):
         self.messages.append(outgoing)
@@ -77,7 +77,7 @@ def test_an_input_of_another_session_in_a_commitment_convicts_who_shows_it(sessi
         new = tuple(past[kept(signed)] if signed in old else signed for signed in commit.received)
         return [outgoing.with_fields({"received": new})]
 
-    company = make({2: Actor(rewrite=only(Commit, show))})
+    company = make({2: Actor(rewrite=rewrite_only(Commit, show))})
     company.run(3)
 
     assert found(company) == [("worker-2", "forgery")]
@@ -103,9 +103,9 @@ def test_an_input_of_another_session_in_a_report_convicts_who_shows_it(sessions,
         assert new != report.inputs
         return [outgoing.with_fields({"inputs": new})]
 
-    company = make({auditor: Actor(rewrite=only(AuditReport, show))})
-    assert company.engine.shadows[stage] == f"worker-{auditor}"
-    assert company.engine.holders[stage - 1] == victim
+    company = make({auditor: Actor(rewrite=rewrite_only(AuditReport, show))})
+    assert company.engine.stage_shadows[stage] == f"worker-{auditor}"
+    assert company.engine.stage_holders[stage - 1] == victim
     company.run(3)
 
     assert found(company) == [(f"worker-{auditor}", "forgery")]
@@ -124,7 +124,7 @@ def test_parts_of_a_gradient_of_another_session_convict_the_shadow_that_shows_th
         old = past[(1, held.stage)]
         return [outgoing.with_fields({"gradient": old.gradient, "norm_squared": old.norm_squared, "parts": old.parts})]
 
-    company = make({2: Actor(rewrite=only(GradientHeld, show))})
+    company = make({2: Actor(rewrite=rewrite_only(GradientHeld, show))})
     company.run(3)
 
     assert found(company) == [("worker-2", "gradient")]
@@ -144,7 +144,7 @@ def test_a_wrong_shape_of_another_session_convicts_who_complains_of_it(sessions,
         fault = Fault(epoch=commit.epoch, about="worker-1", error="FrameError", reason="odd", evidence=evidence)
         return [outgoing, OutgoingMessage(OWNER, fault)] if commit.step == 1 else [outgoing]
 
-    company = make({2: Actor(rewrite=only(Commit, complain))})
+    company = make({2: Actor(rewrite=rewrite_only(Commit, complain))})
     company.run(3)
 
     assert found(company) == [("worker-2", "forgery")]
@@ -174,7 +174,7 @@ def test_a_tensor_of_another_session_is_not_handed_on(sessions, honest_digest):
     company.run(3)
 
     assert (found(company), company.lost) == ([], ["worker-1"])
-    assert company.bodies("relayed") == []
+    assert company.event_bodies("relayed") == []
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -205,7 +205,7 @@ def test_a_fetched_input_of_another_session_is_asked_for_elsewhere(sessions, hon
         ]
 
     assert past
-    company = make({1: Actor(rewrite=only(FetchReply, answer))})
+    company = make({1: Actor(rewrite=rewrite_only(FetchReply, answer))})
     company.run(2)
 
     assert (found(company), company.lost) == ([], [])
@@ -221,6 +221,9 @@ def test_the_certificates_are_the_same_in_both_sessions(sessions):
 
     fields = json.loads(signed.header)
     assert isinstance(parse_message(fields["kind"], fields["body"]), Activation)
-    peers = {OWNER: company.engine._context.mail.peer(OWNER), "worker-1": company.engine._context.mail.peer("worker-1")}
-    SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature)).verify(peers[fields["sender"]])
+    peers = {
+        OWNER: company.engine._context.mail.find_peer(OWNER),
+        "worker-1": company.engine._context.mail.find_peer("worker-1"),
+    }
+    SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature)).verify_sender(peers[fields["sender"]])
     assert fields["run"] == "session-1"

@@ -9,10 +9,10 @@ from phalanx.errors import CutLogError
 from phalanx.pipeline import OWNER, LogHeadExchange
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.log_memory import LogMemory
-from phalanx.pipeline.protocol.signed import Statements
-from phalanx.security.audit import AuditLog, PublicLines
-from phalanx.security.crypto import Identity, create_authority, issue, load_identity
-from phalanx.testing import Actor, CompanySession, MemoryCompany, only, tiny_run
+from phalanx.pipeline.protocol.signed import StatementReader
+from phalanx.security.audit import AuditLog, PublicEntries
+from phalanx.security.crypto import Identity, create_authority, issue_certificate, load_identity
+from phalanx.testing import Actor, CompanySession, MemoryCompany, rewrite_only, tiny_run
 
 RUN, OTHER = "ab" * 16, "cd" * 16
 FIRST, SECOND = f"{RUN}-{'1' * 32}", f"{RUN}-{'2' * 32}"
@@ -22,26 +22,28 @@ STRANGER = Identity.without_certificate("owner")
 
 def lines(*digests, run=RUN, owner=OWNERS):
     """A log on the disk, by one digit for each line's digest."""
-    found = PublicLines(owner, run)
+    found = PublicEntries(owner, run)
     for digest in digests:
-        found.take("step", digest * 64)
-    found.forced(len(digests))
+        found.count_entry("step", digest * 64)
+    found.note_forced(len(digests))
     return found
 
 
 def told(*digests, run=RUN, owner=OWNERS):
-    return lines(*digests, run=run, owner=owner).head()
+    return lines(*digests, run=run, owner=owner).signed_public_head()
 
 
 def heed(log, known):
     """What the owner notes when a worker says what it knows."""
     noted = []
-    LogHeadExchange(log, OWNERS.public).heed("worker-1", known, SECOND, lambda kind, body: noted.append((kind, body)))
+    LogHeadExchange(log, OWNERS.public).check_remembered_head(
+        "worker-1", known, SECOND, lambda kind, body: noted.append((kind, body))
+    )
     return noted
 
 
 def memory(directory, session=FIRST, owner=OWNERS):
-    return LogMemory(directory, Statements(session, lambda name: owner.public), owner.public)
+    return LogMemory(directory, StatementReader(session, lambda name: owner.public), owner.public)
 
 
 # --- the owner's side ---------------------------------------------------------------------------------------------
@@ -77,10 +79,10 @@ def test_a_head_that_the_owner_did_not_tell_in_this_run_stops_nobody_and_is_note
 def test_nobody_is_heeded_where_nobody_is_told():
     noted = []
 
-    LogHeadExchange().heed("worker-1", told(*"1234"), SECOND, lambda *event: noted.append(event))
+    LogHeadExchange().check_remembered_head("worker-1", told(*"1234"), SECOND, lambda *event: noted.append(event))
 
     assert noted == []
-    assert LogHeadExchange().head() is None
+    assert LogHeadExchange().current_head() is None
 
 
 # --- a worker's side ----------------------------------------------------------------------------------------------
@@ -88,80 +90,80 @@ def test_nobody_is_heeded_where_nobody_is_told():
 
 def test_what_was_told_last_is_known_to_the_next_process(tmp_path):
     before = memory(tmp_path / "heads")
-    assert before.known is None
-    before.meet(told("1"))
-    before.take(told(*"12"))
-    before.take(told(*"123"))
-    before.keep()
+    assert before.known_head is None
+    before.compare_head(told("1"))
+    before.take_head(told(*"12"))
+    before.take_head(told(*"123"))
+    before.write_head()
 
-    assert memory(tmp_path / "heads", SECOND).known == told(*"123")
+    assert memory(tmp_path / "heads", SECOND).known_head == told(*"123")
     (path,) = (tmp_path / "heads").iterdir()
     assert path.stat().st_size < 1000
 
 
 def test_another_run_and_another_owner_are_not_told_what_is_known_and_write_over_nothing(tmp_path):
     mine = memory(tmp_path)
-    mine.meet(told(*"12"))
-    mine.keep()
+    mine.compare_head(told(*"12"))
+    mine.write_head()
 
     for session, owner in ((f"{OTHER}-{'1' * 32}", OWNERS), (FIRST, STRANGER)):
         other = memory(tmp_path, session, owner)
-        assert other.known is None
-        other.meet(told("9", run=session[:32], owner=owner))
-        other.keep()
+        assert other.known_head is None
+        other.compare_head(told("9", run=session[:32], owner=owner))
+        other.write_head()
 
-    assert memory(tmp_path).known == told(*"12")
+    assert memory(tmp_path).known_head == told(*"12")
 
 
 @pytest.mark.parametrize("announced", [None, told("1"), told(*"13")], ids=["nothing", "too little", "another line"])
 def test_a_worker_does_not_serve_a_log_that_lacks_what_it_knows(tmp_path, announced):
     known = memory(tmp_path)
-    known.meet(told(*"12"))
-    known.keep()
+    known.compare_head(told(*"12"))
+    known.write_head()
 
     with pytest.raises(CutLogError, match=r"owner: its audit log has .* signature for number 2"):
-        memory(tmp_path, SECOND).meet(announced)
+        memory(tmp_path, SECOND).compare_head(announced)
 
-    assert memory(tmp_path).known == told(*"12")
+    assert memory(tmp_path).known_head == told(*"12")
 
 
 def test_a_worker_serves_where_only_lines_are_gone_that_were_not_on_the_disk_of_another_boot(tmp_path):
     log = lines(*"1234")
-    log.forced(2)
+    log.note_forced(2)
     known = memory(tmp_path)
-    known.meet(log.head())
-    known.keep()
-    after = PublicLines(OWNERS, RUN)
+    known.compare_head(log.signed_public_head())
+    known.write_head()
+    after = PublicEntries(OWNERS, RUN)
     after._boot = "9" * 64
     for digest in "12":
-        after.take("step", digest * 64)
+        after.count_entry("step", digest * 64)
 
     again = memory(tmp_path, SECOND)
-    again.meet(after.head())
-    again.keep()
+    again.compare_head(after.signed_public_head())
+    again.write_head()
 
-    assert memory(tmp_path).known == after.head()
+    assert memory(tmp_path).known_head == after.signed_public_head()
 
 
 @pytest.mark.parametrize("said", [told("9", owner=STRANGER), told(*"999", run=OTHER), told("1")])
 def test_what_is_forged_foreign_or_older_is_not_remembered(tmp_path, said):
     known = memory(tmp_path)
-    known.meet(told(*"12"))
+    known.compare_head(told(*"12"))
 
-    known.take(said)
-    known.keep()
+    known.take_head(said)
+    known.write_head()
 
-    assert memory(tmp_path).known == told(*"12")
+    assert memory(tmp_path).known_head == told(*"12")
 
 
 @pytest.mark.parametrize("junk", [b"", b"{}", b"\xff" * 10_000, b'{"run":"' + b"ab" * 16 + b'"}'])
 def test_a_damaged_file_knows_nothing_and_says_so(tmp_path, capsys, junk):
     known = memory(tmp_path)
-    known.meet(told("1"))
-    known.keep()
+    known.compare_head(told("1"))
+    known.write_head()
     next(tmp_path.iterdir()).write_bytes(junk)
 
-    assert memory(tmp_path).known is None
+    assert memory(tmp_path).known_head is None
     assert "cannot be read" in capsys.readouterr().err
 
 
@@ -169,18 +171,18 @@ def test_a_directory_that_cannot_be_written_ends_nobody(tmp_path, capsys):
     (tmp_path / "heads").write_text("no directory")
     known = memory(tmp_path / "heads")
     for digits in ("1", "12", "123"):
-        known.take(told(*digits))
-        known.keep()
+        known.take_head(told(*digits))
+        known.write_head()
 
-    assert known.known == told(*"123")
+    assert known.known_head == told(*"123")
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
 @pytest.mark.parametrize("session", ["simulation-1", "../../x-y", f"{RUN}/{'1' * 32}", RUN])
 def test_a_session_whose_name_is_none_writes_no_file(tmp_path, session):
     known = memory(tmp_path / "heads", session)
-    known.take(told("1"))
-    known.keep()
+    known.take_head(told("1"))
+    known.write_head()
 
     assert not (tmp_path / "heads").exists()
 
@@ -192,7 +194,7 @@ def test_a_session_whose_name_is_none_writes_no_file(tmp_path, session):
 def keys(tmp_path):
     create_authority(tmp_path / "pki")
     for name in (OWNER, "worker-1", "worker-2"):
-        issue(tmp_path / "pki", name)
+        issue_certificate(tmp_path / "pki", name)
     return tmp_path / "pki"
 
 
@@ -210,7 +212,7 @@ def sessions(tmp_path, keys, model_cache):
         with AuditLog(tmp_path / "events.jsonl", load_identity(keys / OWNER), RUN) as log:
             session = f"{RUN}-{len(seen):032x}"
             with MemoryCompany(run, path, actors, cache=model_cache, session=CompanySession(session, log)) as company:
-                log.append("run_resumed" if len(seen) > 1 else "run_started", {})
+                log.append_event("run_resumed" if len(seen) > 1 else "run_started", {})
                 company.run(num_steps)
                 then(company)
                 company.final = company.weights_digest()
@@ -257,14 +259,14 @@ def test_a_log_that_was_cut_is_missed_by_the_workers_and_by_nobody_else(sessions
 def test_a_log_that_is_whole_is_gone_on_with(sessions, keys):
     sessions(2)
 
-    assert sessions(2).bodies("log_head_ignored") == []
+    assert sessions(2).event_bodies("log_head_ignored") == []
 
 
 def forging(change):
     def rewrite(outgoing, hello):
         return [outgoing.with_fields({"log_head": change(hello.log_head)})]
 
-    return Actor(rewrite=only(Hello, rewrite))
+    return Actor(rewrite=rewrite_only(Hello, rewrite))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,7 @@ def test_a_worker_that_lies_about_the_log_stops_nobody_and_is_noted(sessions, ch
 
     company = sessions(2, {"worker-1": forging(change)})
 
-    assert [body["party"] for body in company.bodies("log_head_ignored")] == ["worker-1"]
+    assert [body["party"] for body in company.event_bodies("log_head_ignored")] == ["worker-1"]
     assert (company.verdicts, company.lost) == ([], [])
 
 
@@ -293,7 +295,7 @@ def test_a_worker_that_shows_an_old_head_or_none_stops_nobody(sessions, keys):
         path.write_bytes(data)
     shutil.rmtree(keys / "worker-2" / "log_heads")
 
-    assert sessions(1).bodies("log_head_ignored") == []
+    assert sessions(1).event_bodies("log_head_ignored") == []
 
 
 def test_what_is_told_changes_no_bit(sessions, model_cache, tmp_path):
@@ -308,9 +310,9 @@ def test_what_is_told_changes_no_bit(sessions, model_cache, tmp_path):
 def say(keys, name, head):
     """Let a worker's next process remember a head."""
     owner = load_identity(keys / OWNER).public
-    known = LogMemory(keys / name / "log_heads", Statements(SECOND, lambda party: owner), owner)
-    known.known, known._is_kept = head, False
-    known.keep()
+    known = LogMemory(keys / name / "log_heads", StatementReader(SECOND, lambda party: owner), owner)
+    known.known_head, known._is_kept = head, False
+    known.write_head()
 
 
 @pytest.mark.parametrize("is_true", [True, False], ids=["by the owner's signature", "forged"])
@@ -320,13 +322,13 @@ def test_a_worker_that_comes_back_in_mid_run_is_heeded_as_well(sessions, keys, i
 
     def kill_and_return(company):
         company.run(1)
-        company.kill("worker-1")
+        company.kill_worker("worker-1")
         company.run(1)
         say(keys, "worker-1", told(*more, owner=load_identity(keys / OWNER)))
         assert company.come_back("worker-1") == "worker-1.2"
         for _ in range(40):
             company.run(1)
-            if company.bodies("log_head_ignored"):
+            if company.event_bodies("log_head_ignored"):
                 return
 
     if is_true:
@@ -334,5 +336,5 @@ def test_a_worker_that_comes_back_in_mid_run_is_heeded_as_well(sessions, keys, i
             sessions(0, actors, then=kill_and_return)
     else:
         company = sessions(0, actors, then=kill_and_return)
-        assert [body["party"] for body in company.bodies("log_head_ignored")] == ["worker-1.2"]
+        assert [body["party"] for body in company.event_bodies("log_head_ignored")] == ["worker-1.2"]
         assert company.verdicts == []

@@ -11,7 +11,7 @@ from phalanx.transport import Allowances, CheckedFrame, Endpoint, SignedHeader
 class Flooded(Endpoint):
     """An endpoint at which another frame has always arrived."""
 
-    name, run, public = OWNER, "run", Peer(OWNER, bytes(32))
+    party_name, session_name, public_peer = OWNER, "run", Peer(OWNER, bytes(32))
 
     def __init__(self, kind):
         self._kind = kind
@@ -19,10 +19,10 @@ class Flooded(Endpoint):
         self.allowances = Allowances()
 
     @property
-    def peers(self):
+    def known_peers(self):
         return {}
 
-    def receive(self, timeout_s):
+    def receive_item(self, timeout_s):
         self.taken += 1
         assert self.taken < 1_000_000, "nobody looks up any more"
         return CheckedFrame("worker-1", self._kind, {}, memoryview(b""), SignedHeader(b"{}", b""))
@@ -32,11 +32,11 @@ class Flooded(Endpoint):
 def test_a_flood_does_not_keep_the_owner_from_looking_up(kind):
     mail = Mailbox(Flooded(kind))
 
-    assert len(list(mail.drain())) <= 1024
+    assert len(list(mail.drain_messages())) <= 1024
 
 
 def test_frames_that_are_only_handed_on_do_not_either(monkeypatch):
     mail = Mailbox(Flooded("carry"))
-    monkeypatch.setattr(Mailbox, "_take", lambda self, item: None)
+    monkeypatch.setattr(Mailbox, "_take_item", lambda self, item: None)
 
-    assert not mail.wait(0.0)
+    assert not mail.wait_for_mail(0.0)

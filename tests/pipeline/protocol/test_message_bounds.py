@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import phalanx.pipeline
-from phalanx.config.text import printable
+from phalanx.config.text import printable_text
 from phalanx.errors import FrameError, OutOfBoundsError
 from phalanx.pipeline.protocol import messages
 from phalanx.pipeline.protocol.greetings import Hello
@@ -145,7 +145,7 @@ def test_any_value_anywhere_in_a_word_is_refused_with_our_error_or_within_bounds
         message = parse_message(kind, body)
     except FrameError as exc:
         assert len(str(exc)) < 1000
-        assert printable(str(exc), 1000) == str(exc)
+        assert printable_text(str(exc), 1000) == str(exc)
         return
 
     assert len(json.dumps(message.model_dump(mode="json"))) < 100_000

@@ -18,7 +18,7 @@ BYTES = memoryview(TENSORS["weight"].numpy()).cast("B")
 
 
 class Clock:
-    def now(self):
+    def awake_seconds(self):
         return 0.0
 
 
@@ -33,22 +33,22 @@ class Desk:
         self.posted.append(message)
 
     def fetch(self, key=KEY, *, claim=False):
-        return self.requests.begin(MessageNeed(PARTY, Fetch.of(1, 3, key, claim=claim)))
+        return self.requests.begin_request(MessageNeed(PARTY, Fetch.from_key(1, 3, key, claim=claim)))
 
     def fetch_bulk(self, purpose="weights"):
-        return self.requests.begin(TensorsNeed(PARTY, FetchBulk(**PLACE, stage=1, purpose=purpose), TENSORS))
+        return self.requests.begin_request(TensorsNeed(PARTY, FetchBulk(**PLACE, stage=1, purpose=purpose), TENSORS))
 
     def reply(self, number, key=KEY, sender=PARTY, **changes):
         """An answer to a fetch comes; returns whether it was taken."""
         source, direction, microbatch = key
         place = {**PLACE, "source": source, "direction": direction, "microbatch": microbatch}
         message = FetchReply(**place, claim=False, evidence=None, request=number).model_copy(update=changes)
-        return self.requests.accepts(ReceivedMessage(sender, message, memoryview(b""), None))
+        return self.requests.accept_answer(ReceivedMessage(sender, message, memoryview(b""), None))
 
     def bulk(self, number, sender=PARTY, purpose="weights", **changes):
         about = {"stage": 1, "purpose": purpose, "offset": 0, "total": len(BYTES), "request": number}
         message = Bulk(**{**PLACE, **about, **changes})
-        return self.requests.accepts(ReceivedMessage(sender, message, BYTES, None))
+        return self.requests.accept_answer(ReceivedMessage(sender, message, BYTES, None))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_an_answer_is_taken_by_the_request_that_it_names(desk):
 
 def test_a_late_answer_to_an_earlier_request_is_not_one_to_the_newest(desk):
     earlier = desk.fetch()
-    desk.requests.end(earlier)
+    desk.requests.end_request(earlier)
     newest = desk.fetch()
 
     assert not desk.reply(earlier.number)

@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline.protocol import requests
-from phalanx.pipeline.protocol.requests import Awake, Patience
+from phalanx.pipeline.protocol.requests import AwakeClock, Patience
 
 
 class Clock:
@@ -27,21 +27,21 @@ def listen(found, clock, seconds):
     """Let time pass for an owner that looks at its mail all the while."""
     for _ in range(round(seconds * 10)):
         clock.now += 0.1
-        _ = found.too_long
+        _ = found.is_too_long
 
 
 def a_step(found, clock, gap, *, broken=False):
-    found.begin()
+    found.begin_attempt()
     listen(found, clock, gap)
     if broken:
-        found.broken()
-    found.heard()
-    found.end()
-    found.begin()
+        found.note_probe()
+    found.note_message()
+    found.end_attempt()
+    found.begin_attempt()
 
 
 def after_a_step_with_a_gap_of(seconds, clock, *, broken=False):
-    found = Patience(2.0, Awake())
+    found = Patience(2.0, AwakeClock())
     a_step(found, clock, seconds, broken=broken)
     return found
 
@@ -52,7 +52,7 @@ def test_a_gap_is_too_long_when_patience_is_at_its_end(clock, gap, is_too_long):
 
     listen(found, clock, gap)
 
-    assert found.too_long == is_too_long
+    assert found.is_too_long == is_too_long
 
 
 @pytest.mark.parametrize(("gap", "is_too_long"), [(4.7, False), (5.0, True)])
@@ -61,7 +61,7 @@ def test_where_honest_steps_had_long_gaps_four_times_as_long_is_waited(clock, ga
 
     listen(found, clock, gap)
 
-    assert found.too_long == is_too_long
+    assert found.is_too_long == is_too_long
 
 
 def test_the_gap_of_a_step_in_which_somebody_had_to_be_asked_is_no_honest_one(clock):
@@ -69,21 +69,21 @@ def test_the_gap_of_a_step_in_which_somebody_had_to_be_asked_is_no_honest_one(cl
 
     listen(found, clock, 2.1)
 
-    assert found.too_long
+    assert found.is_too_long
 
 
 def test_a_sign_of_life_begins_a_new_gap(clock):
     found = after_a_step_with_a_gap_of(0.1, clock)
     listen(found, clock, 1.9)
-    found.heard()
+    found.note_message()
 
     listen(found, clock, 1.9)
 
-    assert not found.too_long
+    assert not found.is_too_long
 
 
 def test_who_slows_every_step_down_a_little_more_does_not_make_patience_endless(clock):
-    found = Patience(2.0, Awake())
+    found = Patience(2.0, AwakeClock())
 
     for _ in range(10):
         a_step(found, clock, 0.9 * found.limit_s)
@@ -93,11 +93,11 @@ def test_who_slows_every_step_down_a_little_more_does_not_make_patience_endless(
 
 @pytest.mark.parametrize(("gap", "is_too_long"), [(7.9, False), (8.1, True)])
 def test_where_no_honest_gaps_are_known_the_upper_end_counts(clock, gap, is_too_long):
-    found = Patience(2.0, Awake())
+    found = Patience(2.0, AwakeClock())
 
     listen(found, clock, gap)
 
-    assert found.too_long_for_anything == is_too_long
+    assert found.is_beyond_any_limit == is_too_long
 
 
 def test_a_slow_step_is_forgotten_when_a_hundred_others_were_quick(clock):
@@ -115,9 +115,9 @@ def test_an_owner_that_was_stopped_itself_holds_that_against_nobody(clock):
 
     clock.now += 3600.0
 
-    assert not found.too_long
+    assert not found.is_too_long
     listen(found, clock, 1.5)
-    assert found.too_long
+    assert found.is_too_long
 
 
 def test_there_is_one_knock_in_a_gap_well_before_it_is_too_long(clock):
@@ -127,6 +127,6 @@ def test_there_is_one_knock_in_a_gap_well_before_it_is_too_long(clock):
     listen(found, clock, 0.5)
 
     assert [found.is_time_to_probe() for _ in range(3)] == [True, False, False]
-    found.heard()
+    found.note_message()
     listen(found, clock, 1.0)
     assert found.is_time_to_probe()

@@ -10,7 +10,7 @@ from phalanx.config import canonical_json
 from phalanx.errors import FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import Activation, Commit, PassedOnHeader
-from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.pipeline.protocol.signed import StatementReader, to_signed
 from phalanx.security.crypto import Identity
 from phalanx.transport import HeaderFields, sign_header
 
@@ -38,7 +38,7 @@ def peer(name):
     return IDENTITIES[name].public
 
 
-STATEMENTS = Statements(SESSION, peer)
+STATEMENTS = StatementReader(SESSION, peer)
 
 
 def header(signer="alice", body=BODY, kind="tensor", **changes):
@@ -57,13 +57,13 @@ def header(signer="alice", body=BODY, kind="tensor", **changes):
 
 
 def opened(signed, epoch=2, place=None, link=ASSIGNMENT.link_of):
-    return STATEMENTS.open(signed, Activation, epoch, PLACE if place is None else place, link)
+    return STATEMENTS.open_statement(signed, Activation, epoch, PLACE if place is None else place, link)
 
 
 def test_what_the_neighbour_said_to_the_stage_opens():
     said = opened(header())
 
-    assert (said.message.step, said.digest, said.size_bytes) == (5, "bb" * 32, 24)
+    assert (said.message.step, said.payload_digest, said.size_bytes) == (5, "bb" * 32, 24)
     assert said.header.fields.sender == "alice"
 
 
@@ -90,7 +90,7 @@ def test_what_the_neighbour_said_to_the_stage_opens():
 def test_a_genuine_header_of_anything_else_opens_nothing(signed, complaint):
     with pytest.raises(FrameError, match=re.escape(complaint)):
         opened(signed)
-    assert STATEMENTS.find(signed, Activation, 2, PLACE, ASSIGNMENT.link_of) is None
+    assert STATEMENTS.find_statement(signed, Activation, 2, PLACE, ASSIGNMENT.link_of) is None
 
 
 def test_a_header_that_its_sender_did_not_sign_opens_nothing():
@@ -145,17 +145,17 @@ def test_a_signature_of_another_length_is_none(signature):
 
 
 def test_a_carried_frame_is_bound_as_well():
-    assert STATEMENTS.frame(header(), ("alice", "bob")).fields.kind == "tensor"
+    assert STATEMENTS.open_frame_header(header(), ("alice", "bob")).fields.kind == "tensor"
     for signed, link in ((header(run="run-0"), (None, None)), (header(), ("eve", None)), (header(), (None, "eve"))):
         with pytest.raises(FrameError):
-            STATEMENTS.frame(signed, link)
+            STATEMENTS.open_frame_header(signed, link)
 
 
 def test_another_kind_of_message_is_bound_the_same_way():
     body = {"epoch": 2, "step": 5, "stage": 1, "received": [], "sent": [], "norm_squared": 1.0, "gradient": "ab" * 32}
     signed = header(kind="commit", body=body, receiver="owner")
 
-    said = STATEMENTS.open(signed, Commit, 2, {"step": 5, "stage": 1}, lambda commit: ("alice", "owner"))
+    said = STATEMENTS.open_statement(signed, Commit, 2, {"step": 5, "stage": 1}, lambda commit: ("alice", "owner"))
 
     assert said.message.gradient == "ab" * 32
 
@@ -164,7 +164,7 @@ def test_nothing_else_in_the_pipeline_opens_what_was_passed_on():
     """A header becomes an object, is verified and is read as a message in one file, and nowhere beside it."""
     patterns = (
         r"SignedHeader\(",
-        r"\.verify\(",
+        r"\.verify_(sender|signature)\(",
         r"parse_message\([a-z_.]*fields\.kind",
         r"json\.loads\([a-z_.]*header",
     )

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.errors import PeerRefusedError
 from phalanx.pipeline.protocol.messages import Bulk
-from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.pipeline.protocol.signed import StatementReader, to_signed
 from phalanx.pipeline.protocol.tensor_stream import whole_transfer
 from phalanx.security.crypto import Identity
 from phalanx.transport import HeaderFields, sign_header
@@ -36,7 +36,7 @@ def part(offset, total=2 * SIZE, **changes):
 
 
 def is_whole(*shown):
-    return whole_transfer(Statements("run-1", peer), shown, ABOUT, ("alice", "bob")) is not None
+    return whole_transfer(StatementReader("run-1", peer), shown, ABOUT, ("alice", "bob")) is not None
 
 
 def test_all_parts_in_order_are_a_whole_transfer():

@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import actor
-from phalanx.models import ModelConfig, StageSpec, build_stage, open_model, tie
+from phalanx.lab.attacks import make_actor
+from phalanx.models import ModelConfig, StageSpec, build_stage, open_model, tie_head
 from phalanx.models.master_weights import keep_masters
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.pipeline.assignment.stage_memory import stage_counts
@@ -50,7 +50,7 @@ def stages_of(source, num_stages):
         )
         for i in range(num_stages)
     ]
-    tie(found[0], found[-1])
+    tie_head(found[0], found[-1])
     for stage in reversed(found):
         keep_masters(stage)
     return found
@@ -71,8 +71,8 @@ def test_logits_are_those_of_transformers_whole_model_in_bf16_bit_for_bit(cache)
 
 def test_an_update_below_the_last_place_of_bf16_is_not_lost(cache):
     stage = stages_of(open_model(run_of().model, cache, seed=3), 2)[1]
-    name = next(name for name in stage.trainable() if name.endswith("attn.c_attn.weight"))
-    master, ids = stage.trainable()[name], torch.zeros(1, 8, 16)
+    name = next(name for name in stage.trainable_parameters() if name.endswith("attn.c_attn.weight"))
+    master, ids = stage.trainable_parameters()[name], torch.zeros(1, 8, 16)
     stage(ids)
     before = stage.computing[name].detach().clone()
 
@@ -95,7 +95,7 @@ def test_masters_are_what_is_digested_and_a_clean_run_accuses_nobody(clean, cach
     assert trained(full, tmp_path / "full", cache)[0] != digest
     with MemoryCompany(run_of(), tmp_path / "kept", cache=cache) as company:
         company.run(2)
-        company.save()
+        company.save_step()
         company.run(1)
         company.fall_back()
         company.run(STEPS - 2)
@@ -106,7 +106,7 @@ def test_masters_are_what_is_digested_and_a_clean_run_accuses_nobody(clean, cach
 def test_a_liar_is_named_and_no_bit_is_lost(clean, cache, tmp_path, attack):
     config = AttackConfig(kind=attack, stages=(2,), rate=0.3, seed=1)
 
-    digest, verdicts, evicted = trained(run_of(), tmp_path / "bad", cache, {"worker-2": actor(config, "worker-2")})
+    digest, verdicts, evicted = trained(run_of(), tmp_path / "bad", cache, {"worker-2": make_actor(config, "worker-2")})
 
     assert evicted == ["worker-2"]
     assert {(verdict.party, verdict.stage) for verdict in verdicts} == {("worker-2", 2)}

@@ -11,8 +11,8 @@ from phalanx.models import StageSpec, open_model
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.plan import RowPrivacy
 from phalanx.pipeline.protocol.messages import NoiseKeys
-from phalanx.pipeline.protocol.signed import Statements
-from phalanx.pipeline.stage.battery import run_battery
+from phalanx.pipeline.protocol.signed import StatementReader
+from phalanx.pipeline.stage.kernel_fingerprint import fingerprint_kernels
 from phalanx.pipeline.stage.noisy_sum import noisy_mean
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.worker.roles import PartyContext, Roles
@@ -65,17 +65,17 @@ def test_a_stream_is_the_same_wherever_it_is_computed():
 def test_a_party_that_computes_noise_otherwise_is_of_another_numeric_class(tmp_path, monkeypatch):
     """One rounding of one value apart, which single precision would hide in most of them."""
     plan = make_plan(tiny_run(), open_model(tiny_run().model, tmp_path, 7)).model_copy(update={"privacy": PRIVACY})
-    ours, normal = run_battery(plan, "ab" * 32), SecureStream.normal
-    assert run_battery(plan, "ab" * 32) == ours
+    ours, normal = fingerprint_kernels(plan, "ab" * 32), SecureStream.next_normals
+    assert fingerprint_kernels(plan, "ab" * 32) == ours
 
     def of_another_library(stream, count):
         found = normal(stream, count)
         found[count // 2] = np.nextafter(found[count // 2], np.inf)
         return found
 
-    monkeypatch.setattr(SecureStream, "normal", of_another_library)
+    monkeypatch.setattr(SecureStream, "next_normals", of_another_library)
 
-    theirs = run_battery(plan, "ab" * 32)
+    theirs = fingerprint_kernels(plan, "ab" * 32)
     assert theirs.gradient != ours.gradient
     assert theirs.forward == ours.forward
 
@@ -93,7 +93,7 @@ class Rows(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 4, bias=False)
         self.shared_head = self.layer.weight if shared else None
 
-    def trainable(self):
+    def trainable_parameters(self):
         return {"layer.weight": self.layer.weight}
 
     def forward(self, x):
@@ -112,7 +112,7 @@ def summed(clip, rows):
         x, gradient = (torch.randn(1, 3, 4, generator=generator) for _ in range(2))
         runner.forward(0, number, x)
         runner.backward(0, number, gradient * size)
-    return runner.gradients()["layer.weight"]
+    return runner.take_gradients()["layer.weight"]
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -134,7 +134,7 @@ def test_a_row_with_a_gradient_that_is_not_finite_counts_for_nothing():
         runner.forward(0, number, x)
         runner.backward(0, number, gradient)
 
-    assert float(runner.gradients()["layer.weight"].norm()) == pytest.approx(0.5, rel=1e-4)
+    assert float(runner.take_gradients()["layer.weight"].norm()) == pytest.approx(0.5, rel=1e-4)
 
 
 def test_a_step_that_is_abandoned_leaves_no_row_behind():
@@ -142,9 +142,9 @@ def test_a_step_that_is_abandoned_leaves_no_row_behind():
     runner.forward(0, 0, torch.ones(1, 3, 4))
     runner.backward(0, 0, torch.ones(1, 3, 4))
 
-    runner.abandon()
+    runner.abandon_step()
 
-    assert not runner.gradients()["layer.weight"].any()
+    assert not runner.take_gradients()["layer.weight"].any()
 
 
 def test_a_trained_head_that_is_tied_is_refused():
@@ -156,7 +156,7 @@ def test_a_trained_head_that_is_tied_is_refused():
 def two_stages(tmp_path):
     """The roles of a party that holds stage 1 and shadows stage 2."""
     plan = make_plan(tiny_run(), open_model(tiny_run().model, tmp_path, 7)).model_copy(update={"privacy": PRIVACY})
-    statements = Statements("run", lambda name: None)
+    statements = StatementReader("run", lambda name: None)
     roles = Roles(PartyContext("worker-1", plan, lambda receiver, message, payload: None, statements, PhaseTimer()))
     roles.assignment = Assignment({0: "owner", 1: "worker-1", 2: "worker-2"}, {1: "worker-2", 2: "worker-1"})
     return roles

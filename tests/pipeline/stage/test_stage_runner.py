@@ -64,8 +64,8 @@ def test_recomputing_gives_the_bits_of_forward_and_backward(make_runner, family,
     x_gradient = stage.backward(5, 2, gradient)
     # an auditor has drawn other numbers meanwhile
     torch.manual_seed(99)
-    again_y, again_gradient = auditor.recompute(5, 2, x, gradient)
-    forward_only, nothing = auditor.recompute(5, 2, x, None)
+    again_y, again_gradient = auditor.recompute_microbatch(5, 2, x, gradient)
+    forward_only, nothing = auditor.recompute_microbatch(5, 2, x, None)
 
     assert torch.equal(again_y, y)
     assert torch.equal(again_gradient, x_gradient)
@@ -81,7 +81,7 @@ def test_so_it_does_in_bf16_and_with_activation_checkpointing(make_runner, chang
 
     y = stage.forward(0, 0, hidden(1))
     x_gradient = stage.backward(0, 0, hidden(2))
-    again_y, again_gradient = auditor.recompute(0, 0, hidden(1), hidden(2))
+    again_y, again_gradient = auditor.recompute_microbatch(0, 0, hidden(1), hidden(2))
 
     assert torch.equal(again_y, y)
     assert torch.equal(again_gradient, x_gradient)
@@ -96,7 +96,7 @@ def test_so_it_does_with_adapters(make_runner):
     y = stage.forward(0, 0, hidden(1))
     x_gradient = stage.backward(0, 0, hidden(2))
 
-    again = auditor.recompute(0, 0, hidden(1), hidden(2))
+    again = auditor.recompute_microbatch(0, 0, hidden(1), hidden(2))
     assert torch.equal(again[0], y)
     assert torch.equal(again[1], x_gradient)
 
@@ -105,8 +105,8 @@ def test_dropout_differs_by_seed_step_stage_and_microbatch(make_runner):
     runner = make_runner(dropout=0.5)
     x = hidden(1)
 
-    outputs = [runner.recompute(step, m, x, None)[0] for step, m in ((0, 0), (0, 1), (1, 0))]
-    outputs.append(make_runner(dropout=0.5, seed=4).recompute(0, 0, x, None)[0])
+    outputs = [runner.recompute_microbatch(step, m, x, None)[0] for step, m in ((0, 0), (0, 1), (1, 0))]
+    outputs.append(make_runner(dropout=0.5, seed=4).recompute_microbatch(0, 0, x, None)[0])
 
     assert all(not torch.equal(a, b) for n, a in enumerate(outputs) for b in outputs[:n])
     seeds = {dropout_seed(*at) for at in ((1, 2, 3, 4), (1, 2, 4, 3), (1, 23, 4, 0), (12, 3, 4, 0), (0, 2, 3, 4))}
@@ -116,7 +116,7 @@ def test_dropout_differs_by_seed_step_stage_and_microbatch(make_runner):
 def test_a_redone_step_draws_the_same_masks(make_runner):
     runner = make_runner(dropout=0.5)
     first = runner.forward(7, 1, hidden(1))
-    runner.abandon()
+    runner.abandon_step()
     runner.forward(7, 0, hidden(3))
 
     assert torch.equal(runner.forward(7, 1, hidden(1)), first)
@@ -129,12 +129,12 @@ def test_an_audit_leaves_weight_gradients_and_graphs_as_they_were(make_runner):
         each.forward(0, 1, hidden(2))
         each.backward(0, 0, hidden(3))
 
-    runner.recompute(0, 1, hidden(2), hidden(4))
+    runner.recompute_microbatch(0, 1, hidden(2), hidden(4))
 
     for each in (runner, untouched):
         each.backward(0, 1, hidden(4))
-    expected = untouched.gradients()
-    assert all(torch.equal(gradient, expected[name]) for name, gradient in runner.gradients().items())
+    expected = untouched.take_gradients()
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in runner.take_gradients().items())
 
 
 def test_gradients_add_up_over_microbatches_and_are_taken_once(make_runner):
@@ -143,16 +143,16 @@ def test_gradients_add_up_over_microbatches_and_are_taken_once(make_runner):
     for m in range(2):
         runner.forward(0, m, hidden(m))
         runner.backward(0, m, hidden(5))
-        parts.append({name: g.clone() for name, g in runner.gradients().items()})
+        parts.append({name: g.clone() for name, g in runner.take_gradients().items()})
     for m in range(2):
         runner.forward(0, m, hidden(m))
         runner.backward(0, m, hidden(5))
 
-    total = runner.gradients()
+    total = runner.take_gradients()
 
     assert all(torch.allclose(total[name], parts[0][name] + parts[1][name], atol=1e-6) for name in total)
-    assert all(not gradient.any() for gradient in runner.gradients().values())
-    assert set(total) == set(runner.module.trainable())
+    assert all(not gradient.any() for gradient in runner.take_gradients().values())
+    assert set(total) == set(runner.module.trainable_parameters())
 
 
 def test_what_was_abandoned_leaves_no_trace(make_runner):
@@ -160,14 +160,14 @@ def test_what_was_abandoned_leaves_no_trace(make_runner):
     runner.forward(0, 0, hidden(1))
     runner.backward(0, 0, hidden(2))
     runner.forward(0, 1, hidden(1))
-    runner.abandon()
+    runner.abandon_step()
 
     for each in (runner, fresh):
         each.forward(0, 0, hidden(3))
         each.backward(0, 0, hidden(4))
 
-    expected = fresh.gradients()
-    assert all(torch.equal(gradient, expected[name]) for name, gradient in runner.gradients().items())
+    expected = fresh.take_gradients()
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in runner.take_gradients().items())
     with pytest.raises(KeyError):
         runner.backward(0, 1, hidden(2))
 

@@ -8,7 +8,7 @@ from phalanx.models import ModelConfig, StageSpec, build_stage, open_model
 from phalanx.pipeline import StageRunner, WideRunner, token_distance
 from phalanx.pipeline.stage.float64 import recompute_in
 from phalanx.pipeline.stage.rounding import MARGIN, rounding_noise
-from phalanx.pipeline.tolerance.distance import band
+from phalanx.pipeline.tolerance.distance import classify_distance
 
 ARCHITECTURES = {
     "gpt2": {"n_layer": 3, "n_embd": 64, "n_head": 4, "vocab_size": 40, "n_positions": 32},
@@ -65,7 +65,7 @@ def hidden(seed):
 def test_the_wide_result_is_the_narrow_one_up_to_rounding(make_runner, family, dropout, checkpointing):
     runner = make_runner(family, dropout=dropout, checkpointing=checkpointing)
 
-    narrow = runner.recompute(4, 1, hidden(1), hidden(2))
+    narrow = runner.recompute_microbatch(4, 1, hidden(1), hidden(2))
     wide = recompute_in(torch.float64, runner, 4, 1, hidden(1), hidden(2))
 
     for mine, true in zip(narrow, wide, strict=True):
@@ -78,7 +78,7 @@ def test_nothing_inside_is_rounded_to_float32(make_runner, family):
     runner = WideRunner(make_runner(family))
     x, step = hidden(1).double(), 1e-8 * hidden(3).double()
 
-    (before, _), (here, _), (after, _) = (runner.recompute(0, 0, x + k * step, None) for k in (-1, 0, 1))
+    (before, _), (here, _), (after, _) = (runner.recompute_microbatch(0, 0, x + k * step, None) for k in (-1, 0, 1))
 
     # a rounding to 24 bits anywhere would be larger than the step itself
     assert (after + before - 2 * here).norm() < 1e-4 * (after - before).norm()
@@ -87,9 +87,9 @@ def test_nothing_inside_is_rounded_to_float32(make_runner, family):
 def test_two_honest_kernels_are_both_honest_to_it_though_their_bits_differ(make_runner):
     runner = make_runner()
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        one = runner.recompute(0, 0, hidden(1), hidden(2))
+        one = runner.recompute_microbatch(0, 0, hidden(1), hidden(2))
     with sdpa_kernel(SDPBackend.MATH):
-        other = runner.recompute(0, 0, hidden(1), hidden(2))
+        other = runner.recompute_microbatch(0, 0, hidden(1), hidden(2))
     true = recompute_in(torch.float64, runner, 0, 0, hidden(1), hidden(2))
 
     for a, b, t in zip(one, other, true, strict=True):
@@ -101,14 +101,14 @@ def test_two_honest_kernels_are_both_honest_to_it_though_their_bits_differ(make_
 
 def test_in_the_grey_zone_it_acquits_the_honest_one_and_not_the_other(make_runner):
     runner = make_runner()
-    honest, _ = runner.recompute(0, 0, hidden(1), None)
+    honest, _ = runner.recompute_microbatch(0, 0, hidden(1), None)
     lie = honest * (1 + 1.5 * TAU)
 
     true, _ = recompute_in(torch.float64, runner, 0, 0, hidden(1), None)
 
-    assert band(token_distance(lie, honest), TAU) == "grey"
-    assert band(token_distance(honest, true), TAU) == "honest"
-    assert band(token_distance(lie, true), TAU) == "grey"
+    assert classify_distance(token_distance(lie, honest), TAU) == "grey"
+    assert classify_distance(token_distance(honest, true), TAU) == "honest"
+    assert classify_distance(token_distance(lie, true), TAU) == "grey"
 
 
 def test_the_runner_is_left_as_it_was(make_runner):
@@ -135,8 +135,8 @@ def test_what_another_kernel_rounds_differently_is_within_the_measured_noise(mak
     runner = make_runner(family)
     x, gradient = inputs(1), hidden(2)
     with sdpa_kernel(SDPBackend.MATH):
-        other = runner.recompute(0, 0, x, gradient)
-    mine = runner.recompute(0, 0, x, gradient)
+        other = runner.recompute_microbatch(0, 0, x, gradient)
+    mine = runner.recompute_microbatch(0, 0, x, gradient)
 
     noise = rounding_noise(runner, 0, 0, direction, x, gradient)
 

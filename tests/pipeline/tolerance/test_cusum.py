@@ -33,7 +33,7 @@ def noise(seed=0):
 
 def audits_until_drift(watch, residuals, limit):
     for count, residual in zip(range(1, limit + 1), residuals, strict=False):
-        drift = watch.observe(1, "forward", residual)
+        drift = watch.add_residual(1, "forward", residual)
         if drift is not None:
             return count, drift
     return None, None
@@ -42,7 +42,7 @@ def audits_until_drift(watch, residuals, limit):
 def bias_of(watch, sigmas):
     """A constant vector that leans by so many sigma along the secret direction that sees it best."""
     vector = torch.ones(SHAPE[-1], dtype=torch.float64)
-    best = max(abs(score) for score in watch.project(1, "forward", vector.expand(SHAPE)))
+    best = max(abs(score) for score in watch.project_residual(1, "forward", vector.expand(SHAPE)))
     return vector * sigmas * (NOISE / math.sqrt(TOKENS)) / best
 
 
@@ -71,7 +71,7 @@ def test_every_single_message_of_such_a_liar_passes_the_tolerance():
     lies = [truth + (residual + bias) * scale for _, residual in zip(range(200), noise(2), strict=False)]
 
     assert max(token_distance(lie, truth) for lie in lies) < TAU / 10
-    found = [watch.observe(1, "forward", token_residual(lie, truth)) for lie in lies]
+    found = [watch.add_residual(1, "forward", token_residual(lie, truth)) for lie in lies]
     assert any(drift is not None for drift in found)
 
 
@@ -82,7 +82,7 @@ def test_honest_noise_raises_no_alarm_in_thousands_of_audits():
 def test_false_alarms_come_about_as_often_as_asked_for():
     watch = DriftWatch(KEY, false_alarm_every=100, sigmas={"forward": NOISE / math.sqrt(TOKENS)})
 
-    alarms = sum(watch.observe(1, "forward", r) is not None for _, r in zip(range(3000), noise(4), strict=False))
+    alarms = sum(watch.add_residual(1, "forward", r) is not None for _, r in zip(range(3000), noise(4), strict=False))
 
     assert 15 <= alarms <= 60
 
@@ -98,7 +98,7 @@ def test_the_predicted_run_length_is_that_of_a_simulation(bias):
             break
         # the other side of the chart must not cross first
         chart.down.level = 0.0
-        if chart.add(score + bias, allowance, threshold, 1.0) is not None:
+        if chart.add_score(score + bias, allowance, threshold, 1.0) is not None:
             lengths.append(count)
             chart, count = _Chart(), 0
 
@@ -119,7 +119,7 @@ def test_the_sign_of_the_bias_is_told():
 
 def test_who_stands_at_a_right_angle_to_guessed_directions_is_still_seen():
     guess, watch = DriftWatch(b"a guess"), DriftWatch(KEY)
-    basis = torch.stack([guess._secret(1, "forward", n, SHAPE[-1]) for n in range(4)])
+    basis = torch.stack([guess._secret_direction(1, "forward", n, SHAPE[-1]) for n in range(4)])
     vector = torch.ones(SHAPE[-1], dtype=torch.float64)
     hidden = vector - torch.linalg.lstsq(basis.T, vector.unsqueeze(1)).solution.T.squeeze(0) @ basis
     hidden *= NOISE / hidden.norm()
@@ -132,11 +132,11 @@ def test_stages_directions_and_keys_have_directions_of_their_own():
     residual = next(noise(9))
     watch = DriftWatch(KEY)
 
-    seen = [watch.project(*at, residual) for at in ((1, "forward"), (2, "forward"), (1, "backward"))]
-    seen.append(DriftWatch(b"other").project(1, "forward", residual))
+    seen = [watch.project_residual(*at, residual) for at in ((1, "forward"), (2, "forward"), (1, "backward"))]
+    seen.append(DriftWatch(b"other").project_residual(1, "forward", residual))
 
     assert len({score for scores in seen for score in scores}) == 16
-    assert watch.project(1, "forward", residual) == seen[0]
+    assert watch.project_residual(1, "forward", residual) == seen[0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -145,12 +145,12 @@ def test_what_is_not_finite_is_a_drift_at_once(value):
     residual[1, 3, 5] = value
     watch = DriftWatch(KEY)
 
-    drift = watch.observe(2, "backward", residual)
+    drift = watch.add_residual(2, "backward", residual)
 
     assert (drift.stage, drift.direction, drift.bias_sigmas) == (2, "backward", NOT_FINITE_SIGMAS)
     # what the audit log is to hold must be JSON, or the owner ends
     assert canonical_json(asdict(drift))
-    assert json.dumps(watch.state(), allow_nan=False)
+    assert json.dumps(watch.export_charts(), allow_nan=False)
 
 
 def test_equal_bits_never_lean_and_the_first_bits_that_differ_do_at_once():
@@ -192,8 +192,8 @@ def test_a_restored_watch_goes_on_as_if_nothing_had_happened(cut):
     assert whole > cut
 
     assert audits_until_drift(first, residuals[:cut], cut) == (None, None)
-    text = json.dumps(first.state(), allow_nan=False)
-    second.load_state(json.loads(text))
+    text = json.dumps(first.export_charts(), allow_nan=False)
+    second.import_charts(json.loads(text))
     rest, drift = audits_until_drift(second, residuals[cut:], 300)
 
     assert (cut + rest, drift) == (whole, expected)
@@ -216,10 +216,10 @@ def test_a_restored_watch_goes_on_as_if_nothing_had_happened(cut):
 )
 def test_a_malformed_state_is_refused_and_changes_nothing(state):
     watch = DriftWatch(KEY)
-    watch.observe(1, "forward", next(noise()))
-    before = watch.state()
+    watch.add_residual(1, "forward", next(noise()))
+    before = watch.export_charts()
 
     with pytest.raises(CheckpointError, match="drift watch"):
-        watch.load_state(state)
+        watch.import_charts(state)
 
-    assert watch.state() == before
+    assert watch.export_charts() == before

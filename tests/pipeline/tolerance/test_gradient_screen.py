@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.lab.attacks import ATTACKS, actor
+from phalanx.lab.attacks import ATTACKS, make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import AuditReport
 from phalanx.pipeline.tolerance.screen import DOUBTS_AT_ONCE, STEPS_PER_DOUBT, DoubtBudget, doubt_about
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 
 STEPS = 5
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
@@ -113,14 +113,14 @@ OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gradient_scal
 
 def draws_in_turn(company):
     """Which microbatch is audited follows from the step alone, so that a test cannot have bad luck."""
-    company.draw.microbatches = lambda **place: tuple(range(place["num_microbatches"]))[place["step"] % 2 :: 2]
+    company.draw.draw_microbatches = lambda **place: tuple(range(place["num_microbatches"]))[place["step"] % 2 :: 2]
     return company
 
 
 def attacked(kind, guard, make_company, **settings):
     run = tiny_run(guard=guard)
     config = AttackConfig(kind=kind, from_step=2, strength=ATTACKS[kind].strength, **settings)
-    return run, draws_in_turn(make_company(run, {1: actor(config, "worker-1")}))
+    return run, draws_in_turn(make_company(run, {1: make_actor(config, "worker-1")}))
 
 
 @pytest.mark.parametrize("kind", ["gradient_sign", *OTHERS])
@@ -131,14 +131,14 @@ def test_a_gross_lie_about_the_weight_gradient_is_found_and_undone(make_company,
     company.run(STEPS)
 
     assert {(verdict.party, verdict.offence) for verdict in company.verdicts} == {("worker-1", "gradient")}
-    assert {body["party"] for body in company.bodies("gradient_doubted")} >= {"worker-1"}
+    assert {body["party"] for body in company.event_bodies("gradient_doubted")} >= {"worker-1"}
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
 @pytest.mark.parametrize("kind", ["gradient_sign", *OTHERS])
 def test_the_default_finds_a_gross_lie_and_leaves_nothing_of_it(make_company, honest_digest, kind):
     run, company = attacked(kind, GuardConfig(), make_company)
-    company.draw.whole_step = company.draw.owners_step = lambda **place: False
+    company.draw.draws_whole_step = company.draw.draws_owner_audit = lambda **place: False
 
     company.run(STEPS)
 
@@ -165,13 +165,15 @@ def claiming_doubt(outgoing, report):
 
 def test_a_forged_doubt_accuses_nobody_and_costs_its_author_a_recomputation(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
-    company = make_company(run, {2: Actor(rewrite=only(AuditReport, claiming_doubt))})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(AuditReport, claiming_doubt))})
 
     results = company.run(4)
 
     assert company.verdicts == []
     said = {
-        (body["step"], body["stage"]) for body in company.bodies("gradient_doubted") if body["auditor"] == "worker-2"
+        (body["step"], body["stage"])
+        for body in company.event_bodies("gradient_doubted")
+        if body["auditor"] == "worker-2"
     }
     # once a step, however often it is said
     assert said == {(step, 1) for step in range(4)}
@@ -183,7 +185,7 @@ def test_who_doubts_and_does_not_recompute_is_replaced_and_not_accused(make_comp
     pipeline = PipelineConfig(stages=4, step_timeout_s=60.0, patience_s=2.0)
     run = tiny_run(guard=GuardConfig(commit_lag=1, **NO_COIN), pipeline=pipeline)
     # its own engine knows of no doubt, and takes no order for a step that is past
-    company = make_company(run, {2: Actor(rewrite=only(AuditReport, claiming_doubt))})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(AuditReport, claiming_doubt))})
 
     company.run(4)
 
@@ -226,7 +228,7 @@ def test_whoever_doubts_all_the_time_is_followed_now_and_then():
 @pytest.mark.slow
 def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
-    company = draws_in_turn(make_company(run, {2: Actor(rewrite=only(AuditReport, claiming_doubt))}))
+    company = draws_in_turn(make_company(run, {2: Actor(rewrite=rewrite_only(AuditReport, claiming_doubt))}))
 
     results = company.run(MANY)
 
@@ -268,7 +270,7 @@ def test_an_honest_shadow_whose_doubt_is_not_followed_goes_on(make_company, hone
 def test_after_many_doubts_without_a_cause_a_lie_is_found_within_so_many_steps(make_company, everybody_doubts):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     first = MANY - STEPS_PER_DOUBT
-    liar = actor(AttackConfig(kind="gradient_sign", from_step=first), "worker-1")
+    liar = make_actor(AttackConfig(kind="gradient_sign", from_step=first), "worker-1")
     company = draws_in_turn(make_company(run, {1: liar}))
 
     company.run(MANY)
@@ -283,9 +285,9 @@ def test_after_many_doubts_without_a_cause_a_lie_is_found_within_so_many_steps(m
 def test_a_shadow_in_league_that_has_used_up_its_doubts_hides_nothing_from_the_owner(make_company):
     # as one that keeps silent: the owner's own audits at their written rate need no shadow
     run = tiny_run(guard=GuardConfig(**NO_COIN))
-    liar = actor(AttackConfig(kind="gradient_sign", from_step=20), "worker-1")
-    company = make_company(run, {1: liar, 2: Actor(rewrite=only(AuditReport, claiming_doubt))})
-    company.draw.owners_step = lambda **place: (place["stage"], place["step"]) == (1, 20)
+    liar = make_actor(AttackConfig(kind="gradient_sign", from_step=20), "worker-1")
+    company = make_company(run, {1: liar, 2: Actor(rewrite=rewrite_only(AuditReport, claiming_doubt))})
+    company.draw.draws_owner_audit = lambda **place: (place["stage"], place["step"]) == (1, 20)
 
     company.run(MANY)
 
@@ -295,11 +297,11 @@ def test_a_shadow_in_league_that_has_used_up_its_doubts_hides_nothing_from_the_o
 def test_a_doubt_is_for_the_auditor_of_the_step_alone(make_company, honest_digest):
     # with another upkeep no gradient is sent, so nobody can have looked at one
     run = tiny_run(guard=GuardConfig(shadow="lockstep", **NO_COIN))
-    company = make_company(run, {2: Actor(rewrite=only(AuditReport, claiming_doubt))})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(AuditReport, claiming_doubt))})
 
     company.run(2)
 
-    assert company.bodies("gradient_doubted") == []
+    assert company.event_bodies("gradient_doubted") == []
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -319,7 +321,7 @@ def test_a_lie_is_found_where_verdicts_lag_and_several_microbatches_are_drawn(ma
     pipeline = PipelineConfig(stages=stages, step_timeout_s=30.0)
     run = tiny_run(guard=GuardConfig(audit_rate=0.5, commit_lag=lag, keep_states=STEPS, **NO_COIN), pipeline=pipeline)
     config = AttackConfig(kind="gradient_scale", from_step=3, strength=30.0)
-    company = draws_in_turn(make_company(run, {1: actor(config, "worker-1")}))
+    company = draws_in_turn(make_company(run, {1: make_actor(config, "worker-1")}))
 
     company.run(STEPS)
 
@@ -350,26 +352,26 @@ def silent(outgoing, report):
 
 def test_a_shadow_in_league_keeps_its_doubt_to_itself_and_the_owner_names_the_liar(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, keep_states=STEPS))
-    liar = actor(AttackConfig(kind="gradient_sign", from_step=1), "worker-1")
-    company = make_company(run, {1: liar, 2: Actor(rewrite=only(AuditReport, silent))})
-    company.draw.owners_step = lambda **place: (place["stage"], place["step"]) == (1, 3)
+    liar = make_actor(AttackConfig(kind="gradient_sign", from_step=1), "worker-1")
+    company = make_company(run, {1: liar, 2: Actor(rewrite=rewrite_only(AuditReport, silent))})
+    company.draw.draws_owner_audit = lambda **place: (place["stage"], place["step"]) == (1, 3)
 
     company.run(STEPS)
 
     assert [(verdict.party, verdict.offence, verdict.step) for verdict in company.verdicts] == [
         ("worker-1", "gradient", 3)
     ]
-    assert not [body for body in company.bodies("gradient_doubted") if body["stage"] == 1 and body["step"] <= 3]
+    assert not [body for body in company.event_bodies("gradient_doubted") if body["stage"] == 1 and body["step"] <= 3]
     # what the league had got in since step 1 is undone
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
 def test_across_numeric_classes_a_doubt_has_the_step_recomputed_and_accuses_nobody(make_company):
     run = tiny_run(guard=GuardConfig(classes="mixed", **NO_COIN))
-    unlike = Actor(rewrite=only(AuditReport, claiming_doubt), numeric_class="another")
+    unlike = Actor(rewrite=rewrite_only(AuditReport, claiming_doubt), numeric_class="another")
     company = make_company(run, {2: unlike})
 
     company.run(3)
 
     assert company.verdicts == []
-    assert {body["stage"] for body in company.bodies("gradient_doubted")} >= {1}
+    assert {body["stage"] for body in company.event_bodies("gradient_doubted")} >= {1}

@@ -6,10 +6,10 @@ import pytest
 import torch
 from other_kernels import eager
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited, UpdateReport
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, rewrite_only, tampering, tiny_run
 
 EAGER = Actor(kernels=eager, description="another kernel")
 CLAIMS = Actor(numeric_class="another build")
@@ -22,7 +22,7 @@ def mixed(stages=5, **guard):
 
 
 def attacker(kind, **changes):
-    return replace(actor(AttackConfig(kind=kind, stages=(1,), from_step=1, **changes), "worker-1"), **CLAIMED)
+    return replace(make_actor(AttackConfig(kind=kind, stages=(1,), from_step=1, **changes), "worker-1"), **CLAIMED)
 
 
 RATES = ("step_audit_rate", "owner_audit_rate")
@@ -42,11 +42,11 @@ def test_honest_parties_with_another_kernel_are_audited_whole_and_not_accused(ma
 
     results = company.run(3)
 
-    assert (company.verdicts, company.bodies("alarm"), company.bodies("dismissed")) == ([], [], [])
+    assert (company.verdicts, company.event_bodies("alarm"), company.event_bodies("dismissed")) == ([], [], [])
     # every microbatch of three stages by its shadow, and once more by the owner
     more = 1 if rate == "step_audit_rate" else 2
     # a sum of four small microbatches may look odd to its shadow, which then redoes that step, once, as a whole
-    doubted = [(body["step"], body["stage"]) for body in company.bodies("gradient_doubted")]
+    doubted = [(body["step"], body["stage"]) for body in company.event_bodies("gradient_doubted")]
     assert len(doubted) == len(set(doubted))
     assert len({step for step, _ in doubted}) <= (0 if rate == "step_audit_rate" else 1)
     closer = [4 * sum(step == each for each, _ in doubted) for step in range(3)]
@@ -60,7 +60,7 @@ def test_a_stage_and_a_shadow_with_unlike_kernels_do_not_accuse_each_other(make_
 
     company.run(3)
 
-    assert (company.verdicts, company.bodies("alarm"), company.bodies("dismissed")) == ([], [], [])
+    assert (company.verdicts, company.event_bodies("alarm"), company.event_bodies("dismissed")) == ([], [], [])
     company.weights_digest()
 
 
@@ -164,7 +164,7 @@ def test_a_shadow_of_another_class_with_another_state_is_named(make_company, hon
         return [outgoing.with_fields({"states": other})]
 
     run = mixed(4)
-    company = make_company(run, {2: Actor(rewrite=only(UpdateReport, lie), numeric_class="another build")})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(UpdateReport, lie), numeric_class="another build")})
 
     company.run(2)
 
@@ -180,19 +180,21 @@ def test_an_auditor_of_another_class_that_invents_a_gradient_is_replaced_and_the
 
     # with two workers each is the other's shadow, whatever their classes
     run = mixed(4, step_audit_rate=1.0)
-    company = make_company(run, {2: Actor(rewrite=only(StepAudited, invent), numeric_class="another build")})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(StepAudited, invent), numeric_class="another build")})
 
     company.run(2)
 
     # nothing has the digest that it made up, so that it cannot be compared, and no lie is proved
     assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-2"])
-    assert "worker-1" in company.engine.holders.values()
+    assert "worker-1" in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(run, 2)
 
 
 def test_a_norm_that_is_a_little_off_is_a_lie_across_classes_too(make_company, honest_digest):
     run = mixed()
-    lie = only(Commit, lambda outgoing, commit: [outgoing.with_fields({"norm_squared": commit.norm_squared * 1.001})])
+    lie = rewrite_only(
+        Commit, lambda outgoing, commit: [outgoing.with_fields({"norm_squared": commit.norm_squared * 1.001})]
+    )
     company = make_company(run, {1: Actor(rewrite=lie, numeric_class="another build")})
 
     company.run(2)

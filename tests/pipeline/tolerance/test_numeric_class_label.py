@@ -11,14 +11,14 @@ FIELDS = {"torch": "2.13.0", "device": "some CPU", "instructions": "AVX2", "thre
 
 def test_one_process_is_always_in_the_same_class():
     assert local_numeric_class("cpu") == local_numeric_class("cpu")
-    assert re.fullmatch("[0-9a-f]{16}", local_numeric_class("cpu").label)
+    assert re.fullmatch("[0-9a-f]{16}", local_numeric_class("cpu").short_digest)
 
 
 def test_the_number_of_threads_decides():
-    one = local_numeric_class("cpu").label
+    one = local_numeric_class("cpu").short_digest
     torch.set_num_threads(2)
 
-    assert local_numeric_class("cpu").label != one
+    assert local_numeric_class("cpu").short_digest != one
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_every_field_decides(change):
     known = set(NumericClass.model_fields)
     assert set(FIELDS) <= known, "a new field needs a line here"
 
-    assert NumericClass(**(FIELDS | change)).label != NumericClass(**FIELDS).label
+    assert NumericClass(**(FIELDS | change)).short_digest != NumericClass(**FIELDS).short_digest
 
 
 def test_a_class_says_what_it_is_of():

@@ -38,7 +38,7 @@ def test_one_number_that_is_not_finite_convicts_its_sender(make_company, honest_
     assert (verdict.direction, verdict.offence) == (direction, "message")
     assert verdict.distance is None
     assert "not finite" in verdict.reason
-    (hit,) = company.bodies("screen_hit")
+    (hit,) = company.event_bodies("screen_hit")
     assert (hit["party"], hit["reason"]) == (f"worker-{stage}", "not finite")
     assert company.weights_digest() == honest_digest(run, 2)
 
@@ -50,7 +50,7 @@ def test_without_a_screen_a_full_audit_finds_it_too(make_company, honest_digest)
     company.run(2)
 
     assert [verdict.party for verdict in company.verdicts] == ["worker-1"]
-    assert company.bodies("screen_hit") == []
+    assert company.event_bodies("screen_hit") == []
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -78,24 +78,26 @@ def test_an_honest_overflow_ends_the_run_and_blames_nobody(make_company, guard):
 def test_a_screen_that_is_wrong_about_every_message_changes_no_bit(make_company, honest_digest, monkeypatch, direction):
     run = tiny_run(guard=GuardConfig(audit_rate=0.25))
     expected = honest_digest(run, 2)
-    monkeypatch.setattr(Screen, "check", lambda self, source, found, tensor: "odd" if found == direction else None)
+    monkeypatch.setattr(
+        Screen, "check_message", lambda self, source, found, tensor: "odd" if found == direction else None
+    )
     company = make_company(run)
 
     company.run(2)
 
     # two middle stages, four microbatches, two steps; what the owner sends is not screened
-    assert len(company.bodies("screen_hit")) == 2 * 4 * 2
+    assert len(company.event_bodies("screen_hit")) == 2 * 4 * 2
     assert company.verdicts == []
     assert company.weights_digest() == expected
 
 
 def test_a_screen_that_looks_at_nothing_is_not_asked_when_it_is_off(make_company, monkeypatch):
-    monkeypatch.setattr(Screen, "check", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(Screen, "check_message", lambda *_: pytest.fail("asked"))
     company = make_company(tiny_run(guard=GuardConfig(screen=False)))
 
     company.run(1)
 
-    assert company.bodies("screen_hit") == []
+    assert company.event_bodies("screen_hit") == []
 
 
 def test_a_gross_lie_about_a_microbatch_that_no_draw_asks_for_is_found_by_the_screen(make_company, honest_digest):
@@ -110,7 +112,7 @@ def test_a_gross_lie_about_a_microbatch_that_no_draw_asks_for_is_found_by_the_sc
 
     (verdict,) = company.verdicts
     assert (verdict.party, verdict.step, verdict.microbatch) == ("worker-1", 5, 3)
-    hits = [hit for hit in company.bodies("screen_hit") if (hit["step"], hit["microbatch"]) == (5, 3)]
+    hits = [hit for hit in company.event_bodies("screen_hit") if (hit["step"], hit["microbatch"]) == (5, 3)]
     assert [hit["party"] for hit in hits] == ["worker-1"]
     assert company.weights_digest() == honest_digest(run, 6)
 
@@ -118,7 +120,7 @@ def test_a_gross_lie_about_a_microbatch_that_no_draw_asks_for_is_found_by_the_sc
 def test_two_screened_messages_of_one_microbatch_are_each_cleared(make_company, honest_digest, monkeypatch):
     run = tiny_run(guard=GuardConfig(audit_rate=0.25))
     expected = honest_digest(run, 1)
-    monkeypatch.setattr(Screen, "check", lambda *_: "odd")
+    monkeypatch.setattr(Screen, "check_message", lambda *_: "odd")
     company = make_company(run)
 
     company.run(1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.pipeline import token_distance, token_distances, token_residual
-from phalanx.pipeline.tolerance.distance import band
+from phalanx.pipeline.tolerance.distance import classify_distance
 
 
 def some(seed=0, shape=(2, 8, 16)):
@@ -17,7 +17,7 @@ def some(seed=0, shape=(2, 8, 16)):
 
 @given(st.floats(allow_nan=True), st.floats(1e-9, 0.5))
 def test_a_band_is_what_referee_and_alarm_compare(distance, tau):
-    found = band(distance, tau)
+    found = classify_distance(distance, tau)
 
     assert (found == "honest") == (distance <= tau)
     assert (found == "alarm") == (not distance <= 2 * tau)
@@ -28,11 +28,11 @@ def test_a_band_is_what_referee_and_alarm_compare(distance, tau):
     [(0.0, "honest"), (1e-5, "honest"), (1.001e-5, "grey"), (2e-5, "grey"), (2.001e-5, "alarm"), (math.inf, "alarm")],
 )
 def test_the_borders_belong_to_the_milder_band(distance, expected):
-    assert band(distance, 1e-5) == expected
+    assert classify_distance(distance, 1e-5) == expected
 
 
 def test_nan_is_an_alarm():
-    assert band(math.nan, 1e-5) == "alarm"
+    assert classify_distance(math.nan, 1e-5) == "alarm"
 
 
 def test_the_distance_is_the_largest_of_the_tokens():

@@ -40,7 +40,7 @@ def test_rounding_within_the_tolerance_is_not_even_an_alarm(make_company, direct
 
     results = company.run(2)
 
-    assert (company.verdicts, company.bodies("alarm")) == ([], [])
+    assert (company.verdicts, company.event_bodies("alarm")) == ([], [])
     assert [result.guard.attempts for result in results] == [1, 1]
 
 
@@ -73,12 +73,12 @@ class _Leaning(StageRunner):
         self._honest, self._factor = honest, factor
         self.module, self.spec = honest.module, honest.spec
 
-    def recompute(self, step, microbatch, x, gradient):
-        y, x_gradient = self._honest.recompute(step, microbatch, x, gradient)
+    def recompute_microbatch(self, step, microbatch, x, gradient):
+        y, x_gradient = self._honest.recompute_microbatch(step, microbatch, x, gradient)
         return y * (1 + self._factor), x_gradient
 
-    def abandon(self):
-        self._honest.abandon()
+    def abandon_step(self):
+        self._honest.abandon_step()
 
 
 def test_two_honest_parties_that_round_apart_are_both_acquitted(make_company):
@@ -93,7 +93,7 @@ def test_two_honest_parties_that_round_apart_are_both_acquitted(make_company):
     company.run(1)
 
     assert company.verdicts == []
-    assert {body["stage"] for body in company.bodies("alarm")} == {1}
+    assert {body["stage"] for body in company.event_bodies("alarm")} == {1}
 
 
 @pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])

@@ -9,9 +9,9 @@ from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited
-from phalanx.pipeline.protocol.signed import Statements
+from phalanx.pipeline.protocol.signed import StatementReader
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.verify.state_judgement import accomplice, vouched_for_gradient
+from phalanx.pipeline.verify.state_judgement import judge_accomplice, judge_gradient_accomplice
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
 
@@ -23,7 +23,7 @@ def facts(model_cache):
     """Stage 1 of worker-1, shadowed by worker-2, has committed to a gradient that turned out to be made up."""
     run = tiny_run(guard=GuardConfig())
     plan = make_plan(run, open_model(run.model, model_cache, run.train.seed))
-    found = StepFacts(plan, statements=Statements("run", lambda name: None), observe=lambda kind, body: None)
+    found = StepFacts(plan, statements=StatementReader("run", lambda name: None), observe=lambda kind, body: None)
     found.assignment = Assignment(
         {0: "owner", 1: "worker-1", 2: "worker-2", 3: "owner"}, {1: "worker-2", 2: "worker-1"}
     )
@@ -35,7 +35,7 @@ def audited(facts, gradient, norm_squared):
     facts.ledger.step_audits[(1, "worker-2")] = StepAudited(
         **PLACE, order=1, gradient=gradient, norm_squared=norm_squared
     )
-    return vouched_for_gradient(facts, STAGE)
+    return judge_gradient_accomplice(facts, STAGE)
 
 
 def test_who_vouches_for_a_made_up_gradient_is_named(facts):
@@ -51,7 +51,7 @@ def test_who_found_another_gradient_or_norm_is_not(facts, gradient, norm_squared
 
 
 def test_who_has_not_been_asked_is_not(facts):
-    assert vouched_for_gradient(facts, STAGE) is None
+    assert judge_gradient_accomplice(facts, STAGE) is None
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def found(model_cache):
     """A message of stage 1 was judged wrong; returns the world and the judgement of its author."""
     world = make_world(model_cache)
     world.lie(-world.truth("forward"))
-    judgement = world.facts.judgement("message", HOLDER, STAGE, "made up", accuser=OWNER)
+    judgement = world.facts.make_judgement("message", HOLDER, STAGE, "made up", accuser=OWNER)
     judgement.verdict = judgement.verdict.model_copy(update={"microbatch": 0, "direction": "forward"})
     judgement.compared = ComparedTensors({"claimed": -world.truth("forward"), "recomputed": world.truth("forward")})
     return world, judgement
@@ -77,7 +77,7 @@ def test_an_auditor_that_reported_the_very_bytes_of_the_lie_is_named_with_them(f
     world, judgement = found
     reported(world, world.facts.ledger.messages[(STAGE, "forward", 0)].digest)
 
-    second = accomplice(world.facts, judgement)
+    second = judge_accomplice(world.facts, judgement)
 
     assert (second.verdict.party, second.verdict.offence, second.verdict.microbatch) == (SHADOW, "collusion", 0)
     assert torch.equal(second.compared.tensors["accuser"], second.compared.tensors["claimed"])
@@ -131,7 +131,7 @@ def test_an_auditor_that_did_not_vouch_for_the_lie_is_no_accomplice(found, how):
     world, judgement = found
     how(world, judgement)
 
-    assert accomplice(world.facts, judgement) is None
+    assert judge_accomplice(world.facts, judgement) is None
 
 
 @pytest.mark.parametrize("shadow", ["gradient", "lockstep"])
@@ -141,7 +141,7 @@ def test_in_lockstep_what_the_shadow_holds_is_what_it_computed(model_cache, shad
     said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
     world.facts.ledger.held[STAGE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
 
-    judgement = vouched_for_gradient(world.facts, STAGE)
+    judgement = judge_gradient_accomplice(world.facts, STAGE)
 
     # what it was sent, it has not vouched for
     assert (judgement and judgement.verdict.party) == (SHADOW if shadow == "lockstep" else None)
@@ -155,4 +155,4 @@ def test_an_owner_that_audits_is_no_accomplice(model_cache):
     said = {"gradient": commit.gradient, "norm_squared": commit.norm_squared}
     world.facts.ledger.held[STAGE] = GradientHeld(epoch=2, step=0, stage=1, **said, parts=())
 
-    assert vouched_for_gradient(world.facts, STAGE) is None
+    assert judge_gradient_accomplice(world.facts, STAGE) is None

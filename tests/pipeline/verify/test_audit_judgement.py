@@ -23,7 +23,7 @@ def judge_of(world):
 
 def weighed(world, report, judge=None):
     known = world.facts.ledger.messages
-    return world.judge((judge or judge_of(world)).weigh(SHADOW, report, known, BOTH))
+    return world.judge_page((judge or judge_of(world)).weigh_report(SHADOW, report, known, BOTH))
 
 
 def test_an_honest_report_needs_nothing_and_accuses_nobody(world):
@@ -120,10 +120,10 @@ def test_without_an_input_that_the_stage_never_showed_nothing_is_decided(world):
     for party in (OWNER, HOLDER):
         world.tensors[(party, 0, "forward", 0, False)] = None
 
-    judgement = world.judge(judge.weigh(SHADOW, report, known, BOTH))
+    judgement = world.judge_page(judge.weigh_report(SHADOW, report, known, BOTH))
 
     assert judgement is None
-    assert judge.undecided == {report.order}
+    assert judge.undecided_orders == {report.order}
     assert [kind for kind, _ in world.events] == ["alarm", "dismissed"]
 
 
@@ -203,7 +203,7 @@ def hit(direction="forward"):
 
 
 def test_what_was_signed_about_an_odd_message_is_asked_for_before_it_is_committed_to(world):
-    known = world.judge(judge_of(world).committed_early(hit("backward")))
+    known = world.judge_page(judge_of(world).fetch_early_commitments(hit("backward")))
 
     assert set(known) == {(STAGE, "backward", 0), (0, "forward", 0), (2, "backward", 0)}
     assert known[(0, "forward", 0)].shown_by == HOLDER
@@ -216,4 +216,4 @@ def test_of_an_odd_message_a_header_of_another_step_or_party_counts_as_nothing(w
     foreign = world.header((STAGE, "forward", 0), world.truth("forward"), SHADOW, HOLDER)
     world.evidence = {(HOLDER, 0, "forward", 0): old, (SHADOW, STAGE, "forward", 0): foreign}
 
-    assert world.judge(judge_of(world).committed_early(hit())) == {}
+    assert world.judge_page(judge_of(world).fetch_early_commitments(hit())) == {}

@@ -20,7 +20,7 @@ class Office:
         self.world = make_world(model_cache, **(guard or {}))
         self.facts = self.world.facts
         self.world.whole_step()
-        self.facts.agreed[2] = self.world.state
+        self.facts.agreed_states[2] = self.world.state
         self.posted = []
         self.draw = AuditDraw(b"k" * 32, b"n" * 32, rate, **rates)
         self.requests = AuditRequests(self.facts, self._post, self.draw)
@@ -39,11 +39,11 @@ def office(model_cache):
 
 
 def drawn_of(office, stage):
-    return office.draw.microbatches(step=STEP, epoch=EPOCH, stage=stage, num_microbatches=4)
+    return office.draw.draw_microbatches(step=STEP, epoch=EPOCH, stage=stage, num_microbatches=4)
 
 
 def test_every_stage_in_other_hands_is_audited_at_the_rate_by_its_shadow(office):
-    office.requests.draw(())
+    office.requests.draw_audits(())
 
     assert office.asked() == [(SHADOW, 1, drawn_of(office, 1), False), (HOLDER, 2, drawn_of(office, 2), False)]
     ledger = office.facts.ledger
@@ -55,7 +55,7 @@ def test_every_stage_in_other_hands_is_audited_at_the_rate_by_its_shadow(office)
 
 
 def test_a_stage_that_leans_is_audited_in_full(office):
-    office.requests.draw((2,))
+    office.requests.draw_audits((2,))
 
     assert office.asked() == [(SHADOW, 1, drawn_of(office, 1), False), (HOLDER, 2, ALL, False)]
 
@@ -63,7 +63,7 @@ def test_a_stage_that_leans_is_audited_in_full(office):
 def test_a_step_that_is_audited_as_a_whole_has_its_weight_gradient_recomputed(model_cache):
     office = Office(model_cache, step_rate=1.0)
 
-    office.requests.draw(())
+    office.requests.draw_audits(())
 
     assert office.asked() == [(SHADOW, 1, ALL, True), (HOLDER, 2, ALL, True)]
     assert office.facts.ledger.awaited_step_audits == {(1, SHADOW), (2, HOLDER)}
@@ -72,7 +72,7 @@ def test_a_step_that_is_audited_as_a_whole_has_its_weight_gradient_recomputed(mo
 def test_in_lockstep_everything_is_recomputed_and_no_gradient_asked_for(model_cache):
     office = Office(model_cache, guard={"shadow": "lockstep"}, step_rate=1.0)
 
-    office.requests.draw(())
+    office.requests.draw_audits(())
 
     assert office.asked() == [(SHADOW, 1, ALL, False), (HOLDER, 2, ALL, False)]
     assert office.facts.ledger.awaited_step_audits == set()
@@ -80,18 +80,18 @@ def test_in_lockstep_everything_is_recomputed_and_no_gradient_asked_for(model_ca
 
 def test_the_owner_redoes_what_the_coin_says(model_cache):
     office = Office(model_cache, owner_rate=1.0)
-    office.requests.draw(())
+    office.requests.draw_audits(())
     assert office.facts.ledger.owners_audits == {1, 2}
 
     office = Office(model_cache, owner_rate=0.0)
-    office.requests.draw(())
+    office.requests.draw_audits(())
     assert office.facts.ledger.owners_audits == set()
 
 
 def test_what_the_owner_serves_is_not_audited(office):
     office.facts.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW, 2: HOLDER})
 
-    office.requests.draw(())
+    office.requests.draw_audits(())
 
     assert [stage for _, stage, _, _ in office.asked()] == [1]
 
@@ -107,7 +107,7 @@ def test_what_the_owner_serves_is_not_audited(office):
 def test_a_step_may_lag_where_shadows_alone_audit_it(model_cache, lag, rates, may):
     office = Office(model_cache, guard={"commit_lag": lag}, **rates)
 
-    office.requests.draw(())
+    office.requests.draw_audits(())
 
     assert office.facts.ledger.may_lag is may
 
@@ -121,7 +121,7 @@ def hit(direction):
 
 @pytest.mark.parametrize(("direction", "directions"), [("forward", ("forward",)), ("backward", BOTH)])
 def test_a_message_that_looks_odd_is_recomputed_alone_and_at_once(office, direction, directions):
-    office.requests.urgent(hit(direction))
+    office.requests.order_urgent_audit(hit(direction))
 
     ((auditor, audit),) = office.posted
     assert (auditor, audit.microbatches, audit.directions, audit.urgent) == (SHADOW, (2,), directions, True)
@@ -129,10 +129,10 @@ def test_a_message_that_looks_odd_is_recomputed_alone_and_at_once(office, direct
 
 @pytest.mark.parametrize(("direction", "receiver"), [("forward", SHADOW), ("backward", OWNER)])
 def test_what_is_cleared_goes_to_its_receiver(office, direction, receiver):
-    office.requests.release(hit(direction))
+    office.requests.release_screened(hit(direction))
 
     ((party, release),) = office.posted
-    assert (party, release.kind, release.place) == (receiver, "release", hit(direction).place)
+    assert (party, release.kind, release.tensor_place) == (receiver, "release", hit(direction).tensor_place)
 
 
 # --- doubts ----------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def screening(model_cache):
 
 
 def doubt(office, stage=STAGE, auditor=SHADOW, ledger=None):
-    office.requests.look_closer(ledger or office.facts.ledger, stage, auditor, "size")
+    office.requests.audit_whole_step(ledger or office.facts.ledger, stage, auditor, "size")
 
 
 def test_a_doubt_has_its_author_recompute_the_whole_step_once(screening):
@@ -165,7 +165,7 @@ def test_what_was_reported_before_a_doubt_is_to_be_reported_again(screening):
 
     doubt(screening)
 
-    assert ledger.unreported == [(1, m, SHADOW) for m in ALL]
+    assert ledger.unreported_audits == [(1, m, SHADOW) for m in ALL]
 
 
 def asked_already(office):

@@ -47,7 +47,7 @@ class Office:
 
     def report(self, microbatch=0, auditor=SHADOW, **changes):
         """An honest report comes, but for what a test changes."""
-        self.audits.add(auditor, self.honest_report(microbatch, **changes))
+        self.audits.add_report(auditor, self.honest_report(microbatch, **changes))
 
     def honest_report(self, microbatch=0, directions=BOTH, **changes):
         """What an honest auditor reports, but for what a test changes."""
@@ -61,7 +61,7 @@ class Office:
         return self.audits_asked[-1].order
 
     def weigh(self):
-        return self.world.judge(self.audits.weigh())
+        return self.world.judge_page(self.audits.weigh_reports())
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_an_honest_report_is_taken_into_the_ledger(office):
     assert office.weigh() is None
 
     assert list(office.ledger.reports) == [(STAGE, 0, SHADOW)]
-    assert office.ledger.unreported == [(STAGE, m, SHADOW) for m in (1, 2, 3)]
+    assert office.ledger.unreported_audits == [(STAGE, m, SHADOW) for m in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("changes", [{"microbatch": 9}, {"stage": 2}, {"order": DRAWN + 1}, {"order": 0}])
@@ -84,7 +84,7 @@ def test_a_report_that_was_not_asked_for_is_refused(office, changes):
     report = office.honest_report().model_copy(update=changes)
 
     with pytest.raises(FrameError, match="not asked for"):
-        office.audits.add(SHADOW, report)
+        office.audits.add_report(SHADOW, report)
 
 
 def test_a_report_of_another_party_than_was_asked_is_refused(office):
@@ -104,16 +104,16 @@ def test_a_report_counts_once_before_and_after_it_is_weighed(office):
 
 
 def test_before_the_weights_are_agreed_on_a_report_waits(office):
-    state = office.facts.agreed.pop(STAGE)
+    state = office.facts.agreed_states.pop(STAGE)
     office.report()
     assert office.weigh() is None
-    assert office.audits.said == {(STEP, (STAGE, 0, SHADOW))}
+    assert office.audits.unweighed_audits == {(STEP, (STAGE, 0, SHADOW))}
     assert office.ledger.reports == {}
 
-    office.facts.agreed[STAGE] = state
+    office.facts.agreed_states[STAGE] = state
 
     assert office.weigh() is None
-    assert (office.audits.said, list(office.ledger.reports)) == (set(), [(STAGE, 0, SHADOW)])
+    assert (office.audits.unweighed_audits, list(office.ledger.reports)) == (set(), [(STAGE, 0, SHADOW)])
 
 
 def test_a_lie_names_its_author_and_the_other_reports_wait(office):
@@ -125,47 +125,47 @@ def test_a_lie_names_its_author_and_the_other_reports_wait(office):
 
     assert (judgement.verdict.party, judgement.verdict.microbatch) == (HOLDER, 1)
     assert list(office.ledger.reports) == [(STAGE, 0, SHADOW)]
-    assert office.audits.said == {(STEP, (STAGE, 2, SHADOW))}
+    assert office.audits.unweighed_audits == {(STEP, (STAGE, 2, SHADOW))}
 
 
 def test_another_attempt_forgets_what_was_said_and_found_odd(office):
     office.report()
-    office.audits.doubt(hit())
+    office.audits.note_doubt(hit())
     office.audits.ask_urgently(hit())
 
-    office.audits.reset()
+    office.audits.reset_attempt()
 
-    assert (office.audits.said, office.audits.screened) == (set(), {})
-    office.audits.doubt(hit())
+    assert (office.audits.unweighed_audits, office.audits.screened) == (set(), {})
+    office.audits.note_doubt(hit())
     office.report()
 
 
 def test_what_was_said_of_a_step_that_lags_outlives_the_next_attempt(model_cache):
     office = Office(model_cache, commit_lag=1)
-    del office.facts.agreed[STAGE]
+    del office.facts.agreed_states[STAGE]
     office.report()
     office.facts.previous, office.facts.ledger = office.ledger, StepLedger(STEP + 1, EPOCH)
 
-    office.audits.reset()
-    assert office.audits.said == {(STEP, (STAGE, 0, SHADOW))}
+    office.audits.reset_attempt()
+    assert office.audits.unweighed_audits == {(STEP, (STAGE, 0, SHADOW))}
 
     # once the audits of that step are done, nothing of it is kept
     office.facts.previous = None
-    office.audits.reset()
-    assert office.audits.said == set()
+    office.audits.reset_attempt()
+    assert office.audits.unweighed_audits == set()
 
 
 def test_progress_is_what_is_said_for_the_first_time(office):
-    seen = [office.audits.progress]
+    seen = [office.audits.progress_counts]
     office.report()
-    seen.append(office.audits.progress)
+    seen.append(office.audits.progress_counts)
     with pytest.raises(FrameError):
         office.report()
-    assert office.audits.progress == seen[-1]
+    assert office.audits.progress_counts == seen[-1]
     office.weigh()
-    seen.append(office.audits.progress)
-    office.audits.doubt(hit())
-    seen.append(office.audits.progress)
+    seen.append(office.audits.progress_counts)
+    office.audits.note_doubt(hit())
+    seen.append(office.audits.progress_counts)
 
     assert len(set(seen)) == len(seen)
 
@@ -205,7 +205,7 @@ def test_an_odd_message_that_could_not_be_judged_is_not_released(office):
     # neither end shows the input, so that nobody has signed for it
     for party in (OWNER, HOLDER):
         office.world.tensors[(party, 0, "forward", 0, False)] = None
-    office.audits.add(SHADOW, report)
+    office.audits.add_report(SHADOW, report)
 
     assert office.weigh() is None
 
@@ -228,9 +228,9 @@ def test_an_urgent_report_is_the_auditors_alone_and_of_this_step(office):
         office.report(auditor=THIRD, order=order)
     report = office.honest_report(order=order)
     office.facts.ledger = StepLedger(STEP + 1, EPOCH)
-    office.audits.reset()
+    office.audits.reset_attempt()
     with pytest.raises(FrameError, match="not asked for"):
-        office.audits.add(SHADOW, report)
+        office.audits.add_report(SHADOW, report)
 
 
 # what a second alarm about the same microbatch must not do to an auditor that answers the first one
@@ -296,7 +296,7 @@ def test_a_drawn_report_does_not_answer_an_urgent_order_nor_the_other_way_round(
 
 def test_an_order_of_an_attempt_that_is_over_is_answered_no_more(office):
     order = office.ask_urgently(hit())
-    office.audits.reset()
+    office.audits.reset_attempt()
 
     with pytest.raises(FrameError, match="not asked for"):
         office.report(order=order, directions=("forward",))

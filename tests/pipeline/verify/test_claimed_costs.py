@@ -3,11 +3,11 @@
 import time
 
 from phalanx.pipeline.protocol.messages import UpdateReport
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 
 
 def claiming(**claims):
-    return Actor(rewrite=only(UpdateReport, lambda outgoing, applied: [outgoing.with_fields(claims)]))
+    return Actor(rewrite=rewrite_only(UpdateReport, lambda outgoing, applied: [outgoing.with_fields(claims)]))
 
 
 def test_made_up_costs_do_not_reach_the_metrics(make_company, honest_digest):
@@ -26,7 +26,7 @@ def test_made_up_costs_do_not_reach_the_metrics(make_company, honest_digest):
     assert 0 < moved <= company.engine._context.endpoint.bytes_received["worker-1"] < 10**7
     # nobody can have worked longer than the run has lasted
     assert company.engine._context.coordinator.busy["worker-1"] <= time.monotonic() - started + 60
-    assert company.engine.usage["worker-1"] == {"compute": 3.0}
+    assert company.engine.party_usage["worker-1"] == {"compute": 3.0}
     assert (company.verdicts, company.weights_digest()) == ([], honest_digest(tiny_run(), 3))
 
 
@@ -34,7 +34,7 @@ def test_totals_that_fall_are_no_refund(make_company):
     def fall(outgoing, applied):
         return [outgoing.with_fields({"bytes_sent": {"worker-2": 10**6 if applied.step == 1 else 5}})]
 
-    company = make_company(tiny_run(), {1: Actor(rewrite=only(UpdateReport, fall))})
+    company = make_company(tiny_run(), {1: Actor(rewrite=rewrite_only(UpdateReport, fall))})
 
     results = company.run(4)
 
@@ -47,7 +47,7 @@ def test_a_phase_that_does_not_exist_is_refused_and_a_negative_time_convicts(mak
     company = make_company(tiny_run(), {1: claiming(usage={"\x1b[2J": 1.0}), 2: claiming(usage={"compute": -1.0})})
 
     company.run(1)
-    company.engine.settle()
+    company.engine.settle_last_step()
 
     assert "worker-2" in company.evicted
     assert all("\x1b" not in str(body) for _, body in company.events)

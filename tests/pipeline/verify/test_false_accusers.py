@@ -5,7 +5,7 @@ import pytest
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, FetchReply, ScreenHit
 from phalanx.security.crypto import digest_hex
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 
 FALSE = "5" * 64
 SIZE_BYTES = 2 * 8 * 16 * 4
@@ -18,13 +18,15 @@ def digests_of(report, digest, direction="forward"):
 
 def accuse(digest=FALSE, direction="forward"):
     """Report other digests than were recomputed."""
-    return only(AuditReport, lambda outgoing, report: [outgoing.with_fields(digests_of(report, digest, direction))])
+    return rewrite_only(
+        AuditReport, lambda outgoing, report: [outgoing.with_fields(digests_of(report, digest, direction))]
+    )
 
 
 @pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_false_digest_names_the_accuser_and_not_the_stage(make_company, honest_digest, direction):
     company = make_company(tiny_run(), {2: Actor(rewrite=accuse(direction=direction))})
-    assert company.engine.shadows[1] == "worker-2"
+    assert company.engine.stage_shadows[1] == "worker-2"
 
     company.run(2)
 
@@ -32,7 +34,7 @@ def test_a_false_digest_names_the_accuser_and_not_the_stage(make_company, honest
     assert (verdict.party, verdict.offence, verdict.stage) == ("worker-2", "accusation", 1)
     assert verdict.direction == direction
     assert company.evicted == ["worker-2"]
-    assert "worker-1" in company.engine.holders.values()
+    assert "worker-1" in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
 
@@ -69,9 +71,9 @@ def test_an_accuser_who_brings_other_weights_than_it_signed_is_replaced_and_the_
 
     # what it withholds would convict it, or the stage: nobody is convicted, and it does not serve on
     assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-2"])
-    (refused,) = company.bodies("verdict_refused")
+    (refused,) = company.event_bodies("verdict_refused")
     assert (refused["party"], refused["offence"]) == ("worker-2", "transfer")
-    assert "worker-1" in company.engine.holders.values()
+    assert "worker-1" in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(), 1)
 
 
@@ -83,13 +85,13 @@ def test_when_both_auditors_accuse_falsely_the_first_to_be_weighed_is_evicted(ma
     # the other one is left without anybody to audit, and serves both stages honestly under the owner's eyes
     (evicted,) = company.evicted
     (left,) = {"worker-1", "worker-2"} - {evicted}
-    assert set(company.engine.shadows.values()) == {"owner"}
-    assert dict(company.engine.holders) == {0: "owner", 1: left, 2: left, 3: "owner"}
+    assert set(company.engine.stage_shadows.values()) == {"owner"}
+    assert dict(company.engine.stage_holders) == {0: "owner", 1: left, 2: left, 3: "owner"}
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
 
 def test_an_auditor_cannot_get_a_stage_blamed_by_leaving_out_a_direction(make_company):
-    leave_out = only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"digests": {}})])
+    leave_out = rewrite_only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"digests": {}})])
     company = make_company(tiny_run(), {2: Actor(rewrite=leave_out)})
 
     company.run(1)
@@ -116,10 +118,10 @@ def test_a_false_alarm_of_the_receiver_costs_an_audit_and_nothing_else(make_comp
         return [type(outgoing)("owner", hit), outgoing]
 
     run = tiny_run(guard=GuardConfig(audit_rate=0.25, step_audit_rate=0.0, owner_audit_rate=0.0))
-    company = make_company(run, {2: Actor(rewrite=only(AuditReport, cry_wolf))})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(AuditReport, cry_wolf))})
 
     company.run(2)
 
     assert company.verdicts == []
-    assert len(company.bodies("screen_hit")) == 2
+    assert len(company.event_bodies("screen_hit")) == 2
     assert company.weights_digest() == honest_digest(run, 2)

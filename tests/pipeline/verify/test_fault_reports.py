@@ -24,8 +24,8 @@ def weighed(world, evidence=None, *, by=SHADOW, about=HOLDER, epoch=EPOCH, heade
     fault = Fault(epoch=epoch, about=about, error="FrameError", reason="its shape is wrong", evidence=evidence)
     item = received(fault, by) if header else ReceivedMessage(by, fault, memoryview(b""), None)
     reports = FaultReports(world.facts)
-    reports.add(item, fault)
-    return reports.weigh()
+    reports.add_fault(item, fault)
+    return reports.weigh_faults()
 
 
 def test_a_complaint_without_a_header_is_written_down_and_convicts_nobody(world):
@@ -151,16 +151,16 @@ def test_the_first_complaint_that_proves_something_ends_it_and_the_others_wait(w
     bad = world.header(KEY, WRONG_SHAPE, HOLDER, SHADOW)
     for evidence in (None, bad, bad):
         fault = Fault(epoch=EPOCH, about=HOLDER, error="FrameError", reason="odd", evidence=evidence)
-        reports.add(received(fault, SHADOW), fault)
+        reports.add_fault(received(fault, SHADOW), fault)
 
-    assert reports.weigh().verdict.party == HOLDER
+    assert reports.weigh_faults().verdict.party == HOLDER
     assert len(world.events) == 2
-    assert reports.weigh().verdict.party == HOLDER
-    assert reports.weigh() is None
+    assert reports.weigh_faults().verdict.party == HOLDER
+    assert reports.weigh_faults() is None
 
 
 @pytest.mark.parametrize(("by", "counted"), [(SHADOW, SHADOW), (OWNER, HOLDER)])
 def test_complaints_are_counted_by_the_one_that_makes_them_and_the_owners_by_what_they_are_about(world, by, counted):
     weighed(world, by=by, header=by != OWNER)
 
-    assert world.facts.ledger.sample.number("fault", counted) == 2
+    assert world.facts.ledger.event_sampler.number_event("fault", counted) == 2

@@ -49,7 +49,7 @@ def audit(world, gradients):
 
 
 def test_what_a_stage_committed_to_is_asked_of_the_other_copy_first(world, bounds):
-    found = world.judge(bounds.claimed(world.facts.ledger, STAGE))
+    found = world.judge_page(bounds.fetch_claimed(world.facts.ledger, STAGE))
 
     assert transfer_digest(found) == transfer_digest(world.gradients)
     assert [(need.party, need.request.purpose) for need in world.asked] == [(SHADOW, "gradient")]
@@ -59,7 +59,7 @@ def test_what_a_stage_committed_to_is_asked_of_the_other_copy_first(world, bound
 def test_where_the_other_copy_does_not_bring_it_the_stage_is_asked(world, bounds, brings):
     world.bulks[(SHADOW, "gradient")] = (scaled(world.gradients, 2.0), STEP) if brings else None
 
-    assert world.judge(bounds.claimed(world.facts.ledger, STAGE)) is not None
+    assert world.judge_page(bounds.fetch_claimed(world.facts.ledger, STAGE)) is not None
     assert [need.party for need in world.asked] == [SHADOW, HOLDER]
 
 
@@ -67,7 +67,7 @@ def test_a_gradient_with_another_digest_than_the_committed_one_is_none(world, bo
     for party in (HOLDER, SHADOW):
         world.bulks[(party, "gradient")] = (scaled(world.gradients, 1 + 1e-6), STEP)
 
-    assert world.judge(bounds.claimed(world.facts.ledger, STAGE)) is None
+    assert world.judge_page(bounds.fetch_claimed(world.facts.ledger, STAGE)) is None
 
 
 # --- two that differ -------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_a_gradient_with_another_digest_than_the_committed_one_is_none(world, bo
 def test_two_gradients_are_close_within_the_tolerance_alone(world, bounds, factor, close):
     audit(world, scaled(world.gradients, factor))
 
-    assert world.judge(bounds.are_close(world.facts.ledger, STAGE, SHADOW)) is close
+    assert world.judge_page(bounds.are_close(world.facts.ledger, STAGE, SHADOW)) is close
 
 
 @pytest.mark.parametrize("missing", ["gradient", "audited"])
@@ -86,11 +86,11 @@ def test_what_is_not_brought_is_not_close(world, bounds, missing):
     for party in (HOLDER, SHADOW):
         world.bulks[(party, missing)] = None
 
-    assert world.judge(bounds.are_close(world.facts.ledger, STAGE, SHADOW)) is False
+    assert world.judge_page(bounds.are_close(world.facts.ledger, STAGE, SHADOW)) is False
 
 
 def test_an_auditor_that_has_said_nothing_is_not_close(world, bounds):
-    assert world.judge(bounds.are_close(world.facts.ledger, STAGE, SHADOW)) is False
+    assert world.judge_page(bounds.are_close(world.facts.ledger, STAGE, SHADOW)) is False
 
 
 # --- which one is off ------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_an_auditor_that_has_said_nothing_is_not_close(world, bounds):
 
 def judged(world, bounds):
     """Return the party that is named, and whether it is for a wrong gradient or for one that it has withheld."""
-    ruling = world.judge(bounds.judge(world.facts.ledger, STAGE, SHADOW))
+    ruling = world.judge_page(bounds.judge_gradient(world.facts.ledger, STAGE, SHADOW))
     return ruling.party, ruling.offence
 
 
@@ -154,7 +154,7 @@ def test_an_auditor_that_does_not_bring_what_it_recomputed_is_to_be_replaced(wor
 def test_an_auditor_without_the_weights_that_it_signed_is_to_be_replaced_before_anything_is_computed(
     world, bounds, brings
 ):
-    weights = {name: tensor + 1 for name, tensor in world.copy.weights().items()}
+    weights = {name: tensor + 1 for name, tensor in world.copy.weight_tensors().items()}
     world.bulks[(SHADOW, "weights")] = (weights, STEP) if brings else None
     commit(world, scaled(world.gradients, 2.0))
     audit(world, world.gradients)
@@ -196,7 +196,7 @@ def test_an_auditor_of_the_owners_class_is_held_to_its_bits(model_cache):
 
 
 def allowed(world, bounds, claimed, truth):
-    return world.judge(bounds.allows(world.build(), world.facts.ledger, claimed, truth))
+    return world.judge_page(bounds.is_allowed(world.build(), world.facts.ledger, claimed, truth))
 
 
 def test_beyond_the_tolerance_a_gradient_may_be_off_as_far_as_the_owners_own_rounding(world, bounds):
@@ -220,6 +220,6 @@ def test_where_honest_numbers_overflow_nothing_is_a_lie(world, bounds):
 
 
 def test_a_step_that_is_redone_has_the_bits_of_an_honest_stage(world, bounds):
-    found = world.judge(bounds.redo(world.build().runner, world.facts.ledger, STAGE))
+    found = world.judge_page(bounds.redo_gradient(world.build().runner, world.facts.ledger, STAGE))
 
     assert transfer_digest(found) == transfer_digest(world.gradients)

@@ -5,7 +5,7 @@ import pytest
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 
 NONSENSE = [-1e30, *(pytest.param(norm, marks=pytest.mark.slow) for norm in (1e308, -5e-324, 1.7e308))]
 
@@ -14,7 +14,7 @@ def with_norm(kind, norm, step=2):
     def lie(outgoing, said):
         return [outgoing.with_fields({"norm_squared": norm}) if said.step == step else outgoing]
 
-    return Actor(rewrite=only(kind, lie))
+    return Actor(rewrite=rewrite_only(kind, lie))
 
 
 @pytest.mark.parametrize("norm", NONSENSE)

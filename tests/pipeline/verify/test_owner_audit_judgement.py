@@ -55,7 +55,7 @@ def commit(world, **changes):
 
 
 def test_an_honest_step_names_nobody(world, audits):
-    assert world.judge(audits.run(STAGE)) == []
+    assert world.judge_page(audits.audit_stage(STAGE)) == []
     assert world.events == []
     # a state, two inputs for each of four microbatches, and nothing that the stage has sent
     assert len(world.asked) == 9
@@ -65,7 +65,7 @@ def test_an_honest_step_names_nobody(world, audits):
 def test_in_one_class_a_message_that_is_off_by_rounding_names_the_stage(world, audits):
     world.lie(world.truth("forward") * (1 + 1e-6))
 
-    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "message")]
+    assert named(world.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "message")]
 
 
 @pytest.mark.parametrize("microbatch", [0, 3])
@@ -74,7 +74,7 @@ def test_in_one_class_a_message_that_is_off_by_rounding_names_the_stage(world, a
 def test_a_message_that_the_step_does_not_lead_to_names_the_stage(world, audits, direction, microbatch, wrong):
     world.lie(wrong(world.truth(direction, microbatch)), direction, microbatch)
 
-    (found,) = world.judge(audits.run(STAGE))
+    (found,) = world.judge_page(audits.audit_stage(STAGE))
 
     verdict = found.verdict
     assert (verdict.party, verdict.offence, verdict.accuser) == (HOLDER, "message", OWNER)
@@ -88,14 +88,14 @@ def test_an_auditor_that_vouched_for_the_lie_is_named_after_the_stage(world, aud
     world.lie(-world.truth(direction), direction)
     vouch(world)
 
-    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "message"), (SHADOW, "collusion")]
+    assert named(world.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "message"), (SHADOW, "collusion")]
 
 
 def test_an_auditor_that_reported_another_digest_than_the_lie_is_no_accomplice(world, audits):
     vouch(world)
     world.lie(-world.truth("forward"))
 
-    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "message")]
+    assert named(world.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "message")]
 
 
 def test_of_two_lies_the_one_that_was_vouched_for_is_judged(world, audits):
@@ -104,7 +104,7 @@ def test_of_two_lies_the_one_that_was_vouched_for_is_judged(world, audits):
     world.lie(-world.truth("forward", 2), "forward", 2)
     vouch(world, 2)
 
-    found = world.judge(audits.run(STAGE))
+    found = world.judge_page(audits.audit_stage(STAGE))
 
     assert [judgement.verdict.microbatch for judgement in found] == [2, 2]
     assert named(found) == [(HOLDER, "message"), (SHADOW, "collusion")]
@@ -120,23 +120,23 @@ def altered(tensors):
 @pytest.mark.parametrize("brings", [None, altered], ids=["none", "another"])
 def test_a_state_that_neither_copy_brings_as_it_was_agreed_on_is_the_stages_fault(world, audits, brings):
     for party in (HOLDER, SHADOW):
-        world.bulks[(party, "state")] = (brings(world.copy.state()), STEP) if brings else None
+        world.bulks[(party, "state")] = (brings(world.copy.state_tensors()), STEP) if brings else None
 
-    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "transfer")]
+    assert named(world.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "transfer")]
     assert [need.party for need in world.asked] == [SHADOW, HOLDER]
 
 
 def test_the_state_of_an_earlier_step_is_not_the_agreed_one(world, audits):
     for party in (HOLDER, SHADOW):
-        world.bulks[(party, "state")] = (world.copy.state(), STEP + 1)
+        world.bulks[(party, "state")] = (world.copy.state_tensors(), STEP + 1)
 
-    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "transfer")]
+    assert named(world.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "transfer")]
 
 
 def test_one_copy_that_brings_the_agreed_state_is_enough(world, audits):
-    world.bulks[(SHADOW, "state")] = (altered(world.copy.state()), STEP)
+    world.bulks[(SHADOW, "state")] = (altered(world.copy.state_tensors()), STEP)
 
-    assert world.judge(audits.run(STAGE)) == []
+    assert world.judge_page(audits.audit_stage(STAGE)) == []
 
 
 @pytest.mark.parametrize("brought", [None, memoryview(b""), torch.zeros(2, 8, 16)], ids=["none", "empty", "another"])
@@ -145,7 +145,7 @@ def test_an_input_that_nobody_brings_as_it_was_committed_to_is_the_stages_fault(
     for party in (OWNER, HOLDER, SHADOW):
         world.tensors[(party, *key, False)] = brought
 
-    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "transfer")]
+    assert named(world.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "transfer")]
 
 
 # --- weight gradients ------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_an_input_that_nobody_brings_as_it_was_committed_to_is_the_stages_fault(
 def test_a_gradient_or_norm_that_the_step_does_not_lead_to_names_the_stage(world, audits, changes):
     commit(world, **changes)
 
-    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "gradient")]
+    assert named(world.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "gradient")]
 
 
 def test_an_auditor_that_claims_to_have_computed_the_made_up_gradient_is_named_too(world, audits):
@@ -167,7 +167,7 @@ def test_an_auditor_that_claims_to_have_computed_the_made_up_gradient_is_named_t
     )
     world.facts.ledger.step_audits[(STAGE, SHADOW)] = said
 
-    assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "gradient"), (SHADOW, "collusion")]
+    assert named(world.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "gradient"), (SHADOW, "collusion")]
 
 
 # --- the state after the update --------------------------------------------------------------------------------------
@@ -176,15 +176,15 @@ def test_an_auditor_that_claims_to_have_computed_the_made_up_gradient_is_named_t
 def after_the_update(world, clip=0.5):
     """The next step begins, in which both copies agree on the state that the update honestly leads to; returns it."""
     copy = world.build()
-    copy.apply(STEP, world.gradients, clip)
+    copy.apply_update(STEP, world.gradients, clip)
     facts = world.facts
     facts.ledger.clip_coefficient = clip
-    facts.previous, facts.ledger = facts.ledger, StepLedger(STEP + 1, EPOCH, agreed={STAGE: copy.digest()})
-    return copy.digest()
+    facts.previous, facts.ledger = facts.ledger, StepLedger(STEP + 1, EPOCH, agreed={STAGE: copy.compute_digest()})
+    return copy.compute_digest()
 
 
 def test_the_state_that_the_redone_step_leads_to_names_nobody(world, audits):
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     after_the_update(world)
 
     assert audits.weigh_states() == []
@@ -192,9 +192,9 @@ def test_the_state_that_the_redone_step_leads_to_names_nobody(world, audits):
 
 @pytest.mark.parametrize("change", [{"moments": "cc" * 32}, {"weights": "dd" * 64}, {"step": STEP + 5}])
 def test_another_state_names_both_that_agreed_on_it(world, audits, change):
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     honest = after_the_update(world)
-    world.facts.agreed[STAGE] = honest.model_copy(update=change)
+    world.facts.agreed_states[STAGE] = honest.model_copy(update=change)
     world.facts.ledger.audits_drawn = True
 
     assert named(audits.weigh_states()) == [(HOLDER, "state"), (SHADOW, "state")]
@@ -202,15 +202,15 @@ def test_another_state_names_both_that_agreed_on_it(world, audits, change):
 
 
 def test_the_state_before_the_step_repeated_names_both(world, audits):
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     after_the_update(world)
-    world.facts.agreed[STAGE] = world.state
+    world.facts.agreed_states[STAGE] = world.state
 
     assert named(audits.weigh_states()) == [(HOLDER, "state"), (SHADOW, "state")]
 
 
 def test_an_update_with_another_clip_coefficient_names_both(world, audits):
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     after_the_update(world, clip=1.0)
     world.facts.previous.clip_coefficient = 0.5
 
@@ -223,23 +223,23 @@ def test_where_the_owner_shadows_only_the_holder_is_named(model_cache):
     facts.assignment = Assignment(facts.assignment.holders, {STAGE: OWNER})
     world.bulks[(OWNER, "state")] = world.bulks[(SHADOW, "state")]
     audits = audits_of(world)
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     honest = after_the_update(world)
-    facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    facts.agreed_states[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
 
     assert named(audits.weigh_states()) == [(HOLDER, "state")]
 
 
 def test_before_the_update_and_before_a_state_is_agreed_on_the_redone_step_waits(world, audits):
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     world.facts.ledger.audits_drawn = True
     assert audits.weigh_states() == []
 
     honest = after_the_update(world)
-    del world.facts.agreed[STAGE]
+    del world.facts.agreed_states[STAGE]
     assert audits.weigh_states() == []
 
-    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed_states[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
     assert len(audits.weigh_states()) == 2
 
 
@@ -248,14 +248,14 @@ def stale(audits, facts):
 
 
 def forgotten(audits, facts):
-    audits.forget()
+    audits.forget_redone()
 
 
 @pytest.mark.parametrize("meanwhile", [stale, forgotten])
 def test_what_was_redone_of_another_step_or_undone_names_nobody(world, audits, meanwhile):
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     honest = after_the_update(world)
-    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed_states[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
     meanwhile(audits, world.facts)
 
     assert audits.weigh_states() == []
@@ -277,18 +277,18 @@ HANDED_ON = {
 
 @pytest.mark.parametrize(("hands", "guilty"), HANDED_ON.values(), ids=HANDED_ON)
 def test_whoever_made_a_wrong_update_answers_for_it_after_the_stage_was_handed_on(world, audits, hands, guilty):
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     honest = after_the_update(world)
-    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed_states[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
     world.facts.assignment = hands
 
     assert named(audits.weigh_states()) == [(party, "state") for party in guilty]
 
 
 def test_a_wrong_update_of_parties_that_are_all_gone_is_not_built_upon(world, audits):
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     honest = after_the_update(world)
-    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed_states[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
     world.facts.assignment = Assignment({0: OWNER, 1: "worker-9", 2: OWNER, 3: OWNER}, {1: OWNER})
 
     with pytest.raises(NoHolderError, match="resume from the last checkpoint"):
@@ -296,20 +296,22 @@ def test_a_wrong_update_of_parties_that_are_all_gone_is_not_built_upon(world, au
 
 
 def test_a_step_that_is_attempted_again_leaves_nothing_to_compare(world, audits):
-    world.judge(audits.run(STAGE))
-    world.facts.ledger = StepLedger(STEP, EPOCH + 1, agreed=world.facts.agreed, commits=world.facts.ledger.commits)
+    world.judge_page(audits.audit_stage(STAGE))
+    world.facts.ledger = StepLedger(
+        STEP, EPOCH + 1, agreed=world.facts.agreed_states, commits=world.facts.ledger.commits
+    )
     assert audits.weigh_states() == []
 
     honest = after_the_update(world)
-    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed_states[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
     assert audits.weigh_states() == []
 
 
 def test_a_wrong_step_leaves_no_state_to_compare(world, audits):
     commit(world, gradient="bb" * 32)
-    world.judge(audits.run(STAGE))
+    world.judge_page(audits.audit_stage(STAGE))
     honest = after_the_update(world)
-    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
+    world.facts.agreed_states[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
 
     assert audits.weigh_states() == []
 
@@ -327,7 +329,7 @@ def mixed(model_cache):
 def test_across_classes_a_message_within_rounding_names_nobody(mixed):
     mixed.lie(mixed.truth("forward") * (1 + 1e-6))
 
-    assert mixed.judge(audits_of(mixed).run(STAGE)) == []
+    assert mixed.judge_page(audits_of(mixed).audit_stage(STAGE)) == []
 
 
 @pytest.mark.parametrize("direction", BOTH)
@@ -335,13 +337,13 @@ def test_across_classes_a_message_that_its_receiver_alone_brings_is_compared(mix
     mixed.lie(mixed.truth(direction) * (1 + 1e-6), direction)
     mixed.tensors[(HOLDER, STAGE, direction, 0, False)] = None
 
-    assert mixed.judge(audits_of(mixed).run(STAGE)) == []
+    assert mixed.judge_page(audits_of(mixed).audit_stage(STAGE)) == []
 
 
 def test_across_classes_a_message_beyond_rounding_names_the_stage(mixed):
     mixed.lie(mixed.truth("forward") * 1.01)
 
-    assert named(mixed.judge(audits_of(mixed).run(STAGE))) == [(HOLDER, "message")]
+    assert named(mixed.judge_page(audits_of(mixed).audit_stage(STAGE))) == [(HOLDER, "message")]
 
 
 def test_across_classes_a_stage_whose_message_nobody_brings_is_to_be_replaced(mixed):
@@ -349,7 +351,7 @@ def test_across_classes_a_stage_whose_message_nobody_brings_is_to_be_replaced(mi
     for party in (HOLDER, SHADOW):
         mixed.tensors[(party, STAGE, "forward", 0, False)] = None
 
-    assert named(mixed.judge(audits_of(mixed).run(STAGE))) == [(HOLDER, "transfer")]
+    assert named(mixed.judge_page(audits_of(mixed).audit_stage(STAGE))) == [(HOLDER, "transfer")]
 
 
 def claim(world, factor, norm_factor=1.0):
@@ -365,7 +367,7 @@ def claim(world, factor, norm_factor=1.0):
 def test_across_classes_the_update_is_made_with_the_stages_own_gradient(mixed):
     gradients = claim(mixed, 1 + 2e-6)
     audits = audits_of(mixed)
-    assert mixed.judge(audits.run(STAGE)) == []
+    assert mixed.judge_page(audits.audit_stage(STAGE)) == []
 
     mixed.gradients = gradients
     after_the_update(mixed)
@@ -377,14 +379,14 @@ def test_across_classes_the_update_is_made_with_the_stages_own_gradient(mixed):
 def test_across_classes_a_gradient_or_norm_beyond_rounding_names_the_stage(mixed, factor, norm_factor):
     claim(mixed, factor, norm_factor)
 
-    assert named(mixed.judge(audits_of(mixed).run(STAGE))) == [(HOLDER, "gradient")]
+    assert named(mixed.judge_page(audits_of(mixed).audit_stage(STAGE))) == [(HOLDER, "gradient")]
 
 
 def test_across_classes_a_gradient_that_nobody_brings_names_the_stage_and_leaves_no_state(mixed):
     audits = audits_of(mixed)
     for party in (HOLDER, SHADOW):
         mixed.bulks[(party, "gradient")] = None
-    assert named(mixed.judge(audits.run(STAGE))) == [(HOLDER, "gradient")]
+    assert named(mixed.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "gradient")]
 
-    mixed.facts.agreed[STAGE] = after_the_update(mixed).model_copy(update={"moments": "cc" * 32})
+    mixed.facts.agreed_states[STAGE] = after_the_update(mixed).model_copy(update={"moments": "cc" * 32})
     assert audits.weigh_states() == []

@@ -104,7 +104,7 @@ def test_league_is_found_within_the_bound_that_the_rate_promises(make_company):
 def test_what_a_league_did_before_it_was_found_is_undone_from_kept_states(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(owner_audit_rate=0.0, screen=False, keep_states=8))
     company = make_company(run, league_of_messages("forward"))
-    company.draw.owners_step = lambda *, step, epoch, stage: step == 5
+    company.draw.draws_owner_audit = lambda *, step, epoch, stage: step == 5
 
     company.run(8)
 
@@ -145,12 +145,12 @@ def test_honest_copies_that_are_cut_off_while_the_owner_audits_them_are_replaced
     run = tiny_run(guard=GuardConfig(classes=classes, **rates), pipeline=pipeline)
     # one spare shadows stage 1
     company = make_company(run, dict.fromkeys((1, 3), Actor(rewrite=cut_off)))
-    assert company.engine.shadows[1] == "worker-3"
+    assert company.engine.stage_shadows[1] == "worker-3"
 
     company.run(3)
 
     assert (company.verdicts, company.evicted) == ([], [])
     assert company.lost != []
-    assert [body["why"] for body in company.bodies("verdict_refused")] == [
+    assert [body["why"] for body in company.event_bodies("verdict_refused")] == [
         "it did not answer, which does not prove a lie"
     ]

@@ -44,10 +44,10 @@ class RecorderWorld:
         self.updates = StateJudgement(facts, referee, GradientBounds(facts, referee))
         self.faults = FaultReports(facts)
         self.recorder = ClaimRecorder(facts, self.audits, self.updates, self.faults)
-        self.ledger = facts.ledger = StepLedger(STEP, EPOCH, agreed=facts.agreed, messages=facts.ledger.messages)
+        self.ledger = facts.ledger = StepLedger(STEP, EPOCH, agreed=facts.agreed_states, messages=facts.ledger.messages)
 
     def take(self, message, sender):
-        return self.recorder.handle(received(message, sender))
+        return self.recorder.record_message(received(message, sender))
 
 
 @pytest.fixture
@@ -278,7 +278,7 @@ def test_a_report_that_nobody_asked_for_is_refused(recorder):
     assert len(recorder.facts.record) == 0
 
     recorder.take(report(), SHADOW)
-    assert recorder.audits.said == {(STEP, (STAGE, 0, SHADOW))}
+    assert recorder.audits.unweighed_audits == {(STEP, (STAGE, 0, SHADOW))}
 
 
 def test_a_second_report_on_one_order_convicts_where_it_says_something_else(recorder):
@@ -306,7 +306,7 @@ def applied(recorder, states=None, usage=None, bytes_sent=None, **place):
 def test_a_state_counts_from_either_copy(recorder, sender):
     recorder.take(applied(recorder), sender)
 
-    assert recorder.updates.said == {STAGE: {sender: recorder.world.state}}
+    assert recorder.updates.reported_states == {STAGE: {sender: recorder.world.state}}
 
 
 @pytest.mark.parametrize("name", ["3", "7", "99999"])
@@ -333,7 +333,7 @@ def test_a_state_of_another_time_is_let_go(recorder, what):
     else:
         recorder.take(applied(recorder, epoch=EPOCH - 1), HOLDER)
 
-    assert recorder.updates.said == {}
+    assert recorder.updates.reported_states == {}
     assert len(recorder.facts.record) == 0
 
 
@@ -345,7 +345,7 @@ def test_a_second_state_that_is_another_one_convicts_its_author_and_the_first_on
     recorder.take(applied(recorder, {"1": recorder.world.state.model_copy(update={"moments": "cc" * 32})}), HOLDER)
 
     assert equivocation_of(recorder, HOLDER) == ["applied", "applied"]
-    assert recorder.updates.said == {STAGE: {HOLDER: recorder.world.state}}
+    assert recorder.updates.reported_states == {STAGE: {HOLDER: recorder.world.state}}
 
 
 # --- costs -----------------------------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_a_complaint_is_handed_on(recorder):
 
     assert recorder.take(fault, SHADOW)
 
-    assert recorder.faults.weigh() is None
+    assert recorder.faults.weigh_faults() is None
     assert [kind for kind, _ in recorder.world.events] == ["fault"]
 
 

@@ -57,25 +57,25 @@ def changed(tensors):
 def test_a_stage_that_sent_another_tensor_is_guilty(world, referee, direction, wrong):
     world.lie(wrong(world.truth(direction)), direction)
 
-    verdict, compared = world.judge(referee.judge_message(dispute(world, world.report(), direction)))
+    verdict, compared = world.judge_page(referee.judge_message(dispute(world, world.report(), direction)))
 
     assert (verdict.party, verdict.offence, verdict.accuser) == (HOLDER, "message", SHADOW)
     assert torch.equal(compared.tensors["recomputed"], world.honest(direction))
     assert compared.weights == world.state.weights
-    assert referee.spent().microbatches == 1
+    assert referee.take_work().microbatches == 1
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_an_accuser_whose_own_result_is_wrong_is_guilty(world, referee, direction):
     report = world.report(**{direction: -world.truth(direction)})
 
-    verdict, _ = world.judge(referee.judge_message(dispute(world, report, direction)))
+    verdict, _ = world.judge_page(referee.judge_message(dispute(world, report, direction)))
 
     assert (verdict.party, verdict.offence) == (SHADOW, "accusation")
 
 
 def test_where_both_are_right_nobody_is(world, referee):
-    verdict, compared = world.judge(referee.judge_message(dispute(world, world.report())))
+    verdict, compared = world.judge_page(referee.judge_message(dispute(world, world.report())))
 
     assert verdict is None
     assert compared.tensors
@@ -86,13 +86,13 @@ def brought_nothing(world):
 
 
 def brought_other_weights(world):
-    world.bulks[(SHADOW, "weights")] = (changed(world.copy.weights()), STEP)
+    world.bulks[(SHADOW, "weights")] = (changed(world.copy.weight_tensors()), STEP)
 
 
 def brought_the_weights_of_another_step(world):
     later = world.build()
-    later.apply(STEP, world.gradients, 1.0)
-    world.bulks[(SHADOW, "weights")] = (later.weights(), STEP + 1)
+    later.apply_update(STEP, world.gradients, 1.0)
+    world.bulks[(SHADOW, "weights")] = (later.weight_tensors(), STEP + 1)
 
 
 @pytest.mark.parametrize("brings", [brought_nothing, brought_other_weights, brought_the_weights_of_another_step])
@@ -100,10 +100,10 @@ def test_an_accuser_without_the_weights_that_it_signed_is_guilty_and_nothing_is_
     world.lie(-world.truth("forward"))
     brings(world)
 
-    verdict, compared = world.judge(referee.judge_message(dispute(world, world.report())))
+    verdict, compared = world.judge_page(referee.judge_message(dispute(world, world.report())))
 
     assert (verdict.party, verdict.offence, compared.tensors) == (SHADOW, "transfer", {})
-    assert referee.spent().microbatches == 0
+    assert referee.take_work().microbatches == 0
 
 
 OTHER_BYTES = (None, memoryview(b""), memoryview(b"short"), torch.zeros(2, 8, 16))
@@ -115,7 +115,7 @@ def test_an_input_without_its_digest_is_no_input(world, referee, brought):
     for party in (OWNER, HOLDER):
         world.tensors[(party, 0, "forward", 0, False)] = brought
 
-    verdict, compared = world.judge(referee.judge_message(dispute(world, report)))
+    verdict, compared = world.judge_page(referee.judge_message(dispute(world, report)))
 
     # the stage has shown the header of what it used, and so answers for the bytes
     assert (verdict.party, verdict.offence, compared.tensors) == (HOLDER, "transfer", {})
@@ -125,7 +125,7 @@ def test_of_two_that_can_bring_an_input_one_is_enough(world, referee):
     world.lie(-world.truth("forward"))
     world.tensors[(OWNER, 0, "forward", 0, False)] = torch.zeros(2, 8, 16)
 
-    verdict, _ = world.judge(referee.judge_message(dispute(world, world.report())))
+    verdict, _ = world.judge_page(referee.judge_message(dispute(world, world.report())))
 
     assert (verdict.party, verdict.offence) == (HOLDER, "message")
 
@@ -136,7 +136,9 @@ def test_an_input_that_the_stage_never_signed_for_convicts_nobody_when_it_is_gon
     for party in (OWNER, HOLDER):
         world.tensors[(party, 0, "forward", 0, False)] = None
 
-    verdict, compared = world.judge(referee.judge_message(dispute(world, found.report, inputs=shown_by_the_accuser)))
+    verdict, compared = world.judge_page(
+        referee.judge_message(dispute(world, found.report, inputs=shown_by_the_accuser))
+    )
 
     assert (verdict, compared.tensors) == (None, {})
 
@@ -144,7 +146,7 @@ def test_an_input_that_the_stage_never_signed_for_convicts_nobody_when_it_is_gon
 def test_a_referee_that_has_the_stage_asks_nobody_for_it(world, referee):
     world.lie(-world.truth("forward"))
 
-    verdict, _ = world.judge(referee.judge_message(dispute(world, world.report(), accuser=OWNER), world.build()))
+    verdict, _ = world.judge_page(referee.judge_message(dispute(world, world.report(), accuser=OWNER), world.build()))
 
     assert verdict.party == HOLDER
     assert {need.request.kind for need in world.asked} == {"fetch"}
@@ -167,7 +169,7 @@ def claim(world, **changes):
 
 
 def judge_step(world, referee, **other):
-    return world.judge(referee.judge_step(world.facts.ledger, STAGE, ASSIGNMENT, SHADOW, claim(world, **other)))
+    return world.judge_page(referee.judge_step(world.facts.ledger, STAGE, ASSIGNMENT, SHADOW, claim(world, **other)))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_a_whole_step_is_redone_and_who_is_off_is_named(world, referee, committe
     ruling = judge_step(world, referee, **claimed)
 
     assert (ruling.party, ruling.offence) == (guilty, "gradient")
-    assert referee.spent().steps == 1
+    assert referee.take_work().steps == 1
 
 
 def test_a_step_that_was_redone_is_shown_with_weights_inputs_and_gradient(world, referee):
@@ -213,7 +215,7 @@ def test_a_step_is_not_redone_without_weights_or_inputs_and_no_lie_is_seen_in_th
 
 
 def judge_norm(world, referee):
-    ruling = world.judge(referee.judge_norm(world.facts.ledger, STAGE, HOLDER, SHADOW))
+    ruling = world.judge_page(referee.judge_norm(world.facts.ledger, STAGE, HOLDER, SHADOW))
     return ruling.party, ruling.offence
 
 
@@ -231,13 +233,13 @@ def test_of_two_norms_of_one_gradient_the_wrong_one_is_named(world, referee):
 @pytest.fixture
 def updated(world):
     copy = world.build()
-    copy.apply(STEP, world.gradients, 0.5)
-    return copy.digest()
+    copy.apply_update(STEP, world.gradients, 0.5)
+    return copy.compute_digest()
 
 
 def judge_update(world, referee, after, parties=(SHADOW, HOLDER)):
     gradient = (transfer_digest(world.gradients), 0.5)
-    return world.judge(referee.judge_update(STAGE, parties, world.state, gradient, after))
+    return world.judge_page(referee.judge_update(STAGE, parties, world.state, gradient, after))
 
 
 @pytest.mark.parametrize("guilty", [HOLDER, SHADOW, None])
@@ -288,10 +290,10 @@ def test_undo_copy_and_gradient_may_come_from_two_parties(world, referee, update
 
 
 def test_a_stage_is_taken_from_the_first_that_brings_what_was_agreed_on(world, referee):
-    world.bulks[(HOLDER, "state")] = (changed(world.copy.state()), STEP)
+    world.bulks[(HOLDER, "state")] = (changed(world.copy.state_tensors()), STEP)
 
-    found = world.judge(referee.stage_at(STAGE, (HOLDER, SHADOW), world.state))
+    found = world.judge_page(referee.stage_at(STAGE, (HOLDER, SHADOW), world.state))
 
-    assert found.digest() == world.state
+    assert found.compute_digest() == world.state
     assert [need.party for need in world.asked] == [HOLDER, SHADOW]
-    assert world.judge(referee.stage_at(STAGE, (HOLDER,), world.state)) is None
+    assert world.judge_page(referee.stage_at(STAGE, (HOLDER,), world.state)) is None

@@ -4,14 +4,14 @@ import pytest
 
 from phalanx.pipeline import AuditDraw, GuardConfig
 from phalanx.pipeline.protocol.messages import AuditReport
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, rewrite_only, tampering, tiny_run
 
 STEPS = 4
 RUN = tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, screen=False))
 
 
 def draw(nonce):
-    return AuditDraw.of(b"k" * 32, nonce * 32, RUN.guard)
+    return AuditDraw.from_guard(b"k" * 32, nonce * 32, RUN.guard)
 
 
 def liar_who_avoids(audited):
@@ -33,8 +33,8 @@ def audited(make_company):
             seen.add((report.step, report.microbatch))
         return [outgoing]
 
-    company = make_company(RUN, {2: Actor(rewrite=only(AuditReport, remember))}, draw(b"1"))
-    assert company.engine.shadows[1] == "worker-2"
+    company = make_company(RUN, {2: Actor(rewrite=rewrite_only(AuditReport, remember))}, draw(b"1"))
+    assert company.engine.stage_shadows[1] == "worker-2"
     company.run(STEPS)
     assert len(seen) == STEPS
     return seen

@@ -17,7 +17,7 @@ from phalanx.pipeline.protocol.messages import (
     StepAudited,
     UpdateReport,
 )
-from phalanx.testing import Actor, Stall, only, tampering, tiny_run
+from phalanx.testing import Actor, Stall, rewrite_only, tampering, tiny_run
 
 IMPATIENT = PipelineConfig(stages=4, step_timeout_s=60.0, patience_s=0.4)
 
@@ -27,7 +27,7 @@ def impatient(**guard):
 
 
 def withholding(kind, when=lambda outgoing: True):
-    return Actor(rewrite=only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
+    return Actor(rewrite=rewrite_only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
 
 
 def assert_replaced(company, party, run, honest_digest):
@@ -56,7 +56,7 @@ def test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced(make_company, hon
     company.run(3)
 
     assert (company.lost, company.verdicts) == ([], [])
-    assert [body["what"] for body in company.bodies("relayed")] == ["relay"]
+    assert [body["what"] for body in company.event_bodies("relayed")] == ["relay"]
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -111,8 +111,8 @@ def test_a_stage_that_talks_idly_while_it_withholds_its_commitment_is_replaced(m
     complaint = Fault(epoch=0, about="worker-2", error="FrameError", reason="so slow").model_dump(mode="json")
 
     def talk():
-        if company.is_alive("worker-1"):
-            company.endpoint("worker-1").send("owner", "fault", complaint)
+        if company.is_worker_alive("worker-1"):
+            company.worker_endpoint("worker-1").send_frame("owner", "fault", complaint)
 
     company.clock.on_tick.append(talk)
     company.run(3)
@@ -129,12 +129,12 @@ def test_a_receiver_that_finds_the_same_message_odd_again_and_again_is_heard_onc
         )
         return [*(outgoing.__class__("owner", hit) for _ in range(5)), outgoing]
 
-    company = make_company(run, {2: Actor(rewrite=only(Commit, doubt))})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(Commit, doubt))})
 
     company.run(2)
 
-    assert [body["step"] for body in company.bodies("screen_hit")] == [0, 1]
-    assert sum("was screened before" in str(body["reason"]) for body in company.bodies("refused")) == 8
+    assert [body["step"] for body in company.event_bodies("screen_hit")] == [0, 1]
+    assert sum("was screened before" in str(body["reason"]) for body in company.event_bodies("refused")) == 8
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -205,16 +205,16 @@ def test_a_party_that_hangs_while_roles_change_is_missed_long_before_the_steps_t
 
     def hang(assign):
         if assign.epoch > 0:
-            stall.wait(60.0)
+            stall.wait_until_over(60.0)
 
     company = make_company(run, {1: lies, 3: Actor(hear=hang)})
     try:
         company.run(3)
     finally:
-        stall.end()
+        stall.release_party()
 
     assert (company.evicted, company.lost) == (["worker-1"], ["worker-3"])
-    assert [body["reason"] for body in company.bodies("replaced")] == ["silent while roles were assigned"]
+    assert [body["reason"] for body in company.event_bodies("replaced")] == ["silent while roles were assigned"]
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -224,7 +224,7 @@ def test_in_an_honest_step_nobody_is_asked_and_nobody_replaced(make_company, hon
 
     company.run(3)
 
-    assert (company.lost, company.bodies("relayed")) == ([], [])
+    assert (company.lost, company.event_bodies("relayed")) == ([], [])
     assert company.weights_digest() == honest_digest(run, 3)
 
 

@@ -9,7 +9,7 @@ from phalanx.pipeline.protocol.messages import Detour, Place, Progress, Relay, S
 from phalanx.pipeline.verify.disputed_links import DisputedLinks
 from phalanx.pipeline.verify.stall_diagnosis import StallDiagnosis
 from phalanx.pipeline.verify.step_waits import MissingFacts
-from phalanx.planner.schedules import actions
+from phalanx.planner.schedules import stage_actions
 
 NOTHING = MissingFacts(states=(), screened=())
 WAY = ("forward", "backward")
@@ -41,7 +41,7 @@ def done(world, stage):
 def lacks(world, stage, direction, microbatch):
     """The stage has not got this tensor, nor done anything after it in its schedule."""
     plan, received, sent = world.plan, [], []
-    for action in actions(plan.schedule, stage, len(plan.stages), plan.microbatches):
+    for action in stage_actions(plan.schedule, stage, len(plan.stages), plan.microbatches):
         place = Place(direction=action.direction, microbatch=action.microbatch)
         if (action.direction, action.microbatch) == (direction, microbatch):
             break
@@ -57,7 +57,7 @@ def find(world, diagnosis, missing=NOTHING, silent=()):
         for party in (OWNER, HOLDER, SHADOW)
         if party not in silent
     }
-    return world.judge(diagnosis.find(missing))
+    return world.judge_page(diagnosis.find_silent_party(missing))
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_holder_that_says_nothing_of_its_stage_is_replaced(world, diagnosis):
         for party in (OWNER, HOLDER, SHADOW)
     }
 
-    assert world.judge(diagnosis.find(NOTHING)) == HOLDER
+    assert world.judge_page(diagnosis.find_silent_party(NOTHING)) == HOLDER
 
 
 def test_a_state_that_is_missing_names_the_party_that_owes_it(world, diagnosis):
@@ -202,7 +202,7 @@ def test_an_auditor_of_an_odd_message_is_given_its_inputs_anew_when_the_microbat
 def test_an_auditor_whose_report_waits_to_be_weighed_is_not_replaced(audited, diagnosis):
     said = {(STEP, (STAGE, 0, SHADOW))}
 
-    assert find(audited, diagnosis, MissingFacts(states=(), screened=(), said=said)) is None
+    assert find(audited, diagnosis, MissingFacts(states=(), screened=(), unweighed_audits=said)) is None
     assert audited.sent == []
 
 

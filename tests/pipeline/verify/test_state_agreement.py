@@ -31,14 +31,14 @@ def ready(states):
 
 
 def check(world, states, *, known=None, old=PRESENT, judge=None):
-    return (judge or StateAgreement(world.facts, known or {})).check(ready(states), old)
+    return (judge or StateAgreement(world.facts, known or {})).agree_states(ready(states), old)
 
 
 def test_where_every_copy_is_the_agreed_one_it_stays_agreed_on(world):
     states = {HOLDER: world.state, SHADOW: world.state}
 
     assert check(world, states) is None
-    assert world.facts.agreed == {1: world.state}
+    assert world.facts.agreed_states == {1: world.state}
 
 
 @pytest.mark.parametrize("guilty", [HOLDER, SHADOW])
@@ -131,10 +131,10 @@ def begin(world, states, known):
 
 
 def test_at_a_start_the_state_is_the_known_one(world):
-    world.facts.agreed.clear()
+    world.facts.agreed_states.clear()
 
     assert begin(world, {HOLDER: world.state, SHADOW: world.state}, {1: world.state}) is None
-    assert world.facts.agreed == {1: world.state}
+    assert world.facts.agreed_states == {1: world.state}
 
 
 @pytest.mark.parametrize("who", [HOLDER, SHADOW])
@@ -145,34 +145,34 @@ def test_at_a_start_a_party_with_another_state_than_the_known_one_is_left_out_wi
 
 
 def test_at_a_start_two_equal_states_that_are_not_the_known_one_do_not_count(world):
-    world.facts.agreed.clear()
+    world.facts.agreed_states.clear()
     wrong = other(world.state)
 
     assert begin(world, {HOLDER: wrong, SHADOW: wrong}, {1: world.state}).party == HOLDER
-    assert world.facts.agreed == {}
+    assert world.facts.agreed_states == {}
 
 
 def test_at_a_start_a_stage_whose_state_is_not_known_is_begun_by_nobody(world):
     # states that are missing at both copies are equal, and no state
-    world.facts.agreed.clear()
+    world.facts.agreed_states.clear()
 
     assert begin(world, {HOLDER: None, SHADOW: None}, {}).party == HOLDER
-    assert world.facts.agreed == {}
+    assert world.facts.agreed_states == {}
 
 
 # --- an update that was not agreed on yet ----------------------------------------------------------------------------
 
 
 def test_states_of_an_update_that_was_interrupted_are_weighed_like_any_others(world):
-    world.facts.agreed.clear()
+    world.facts.agreed_states.clear()
     states = {HOLDER: world.state, SHADOW: other(world.state)}
     judge = StateAgreement(world.facts)
 
     assert check(world, states, judge=judge) is None
 
     assert judge.to_weigh == {1: states}
-    assert world.facts.agreed == {}
-    world.facts.agreed[1] = world.state
+    assert world.facts.agreed_states == {}
+    world.facts.agreed_states[1] = world.state
     check(world, {HOLDER: world.state, SHADOW: world.state}, judge=judge)
     assert judge.to_weigh == {}
 
@@ -180,7 +180,7 @@ def test_states_of_an_update_that_was_interrupted_are_weighed_like_any_others(wo
 @pytest.fixture
 def interrupted(world):
     """An update of stage 1 by holder and shadow, before its state was agreed on, in the epoch before."""
-    world.facts.agreed.clear()
+    world.facts.agreed_states.clear()
     world.facts.previous = StepLedger(STEP - 1, EPOCH - 1)
     return world
 
@@ -193,7 +193,7 @@ def sign_update(world, party, state, epoch=EPOCH - 1):
     """Let a party have signed its state after the update, in an epoch."""
     key = StatementKey(STATE, party, epoch, world.facts.ledger.step, 1)
     message = Ready(epoch=epoch, states={"1": state})
-    world.facts.record.add(key, state, received(message, party).header)
+    world.facts.record.add_statement(key, state, received(message, party).header)
 
 
 def hand_on(world, roles=LATER, newcomer=NEW):
@@ -207,7 +207,7 @@ def test_a_copy_does_not_vouch_for_its_source(interrupted):
 
     assert check(interrupted, {HOLDER: state, NEW: state}, judge=judge) is None
 
-    assert (interrupted.facts.agreed, judge.to_weigh) == ({}, {})
+    assert (interrupted.facts.agreed_states, judge.to_weigh) == ({}, {})
     assert judge.unwitnessed == {1: {HOLDER: state}}
 
 
@@ -218,7 +218,7 @@ def test_a_state_that_the_lost_shadow_had_signed_alike_is_agreed_on(interrupted)
 
     assert check(interrupted, {HOLDER: interrupted.state, NEW: interrupted.state}, judge=judge) is None
 
-    assert (interrupted.facts.agreed, judge.unwitnessed) == ({1: interrupted.state}, {})
+    assert (interrupted.facts.agreed_states, judge.unwitnessed) == ({1: interrupted.state}, {})
 
 
 def test_a_lost_shadow_that_had_signed_another_state_still_speaks_against_the_holder(interrupted):
@@ -228,7 +228,7 @@ def test_a_lost_shadow_that_had_signed_another_state_still_speaks_against_the_ho
 
     assert check(interrupted, {HOLDER: interrupted.state, NEW: interrupted.state}, judge=judge) is None
 
-    assert interrupted.facts.agreed == {}
+    assert interrupted.facts.agreed_states == {}
     assert judge.unwitnessed == {1: {HOLDER: interrupted.state, SHADOW: other(interrupted.state)}}
 
 
@@ -241,7 +241,7 @@ def test_a_word_of_another_epoch_than_the_updates_does_not_vouch(interrupted, ep
 
     check(interrupted, {HOLDER: interrupted.state, NEW: interrupted.state}, judge=judge)
 
-    assert (interrupted.facts.agreed, list(judge.unwitnessed)) == ({}, [1])
+    assert (interrupted.facts.agreed_states, list(judge.unwitnessed)) == ({}, [1])
 
 
 def test_an_heir_that_made_the_update_itself_is_not_vouched_for_by_its_copy(interrupted):
@@ -261,7 +261,7 @@ def test_where_neither_copy_was_there_at_the_update_nothing_is_agreed_on(interru
 
     check(interrupted, {NEW: interrupted.state, OWNER: interrupted.state}, judge=judge)
 
-    assert (interrupted.facts.agreed, judge.unwitnessed) == ({}, {1: {}})
+    assert (interrupted.facts.agreed_states, judge.unwitnessed) == ({}, {1: {}})
 
 
 def test_what_the_owner_itself_made_needs_no_witness(interrupted):
@@ -272,7 +272,7 @@ def test_what_the_owner_itself_made_needs_no_witness(interrupted):
 
     assert check(interrupted, {NEW: interrupted.state, OWNER: interrupted.state}, judge=judge) is None
 
-    assert (interrupted.facts.agreed, judge.unwitnessed) == ({1: interrupted.state}, {})
+    assert (interrupted.facts.agreed_states, judge.unwitnessed) == ({1: interrupted.state}, {})
 
 
 def test_a_copy_that_is_not_what_was_agreed_among_those_that_made_it_is_replaced(interrupted):
@@ -287,4 +287,4 @@ def test_a_copy_that_is_not_what_was_agreed_among_those_that_made_it_is_replaced
 def test_copies_that_are_the_agreed_ones_can_be_built_upon(world):
     states = ready({HOLDER: world.state, SHADOW: other(world.state), NEW: world.state, OWNER: None})
 
-    assert StateAgreement(world.facts).confirmed(states) == {(1, HOLDER), (1, NEW)}
+    assert StateAgreement(world.facts).confirmed_copies(states) == {(1, HOLDER), (1, NEW)}

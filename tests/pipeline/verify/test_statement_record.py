@@ -129,7 +129,7 @@ def test_the_first_word_stays_and_a_different_one_is_told_with_what_it_contradic
     assert hear(record, second)[1] == header
 
     (key, content), *_ = statements_in(HOLDER, first)
-    assert (record.get(key).content, record.get(key).header) == (content, header)
+    assert (record.get_statement(key).content, record.get_statement(key).header) == (content, header)
     assert record.header_of(HOLDER, second) is None
     assert len(record) == 1
 
@@ -170,7 +170,7 @@ def test_a_decision_is_one_statement_about_the_whole_model(record):
     decision = Apply(epoch=EPOCH, step=STEP, clip_coefficient=0.5)
     header, _ = hear(record, decision, OWNER)
 
-    assert record.get(StatementKey("apply", OWNER, EPOCH, STEP, WHOLE_MODEL)).header == header
+    assert record.get_statement(StatementKey("apply", OWNER, EPOCH, STEP, WHOLE_MODEL)).header == header
     assert hear(record, decision.model_copy(update={"clip_coefficient": 1.0}), OWNER)[1] == header
 
 

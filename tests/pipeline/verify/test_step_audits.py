@@ -6,7 +6,7 @@ from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import StepAudited
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, rewrite_only, tampering, tiny_run
 
 ALWAYS = GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0)
 DOUBLED = Actor(tampering(twist=lambda gradients: {name: 2 * g for name, g in gradients.items()}))
@@ -24,7 +24,7 @@ def test_an_honest_weight_gradient_is_found_right(make_company, honest_digest, s
     results = company.run(3)
 
     assert company.verdicts == []
-    assert company.bodies("alarm") == []
+    assert company.event_bodies("alarm") == []
     # every microbatch of every stage in other hands, each step
     assert [result.guard.num_audits for result in results] == [(stages - 2) * run.train.microbatches] * 3
     assert company.weights_digest() == honest_digest(run, 3)
@@ -54,7 +54,9 @@ def test_a_made_up_weight_gradient_is_found_in_the_step_that_is_audited(make_com
 
 def test_an_auditor_that_makes_up_another_weight_gradient_is_named(make_company, honest_digest):
     run = tiny_run(guard=ALWAYS)
-    liar = Actor(rewrite=only(StepAudited, lambda outgoing, audited: [outgoing.with_fields({"gradient": "0" * 64})]))
+    liar = Actor(
+        rewrite=rewrite_only(StepAudited, lambda outgoing, audited: [outgoing.with_fields({"gradient": "0" * 64})])
+    )
     company = make_company(run, {2: liar})
 
     company.run(2)

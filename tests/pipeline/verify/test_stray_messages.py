@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, StateDigest, local_numeric_class
 from phalanx.pipeline.protocol.greetings import Hello, Setup
 from phalanx.pipeline.protocol.messages import (
@@ -25,7 +25,7 @@ from phalanx.pipeline.protocol.messages import (
     Shutdown,
     UpdateReport,
 )
-from phalanx.testing import Actor, OutgoingMessage, only, tiny_run
+from phalanx.testing import Actor, OutgoingMessage, rewrite_only, tiny_run
 
 TENSOR = bytes(2 * 8 * 16 * 4)
 NOW = {"epoch": 0, "step": 0}
@@ -43,7 +43,9 @@ def tensor_message(source, target, direction="forward", **where):
 
 def with_each_commit(*extra):
     """Send further messages along with each commitment of step 0."""
-    return Actor(rewrite=only(Commit, lambda outgoing, commit: [outgoing, *(extra if commit.step == 0 else ())]))
+    return Actor(
+        rewrite=rewrite_only(Commit, lambda outgoing, commit: [outgoing, *(extra if commit.step == 0 else ())])
+    )
 
 
 def assign_all_to(name):
@@ -69,7 +71,7 @@ TO_A_WORKER = {
 
 def faults_of(company, party):
     """What a party complained about, as (party, error)."""
-    return [(body["about"], body["error"]) for body in company.bodies("fault") if body["party"] == party]
+    return [(body["about"], body["error"]) for body in company.event_bodies("fault") if body["party"] == party]
 
 
 def test_a_worker_takes_orders_from_the_owner_only(make_company, honest_digest):
@@ -134,7 +136,7 @@ def test_the_owner_refuses_what_the_sender_has_no_part_in(make_company, honest_d
 
     company.run(2)
 
-    refused = [body["error"] for body in company.bodies("refused") if body["party"] == "worker-1"]
+    refused = [body["error"] for body in company.event_bodies("refused") if body["party"] == "worker-1"]
     assert refused == ["FrameError"] * len(strays)
     assert company.verdicts == []
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
@@ -160,13 +162,13 @@ def test_messages_of_an_older_epoch_are_dropped_without_a_word(make_company, hon
         return [outgoing.with_fields({"epoch": 0}), outgoing.with_fields({"epoch": 9}), outgoing]
 
     run = tiny_run(5)
-    liar = actor(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-1")
-    company = make_company(run, {1: liar, 3: Actor(rewrite=only(Activation, old_and_new))})
+    liar = make_actor(AttackConfig(kind="forward_sign_flip", from_step=1), "worker-1")
+    company = make_company(run, {1: liar, 3: Actor(rewrite=rewrite_only(Activation, old_and_new))})
 
     company.run(3)
 
     assert company.evicted == ["worker-1"]
-    assert company.bodies("fault") == []
+    assert company.event_bodies("fault") == []
     assert company.weights_digest() == honest_digest(run, 3)
 
 

@@ -10,7 +10,7 @@ from phalanx.pipeline import PipelineConfig
 from phalanx.pipeline.protocol.messages import Activation, Commit, FetchReply, PassedOnHeader
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import digest_hex
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, rewrite_only, tampering, tiny_run
 from phalanx.transport import SignedHeader, sign_header
 
 FALSE = "7" * 64
@@ -29,7 +29,7 @@ def run_against(make_company, honest_digest, stage, actor, run=None):
 
 def commit_with(change):
     """Rewrite the commitments of a stage."""
-    return Actor(rewrite=only(Commit, lambda outgoing, commit: [outgoing.with_fields(change(commit))]))
+    return Actor(rewrite=rewrite_only(Commit, lambda outgoing, commit: [outgoing.with_fields(change(commit))]))
 
 
 @pytest.mark.parametrize(("stage", "direction"), [(1, "backward"), (2, "forward")])
@@ -102,16 +102,16 @@ def test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signa
         if fetched.claim or fetched.evidence is None or fetched.source != 1:
             return [outgoing]
         lie = (-torch.frombuffer(bytearray(outgoing.payload), dtype=torch.float32)).numpy().tobytes()
-        signer = company_of["it"].identity("worker-1")
+        signer = company_of["it"].party_identity("worker-1")
         fields = open_header(fetched.evidence)
         told = sign_header(signer, dataclasses.replace(fields, payload_digest=digest_hex(lie)))
         changed = outgoing.with_fields({"evidence": to_signed(told)})
         return [type(outgoing)(changed.receiver, changed.message, lie)]
 
-    company = make_company(tiny_run(5), {1: Actor(rewrite=only(FetchReply, two_stories))})
+    company = make_company(tiny_run(5), {1: Actor(rewrite=rewrite_only(FetchReply, two_stories))})
     company_of["it"] = company
     # the auditor must not be worker-1 itself, which knows what it sent
-    assert company.engine.shadows[2] == "worker-3"
+    assert company.engine.stage_shadows[2] == "worker-3"
 
     company.run(2)
 
@@ -127,7 +127,7 @@ def test_a_sender_that_gives_the_auditor_bytes_that_it_did_not_sign_is_passed_ov
             return [outgoing]
         return [type(outgoing)(outgoing.receiver, outgoing.message, bytes(len(outgoing.payload)))]
 
-    company = make_company(tiny_run(5), {1: Actor(rewrite=only(FetchReply, other_bytes))})
+    company = make_company(tiny_run(5), {1: Actor(rewrite=rewrite_only(FetchReply, other_bytes))})
 
     company.run(2)
 
@@ -151,7 +151,7 @@ def test_a_tensor_of_another_shape_or_type_convicts_its_sender(make_company, hon
             return [outgoing]
         return [outgoing.with_fields({field: value})]
 
-    actor = Actor(rewrite=only(Activation, disguise))
+    actor = Actor(rewrite=rewrite_only(Activation, disguise))
 
     verdict = run_against(make_company, honest_digest, stage, actor)
 
@@ -169,6 +169,6 @@ def test_a_payload_of_another_size_than_its_claim_convicts_its_sender(make_compa
 
     run = tiny_run(pipeline=PipelineConfig(stages=4, step_timeout_s=3.0))
 
-    verdict = run_against(make_company, honest_digest, 1, Actor(rewrite=only(Activation, cut)), run)
+    verdict = run_against(make_company, honest_digest, 1, Actor(rewrite=rewrite_only(Activation, cut)), run)
 
     assert (verdict.offence, verdict.stage) == ("shape", 1)

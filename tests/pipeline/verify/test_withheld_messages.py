@@ -5,7 +5,7 @@ import contextlib
 from phalanx.errors import PhalanxError
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import Activation, Bulk, Carry, Fetch, FetchReply
-from phalanx.testing import Actor, Stall, only, tiny_run
+from phalanx.testing import Actor, Stall, rewrite_only, tiny_run
 from phalanx.transport import CheckedFrame
 
 PATIENCE_S, STEP_S = 30.0, 300.0
@@ -19,7 +19,7 @@ def default_patience(stages=4, **guard):
 
 
 def withholding(kind, when=lambda outgoing: True):
-    return Actor(rewrite=only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
+    return Actor(rewrite=rewrite_only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
 
 
 def assert_replaced(company, party, num_steps, honest_digest):
@@ -34,7 +34,7 @@ def test_who_withholds_every_tensor_is_replaced_before_the_steps_time_is_up(make
     company.run(2)
 
     assert_replaced(company, "worker-1", 2, honest_digest)
-    assert company.clock.now() < STEP_S
+    assert company.clock.awake_seconds() < STEP_S
 
 
 def test_who_withholds_from_one_neighbour_only_is_replaced(make_company, honest_digest):
@@ -49,8 +49,8 @@ def test_who_denies_what_it_was_sent_is_replaced_and_not_its_neighbour(make_comp
     """Attacker: a receiver; an honest sender must not be taken for one that withholds."""
 
     company = make_company(default_patience())
-    deaf = company.endpoint("worker-2")
-    receive = deaf.receive
+    deaf = company.worker_endpoint("worker-2")
+    receive = deaf.receive_item
 
     def receive_but_deny(timeout_s):
         item = receive(timeout_s)
@@ -58,7 +58,7 @@ def test_who_denies_what_it_was_sent_is_replaced_and_not_its_neighbour(make_comp
             item = receive(0.0)
         return item
 
-    deaf.receive = receive_but_deny
+    deaf.receive_item = receive_but_deny
     company.run(2)
 
     assert_replaced(company, "worker-2", 2, honest_digest)
@@ -76,12 +76,12 @@ def test_who_keeps_inputs_from_an_auditor_in_each_step_is_replaced(make_company,
     """A silence in each step would slow the run down for ever, and the auditor would look as guilty."""
     to_auditor = withholding(FetchReply, lambda sent: sent.receiver == "worker-3")
     company = make_company(default_patience(stages=5, audit_rate=1.0, step_audit_rate=0.0), {1: to_auditor})
-    assert company.engine.shadows[2] == "worker-3"
+    assert company.engine.stage_shadows[2] == "worker-3"
 
     company.run(3)
 
     assert_replaced(company, "worker-1", 3, honest_digest)
-    assert company.clock.now() < 4 * PATIENCE_S
+    assert company.clock.awake_seconds() < 4 * PATIENCE_S
 
 
 def test_an_auditor_that_never_asks_for_its_inputs_is_replaced_and_not_its_neighbours(make_company, honest_digest):
@@ -99,7 +99,7 @@ def test_who_brings_the_owner_each_tensor_only_when_asked_is_replaced(make_compa
     company.run(2)
 
     assert_replaced(company, "worker-2", 2, honest_digest)
-    assert company.clock.now() < STEP_S
+    assert company.clock.awake_seconds() < STEP_S
 
 
 def stalling(kinds, delay_s, when=lambda message: True):
@@ -109,15 +109,15 @@ def stalling(kinds, delay_s, when=lambda message: True):
     def rewrite(outgoing):
         if isinstance(outgoing.message, kinds) and when(outgoing.message):
             clock = company[0].clock
-            stall, due = Stall(), clock.now() + delay_s
+            stall, due = Stall(), clock.awake_seconds() + delay_s
             until.append((due, stall))
-            stall.wait(60.0)
+            stall.wait_until_over(60.0)
         return [outgoing]
 
     def tick():
         for due, stall in until:
-            if company[0].clock.now() >= due:
-                stall.end()
+            if company[0].clock.awake_seconds() >= due:
+                stall.release_party()
 
     def begin(made):
         company.append(made)
@@ -147,18 +147,20 @@ def test_who_answers_every_question_and_sends_one_tensor_at_a_time_is_replaced(m
         held.append(outgoing)
         return []
 
-    company = make_company(default_patience(), {1: Actor(rewrite=only(Activation, hold))})
+    company = make_company(default_patience(), {1: Actor(rewrite=rewrite_only(Activation, hold))})
     due = [0.0]
 
     def release_one():
-        now = company.clock.now()
-        if held and now >= due[0] and company.is_alive("worker-1"):
+        now = company.clock.awake_seconds()
+        if held and now >= due[0] and company.is_worker_alive("worker-1"):
             due[0] = now + 0.9 * PATIENCE_S
             outgoing = held.pop(0)
             released.append(outgoing)
             body = outgoing.message.model_dump(mode="json")
             with contextlib.suppress(PhalanxError):
-                company.endpoint("worker-1").send(outgoing.receiver, outgoing.message.kind, body, (outgoing.payload,))
+                company.worker_endpoint("worker-1").send_frame(
+                    outgoing.receiver, outgoing.message.kind, body, (outgoing.payload,)
+                )
 
     company.clock.on_tick.append(release_one)
     company.run(2)
@@ -174,5 +176,5 @@ def test_workers_that_are_all_slow_but_in_time_are_not_replaced(make_company, ho
 
     company.run(1)
 
-    assert (company.lost, company.bodies("link_led")) == ([], [])
+    assert (company.lost, company.event_bodies("link_led")) == ([], [])
     assert company.weights_digest() == honest_digest(company.run_config, 1)

@@ -9,7 +9,7 @@ from phalanx.errors import PeerLostError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.protocol.messages import Bulk, Commit, GradientHeld, Ready, UpdateReport
 from phalanx.pipeline.protocol.tensor_stream import digest_of_parts
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, rewrite_only, tampering, tiny_run
 
 FALSE = "3" * 64
 SHADOW_OF_1 = 2
@@ -27,7 +27,7 @@ def run_against(make_company, honest_digest, stage, actor, run=None, num_steps=3
 
 
 def with_fields(kind, **changes):
-    return Actor(rewrite=only(kind, lambda outgoing, message: [outgoing.with_fields(changes)]))
+    return Actor(rewrite=rewrite_only(kind, lambda outgoing, message: [outgoing.with_fields(changes)]))
 
 
 def doubled(payload):
@@ -40,7 +40,7 @@ def sending_bulk(purpose, change):
             return [outgoing]
         return [type(outgoing)(outgoing.receiver, message, change(outgoing.payload))]
 
-    return Actor(rewrite=only(Bulk, alter))
+    return Actor(rewrite=rewrite_only(Bulk, alter))
 
 
 def test_a_gradient_that_is_not_the_one_of_the_reported_norm_convicts_the_stage(make_company, honest_digest):
@@ -86,7 +86,7 @@ def test_old_parts_frame_nobody(make_company, honest_digest):
         digest = digest_of_parts([json.loads(part.header)["payload_digest"] for part in shown])
         return [outgoing.with_fields({"gradient": digest, "parts": shown})]
 
-    shadow = Actor(rewrite=only(GradientHeld, show_those_of_the_step_before))
+    shadow = Actor(rewrite=rewrite_only(GradientHeld, show_those_of_the_step_before))
 
     verdict = run_against(make_company, honest_digest, SHADOW_OF_1, shadow)
 
@@ -99,7 +99,7 @@ def test_a_stage_that_reports_a_wrong_state_is_named(make_company, honest_digest
         state = applied.states[str(stage)].model_copy(update={field: FALSE})
         return [outgoing.with_fields({"states": {**applied.states, str(stage): state}})]
 
-    verdict = run_against(make_company, honest_digest, stage, Actor(rewrite=only(UpdateReport, falsify)))
+    verdict = run_against(make_company, honest_digest, stage, Actor(rewrite=rewrite_only(UpdateReport, falsify)))
 
     assert (verdict.offence, verdict.stage, verdict.party) == ("state", stage, f"worker-{stage}")
 
@@ -109,7 +109,7 @@ def test_a_shadow_that_reports_a_wrong_state_is_named(make_company, honest_diges
         state = applied.states["1"].model_copy(update={"moments": FALSE})
         return [outgoing.with_fields({"states": {**applied.states, "1": state}})]
 
-    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, Actor(rewrite=only(UpdateReport, falsify)))
+    verdict = run_against(make_company, honest_digest, SHADOW_OF_1, Actor(rewrite=rewrite_only(UpdateReport, falsify)))
 
     assert (verdict.offence, verdict.stage, verdict.party) == ("state", 1, "worker-2")
 
@@ -178,9 +178,9 @@ def test_a_stage_that_trains_in_secret_on_top_of_the_verified_step_is_named(make
 
     company = make_company(tiny_run(), {1: Actor(wrap)})
     company.run(1)
-    company.engine.collect(1, "weights")
+    company.engine.fetch_stage(1, "weights")
     with torch.no_grad():
-        next(iter(modules[0].trainable().values())).add_(1e-3)
+        next(iter(modules[0].trainable_parameters().values())).add_(1e-3)
 
     company.run(2)
 
@@ -195,7 +195,7 @@ def starting_from_other_weights(stage):
         state = ready.states[str(stage)].model_copy(update={"weights": FALSE})
         return [outgoing.with_fields({"states": {**ready.states, str(stage): state}})]
 
-    return Actor(rewrite=only(Ready, falsify))
+    return Actor(rewrite=rewrite_only(Ready, falsify))
 
 
 def test_a_worker_that_starts_from_other_weights_is_named_and_the_run_starts_without_it(make_company, honest_digest):
@@ -203,14 +203,14 @@ def test_a_worker_that_starts_from_other_weights_is_named_and_the_run_starts_wit
 
     # before the first step: what it said convicts nobody, and it has no role any more
     reason = "stage 1: worker-1 reported ready with a state other than the agreed one"
-    assert company.bodies("link_broken") == [{"party": "worker-1", "reason": reason}]
-    assert company.bodies("lost") == [{"party": "worker-1", "stages": [1], "step": 0}]
-    assert "worker-1" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert company.event_bodies("link_broken") == [{"party": "worker-1", "reason": reason}]
+    assert company.event_bodies("lost") == [{"party": "worker-1", "stages": [1], "step": 0}]
+    assert "worker-1" not in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
 
     company.run(3)
 
     assert (company.verdicts, company.lost) == ([], ["worker-1"])
-    assert "worker-1" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert "worker-1" not in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 
 
@@ -229,7 +229,7 @@ def test_a_holder_that_hands_out_other_weights_than_it_signed_is_passed_over_and
 
     assert company.weights_digest() == honest_digest(tiny_run(), 1)
 
-    (refused,) = company.bodies("refused")
+    (refused,) = company.event_bodies("refused")
     assert refused["party"] == "worker-1"
     assert "worker-1 sent a weights that differs from its signature" in refused["reason"]
 
@@ -245,7 +245,7 @@ def test_a_party_that_gets_ready_with_an_altered_state_is_named(make_company, ho
         states = {name: state.model_copy(update={"weights": FALSE}) for name, state in ready.states.items()}
         return [outgoing.with_fields({"states": states})]
 
-    company = make_company(run, {1: lies, 3: Actor(rewrite=only(Ready, falsify))})
+    company = make_company(run, {1: lies, 3: Actor(rewrite=rewrite_only(Ready, falsify))})
 
     company.run(3)
 

@@ -10,12 +10,12 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol import tensor_stream
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Bulk, FetchBulk
-from phalanx.pipeline.protocol.signed import Statements
+from phalanx.pipeline.protocol.signed import StatementReader
 from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.pipeline.worker.shadowing import ShadowedStages
 from phalanx.pipeline.worker.stages import ShadowStage
 from phalanx.telemetry import PhaseTimer
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 from phalanx.train.setup.layout import make_plan
 
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
@@ -34,7 +34,7 @@ def test_a_part_that_does_not_fit_among_others_frames_no_shadow(make_company, ho
         return [outgoing, outgoing.with_fields({"offset": 5})] if is_first else [outgoing]
 
     run = tiny_run(guard=GuardConfig(**NO_COIN))
-    company = make_company(run, {1: Actor(rewrite=only(Bulk, alter))})
+    company = make_company(run, {1: Actor(rewrite=rewrite_only(Bulk, alter))})
 
     company.run(5)
 
@@ -55,13 +55,13 @@ def as_parts(tensors, sender):
 def test_what_the_owner_hands_on_is_not_mixed_with_late_parts_of_the_stage(model_cache):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     plan, said = make_plan(run, open_model(run.model, model_cache, run.train.seed)), []
-    statements = Statements("run", lambda name: None)
+    statements = StatementReader("run", lambda name: None)
     context = PartyContext("worker-2", plan, lambda *posted: said.append(posted), statements, PhaseTimer())
     roles = Roles(context)
     roles.epoch, roles.assignment = 0, Assignment({1: "worker-1"}, {1: "worker-2"})
-    shadow = roles.shadows[1] = ShadowStage(StageCopy.empty(plan, 1))
+    shadow = roles.shadows[1] = ShadowStage(StageCopy.build_empty(plan, 1))
     shadowing = ShadowedStages(context, roles)
-    right = {name: torch.ones_like(one.detach()) for name, one in shadow.copy.module.trainable().items()}
+    right = {name: torch.ones_like(one.detach()) for name, one in shadow.copy.module.trainable_parameters().items()}
     false = {name: 2 * tensor for name, tensor in right.items()}
     owners, late = as_parts(right, "owner"), as_parts(false, "worker-1")
     assert len(late) > 2

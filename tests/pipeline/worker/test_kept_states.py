@@ -30,7 +30,7 @@ def links():
     network, identities = MemoryNetwork(), {name: Identity.without_certificate(name) for name in (OWNER, "north")}
     peers = {name: identity.public for name, identity in identities.items()}
     ends = {
-        name: Endpoint(identities[name], peers, "run", network.wire(name), TransportConfig(timeout_s=0.5))
+        name: Endpoint(identities[name], peers, "run", network.wire_for(name), TransportConfig(timeout_s=0.5))
         for name in identities
     }
     yield ends[OWNER], ends["north"], Mailbox(ends["north"])
@@ -46,12 +46,12 @@ def ask(links):
     def serve(answer):
         frame = None
         while frame is None or isinstance(frame, LinkFault):
-            frame = worker.receive(5.0)
+            frame = worker.receive_item(5.0)
         try:
             answer(mail, parse_message(frame.kind, frame.body))
         except PhalanxError as exc:
             fault = Fault(epoch=0, about=OWNER, error=type(exc).__name__, reason=str(exc))
-            mail.post(OWNER, fault)
+            mail.post_message(OWNER, fault)
 
     def ask(answer, patience_s=10.0):
         thread = threading.Thread(target=serve, args=(answer,))
@@ -66,9 +66,9 @@ def ask(links):
 
 def keeps(directory, step=STEP, party="north"):
     files = StateFiles(directory, party, pytest.fail)
-    files.keep(STAGE, step, a_state(seed=1))
+    files.keep_state(STAGE, step, a_state(seed=1))
     files.close()
-    return lambda mail, about: send_kept(mail.post, OWNER, about, directory, party)
+    return lambda mail, about: send_kept(mail.post_message, OWNER, about, directory, party)
 
 
 def test_a_kept_state_comes_back_bit_for_bit(ask, tmp_path):
@@ -80,7 +80,7 @@ def test_a_kept_state_comes_back_bit_for_bit(ask, tmp_path):
 
 def test_a_worker_that_keeps_nothing_says_what_to_do(ask):
     with pytest.raises(CheckpointError, match=r"stage 1: north has no state of step 7: .*journal = DIR"):
-        ask(lambda mail, about: send_kept(mail.post, OWNER, about, None, "north"))
+        ask(lambda mail, about: send_kept(mail.post_message, OWNER, about, None, "north"))
 
 
 @pytest.mark.parametrize(("step", "party", "words"), [(6, "north", "cannot be read"), (5, "north", "is of step 5")])
@@ -91,7 +91,7 @@ def test_the_state_of_another_step_is_not_sent(ask, tmp_path, step, party, words
 
 def another_length(mail, about):
     part = Bulk(epoch=0, step=STEP, stage=STAGE, purpose="kept", offset=0, total=8)
-    mail.post(OWNER, part, (memoryview(bytes(8)),))
+    mail.post_message(OWNER, part, (memoryview(bytes(8)),))
 
 
 def test_what_is_no_state_of_this_stage_is_refused(ask):
@@ -102,7 +102,7 @@ def test_what_is_no_state_of_this_stage_is_refused(ask):
 def other_parts(mail, about):
     for place in ({"stage": 2}, {"step": 6}, {"purpose": "state"}):
         fields = {"epoch": 0, "step": STEP, "stage": STAGE, "purpose": "kept", "offset": 0, "total": 8, **place}
-        mail.post(OWNER, Bulk.model_validate(fields), (memoryview(bytes(8)),))
+        mail.post_message(OWNER, Bulk.model_validate(fields), (memoryview(bytes(8)),))
 
 
 def test_nobody_waits_for_ever(ask):

@@ -42,11 +42,11 @@ def test_a_worker_that_no_signal_meets_leaves_the_handlers_as_they_were():
 def test_a_worker_that_was_to_leave_has_left_when_its_owner_is_gone(make_company, was_told_to):
     company = make_company(tiny_run(3))
     if was_told_to:
-        company.leave("worker-1")
+        company.ask_to_leave("worker-1")
 
-    company.endpoint("worker-1")._inbox.put_fault(LinkFault("owner", PeerLostError("owner: is gone")))
+    company.worker_endpoint("worker-1")._inbox.put_fault(LinkFault("owner", PeerLostError("owner: is gone")))
     company.clock.threads["worker-1"].join(60.0)
 
     # one that nobody has told to leave looks for its owner again
-    assert not company.is_alive("worker-1")
+    assert not company.is_worker_alive("worker-1")
     assert [type(error) for error in company.errors.values()] == ([] if was_told_to else [PeerLostError])

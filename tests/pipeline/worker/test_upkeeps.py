@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from phalanx.errors import NoHolderError
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import LoraConfig, open_model
 from phalanx.pipeline import AttackConfig, GuardConfig, StageCopy
 from phalanx.pipeline.protocol.messages import Bulk, Commit
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 from phalanx.train.setup.layout import make_plan
 
 
@@ -17,12 +17,12 @@ from phalanx.train.setup.layout import make_plan
 def test_a_liar_that_trains_adapters_is_named_and_its_shadow_takes_over(make_company, honest_digest, kind, offence):
     pytest.importorskip("peft")
     run = tiny_run(guard=GuardConfig(shadow="adapters", audit_rate=1.0), adapter=LoraConfig(rank=2))
-    company = make_company(run, {1: actor(AttackConfig(kind=kind, from_step=1), "worker-1")})
+    company = make_company(run, {1: make_actor(AttackConfig(kind=kind, from_step=1), "worker-1")})
 
     company.run(3)
 
     assert [(v.party, v.offence) for v in company.verdicts] == [("worker-1", offence)]
-    assert company.engine.holders[1] == "worker-2"
+    assert company.engine.stage_holders[1] == "worker-2"
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -37,7 +37,7 @@ def test_a_shadow_in_lockstep_finds_a_wrong_norm_in_the_stage_and_not_in_its_aud
         return [outgoing.with_fields({"norm_squared": 1e-9})] if commit.step == 1 else [outgoing]
 
     run = tiny_run(guard=GuardConfig(shadow="lockstep", step_audit_rate=1.0, owner_audit_rate=0.0))
-    company = make_company(run, {1: Actor(rewrite=only(Commit, lie))})
+    company = make_company(run, {1: Actor(rewrite=rewrite_only(Commit, lie))})
 
     company.run(2)
 
@@ -46,8 +46,8 @@ def test_a_shadow_in_lockstep_finds_a_wrong_norm_in_the_stage_and_not_in_its_aud
 
 def sending_an_unasked_gradient(run, cache):
     """Before it commits to a weight gradient of zeros in step 1, the stage sends its shadow the same."""
-    copy = StageCopy.empty(make_plan(run, open_model(run.model, cache, run.train.seed)), 1)
-    zeros = {name: torch.zeros_like(parameter) for name, parameter in copy.module.trainable().items()}
+    copy = StageCopy.build_empty(make_plan(run, open_model(run.model, cache, run.train.seed)), 1)
+    zeros = {name: torch.zeros_like(parameter) for name, parameter in copy.module.trainable_parameters().items()}
     size = sum(tensor.nbytes for tensor in zeros.values())
     said = {"gradient": transfer_digest(zeros), "norm_squared": 0.0}
 
@@ -57,7 +57,7 @@ def sending_an_unasked_gradient(run, cache):
         bulk = Bulk(epoch=commit.epoch, step=1, stage=1, purpose="gradient", offset=0, total=size)
         return [type(outgoing)("worker-2", bulk, bytes(size)), outgoing.with_fields(said)]
 
-    return Actor(rewrite=only(Commit, alter))
+    return Actor(rewrite=rewrite_only(Commit, alter))
 
 
 def test_a_shadow_in_lockstep_vouches_for_what_it_computed_and_not_for_what_it_was_sent(

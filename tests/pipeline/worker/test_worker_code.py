@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.config import resolve
-from phalanx.config.own_code import pinned
+from phalanx.config import resolve_kind
+from phalanx.config.own_code import pin_reference
 from phalanx.errors import ConfigError
 from phalanx.pipeline import PartyLayout, WorkerCode, WorkerConfig
 from phalanx.pipeline.worker import process
@@ -38,7 +38,7 @@ def test_a_worker_file_pins_the_code_beside_it_without_running_it(worker_file, t
 
     config = load_worker(worker_file(NAMED))
 
-    assert [one.kind for one in config.code] == [pinned("mine.py:cwm", tmp_path)]
+    assert [one.kind for one in config.code] == [pin_reference("mine.py:cwm", tmp_path)]
     assert config.code_home == str(tmp_path)
 
 
@@ -47,12 +47,12 @@ def test_the_same_code_in_another_file_is_the_same_code(worker_file, tmp_path):
     (tmp_path / "owners").mkdir()
     (tmp_path / "owners" / "families.py").write_text((tmp_path / "mine.py").read_text())
 
-    check_code(plan(pinned("families.py:cwm", tmp_path / "owners")), config)
+    check_code(plan(pin_reference("families.py:cwm", tmp_path / "owners")), config)
     check_code(plan(None, "gpt2"), config)
 
 
 def test_code_that_the_owner_names_is_refused_where_the_worker_file_does_not(worker_file, tmp_path):
-    theirs = pinned("mine.py:cwm", tmp_path)
+    theirs = pin_reference("mine.py:cwm", tmp_path)
 
     with pytest.raises(
         ConfigError, match=rf"model family is {theirs}, but this worker's file names none; if you trust that code"
@@ -60,12 +60,12 @@ def test_code_that_the_owner_names_is_refused_where_the_worker_file_does_not(wor
         check_code(plan(theirs), load_worker(worker_file("")))
 
     with pytest.raises(ConfigError, match="code that this process has not loaded"):
-        resolve(theirs, {}, lambda _said, found: found)
+        resolve_kind(theirs, {}, lambda _said, found: found)
 
 
 @pytest.mark.parametrize("changed", ["cwm = 'another family'\n", "cwm = 'a family'\n\n"])
 def test_other_code_under_the_same_name_is_refused(worker_file, tmp_path, changed):
-    theirs = pinned("mine.py:cwm", tmp_path)
+    theirs = pin_reference("mine.py:cwm", tmp_path)
     (tmp_path / "mine.py").write_text(changed)
 
     with pytest.raises(

@@ -37,7 +37,7 @@ class RoundsInMemory:
     def __init__(self) -> None:
         self.last: dict[str, int] = {}
 
-    def enter(self, run: str, number: int) -> None:
+    def enter_round(self, run: str, number: int) -> None:
         if number <= self.last.get(run, 0):
             raise AggregationError(SumRefusal.REPEATED_ROUND, f"round {number}")
         self.last[run] = number
@@ -46,7 +46,7 @@ class RoundsInMemory:
 class ForgetfulRounds:
     """No book at all: the defence against a round that is asked for twice, switched off."""
 
-    def enter(self, run: str, number: int) -> None:
+    def enter_round(self, run: str, number: int) -> None:
         pass
 
 
@@ -63,7 +63,7 @@ def expected_of(terms: SumTerms, **changes) -> ExpectedRound:
 
 
 def clients_of(terms: SumTerms, kind: Callable[..., SumClient] = SumClient, rounds=None) -> dict[str, SumClient]:
-    names = set(terms.names)
+    names = set(terms.client_names)
     return {one.name: kind(one, expected_of(terms), rounds or RoundsInMemory()) for one in CLIENTS if one.name in names}
 
 
@@ -89,26 +89,26 @@ class Walk:
         self.clients = self.clients or clients_of(self.terms)
         server = SumServer(self.terms, SERVER)
         for name in self.here("join"):
-            self.said("join", name, server.take_advert, self.clients[name].join(server.invitation))
-        adverts = server.adverts()
+            self.said("join", name, server.take_advert, self.clients[name].join_round(server.invitation))
+        adverts = server.close_adverts()
         for name in self.here("share"):
-            self.said("share", name, server.take_boxes, self.clients[name].share(adverts))
-        deliveries = server.deliveries()
+            self.said("share", name, server.take_boxes, self.clients[name].share_secrets(adverts))
+        deliveries = server.close_boxes()
         for name in self.here("mask"):
-            deposit = self.clients[name].mask(deliveries[name], self.values[name], self.weights.get(name, 1))
+            deposit = self.clients[name].mask_values(deliveries[name], self.values[name], self.weights.get(name, 1))
             self.seen["mask"][name] = deposit
             server.take_deposit(deposit.message, deposit.values)
-        deposits = server.deposits()
+        deposits = server.close_deposits()
         for name in self.here("consent"):
-            self.said("consent", name, server.take_consent, self.clients[name].consent(deposits))
-        consents = server.consents()
+            self.said("consent", name, server.take_consent, self.clients[name].sign_consent(deposits))
+        consents = server.close_consents()
         for name in self.here("release"):
-            self.said("release", name, server.take_release, self.clients[name].release(consents))
-        return server.result()
+            self.said("release", name, server.take_release, self.clients[name].release_shares(consents))
+        return server.unmask_sum()
 
     def here(self, phase: str) -> list[str]:
         gone = set().union(*(self.silent.get(one, set()) for one in PHASES[: PHASES.index(phase) + 1]))
-        return [name for name in self.terms.names if name not in gone]
+        return [name for name in self.terms.client_names if name not in gone]
 
     def said(self, phase: str, name: str, take: Callable[[bytes], str], message: bytes) -> None:
         self.seen[phase][name] = message
@@ -118,5 +118,5 @@ class Walk:
 def values_for(terms: SumTerms, seed: int = 0) -> dict[str, np.ndarray]:
     """Draw values within the clip, so that what comes out can be compared with plain sums."""
     draw = np.random.default_rng(seed)
-    found = {name: draw.normal(size=terms.length).astype(np.float32) for name in terms.names}
+    found = {name: draw.normal(size=terms.length).astype(np.float32) for name in terms.client_names}
     return {name: one / np.float32(max(1.0, np.linalg.norm(one) / terms.clip)) for name, one in found.items()}

@@ -22,8 +22,8 @@ class LyingServer(SumServer):
 
     def __init__(self, given: SumTerms, colluding: int) -> None:
         super().__init__(given, SERVER)
-        self.victim = given.names[0]
-        self.colluding = set(given.names[len(given.names) - colluding :])
+        self.victim = given.client_names[0]
+        self.colluding = set(given.client_names[len(given.client_names) - colluding :])
         self.clients = clients_of(given)
         self.keys: dict[str, bytes] = {}
         self.deposited: dict[str, np.ndarray] = {}
@@ -31,17 +31,17 @@ class LyingServer(SumServer):
 
     def reach_delivery(self) -> None:
         for name, one in self.clients.items():
-            self.take_advert(one.join(self.invitation))
+            self.take_advert(one.join_round(self.invitation))
             if name in self.colluding:
                 self.keys[name] = one._mask_key.private_bytes_raw()
-        adverts = self.adverts()
+        adverts = self.close_adverts()
         for one in self.clients.values():
-            self.take_boxes(one.share(adverts))
+            self.take_boxes(one.share_secrets(adverts))
 
     def reach_deposits(self, deliveries: dict[str, bytes]) -> None:
         for name, one in self.clients.items():
-            deposit = one.mask(deliveries[name], SECRET if name == self.victim else np.zeros(5))
-            self._deposits[name] = m.decoded(deposit.message, m.SignedMessage[m.Deposit])
+            deposit = one.mask_values(deliveries[name], SECRET if name == self.victim else np.zeros(5))
+            self._deposits[name] = m.decode_message(deposit.message, m.SignedMessage[m.Deposit])
             self.deposited[name] = deposit.values
             if name in self.colluding:
                 for dealer, pair in one._shares.items():
@@ -49,32 +49,32 @@ class LyingServer(SumServer):
                     self.keep("seed", dealer, name, pair.seed)
 
     def list_of(self, names) -> bytes:
-        return m.encoded(m.Deposits(deposits=tuple(self._deposits[name] for name in sorted(names))))
+        return m.encode_message(m.Deposits(deposits=tuple(self._deposits[name] for name in sorted(names))))
 
     def release(self, name: str, consents: dict[str, bytes]) -> None:
-        message = m.encoded(
+        message = m.encode_message(
             m.Consents(
-                consents=tuple(m.decoded(one, m.SignedMessage[m.Consent]) for _, one in sorted(consents.items()))
+                consents=tuple(m.decode_message(one, m.SignedMessage[m.Consent]) for _, one in sorted(consents.items()))
             )
         )
-        body = m.decoded(self.clients[name].release(message), m.SignedMessage[m.ShareRelease]).body
+        body = m.decode_message(self.clients[name].release_shares(message), m.SignedMessage[m.ShareRelease]).body
         for dealer, share in body.key_shares.items():
             self.keep("key", dealer, name, share)
         for dealer, share in body.seed_shares.items():
             self.keep("seed", dealer, name, share)
 
     def keep(self, kind: str, dealer: str, holder: str, share: str) -> None:
-        number = self.terms.names.index(holder) + 1
+        number = self.terms.client_names.index(holder) + 1
         self.given[kind].setdefault(dealer, {})[number] = bytes.fromhex(share)
 
     def secret(self, kind: str, name: str) -> bytes | None:
         shares = self.given[kind].get(name, {})
-        return combine_shares(shares) if len(shares) >= self.terms.degree.shares else None
+        return combine_shares(shares) if len(shares) >= self.terms.graph_degree.shares else None
 
     def stolen(self) -> np.ndarray | None:
         """The victim's values, if every mask on them is known."""
         seed, own = self.secret("seed", self.victim), self.secret("key", self.victim)
-        masks = [] if seed is None else [self_mask(self.terms.digest, self.victim, seed).opposite]
+        masks = [] if seed is None else [self_mask(self.terms.terms_digest, self.victim, seed).cancelling_mask]
         public = self._adverts[self.victim].body.mask_key
         for other in self.masked_with:
             key = own or self.keys.get(other) or self.secret("key", other)
@@ -83,30 +83,30 @@ class LyingServer(SumServer):
             there = (other, self._adverts[other].body.mask_key)
             private = X25519PrivateKey.from_private_bytes(key)
             masks.append(
-                pair_key(self.terms.digest, (self.victim, private), there).opposite
+                pair_key(self.terms.terms_digest, (self.victim, private), there).cancelling_mask
                 if own
-                else pair_key(self.terms.digest, (other, private), (self.victim, public))
+                else pair_key(self.terms.terms_digest, (other, private), (self.victim, public))
             )
         total = self.deposited[self.victim].copy()
         add_masks(total, masks)
-        return self.terms.encoding.mean(total[:-1], int(total[-1]))
+        return self.terms.ring_encoding.weighted_mean(total[:-1], int(total[-1]))
 
 
 def is_stolen(server: LyingServer) -> bool:
     found = server.stolen()
-    return found is not None and np.abs(found - SECRET).max() <= 2 * server.terms.encoding.step
+    return found is not None and np.abs(found - SECRET).max() <= 2 * server.terms.ring_encoding.step_size
 
 
 def two_views() -> LyingServer:
     """Tell one client that the victim is in the sum, and another one that it dropped out."""
     server = LyingServer(terms_of(4), colluding=1)
     server.reach_delivery()
-    server.reach_deposits(server.deliveries())
+    server.reach_deposits(server.close_boxes())
     everyone, (_, a, b, c) = set(server.clients), server.clients
     server.masked_with = everyone - {server.victim}
     with_victim, without = server.list_of(everyone), server.list_of(everyone - {server.victim})
     shown = {server.victim: with_victim, a: with_victim, b: without, c: without}
-    consents = {name: server.clients[name].consent(shown[name]) for name in everyone}
+    consents = {name: server.clients[name].sign_consent(shown[name]) for name in everyone}
     server.release(a, {name: consents[name] for name in (server.victim, a)})
     server.release(b, {name: consents[name] for name in (b, c)})
     return server
@@ -127,10 +127,10 @@ def all_but_one() -> LyingServer:
     """Say that all honest clients but the victim dropped out."""
     server = LyingServer(terms_of(9), colluding=2)
     server.reach_delivery()
-    server.reach_deposits(server.deliveries())
+    server.reach_deposits(server.close_boxes())
     left = {server.victim, *server.colluding}
     server.masked_with = set(server.clients) - {server.victim}
-    consents = {name: server.clients[name].consent(server.list_of(left)) for name in left}
+    consents = {name: server.clients[name].sign_consent(server.list_of(left)) for name in left}
     server.release(server.victim, consents)
     return server
 
@@ -153,15 +153,15 @@ def other_sharers() -> LyingServer:
     server.reach_delivery()
     victim, *others = server.clients
     lost, kept = others[:3], others[3:6]
-    deliveries = server.deliveries()
-    shown = m.decoded(deliveries[victim], m.ShareDelivery)
+    deliveries = server.close_boxes()
+    shown = m.decode_message(deliveries[victim], m.ShareDelivery)
     sharers = tuple(sorted({victim, *lost, *server.colluding}))
     boxes = tuple(one for one in shown.boxes if one.body.sender in sharers)
-    deliveries[victim] = m.encoded(m.ShareDelivery(sharers=sharers, boxes=boxes))
+    deliveries[victim] = m.encode_message(m.ShareDelivery(sharers=sharers, boxes=boxes))
     server.reach_deposits(deliveries)
     server.masked_with = {*lost, *server.colluding}
     left = {victim, *kept, *server.colluding}
-    consents = {name: server.clients[name].consent(server.list_of(left)) for name in sorted(left, reverse=True)}
+    consents = {name: server.clients[name].sign_consent(server.list_of(left)) for name in sorted(left, reverse=True)}
     for name in (victim, *kept):
         server.release(name, consents)
     return server
@@ -175,7 +175,7 @@ def test_other_sharers_for_one_client_are_refused_by_all():
 def test_other_sharers_show_a_clients_values_where_views_are_not_compared(monkeypatch):
     real = client.check_included
     monkeypatch.setattr(m, "view_digest", lambda *_: "3" * 64)
-    monkeypatch.setattr(client, "check_included", lambda t, g, _, included: real(t, g, t.names, included))
+    monkeypatch.setattr(client, "check_included", lambda t, g, _, included: real(t, g, t.client_names, included))
 
     assert is_stolen(other_sharers())
 
@@ -183,15 +183,15 @@ def test_other_sharers_show_a_clients_values_where_views_are_not_compared(monkey
 def same_round_twice(rounds) -> np.ndarray:
     """Ask for one round twice, the second time without the victim, and take the difference."""
     given = terms_of(7)
-    values = {name: SECRET if name == given.names[0] else np.full(5, 0.01) for name in given.names}
-    books = {name: rounds() for name in given.names}
+    values = {name: SECRET if name == given.client_names[0] else np.full(5, 0.01) for name in given.client_names}
+    books = {name: rounds() for name in given.client_names}
     sums = []
-    for silent in ({}, {"join": {given.names[0]}}):
+    for silent in ({}, {"join": {given.client_names[0]}}):
         one = Walk(given, values, silent)
         known = {c.name: c for c in CLIENTS}
-        one.clients = {name: SumClient(known[name], expected_of(given), books[name]) for name in given.names}
+        one.clients = {name: SumClient(known[name], expected_of(given), books[name]) for name in given.client_names}
         sums.append(one.run())
-    return (sums[0].total - sums[1].total) * given.encoding.step
+    return (sums[0].total - sums[1].total) * given.ring_encoding.step_size
 
 
 def test_the_same_round_is_refused_the_second_time():
@@ -206,32 +206,32 @@ def test_the_same_round_twice_shows_a_clients_values_to_clients_without_a_book_o
 def played_by_the_server(kind) -> np.ndarray:
     """Be all other clients, under their names and with keys of the server's own."""
     given = terms_of(5)
-    victim = given.names[0]
-    fakes = {name: Identity.without_certificate(name) for name in given.names[1:]}
+    victim = given.client_names[0]
+    fakes = {name: Identity.without_certificate(name) for name in given.client_names[1:]}
     joined = kind(CLIENTS[0], expected_of(given), RoundsInMemory())
     cohort = [member if member.name == victim else fake_member(fakes[member.name]) for member in given.cohort]
     own = given.model_copy(update={"cohort": tuple(cohort)})
     server = SumServer(given, SERVER)
     server._peers = {member.name: m.Peer.from_hex(member.name, member.key) for member in own.cohort}
     others = {name: Pretender(one, given) for name, one in fakes.items()}
-    walk = Walk(given, {name: SECRET if name == victim else np.zeros(5) for name in given.names})
+    walk = Walk(given, {name: SECRET if name == victim else np.zeros(5) for name in given.client_names})
     walk.clients = {victim: joined, **others}
-    for name in given.names:
-        server.take_advert(walk.clients[name].join(server.invitation))
-    adverts = server.adverts()
-    for name in given.names:
-        server.take_boxes(walk.clients[name].share(adverts))
-    deliveries = server.deliveries()
-    for name in given.names:
-        deposit = walk.clients[name].mask(deliveries[name], walk.values[name])
+    for name in given.client_names:
+        server.take_advert(walk.clients[name].join_round(server.invitation))
+    adverts = server.close_adverts()
+    for name in given.client_names:
+        server.take_boxes(walk.clients[name].share_secrets(adverts))
+    deliveries = server.close_boxes()
+    for name in given.client_names:
+        deposit = walk.clients[name].mask_values(deliveries[name], walk.values[name])
         server.take_deposit(deposit.message, deposit.values)
-    deposits = server.deposits()
-    for name in given.names[1:]:
-        server.take_consent(walk.clients[name].consent(deposits))
-    consents = server.consents()
-    for name in given.names[1:]:
-        server.take_release(walk.clients[name].release(consents))
-    return server.result().total * given.encoding.step
+    deposits = server.close_deposits()
+    for name in given.client_names[1:]:
+        server.take_consent(walk.clients[name].sign_consent(deposits))
+    consents = server.close_consents()
+    for name in given.client_names[1:]:
+        server.take_release(walk.clients[name].release_shares(consents))
+    return server.unmask_sum().total * given.ring_encoding.step_size
 
 
 def fake_member(identity):
@@ -261,7 +261,7 @@ class BelievedPeer:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def verify(self, signature: bytes, data: bytes) -> None:
+    def verify_signature(self, signature: bytes, data: bytes) -> None:
         pass
 
 
@@ -296,7 +296,7 @@ def test_terms_that_are_not_what_the_client_knows_are_refused_and_no_round_is_en
     one = SumClient(CLIENTS[0], expected_of(given, **changes), book)
 
     with pytest.raises(AggregationError, match=reason):
-        one.join(SumServer(given, SERVER).invitation)
+        one.join_round(SumServer(given, SERVER).invitation)
 
     assert book.last == {}
 
@@ -305,7 +305,7 @@ def test_a_client_that_is_not_in_the_cohort_does_not_join():
     given = terms_of(4)
 
     with pytest.raises(AggregationError, match="not_included"):
-        SumClient(CLIENTS[7], expected_of(given), RoundsInMemory()).join(SumServer(given, SERVER).invitation)
+        SumClient(CLIENTS[7], expected_of(given), RoundsInMemory()).join_round(SumServer(given, SERVER).invitation)
 
 
 @pytest.mark.parametrize(
@@ -318,18 +318,18 @@ def test_terms_that_would_not_protect_or_could_wrap_cannot_be_written(changes):
 
 
 def test_a_key_of_low_order_is_refused_by_name(monkeypatch):
-    walk = Walk(terms_of(4), dict.fromkeys(terms_of(4).names, SECRET))
+    walk = Walk(terms_of(4), dict.fromkeys(terms_of(4).client_names, SECRET))
     walk.clients = clients_of(walk.terms)
-    cheat = walk.clients[walk.terms.names[3]]
-    real = cheat.join
+    cheat = walk.clients[walk.terms.client_names[3]]
+    real = cheat.join_round
 
     def weak(invitation):
         real(invitation)
         body = cheat._own_advert.body.model_copy(update={"mask_key": "00" * 32})
-        cheat._own_advert = m.signed(body, CLIENTS[3])
-        return m.encoded(cheat._own_advert)
+        cheat._own_advert = m.sign_message(body, CLIENTS[3])
+        return m.encode_message(cheat._own_advert)
 
-    cheat.join = weak
+    cheat.join_round = weak
 
     with pytest.raises(AggregationError, match="low order") as refused:
         walk.run()
@@ -342,4 +342,4 @@ def test_a_forked_copy_of_a_client_masks_nothing(monkeypatch):
     monkeypatch.setattr(client.os, "getpid", lambda: 1)
 
     with pytest.raises(AggregationError, match="forked"):
-        one.join(SumServer(terms_of(4), SERVER).invitation)
+        one.join_round(SumServer(terms_of(4), SERVER).invitation)

@@ -8,7 +8,7 @@ from summed_round import CLIENTS, SERVER, clients_of, terms_of, values_for
 
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate import SumServer
-from phalanx.security.aggregate.messages import Advert, SignedMessage, decoded
+from phalanx.security.aggregate.messages import Advert, SignedMessage, decode_message
 
 JUNK = [b"", b"{}", b"[]", b"null", b'"', b"\xff\xfe", b"0" * 5000, b"[" * 4000, b'{"body":{},"signature":""}']
 
@@ -24,44 +24,44 @@ def stages() -> tuple[list[tuple[str, Stage]], SumServer]:
     """Walk a round and yield, for each side and phase, what takes the message and the message."""
     terms = terms_of(4)
     server, clients = SumServer(terms, SERVER), clients_of(terms)
-    values, first = values_for(terms), terms.names[0]
+    values, first = values_for(terms), terms.client_names[0]
 
     def walk():
         adverts = {}
-        yield "client join", Stage(clients[first].join, server.invitation)
+        yield "client join", Stage(clients[first].join_round, server.invitation)
         for name, one in clients.items():
-            adverts[name] = one.join(server.invitation)
+            adverts[name] = one.join_round(server.invitation)
             if name == first:
                 yield "server advert", Stage(server.take_advert, adverts[name])
             server.take_advert(adverts[name])
-        everyone = server.adverts()
-        yield "client share", Stage(clients[first].share, everyone)
+        everyone = server.close_adverts()
+        yield "client share", Stage(clients[first].share_secrets, everyone)
         for name, one in clients.items():
-            boxes = one.share(everyone)
+            boxes = one.share_secrets(everyone)
             if name == first:
                 yield "server boxes", Stage(server.take_boxes, boxes)
             server.take_boxes(boxes)
-        deliveries = server.deliveries()
-        yield "client mask", Stage(lambda data: clients[first].mask(data, values[first]), deliveries[first])
+        deliveries = server.close_boxes()
+        yield "client mask", Stage(lambda data: clients[first].mask_values(data, values[first]), deliveries[first])
         for name, one in clients.items():
-            deposit = one.mask(deliveries[name], values[name])
+            deposit = one.mask_values(deliveries[name], values[name])
             if name == first:
                 yield (
                     "server deposit",
                     Stage(lambda data, d=deposit: server.take_deposit(data, d.values), deposit.message),
                 )
             server.take_deposit(deposit.message, deposit.values)
-        deposits = server.deposits()
-        yield "client consent", Stage(clients[first].consent, deposits)
+        deposits = server.close_deposits()
+        yield "client consent", Stage(clients[first].sign_consent, deposits)
         for name, one in clients.items():
-            consent = one.consent(deposits)
+            consent = one.sign_consent(deposits)
             if name == first:
                 yield "server consent", Stage(server.take_consent, consent)
             server.take_consent(consent)
-        consents = server.consents()
-        yield "client release", Stage(clients[first].release, consents)
+        consents = server.close_consents()
+        yield "client release", Stage(clients[first].release_shares, consents)
         for name, one in clients.items():
-            release = one.release(consents)
+            release = one.release_shares(consents)
             if name == first:
                 yield "server release", Stage(server.take_release, release)
             server.take_release(release)
@@ -110,7 +110,7 @@ def refuse_all(each_stage: int, seed: int) -> int:
             else:
                 pytest.fail(f"{name}: accepted {data[:200]!r}")
         others.append(stage.due)
-    assert len(server.result().contributors) == 4
+    assert len(server.unmask_sum().contributors) == 4
     return refused
 
 
@@ -126,43 +126,43 @@ def test_a_million_altered_messages_are_refused():
 def test_messages_of_another_round_and_of_another_kind_are_refused():
     one, other = terms_of(4), terms_of(4, round=2)
     server = SumServer(one, SERVER)
-    foreign = clients_of(other)[other.names[0]].join(SumServer(other, SERVER).invitation)
+    foreign = clients_of(other)[other.client_names[0]].join_round(SumServer(other, SERVER).invitation)
 
     with pytest.raises(AggregationError, match="foreign_terms"):
         server.take_advert(foreign)
     with pytest.raises(AggregationError, match="malformed"):
-        server.take_consent(foreign) if server.phase.name == "CONSENTS" else decoded(foreign, SignedMessage)
+        server.take_consent(foreign) if server.phase.name == "CONSENTS" else decode_message(foreign, SignedMessage)
     with pytest.raises(AggregationError, match="out_of_phase"):
         server.take_boxes(foreign)
 
 
 def test_a_message_is_read_once_and_in_turn():
     terms = terms_of(4)
-    server, one = SumServer(terms, SERVER), clients_of(terms)[terms.names[0]]
-    advert = one.join(server.invitation)
+    server, one = SumServer(terms, SERVER), clients_of(terms)[terms.client_names[0]]
+    advert = one.join_round(server.invitation)
     server.take_advert(advert)
 
     with pytest.raises(AggregationError, match="out_of_phase"):
         server.take_advert(advert)
     with pytest.raises(AggregationError, match="out_of_phase"):
-        one.join(server.invitation)
+        one.join_round(server.invitation)
     with pytest.raises(AggregationError, match="out_of_phase"):
-        one.release(b"")
+        one.release_shares(b"")
     with pytest.raises(AggregationError, match="too_few"):
-        server.adverts()
+        server.close_adverts()
 
 
 def test_a_message_longer_than_any_of_its_kind_is_not_parsed():
     terms = terms_of(4)
 
     with pytest.raises(AggregationError, match="at most"):
-        SumServer(terms, SERVER).take_boxes(b"x") if False else decoded(b"[" * 10_000, SignedMessage[Advert], 4)
+        SumServer(terms, SERVER).take_boxes(b"x") if False else decode_message(b"[" * 10_000, SignedMessage[Advert], 4)
 
 
 def test_neither_side_shows_a_secret_when_printed():
     terms = terms_of(4)
-    one = clients_of(terms)[terms.names[0]]
-    one.join(SumServer(terms, SERVER).invitation)
+    one = clients_of(terms)[terms.client_names[0]]
+    one.join_round(SumServer(terms, SERVER).invitation)
 
     assert repr(one) == "SumClient('site-00', ADVERTS)"
     assert one._seed.hex() not in str(vars(one)["_own_advert"])

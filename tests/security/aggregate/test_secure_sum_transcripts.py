@@ -31,23 +31,25 @@ def without_self_masks(walk: Walk) -> dict[str, np.ndarray]:
     """The server's whole view of each client's values: what came, less the masks that it is told in the end."""
     from phalanx.security.aggregate import messages as m
 
-    releases = {n: m.decoded(one, m.SignedMessage[m.ShareRelease]).body for n, one in walk.seen["release"].items()}
+    releases = {
+        n: m.decode_message(one, m.SignedMessage[m.ShareRelease]).body for n, one in walk.seen["release"].items()
+    }
     seen = {}
     for name, deposit in walk.seen["mask"].items():
         shares = {
-            walk.terms.names.index(holder) + 1: bytes.fromhex(one.seed_shares[name])
+            walk.terms.client_names.index(holder) + 1: bytes.fromhex(one.seed_shares[name])
             for holder, one in releases.items()
             if name in one.seed_shares
         }
-        seed = combine_shares(dict(list(shares.items())[: walk.terms.degree.shares]))
+        seed = combine_shares(dict(list(shares.items())[: walk.terms.graph_degree.shares]))
         seen[name] = deposit.values.copy()
-        add_masks(seen[name], [self_mask(walk.terms.digest, name, seed).opposite])
+        add_masks(seen[name], [self_mask(walk.terms.terms_digest, name, seed).cancelling_mask])
     return seen
 
 
 def seeded_walk(values, seed: int) -> Walk:
     terms = terms_of(4, length=LENGTH, clip=1.0)
-    walk = Walk(terms, dict(zip(terms.names, values, strict=True)))
+    walk = Walk(terms, dict(zip(terms.client_names, values, strict=True)))
     walk.clients = {
         one.name: SumClient(one, expected_of(terms), RoundsInMemory(), random.Random(seed + number).randbytes)
         for number, one in enumerate(CLIENTS[:4])
@@ -132,10 +134,10 @@ def test_all_that_a_round_is_about_is_in_every_key(changes):
     one, two = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     there = ("b", two.public_key().public_bytes_raw().hex())
 
-    assert base.digest != other.digest
-    assert pair_key(base.digest, ("a", one), there).key != pair_key(other.digest, ("a", one), there).key
-    assert self_mask(base.digest, "a", b"s").key != self_mask(other.digest, "a", b"s").key
-    assert self_mask(base.digest, "a", b"s").key != self_mask(base.digest, "b", b"s").key
+    assert base.terms_digest != other.terms_digest
+    assert pair_key(base.terms_digest, ("a", one), there).key != pair_key(other.terms_digest, ("a", one), there).key
+    assert self_mask(base.terms_digest, "a", b"s").key != self_mask(other.terms_digest, "a", b"s").key
+    assert self_mask(base.terms_digest, "a", b"s").key != self_mask(base.terms_digest, "b", b"s").key
 
 
 def test_both_ends_have_one_key_and_cancel_each_other():
@@ -144,7 +146,7 @@ def test_both_ends_have_one_key_and_cancel_each_other():
 
     here = pair_key("1" * 64, ("a", one), ("b", publics[1]))
 
-    assert pair_key("1" * 64, ("b", two), ("a", publics[0])) == here.opposite
+    assert pair_key("1" * 64, ("b", two), ("a", publics[0])) == here.cancelling_mask
 
 
 class Schedule:
@@ -188,12 +190,12 @@ class Schedule:
                             take(say(one.name))
 
     def phases(self, server, clients):
-        yield lambda name: clients[name].join(server.invitation), server.take_advert
-        adverts = server.adverts()
-        yield lambda name: clients[name].share(adverts), server.take_boxes
-        deliveries = server.deliveries()
+        yield lambda name: clients[name].join_round(server.invitation), server.take_advert
+        adverts = server.close_adverts()
+        yield lambda name: clients[name].share_secrets(adverts), server.take_boxes
+        deliveries = server.close_boxes()
         yield (
-            lambda name: clients[name].mask(deliveries.get(name, b""), np.full(5, self.draw.random() / 9)),
+            lambda name: clients[name].mask_values(deliveries.get(name, b""), np.full(5, self.draw.random() / 9)),
             lambda deposit: server.take_deposit(deposit.message, deposit.values),
         )
 
@@ -237,11 +239,11 @@ def test_a_restored_machine_repeats_its_masks_where_rounds_are_not_written_down(
 
 
 def test_a_round_file_goes_on_after_a_restart_and_keeps_runs_apart(tmp_path):
-    RoundFile(tmp_path).enter("run-1", 5)
+    RoundFile(tmp_path).enter_round("run-1", 5)
 
     with pytest.raises(AggregationError, match="repeated_round"):
-        RoundFile(tmp_path).enter("run-1", 5)
+        RoundFile(tmp_path).enter_round("run-1", 5)
     with pytest.raises(AggregationError, match="repeated_round"):
-        RoundFile(tmp_path).enter("run-1", 4)
-    RoundFile(tmp_path).enter("run-1", 6)
-    RoundFile(tmp_path).enter("run-2", 1)
+        RoundFile(tmp_path).enter_round("run-1", 4)
+    RoundFile(tmp_path).enter_round("run-1", 6)
+    RoundFile(tmp_path).enter_round("run-2", 1)

@@ -7,12 +7,12 @@ from phalanx.errors import AggregationError, ConfigError
 from phalanx.security.homomorphic import (
     HomomorphicTerms,
     SumKey,
-    add_up,
     decrypt_sum,
-    encrypt,
+    encrypt_values,
     join_key,
     new_key,
     split_key,
+    sum_ciphertexts,
 )
 
 pytest.importorskip("tenseal", reason="needs the extra `he`")
@@ -34,40 +34,40 @@ def values():
 
 def terms_of(key, **changes):
     given = {"run": "run", "round": 1, "clients": NAMES, "minimum": 3, "length": LENGTH, "clip": 1.0}
-    return HomomorphicTerms(**{**given, "key": key.digest, **changes})
+    return HomomorphicTerms(**{**given, "key": key.public_digest, **changes})
 
 
 @pytest.fixture(scope="module")
 def parts(key, values):
-    return {name: encrypt(key.public, terms_of(key), name, values[name]) for name in NAMES}
+    return {name: encrypt_values(key.public, terms_of(key), name, values[name]) for name in NAMES}
 
 
 def integers(terms, values):
-    scale = min(1.0, terms.clip / np.linalg.norm(values)) * terms.levels / terms.clip
+    scale = min(1.0, terms.clip / np.linalg.norm(values)) * terms.max_level / terms.clip
     return np.rint(values * scale).astype(np.int64)
 
 
 def test_a_sum_is_exact_and_a_server_adds_without_a_secret(key, values, parts):
     terms = terms_of(key)
 
-    total = add_up(key.public, terms, list(parts.values()))
+    total = sum_ciphertexts(key.public, terms, list(parts.values()))
     opened = decrypt_sum(key, terms, total)
 
     assert opened.clients == NAMES
     assert (opened.total == sum(integers(terms, one) for one in values.values())).all()
     assert np.abs(opened.mean - np.mean(list(values.values()), axis=0)).max() < 1e-7
     # 4095 values and a mark in each ciphertext: 3.8 times float32, and nothing that grows with the sum
-    assert len(total) / (4 * 4095 * terms.blocks) < 3.9
+    assert len(total) / (4 * 4095 * terms.num_blocks) < 3.9
 
 
 def test_a_client_with_large_values_is_clipped_and_the_largest_sum_does_not_wrap(key):
     terms = terms_of(key, length=3)
     loud = np.array([1e6, 0.0, 0.0])
 
-    parts = [encrypt(key.public, terms, name, loud) for name in NAMES]
-    opened = decrypt_sum(key, terms, add_up(key.public, terms, parts))
+    parts = [encrypt_values(key.public, terms, name, loud) for name in NAMES]
+    opened = decrypt_sum(key, terms, sum_ciphertexts(key.public, terms, parts))
 
-    assert opened.total[0] == 4 * terms.levels
+    assert opened.total[0] == 4 * terms.max_level
     assert opened.mean[0] == pytest.approx(1.0)
 
 
@@ -77,7 +77,7 @@ def test_the_secret_key_is_put_together_by_a_threshold_of_a_committee_and_not_by
     again = join_key(key.public, committee.sealed, {one: committee.shares[one] for one in (1, 3)})
 
     terms = terms_of(key)
-    assert decrypt_sum(again, terms, add_up(key.public, terms, list(parts.values()))).clients == NAMES
+    assert decrypt_sum(again, terms, sum_ciphertexts(key.public, terms, list(parts.values()))).clients == NAMES
     for shares in ({}, {2: committee.shares[2]}, {1: committee.shares[1], 2: committee.shares[3]}):
         with pytest.raises(AggregationError, match="do not open the key"):
             join_key(key.public, committee.sealed, shares)
@@ -89,7 +89,7 @@ def test_the_secret_key_is_put_together_by_a_threshold_of_a_committee_and_not_by
 
 def test_another_secret_key_opens_nothing(key, parts):
     terms, other = terms_of(key), new_key()
-    total = add_up(key.public, terms, list(parts.values()))
+    total = sum_ciphertexts(key.public, terms, list(parts.values()))
 
     # even where its holder says that it is the right one
     with pytest.raises(AggregationError, match="of another key, or altered"):
@@ -99,7 +99,7 @@ def test_another_secret_key_opens_nothing(key, parts):
     with pytest.raises(AggregationError, match="is no secret one"):
         decrypt_sum(SumKey(key.public, key.public), terms, total)
     with pytest.raises(AggregationError, match="is no public one"):
-        encrypt(key.secret, terms_of(SumKey(key.secret, b"")), "a", np.zeros(LENGTH))
+        encrypt_values(key.secret, terms_of(SumKey(key.secret, b"")), "a", np.zeros(LENGTH))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_another_secret_key_opens_nothing(key, parts):
 )
 def test_a_sum_of_too_few_or_of_one_client_twice_is_refused(key, parts, chosen, reason):
     with pytest.raises(AggregationError) as caught:
-        add_up(key.public, terms_of(key), [parts[name] for name in chosen])
+        sum_ciphertexts(key.public, terms_of(key), [parts[name] for name in chosen])
 
     assert caught.value.reason == reason
 
@@ -116,7 +116,7 @@ def test_a_sum_of_too_few_or_of_one_client_twice_is_refused(key, parts, chosen, 
 @pytest.mark.parametrize("changed", [{"round": 2}, {"run": "other"}, {"clip": 2.0}, {"minimum": 4}])
 def test_values_of_another_round_are_refused(key, parts, changed):
     with pytest.raises(AggregationError, match="are of other terms"):
-        add_up(key.public, terms_of(key, **changed), list(parts.values()))
+        sum_ciphertexts(key.public, terms_of(key, **changed), list(parts.values()))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_malformed_ciphertexts_are_refused(key, parts, spoil):
     spoiled = [spoil(parts["a"]), parts["b"], parts["c"]]
 
     with pytest.raises(AggregationError):
-        decrypt_sum(key, terms, add_up(key.public, terms, spoiled))
+        decrypt_sum(key, terms, sum_ciphertexts(key.public, terms, spoiled))
 
 
 @pytest.mark.parametrize("changed", [{"clients": ("b", "a", "c")}, {"minimum": 2}, {"clip": 0.0}, {"length": 0}])
@@ -150,4 +150,4 @@ def test_values_that_are_not_finite_or_too_many_are_refused(key):
     terms = terms_of(key, length=3)
     for values in (np.array([1.0, np.nan, 0.0]), np.zeros(4), np.zeros(3, np.int64)):
         with pytest.raises(AggregationError, match="expected 3 finite ones"):
-            encrypt(key.public, terms, "a", values)
+            encrypt_values(key.public, terms, "a", values)

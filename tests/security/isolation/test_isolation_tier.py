@@ -120,7 +120,7 @@ def test_a_measure_that_was_waived_may_be_lacking_and_the_report_says_so(tmp_pat
 
     with start_isolated(program, Sandbox(unsafe_without=(Measure.SYSTEM_CALLS,))) as running:
         assert running.wait(60) == 3
-        assert not running.report.holds(Measure.SYSTEM_CALLS)
+        assert not running.report.has_measure(Measure.SYSTEM_CALLS)
 
 
 @works
@@ -132,7 +132,7 @@ def test_a_path_that_does_not_exist_opens_nothing_by_mistake(tmp_path):
 def test_a_measure_that_nobody_reported_does_not_hold():
     report = IsolationReport((MeasureFinding(Measure.FILES, True, ""), MeasureFinding(Measure.NO_SWAP, False, "swaps")))
 
-    lacking = report.missing((Measure.FILES, Measure.NO_SWAP, Measure.UNREADABLE))
+    lacking = report.missing_measures((Measure.FILES, Measure.NO_SWAP, Measure.UNREADABLE))
 
     assert [one.measure for one in lacking] == [Measure.NO_SWAP, Measure.UNREADABLE]
 
@@ -176,13 +176,13 @@ def test_secret_memory_is_not_even_read_by_its_own_process_through_the_kernel():
     import ctypes
 
     with memory, open("/proc/self/mem", "rb", buffering=0) as own:
-        memory.view[:] = b"\x05" * 64
+        memory.writable_view[:] = b"\x05" * 64
         own.seek(ctypes.addressof(ctypes.c_char.from_buffer(ordinary)))
         assert own.read(64) == ordinary
-        own.seek(memory.address)
+        own.seek(memory.memory_address)
         with pytest.raises(OSError, match="Input/output error"):
             own.read(64)
-        assert bytes(memory.view) == b"\x05" * 64
+        assert bytes(memory.writable_view) == b"\x05" * 64
 
 
 def test_secret_memory_is_closed_twice_without_harm():
@@ -191,7 +191,7 @@ def test_secret_memory_is_closed_twice_without_harm():
     except OSError as exc:
         pytest.skip(f"no memfd_secret here: {exc.strerror}")
 
-    view = memory.view
+    view = memory.writable_view
     memory.close()
     memory.close()
 

@@ -10,7 +10,7 @@ from phalanx.security.mask.fixed_point import (
     LARGEST,
     LENGTH,
     MOST_INNER,
-    decode,
+    decode_product,
     encode_columns,
     encode_rows,
     typical_error,
@@ -28,7 +28,7 @@ def lengths(matrix, axis):
 
 def through_the_ring(x, w, bound=None):
     rows, columns = encode_rows(x, bound), encode_columns(w)
-    return decode(ring_matrix(columns.values).multiply(rows.values), rows.scales, columns.scales)
+    return decode_product(ring_matrix(columns.values).left_multiply(rows.values), rows.scales, columns.scales)
 
 
 def share_off(x, w, bound=None):
@@ -152,10 +152,10 @@ def test_a_number_that_no_product_can_be_is_refused(value, fits):
     product, one = np.array([[value]], np.uint32), np.ones(1)
 
     if fits:
-        assert abs(decode(product, one, one)[0, 0]) == np.float32(LARGEST)
+        assert abs(decode_product(product, one, one)[0, 0]) == np.float32(LARGEST)
     else:
         with pytest.raises(FixedPointError, match="it was not computed from what was sent"):
-            decode(product, one, one)
+            decode_product(product, one, one)
 
 
 def test_a_product_too_large_for_float32_is_refused():

@@ -22,7 +22,7 @@ def test_products_of_8_bit_limbs_are_those_of_float64(device, largest, rows, inn
     w = rng.integers(-largest, largest + 1, (inner, columns))
     w[0] = largest
 
-    assert (Int8Matrix(w, device).multiply(z) == FloatMatrix(w).multiply(z)).all()
+    assert (Int8Matrix(w, device).left_multiply(z) == FloatMatrix(w).left_multiply(z)).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -30,7 +30,7 @@ def test_the_largest_numbers_are_exact_in_8_bit_limbs_too(device):
     z = np.array([[HALF], [HALF + 1], [P - 1]], np.uint32).repeat(4096, axis=1)
     w = np.array([[HALF, -HALF, 127 * 257, -128 * 257]]).repeat(4096, axis=0)
 
-    assert (Int8Matrix(w, device).multiply(z) == FloatMatrix(w).multiply(z)).all()
+    assert (Int8Matrix(w, device).left_multiply(z) == FloatMatrix(w).left_multiply(z)).all()
 
 
 def test_an_inner_dimension_whose_sums_could_overflow_is_refused():
@@ -40,4 +40,4 @@ def test_an_inner_dimension_whose_sums_could_overflow_is_refused():
 
 def test_what_is_no_element_is_refused_here_too():
     with pytest.raises(FrameError, match="2147483647 or more"):
-        Int8Matrix([[1]], "cpu").multiply(np.array([[P]], np.uint32))
+        Int8Matrix([[1]], "cpu").left_multiply(np.array([[P]], np.uint32))

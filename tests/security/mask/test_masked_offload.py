@@ -39,14 +39,14 @@ def worker(layer):
 def worker_of(layer):
     worker = MaskedWorker()
     for side in (layer.forward, layer.backward):
-        worker.load(side.product, side.weight.values)
+        worker.load_matrix(side.product, side.weight.values)
     return worker
 
 
 def through(side, worker, x):
-    side.pool.make()
-    sent = side.send(x)
-    return side.receive(sent, worker.answer(sent.request))
+    side.pool.make_pad()
+    sent = side.mask_rows(x)
+    return side.unmask_answer(sent, worker.answer_request(sent.request))
 
 
 def allowed(x, w):
@@ -96,11 +96,11 @@ def test_pads_of_the_operating_system_do_as_well(worker, layer):
 def test_a_second_worker_that_sees_pads_alone_replaces_the_work_here(layer, worker):
     second = worker_of(layer)
     pool = layer.forward.pool
-    request = pool.ask()
+    request = pool.request_pad()
 
-    pool.accept(second.answer(request), layer.forward.check)
-    sent = layer.forward.send(X)
-    y = layer.forward.receive(sent, worker.answer(sent.request))
+    pool.accept_product(second.answer_request(request), layer.forward.check)
+    sent = layer.forward.mask_rows(X)
+    y = layer.forward.unmask_answer(sent, worker.answer_request(sent.request))
 
     assert (y == through(layer.forward, worker, X)).all()
     assert not (sent.request.values == request.values).all()
@@ -108,39 +108,39 @@ def test_a_second_worker_that_sees_pads_alone_replaces_the_work_here(layer, work
 
 def test_a_second_worker_that_lies_is_found_and_its_pad_never_used(layer):
     pool, second = layer.forward.pool, worker_of(layer)
-    answer = second.answer(pool.ask())
+    answer = second.answer_request(pool.request_pad())
     answer.values[2, 3] = (int(answer.values[2, 3]) + 1) % P
 
     with pytest.raises(WrongProductError, match=r"^layer 0, forward, pad \d+: is not the product"):
-        pool.accept(answer, layer.forward.check)
+        pool.accept_product(answer, layer.forward.check)
     assert len(pool) == 0
     with pytest.raises(FrameError, match="was not asked for"):
-        pool.accept(answer, layer.forward.check)
+        pool.accept_product(answer, layer.forward.check)
 
 
 def test_nothing_is_sent_without_a_pad(layer):
-    layer.forward.pool.make()
-    layer.forward.send(X)
+    layer.forward.pool.make_pad()
+    layer.forward.mask_rows(X)
 
     with pytest.raises(PadError, match=r"^layer 0, forward: no pad is ready"):
-        layer.forward.send(X)
+        layer.forward.mask_rows(X)
 
 
 def test_more_rows_than_a_pad_has_are_refused(layer):
-    layer.forward.pool.make()
+    layer.forward.pool.make_pad()
 
     with pytest.raises(PadError, match="17 rows are to be masked, pads have 16"):
-        layer.forward.send(np.ones((17, INNER), np.float32))
+        layer.forward.mask_rows(np.ones((17, INNER), np.float32))
     assert len(layer.forward.pool) == 1
 
 
 def test_a_number_that_is_not_finite_is_not_sent_and_costs_no_pad(layer):
-    layer.forward.pool.make()
+    layer.forward.pool.make_pad()
     bad = X.copy()
     bad[3, 4] = np.nan
 
     with pytest.raises(FixedPointError, match=r"^layer 0, forward: row 3 holds NaN or infinity"):
-        layer.forward.send(bad)
+        layer.forward.mask_rows(bad)
     assert len(layer.forward.pool) == 1
 
 
@@ -150,9 +150,9 @@ def test_an_activation_beyond_the_bound_of_its_layer_stops_the_step():
     y = through(layer.forward, worker_of(layer), X)
 
     assert np.linalg.norm(y - X @ WEIGHT) <= 1e-3 * np.linalg.norm(y)
-    layer.forward.pool.make()
+    layer.forward.pool.make_pad()
     with pytest.raises(FixedPointError, match="overflow: row"):
-        layer.forward.send(1.1 * X)
+        layer.forward.mask_rows(1.1 * X)
 
 
 @pytest.mark.parametrize(
@@ -168,42 +168,42 @@ def test_an_activation_beyond_the_bound_of_its_layer_stops_the_step():
     ],
 )
 def test_an_answer_of_another_form_is_refused_and_the_honest_one_taken_afterwards(layer, worker, alter, said):
-    layer.forward.pool.make()
-    sent = layer.forward.send(X)
-    answer = worker.answer(sent.request)
+    layer.forward.pool.make_pad()
+    sent = layer.forward.mask_rows(X)
+    answer = worker.answer_request(sent.request)
 
     with pytest.raises(FrameError) as caught:
-        layer.forward.receive(sent, alter(answer))
+        layer.forward.unmask_answer(sent, alter(answer))
 
     assert said in str(caught.value)
-    assert layer.forward.receive(sent, answer).shape == (ROWS, COLUMNS)
+    assert layer.forward.unmask_answer(sent, answer).shape == (ROWS, COLUMNS)
 
 
 def test_a_worker_refuses_what_it_has_not_loaded_and_what_does_not_fit(layer, worker):
-    layer.forward.pool.make()
-    request = layer.forward.send(X).request
+    layer.forward.pool.make_pad()
+    request = layer.forward.mask_rows(X).request
 
     with pytest.raises(FrameError, match=r"^layer 9, forward: is not loaded here"):
-        worker.answer(replace(request, product=ProductMessage("layer 9", "forward")))
+        worker.answer_request(replace(request, product=ProductMessage("layer 9", "forward")))
     with pytest.raises(FrameError, match="expected uint32"):
-        worker.answer(replace(request, product=ProductMessage("layer 0", "backward")))
+        worker.answer_request(replace(request, product=ProductMessage("layer 0", "backward")))
     with pytest.raises(FrameError, match="2147483647 or more"):
-        worker.answer(replace(request, values=np.full_like(request.values, P)))
+        worker.answer_request(replace(request, values=np.full_like(request.values, P)))
 
 
 def test_after_a_lie_a_new_check_goes_on(layer, worker):
-    layer.forward.pool.make()
-    sent = layer.forward.send(X)
-    answer = worker.answer(sent.request)
+    layer.forward.pool.make_pad()
+    sent = layer.forward.mask_rows(X)
+    answer = worker.answer_request(sent.request)
     lie = replace(answer, values=(answer.values + np.uint32(1)) % np.uint32(P))
     with pytest.raises(WrongProductError):
-        layer.forward.receive(sent, lie)
+        layer.forward.unmask_answer(sent, lie)
     with pytest.raises(WrongProductError, match="has refused before"):
-        layer.forward.receive(sent, answer)
+        layer.forward.unmask_answer(sent, answer)
 
     renewed = replace(layer.forward, check=ProductCheck(layer.forward.weight.values, aes_pads(new_ledger())))
 
-    assert renewed.receive(sent, answer).shape == (ROWS, COLUMNS)
+    assert renewed.unmask_answer(sent, answer).shape == (ROWS, COLUMNS)
 
 
 def test_a_weight_that_is_not_finite_is_refused():
@@ -212,10 +212,10 @@ def test_a_weight_that_is_not_finite_is_refused():
 
 
 def test_neither_pads_nor_activations_are_shown(layer):
-    layer.forward.pool.make()
-    sent = layer.forward.send(X)
+    layer.forward.pool.make_pad()
+    sent = layer.forward.mask_rows(X)
 
-    shown = repr([layer, sent, layer.forward.pool.ask(), new_ledger()])
+    shown = repr([layer, sent, layer.forward.pool.request_pad(), new_ledger()])
 
     assert "array" not in shown
     assert "ready=0" in shown

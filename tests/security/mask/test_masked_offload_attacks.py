@@ -8,7 +8,7 @@ import pytest
 from pad_worlds import StuckPads, aes_pads, new_ledger
 from phalanx.errors import WrongProductError
 from phalanx.security.mask import MaskedWorker, P, masked_linear
-from phalanx.security.mask.freivalds import UnsafeNoCheck
+from phalanx.security.mask.freivalds import UnsafeNoChecker
 from phalanx.security.mask.ring import centred_residues, subtract_mod_p
 from seeded_entropy import bytes_from
 
@@ -22,13 +22,13 @@ TRIALS = 40_000
 def layer_with(pads):
     layer = masked_linear("layer 0", WEIGHT, ROWS, lambda product: pads)
     worker = MaskedWorker()
-    worker.load(layer.forward.product, layer.forward.weight.values)
+    worker.load_matrix(layer.forward.product, layer.forward.weight.values)
     return layer.forward, worker
 
 
 def send(side, x):
-    side.pool.make()
-    return side.send(x)
+    side.pool.make_pad()
+    return side.mask_rows(x)
 
 
 def bent(answer):
@@ -43,16 +43,16 @@ def test_a_worker_that_bends_one_output_is_found():
     sent = send(side, X)
 
     with pytest.raises(WrongProductError):
-        side.receive(sent, bent(worker.answer(sent.request)))
+        side.unmask_answer(sent, bent(worker.answer_request(sent.request)))
 
 
 def test_without_the_check_a_worker_bends_outputs_as_it_likes():
     side, worker = layer_with(aes_pads(new_ledger(fresh=bytes_from(1))))
-    side = replace(side, check=UnsafeNoCheck())
+    side = replace(side, check=UnsafeNoChecker())
     sent = send(side, X)
-    answer = worker.answer(sent.request)
+    answer = worker.answer_request(sent.request)
 
-    honest, spoilt = side.receive(sent, answer), side.receive(sent, bent(answer))
+    honest, spoilt = side.unmask_answer(sent, answer), side.unmask_answer(sent, bent(answer))
 
     wanted = 2**24 / (sent.scales[0] * side.weight.scales[0])
     assert spoilt[0, 0] - honest[0, 0] == pytest.approx(wanted, rel=1e-4)
@@ -92,7 +92,7 @@ def test_a_float_mask_lets_a_worker_guess_what_it_hides_and_a_ring_mask_does_not
     x = np.where(secret, 4.0, -4.0)
 
     gaussian = x + rng.normal(0.0, 8.0, TRIALS)
-    ring = (pads.draw(1, TRIALS).take()[0].astype(np.int64) + x.astype(np.int64)) % P
+    ring = (pads.draw_pad(1, TRIALS).take_values()[0].astype(np.int64) + x.astype(np.int64)) % P
 
     assert 0.35 < advantage(gaussian, secret) < 0.41
     assert advantage(ring, secret) < 0.02

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from pad_worlds import MASTER, RUN, aes_pads, new_ledger
 from phalanx.errors import PadError
 from phalanx.security.mask import AesPads, OsPads, P
-from phalanx.security.mask.pads import MOST_ELEMENTS, draw_elements, keystream
+from phalanx.security.mask.pads import MOST_ELEMENTS, draw_elements, open_keystream
 from seeded_entropy import bytes_from
 
 SOURCES = pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def bins_of(values):
 
 @SOURCES
 def test_pads_are_spread_evenly_over_the_ring(make):
-    values = make().draw(1000, 1000).take().ravel()
+    values = make().draw_pad(1000, 1000).take_values().ravel()
 
     assert values.max() < P
     for counts in bins_of(values):
@@ -71,7 +71,7 @@ def test_the_key_stream_is_aes_of_number_and_block():
     key, number = os.urandom(32), 2**40 + 3
     aes = Cipher(AES256(key), ECB()).encryptor()
 
-    words = np.concatenate([keystream(key, number)(5), np.empty(0, np.uint32)])
+    words = np.concatenate([open_keystream(key, number)(5), np.empty(0, np.uint32)])
 
     blocks = b"".join(aes.update(number.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(2))
     assert words.tobytes() == blocks[:20]
@@ -80,11 +80,11 @@ def test_the_key_stream_is_aes_of_number_and_block():
 def test_a_long_pad_is_the_key_stream_without_its_top_bits():
     ledger = new_ledger()
     pads = aes_pads(ledger)
-    key = pads.key(ledger.take())
+    key = pads.range_key(ledger.take_ticket())
 
-    values = pads.draw(3, 2**18).take().ravel()
+    values = pads.draw_pad(3, 2**18).take_values().ravel()
 
-    words = keystream(key, 1)
+    words = open_keystream(key, 1)
     drawn = np.concatenate([words(2**18) for _ in range(3)]) & np.uint32(P)
     # one key in 2,700 has a word among these that no pad takes
     taken = drawn[drawn != P]
@@ -93,13 +93,13 @@ def test_a_long_pad_is_the_key_stream_without_its_top_bits():
 
 def test_layers_directions_runs_and_master_keys_have_pads_of_their_own():
     ledger = new_ledger()
-    ticket = ledger.take()
+    ticket = ledger.take_ticket()
     keys = [
-        AesPads(ledger, MASTER, (RUN, "layer", "forward")).key(ticket),
-        AesPads(ledger, MASTER, (RUN, "layer", "backward")).key(ticket),
-        AesPads(ledger, MASTER, (RUN, "other", "forward")).key(ticket),
-        AesPads(ledger, MASTER, ("run-2", "layer", "forward")).key(ticket),
-        AesPads(ledger, bytes(32), (RUN, "layer", "forward")).key(ticket),
+        AesPads(ledger, MASTER, (RUN, "layer", "forward")).range_key(ticket),
+        AesPads(ledger, MASTER, (RUN, "layer", "backward")).range_key(ticket),
+        AesPads(ledger, MASTER, (RUN, "other", "forward")).range_key(ticket),
+        AesPads(ledger, MASTER, ("run-2", "layer", "forward")).range_key(ticket),
+        AesPads(ledger, bytes(32), (RUN, "layer", "forward")).range_key(ticket),
     ]
 
     assert len(set(keys)) == len(keys)
@@ -107,12 +107,12 @@ def test_layers_directions_runs_and_master_keys_have_pads_of_their_own():
 
 def test_a_key_that_is_kept_is_that_of_its_range_and_no_other():
     ledger = new_ledger(range_size=2)
-    tickets = [ledger.take() for _ in range(5)]
+    tickets = [ledger.take_ticket() for _ in range(5)]
     pads = aes_pads(ledger)
 
-    kept = [pads.key(ticket) for ticket in (*tickets, tickets[0])]
+    kept = [pads.range_key(ticket) for ticket in (*tickets, tickets[0])]
 
-    assert kept == [aes_pads(ledger).key(ticket) for ticket in (*tickets, tickets[0])]
+    assert kept == [aes_pads(ledger).range_key(ticket) for ticket in (*tickets, tickets[0])]
     assert len(set(kept)) == 3
 
 
@@ -120,37 +120,37 @@ def test_a_key_that_is_kept_is_that_of_its_range_and_no_other():
 def test_no_two_pads_are_alike(make):
     pads = make()
 
-    first, second = pads.draw(4, 4), pads.draw(4, 4)
+    first, second = pads.draw_pad(4, 4), pads.draw_pad(4, 4)
 
     assert first.number != second.number
-    assert not (first.take() == second.take()).any()
+    assert not (first.take_values() == second.take_values()).any()
 
 
 @SOURCES
 def test_a_pad_is_taken_once(make):
-    pad = make().draw(1, 1)
-    pad.take()
+    pad = make().draw_pad(1, 1)
+    pad.take_values()
 
     with pytest.raises(PadError, match=r"^pad 0: was used; a second use would reveal"):
-        pad.take()
+        pad.take_values()
 
 
 @SOURCES
 @pytest.mark.parametrize("size", [(0, 1), (1, 0), (-1, 1), (1, MOST_ELEMENTS + 1)])
 def test_pads_of_no_size_or_too_large_ones_are_refused(make, size):
     with pytest.raises(PadError, match="elements asked for"):
-        make().draw(*size)
+        make().draw_pad(*size)
 
 
 def test_a_number_beyond_64_bits_is_refused():
     with pytest.raises(PadError, match="all numbers of this ledger are used"):
-        keystream(bytes(32), 2**64)
+        open_keystream(bytes(32), 2**64)
 
 
 def test_nothing_secret_is_shown():
     pads = aes_pads(new_ledger())
-    pad = pads.draw(1, 1)
-    value = int(pad.take()[0, 0])
+    pad = pads.draw_pad(1, 1)
+    value = int(pad.take_values()[0, 0])
 
     shown = repr(pads) + repr(pad)
 

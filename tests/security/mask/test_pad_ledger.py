@@ -11,13 +11,13 @@ from phalanx.security.mask.ledger import MOST_PADS
 
 
 def numbers(ledger, count):
-    return [ledger.take().number for _ in range(count)]
+    return [ledger.take_ticket().number for _ in range(count)]
 
 
 def identities(ledger, count):
     """What makes a pad: its key and its number."""
     pads = aes_pads(ledger)
-    return [(pads.key(ticket), ticket.number) for ticket in (ledger.take() for _ in range(count))]
+    return [(pads.range_key(ticket), ticket.number) for ticket in (ledger.take_ticket() for _ in range(count))]
 
 
 def test_numbers_are_given_out_once_and_in_order():
@@ -30,7 +30,7 @@ def test_threads_never_get_the_same_number():
     ledger = new_ledger(range_size=7)
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: ledger.take().number, range(400)))
+        found = list(threads.map(lambda _: ledger.take_ticket().number, range(400)))
 
     assert sorted(found) == list(range(400))
 
@@ -41,16 +41,16 @@ def test_a_range_is_written_down_before_its_first_number_is_given_out():
     disk.cut = "before"
 
     with pytest.raises(PowerCutError):
-        ledger.take()
+        ledger.take_ticket()
     assert numbers(ledger, 4) == [0, 1, 2, 3]
     assert len(disk.past) == 1 + 1 + 2
 
 
 def test_a_restart_skips_the_rest_of_a_range_and_raises_the_epoch():
     disk = Disk()
-    before = new_ledger(disk, range_size=10).take()
+    before = new_ledger(disk, range_size=10).take_ticket()
 
-    after = PadLedger(disk, MASTER, RUN, range_size=10).take()
+    after = PadLedger(disk, MASTER, RUN, range_size=10).take_ticket()
 
     assert (before.epoch, before.number) == (1, 0)
     assert (after.epoch, after.number) == (2, 10)
@@ -82,9 +82,9 @@ def test_without_fresh_random_bytes_a_ledger_that_was_put_back_repeats_its_pads(
 
 def test_a_hardware_counter_shows_that_a_ledger_was_put_back():
     disk, counter = Disk(), Counter()
-    new_ledger(disk, counter=counter).take()
+    new_ledger(disk, counter=counter).take_ticket()
     old = disk.data
-    PadLedger(disk, MASTER, RUN, counter=counter).take()
+    PadLedger(disk, MASTER, RUN, counter=counter).take_ticket()
 
     disk.data = old
 
@@ -102,18 +102,18 @@ def test_a_range_that_is_not_really_on_the_disk_is_given_out_twice():
 def test_a_copy_of_the_memory_is_found_out_by_the_counter_at_its_next_range():
     disk, counter = Disk(), Counter()
     ledger = new_ledger(disk, counter=counter, range_size=1, fresh=stuck)
-    ledger.take()
+    ledger.take_ticket()
     copied = PadLedger.__new__(PadLedger)
     copied.__dict__.update(ledger.__dict__ | {"_last": copy.copy(ledger._last)})
 
-    ledger.take()
+    ledger.take_ticket()
 
     with pytest.raises(PadError, match="somebody else uses this ledger or its counter"):
-        copied.take()
+        copied.take_ticket()
     with pytest.raises(PadError, match="somebody else"):
-        ledger.take()
+        ledger.take_ticket()
     with pytest.raises(PadError, match="open the ledger again"):
-        ledger.take()
+        ledger.take_ticket()
 
 
 def test_a_counter_that_failed_costs_a_new_opening_and_no_more():
@@ -121,20 +121,20 @@ def test_a_counter_that_failed_costs_a_new_opening_and_no_more():
     ledger = new_ledger(disk, counter=counter)
     counter.cut = "after"
     with pytest.raises(PowerCutError):
-        ledger.take()
+        ledger.take_ticket()
 
     with pytest.raises(PadError, match="its counter failed; open the ledger again"):
-        ledger.take()
-    assert PadLedger(disk, MASTER, RUN, counter=counter).take().number == 1024
+        ledger.take_ticket()
+    assert PadLedger(disk, MASTER, RUN, counter=counter).take_ticket().number == 1024
 
 
 def test_a_forked_process_gets_no_numbers(monkeypatch):
     ledger = new_ledger()
-    ledger.take()
+    ledger.take_ticket()
     monkeypatch.setattr(os, "getpid", lambda: -1)
 
     with pytest.raises(PadError, match="was opened before this process was forked"):
-        ledger.take()
+        ledger.take_ticket()
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
@@ -145,7 +145,7 @@ def test_after_a_crash_anywhere_in_a_reservation_the_ledger_opens(part, cut):
     first = numbers(ledger, 2)
     {"disk": disk, "counter": counter}[part].cut = cut
     with pytest.raises(PowerCutError):
-        ledger.take()
+        ledger.take_ticket()
 
     second = numbers(PadLedger(disk, MASTER, RUN, counter=counter, range_size=2), 3)
 
@@ -156,7 +156,7 @@ def test_after_a_crash_anywhere_in_a_reservation_the_ledger_opens(part, cut):
 
 def test_every_altered_byte_of_a_record_is_refused():
     disk = Disk()
-    new_ledger(disk).take()
+    new_ledger(disk).take_ticket()
     honest = disk.data
     for index in range(len(honest)):
         disk.data = honest[:index] + bytes([honest[index] ^ 1]) + honest[index + 1 :]

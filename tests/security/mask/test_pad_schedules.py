@@ -67,8 +67,8 @@ class World:
         pads = aes_pads(self.ledger)
         try:
             for _ in range(count):
-                ticket = self.ledger.take()
-                self.made.append((pads.key(ticket), ticket.number))
+                ticket = self.ledger.take_ticket()
+                self.made.append((pads.range_key(ticket), ticket.number))
         except PowerCutError:
             self.ledger = None
         except PadError:

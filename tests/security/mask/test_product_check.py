@@ -3,7 +3,7 @@ import pytest
 
 from phalanx.errors import FrameError, WrongProductError
 from phalanx.security.mask import OsPads, P, ProductCheck
-from phalanx.security.mask.freivalds import UnsafeNoCheck
+from phalanx.security.mask.freivalds import UnsafeNoChecker
 from phalanx.security.mask.matrix import ring_matrix
 from phalanx.security.mask.pads import Pad
 
@@ -16,7 +16,7 @@ class FewSecrets:
     def __init__(self, num_values, seed):
         self._num_values, self._rng = num_values, np.random.default_rng(seed)
 
-    def draw(self, rows, columns):
+    def draw_pad(self, rows, columns):
         return Pad(0, self._rng.integers(0, self._num_values, (rows, columns), dtype=np.uint32))
 
 
@@ -28,7 +28,7 @@ def rng():
 def a_product(rng):
     w = rng.integers(-30_000, 30_000, (INNER, COLUMNS), dtype=np.int32)
     z = rng.integers(0, P, (ROWS, INNER), dtype=np.uint32)
-    return w, z, ring_matrix(w).multiply(z)
+    return w, z, ring_matrix(w).left_multiply(z)
 
 
 def tampered(rng, product, largest=P - 1):
@@ -45,9 +45,9 @@ def caught(rng, times):
     found = 0
     for _ in range(times):
         check = ProductCheck(w, OsPads())
-        check.require(z, product, "honest")
+        check.require_product(z, product, "honest")
         with pytest.raises(WrongProductError):
-            check.require(z, tampered(rng, product), "lie")
+            check.require_product(z, tampered(rng, product), "lie")
         found += 1
     return found
 
@@ -65,16 +65,16 @@ def test_the_message_says_which_product_is_wrong(rng):
     w, z, product = a_product(rng)
 
     with pytest.raises(WrongProductError, match=r"^layer 3, forward: is not the product of what was sent"):
-        ProductCheck(w, OsPads()).require(z, tampered(rng, product), "layer 3, forward")
+        ProductCheck(w, OsPads()).require_product(z, tampered(rng, product), "layer 3, forward")
 
 
 def test_a_whole_other_matrix_a_swapped_row_and_zeros_are_found(rng):
     w, z, product = a_product(rng)
-    lies = [ring_matrix(w + 1).multiply(z), product[::-1].copy(), np.zeros_like(product), z[:, :COLUMNS].copy()]
+    lies = [ring_matrix(w + 1).left_multiply(z), product[::-1].copy(), np.zeros_like(product), z[:, :COLUMNS].copy()]
 
     for lie in lies:
         with pytest.raises(WrongProductError):
-            ProductCheck(w, OsPads()).require(z, lie, "lie")
+            ProductCheck(w, OsPads()).require_product(z, lie, "lie")
 
 
 @pytest.mark.parametrize("num_values", [2, 3, 5])
@@ -85,7 +85,7 @@ def test_a_lie_passes_as_often_as_two_secrets_of_so_many_values_allow(num_values
     passed = 0
     for seed in range(trials):
         try:
-            ProductCheck(w, FewSecrets(num_values, seed)).require(z, tampered(rng, product), "lie")
+            ProductCheck(w, FewSecrets(num_values, seed)).require_product(z, tampered(rng, product), "lie")
             passed += 1
         except WrongProductError:
             pass
@@ -108,10 +108,10 @@ def test_a_check_that_has_refused_once_refuses_everything(rng):
     w, z, product = a_product(rng)
     check = ProductCheck(w, OsPads())
     with pytest.raises(WrongProductError):
-        check.require(z, tampered(rng, product), "lie")
+        check.require_product(z, tampered(rng, product), "lie")
 
     with pytest.raises(WrongProductError, match="has refused before and proves nothing now"):
-        check.require(z, product, "honest")
+        check.require_product(z, product, "honest")
 
 
 def test_the_secret_vectors_are_not_shown(rng):
@@ -126,10 +126,10 @@ def test_what_is_malformed_is_refused_before_it_is_checked(rng):
     product[0, 0] = P
 
     with pytest.raises(FrameError, match="2147483647 or more"):
-        check.require(z, product, "lie")
+        check.require_product(z, product, "lie")
 
 
 def test_without_a_check_every_lie_passes(rng):
     _, z, product = a_product(rng)
 
-    UnsafeNoCheck().require(z, tampered(rng, product), "lie")
+    UnsafeNoChecker().require_product(z, tampered(rng, product), "lie")

@@ -12,7 +12,7 @@ from phalanx.security.mask.ring import (
     MOST_INNER,
     FloatMatrix,
     P,
-    add,
+    add_mod_p,
     balanced_limbs,
     centred_residues,
     limb_bits,
@@ -49,7 +49,7 @@ def count_wrong(rng, rounds, rows, columns, inner):
     for index in range(rounds):
         z = elements(rng, rows, inner)
         w = integers(rng, (127, 2**15, 2**20, P - 1)[index % 4], inner, columns)
-        found = ring_matrix(w).multiply(z)
+        found = ring_matrix(w).left_multiply(z)
         wrong += int((found != exact(z, w)).sum())
         total += found.size
     return wrong, total
@@ -75,7 +75,7 @@ def test_the_largest_numbers_are_exact_at_every_inner_dimension(inner):
     z = np.array([[HALF], [HALF + 1], [P - 1], [1]], np.uint32).repeat(inner, axis=1)
     w = np.array([[HALF, -HALF, P - 1, 2**15 - 1]]).repeat(inner, axis=0)
 
-    assert (ring_matrix(w).multiply(z) == exact(z, w)).all()
+    assert (ring_matrix(w).left_multiply(z) == exact(z, w)).all()
 
 
 @pytest.mark.parametrize("inner", [1, 255, 257, 4096, 8193])
@@ -115,14 +115,14 @@ def test_a_float_product_without_limbs_would_be_wrong():
     naive = int((z.astype(np.float64) @ w.astype(np.float64))[0, 0]) % P
 
     assert naive != exact(z, w)[0, 0]
-    assert ring_matrix(w).multiply(z) == exact(z, w)
+    assert ring_matrix(w).left_multiply(z) == exact(z, w)
 
 
 @given(ELEMENTS, ELEMENTS)
 def test_sums_differences_and_residues_are_those_of_python(a, b):
     left, right = np.array([a], np.uint32), np.array([b], np.uint32)
 
-    assert add(left, right)[0] == (a + b) % P
+    assert add_mod_p(left, right)[0] == (a + b) % P
     assert subtract_mod_p(left, right)[0] == (a - b) % P
     assert centred_residues(left)[0] == (a if a <= HALF else a - P)
     assert to_ring(centred_residues(left))[0] == a
@@ -150,7 +150,7 @@ def test_limbs_are_balanced_and_add_up(values, bits):
 
 
 def test_a_product_with_no_rows_has_none():
-    assert ring_matrix([[1, 2]]).multiply(np.zeros((0, 1), np.uint32)).shape == (0, 2)
+    assert ring_matrix([[1, 2]]).left_multiply(np.zeros((0, 1), np.uint32)).shape == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_product_with_no_rows_has_none():
 )
 def test_what_is_no_matrix_of_elements_is_refused(z, said):
     with pytest.raises(FrameError) as caught:
-        ring_matrix([[1], [2]]).multiply(z)
+        ring_matrix([[1], [2]]).left_multiply(z)
 
     assert said in str(caught.value)
 

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.security.privacy import CappedPoissonGaussian, PoissonGaussian, check_rate, noise_for, room_for
+from phalanx.security.privacy import (
+    CappedPoissonGaussian,
+    PoissonGaussian,
+    check_rate,
+    max_mean_rows,
+    min_noise_multiplier,
+)
 from phalanx.security.privacy.capped import spill_chance
 
 pytest.importorskip("opacus", reason="needs the extra `dp`")
@@ -17,7 +23,7 @@ VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "privacy" / "pld.j
 
 @pytest.mark.parametrize("case", VECTORS, ids=lambda case: f"{case['noise_multiplier']}-{case['rate']}-{case['steps']}")
 def test_the_second_accountant_comes_to_the_same_within_a_hundredth(case):
-    found = PoissonGaussian(case["noise_multiplier"], case["rate"]).epsilon(case["steps"], case["delta"])
+    found = PoissonGaussian(case["noise_multiplier"], case["rate"]).epsilon_after(case["steps"], case["delta"])
 
     assert found == pytest.approx(case["epsilon"], rel=0.01)
 
@@ -31,7 +37,7 @@ def exact_delta(epsilon, noise, steps):
 
 @pytest.mark.parametrize(("noise", "steps"), [(1.0, 1), (2.0, 5), (4.0, 100)])
 def test_without_sampling_the_bound_is_the_closed_form_and_not_below_it(noise, steps):
-    epsilon = PoissonGaussian(noise, 1.0).epsilon(steps, 1e-5)
+    epsilon = PoissonGaussian(noise, 1.0).epsilon_after(steps, 1e-5)
 
     assert exact_delta(epsilon, noise, steps) <= 1e-5
     assert exact_delta(epsilon - 0.05, noise, steps) > 1e-5
@@ -40,27 +46,27 @@ def test_without_sampling_the_bound_is_the_closed_form_and_not_below_it(noise, s
 def test_nothing_is_spent_by_no_step_and_more_by_more():
     step = PoissonGaussian(1.0, 0.01)
 
-    spent = [step.epsilon(steps, 1e-5) for steps in (0, 1, 10, 100)]
+    spent = [step.epsilon_after(steps, 1e-5) for steps in (0, 1, 10, 100)]
 
     assert spent[0] == 0.0
     assert spent == sorted(spent)
 
 
 def test_the_noise_for_a_budget_is_enough_and_hardly_more():
-    noise = noise_for(3.0, 1e-5, 0.02, 200)
+    noise = min_noise_multiplier(3.0, 1e-5, 0.02, 200)
 
-    assert PoissonGaussian(noise, 0.02).epsilon(200, 1e-5) <= 3.0
-    assert PoissonGaussian(noise * 0.99, 0.02).epsilon(200, 1e-5) > 3.0
+    assert PoissonGaussian(noise, 0.02).epsilon_after(200, 1e-5) <= 3.0
+    assert PoissonGaussian(noise * 0.99, 0.02).epsilon_after(200, 1e-5) > 3.0
 
 
 def test_as_many_steps_are_affordable_as_stay_within_the_budget():
     step = PoissonGaussian(1.0, 0.02)
 
-    count = step.affordable(3.0, 1e-5, at_most=1000)
+    count = step.affordable_steps(3.0, 1e-5, at_most=1000)
 
-    assert step.epsilon(count, 1e-5) <= 3.0 < step.epsilon(count + 1, 1e-5)
-    assert step.affordable(3.0, 1e-5, at_most=7) == 7
-    assert step.affordable(1e-3, 1e-5, at_most=7) == 0
+    assert step.epsilon_after(count, 1e-5) <= 3.0 < step.epsilon_after(count + 1, 1e-5)
+    assert step.affordable_steps(3.0, 1e-5, at_most=7) == 7
+    assert step.affordable_steps(1e-3, 1e-5, at_most=7) == 0
 
 
 def test_a_rate_is_told_only_where_delta_says_something():
@@ -74,13 +80,13 @@ def test_a_rate_is_told_only_where_delta_says_something():
 def test_rows_that_a_step_has_no_room_for_are_paid_for():
     step = CappedPoissonGaussian(1.0, 0.02, rows=1000, places=64)
 
-    found = step.epsilon(100, 1e-5)
+    found = step.epsilon_after(100, 1e-5)
 
     # one hundredth of delta is kept for samples that do not fit
-    assert found == pytest.approx(PoissonGaussian(1.0, 0.02).epsilon(100, 0.99e-5))
-    assert step.affordable(found, 1e-5, at_most=1000) == 100
+    assert found == pytest.approx(PoissonGaussian(1.0, 0.02).epsilon_after(100, 0.99e-5))
+    assert step.affordable_steps(found, 1e-5, at_most=1000) == 100
     # 20 rows in the mean and room for 24: in some step of a hundred they do not fit
-    assert CappedPoissonGaussian(1.0, 0.02, rows=1000, places=24).epsilon(100, 1e-5) == math.inf
+    assert CappedPoissonGaussian(1.0, 0.02, rows=1000, places=24).epsilon_after(100, 1e-5) == math.inf
 
 
 @pytest.mark.parametrize(("rows", "rate", "places"), [(1000, 0.02, 24), (1000, 0.02, 64), (60, 0.25, 30), (9, 0.5, 8)])
@@ -94,9 +100,9 @@ def test_the_chance_of_a_sample_that_does_not_fit_is_bounded_closely(rows, rate,
 
 
 def test_as_many_rows_are_drawn_as_there_is_room_for():
-    mean = room_for(1000, 64, 100, epsilon=8.0, delta=1e-5)
+    mean = max_mean_rows(1000, 64, 100, epsilon=8.0, delta=1e-5)
 
     paid = [spill_chance(1000, rows / 1000, 64) * 100 * (1 + math.exp(8.0)) <= 1e-7 for rows in (mean, mean + 1)]
     assert paid == [True, False]
-    assert room_for(50, 50, 100, epsilon=8.0, delta=1e-5) == 50
-    assert room_for(1000, 2, 100, epsilon=8.0, delta=1e-9) == 0
+    assert max_mean_rows(50, 50, 100, epsilon=8.0, delta=1e-5) == 50
+    assert max_mean_rows(1000, 2, 100, epsilon=8.0, delta=1e-9) == 0

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from phalanx.security.crypto import Identity
-from phalanx.security.seal import Channel, Offer, Purpose, TensorKind, Terms, answer
+from phalanx.security.seal import Channel, HandshakeOffer, Purpose, TensorKind, Terms, answer_hello
 
 TERMS = Terms("run-1", b"\x11" * 32, b"\x22" * 32, "client-a", "enclave", chunk_bytes=32)
 CUT = TensorKind(Purpose.ACTIVATION, "cut", "uint8", (70,))
@@ -15,18 +15,18 @@ class CountingEpochs:
     """Epochs that cannot be turned back."""
 
     def __init__(self) -> None:
-        self.given = 0
+        self.notice_count = 0
 
     def raise_epoch(self) -> int:
-        self.given += 1
-        return self.given
+        self.notice_count += 1
+        return self.notice_count
 
 
 def shake_hands(terms=TERMS, client_epochs=None, server_epochs=None) -> tuple[Channel, Channel]:
     """Return the ends of a fresh channel, the client's first."""
-    offer = Offer(terms, CLIENT, client_epochs or CountingEpochs())
-    reply, server = answer(offer.hello, terms, SERVER, server_epochs or CountingEpochs(), CLIENT.public)
-    return offer.accept(reply, SERVER.public), server
+    offer = HandshakeOffer(terms, CLIENT, client_epochs or CountingEpochs())
+    reply, server = answer_hello(offer.hello, terms, SERVER, server_epochs or CountingEpochs(), CLIENT.public)
+    return offer.accept_reply(reply, SERVER.public), server
 
 
 def other_terms(**changes) -> Terms:

@@ -43,7 +43,7 @@ def test_a_channel_that_starts_again_reveals_nothing_that_way():
     frames = []
     for data in (known, secret):
         client, _ = shake_hands()
-        frames.append(client.sender.seal(CUT, 0, 0, data)[-CUT.size_bytes - 3 * TAG_BYTES :])
+        frames.append(client.sender.seal_tensor(CUT, 0, 0, data)[-CUT.size_bytes - 3 * TAG_BYTES :])
 
     read = xor(xor(*frames)[:32], known[:32])
 
@@ -68,12 +68,12 @@ def test_without_order_a_replayed_batch_is_trained_on_as_often_as_the_attacker_l
 
 def test_with_order_it_is_trained_on_once():
     client, server = shake_hands()
-    frame = client.sender.seal(CUT, 0, 0, plain())
-    server.receiver.open(frame, CUT, 0, 0)
+    frame = client.sender.seal_tensor(CUT, 0, 0, plain())
+    server.receiver.open_tensor(frame, CUT, 0, 0)
 
     for step in range(2):
         with pytest.raises(SealError) as caught:
-            server.receiver.open(frame, CUT, step, 0)
+            server.receiver.open_tensor(frame, CUT, step, 0)
         assert caught.value.reason == SealRefusal.REPLAYED
 
 
@@ -89,8 +89,8 @@ def test_without_a_tag_a_flipped_bit_flips_what_is_trained_on():
 def test_labels_cannot_be_passed_off_as_activations():
     client, server = shake_hands()
     label = TensorKind(Purpose.LABEL, "y", "uint8", (70,))
-    frame = client.sender.seal(label, 0, 0, plain())
+    frame = client.sender.seal_tensor(label, 0, 0, plain())
 
     with pytest.raises(SealError) as caught:
-        server.receiver.open(frame, CUT, 0, 0)
+        server.receiver.open_tensor(frame, CUT, 0, 0)
     assert caught.value.reason == SealRefusal.OTHER_TENSOR

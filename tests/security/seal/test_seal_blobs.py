@@ -16,7 +16,7 @@ class ProofCounter:
     def __init__(self):
         self.count = 0
 
-    def read(self):
+    def read_count(self):
         return self.count
 
     def increment(self):
@@ -39,57 +39,57 @@ def sealer(counter):
 def test_a_state_of_any_size_comes_back_unchanged(size):
     sealer, data = BlobSealer(KEY, ProofCounter()), b"s" * size
 
-    blob = sealer.seal(PLACE, data)
+    blob = sealer.seal_blob(PLACE, data)
 
-    assert sealer.open(PLACE, blob) == data
+    assert sealer.open_blob(PLACE, blob) == data
     # one byte or two are in any random bytes
     assert size < 64 or data[:64] not in blob
 
 
 def test_only_the_newest_state_opens(sealer):
-    old = sealer.seal(PLACE, b"old")
-    new = sealer.seal(PLACE, b"new")
+    old = sealer.seal_blob(PLACE, b"old")
+    new = sealer.seal_blob(PLACE, b"new")
 
     with pytest.raises(RollbackError, match="number 1, the newest is 2"):
-        sealer.open(PLACE, old)
-    assert sealer.open(PLACE, new) == b"new"
+        sealer.open_blob(PLACE, old)
+    assert sealer.open_blob(PLACE, new) == b"new"
 
 
 def test_an_older_state_opens_where_a_person_says_so_and_no_further_back(sealer, caplog):
-    blobs = [sealer.seal(PLACE, data) for data in (b"oldest", b"old", b"new")]
+    blobs = [sealer.seal_blob(PLACE, data) for data in (b"oldest", b"old", b"new")]
 
-    assert sealer.open(PLACE, blobs[1], unsafe_accept_behind=1) == b"old"
+    assert sealer.open_blob(PLACE, blobs[1], unsafe_accept_behind=1) == b"old"
     assert "number 2 is used although 3 was the newest" in caplog.text
     with pytest.raises(RollbackError):
-        sealer.open(PLACE, blobs[0], unsafe_accept_behind=1)
+        sealer.open_blob(PLACE, blobs[0], unsafe_accept_behind=1)
     with pytest.raises(RollbackError):
-        sealer.open(PLACE, blobs[2], unsafe_accept_behind=-1)
+        sealer.open_blob(PLACE, blobs[2], unsafe_accept_behind=-1)
 
 
 def test_a_crash_before_the_newest_state_was_safe_is_not_taken_for_nothing(sealer, counter):
-    kept = sealer.seal(PLACE, b"kept")
+    kept = sealer.seal_blob(PLACE, b"kept")
     counter.increment()
 
     with pytest.raises(RollbackError, match="or a crash lost the newest"):
-        sealer.open(PLACE, kept)
+        sealer.open_blob(PLACE, kept)
 
 
 def test_a_counter_that_went_back_is_refused(sealer, counter):
-    blob = sealer.seal(PLACE, STATE)
+    blob = sealer.seal_blob(PLACE, STATE)
     counter.count = 0
 
     with pytest.raises(RollbackError, match="counter went back"):
-        sealer.open(PLACE, blob)
+        sealer.open_blob(PLACE, blob)
 
 
 def test_two_processes_at_once_never_make_two_newest_states(counter):
     one, other = BlobSealer(KEY, counter), BlobSealer(KEY, counter)
-    blobs = [one.seal(PLACE, b"one"), other.seal(PLACE, b"other"), one.seal(PLACE, b"one more")]
+    blobs = [one.seal_blob(PLACE, b"one"), other.seal_blob(PLACE, b"other"), one.seal_blob(PLACE, b"one more")]
 
     opened = []
     for blob in blobs:
         try:
-            opened.append(bytes(one.open(PLACE, blob)))
+            opened.append(bytes(one.open_blob(PLACE, blob)))
         except RollbackError:
             continue
 
@@ -97,41 +97,41 @@ def test_two_processes_at_once_never_make_two_newest_states(counter):
 
 
 def test_a_state_outlives_the_process(tmp_path):
-    blob = BlobSealer(KEY, NotRollbackProofCounter(tmp_path / "count")).seal(PLACE, STATE)
+    blob = BlobSealer(KEY, NotRollbackProofCounter(tmp_path / "count")).seal_blob(PLACE, STATE)
 
-    assert BlobSealer(KEY, NotRollbackProofCounter(tmp_path / "count")).open(PLACE, blob) == STATE
+    assert BlobSealer(KEY, NotRollbackProofCounter(tmp_path / "count")).open_blob(PLACE, blob) == STATE
 
 
 def test_every_byte_of_a_blob_counts(sealer):
-    blob = sealer.seal(PLACE, STATE)
+    blob = sealer.seal_blob(PLACE, STATE)
 
     for position in range(len(blob)):
         altered = bytearray(blob)
         altered[position] ^= 0x01
         with pytest.raises(CheckpointError):
-            sealer.open(PLACE, altered)
+            sealer.open_blob(PLACE, altered)
 
-    assert sealer.open(PLACE, blob) == STATE
+    assert sealer.open_blob(PLACE, blob) == STATE
 
 
 def test_a_blob_cut_anywhere_or_made_longer_is_refused(sealer):
-    blob = sealer.seal(PLACE, STATE)
+    blob = sealer.seal_blob(PLACE, STATE)
 
     for size in range(len(blob)):
         with pytest.raises(CheckpointError):
-            sealer.open(PLACE, blob[:size])
+            sealer.open_blob(PLACE, blob[:size])
     with pytest.raises(CheckpointError, match="longer"):
-        sealer.open(PLACE, blob + b"\0")
+        sealer.open_blob(PLACE, blob + b"\0")
 
 
 def test_chunks_of_a_blob_that_changed_places_are_refused(sealer):
     size = 2**20 + 16
-    blob = sealer.seal(PLACE, bytes(2 * 2**20))
+    blob = sealer.seal_blob(PLACE, bytes(2 * 2**20))
     start = len(blob) - 2 * size
     head, first, second = blob[:start], blob[start : start + size], blob[start + size :]
 
     with pytest.raises(CheckpointError, match="chunk 0 of 2"):
-        sealer.open(PLACE, head + second + first)
+        sealer.open_blob(PLACE, head + second + first)
 
 
 @pytest.mark.parametrize(
@@ -140,30 +140,30 @@ def test_chunks_of_a_blob_that_changed_places_are_refused(sealer):
 )
 def test_a_blob_opens_in_its_own_place_only(sealer, place):
     with pytest.raises(CheckpointError, match="from another run, name or step"):
-        sealer.open(place, sealer.seal(PLACE, STATE))
+        sealer.open_blob(place, sealer.seal_blob(PLACE, STATE))
 
 
 def test_another_measurements_key_opens_nothing(sealer, counter):
     with pytest.raises(CheckpointError, match="another measurement"):
-        BlobSealer(OTHER_KEY, counter).open(PLACE, sealer.seal(PLACE, STATE))
+        BlobSealer(OTHER_KEY, counter).open_blob(PLACE, sealer.seal_blob(PLACE, STATE))
 
 
 def test_the_same_state_is_sealed_differently_each_time(sealer, counter):
-    first = sealer.seal(PLACE, STATE)
+    first = sealer.seal_blob(PLACE, STATE)
     counter.count = 0
 
-    assert first[-len(STATE) :] != sealer.seal(PLACE, STATE)[-len(STATE) :]
+    assert first[-len(STATE) :] != sealer.seal_blob(PLACE, STATE)[-len(STATE) :]
 
 
 def test_a_closed_sealer_seals_and_opens_nothing(sealer):
-    blob = sealer.seal(PLACE, STATE)
+    blob = sealer.seal_blob(PLACE, STATE)
     sealer.close()
     sealer.close()
 
     with pytest.raises(CheckpointError, match="closed"):
-        sealer.seal(PLACE, STATE)
+        sealer.seal_blob(PLACE, STATE)
     with pytest.raises(CheckpointError, match="closed"):
-        sealer.open(PLACE, blob)
+        sealer.open_blob(PLACE, blob)
 
 
 def test_a_key_of_another_length_is_refused(counter):

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from sealed_pair import CLIENT, CUT, SERVER, TERMS, CountingEpochs, plain
 
 from phalanx.errors import RollbackError
-from phalanx.security.seal import EpochStore, NotRollbackProofCounter, Offer, answer, epochs, handshake, keys
+from phalanx.security.seal import (
+    EpochStore,
+    HandshakeOffer,
+    NotRollbackProofCounter,
+    answer_hello,
+    epochs,
+    handshake,
+    keys,
+)
 
 
 class Crash(BaseException):
@@ -26,7 +34,7 @@ class ProofCounter:
     def __init__(self, start=0):
         self.count, self.dies = start, None
 
-    def read(self):
+    def read_count(self):
         return self.count
 
     def increment(self):
@@ -139,7 +147,7 @@ def test_a_damaged_counter_file_is_refused(tmp_path):
     counter = NotRollbackProofCounter(tmp_path / "count")
     (tmp_path / "count").write_bytes(b"5")
 
-    for action in (counter.read, counter.increment):
+    for action in (counter.read_count, counter.increment):
         with pytest.raises(RollbackError, match="damaged"):
             action()
 
@@ -159,7 +167,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_of_ours(tmp_path):
         EpochStore.create(tmp_path / "file" / "epoch.json", ProofCounter())
     (tmp_path / "taken").mkdir()
     with pytest.raises(RollbackError, match="cannot be read"):
-        NotRollbackProofCounter(tmp_path / "taken").read()
+        NotRollbackProofCounter(tmp_path / "taken").read_count()
 
 
 def test_a_counter_in_a_file_says_that_it_can_be_turned_back(tmp_path):
@@ -255,7 +263,7 @@ def test_whatever_crashes_alone_leave_behind_never_stops_a_party(schedule):
             with suppress(Crash):
                 machine.start(dies)
 
-        assert machine.start(None) == machine.counter.read()
+        assert machine.start(None) == machine.counter.read_count()
 
 
 class NoncesUsed:
@@ -289,13 +297,13 @@ def session(machine, dies, frames):
         def raise_epoch(self):
             return machine.start(dies)
 
-    offer = Offer(TERMS, CLIENT, Source())
-    reply, server = answer(offer.hello, TERMS, SERVER, CountingEpochs(), CLIENT.public)
-    client = offer.accept(reply, SERVER.public)
+    offer = HandshakeOffer(TERMS, CLIENT, Source())
+    reply, server = answer_hello(offer.hello, TERMS, SERVER, CountingEpochs(), CLIENT.public)
+    client = offer.accept_reply(reply, SERVER.public)
     for step in range(frames):
-        client.sender.seal(CUT, step, 0, plain(step))
-        server.sender.seal(CUT, step, 0, plain(step))
-    return client.sender.epoch
+        client.sender.seal_tensor(CUT, step, 0, plain(step))
+        server.sender.seal_tensor(CUT, step, 0, plain(step))
+    return client.sender.sender_epoch
 
 
 busy_schedules = st.lists(st.tuples(starts, st.integers(0, 3)) | st.tuples(rollbacks, st.just(0)), max_size=10)
@@ -379,12 +387,12 @@ def stuck_session(client_epoch, server_epoch, frames):
         def __init__(self, epoch):
             self.raise_epoch = lambda: epoch
 
-    offer = Offer(TERMS, CLIENT, Given(client_epoch))
-    reply, server = answer(offer.hello, TERMS, SERVER, Given(server_epoch), CLIENT.public)
-    client = offer.accept(reply, SERVER.public)
+    offer = HandshakeOffer(TERMS, CLIENT, Given(client_epoch))
+    reply, server = answer_hello(offer.hello, TERMS, SERVER, Given(server_epoch), CLIENT.public)
+    client = offer.accept_reply(reply, SERVER.public)
     for step in range(frames):
-        client.sender.seal(CUT, step, 0, plain(step))
-        server.sender.seal(CUT, step, 0, plain(step))
+        client.sender.seal_tensor(CUT, step, 0, plain(step))
+        server.sender.seal_tensor(CUT, step, 0, plain(step))
 
 
 def test_where_epochs_and_salts_repeat_the_watch_on_nonces_finds_it():

@@ -11,16 +11,16 @@ from sealed_pair import CLIENT, CUT, SERVER, TERMS, CountingEpochs, other_terms,
 from phalanx.config import canonical_json
 from phalanx.errors import PhalanxError, RollbackError, SealError, SignatureError
 from phalanx.security.crypto import Identity, in_domain
-from phalanx.security.seal import Offer, answer, handshake
+from phalanx.security.seal import HandshakeOffer, answer_hello, handshake
 from phalanx.security.seal.header import SealRefusal
 
 
 def offer(terms=TERMS, identity=CLIENT):
-    return Offer(terms, identity, CountingEpochs())
+    return HandshakeOffer(terms, identity, CountingEpochs())
 
 
 def answered(hello, terms=TERMS, identity=SERVER, client=CLIENT.public):
-    return answer(hello, terms, identity, CountingEpochs(), client)
+    return answer_hello(hello, terms, identity, CountingEpochs(), client)
 
 
 def reason_of(action):
@@ -32,7 +32,7 @@ def reason_of(action):
 def signed_again(data, identity, **changes):
     """The same hello with other contents, signed by the party that changed them."""
     body = json.loads(data)["body"] | changes
-    signature = identity.sign(in_domain("seal-hello/1", canonical_json(body)))
+    signature = identity.sign_data(in_domain("seal-hello/1", canonical_json(body)))
     return canonical_json({"body": body, "signature": signature.hex()})
 
 
@@ -40,15 +40,17 @@ def test_both_ends_have_the_same_keys_and_each_handshake_has_others():
     first, second = shake_hands(), shake_hands()
 
     for client, server in (first, second):
-        assert server.receiver.open(client.sender.seal(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
-        assert client.receiver.open(server.sender.seal(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
+        assert server.receiver.open_tensor(client.sender.seal_tensor(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
+        assert client.receiver.open_tensor(server.sender.seal_tensor(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
     assert first[0].context.session != second[0].context.session
 
 
 def test_each_handshake_raises_the_epoch_of_both_sides():
     epochs = CountingEpochs(), CountingEpochs()
 
-    found = [(end.sender.epoch, end.receiver.epoch) for _ in range(2) for end in shake_hands(TERMS, *epochs)]
+    found = [
+        (end.sender.sender_epoch, end.receiver.sender_epoch) for _ in range(2) for end in shake_hands(TERMS, *epochs)
+    ]
 
     assert found == [(1, 1), (1, 1), (2, 2), (2, 2)]
 
@@ -63,11 +65,11 @@ def test_where_shares_sessions_and_epochs_repeat_fresh_salts_still_give_other_ke
     monkeypatch.setattr(handshake, "X25519PrivateKey", Same)
     first, second = shake_hands(), shake_hands()
 
-    frame = first[0].sender.seal(CUT, 0, 0, plain())
+    frame = first[0].sender.seal_tensor(CUT, 0, 0, plain())
 
     assert first[0].context == second[0].context
-    assert reason_of(lambda: second[1].receiver.open(frame, CUT, 0, 0)) == SealRefusal.ALTERED
-    assert first[1].receiver.open(frame, CUT, 0, 0) == plain()
+    assert reason_of(lambda: second[1].receiver.open_tensor(frame, CUT, 0, 0)) == SealRefusal.ALTERED
+    assert first[1].receiver.open_tensor(frame, CUT, 0, 0) == plain()
 
 
 def test_every_byte_of_a_hello_counts():
@@ -88,10 +90,10 @@ def test_every_byte_of_a_reply_counts_and_the_right_one_is_still_accepted():
         altered = bytearray(reply)
         altered[position] ^= 0x01
         with pytest.raises((SealError, SignatureError)):
-            mine.accept(bytes(altered), SERVER.public)
+            mine.accept_reply(bytes(altered), SERVER.public)
 
-    client = mine.accept(reply, SERVER.public)
-    assert server.receiver.open(client.sender.seal(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
+    client = mine.accept_reply(reply, SERVER.public)
+    assert server.receiver.open_tensor(client.sender.seal_tensor(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_a_hello_for_another_client_is_refused():
     assert reason_of(lambda: offer(identity=other)) == SealRefusal.FOREIGN_PARTY
     assert reason_of(lambda: answered(offer().hello, client=other.public)) == SealRefusal.FOREIGN_PARTY
     assert reason_of(lambda: answered(offer().hello, identity=other)) == SealRefusal.FOREIGN_PARTY
-    assert reason_of(lambda: offer().accept(b"", other.public)) == SealRefusal.FOREIGN_PARTY
+    assert reason_of(lambda: offer().accept_reply(b"", other.public)) == SealRefusal.FOREIGN_PARTY
 
 
 def test_a_man_in_the_middle_with_a_key_of_his_own_is_refused_on_both_sides():
@@ -128,7 +130,7 @@ def test_a_man_in_the_middle_with_a_key_of_his_own_is_refused_on_both_sides():
         answered(offer(identity=impostor_client).hello)
     reply, _ = answered(mine.hello, identity=impostor_server)
     with pytest.raises(SignatureError, match="enclave"):
-        mine.accept(reply, SERVER.public)
+        mine.accept_reply(reply, SERVER.public)
 
 
 def test_a_reply_to_another_hello_is_refused_and_the_right_one_accepted():
@@ -136,13 +138,13 @@ def test_a_reply_to_another_hello_is_refused_and_the_right_one_accepted():
     old, _ = answered(first.hello)
     new, _ = answered(second.hello)
 
-    assert reason_of(lambda: second.accept(old, SERVER.public)) == SealRefusal.STALE_REPLY
+    assert reason_of(lambda: second.accept_reply(old, SERVER.public)) == SealRefusal.STALE_REPLY
     # it does not help to repeat the session
     session = json.loads(second.hello)["body"]["session"]
     forged = signed_again(old, SERVER, session=session)
-    assert reason_of(lambda: second.accept(forged, SERVER.public)) == SealRefusal.STALE_REPLY
+    assert reason_of(lambda: second.accept_reply(forged, SERVER.public)) == SealRefusal.STALE_REPLY
 
-    second.accept(new, SERVER.public)
+    second.accept_reply(new, SERVER.public)
 
 
 def test_a_hello_is_no_reply_and_a_reply_is_no_hello():
@@ -150,15 +152,18 @@ def test_a_hello_is_no_reply_and_a_reply_is_no_hello():
     reply, _ = answered(mine.hello)
 
     assert reason_of(lambda: answered(signed_again(reply, CLIENT))) == SealRefusal.MALFORMED
-    assert reason_of(lambda: offer().accept(signed_again(mine.hello, SERVER), SERVER.public)) == SealRefusal.STALE_REPLY
+    assert (
+        reason_of(lambda: offer().accept_reply(signed_again(mine.hello, SERVER), SERVER.public))
+        == SealRefusal.STALE_REPLY
+    )
 
 
 def test_an_offer_is_accepted_once():
     mine = offer()
     reply, _ = answered(mine.hello)
-    mine.accept(reply, SERVER.public)
+    mine.accept_reply(reply, SERVER.public)
 
-    assert reason_of(lambda: mine.accept(reply, SERVER.public)) == SealRefusal.CLOSED
+    assert reason_of(lambda: mine.accept_reply(reply, SERVER.public)) == SealRefusal.CLOSED
     with pytest.raises(TypeError, match="never copied"):
         copy.copy(offer())
 
@@ -166,26 +171,26 @@ def test_an_offer_is_accepted_once():
 def test_a_hello_that_is_replayed_leads_to_a_channel_in_which_nothing_opens():
     mine = offer()
     reply, server = answered(mine.hello)
-    client = mine.accept(reply, SERVER.public)
+    client = mine.accept_reply(reply, SERVER.public)
 
     _, again = answered(mine.hello)
 
-    frame = client.sender.seal(CUT, 0, 0, plain())
-    assert reason_of(lambda: again.receiver.open(frame, CUT, 0, 0)) == SealRefusal.ALTERED
-    assert server.receiver.open(frame, CUT, 0, 0) == plain()
+    frame = client.sender.seal_tensor(CUT, 0, 0, plain())
+    assert reason_of(lambda: again.receiver.open_tensor(frame, CUT, 0, 0)) == SealRefusal.ALTERED
+    assert server.receiver.open_tensor(frame, CUT, 0, 0) == plain()
 
 
 def test_a_side_whose_machine_was_turned_back_is_known_by_its_epoch():
     mine = offer()
     reply, _ = answered(mine.hello)
 
-    assert reason_of(lambda: mine.accept(reply, SERVER.public, after_epoch=1)) == SealRefusal.STALE_EPOCH
-    mine.accept(reply, SERVER.public, after_epoch=0)
+    assert reason_of(lambda: mine.accept_reply(reply, SERVER.public, after_epoch=1)) == SealRefusal.STALE_EPOCH
+    mine.accept_reply(reply, SERVER.public, after_epoch=0)
 
     epochs = CountingEpochs()
-    replayed = lambda: answer(mine.hello, TERMS, SERVER, epochs, CLIENT.public, after_epoch=1)  # noqa: E731
+    replayed = lambda: answer_hello(mine.hello, TERMS, SERVER, epochs, CLIENT.public, after_epoch=1)  # noqa: E731
     assert reason_of(replayed) == SealRefusal.STALE_EPOCH
-    assert epochs.given == 0
+    assert epochs.notice_count == 0
 
 
 def test_a_share_of_low_order_is_refused():
@@ -222,7 +227,7 @@ def test_a_hello_of_another_version_is_refused():
 @given(st.binary(max_size=300) | st.sampled_from([b"{}", b'{"body":{},"signature":""}', b"x" * 9000]))
 def test_what_is_no_hello_is_refused(data):
     assert reason_of(lambda: answered(data)) == SealRefusal.MALFORMED
-    assert reason_of(lambda: offer().accept(data, SERVER.public)) == SealRefusal.MALFORMED
+    assert reason_of(lambda: offer().accept_reply(data, SERVER.public)) == SealRefusal.MALFORMED
 
 
 def test_a_hello_that_is_too_long_is_not_even_parsed():
@@ -234,9 +239,9 @@ def test_no_epoch_is_spent_on_a_hello_that_is_refused():
     epochs = CountingEpochs()
 
     with pytest.raises(PhalanxError):
-        answer(b"junk", TERMS, SERVER, epochs, CLIENT.public)
+        answer_hello(b"junk", TERMS, SERVER, epochs, CLIENT.public)
 
-    assert epochs.given == 0
+    assert epochs.notice_count == 0
 
 
 def test_without_a_fresh_epoch_there_is_no_handshake():
@@ -245,9 +250,9 @@ def test_without_a_fresh_epoch_there_is_no_handshake():
             raise RollbackError("stuck")
 
     with pytest.raises(RollbackError):
-        Offer(TERMS, CLIENT, Stuck())
+        HandshakeOffer(TERMS, CLIENT, Stuck())
     with pytest.raises(RollbackError):
-        answer(offer().hello, TERMS, SERVER, Stuck(), CLIENT.public)
+        answer_hello(offer().hello, TERMS, SERVER, Stuck(), CLIENT.public)
 
 
 def test_a_hello_holds_no_secret():

@@ -13,7 +13,7 @@ from sealed_pair import CUT, TERMS, other_terms, plain
 from phalanx.errors import SealError
 from phalanx.security.seal import Purpose, Sender, keys
 from phalanx.security.seal.context import Context, Direction
-from phalanx.security.seal.direction import Lane
+from phalanx.security.seal.direction import DirectionState
 from phalanx.security.seal.keys import derive_ciphers, key_info, wipe_buffer
 
 SECRET, TRANSCRIPT, SESSION = bytes(range(32)), bytes(range(32, 64)), bytes(range(16))
@@ -109,7 +109,7 @@ def test_each_key_is_what_its_definition_gives(purpose):
 def test_a_frame_is_the_one_that_this_version_always_makes():
     ciphers = derive_ciphers(SECRET, TRANSCRIPT, CONTEXT, Direction.TO_SERVER, 7)
 
-    frame = Sender(Lane(CONTEXT, Direction.TO_SERVER, 7, ciphers)).seal(CUT, 3, 2, plain())
+    frame = Sender(DirectionState(CONTEXT, Direction.TO_SERVER, 7, ciphers)).seal_tensor(CUT, 3, 2, plain())
 
     # written out by hand: prefix, direction, session, epoch, counter, step, microbatch, chunk bytes, chunks; the tensor
     header = b"PHSF\x01\x01" + SESSION + struct.pack(">IQQIII", 7, 0, 3, 2, 32, 3)

@@ -3,7 +3,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import ReleaseRefusedError
 from phalanx.security.seal import PermittedRelease, ReleaseGate, ReleasePolicy, ReleaseRefusal, ReleaseRequest
 
@@ -13,18 +13,18 @@ POLICY = ReleasePolicy(min_clients=3, clip_norm=2.0)
 def gate(policy=POLICY, clients=("a", "b", "c")):
     made = ReleaseGate(policy)
     for client in clients:
-        made.contributed(client, 8)
+        made.note_contribution(client, 8)
     return made
 
 
 def refused(made, update):
     with pytest.raises(ReleaseRefusedError) as caught:
-        made.permit(update)
+        made.permit_release(update)
     return caught.value.reason
 
 
 def test_an_update_of_enough_clients_within_its_bound_leaves():
-    assert gate().permit(ReleaseRequest(norm=2.0)) == PermittedRelease(1, 3, 2.0, 0.0, digest(POLICY))
+    assert gate().permit_release(ReleaseRequest(norm=2.0)) == PermittedRelease(1, 3, 2.0, 0.0, digest_config(POLICY))
 
 
 @pytest.mark.parametrize("clients", [(), ("a",), ("a", "b"), ("a", "b", "b", "a")])
@@ -37,20 +37,20 @@ def test_a_client_with_too_few_examples_does_not_count():
 
     assert refused(made, ReleaseRequest(1.0)) == ReleaseRefusal.TOO_FEW_CLIENTS
     for client in "abc":
-        made.contributed(client, 2)
-    assert made.permit(ReleaseRequest(1.0)).num_clients == 3
+        made.note_contribution(client, 2)
+    assert made.permit_release(ReleaseRequest(1.0)).num_clients == 3
 
 
 def test_what_one_client_added_after_a_release_does_not_leave_alone():
     made = gate()
-    made.permit(ReleaseRequest(1.0))
-    made.contributed("a", 100)
+    made.permit_release(ReleaseRequest(1.0))
+    made.note_contribution("a", 100)
 
     assert refused(made, ReleaseRequest(1.0)) == ReleaseRefusal.TOO_FEW_CLIENTS
 
-    made.contributed("b", 1)
-    made.contributed("d", 1)
-    assert made.permit(ReleaseRequest(1.0)).number == 2
+    made.note_contribution("b", 1)
+    made.note_contribution("d", 1)
+    assert made.permit_release(ReleaseRequest(1.0)).number == 2
 
 
 @pytest.mark.parametrize("norm", [math.nextafter(2.0, 3.0), 1e300])
@@ -77,41 +77,41 @@ def test_an_update_without_the_promised_noise_stays():
 
     assert refused(made, ReleaseRequest(1.0)) == ReleaseRefusal.NOT_NOISED
     assert refused(made, ReleaseRequest(1.0, math.nextafter(1.0, 0.0))) == ReleaseRefusal.NOT_NOISED
-    assert made.permit(ReleaseRequest(1.0, 1.0)).noise_std == 1.0
+    assert made.permit_release(ReleaseRequest(1.0, 1.0)).noise_std == 1.0
 
 
 def test_after_the_last_release_nothing_leaves():
     made = gate(ReleasePolicy(min_clients=2, clip_norm=2.0, max_releases=1))
-    made.permit(ReleaseRequest(1.0))
+    made.permit_release(ReleaseRequest(1.0))
     for client in "abc":
-        made.contributed(client, 8)
+        made.note_contribution(client, 8)
 
     assert refused(made, ReleaseRequest(1.0)) == ReleaseRefusal.TOO_MANY
 
 
 def test_a_refusal_changes_nothing():
     made = gate()
-    before = made.state()
+    before = made.release_counts()
 
     refused(made, ReleaseRequest(3.0))
 
-    assert made.state() == before
-    assert made.permit(ReleaseRequest(1.0)).number == 1
+    assert made.release_counts() == before
+    assert made.permit_release(ReleaseRequest(1.0)).number == 1
 
 
 def test_the_books_go_on_after_a_restart():
     made = gate(clients=("a", "b"))
 
-    again = ReleaseGate(POLICY, made.state())
+    again = ReleaseGate(POLICY, made.release_counts())
 
     assert refused(again, ReleaseRequest(1.0)) == ReleaseRefusal.TOO_FEW_CLIENTS
-    again.contributed("c", 1)
-    assert again.permit(ReleaseRequest(1.0)).number == 1
+    again.note_contribution("c", 1)
+    assert again.permit_release(ReleaseRequest(1.0)).number == 1
 
 
 def test_books_that_were_kept_under_another_policy_are_refused():
     with pytest.raises(ReleaseRefusedError, match="another policy"):
-        ReleaseGate(ReleasePolicy(min_clients=2, clip_norm=2.0), gate().state())
+        ReleaseGate(ReleasePolicy(min_clients=2, clip_norm=2.0), gate().release_counts())
 
 
 @pytest.mark.parametrize(
@@ -129,13 +129,13 @@ def test_books_that_were_kept_under_another_policy_are_refused():
 )
 def test_damaged_books_are_refused(changes):
     with pytest.raises(ReleaseRefusedError, match="malformed"):
-        ReleaseGate(POLICY, gate().state() | changes)
+        ReleaseGate(POLICY, gate().release_counts() | changes)
 
 
 @pytest.mark.parametrize(("client", "examples"), [("", 1), ("A b", 1), (5, 1), ("a", 0), ("a", -1), ("a", 1.0)])
 def test_an_odd_contribution_is_refused(client, examples):
     with pytest.raises(ReleaseRefusedError, match="malformed"):
-        ReleaseGate(POLICY).contributed(client, examples)
+        ReleaseGate(POLICY).note_contribution(client, examples)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class Amd:
         settings = {
             "product": self.product,
             "signing_key": int(self.vlek),
-            "report_data": binding.digest().ljust(64, b"\0"),
+            "report_data": binding.binding_digest().ljust(64, b"\0"),
             "chip_id": self.chip_id[:8].ljust(64, b"\0") if self.product == "Turin" else self.chip_id,
             **changes,
         }

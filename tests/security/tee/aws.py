@@ -10,7 +10,7 @@ from published import Case
 
 from phalanx.security.tee import Binding, Evidence, Policy
 from phalanx.security.tee.aws.nitro import NitroReference
-from phalanx.security.tee.formats.cbor import encode
+from phalanx.security.tee.formats.cbor import encode_cbor
 from phalanx.security.tee.formats.cose import to_be_signed
 
 PCR0 = b"\x21" * 48
@@ -36,15 +36,15 @@ class Aws:
             "certificate": self.leaf.der,
             "cabundle": [self.root.der, self.region.der],
             "public_key": None,
-            "user_data": binding.digest(),
+            "user_data": binding.binding_digest(),
             "nonce": binding.nonce,
             **changes,
         }
 
     def sign(self, document: dict, algorithm: int = -35) -> bytes:
-        protected, payload = encode({1: algorithm}), encode(document)
+        protected, payload = encode_cbor({1: algorithm}), encode_cbor(document)
         r, s = decode_dss_signature(self.leaf.key.sign(to_be_signed(protected, payload), ec.ECDSA(hashes.SHA384())))
-        return encode([protected, {}, payload, r.to_bytes(48, "big") + s.to_bytes(48, "big")])
+        return encode_cbor([protected, {}, payload, r.to_bytes(48, "big") + s.to_bytes(48, "big")])
 
     def case(self, binding: Binding, **changes) -> Case:
         evidence = Evidence("nitro", self.sign(self.document(binding, **changes)), {}, binding)

@@ -33,7 +33,7 @@ HOUR = timedelta(hours=1)
 
 def policy_for(attester: TpmAttester, binding: Binding) -> Policy:
     """Reference values: what the TPM shows now; its key is enrolled by name."""
-    found = inspect_evidence(attester.evidence(binding))
+    found = inspect_evidence(attester.make_evidence(binding))
     name = parse_public(attester.ak_public).name.hex()
     measured = {one: (value,) for one, value in found.items()}
     return Policy({"tpm": TpmReference(measurements=measured, ak_names=(name,))})
@@ -54,12 +54,12 @@ def whole_path(company: Company, attester: TpmAttester) -> bytes:
     nonce = company.verifier.new_nonce(now)
     tls_key = ec.generate_private_key(ec.SECP256R1())
     binding = Binding(nonce, tls_key_digest(tls_key.public_key()), RUN, ROLE)
-    certificate = make_certificate(tls_key, "enclave", attester.evidence(binding), now, HOUR)
+    certificate = make_certificate(tls_key, "enclave", attester.make_evidence(binding), now, HOUR)
     with connected(tls_key, certificate) as (enclave, party, seen):
         evidence, digest = read_evidence(seen)
         shown = Binding(nonce, digest, RUN, ROLE)
-        token = issue_token(company.verifier.appraise(evidence, shown, now), company.authority, now)
-        party.write(company.release.release(token, nonce, digest, now))
+        token = issue_token(company.verifier.appraise_evidence(evidence, shown, now), company.authority, now)
+        party.write(company.release.release_key(token, nonce, digest, now))
         return enclave.read(64)
 
 

@@ -55,7 +55,7 @@ class Nvidia:
 
     def case(self, binding: Binding, **changes) -> Case:
         chain = self.leaf.pem + self.model.pem + self.root.pem
-        evidence = Evidence("nv-gpu", self.report(binding.digest(), **changes), {"chain": chain}, binding)
+        evidence = Evidence("nv-gpu", self.report(binding.binding_digest(), **changes), {"chain": chain}, binding)
         reference = NvGpuReference(
             measurements={"2": (BLOCKS[2].hex(),)}, driver_versions=("575.01.02",), vbios_versions=("96.00.9F.00.01",)
         )

@@ -12,7 +12,7 @@ from nvidia import BLOCKS
 
 from phalanx.security.tee.formats.chain import Trust
 from phalanx.security.tee.formats.xml_signature import CANONICAL, DSIG, ECDSA_SHA384, ENVELOPED, SHA384
-from phalanx.security.tee.formats.xml_tree import canonical, parse_xml
+from phalanx.security.tee.formats.xml_tree import canonical_xml, parse_xml
 
 SWID = "http://standards.iso.org/iso/19770/-2/2015/schema.xsd"
 HASH = "http://www.w3.org/2001/04/xmlenc#sha384"
@@ -69,7 +69,7 @@ class Signer:
             "URI": "",
             "ENVELOPED": ENVELOPED,
             "HASH": SHA384,
-            "DIGEST": base64.b64encode(hashlib.sha384(canonical(plain)).digest()).decode(),
+            "DIGEST": base64.b64encode(hashlib.sha384(canonical_xml(plain)).digest()).decode(),
             **changes,
         }
         info = SIGNED_INFO
@@ -87,7 +87,7 @@ class Signer:
             )
 
         drafted = parse_xml(text.replace("@SIGNATURE@", signature("")).encode(), "test")
-        signed = canonical(drafted.elements[-1].elements[0])
+        signed = canonical_xml(drafted.child_elements[-1].child_elements[0])
         r, s = decode_dss_signature(leaf.key.sign(signed, ec.ECDSA(hashes.SHA384())))
         value = base64.b64encode(r.to_bytes(48, "big") + s.to_bytes(48, "big")).decode()
         return text.replace("@SIGNATURE@", signature(value)).encode()

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from phalanx.config import canonical_json
-from phalanx.security.tee import BACKENDS, AppraisalResult, Evidence, Expected, Policy, RawReportData, appraise
+from phalanx.security.tee import BACKENDS, AppraisalResult, Evidence, Expected, Policy, RawReportData, appraise_evidence
 from phalanx.security.tee.amd.snp import SnpReference
 from phalanx.security.tee.aws.nitro import NitroReference
 from phalanx.security.tee.azure.vtpm import AzSnpVtpmReference
@@ -30,7 +30,7 @@ class Case:
     now: datetime
 
     def appraise(self) -> AppraisalResult:
-        return appraise(self.evidence, self.policy, self.expected, self.now)
+        return appraise_evidence(self.evidence, self.policy, self.expected, self.now)
 
     def with_data(self, data: bytes) -> "Case":
         return replace(self, evidence=replace(self.evidence, data=data))

@@ -89,7 +89,7 @@ class SoftwareTpm:
         """Quote the PCRs over a binding."""
         selection = "sha256:" + ",".join(str(index) for index in PCRS)
         self._run(
-            "tpm2_quote", "-c", "ak.ctx", "-l", selection, "-q", binding.digest().hex(), "-m", "message",
+            "tpm2_quote", "-c", "ak.ctx", "-l", selection, "-q", binding.binding_digest().hex(), "-m", "message",
             "-s", "signature", "-g", "sha256",
         )  # fmt: skip
         self._run("tpm2_flushcontext", "-t")

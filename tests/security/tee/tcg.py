@@ -68,7 +68,7 @@ class Tpm:
         """A quote with an enrolled AK and the EK's certificate."""
         evidence = Evidence(
             "tpm",
-            self.quote(binding.digest(), **changes),
+            self.quote(binding.binding_digest(), **changes),
             {
                 "ak": self.public(),
                 "pcrs": pcr_values(changes.get("pcrs", PCRS)),

@@ -44,7 +44,7 @@ def own_case(binding, *, signer: Tpm | None = None, vouched: bytes | None = None
         "hcl_report": hcl_report(case.evidence.data, runtime),
         "pcrs": pcr_values(PCRS),
     }
-    evidence = Evidence("az-snp-vtpm", (signer or tpm).quote(binding.digest()), parts, binding)
+    evidence = Evidence("az-snp-vtpm", (signer or tpm).quote(binding.binding_digest()), parts, binding)
     known = case.policy.references["snp"]
     values = {**known.measurements, "sha256.7": (PCRS[7].hex(),)}
     reference = AzSnpVtpmReference(measurements=values, min_tcb=known.min_tcb)

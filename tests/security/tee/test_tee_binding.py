@@ -12,15 +12,15 @@ from tcg import Tpm
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto import Identity
-from phalanx.security.tee import Binding, Evidence, Policy, appraise, appraise_together, make_sim_evidence
+from phalanx.security.tee import Binding, Evidence, Policy, appraise_evidence, appraise_together, make_sim_evidence
 from phalanx.security.tee.backends import inspect_evidence
 from phalanx.security.tee.sim import SimReference
 
 CODE = b"\x0d" * 32
 MAKERS = {
     "snp": lambda binding: Amd().case(binding),
-    "tdx": lambda binding: Intel().case(binding, 4, tdx_body(binding.digest())),
-    "sgx": lambda binding: Intel().case(binding, 3, sgx_body(binding.digest())),
+    "tdx": lambda binding: Intel().case(binding, 4, tdx_body(binding.binding_digest())),
+    "sgx": lambda binding: Intel().case(binding, 3, sgx_body(binding.binding_digest())),
     "nitro": lambda binding: Aws().case(binding),
     "tpm": lambda binding: Tpm().case(binding),
     "nv-gpu": lambda binding: Nvidia().case(binding),
@@ -58,7 +58,7 @@ def test_no_two_bindings_have_one_digest(binding):
     variants = [binding, *(replace(binding, **change) for change in OTHERS.values())]
     swapped = Binding(binding.tls_key, binding.nonce, binding.run)
 
-    assert len({one.digest() for one in (*variants, swapped)}) == len(variants) + 1
+    assert len({one.binding_digest() for one in (*variants, swapped)}) == len(variants) + 1
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_binding_of_another_form_cannot_be_made(change, binding):
 
 def test_a_field_with_more_than_the_binding_is_refused(binding):
     amd = Amd()
-    report = amd.report(binding, report_data=binding.digest() + b"\x01" * 32)
+    report = amd.report(binding, report_data=binding.binding_digest() + b"\x01" * 32)
 
     assert refusal(amd.case(binding, report).appraise) == "wrong_binding"
 
@@ -93,7 +93,7 @@ def test_cpu_and_gpu_are_judged_together(binding):
 
 def test_a_gpu_report_made_for_another_key_is_refused_beside_an_honest_cpu(binding):
     cpu, gpu, policy, nvidia = composite(binding)
-    relayed = replace(gpu.evidence, data=nvidia.report(replace(binding, tls_key=b"\x01" * 32).digest()))
+    relayed = replace(gpu.evidence, data=nvidia.report(replace(binding, tls_key=b"\x01" * 32).binding_digest()))
     parts = [cpu.evidence, relayed]
 
     assert refusal(lambda: appraise_together(parts, ["nv-gpu"], policy, binding, cpu.now)) == "wrong_binding"
@@ -118,9 +118,9 @@ def test_simulated_evidence_passes_only_where_the_policy_says_so(binding):
     evidence, policy = sim_case(binding)
     now = Amd().case(binding).now
 
-    assert "NOT SECURE" in appraise(evidence, policy, binding, now).claims.notes[0]
+    assert "NOT SECURE" in appraise_evidence(evidence, policy, binding, now).claims.notes[0]
     strict = replace(policy, allow_insecure_sim=False)
-    assert refusal(lambda: appraise(evidence, strict, binding, now)) == "insecure_kind"
+    assert refusal(lambda: appraise_evidence(evidence, strict, binding, now)) == "insecure_kind"
 
 
 def test_simulated_evidence_is_refused_for_the_same_reasons_as_real_one(binding):
@@ -130,15 +130,15 @@ def test_simulated_evidence_is_refused_for_the_same_reasons_as_real_one(binding)
     other = replace(binding, nonce=b"\x01" * 32)
     forged = replace(evidence, data=evidence.data.replace(CODE.hex().encode(), b"0e" * 32))
 
-    assert refusal(lambda: appraise(debug, policy, binding, now)) == "debug_enabled"
-    assert refusal(lambda: appraise(evidence, policy, other, now)) == "wrong_nonce"
-    assert refusal(lambda: appraise(forged, policy, binding, now)) == "bad_signature"
+    assert refusal(lambda: appraise_evidence(debug, policy, binding, now)) == "debug_enabled"
+    assert refusal(lambda: appraise_evidence(evidence, policy, other, now)) == "wrong_nonce"
+    assert refusal(lambda: appraise_evidence(forged, policy, binding, now)) == "bad_signature"
 
 
 def test_an_unknown_kind_is_refused(binding):
     now = Amd().case(binding).now
 
-    assert refusal(lambda: appraise(Evidence("cca", b""), Policy({}), binding, now)) == "unknown_kind"
+    assert refusal(lambda: appraise_evidence(Evidence("cca", b""), Policy({}), binding, now)) == "unknown_kind"
 
 
 def test_evidence_of_a_confidential_vm_of_azure_with_tdx_is_refused_by_name_with_the_reason():
@@ -152,4 +152,4 @@ def test_a_clock_without_a_time_zone_is_our_own_mistake(binding):
     case = Amd().case(binding)
 
     with pytest.raises(ValueError, match="time zone"):
-        appraise(case.evidence, case.policy, binding, case.now.replace(tzinfo=None))
+        appraise_evidence(case.evidence, case.policy, binding, case.now.replace(tzinfo=None))

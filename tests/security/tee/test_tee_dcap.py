@@ -23,21 +23,23 @@ def intel():
 
 
 def tdx_case(intel, binding, tables=None, **body):
-    return intel.case(binding, 4, tdx_body(binding.digest(), **body), tables)
+    return intel.case(binding, 4, tdx_body(binding.binding_digest(), **body), tables)
 
 
 def sgx_case(intel, binding, tables=None, **body):
-    return intel.case(binding, 3, sgx_body(binding.digest(), **body), tables)
+    return intel.case(binding, 3, sgx_body(binding.binding_digest(), **body), tables)
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 def test_sgx_quotes_of_every_version_pass(intel, version, binding):
-    assert intel.case(binding, version, sgx_body(binding.digest())).appraise().claims.tcb["status"] == "UpToDate"
+    assert (
+        intel.case(binding, version, sgx_body(binding.binding_digest())).appraise().claims.tcb["status"] == "UpToDate"
+    )
 
 
 @pytest.mark.parametrize(("version", "version_15"), [(4, False), (5, False), (5, True)])
 def test_tdx_quotes_of_every_version_pass(intel, version, version_15, binding):
-    result = intel.case(binding, version, tdx_body(binding.digest(), version_15=version_15)).appraise()
+    result = intel.case(binding, version, tdx_body(binding.binding_digest(), version_15=version_15)).appraise()
 
     assert result.binding == binding
     assert ("mrservicetd" in result.claims.measurements) == version_15
@@ -113,7 +115,7 @@ def test_a_trust_domain_under_debug_is_refused(intel, attributes, binding):
 
 
 def test_a_service_domain_passes_only_where_the_policy_says_so(intel, binding):
-    body = tdx_body(binding.digest(), version_15=True, service_td=b"\x01" * 48)
+    body = tdx_body(binding.binding_digest(), version_15=True, service_td=b"\x01" * 48)
     case = intel.case(binding, 5, body)
 
     assert refusal(case.appraise) == "forbidden_mode"
@@ -163,12 +165,12 @@ def test_old_tables_that_are_still_valid_are_refused_by_their_number(intel, bind
 
 
 def with_collateral(case, **changes):
-    parts = {**json.loads(case.evidence.endorsement("collateral")), **changes}
+    parts = {**json.loads(case.evidence.find_endorsement("collateral")), **changes}
     return case.with_endorsement("collateral", json.dumps(parts).encode())
 
 
 def test_tables_for_another_tee_are_refused(intel, binding):
-    foreign = tdx_case(intel, binding).evidence.endorsement("collateral")
+    foreign = tdx_case(intel, binding).evidence.find_endorsement("collateral")
 
     assert refusal(sgx_case(intel, binding).with_endorsement("collateral", foreign).appraise) == "wrong_signer"
 
@@ -196,7 +198,7 @@ def test_tables_signed_by_anybody_else_are_refused(intel, binding):
 @pytest.mark.parametrize("name", ["root_ca_crl", "pck_crl", "tcb_info", "qe_identity_signature"])
 def test_collateral_that_lacks_a_part_or_has_it_garbled_is_malformed(intel, name, binding):
     case = sgx_case(intel, binding)
-    parts = json.loads(case.evidence.endorsement("collateral"))
+    parts = json.loads(case.evidence.find_endorsement("collateral"))
     garbled = with_collateral(case, **{name: "zz"})
     del parts[name]
 
@@ -213,7 +215,7 @@ def test_a_revocation_list_of_somebody_else_does_not_count(intel, binding):
 
 def test_collateral_with_a_key_twice_is_malformed(intel, binding):
     case = sgx_case(intel, binding)
-    text = case.evidence.endorsement("collateral").decode()
+    text = case.evidence.find_endorsement("collateral").decode()
     doubled = text[:-1] + ',"tcb_info":"{}"}'
 
     assert refusal(case.with_endorsement("collateral", doubled.encode()).appraise) == "malformed"
@@ -228,7 +230,7 @@ def test_a_quote_of_the_other_tee_is_refused(intel, binding):
 
 @pytest.mark.parametrize(("offset", "value"), [(0, 2), (0, 6), (2, 3), (4, 1), (12, 0), (48, 4), (50, 1)], ids=str)
 def test_a_header_that_is_not_understood_is_malformed(intel, offset, value, binding):
-    case = intel.case(binding, 5, tdx_body(binding.digest()))
+    case = intel.case(binding, 5, tdx_body(binding.binding_digest()))
     data = bytearray(case.evidence.data)
     struct.pack_into("<H", data, offset, value)
 

@@ -69,7 +69,7 @@ def test_the_tpm_with_ek_and_ak_answers(tpm):
 
     answer = activate(tpm.ek.key, bytes.fromhex(begun.ak_name), begun.credential, begun.encrypted_secret)
 
-    assert begun.finish(answer) == tpm.ak_name
+    assert begun.finish_enrolment(answer) == tpm.ak_name
 
 
 @pytest.mark.parametrize("make", [p256, p384], ids=["p256", "p384"])
@@ -79,7 +79,7 @@ def test_an_ek_on_a_curve_answers_as_well(tpm, make):
 
     answer = activate(ek.key, bytes.fromhex(begun.ak_name), begun.credential, begun.encrypted_secret)
 
-    assert begun.finish(answer) == tpm.ak_name
+    assert begun.finish_enrolment(answer) == tpm.ak_name
 
 
 def test_a_tpm_with_another_ak_cannot_answer(tpm):
@@ -87,7 +87,7 @@ def test_a_tpm_with_another_ak_cannot_answer(tpm):
     other = bytes.fromhex(Tpm().ak_name)
 
     assert activate(tpm.ek.key, other, begun.credential, begun.encrypted_secret) is None
-    assert refusal(lambda: begun.finish(bytes(32))) == "wrong_signer"
+    assert refusal(lambda: begun.finish_enrolment(bytes(32))) == "wrong_signer"
 
 
 def test_an_ek_of_no_pinned_vendor_cannot_be_enrolled(tpm):

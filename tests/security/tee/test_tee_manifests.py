@@ -14,7 +14,7 @@ from refusals import refusal
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.formats.chain import Trust
-from phalanx.security.tee.formats.xml_tree import canonical, parse_xml
+from phalanx.security.tee.formats.xml_tree import canonical_xml, parse_xml
 from phalanx.security.tee.nvidia.manifest import read_manifest
 from phalanx.security.tee.policy import _read_packaged
 
@@ -134,7 +134,7 @@ def test_a_gpus_key_does_not_sign_manifests_nor_the_other_way_round(gpu, signer,
     forged = Nvidia()
     forged.leaf = signer.leaf
     case = case_of(gpu, signer, binding)
-    report = forged.report(binding.digest())
+    report = forged.report(binding.binding_digest())
     chain = signer.leaf.pem + signer.root.pem
 
     assert refusal(case_of(gpu, signer, binding, sent).appraise) == "bad_chain"
@@ -221,7 +221,7 @@ def test_any_bytes_at_all_are_a_document_or_refused(data):
         assert exc.reason == "malformed"
     else:
         # what was read is written in one form, which is read as the same
-        assert canonical(parse_xml(canonical(root), "test")) == canonical(root)
+        assert canonical_xml(parse_xml(canonical_xml(root), "test")) == canonical_xml(root)
 
 
 @pytest.mark.parametrize(
@@ -243,13 +243,13 @@ def test_the_canonical_form(text, expected):
     if expected is None:
         expected = '<a xmlns:b="z" xmlns:z="a" c="3" z:y="2" b:x="1"></a>'
 
-    assert canonical(parse_xml(text.encode(), "test")).decode() == expected
+    assert canonical_xml(parse_xml(text.encode(), "test")).decode() == expected
 
 
 def test_a_part_carries_the_namespaces_that_are_in_scope():
     root = parse_xml(b'<a xmlns:p="u" xmlns="d"><b><p:c/></b></a>', "test")
 
-    assert canonical(root.elements[0]) == b'<b xmlns="d" xmlns:p="u"><p:c></p:c></b>'
+    assert canonical_xml(root.child_elements[0]) == b'<b xmlns="d" xmlns:p="u"><p:c></p:c></b>'
 
 
 @pytest.mark.parametrize(

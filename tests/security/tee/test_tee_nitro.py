@@ -8,7 +8,7 @@ from aws import PCR0, Aws
 from published import Case
 from refusals import refusal
 
-from phalanx.security.tee.formats.cbor import encode
+from phalanx.security.tee.formats.cbor import encode_cbor
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_an_own_document_passes_tagged_or_not(aws, binding):
 
 
 def test_the_binding_may_stand_in_the_nonce_where_there_is_no_user_data(aws, binding):
-    assert aws.case(binding, user_data=None, nonce=binding.digest()).appraise()
+    assert aws.case(binding, user_data=None, nonce=binding.binding_digest()).appraise()
     assert refusal(aws.case(binding, user_data=None, nonce=binding.nonce).appraise) == "wrong_binding"
     assert refusal(aws.case(binding, user_data=None, nonce=None).appraise) == "wrong_binding"
 
@@ -81,8 +81,8 @@ def test_another_signature_algorithm_is_refused(aws, binding):
 def test_an_unprotected_header_or_a_missing_part_is_malformed(aws, binding):
     case = aws.case(binding)
 
-    for value in ([encode({1: -35}), {1: -7}, b"", bytes(96)], [encode({1: -35}), {}, b""], {}, 7, None):
-        assert refusal(case.with_data(encode(value)).appraise) == "malformed"
+    for value in ([encode_cbor({1: -35}), {1: -7}, b"", bytes(96)], [encode_cbor({1: -35}), {}, b""], {}, 7, None):
+        assert refusal(case.with_data(encode_cbor(value)).appraise) == "malformed"
 
 
 def test_a_leaf_of_three_hours_ends(binding):

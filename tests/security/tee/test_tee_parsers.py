@@ -11,9 +11,9 @@ from refusals import refusal
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee import Evidence, parse_evidence
-from phalanx.security.tee.formats.cbor import decode, encode
+from phalanx.security.tee.formats.cbor import decode_cbor, encode_cbor
 from phalanx.security.tee.formats.chain import Trust, check_chain
-from phalanx.security.tee.formats.der import Der
+from phalanx.security.tee.formats.der import DerReader
 from phalanx.security.tee.formats.x509 import parse_certificate, parse_crl, read_certificates
 
 ITEMS = st.recursive(
@@ -28,7 +28,7 @@ ITEMS = st.recursive(
 @settings(deadline=None)
 @given(ITEMS)
 def test_cbor_that_was_written_is_read_again(value):
-    assert decode(encode(value), "test") == value
+    assert decode_cbor(encode_cbor(value), "test") == value
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_cbor_that_was_written_is_read_again(value):
     ],
 )
 def test_cbor_that_two_readers_could_read_differently_is_malformed(data):
-    assert refusal(lambda: decode(bytes.fromhex(data), "test")) == "malformed"
+    assert refusal(lambda: decode_cbor(bytes.fromhex(data), "test")) == "malformed"
 
 
 def test_sequences_of_indefinite_length_are_read():
-    assert decode(bytes.fromhex("9f01bf0102ffff"), "test") == [1, {1: 2}]
-    assert decode(bytes.fromhex("d280"), "test") == []
+    assert decode_cbor(bytes.fromhex("9f01bf0102ffff"), "test") == [1, {1: 2}]
+    assert decode_cbor(bytes.fromhex("d280"), "test") == []
 
 
 @pytest.mark.parametrize(
@@ -76,35 +76,38 @@ def test_sequences_of_indefinite_length_are_read():
     ["30 80 00 00", "30 81 01 00", "30 82 0001 00", "30 01", "1f 01 00", "30 84 00000001 00", "02 00"],
 )
 def test_der_in_another_than_its_one_form_is_malformed(data):
-    reader = Der(bytes.fromhex(data), "test")
+    reader = DerReader(bytes.fromhex(data), "test")
 
-    assert refusal(lambda: (reader.integer() if data.startswith("02") else reader.any(), reader.end())) == "malformed"
+    assert (
+        refusal(lambda: (reader.read_integer() if data.startswith("02") else reader.read_element(), reader.check_end()))
+        == "malformed"
+    )
 
 
 @pytest.mark.parametrize(
     ("data", "read"),
     [
-        ("02 02 00 01", Der.integer),
-        ("02 02 ff 80", Der.integer),
-        ("01 01 01", Der.boolean),
-        ("03 02 01 00", Der.bits),
-        ("06 02 80 01", Der.oid),
-        ("06 01 80", Der.oid),
-        ("17 0b" + b"2601010000Z".hex(), Der.time),
-        ("17 0d" + b"261301000000Z".hex(), Der.time),
-        ("18 0f" + b"20260230000000Z".hex(), Der.time),
-        ("18 0f" + b"20260101000000+".hex(), Der.time),
-        ("17 0d" + b"260101000000\xff".hex(), Der.time),
+        ("02 02 00 01", DerReader.read_integer),
+        ("02 02 ff 80", DerReader.read_integer),
+        ("01 01 01", DerReader.read_boolean),
+        ("03 02 01 00", DerReader.read_bits),
+        ("06 02 80 01", DerReader.read_oid),
+        ("06 01 80", DerReader.read_oid),
+        ("17 0b" + b"2601010000Z".hex(), DerReader.read_time),
+        ("17 0d" + b"261301000000Z".hex(), DerReader.read_time),
+        ("18 0f" + b"20260230000000Z".hex(), DerReader.read_time),
+        ("18 0f" + b"20260101000000+".hex(), DerReader.read_time),
+        ("17 0d" + b"260101000000\xff".hex(), DerReader.read_time),
     ],
 )
 def test_der_values_in_another_than_their_one_form_are_malformed(data, read):
-    assert refusal(lambda: read(Der(bytes.fromhex(data), "test"))) == "malformed"
+    assert refusal(lambda: read(DerReader(bytes.fromhex(data), "test"))) == "malformed"
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_at_all_are_read_or_refused(data):
-    for read in (parse_certificate, parse_crl, parse_evidence, lambda raw: decode(raw, "test")):
+    for read in (parse_certificate, parse_crl, parse_evidence, lambda raw: decode_cbor(raw, "test")):
         try:
             read(data)
         except RefusedEvidenceError as exc:

@@ -9,7 +9,7 @@ from amd import Amd
 from refusals import refusal
 
 from phalanx.errors import ConfigError
-from phalanx.security.tee import BACKENDS, Reference, files_of, load_policy, packaged_roots
+from phalanx.security.tee import BACKENDS, Reference, load_policy, packaged_roots, policy_files
 from phalanx.security.tee.intel.dcap import DcapReference
 from phalanx.security.tee.policy import PolicyConfig
 
@@ -44,7 +44,7 @@ def test_a_policy_file_accepts_what_it_describes(tmp_path, binding):
 
     case = amd.case(binding).with_policy(references=policy.references, roots=policy.roots)
 
-    assert config.expect.expected() == binding
+    assert config.expect.build_expected() == binding
     assert case.appraise()
     assert refusal(amd.case(binding).with_policy(references={}).appraise) == "no_reference"
 
@@ -84,7 +84,7 @@ def test_an_expectation_that_is_not_one_is_refused(tmp_path, old, new):
     _, config = load_policy(write(tmp_path, GOOD.replace(old, new)))
 
     with pytest.raises(ConfigError, match="expect"):
-        config.expect.expected()
+        config.expect.build_expected()
 
 
 def test_a_root_that_is_no_certificate_is_named(tmp_path):
@@ -132,7 +132,7 @@ def shown(field):
 
 
 def test_the_packaged_roots_are_those_that_the_vendors_publish():
-    fingerprints = {kind: [root.fingerprint[:16] for root in packaged_roots(kind)] for kind in BACKENDS}
+    fingerprints = {kind: [root.sha256_hex[:16] for root in packaged_roots(kind)] for kind in BACKENDS}
 
     assert fingerprints == {
         "snp": ["69d063b45344d26a"],
@@ -153,8 +153,8 @@ def test_roots_may_stand_in_the_policy_itself_and_need_no_file_then(tmp_path, bi
 
     policy, config = load_policy(path)
 
-    assert files_of(config) == ()
-    assert config.kinds == ("snp",)
+    assert policy_files(config) == ()
+    assert config.evidence_kinds == ("snp",)
     assert amd.case(binding).with_policy(references=policy.references, roots=policy.roots).appraise()
     with pytest.raises(ConfigError, match="expected the vendor's root certificates"):
         load_policy(write(tmp_path, path.read_text().replace("{", "{{").replace("}", "}}").replace(pem[30:60], "")))
@@ -165,4 +165,4 @@ def test_the_files_that_a_policy_needs_are_named():
 
     config = PolicyConfig.model_validate_json(json.dumps(given))
 
-    assert files_of(config) == ("ark.pem", "a.crl", "m.pem")
+    assert policy_files(config) == ("ark.pem", "a.crl", "m.pem")

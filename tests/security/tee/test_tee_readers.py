@@ -16,9 +16,9 @@ from intel import Intel, sgx_body, tdx_body
 from nvidia import Nvidia
 
 from phalanx.errors import NoEvidenceError
-from phalanx.security.tee import ATTESTED_KINDS, BACKENDS, TIERS, appraise, find_kind, open_attester
+from phalanx.security.tee import ATTESTED_KINDS, BACKENDS, TIERS, appraise_evidence, find_kind, open_attester
 from phalanx.security.tee.aws.nsm import NsmAttester
-from phalanx.security.tee.formats.cbor import decode, encode
+from phalanx.security.tee.formats.cbor import decode_cbor, encode_cbor
 from phalanx.security.tee.intel.gramine import GramineAttester
 from phalanx.security.tee.nvidia.nvml import NvmlAttester
 from phalanx.security.tee.tsm import REPORTS, TsmAttester, provider_kind
@@ -43,12 +43,12 @@ class Configfs:
             self.files["auxblob"] = aux
         self.asked = b""
 
-    def make(self, entry):
+    def make_entry(self, entry):
         entry.mkdir()
         for name, data in self.files.items():
             (entry / name).write_bytes(data)
 
-    def remove(self, entry):
+    def remove_entry(self, entry):
         if (entry / "inblob").exists():
             self.asked = (entry / "inblob").read_bytes()
         shutil.rmtree(entry)
@@ -76,10 +76,10 @@ def test_an_snp_report_with_its_certificates_comes_out_of_configfs_and_passes(am
     aux = table(reverse, vcek=amd.leaf.der, ask=amd.ask.der, ark=amd.ark.der)
     kernel = Configfs(tmp_path, "sev_guest\n", case.evidence.data, aux + bytes(100))
 
-    evidence = TsmAttester("snp", tmp_path, entries=kernel).evidence(binding)
+    evidence = TsmAttester("snp", tmp_path, entries=kernel).make_evidence(binding)
 
-    assert appraise(evidence, case.policy, binding, case.now).claims.kind == "snp"
-    assert kernel.asked == binding.digest().ljust(64, b"\0")
+    assert appraise_evidence(evidence, case.policy, binding, case.now).claims.kind == "snp"
+    assert kernel.asked == binding.binding_digest().ljust(64, b"\0")
     assert list((tmp_path / REPORTS).iterdir()) == []
 
 
@@ -87,9 +87,9 @@ def test_where_the_host_sends_no_certificates_they_are_added_by_hand(amd, bindin
     case = amd.case(binding)
     kernel = Configfs(tmp_path, "sev_guest\n", case.evidence.data, bytes(24))
 
-    evidence = TsmAttester("snp", tmp_path, case.evidence.endorsements, kernel).evidence(binding)
+    evidence = TsmAttester("snp", tmp_path, case.evidence.endorsements, kernel).make_evidence(binding)
 
-    assert appraise(evidence, case.policy, binding, case.now)
+    assert appraise_evidence(evidence, case.policy, binding, case.now)
 
 
 @pytest.mark.parametrize("cut", [1, 23, 30, 200])
@@ -98,23 +98,23 @@ def test_a_table_that_is_cut_is_refused(amd, binding, tmp_path, cut):
     kernel = Configfs(tmp_path, "sev_guest\n", amd.case(binding).evidence.data, aux)
 
     with pytest.raises(NoEvidenceError, match="certificate table"):
-        TsmAttester("snp", tmp_path, entries=kernel).evidence(binding)
+        TsmAttester("snp", tmp_path, entries=kernel).make_evidence(binding)
 
 
 def test_a_tdx_quote_comes_out_of_configfs_and_passes(binding, tmp_path):
-    case = Intel().case(binding, 4, tdx_body(binding.digest()))
+    case = Intel().case(binding, 4, tdx_body(binding.binding_digest()))
     kernel = Configfs(tmp_path, "tdx-guest\n", case.evidence.data)
 
-    evidence = TsmAttester("tdx", tmp_path, case.evidence.endorsements, kernel).evidence(binding)
+    evidence = TsmAttester("tdx", tmp_path, case.evidence.endorsements, kernel).make_evidence(binding)
 
-    assert appraise(evidence, case.policy, binding, case.now).claims.kind == "tdx"
+    assert appraise_evidence(evidence, case.policy, binding, case.now).claims.kind == "tdx"
 
 
 def test_a_report_about_somebody_elses_data_is_refused(amd, binding, tmp_path):
     kernel = Configfs(tmp_path, "sev_guest\n", amd.case(binding).evidence.data, b"", generation="2\n")
 
     with pytest.raises(NoEvidenceError, match="somebody else writes"):
-        TsmAttester("snp", tmp_path, entries=kernel).evidence(binding)
+        TsmAttester("snp", tmp_path, entries=kernel).make_evidence(binding)
     assert list((tmp_path / REPORTS).iterdir()) == []
 
 
@@ -122,10 +122,10 @@ def test_a_kernel_with_another_driver_or_none_is_named(binding, tmp_path):
     kernel = Configfs(tmp_path, "arm_cca_guest\n", b"", b"")
 
     with pytest.raises(NoEvidenceError, match="arm_cca_guest"):
-        TsmAttester("snp", tmp_path, entries=kernel).evidence(binding)
+        TsmAttester("snp", tmp_path, entries=kernel).make_evidence(binding)
     assert provider_kind(tmp_path, kernel) is None
     with pytest.raises(NoEvidenceError, match="configfs mounted"):
-        TsmAttester("snp", tmp_path / "elsewhere").evidence(binding)
+        TsmAttester("snp", tmp_path / "elsewhere").make_evidence(binding)
 
 
 def test_the_kernels_kind_is_found(tmp_path):
@@ -142,58 +142,58 @@ def gramine(root, quote: bytes, form: str = "dcap\n"):
 
 
 def test_an_sgx_quote_comes_out_of_gramine_and_passes(binding, tmp_path):
-    case = Intel().case(binding, 3, sgx_body(binding.digest()))
+    case = Intel().case(binding, 3, sgx_body(binding.binding_digest()))
     folder = gramine(tmp_path, case.evidence.data)
 
-    evidence = GramineAttester(tmp_path, case.evidence.endorsements).evidence(binding)
+    evidence = GramineAttester(tmp_path, case.evidence.endorsements).make_evidence(binding)
 
-    assert appraise(evidence, case.policy, binding, case.now).claims.kind == "sgx"
-    assert (folder / "user_report_data").read_bytes() == binding.digest().ljust(64, b"\0")
+    assert appraise_evidence(evidence, case.policy, binding, case.now).claims.kind == "sgx"
+    assert (folder / "user_report_data").read_bytes() == binding.binding_digest().ljust(64, b"\0")
 
 
 def test_an_enclave_without_attestation_and_no_enclave_are_named(binding, tmp_path):
     with pytest.raises(NoEvidenceError, match="is this a Gramine enclave"):
-        GramineAttester(tmp_path).evidence(binding)
+        GramineAttester(tmp_path).make_evidence(binding)
     gramine(tmp_path, b"", "none\n")
     with pytest.raises(NoEvidenceError, match="remote_attestation"):
-        GramineAttester(tmp_path).evidence(binding)
+        GramineAttester(tmp_path).make_evidence(binding)
 
 
 def test_a_nitro_document_comes_out_of_the_module_and_passes(binding):
     aws, asked = Aws(), {}
 
     def module(path, request):
-        asked.update(decode(request, "request"))
-        return encode({"Attestation": {"document": aws.sign(aws.document(binding))}})
+        asked.update(decode_cbor(request, "request"))
+        return encode_cbor({"Attestation": {"document": aws.sign(aws.document(binding))}})
 
     case = aws.case(binding)
 
-    evidence = NsmAttester(ask=module).evidence(binding)
+    evidence = NsmAttester(ask=module).make_evidence(binding)
 
-    assert appraise(evidence, case.policy, binding, case.now).claims.kind == "nitro"
-    assert asked == {"Attestation": {"user_data": binding.digest(), "nonce": None, "public_key": None}}
+    assert appraise_evidence(evidence, case.policy, binding, case.now).claims.kind == "nitro"
+    assert asked == {"Attestation": {"user_data": binding.binding_digest(), "nonce": None, "public_key": None}}
 
 
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (encode({"Error": "InvalidOperation"}), "InvalidOperation"),
-        (encode({"Attestation": {}}), "no document"),
-        (encode({"Attestation": {"document": "text"}}), "no bytes"),
-        (encode([1]), "no document"),
-        (encode("InputTooLarge"), "no document"),
+        (encode_cbor({"Error": "InvalidOperation"}), "InvalidOperation"),
+        (encode_cbor({"Attestation": {}}), "no document"),
+        (encode_cbor({"Attestation": {"document": "text"}}), "no bytes"),
+        (encode_cbor([1]), "no document"),
+        (encode_cbor("InputTooLarge"), "no document"),
         (b"", "cannot be read"),
         (b"\xff", "cannot be read"),
     ],
 )
 def test_a_module_that_refuses_or_babbles_is_an_error_of_ours(binding, answer, says):
     with pytest.raises(NoEvidenceError, match=says):
-        NsmAttester(ask=lambda path, request: answer).evidence(binding)
+        NsmAttester(ask=lambda path, request: answer).make_evidence(binding)
 
 
 def test_without_a_nitro_module_that_is_said(binding, tmp_path):
     with pytest.raises(NoEvidenceError, match="Nitro enclave"):
-        NsmAttester(tmp_path).evidence(binding)
+        NsmAttester(tmp_path).make_evidence(binding)
 
 
 class NvmlError(Exception):
@@ -237,10 +237,10 @@ def driver(case, calls, fails: str = ""):
 def test_a_gpus_report_comes_out_of_the_driver_and_passes(binding):
     case, calls = Nvidia().case(binding), []
 
-    evidence = NvmlAttester(nvml=driver(case, calls)).evidence(binding)
-    with_manifests = NvmlAttester(0, {"driver_rim": b"..."}, driver(case, [])).evidence(binding)
+    evidence = NvmlAttester(nvml=driver(case, calls)).make_evidence(binding)
+    with_manifests = NvmlAttester(0, {"driver_rim": b"..."}, driver(case, [])).make_evidence(binding)
 
-    assert appraise(evidence, case.policy, binding, case.now).claims.kind == "nv-gpu"
+    assert appraise_evidence(evidence, case.policy, binding, case.now).claims.kind == "nv-gpu"
     assert set(with_manifests.endorsements) == {"chain", "driver_rim"}
     assert calls == ["init", "handle", "report", "certificate", "shutdown"]
 
@@ -248,7 +248,7 @@ def test_a_gpus_report_comes_out_of_the_driver_and_passes(binding):
 def test_a_driver_that_counts_its_buffer_s_zeros_hands_out_the_report_alone(binding):
     case = Nvidia().case(binding)
 
-    evidence = NvmlAttester(nvml=driver(case.with_data(case.evidence.data + bytes(3)), [])).evidence(binding)
+    evidence = NvmlAttester(nvml=driver(case.with_data(case.evidence.data + bytes(3)), [])).make_evidence(binding)
 
     assert evidence.data == case.evidence.data
 
@@ -256,7 +256,7 @@ def test_a_driver_that_counts_its_buffer_s_zeros_hands_out_the_report_alone(bind
 def test_what_is_no_report_is_handed_out_as_it_is_for_its_appraiser_to_refuse(binding):
     case = Nvidia().case(binding)
 
-    evidence = NvmlAttester(nvml=driver(case.with_data(b"junk"), [])).evidence(binding)
+    evidence = NvmlAttester(nvml=driver(case.with_data(b"junk"), [])).make_evidence(binding)
 
     assert evidence.data == b"junk"
 
@@ -272,7 +272,7 @@ def test_a_gpu_outside_of_confidential_mode_is_named_and_the_driver_let_go(bindi
     calls = []
 
     with pytest.raises(NoEvidenceError, match="confidential mode"):
-        NvmlAttester(nvml=driver(Nvidia().case(binding), calls, "report")).evidence(binding)
+        NvmlAttester(nvml=driver(Nvidia().case(binding), calls, "report")).make_evidence(binding)
     assert calls[-1] == "shutdown"
 
 

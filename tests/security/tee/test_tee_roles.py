@@ -26,27 +26,27 @@ def attester():
 
 def test_evidence_for_a_drawn_nonce_passes_once(verifier, attester):
     binding = Binding(verifier.new_nonce(NOW), KEY, RUN)
-    evidence = attester.evidence(binding)
+    evidence = attester.make_evidence(binding)
 
-    assert verifier.appraise(evidence, binding, NOW).binding == binding
-    assert refusal(lambda: verifier.appraise(evidence, binding, NOW)) == "wrong_nonce"
+    assert verifier.appraise_evidence(evidence, binding, NOW).binding == binding
+    assert refusal(lambda: verifier.appraise_evidence(evidence, binding, NOW)) == "wrong_nonce"
 
 
 def test_a_nonce_that_the_attester_chose_is_refused(verifier, attester):
     binding = Binding(b"\x01" * 32, KEY, RUN)
 
-    assert refusal(lambda: verifier.appraise(attester.evidence(binding), binding, NOW)) == "wrong_nonce"
+    assert refusal(lambda: verifier.appraise_evidence(attester.make_evidence(binding), binding, NOW)) == "wrong_nonce"
 
 
 def test_a_nonce_is_used_up_by_a_refusal_and_by_time(verifier, attester):
     refused = Binding(verifier.new_nonce(NOW), KEY, RUN)
     late = Binding(verifier.new_nonce(NOW), KEY, RUN)
-    other = attester.evidence(Binding(refused.nonce, b"\x01" * 32, RUN))
+    other = attester.make_evidence(Binding(refused.nonce, b"\x01" * 32, RUN))
 
-    assert refusal(lambda: verifier.appraise(other, refused, NOW)) == "wrong_key"
-    assert refusal(lambda: verifier.appraise(attester.evidence(refused), refused, NOW)) == "wrong_nonce"
+    assert refusal(lambda: verifier.appraise_evidence(other, refused, NOW)) == "wrong_key"
+    assert refusal(lambda: verifier.appraise_evidence(attester.make_evidence(refused), refused, NOW)) == "wrong_nonce"
     after = NOW + timedelta(seconds=121)
-    assert refusal(lambda: verifier.appraise(attester.evidence(late), late, after)) == "wrong_nonce"
+    assert refusal(lambda: verifier.appraise_evidence(attester.make_evidence(late), late, after)) == "wrong_nonce"
 
 
 def test_no_two_nonces_are_equal_and_open_ones_are_bounded(verifier, attester):
@@ -55,4 +55,4 @@ def test_no_two_nonces_are_equal_and_open_ones_are_bounded(verifier, attester):
     nonces = {verifier.new_nonce(NOW) for _ in range(4096)}
 
     assert len(nonces) == 4096
-    assert refusal(lambda: verifier.appraise(attester.evidence(first), first, NOW)) == "wrong_nonce"
+    assert refusal(lambda: verifier.appraise_evidence(attester.make_evidence(first), first, NOW)) == "wrong_nonce"

@@ -175,7 +175,7 @@ def test_a_leaf_that_has_expired_or_not_begun_is_refused(binding):
 def test_a_generation_whose_root_is_not_packaged_needs_one_in_the_policy(binding):
     case = Amd("Genoa").case(binding).with_policy(roots={})
 
-    assert [root.name for root in packaged_roots("snp")] == ["ARK-Milan"]
+    assert [root.subject_name for root in packaged_roots("snp")] == ["ARK-Milan"]
     assert refusal(case.appraise) == "bad_chain"
 
 

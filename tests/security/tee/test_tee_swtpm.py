@@ -14,7 +14,7 @@ from phalanx.security.tee import (
     Binding,
     Policy,
     TpmAttester,
-    appraise,
+    appraise_evidence,
     begin_enrolment,
     inspect_evidence,
     issue_token,
@@ -46,7 +46,7 @@ def ak_name(tpm, now):
     """The AK's name, after the TPM has shown that it holds EK and AK."""
     trust = Trust(read_certificates(tpm.roots, "root"), now)
     begun = begin_enrolment(tpm.ek_certificate, tpm.chain, tpm.ak_public, trust)
-    return begun.finish(tpm.activate(begun))
+    return begun.finish_enrolment(tpm.activate(begun))
 
 
 def fresh() -> Binding:
@@ -64,7 +64,7 @@ def test_the_whole_way_from_nonce_to_token(tpm, ak_name, now):
     evidence = tpm.evidence(binding, ek_certificate=tpm.ek_certificate, chain=tpm.chain)
     policy = policy_for(tpm, ak_name, evidence)
 
-    result = appraise(evidence, policy, binding, now)
+    result = appraise_evidence(evidence, policy, binding, now)
     token = issue_token(result, verifier, now)
 
     assert read_token(token, verifier.public, binding, now).kind == "tpm"
@@ -76,9 +76,9 @@ def test_an_old_nonce_and_another_key_are_refused(tpm, ak_name, now):
     evidence = tpm.evidence(binding)
     policy = policy_for(tpm, ak_name, evidence)
 
-    assert refusal(lambda: appraise(evidence, policy, fresh(), now)) == "wrong_nonce"
+    assert refusal(lambda: appraise_evidence(evidence, policy, fresh(), now)) == "wrong_nonce"
     other = replace(binding, tls_key=b"\x01" * 32)
-    assert refusal(lambda: appraise(evidence, policy, other, now)) == "wrong_key"
+    assert refusal(lambda: appraise_evidence(evidence, policy, other, now)) == "wrong_key"
 
 
 def test_a_changed_pcr_is_refused(tpm, ak_name, now):
@@ -89,32 +89,32 @@ def test_a_changed_pcr_is_refused(tpm, ak_name, now):
     after = tpm.evidence(binding)
     hidden = replace(after, endorsements={**after.endorsements, "pcrs": before.endorsements["pcrs"]})
 
-    assert refusal(lambda: appraise(after, policy, binding, now)) == "wrong_measurement"
-    assert refusal(lambda: appraise(hidden, policy, binding, now)) == "wrong_measurement"
+    assert refusal(lambda: appraise_evidence(after, policy, binding, now)) == "wrong_measurement"
+    assert refusal(lambda: appraise_evidence(hidden, policy, binding, now)) == "wrong_measurement"
 
 
 def test_no_byte_of_a_real_quote_can_be_altered(tpm, ak_name, now):
     binding = fresh()
     evidence = tpm.evidence(binding)
     policy = policy_for(tpm, ak_name, evidence)
-    assert appraise(evidence, policy, binding, now)
+    assert appraise_evidence(evidence, policy, binding, now)
 
     for position in range(len(evidence.data)):
         data = bytearray(evidence.data)
         data[position] ^= 1 << position % 8
         altered = replace(evidence, data=bytes(data))
-        assert refusal(lambda altered=altered: appraise(altered, policy, binding, now))
+        assert refusal(lambda altered=altered: appraise_evidence(altered, policy, binding, now))
 
 
 def test_our_own_attester_is_enrolled_and_its_quotes_pass(tpm, now):
     trust = Trust(read_certificates(tpm.roots, "root"), now)
     with open_tpm(tpm.address) as device, TpmAttester(device, (0, 7, 16)) as attester:
         begun = begin_enrolment(attester.ek_certificate, tpm.chain, attester.ak_public, trust)
-        name = begun.finish(attester.activate(begun))
+        name = begun.finish_enrolment(attester.activate_credential(begun))
         binding = fresh()
-        evidence = attester.evidence(binding)
+        evidence = attester.make_evidence(binding)
 
-    result = appraise(evidence, policy_for(tpm, name, evidence), binding, now)
+    result = appraise_evidence(evidence, policy_for(tpm, name, evidence), binding, now)
 
     assert result.claims.device == name
 
@@ -128,4 +128,4 @@ def test_a_secret_for_another_key_is_not_read(tpm, ak_name, now):
         TpmAttester(device) as attester,
         pytest.raises(TpmError, match="ACTIVATE_CREDENTIAL"),
     ):
-        attester.activate(begun)
+        attester.activate_credential(begun)

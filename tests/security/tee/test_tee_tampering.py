@@ -19,8 +19,8 @@ from phalanx.security.tee import Binding, parse_evidence
 BINDING = Binding(b"\x0a" * 32, b"\x0b" * 32, b"\x0c" * 32)
 OWN = {
     "snp vlek turin": lambda: Amd("Turin", vlek=True).case(BINDING),
-    "tdx 1.5 version 5": lambda: Intel().case(BINDING, 5, tdx_body(BINDING.digest(), version_15=True)),
-    "sgx version 4": lambda: Intel().case(BINDING, 4, sgx_body(BINDING.digest())),
+    "tdx 1.5 version 5": lambda: Intel().case(BINDING, 5, tdx_body(BINDING.binding_digest(), version_15=True)),
+    "sgx version 4": lambda: Intel().case(BINDING, 4, sgx_body(BINDING.binding_digest())),
     "nitro own": lambda: Aws().case(BINDING),
     "tpm": lambda: Tpm().case(BINDING),
     "nv-gpu own": lambda: Nvidia().case(BINDING),

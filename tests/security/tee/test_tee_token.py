@@ -11,7 +11,7 @@ from refusals import refusal
 
 from phalanx.security.crypto import Identity
 from phalanx.security.tee import issue_token, read_token
-from phalanx.security.tee.formats.cbor import decode, encode
+from phalanx.security.tee.formats.cbor import decode_cbor, encode_cbor
 from phalanx.security.tee.formats.cose import to_be_signed
 
 MINUTE = timedelta(minutes=1)
@@ -45,7 +45,7 @@ def test_debug_is_claimed_to_be_off_only_where_the_evidence_proves_it(amd, verif
     for case, claimed in ((amd.case(binding), True), (Nvidia().case(binding), False)):
         token = issue_token(case.appraise(), verifier, case.now)
 
-        assert (263 in decode(decode(token, "token")[2], "claims")) == claimed
+        assert (263 in decode_cbor(decode_cbor(token, "token")[2], "claims")) == claimed
         assert read_token(token, verifier.public, binding, case.now)
 
 
@@ -119,8 +119,8 @@ def test_no_byte_of_a_token_can_be_altered(amd, verifier, binding):
 )
 def test_a_signed_token_of_another_form_is_refused(amd, verifier, change, binding):
     case = amd.case(binding)
-    protected, _, payload, _ = decode(issue_token(case.appraise(), verifier, case.now), "token")
-    changed = encode({**decode(payload, "claims"), **change})
-    token = encode([protected, {}, changed, verifier.sign(to_be_signed(protected, changed))])
+    protected, _, payload, _ = decode_cbor(issue_token(case.appraise(), verifier, case.now), "token")
+    changed = encode_cbor({**decode_cbor(payload, "claims"), **change})
+    token = encode_cbor([protected, {}, changed, verifier.sign_data(to_be_signed(protected, changed))])
 
     assert refusal(lambda: read_token(token, verifier.public, binding, case.now)) == "malformed"

@@ -112,8 +112,8 @@ def test_a_quote_by_another_key_is_refused(tpm, binding):
     case, other = tpm.case(binding), Tpm()
     rsa = Tpm("rsa")
 
-    assert refusal(case.with_data(other.quote(binding.digest())).appraise) == "bad_signature"
-    assert refusal(case.with_data(rsa.quote(binding.digest())).appraise) == "wrong_signer"
+    assert refusal(case.with_data(other.quote(binding.binding_digest())).appraise) == "bad_signature"
+    assert refusal(case.with_data(rsa.quote(binding.binding_digest())).appraise) == "wrong_signer"
 
 
 def test_old_extra_data_is_refused(tpm, binding):

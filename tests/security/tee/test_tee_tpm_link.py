@@ -20,7 +20,7 @@ class Says:
     def __init__(self, *answers: bytes) -> None:
         self.answers = list(answers)
 
-    def exchange(self, command: bytes) -> bytes:
+    def exchange_command(self, command: bytes) -> bytes:
         if not self.answers:
             raise TpmError("nothing more to say")
         return self.answers.pop(0)
@@ -51,14 +51,14 @@ def test_nobody_at_an_address_is_said(tmp_path):
 )
 def test_an_answer_that_is_none_is_refused(data):
     with pytest.raises(TpmError):
-        TpmDevice(Says(data)).manufacturer()
+        TpmDevice(Says(data)).read_manufacturer()
 
 
 @given(st.binary(max_size=120))
 def test_whatever_a_tpm_says_is_an_answer_or_an_error_of_ours(data):
     device = TpmDevice(Says(*[answer(data, tag=tag) for tag in (0x8001, 0x8002)] * 3))
     pcrs, memory = (lambda: device.read_pcrs((0, 7))), (lambda: device.read_memory(1))
-    for ask, kind in ((device.manufacturer, str), (pcrs, dict), (memory, bytes)):
+    for ask, kind in ((device.read_manufacturer, str), (pcrs, dict), (memory, bytes)):
         for _ in range(2):
             try:
                 said = ask()
@@ -78,9 +78,9 @@ def test_a_command_that_a_busy_tpm_did_not_begin_is_sent_again(monkeypatch):
     monkeypatch.setattr(tpm_device, "_PAUSES_S", (0.0, 0.0))
     busy, made_by = answer(b"", 0x922), bytes(13) + b"IBM\0"
 
-    assert TpmDevice(Says(busy, busy, answer(made_by))).manufacturer() == "IBM"
+    assert TpmDevice(Says(busy, busy, answer(made_by))).read_manufacturer() == "IBM"
     with pytest.raises(TpmError, match="0x922"):
-        TpmDevice(Says(busy, busy, busy)).manufacturer()
+        TpmDevice(Says(busy, busy, busy)).read_manufacturer()
 
 
 def test_a_tpm_without_a_sha256_bank_is_refused():
@@ -102,8 +102,8 @@ def test_all_pcrs_are_read_although_a_tpm_gives_eight_at_once(device):
 
 def test_a_tpm_that_goes_away_is_an_error_of_ours(bare_tpm):
     with bare_tpm.open() as device:
-        assert device.manufacturer() == "IBM"
+        assert device.read_manufacturer() == "IBM"
         bare_tpm.close()
 
         with pytest.raises(TpmError, match="connection"):
-            device.call(TpmCommand.PCR_READ, (), pcr_selection((0,)))
+            device.send_command(TpmCommand.PCR_READ, (), pcr_selection((0,)))

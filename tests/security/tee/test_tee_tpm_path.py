@@ -15,7 +15,7 @@ from phalanx.security.tee import (
     Claims,
     KeyRelease,
     TpmAttester,
-    appraise,
+    appraise_evidence,
     issue_token,
 )
 from spent_cpu import spent_s
@@ -53,7 +53,7 @@ def test_the_whole_path_takes_fifty_milliseconds_at_most(company, attester):
 
 
 def test_after_a_pcr_has_changed_no_key_is_released(company, attester, device):
-    device.extend(16, b"\x01" * 32)
+    device.extend_pcr(16, b"\x01" * 32)
 
     assert refusal(lambda: whole_path(company, attester)) == "wrong_measurement"
 
@@ -70,20 +70,20 @@ def test_the_attestation_key_is_the_same_after_a_restart(bare_tpm):
 
 def test_quotes_of_our_attester_are_bound(attester):
     binding = fresh()
-    evidence, policy = attester.evidence(binding), policy_for(attester, binding)
+    evidence, policy = attester.make_evidence(binding), policy_for(attester, binding)
 
-    assert appraise(evidence, policy, binding, NOW).claims.kind == "tpm"
+    assert appraise_evidence(evidence, policy, binding, NOW).claims.kind == "tpm"
     for other, reason in (
         (replace(binding, nonce=b"\x01" * 32), "wrong_nonce"),
         (replace(binding, tls_key=b"\x01" * 32), "wrong_key"),
         (replace(binding, run=b"\x01" * 32), "wrong_run"),
         (replace(binding, role="client"), "wrong_role"),
     ):
-        assert refusal(lambda other=other: appraise(evidence, policy, other, NOW)) == reason
+        assert refusal(lambda other=other: appraise_evidence(evidence, policy, other, NOW)) == reason
 
 
 def token_for(binding: Binding, verifier: Identity, kind: str = "tpm") -> bytes:
-    claims = Claims(kind, {"sha256.0": "00" * 32}, binding.digest(), datetime.max.replace(tzinfo=UTC))
+    claims = Claims(kind, {"sha256.0": "00" * 32}, binding.binding_digest(), datetime.max.replace(tzinfo=UTC))
     return issue_token(AppraisalResult(claims, binding, NOW, ""), verifier, NOW)
 
 
@@ -101,16 +101,16 @@ def test_a_nonce_gets_the_key_once(release, verifier):
     binding = fresh()
     token = token_for(binding, verifier)
 
-    assert release.release(token, binding.nonce, binding.tls_key, NOW) == KEY
-    assert refusal(lambda: release.release(token, binding.nonce, binding.tls_key, NOW)) == "wrong_nonce"
+    assert release.release_key(token, binding.nonce, binding.tls_key, NOW) == KEY
+    assert refusal(lambda: release.release_key(token, binding.nonce, binding.tls_key, NOW)) == "wrong_nonce"
 
 
 def test_a_token_that_is_relayed_over_another_connection_gets_nothing(release, verifier):
     binding = fresh()
     token = token_for(binding, verifier)
 
-    assert refusal(lambda: release.release(token, binding.nonce, b"\x01" * 32, NOW)) == "wrong_key"
-    assert release.release(token, binding.nonce, binding.tls_key, NOW) == KEY
+    assert refusal(lambda: release.release_key(token, binding.nonce, b"\x01" * 32, NOW)) == "wrong_key"
+    assert release.release_key(token, binding.nonce, binding.tls_key, NOW) == KEY
 
 
 def test_a_token_of_another_run_role_or_verifier_gets_nothing(release, verifier):
@@ -120,18 +120,18 @@ def test_a_token_of_another_run_role_or_verifier_gets_nothing(release, verifier)
         (replace(binding, role="client"), "wrong_role"),
     ):
         token = token_for(other, verifier)
-        assert refusal(lambda token=token: release.release(token, binding.nonce, binding.tls_key, NOW)) == reason
+        assert refusal(lambda token=token: release.release_key(token, binding.nonce, binding.tls_key, NOW)) == reason
     forged = token_for(binding, Identity.without_certificate("verifier"))
-    assert refusal(lambda: release.release(forged, binding.nonce, binding.tls_key, NOW)) == "bad_signature"
+    assert refusal(lambda: release.release_key(forged, binding.nonce, binding.tls_key, NOW)) == "bad_signature"
 
 
 def test_simulated_evidence_gets_the_key_only_where_it_is_named(release, verifier):
     binding = fresh()
     token = token_for(binding, verifier, "sim")
 
-    assert refusal(lambda: release.release(token, binding.nonce, binding.tls_key, NOW)) == "insecure_kind"
+    assert refusal(lambda: release.release_key(token, binding.nonce, binding.tls_key, NOW)) == "insecure_kind"
     lax = KeyRelease(KEY, verifier.public, RUN, ROLE, ("sim",))
-    assert lax.release(token, binding.nonce, binding.tls_key, NOW) == KEY
+    assert lax.release_key(token, binding.nonce, binding.tls_key, NOW) == KEY
 
 
 def test_a_key_is_never_shown(release):

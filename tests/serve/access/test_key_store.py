@@ -115,7 +115,7 @@ def change_role(data: bytes) -> bytes:
 def sign_by_another(data: bytes) -> bytes:
     statement = json.loads(data)["statement"]
     mallory = Identity.without_certificate("operator")
-    signature = mallory.sign(in_domain("api-keys/1", canonical_json(statement))).hex()
+    signature = mallory.sign_data(in_domain("api-keys/1", canonical_json(statement))).hex()
     return canonical_json({"signature": signature, "statement": statement})
 
 

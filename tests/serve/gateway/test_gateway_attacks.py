@@ -419,9 +419,9 @@ def test_kill_9_under_load_loses_no_budget_count_and_breaks_no_log(lab, tmp_path
 
 
 def test_a_second_gateway_on_the_same_directory_does_not_start(lab, capsys):
-    from phalanx.cli import run
+    from phalanx.cli import run_command
 
-    assert run(["gateway", str(lab.gateway.file), "--set", "listen.port=0"]) == 3
+    assert run_command(["gateway", str(lab.gateway.file), "--set", "listen.port=0"]) == 3
     assert "another server" in capsys.readouterr().err
     assert lab.gateway.ask(lab.secret).status_code == 200
 

@@ -10,9 +10,9 @@ import pytest
 from running_gateway import WIDE, RunningGateway, backends
 
 from access_keys import make_access
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.errors import ConfigError
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.serve.filters import TextFilters
 from phalanx.serve.gateway import GatewayLimits, load_gateway_config
 from phalanx.serve.gateway.answers import AnswerFacts
@@ -73,7 +73,7 @@ def test_check_reads_file_and_keys_and_ends(tmp_path, capsys):
     make_access(tmp_path / "access").make()
     (tmp_path / "gateway.toml").write_text(ENGINE)
 
-    assert run(["gateway", str(tmp_path / "gateway.toml"), "--check", "--json"]) == 0
+    assert run_command(["gateway", str(tmp_path / "gateway.toml"), "--check", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["keys"], facts["models"], facts["engines"]) == (1, ["small"], ["a"])
 
@@ -81,7 +81,7 @@ def test_check_reads_file_and_keys_and_ends(tmp_path, capsys):
 def test_a_gateway_without_keys_does_not_start(tmp_path, capsys):
     (tmp_path / "gateway.toml").write_text(ENGINE)
 
-    assert run(["gateway", str(tmp_path / "gateway.toml")]) == 5
+    assert run_command(["gateway", str(tmp_path / "gateway.toml")]) == 5
     assert "operator.json" in capsys.readouterr().err
 
 
@@ -152,7 +152,7 @@ def test_a_stream_has_the_same_text_wherever_the_network_cuts_it(size):
 def pki(tmp_path):
     create_authority(tmp_path / "pki")
     for name in ("gateway", "client"):
-        issue(tmp_path / "pki", name)
+        issue_certificate(tmp_path / "pki", name)
     return tmp_path / "pki"
 
 

@@ -61,7 +61,7 @@ def a_model(cache: Path, family: str = "gpt2", *, recompute: bool = False, adapt
         seed=5,
     )
     generator = torch.Generator().manual_seed(8)
-    for name, value in stage.trainable().items():
+    for name, value in stage.trainable_parameters().items():
         if "lora_B" in name:
             value.detach().normal_(0.0, 0.05, generator=generator)
     return stage
@@ -95,12 +95,12 @@ class Spy(SimulatedWorker):
         self.answered: list[MaskedMessage] = []
         self.loaded = {}
 
-    def load(self, product, values):
+    def load_matrix(self, product, values):
         self.loaded[product] = values
-        super().load(product, values)
+        super().load_matrix(product, values)
 
-    def multiply(self, requests):
-        answers = super().multiply(requests)
+    def multiply_masked(self, requests):
+        answers = super().multiply_masked(requests)
         self.seen += requests
         self.answered += answers
         return answers
@@ -116,8 +116,8 @@ class Liar(SimulatedWorker):
         super().__init__(name)
         self._bend = bend
 
-    def multiply(self, requests):
-        answers = super().multiply(requests)
+    def multiply_masked(self, requests):
+        answers = super().multiply_masked(requests)
         return [MaskedMessage(one.product, one.number, self._bend(one.product, one.values.copy())) for one in answers]
 
 

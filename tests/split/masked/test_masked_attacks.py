@@ -9,8 +9,8 @@ from torch import nn
 from pad_worlds import MASTER, RUN, new_ledger
 from phalanx.errors import WrongProductError
 from phalanx.security.mask import P, ProductMessage, offload
-from phalanx.security.mask.fixed_point import LARGEST, decode, encode_rows
-from phalanx.security.mask.freivalds import UnsafeNoCheck
+from phalanx.security.mask.fixed_point import LARGEST, decode_product, encode_rows
+from phalanx.security.mask.freivalds import UnsafeNoChecker
 from phalanx.security.mask.ring import centred_residues
 from phalanx.split.masked import MaskedLinear, mask_linears
 from phalanx.split.masked.pad_sources import ledger_pads, system_pads
@@ -26,11 +26,11 @@ class PlainDesk:
     def __init__(self):
         self.weights, self.seen = {}, []
 
-    def add(self, layer, weight):
+    def add_layer(self, layer, weight):
         self.weights[ProductMessage(layer, "forward")] = weight
         self.weights[ProductMessage(layer, "backward")] = weight.T
 
-    def multiply(self, product, x):
+    def multiply_rows(self, product, x):
         self.seen.append((product, x.copy()))
         return x @ self.weights[product]
 
@@ -114,7 +114,7 @@ def test_a_worker_that_chooses_what_the_model_says_is_caught(cache):
 
 
 def test_without_the_check_a_worker_chooses_what_the_model_says(cache, monkeypatch):
-    monkeypatch.setattr(offload, "ProductCheck", lambda weight, secrets: UnsafeNoCheck())
+    monkeypatch.setattr(offload, "ProductCheck", lambda weight, secrets: UnsafeNoChecker())
     shares = []
     for worker in (Spy(), Liar(towards(WANTED))):
         stage = a_model(cache)
@@ -138,7 +138,7 @@ def test_a_lie_in_the_backward_pass_stops_before_any_gradient_is_used(cache):
 
     with pytest.raises(WrongProductError, match=r"^liar: lm_head, backward"):
         loss.backward()
-    assert all(value.grad is None for value in stage.trainable().values())
+    assert all(value.grad is None for value in stage.trainable_parameters().values())
 
 
 def count_caught(times):
@@ -159,7 +159,7 @@ def count_caught(times):
     for index in range(times):
         product = ProductMessage("layer", ("forward", "backward")[index % 2])
         try:
-            client.multiply(product, inputs[product.direction])
+            client.multiply_rows(product, inputs[product.direction])
         except WrongProductError:
             caught += 1
         client.renew_check(product)
@@ -203,10 +203,10 @@ def count_wrong(rounds, rows=512, inner=64, columns=128):
 
 def unmasked(x, weight, client, product):
     """What exact integers without any mask give."""
-    side = client._side(product)
+    side = client._masked_product(product)
     rows = encode_rows(x)
     exact = (centred_residues(rows.values).astype(np.int64) @ weight) % P
-    return decode(exact.astype(np.uint32), rows.scales, side.weight.scales)
+    return decode_product(exact.astype(np.uint32), rows.scales, side.weight.scales)
 
 
 def test_no_ring_product_of_a_hundred_thousand_is_wrong_through_the_module():
@@ -225,14 +225,14 @@ def test_no_ring_product_of_ten_million_is_wrong_through_the_module():
 
 
 def test_a_wrong_product_would_be_counted(monkeypatch):
-    multiply = offload.MaskedWorker.answer
+    multiply = offload.MaskedWorker.answer_request
 
     def off_by_one(self, request):
         answer = multiply(self, request)
         answer.values[0, 0] = (int(answer.values[0, 0]) + 1) % P
         return answer
 
-    monkeypatch.setattr(offload.MaskedWorker, "answer", off_by_one)
-    monkeypatch.setattr(offload, "ProductCheck", lambda weight, secrets: UnsafeNoCheck())
+    monkeypatch.setattr(offload.MaskedWorker, "answer_request", off_by_one)
+    monkeypatch.setattr(offload, "ProductCheck", lambda weight, secrets: UnsafeNoChecker())
 
     assert count_wrong(rounds=1, rows=8)[0] >= 2

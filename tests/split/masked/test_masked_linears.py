@@ -35,7 +35,7 @@ from phalanx.split.masked import (
     open_masking_client,
     process_pads,
 )
-from phalanx.split.masked.idle import IdlePads
+from phalanx.split.masked.idle import PadFiller
 from phalanx.split.masked.pad_sources import pad_sources, system_pads
 
 FAMILIES = sorted(ARCHITECTURES)
@@ -54,7 +54,7 @@ def some_rows(rows=8, inner=24):
 
 
 def losses(stage, steps=12):
-    optimizer = torch.optim.AdamW(stage.trainable().values(), lr=1e-2)
+    optimizer = torch.optim.AdamW(stage.trainable_parameters().values(), lr=1e-2)
     found = []
     for step in range(steps):
         ids = some_ids(seed=step % 4)
@@ -69,13 +69,13 @@ def losses(stage, steps=12):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_frozen_linear_layer_is_masked_and_adapters_stay_inside(cache, family):
     stage = a_model(cache, family)
-    trained = set(stage.trainable())
+    trained = set(stage.trainable_parameters())
 
     replaced = mask_linears(stage, a_desk())
 
     blocks = [f"{BLOCKS[family]}.{i}.{name}" for i in range(LAYERS) for name in LINEARS[family]]
     assert replaced == [*blocks, "lm_head"]
-    assert set(stage.trainable()) == trained != set()
+    assert set(stage.trainable_parameters()) == trained != set()
     left = [name for name, module in stage.named_modules() if isinstance(module, nn.Linear)]
     assert left != []
     assert all(".lora_" in name for name in left)
@@ -113,8 +113,8 @@ def test_gradients_of_the_adapters_are_those_of_the_plain_model_up_to_rounding(c
     for stage in (plain, masked):
         lm_loss(stage(ids), ids).backward()
 
-    for name, value in plain.trainable().items():
-        assert relative(masked.trainable()[name].grad, value.grad) <= 5e-3, name
+    for name, value in plain.trainable_parameters().items():
+        assert relative(masked.trainable_parameters()[name].grad, value.grad) <= 5e-3, name
 
 
 def test_training_masked_gives_nearly_the_losses_of_training_plain(cache):
@@ -174,7 +174,7 @@ def test_checkpointing_recomputes_with_new_pads_and_changes_no_bit(cache):
         stage, spy, ids = a_model(cache, recompute=recompute), Spy(), some_ids()
         mask_linears(stage, a_desk(spy))
         lm_loss(stage(ids), ids).backward()
-        gradients.append([value.grad for value in stage.trainable().values()])
+        gradients.append([value.grad for value in stage.trainable_parameters().values()])
         numbers.append([one.number for one in spy.requests("transformer.h.0.mlp.c_fc")])
         assert len({one.number for one in spy.seen}) == len(spy.seen)
 
@@ -279,18 +279,18 @@ def test_a_step_is_refused_when_there_is_no_pad_and_none_may_be_made_late():
     with pytest.raises(PadError, match=r"^layer, forward: 1 pads are needed, 0 are ready, and nothing is sent without"):
         masked(some_rows())
     assert spy.seen == []
-    assert offload.fill(1) == 2
+    assert offload.fill_pools(1) == 2
     x = some_rows().requires_grad_()
     masked(x).sum().backward()
-    assert offload.ready() == {ProductMessage("layer", "forward"): 0, ProductMessage("layer", "backward"): 0}
+    assert offload.ready_pads() == {ProductMessage("layer", "forward"): 0, ProductMessage("layer", "backward"): 0}
 
 
 def test_a_pad_that_cannot_be_made_fresh_stops_the_step_before_anything_is_sent():
     class Worn:
-        def draw(self, rows, columns):
+        def draw_pad(self, rows, columns):
             if columns > 2:
                 raise PadError("pad ledger: the disk refuses")
-            return system_pads()(ProductMessage("layer", "forward")).draw(rows, columns)
+            return system_pads()(ProductMessage("layer", "forward")).draw_pad(rows, columns)
 
     spy = Spy()
     masked = MaskedLinear(a_linear(), "layer", a_desk(spy, pads=lambda product: Worn()))
@@ -359,7 +359,7 @@ def test_idle_time_fills_the_pools_so_that_no_layer_waits(cache):
     offload = a_desk()
     mask_linears(stage, offload)
 
-    with IdlePads(offload, reserve=2) as idle:
+    with PadFiller(offload, reserve=2) as idle:
         assert idle.full.wait(60)
         lm_loss(stage(some_ids()), some_ids()).backward()
 
@@ -379,15 +379,15 @@ def test_a_desk_of_a_run_file_fills_itself_as_layers_are_added():
 
 def test_an_idle_thread_that_cannot_make_pads_says_why():
     class Spent:
-        def draw(self, rows, columns):
+        def draw_pad(self, rows, columns):
             if columns > 2:
                 raise PadError("pad ledger: its counter failed")
-            return system_pads()(ProductMessage("layer", "forward")).draw(rows, columns)
+            return system_pads()(ProductMessage("layer", "forward")).draw_pad(rows, columns)
 
     offload = a_desk(pads=lambda product: Spent())
     MaskedLinear(a_linear(), "layer", offload)
 
-    with IdlePads(offload, reserve=1) as idle:
+    with PadFiller(offload, reserve=1) as idle:
         idle.ended.wait(60)
 
     assert str(idle.failure) == "pad ledger: its counter failed"
@@ -433,8 +433,8 @@ def test_other_kinds_of_adapters_stay_inside_as_well(cache, adapter):
     assert len(replaced) == 4 * LAYERS + 1
     for stage in (plain, masked):
         lm_loss(stage(ids), ids).backward()
-    for name, value in plain.trainable().items():
-        assert relative(masked.trainable()[name].grad, value.grad) <= 5e-3, name
+    for name, value in plain.trainable_parameters().items():
+        assert relative(masked.trainable_parameters()[name].grad, value.grad) <= 5e-3, name
 
 
 @pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (128, 128), (512, 512), (513, 257), (700, 350), (2048, 512)])

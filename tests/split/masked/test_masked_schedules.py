@@ -88,7 +88,7 @@ class World:
         if self.module is None:
             self.open(3)
         if event == "idle":
-            self.offload.fill(1)
+            self.offload.fill_pools(1)
             return
         x = X.clone().requires_grad_()
         y = checkpoint(self.module, x, use_reentrant=False) if event == "recompute" else self.module(x)

@@ -14,10 +14,10 @@ import torch
 from masked_worlds import a_desk, a_model, lm_loss, some_ids
 from torch import nn
 
-from phalanx.cli import run as run_command
+from phalanx.cli import run_command
 from phalanx.config import dump_toml
 from phalanx.errors import FrameError, PeerLostError, TransportError, WrongProductError
-from phalanx.security.crypto import Identity, create_authority, issue, load_identity
+from phalanx.security.crypto import Identity, create_authority, issue_certificate, load_identity
 from phalanx.security.mask import MaskedMessage, MaskedWorker, P, ProductMessage
 from phalanx.split.masked import (
     MaskedLinear,
@@ -29,7 +29,7 @@ from phalanx.split.masked import (
     remote_workers,
 )
 from phalanx.split.masked.answers import AnswerSorter
-from phalanx.split.masked.idle import IdlePads
+from phalanx.split.masked.idle import PadFiller
 from phalanx.split.masked.messages import (
     END,
     LOAD,
@@ -63,17 +63,17 @@ def in_memory(multiplier=None, limits=LIMITS, serve=True):
     names = ("owner", "worker")
     identities = {name: Identity.without_certificate(name) for name in names}
     peers = {name: identity.public for name, identity in identities.items()}
-    ends = {name: Endpoint(identities[name], peers, RUN, network.wire(name), limits) for name in names}
+    ends = {name: Endpoint(identities[name], peers, RUN, network.wire_for(name), limits) for name in names}
     answers = AnswerSorter(ends["owner"])
     service = ProductService(ends["worker"], multiplier or MaskedWorker())
     link = OwnerLink(ends["worker"], "owner", 60.0, lambda: RUN)
-    thread = threading.Thread(target=service.run, args=(link,), daemon=True)
+    thread = threading.Thread(target=service.serve_link, args=(link,), daemon=True)
     if serve:
         thread.start()
     try:
         yield RemoteWorker("worker", ends["owner"], answers, limits), ends
     finally:
-        ends["owner"].send("worker", END, {})
+        ends["owner"].send_frame("worker", END, {})
         if serve:
             thread.join(10)
         answers.close()
@@ -112,7 +112,7 @@ def test_requests_larger_than_a_frame_are_cut_into_fewer_rows():
 
     with in_memory(limits=small) as (worker, ends):
         found = MaskedLinear(layer, "layer", a_desk(worker, rows=4096))(x)
-        ends["owner"].flush(5.0)
+        ends["owner"].flush_frames(5.0)
 
         assert worker.bytes_sent > 4 * 30 * 200
         assert worker.bytes_received > 4 * 30 * 48
@@ -161,24 +161,24 @@ def test_a_matrix_that_needs_more_than_sixteen_bits_is_not_cut_down():
 def test_a_request_for_what_is_not_loaded_ends_the_link_with_its_reason():
     with in_memory() as (worker, _):
         with pytest.raises(FrameError, match="worker: has no answer: layer, forward: is not loaded here"):
-            worker.multiply([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
+            worker.multiply_masked([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
         with pytest.raises(FrameError, match="has no answer"):
-            worker.multiply([MaskedMessage(FORWARD, 2, np.zeros((1, 2), np.uint32))])
+            worker.multiply_masked([MaskedMessage(FORWARD, 2, np.zeros((1, 2), np.uint32))])
 
 
 def test_rows_of_a_matrix_that_come_out_of_order_are_refused():
     (_, _), (body, payload) = load_parts(FORWARD, np.ones((2, 4), np.int32), 8)
 
     with in_memory() as (worker, ends):
-        ends["owner"].send("worker", LOAD, body, [payload])
+        ends["owner"].send_frame("worker", LOAD, body, [payload])
         with pytest.raises(FrameError, match="came out of order"):
-            worker.multiply([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
+            worker.multiply_masked([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
 
 
 def test_a_liar_behind_frames_is_named():
     class LyingWorker(MaskedWorker):
-        def answer(self, request):
-            answer = super().answer(request)
+        def answer_request(self, request):
+            answer = super().answer_request(request)
             answer.values[0, 0] = (int(answer.values[0, 0]) + 1) % P
             return answer
 
@@ -201,9 +201,9 @@ def test_answers_that_nobody_asked_for_are_not_kept_and_do_not_stand_for_others(
     with in_memory(limits=SHORT, serve=False) as (worker, ends):
         for number in (4, 6):
             body, payload = write_masked(MaskedMessage(FORWARD, number, np.zeros((1, 2), np.uint32)))
-            ends["worker"].send("owner", PRODUCT, body, [payload])
+            ends["worker"].send_frame("owner", PRODUCT, body, [payload])
         with pytest.raises(PeerLostError, match="did not answer 1 requests"):
-            worker.multiply([request])
+            worker.multiply_masked([request])
 
 
 @pytest.mark.parametrize(
@@ -216,15 +216,15 @@ def test_answers_that_nobody_asked_for_are_not_kept_and_do_not_stand_for_others(
 )
 def test_nonsense_instead_of_an_answer_is_the_workers_fault(kind, body, said):
     with in_memory(serve=False) as (worker, ends):
-        ends["worker"].send("owner", kind, body)
+        ends["worker"].send_frame("owner", kind, body)
         with pytest.raises(FrameError, match=said):
-            worker.multiply([MaskedMessage(FORWARD, 5, np.zeros((1, 2), np.uint32))])
+            worker.multiply_masked([MaskedMessage(FORWARD, 5, np.zeros((1, 2), np.uint32))])
 
 
 def test_an_answer_with_other_rows_is_refused():
     class ShortWorker(MaskedWorker):
-        def answer(self, request):
-            answer = super().answer(request)
+        def answer_request(self, request):
+            answer = super().answer_request(request)
             return MaskedMessage(answer.product, answer.number, answer.values[:1])
 
     with in_memory(ShortWorker()) as (worker, _):
@@ -238,7 +238,7 @@ def keys(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pki") / "keys"
     create_authority(directory)
     for name in ("owner", "mask-1", "mask-2"):
-        issue(directory, name)
+        issue_certificate(directory, name)
     return directory
 
 
@@ -255,16 +255,16 @@ def test_two_worker_processes_serve_a_training_step_and_end_in_good_order(cache,
         remote = a_model(cache, recompute=True)
         offload = a_desk(workers["mask-1"], second=workers["mask-2"])
         mask_linears(remote, offload)
-        with IdlePads(offload, reserve=1):
+        with PadFiller(offload, reserve=1):
             for stage in (local, remote):
                 lm_loss(stage(ids), ids).backward()
-                found.append([value.grad for value in stage.trainable().values()])
-        alive = [started.is_alive(name) for name in workers]
+                found.append([value.grad for value in stage.trainable_parameters().values()])
+        alive = [started.is_running(name) for name in workers]
 
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
     assert alive == [True, True]
-    assert [started.last_output(name) for name in workers] == ["(no output)", "(no output)"]
-    assert not any(started.is_alive(name) for name in workers)
+    assert [started.last_log_line(name) for name in workers] == ["(no output)", "(no output)"]
+    assert not any(started.is_running(name) for name in workers)
 
 
 def test_a_worker_process_that_is_killed_stops_the_step_and_is_named(keys, tmp_path):
@@ -275,7 +275,7 @@ def test_a_worker_process_that_is_killed_stops_the_step_and_is_named(keys, tmp_p
     ):
         masked = MaskedLinear(a_linear(), "layer", a_desk(workers["mask-1"]))
         assert masked(X).shape == (8, 16)
-        os.kill(started.pid("mask-1"), signal.SIGKILL)
+        os.kill(started.process_id("mask-1"), signal.SIGKILL)
         for _ in range(100):
             masked(X)
 
@@ -287,7 +287,7 @@ def test_a_worker_process_ends_with_its_trusted_side(keys, tmp_path):
         "from phalanx.transport import TransportConfig; keys = Path(sys.argv[1]);"
         "started = local_masked_workers(Path(sys.argv[2]), keys, TransportConfig());"
         "way = remote_workers(load_identity(keys / 'owner'), ('mask-1',), 'run-1', TransportConfig(), started);"
-        "way.__enter__(); print(started.pid('mask-1'), flush=True); time.sleep(60)"
+        "way.__enter__(); print(started.process_id('mask-1'), flush=True); time.sleep(60)"
     )
     side = subprocess.Popen([sys.executable, "-c", program, str(keys), str(tmp_path)], stdout=subprocess.PIPE)
     worker = int(side.stdout.readline())
@@ -313,7 +313,7 @@ def test_the_command_line_refuses_a_worker_file_that_is_wrong(tmp_path, capsys):
 
 def test_a_foreign_worker_is_not_let_in(keys, tmp_path):
     create_authority(tmp_path / "foreign")
-    issue(tmp_path / "foreign", "mask-1")
+    issue_certificate(tmp_path / "foreign", "mask-1")
     started = local_masked_workers(tmp_path / "workers", tmp_path / "foreign", LIMITS)
 
     with (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from phalanx.errors import CertificateError, FrameError, PeerLostError
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.split.masked.remote import PipedWorkerConfig, PipeWires, piped_workers, serve_pipe
 from phalanx.transport import TransportConfig
@@ -20,7 +20,7 @@ PRODUCT = ProductMessage("layer", "forward")
 def pki(tmp_path):
     create_authority(tmp_path / "pki", 5)
     for name in ("enclave", "masked-0"):
-        issue(tmp_path / "pki", name, ("localhost",), 5)
+        issue_certificate(tmp_path / "pki", name, ("localhost",), 5)
     return tmp_path / "pki"
 
 
@@ -44,8 +44,8 @@ def test_a_worker_behind_a_pipe_multiplies_and_ends_in_good_order(pki):
     with piped_workers(
         load_identity(pki / "enclave"), {"masked-0": pem_of(pki, "masked-0")}, {"masked-0": near}, "s", LIMITS
     ) as found:
-        found["masked-0"].load(PRODUCT, matrix)
-        (answer,) = found["masked-0"].multiply([MaskedMessage(PRODUCT, 1, rows)])
+        found["masked-0"].load_matrix(PRODUCT, matrix)
+        (answer,) = found["masked-0"].multiply_masked([MaskedMessage(PRODUCT, 1, rows)])
 
     worker.join(5.0)
     assert not worker.is_alive()
@@ -63,7 +63,7 @@ def test_a_worker_whose_enclave_is_gone_ends(pki, monkeypatch):
 
 def test_a_certificate_of_another_authority_is_refused(pki, tmp_path):
     create_authority(tmp_path / "other", 5)
-    issue(tmp_path / "other", "masked-0", ("localhost",), 5)
+    issue_certificate(tmp_path / "other", "masked-0", ("localhost",), 5)
     near, far = socket.socketpair()
 
     with (
@@ -82,4 +82,4 @@ def test_a_certificate_of_another_authority_is_refused(pki, tmp_path):
 
 def test_there_is_no_way_to_who_has_no_pipe():
     with pytest.raises(FrameError, match="no pipe"):
-        PipeWires("enclave", {}).deliver("masked-1", b"x", 1.0)
+        PipeWires("enclave", {}).deliver_frame("masked-1", b"x", 1.0)

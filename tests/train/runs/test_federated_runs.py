@@ -8,7 +8,7 @@ from phalanx.models import open_model
 from phalanx.optimizers import learning_rate
 from phalanx.train import load_run
 from phalanx.train.config import DomainRun, FederatedPipelineRun, FederatedRankRun, FederatedRun
-from phalanx.train.entry import describe
+from phalanx.train.entry import describe_run
 from phalanx.train.parties.site_stages import plan_of
 from tiny_run_file import tiny_run_file
 
@@ -71,7 +71,7 @@ def test_a_sites_pipeline_is_a_run_of_its_local_steps_with_the_learning_rates_of
 def test_a_look_at_a_run_shows_the_stages_of_a_site_and_what_its_guard_finds(read, tmp_path, capsys):
     console = Console(width=200)
 
-    console.print(describe(read(SITES + STAGES), tmp_path / "run"))
+    console.print(describe_run(read(SITES + STAGES), tmp_path / "run"))
 
     shown = capsys.readouterr().out
     assert "4 stages, 4 microbatches, 1f1b" in shown and "worker-2" in shown

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from phalanx.config import digest, dump_toml
+from phalanx.config import digest_config, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.lab.bench.detection.drill_plan import Drill, drill_scenes
 from phalanx.train import RUN_TYPES, DomainRun, load_run
@@ -136,7 +136,7 @@ def test_what_a_run_directory_keeps_is_the_same_run_when_it_is_read_again(load, 
 
     again = load_run(kept)
 
-    assert digest(again) == digest(run)
+    assert digest_config(again) == digest_config(run)
     assert dump_toml(again) == dump_toml(run)
 
 
@@ -217,7 +217,7 @@ def test_a_value_that_is_refused_is_named_for_programs_too(load):
     with pytest.raises(ConfigError) as refusal:
         load(ENGINES["federated"], "train.precision=bf16")
 
-    facts = refusal.value.facts
+    facts = refusal.value.error_facts
     assert (facts["key"], facts["found"], facts["do"]) == ("train.precision", '"bf16"', "remove it")
 
 

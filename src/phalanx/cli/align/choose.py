@@ -20,7 +20,7 @@ from phalanx.cli.align.options import (
     Where,
     open_asked_judge,
     open_writer,
-    say_found,
+    print_found_figures,
 )
 from phalanx.cli.answers.answer import Answer
 
@@ -60,20 +60,20 @@ def choose(
     asked = read_prompts(prompts)
     ways = (principles, principle, judge, demonstrations, ranked)
     writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
-    with _chooser(writer, ways, seed, out) as (chooser, told_of):
+    with _open_chooser(writer, ways, seed, out) as (chooser, told_of):
         loop = PairChoice(writer, chooser, asked, seed, told_of)
-        file = ResumableRows(out, loop.lineage, batch)
-        figures = file.done()
+        file = ResumableRows(out, loop.pair_lineage, batch)
+        figures = file.read_lineage()
         if figures is None:
             with row_bar("prompts") as print_progress:
                 rows = file.make_all(len(asked), loop.make_rows, print_progress)
-            figures = file.finish(*chosen_figures(rows))
-    say_found(out, figures)
+            figures = file.finish_file(*chosen_figures(rows))
+    print_found_figures(out, figures)
     return Answer({"file": out, **figures})
 
 
 @contextmanager
-def _chooser(
+def _open_chooser(
     writer: "ChatWriter", ways: Any, seed: int, out: Path
 ) -> Iterator[tuple["Chooser | None", dict[str, Any]]]:
     from phalanx.align import load_constitution
@@ -94,5 +94,5 @@ def _chooser(
             yield scorer
         return
     constitution, asked = load_constitution(principles).with_principle(principle), open_asked_judge(judge, writer)
-    provenance = {"principles": constitution.digest, "ranked": ranked, "judge": asked.lineage}
+    provenance = {"principles": constitution.constitution_digest, "ranked": ranked, "judge": asked.judge_lineage}
     yield by_principles(asked, constitution, seed, ranked=ranked), provenance

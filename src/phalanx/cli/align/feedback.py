@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import print_figures
 from phalanx.cli.files import write_text
 
 Outcomes = Annotated[Path, typer.Argument(metavar="OUTCOMES.jsonl", help="Output of `phalanx align safety --out`.")]
@@ -35,5 +35,5 @@ def feedback(
         raise DataError(f"{outcomes}: has no outcome to learn from: {json.dumps(counts)}")
     write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     facts = {"file": out, "rows": len(rows), **counts}
-    say_figures(facts)
+    print_figures(facts)
     return Answer(facts)

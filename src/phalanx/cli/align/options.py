@@ -61,9 +61,9 @@ def open_asked_judge(file: Path | None, writer: "ChatWriter") -> "Judge":
     )
 
 
-def say_found(out: Path | None, found: Mapping[str, Any]) -> None:
+def print_found_figures(out: Path | None, found: Mapping[str, Any]) -> None:
     """Print the figures of a loop, a share with its interval; provenance is in the lineage and in the JSON."""
-    from phalanx.cli.console import say_figures
+    from phalanx.cli.console import print_figures
 
     def told(value: Any) -> Any:
         if not isinstance(value, dict) or "low" not in value:
@@ -72,4 +72,4 @@ def say_found(out: Path | None, found: Mapping[str, Any]) -> None:
             return None
         return f"{value['share']:.1%} ({value['low']:.1%} to {value['high']:.1%}), {value['count']} of {value['of']}"
 
-    say_figures({"file": out, **{name: told(value) for name, value in found.items() if name != "made_of"}})
+    print_figures({"file": out, **{name: told(value) for name, value in found.items() if name != "made_of"}})

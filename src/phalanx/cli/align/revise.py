@@ -13,7 +13,7 @@ from phalanx.cli.align.options import (
     Temperature,
     Where,
     open_writer,
-    say_found,
+    print_found_figures,
 )
 from phalanx.cli.answers.answer import Answer
 
@@ -40,11 +40,11 @@ def revise(
     constitution, asked = load_constitution(principles), read_prompts(prompts)
     writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
     loop = Revision(writer, constitution, asked, rounds=rounds, seed=seed)
-    file = ResumableRows(out, loop.lineage, batch)
-    figures = file.done()
+    file = ResumableRows(out, loop.revision_lineage, batch)
+    figures = file.read_lineage()
     if figures is None:
         with row_bar("prompts") as print_progress:
             rows = file.make_all(len(asked), loop.make_rows, print_progress)
-        figures = file.finish(*revised_figures(rows))
-    say_found(out, figures)
+        figures = file.finish_file(*revised_figures(rows))
+    print_found_figures(out, figures)
     return Answer({"file": out, **figures})

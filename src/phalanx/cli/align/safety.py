@@ -16,7 +16,7 @@ from phalanx.cli.align.options import (
     Where,
     open_asked_judge,
     open_writer,
-    say_found,
+    print_found_figures,
 )
 from phalanx.cli.answers.answer import Answer
 
@@ -57,32 +57,32 @@ def safety(
     from phalanx.telemetry import row_bar
 
     writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
-    asked = _asked(prompts, hook, writer, seed)
+    asked = _read_asked_prompts(prompts, hook, writer, seed)
     decides = refusal_by_patterns(refusal or ()) if judge is None else refusal_by_judge(open_asked_judge(judge, writer))
     loop = SafetyCheck(writer, asked, decides, violation, seed)
     with tempfile.TemporaryDirectory(prefix="phalanx-safety-") as spare, row_bar("prompts") as print_progress:
         by = {"refusal": refusal or "usual", "judge": None if judge is None else judge.read_text(encoding="utf-8")}
-        file = ResumableRows(out or Path(spare) / "outcomes.jsonl", {**loop.lineage, **by}, batch)
-        figures: Any = file.done()
+        file = ResumableRows(out or Path(spare) / "outcomes.jsonl", {**loop.safety_lineage, **by}, batch)
+        figures: Any = file.read_lineage()
         if figures is None:
             rows = file.make_all(len(asked), loop.make_rows, print_progress)
-            figures = file.finish(rows, safety_figures(rows))
-    say_found(out, figures)
+            figures = file.finish_file(rows, safety_figures(rows))
+    print_found_figures(out, figures)
     return Answer({"file": out, **figures})
 
 
-def _asked(prompts: Path | None, hook: str | None, writer: "ChatWriter", seed: int) -> "list[AskedPrompt]":
+def _read_asked_prompts(prompts: Path | None, hook: str | None, writer: "ChatWriter", seed: int) -> "list[AskedPrompt]":
     from phalanx.align import safety_prompts
     from phalanx.align.safety import hook_prompts
-    from phalanx.config import lacks, open_own_code, pinned, resolve
+    from phalanx.config import open_own_code, pin_reference, resolve_kind, unfit_code_error
 
     if hook is None:
         return safety_prompts(prompts)
-    reference = pinned(hook, Path.cwd())
+    reference = pin_reference(hook, Path.cwd())
     open_own_code(reference, Path.cwd())
-    hook_function: Any = resolve(reference, {}, lambda _kind, code: code)
+    hook_function: Any = resolve_kind(reference, {}, lambda _kind, code: code)
     if not callable(hook_function):
-        raise lacks(
+        raise unfit_code_error(
             hook, f"a {type(hook_function).__name__}", "a function that takes ask and returns objects with a prompt"
         )
     return [*(safety_prompts(prompts) if prompts else ()), *hook_prompts(hook_function, writer, seed, hook)]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.console import print_figures, print_rows
 
 File = Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file with [rewards]: one reward for each value.")]
 Pairs = Annotated[Path, typer.Argument(metavar="PAIRS.jsonl", help="Pairs of `phalanx align choose`.")]
@@ -34,10 +34,10 @@ def values(file: File, pairs: Pairs, *, show: Show = 10, smallest: Smallest = 0.
     ):
         gaps = value_gaps(asked, scorer, smallest)
     conflicts = gaps["conflicts"]
-    say_figures({"pairs": gaps["pairs"], "conflicts": len(conflicts)})
-    say_figures({f"prefers the chosen: {name}": share for name, share in gaps["accuracy"].items()})
-    say_figures({f"disagree: {names}": share for names, share in gaps["disagreement"].items()})
-    say_rows(
+    print_figures({"pairs": gaps["pairs"], "conflicts": len(conflicts)})
+    print_figures({f"prefers the chosen: {name}": share for name, share in gaps["accuracy"].items()})
+    print_figures({f"disagree: {names}": share for names, share in gaps["disagreement"].items()})
+    print_rows(
         [{"where": conflict["where"], **conflict["gaps"], "sum": conflict["sum"]} for conflict in conflicts[:show]]
     )
     return Answer({**gaps, "conflicts": conflicts[:show], "num_conflicts": len(conflicts)})

@@ -35,27 +35,27 @@ _STDOUT: dict[int, TextIO] = {}
 """Where stdout is, by the process that was asked; a worker that is forked meanwhile was not."""
 
 
-def _lines() -> TextIO | None:
+def _answer_stream() -> TextIO | None:
     return _STDOUT.get(os.getpid())
 
 
 def for_programs() -> bool:
     """Whether the command that runs was asked for JSON."""
-    return _lines() is not None
+    return _answer_stream() is not None
 
 
-def say_object(value: Mapping[str, Any]) -> None:
+def print_object(value: Mapping[str, Any]) -> None:
     """Print one JSON object as a line on stdout; for people, and in a forked process, print nothing."""
-    lines = _lines()
+    lines = _answer_stream()
     if lines is not None:
-        lines.write(json.dumps(_strict(value), allow_nan=False) + "\n")
+        lines.write(json.dumps(_strict_json(value), allow_nan=False) + "\n")
         lines.flush()
 
 
 @contextlib.contextmanager
 def json_alone() -> Iterator[None]:
-    """Within it stdout is kept for `say_object`; all other output goes to stderr, that of child processes too."""
-    with _stdout() as lines, contextlib.redirect_stdout(sys.stderr):
+    """Within it stdout is kept for `print_object`; all other output goes to stderr, that of child processes too."""
+    with _keep_stdout() as lines, contextlib.redirect_stdout(sys.stderr):
         _STDOUT[os.getpid()] = lines
         try:
             yield
@@ -64,7 +64,7 @@ def json_alone() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stdout() -> Iterator[TextIO]:
+def _keep_stdout() -> Iterator[TextIO]:
     """Yield a stream to where stdout went; file descriptor 1 is stderr meanwhile."""
     if not _is_descriptor_1():
         # a test, or a notebook, has put another stream there, to which nothing but Python writes
@@ -88,11 +88,11 @@ def _is_descriptor_1() -> bool:
         return False
 
 
-def _strict(value: Any) -> Any:
+def _strict_json(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): _strict_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_strict(item) for item in value]
+        return [_strict_json(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -6,9 +6,9 @@ from typing import Any
 
 import typer
 
-from phalanx.cli.answers.answer import Answer, say_object
+from phalanx.cli.answers.answer import Answer, print_object
 from phalanx.cli.answers.failure import BUG, INTERRUPTED, USAGE, UsageRefusal, error_object, plain_object, usage_object
-from phalanx.cli.console import say_error
+from phalanx.cli.console import print_error
 from phalanx.errors import InputError, PhalanxError, is_closed, is_disk_fault, writing_cure
 
 INTERRUPTED_EXIT = 130
@@ -21,26 +21,26 @@ def exit_code_of(act: Callable[[], object]) -> int:
     that Python prints a plain traceback, without the values of variables, and exits with 1.
     """
     try:
-        return _finish(act())
+        return _finish_command(act())
     except PhalanxError as exc:
-        return _fail(exc, {})
+        return _report_failure(exc, {})
     except UsageRefusal as exc:
         from typer.rich_utils import rich_format_error
 
         rich_format_error(exc)
         typer.echo(f"[{USAGE}]", err=True)
-        say_object(usage_object(exc))
+        print_object(usage_object(exc))
         return int(exc.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        say_object(plain_object("interrupted", INTERRUPTED_EXIT, INTERRUPTED))
+        print_object(plain_object("interrupted", INTERRUPTED_EXIT, INTERRUPTED))
         return INTERRUPTED_EXIT
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except Exception as exc:
         closed = _closed_file(exc) if isinstance(exc, OSError) else None
         if closed is not None:
-            return _fail(closed, {})
-        say_object(plain_object("a bug in Phalanx; its traceback is on stderr", PhalanxError.exit_code, BUG))
+            return _report_failure(closed, {})
+        print_object(plain_object("a bug in Phalanx; its traceback is on stderr", PhalanxError.exit_code, BUG))
         raise
 
 
@@ -50,22 +50,22 @@ def _closed_file(exc: OSError) -> InputError | None:
     if name is None or not (is_closed(exc) or is_disk_fault(exc)):
         return None
     do = writing_cure(exc) if is_disk_fault(exc) else "change its permissions, or give another path"
-    return InputError(f"{name}: {exc.strerror}; {do}").about(file=name, found=exc.strerror or "", do=do)
+    return InputError(f"{name}: {exc.strerror}; {do}").with_facts(file=name, found=exc.strerror or "", do=do)
 
 
-def _finish(result: object) -> int:
+def _finish_command(result: object) -> int:
     if not isinstance(result, Answer):
         # a number is the exit code of a command that ended before its answer, such as --help
         return result if isinstance(result, int) else 0
     if result.error is not None:
-        return _fail(result.error, result.facts)
-    say_object(result.facts)
+        return _report_failure(result.error, result.facts)
+    print_object(result.facts)
     return result.exit_code
 
 
-def _fail(exc: PhalanxError, found: Mapping[str, Any]) -> int:
-    file = exc.facts.get("file", "")
+def _report_failure(exc: PhalanxError, found: Mapping[str, Any]) -> int:
+    file = exc.error_facts.get("file", "")
     place = f"{file}: " if file and os.path.basename(file) not in str(exc) else ""
-    say_error(f"{place}{exc} [{exc.facts['code']}]")
-    say_object({**found, **error_object(exc)})
+    print_error(f"{place}{exc} [{exc.error_facts['code']}]")
+    print_object({**found, **error_object(exc)})
     return exc.exit_code

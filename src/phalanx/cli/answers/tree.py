@@ -18,38 +18,38 @@ _TAG = re.compile(r"(?=\[[a-zA-Z#/@])")
 """Before what rich takes for the beginning of a tag."""
 
 
-def leaves(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaf_commands(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield each command that does something, with the words that call it."""
     below = getattr(command, "commands", None)
     if below is None:
         yield names, command
     for name, subcommand in (below or {}).items():
-        yield from leaves(subcommand, (*names, name))
+        yield from leaf_commands(subcommand, (*names, name))
 
 
-def answers(command: Any) -> bool:
+def returns_answer(command: Any) -> bool:
     """Whether a command returns an `Answer`, and so can be asked for JSON."""
     return inspect.signature(command.callback).return_annotation is Answer
 
 
-def furnish(root: Any) -> None:
+def add_json_options(root: Any) -> None:
     """Give each command of a tree ``--json`` and a paragraph with its exit codes, once."""
-    for _, command in leaves(root):
-        if answers(command):
-            command.params.append(_option())
+    for _, command in leaf_commands(root):
+        if returns_answer(command):
+            command.params.append(_json_option())
         if "Exit codes:" not in (command.epilog or ""):
             command.epilog = f"{command.epilog or ''}\n\n{EXIT_CODES}".strip()
     _keep_brackets(root)
 
 
-def _option() -> Any:
+def _json_option() -> Any:
     """Return the option as a parameter of typer's, which has no public constructor for one."""
     holder = typer.Typer(add_completion=False)
-    holder.command()(_asked)
+    holder.command()(_hold_json_option)
     return typer.main.get_command(holder).params[0]
 
 
-def _asked(
+def _hold_json_option(
     json: Annotated[
         bool,
         typer.Option(

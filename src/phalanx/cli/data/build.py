@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_error, say_figures, say_warnings
+from phalanx.cli.console import print_error, print_figures, print_warnings
 from phalanx.cli.data.copy import is_address, put_dataset
 from phalanx.cli.options import Sets, Unsets, overrides_of
 
@@ -49,7 +49,7 @@ def build(
     from phalanx.data.sources import links_out_of
 
     recipe = load_recipe(recipe_file, overrides_of(sets, unsets))
-    say_warnings(chats_read_as_text(recipe.sources, "sources") + links_out_of(recipe.sources, "sources"))
+    print_warnings(chats_read_as_text(recipe.sources, "sources") + links_out_of(recipe.sources, "sources"))
     if dry_run:
         from phalanx.cli.data.side_by_side import preview_answer
 
@@ -57,7 +57,7 @@ def build(
     from phalanx.cli.data.progress import BuildBar
     from phalanx.data.build.local import default_workers, open_local
     from phalanx.data.build.run import BuildOptions
-    from phalanx.data.build.run import build as build_dataset
+    from phalanx.data.build.run import build_recipe as build_dataset
     from phalanx.report import write_data_report
 
     open_engine: Any = functools.partial(open_local, workers=workers or default_workers())
@@ -72,15 +72,15 @@ def build(
         with BuildBar() as bar:
             outcome = build_dataset(recipe, directory, BuildOptions(open_engine, recipe_file.parent, bar))
     except KeyboardInterrupt:
-        say_error(f"{directory}: interrupted; repeat the same command to continue from the finished pieces")
+        print_error(f"{directory}: interrupted; repeat the same command to continue from the finished pieces")
         raise
     seconds = time.monotonic() - begun
     page = write_data_report(directory)
     figures = {
         "directory": directory,
         "digest": outcome.digest,
-        "was there already": outcome.was_there,
-        **_totals(outcome.report, None if outcome.was_there else seconds),
+        "was there already": outcome.already_existed,
+        **_build_totals(outcome.report, None if outcome.already_existed else seconds),
     }
     if outcome.report["not_found"]:
         figures["in [quarantine], of no document"] = ", ".join(outcome.report["not_found"])
@@ -88,11 +88,11 @@ def build(
         figures["copied to"] = put_dataset(directory, store)
     if not any(group["split"] == "validation" for group in outcome.report["groups"]):
         figures["held out"] = "none: raise output.validation_share, or set data.validation in the run file"
-    say_figures({**figures, "report": page})
+    print_figures({**figures, "report": page})
     return Answer({**{name.replace(" ", "_"): value for name, value in figures.items()}, "report": page})
 
 
-def _totals(report: dict[str, Any], seconds: float | None) -> dict[str, Any]:
+def _build_totals(report: dict[str, Any], seconds: float | None) -> dict[str, Any]:
     sources = report["sources"]
     raw = sum(
         source["read"].get("raw_bytes", 0) + sum(part["raw_bytes"] for part in source["broken"].values())

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
-from phalanx.cli.data.options import DatasetDir, KeyFile, Signer, opened
+from phalanx.cli.console import print_figures
+from phalanx.cli.data.options import DatasetDir, KeyFile, Signer, open_given
 from phalanx.errors import DataError
 
 
@@ -28,7 +28,7 @@ def export(
     from phalanx.data.shards.megatron import write_megatron
     from phalanx.data.shards.parquet import write_parquet
 
-    dataset = opened(directory, key, signer)
+    dataset = open_given(directory, key, signer)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
@@ -40,7 +40,7 @@ def export(
             files.append(str(write_parquet(dataset, part.group, part.split, out / f"{stem}.parquet")))
         else:
             files += [str(path) for path in write_megatron(dataset, part.group, part.split, out / stem)]
-    say_figures({"files": "\n".join(files), "trust": dataset.trust})
+    print_figures({"files": "\n".join(files), "trust": dataset.trust_statement})
     return Answer({"files": files, "dataset": dataset.digest, "signer": dataset.signer})
 
 
@@ -69,11 +69,11 @@ def import_(
     content, size = read_file(tokenizer), open_tokenizer(tokenizer, eos_id).vocab_size
     digest = hashlib.sha256(content).hexdigest()
     record = TokenizerRecord(kind="file", vocab_size=size, eos_id=eos_id, digest=digest)
-    foreign = ForeignTokens([TokenFile.of(path) for path in files], record, licence)
+    foreign = ForeignTokens([TokenFile.from_path(path) for path in files], record, licence)
     signer = load_signer(signing_key or default_signing_key())
     with DatasetWriter(out, token_dtype(size)) as writer:
         write_file(out / "tokenizer.json", content)
         manifest = import_tokens(foreign, writer, signer)
     figures = {"documents": manifest.documents, "tokens": manifest.tokens, "signed by": fingerprint_of(signer)}
-    say_figures({"dataset": out, **figures})
+    print_figures({"dataset": out, **figures})
     return Answer({"directory": str(out), **figures})

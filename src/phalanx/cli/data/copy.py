@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import print_figures
 from phalanx.cli.data.options import Signer
 
 
@@ -29,14 +29,14 @@ def copy(
     if are_addresses.count(True) != 1:
         raise typer.BadParameter("expected one directory and one address such as s3://bucket/name")
     if are_addresses[1]:
-        signed = StoredDataset(target).put(Path(source), signer)
+        signed = StoredDataset(target).upload_dataset(Path(source), signer)
     else:
-        signed = StoredDataset(source).fetch(Path(target), signer)
+        signed = StoredDataset(source).download_dataset(Path(target), signer)
         if signed.manifest.seal is None:
             for _ in open_dataset(Path(target), signer).verify():
                 pass
     figures = {"from": source, "to": target, "digest": signed.statement.dataset, "signer": signed.signer}
-    say_figures(figures)
+    print_figures(figures)
     return Answer(figures)
 
 
@@ -44,7 +44,7 @@ def put_dataset(directory: Path, address: str) -> str:
     """Copy a dataset to an object store, and return the address."""
     from phalanx.data.shards.stored import StoredDataset
 
-    StoredDataset(address).put(directory)
+    StoredDataset(address).upload_dataset(directory)
     return address
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_rows
-from phalanx.cli.data.options import DatasetDir, KeyFile, opened
+from phalanx.cli.console import print_figures, print_rows
+from phalanx.cli.data.options import DatasetDir, KeyFile, open_given
 
 
 def diff(
@@ -20,12 +20,12 @@ def diff(
     key: KeyFile = None,
 ) -> Answer:
     """Compare two datasets: sources, steps, thresholds, counts, and documents by digest."""
-    from phalanx.data.build.look import compare, named_changes
+    from phalanx.data.build.look import compare_datasets, named_changes
 
-    datasets = opened(first, key), opened(second, key)
-    differences = compare(*datasets)
+    datasets = open_given(first, key), open_given(second, key)
+    differences = compare_datasets(*datasets)
     named = list(named_changes(*datasets, documents))
-    say_rows(differences["changed"])
-    say_figures({f"documents {name}": value for name, value in differences["documents"].items()})
-    say_rows(named)
+    print_rows(differences["changed"])
+    print_figures({f"documents {name}": value for name, value in differences["documents"].items()})
+    print_rows(named)
     return Answer({**differences, "named": named})

@@ -16,7 +16,7 @@ Signer = Annotated[
 ]
 
 
-def opened(directory: Path, key: Path | None, signer: str | None = None) -> "Dataset":
+def open_given(directory: Path, key: Path | None, signer: str | None = None) -> "Dataset":
     """Open a dataset, with the key in a file where it is encrypted.
 
     Raises:
@@ -24,4 +24,4 @@ def opened(directory: Path, key: Path | None, signer: str | None = None) -> "Dat
     """
     from phalanx.data.shards import SealKey, open_dataset
 
-    return open_dataset(directory, signer, None if key is None else SealKey.read(key))
+    return open_dataset(directory, signer, None if key is None else SealKey.from_file(key))

@@ -28,7 +28,7 @@ class BuildBar:
         self._bytes = 0
         self._left_out: Counter[str] = Counter()
 
-    def begin(self, phase: str, pieces: int, size_bytes: int) -> None:
+    def begin_phase(self, phase: str, pieces: int, size_bytes: int) -> None:
         """Show a bar for another phase."""
         if not self._console.is_terminal:
             return
@@ -36,9 +36,9 @@ class BuildBar:
             self._bar.stop_task(self._task)
         self._begun, self._bytes = time.monotonic(), 0
         size = f"{phase}, {size_bytes / 1e6:.1f} MB" if size_bytes else phase
-        self._task = self._bar.add_task(size, total=pieces, speed="", drops=self._drops())
+        self._task = self._bar.add_task(size, total=pieces, speed="", drops=self._describe_drops())
 
-    def advance(self, size_bytes: int, left_out: dict[str, int]) -> None:
+    def finish_piece(self, size_bytes: int, left_out: dict[str, int]) -> None:
         """Show that a piece is done."""
         self._bytes += size_bytes
         self._left_out.update(left_out)
@@ -46,7 +46,7 @@ class BuildBar:
             return
         seconds = time.monotonic() - self._begun
         speed = f"{self._bytes / 1e6 / seconds:.2f} MB/s" if self._bytes and seconds else ""
-        self._bar.update(self._task, advance=1, speed=speed, drops=self._drops())
+        self._bar.update(self._task, advance=1, speed=speed, drops=self._describe_drops())
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -57,6 +57,6 @@ class BuildBar:
         if self._console.is_terminal:
             self._bar.stop()
 
-    def _drops(self) -> str:
+    def _describe_drops(self) -> str:
         top_steps = self._left_out.most_common(_STEPS)
         return "left out: " + ", ".join(f"{step} {count}" for step, count in top_steps) if top_steps else ""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_warnings
-from phalanx.cli.data.options import KeyFile, Signer, opened
+from phalanx.cli.console import print_figures, print_warnings
+from phalanx.cli.data.options import KeyFile, Signer, open_given
 
 if TYPE_CHECKING:
     from phalanx.data.row_text import RowPiece
@@ -29,20 +29,20 @@ def sample(
 ) -> Answer:
     """Print random documents of a dataset, or rows of a run; --mask marks the learned tokens."""
     if place.suffix == ".toml":
-        return _rows(place, count, seed, mask=mask)
+        return _sample_rows(place, count, seed, mask=mask)
     if mask:
         raise typer.BadParameter("--mask needs the rows of a run; give a run file, RUN.toml")
     from phalanx.data.build.look import sampled_documents
 
-    documents = list(sampled_documents(opened(place, key, signer), count, seed, group))
+    documents = list(sampled_documents(open_given(place, key, signer), count, seed, group))
     for document in documents:
         text = document["text"]
-        say_figures({**document, "text": text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."})
+        print_figures({**document, "text": text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."})
         typer.echo()
     return Answer({"documents": documents})
 
 
-def _rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
+def _sample_rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
     import random
 
     from phalanx.train import default_directory, load_run, text_warnings
@@ -50,7 +50,7 @@ def _rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
     from phalanx.train.records.run_directory import cache_beside
 
     run = load_run(run_file)
-    say_warnings(text_warnings(run))
+    print_warnings(text_warnings(run))
     rows = shown_rows(run, cache_beside(default_directory(run)))
     # not secret: another seed shows other rows
     numbers = sorted(random.Random(seed).sample(range(rows.count), min(count, rows.count)))  # noqa: S311
@@ -61,12 +61,12 @@ def _rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
             tokens = sum(piece.tokens for piece in pieces)
             shown = {"row": number, **row_facts, "tokens": tokens, "learned": learned}
             rows_shown.append({**shown, "pieces": [asdict(piece) for piece in pieces]})
-            say_figures(shown)
-            _say(pieces, mask=mask)
+            print_figures(shown)
+            _print_pieces(pieces, mask=mask)
     return Answer({"rows": rows_shown})
 
 
-def _say(pieces: "list[RowPiece]", *, mask: bool) -> None:
+def _print_pieces(pieces: "list[RowPiece]", *, mask: bool) -> None:
     """Print a row, its documents apart; learned tokens in marks, and in colour on a terminal."""
     from phalanx.cli.answers.answer import for_programs
     from phalanx.config import escape_controls

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.console import print_figures, print_rows
 from phalanx.cli.data.tokenizer_options import Field, Texts
 from phalanx.cli.data.tokenizer_train import EXAMPLES, train
 
@@ -43,8 +43,8 @@ def check(
     from phalanx.errors import DataError
 
     outcome = check_tokenizer(place, texts_of(text, field) if text else (), eos_token)
-    say_figures(outcome.facts | {"refused": "; ".join(outcome.refused) or "none: a run can use it"})
-    error = DataError(f"{place}: {outcome.refused[0]}").about(file=str(place)) if outcome.refused else None
+    print_figures(outcome.facts | {"refused": "; ".join(outcome.refused) or "none: a run can use it"})
+    error = DataError(f"{place}: {outcome.refused[0]}").with_facts(file=str(place)) if outcome.refused else None
     return Answer({**outcome.facts, "refused": outcome.refused}, error=error)
 
 
@@ -63,21 +63,21 @@ def compare(
 ) -> Answer:
     """Compare vocabularies on the same texts: tokens per byte and per word (fertility), unknown tokens, losses."""
     from phalanx.data.tokenizers.check import open_vocabulary
-    from phalanx.data.tokenizers.measure import measure
-    from phalanx.data.tokenizers.texts import language_teller, texts_of
+    from phalanx.data.tokenizers.measure import measure_texts
+    from phalanx.data.tokenizers.texts import language_detector, texts_of
     from phalanx.report import write_fertility_svg
 
     vocabularies = {str(place): open_vocabulary(place) for place in dict.fromkeys(places)}
     texts = texts_of(text, field)
     if by is TextGroup.LANGUAGE:
-        tell = language_teller()
+        tell = language_detector()
         texts = ((tell(text), text) for _, text in texts)
-    figures_of = measure(vocabularies, texts)
+    figures_of = measure_texts(vocabularies, texts)
     rows: list[dict[str, Any]] = [
         {by.value: group, "vocabulary": name, **figures.to_json()}
         for (group, name), figures in sorted(figures_of.items())
     ]
-    say_rows(rows)
+    print_rows(rows)
     answer: dict[str, Any] = {"rows": rows}
     if out is not None:
         bars = [(f"{row[by.value]}, {row['vocabulary']}", 100 * row["tokens_per_byte"]) for row in rows]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import print_figures
 from phalanx.cli.data.tokenizer_options import Field, Texts
 from phalanx.cli.options import Sets, Unsets, overrides_of
 
@@ -49,9 +49,11 @@ def train(
     """Train a vocabulary from a recipe or from command-line options; the same texts give the same bytes."""
     from phalanx.data.tokenizers.recipe import make_tokenizer
 
-    tokenizer_recipe = _recipe(recipe, _said(text or [], field, kind, vocab_size), overrides_of(sets, unsets))
+    tokenizer_recipe = _load_recipe(
+        recipe, _recipe_of_options(text or [], field, kind, vocab_size), overrides_of(sets, unsets)
+    )
     record = make_tokenizer(tokenizer_recipe, out)
-    say_figures({name: value for name, value in record.items() if name != "sources"})
+    print_figures({name: value for name, value in record.items() if name != "sources"})
     end_token = tokenizer_recipe.tokenizer.end_of_text
     typer.echo(
         f'{out}: in the run file: data.tokenizer = {{ kind = "file", path = "{out}/tokenizer.json", '
@@ -60,7 +62,7 @@ def train(
     return Answer({"directory": out, **record})
 
 
-def _said(texts: list[Path], field: str, kind: Kind, vocab_size: int) -> dict[str, Any]:
+def _recipe_of_options(texts: list[Path], field: str, kind: Kind, vocab_size: int) -> dict[str, Any]:
     """Return the command-line options as a recipe."""
     from phalanx.data.tokenizers.texts import sources_of
 
@@ -70,13 +72,13 @@ def _said(texts: list[Path], field: str, kind: Kind, vocab_size: int) -> dict[st
     }
 
 
-def _recipe(path: Path | None, said: dict[str, Any], overrides: list[str]) -> "TokenizerRecipe":
+def _load_recipe(path: Path | None, said: dict[str, Any], overrides: list[str]) -> "TokenizerRecipe":
     from phalanx.config import config_of, load_config
     from phalanx.data.tokenizers.recipe import TokenizerRecipe
     from phalanx.errors import ConfigError
 
     if (path is None) == (not said["sources"]):
-        raise ConfigError("give either --recipe or --text").about(code="PHX-C001", expected="--recipe or --text")
+        raise ConfigError("give either --recipe or --text").with_facts(code="PHX-C001", expected="--recipe or --text")
     if path is not None:
         return load_config(path, TokenizerRecipe, overrides)
     return config_of(said, Path("command line"), TokenizerRecipe, overrides)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
-from phalanx.cli.data.options import KeyFile, Signer, opened
+from phalanx.cli.console import print_figures
+from phalanx.cli.data.options import KeyFile, Signer, open_given
 
 
 def verify(
@@ -24,27 +24,27 @@ def verify(
     """
     if (directory is None) == (proof is None):
         raise typer.BadParameter("expected either a dataset or --proof FILE")
-    return _proof(proof, signer) if proof is not None else _dataset(directory or Path(), signer, key)
+    return _verify_proof(proof, signer) if proof is not None else _verify_dataset(directory or Path(), signer, key)
 
 
-def _dataset(directory: Path, signer: str | None, key: Path | None) -> Answer:
-    dataset = opened(directory, key, signer)
+def _verify_dataset(directory: Path, signer: str | None, key: Path | None) -> Answer:
+    dataset = open_given(directory, key, signer)
     files = sum(1 for _ in dataset.verify())
     figures = {
         "verdict": "all bytes match the signature",
-        "trust": dataset.trust,
+        "trust": dataset.trust_statement,
         "digest": dataset.digest,
         "documents": dataset.manifest.documents,
         "tokens": dataset.manifest.tokens,
         "files": files,
-        "account": _account(dataset),
+        "account": _check_account(dataset),
         "encrypted": dataset.manifest.seal is not None,
     }
-    say_figures(figures)
+    print_figures(figures)
     return Answer({**figures, "signer": dataset.signer, "signer_was_named": dataset.signer_was_named})
 
 
-def _account(dataset: Any) -> str:
+def _check_account(dataset: Any) -> str:
     """Check the additions of a build to shards: the tokenizer beside them, and the account of every byte."""
     from phalanx.data.build.finish import REPORT_FILE
     from phalanx.data.build.look import check_tokenizer, verify_account
@@ -56,7 +56,7 @@ def _account(dataset: Any) -> str:
     return "sums match to the byte"
 
 
-def _proof(path: Path, signer: str | None) -> Answer:
+def _verify_proof(path: Path, signer: str | None) -> Answer:
     from phalanx.data.shards.proof import check_proof, load_proof
 
     proof = load_proof(path)
@@ -74,7 +74,7 @@ def _proof(path: Path, signer: str | None) -> Answer:
         "signed by": proof.signer + ("" if signer is not None else ", not verified: confirm it with --signer"),
         "rests on": "provided that the signer sorted the index; the tree shows that it was not changed since",
     }
-    say_figures(figures)
+    print_figures(figures)
     facts = {
         "document": proof.digest,
         "present": bool(places),

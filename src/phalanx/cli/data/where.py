@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import print_figures
 from phalanx.cli.data.options import KeyFile, Signer
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def where(
         past = PastRun(run_dir)
         dataset, named = dataset_of(past, dataset)
         signer, key = signer or named.signer, key or named.key_file
-    opened_dataset = open_dataset(dataset or Path(), signer, None if key is None else SealKey.read(key))
+    opened_dataset = open_dataset(dataset or Path(), signer, None if key is None else SealKey.from_file(key))
     asked = find_document(opened_dataset, document)
     document_proof = prove_document(opened_dataset, asked.digest)
     proven = check_proof(document_proof, str(dataset), signer)
@@ -69,19 +69,19 @@ def where(
     places = [
         f"{place.group}.{place.split}, document {place.document}, {place.tokens} tokens" for place in proven.places
     ]
-    say_figures(
+    print_figures(
         {
             "document": f"{asked.digest}, by its {asked.named_by}",
             "in the dataset": "; ".join(places[:_SHOWN]) or "no (proven)",
-            "trust": opened_dataset.trust,
-            **({} if lineage is None else _of_run(lineage)),
+            "trust": opened_dataset.trust_statement,
+            **({} if lineage is None else _lineage_fields(lineage)),
             **({} if proof is None else {"proof": proof}),
         }
     )
     return Answer(facts)
 
 
-def _of_run(lineage: "DocumentLineage") -> dict[str, Any]:
+def _lineage_fields(lineage: "DocumentLineage") -> dict[str, Any]:
     steps = [str(step.step) for step in lineage.steps]
     more = f", and {len(steps) - _SHOWN} more" if len(steps) > _SHOWN else ""
     by = sorted({step.committed_in or "nothing" for step in lineage.steps})

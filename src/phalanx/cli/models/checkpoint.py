@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import print_figures
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Verify and export checkpoints; make and change their keys.")
 
@@ -29,8 +29,8 @@ def verify(run_dir: RunDir, step: Step = None, best: Best = False, certificate: 
     from phalanx.train import PastRun
 
     past = PastRun(run_dir, certificate)
-    checkpoint = past.open(step, best=best)
-    tensors = [checkpoint.tensors(stage) for stage in checkpoint.stages]
+    checkpoint = past.open_verified(step, best=best)
+    tensors = [checkpoint.stage_tensors(stage) for stage in checkpoint.stages]
     suffix = ", equal to the audit log's entry" if step is None else ""
     figures = {
         "verdict": f"signed, complete, unchanged{suffix}",
@@ -42,7 +42,7 @@ def verify(run_dir: RunDir, step: Step = None, best: Best = False, certificate: 
         "tensors": sum(len(stage) for stage in tensors),
         "bytes": sum(tensor.nbytes for stage in tensors for tensor in stage.values()),
     }
-    say_figures(figures)
+    print_figures(figures)
     return Answer(figures)
 
 
@@ -92,7 +92,7 @@ def rotate(
     from phalanx.train import PastRun
 
     past = PastRun(run_dir, certificate)
-    old = past.key()
+    old = past.key_holder()
     if old is None:
         raise ConfigError(f"{run_dir}: its checkpoints are not encrypted and have no key to change")
     new = open_key(to)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer, for_programs
-from phalanx.cli.models.talk import chat_by_lines, say
+from phalanx.cli.models.talk import chat_by_lines, print_completion
 
 if TYPE_CHECKING:
     from phalanx.serve import SamplingRule, TextModel
@@ -80,17 +80,17 @@ def generate(
         where, step=step, best=best, certificate=certificate, own_code=own_code, device=device, stages=stages
     )
     if lines is not None and out is not None:
-        return _file(model, lines, out, sampling)
+        return _complete_file(model, lines, out, sampling)
     if chat:
         return chat_by_lines(model, sampling)
     text = sys.stdin.read() if prompt is None else prompt
     if not for_programs():
         typer.echo(escape_controls(text), nl=False)
-    completion = say(model, model.prompt(text), sampling)
+    completion = print_completion(model, model.encode_prompt(text), sampling)
     return Answer({"prompt": text, **completion.model_dump()})
 
 
-def _file(model: "TextModel", lines: Path, out: Path, sampling: "SamplingRule") -> Answer:
+def _complete_file(model: "TextModel", lines: Path, out: Path, sampling: "SamplingRule") -> Answer:
     from phalanx.serve import complete_file
     from phalanx.telemetry import row_bar
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import print_figures
 
 
 def merge(
@@ -18,7 +18,7 @@ def merge(
     from phalanx.checkpoint.merge import merge_adapter
 
     merged_facts = merge_adapter(base, adapter, out)
-    say_figures(merged_facts)
+    print_figures(merged_facts)
     return Answer({"directory": out, **merged_facts})
 
 
@@ -30,5 +30,5 @@ def unmerge(
     from phalanx.checkpoint.merge import unmerge_adapter
 
     unmerged_facts = unmerge_adapter(merged, out)
-    say_figures(unmerged_facts)
+    print_figures(unmerged_facts)
     return Answer({"directory": out, **unmerged_facts})

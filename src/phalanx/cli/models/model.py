@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import print_figures
 from phalanx.cli.models.merge import merge, unmerge
 
 model_app = typer.Typer(
@@ -27,8 +27,8 @@ def inspect(directory: Source) -> Answer:
     from phalanx.models.inspection import inspect_model
 
     facts = inspect_model(directory)
-    say_figures({name: value for name, value in facts.items() if name != "refused"})
-    say_figures({"refused": "; ".join(facts["refused"]) or "none: a run can train it"})
+    print_figures({name: value for name, value in facts.items() if name != "refused"})
+    print_figures({"refused": "; ".join(facts["refused"]) or "none: a run can train it"})
     return Answer(facts)
 
 
@@ -81,5 +81,5 @@ def verify(
     adapter = past.config.model.adapter is not None
     digest = verify_export(directory, past.final_weights_digest, trains_adapter=adapter)
     figures = {"verdict": "equal to the weights at the end of the run", "run": past.run_id, "digest": digest}
-    say_figures(figures)
+    print_figures(figures)
     return Answer(figures)

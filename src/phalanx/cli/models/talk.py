@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from phalanx.serve import Completion, SamplingRule, TextModel
 
 
-def say(model: "TextModel", ids: list[int], sampling: "SamplingRule") -> "Completion":
+def print_completion(model: "TextModel", ids: list[int], sampling: "SamplingRule") -> "Completion":
     """Print what follows a prompt while it is written, without what steers a terminal; for programs, print nothing."""
     from phalanx.config import escape_controls
 
-    with model.stream(ids, sampling) as stream:
+    with model.stream_text(ids, sampling) as stream:
         for piece in stream:
             if not for_programs():
                 typer.echo(escape_controls(piece), nl=False)
@@ -39,5 +39,5 @@ def chat_by_lines(model: "TextModel", sampling: "SamplingRule") -> Answer:
         if not text.strip():
             continue
         messages.append(ChatMessage(role="user", content=text.rstrip("\n")))
-        completion = say(model, model.chat_prompt(messages), sampling)
+        completion = print_completion(model, model.chat_prompt(messages), sampling)
         messages.append(ChatMessage(role="assistant", content=completion.text))

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_line
+from phalanx.cli.console import print_line
 
 
 def client(
@@ -23,5 +23,5 @@ def client(
     config, run, name = read_client(client_file)
     from phalanx.train.parties.client_process import run_client
 
-    run_client(config, run, name, say_line)
+    run_client(config, run, name, print_line)
     return Answer({"status": "complete", "party": name})

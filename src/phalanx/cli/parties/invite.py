@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.answers.answer import Answer, say_object
-from phalanx.cli.console import say_line
+from phalanx.cli.answers.answer import Answer, print_object
+from phalanx.cli.console import print_line
 from phalanx.cli.parties.join_split import ENCLAVE
-from phalanx.cli.parties.pki_request import complete
+from phalanx.cli.parties.pki_request import complete_pki
 
 if TYPE_CHECKING:
     from phalanx.security.invite import JoinTerms
@@ -40,22 +40,22 @@ def invite(
     from phalanx.security.invite import EnrolmentServer, Invitations
     from phalanx.train.parties.invited import invited_to
 
-    lasts = _lasts(expires)
-    directory, bind, terms = invited_to(target, name or [], port, _of_workers)
-    complete(directory)
+    lasts = _parse_duration(expires)
+    directory, bind, terms = invited_to(target, name or [], port, _worker_terms)
+    complete_pki(directory)
     invitations = Invitations(directory)
-    with EnrolmentServer(directory, invitations, terms, say_line) as server:
+    with EnrolmentServer(directory, invitations, terms, print_line) as server:
         if wait:
-            server.listen(bind, terms.port if port is None else port)
+            server.start_listening(bind, terms.port if port is None else port)
         reached = f"{host or socket.gethostname()}:{server.port or port or terms.port}"
         for party in name or []:
-            token = invitations.invite(party, reached, lasts)
-            token_text, until = token.line(), token.expires_at.isoformat()
+            token = invitations.invite_party(party, reached, lasts)
+            token_text, until = token.to_text(), token.expires_at.isoformat()
             typer.echo(
                 f"{party}: valid until {until}, connects to {reached}; run on the machine of {party}:\n"
-                f"  phalanx join {token_text}{_more(terms, party)}"
+                f"  phalanx join {token_text}{_client_options(terms, party)}"
             )
-            say_object({"name": party, "token": token_text, "expires_at": until, "address": reached})
+            print_object({"name": party, "token": token_text, "expires_at": until, "address": reached})
         if wait:
             typer.echo("waiting for all to join; Ctrl-C stops, `phalanx invite` without --name waits again")
         pause = threading.Event()
@@ -66,7 +66,7 @@ def invite(
     return Answer({"invited": name or [], "awaited": invitations.open_names()})
 
 
-def _lasts(text: str) -> timedelta:
+def _parse_duration(text: str) -> timedelta:
     from phalanx.errors import ConfigError
 
     match = _LASTS.fullmatch(text)
@@ -78,12 +78,12 @@ def _lasts(text: str) -> timedelta:
     return lasts
 
 
-def _of_workers(run: "PipelineRun") -> "JoinTerms":
+def _worker_terms(run: "PipelineRun") -> "JoinTerms":
     from phalanx.train import join_terms
 
     return join_terms(run)
 
 
-def _more(terms: "JoinTerms", name: str) -> str:
+def _client_options(terms: "JoinTerms", name: str) -> str:
     """Return the options that a client of a split adds to its command."""
     return " --train FILE --test FILE" if terms.run and name != ENCLAVE else ""

@@ -7,8 +7,8 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.files import write_text
-from phalanx.cli.parties.join_split import CLIENT, ENCLAVE, ClientWords, join_split
-from phalanx.cli.parties.join_worker import bracketed, enrol_worker, serve_worker, worker_file
+from phalanx.cli.parties.join_split import CLIENT, ENCLAVE, ClientOptions, join_split
+from phalanx.cli.parties.join_worker import bracket_host, enrol_worker, serve_worker, worker_file
 from phalanx.cli.parties.joined import Setting, change_file, has_joined, note_joined
 
 _PORT = 7070
@@ -51,13 +51,13 @@ def join(
     """
     from phalanx.security.invite import JoinToken
 
-    token = JoinToken.parse(token_line)
+    token = JoinToken.from_text(token_line)
     home = directory or Path(token.name)
-    client_words = ClientWords(train, test, policy, allow_insecure_sim, attester, tpm)
-    if token.name == ENCLAVE or client_words.settings or (home / CLIENT).exists():
+    client_words = ClientOptions(train, test, policy, allow_insecure_sim, attester, tpm)
+    if token.name == ENCLAVE or client_words.file_settings or (home / CLIENT).exists():
         return join_split(token, home, client_words, serve=serve)
     file = home / "worker.toml"
-    settings: dict[str, Setting] = {} if advertise is None else {"advertise": bracketed(advertise)}
+    settings: dict[str, Setting] = {} if advertise is None else {"advertise": bracket_host(advertise)}
     settings |= {} if port is None else {"transport.port": port}
     if has_joined(token, home, file):
         typer.echo(f"{home}: already has keys, certificate and worker file")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_line
+from phalanx.cli.console import print_line
 from phalanx.cli.files import write_text
 from phalanx.cli.parties.joined import Setting, change_file, has_joined, note_joined
 
@@ -21,7 +21,7 @@ RUN, CLIENT = "run.toml", "client.toml"
 
 
 @dataclass(frozen=True)
-class ClientWords:
+class ClientOptions:
     """What a client says on the command line.
 
     Attributes:
@@ -37,7 +37,7 @@ class ClientWords:
     tpm: str | None = None
 
     @property
-    def settings(self) -> dict[str, Setting]:
+    def file_settings(self) -> dict[str, Setting]:
         """What was given, as keys of a client's file; the newer word on which enclave it trusts replaces the older."""
         paths = {"train": self.train, "test": self.test, "policy": self.policy}
         settings: dict[str, Setting] = {name: str(path.resolve()) for name, path in paths.items() if path is not None}
@@ -49,7 +49,7 @@ class ClientWords:
             settings.setdefault("policy", None)
         return settings
 
-    def file(self, home: Path) -> str:
+    def file_text(self, home: Path) -> str:
         """Return the text of a client's file.
 
         Raises:
@@ -58,7 +58,7 @@ class ClientWords:
         from phalanx.errors import ConfigError
 
         if self.train is None or self.test is None:
-            raise ConfigError("--train and --test: a client needs both files of its own texts").about(
+            raise ConfigError("--train and --test: a client needs both files of its own texts").with_facts(
                 code="PHX-C002", key="--train" if self.train is None else "--test", do="give both files"
             )
         paths = {"run": home / RUN, "identity": home, "train": self.train, "test": self.test}
@@ -70,29 +70,29 @@ class ClientWords:
         return "\n".join(lines) + "\n"
 
 
-def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: bool) -> Answer:
+def join_split(token: "JoinToken", home: Path, words: ClientOptions, *, serve: bool) -> Answer:
     """Be certified as the enclave or a client of a split, and take part."""
-    from phalanx.security.invite import enrol
+    from phalanx.security.invite import enrol_machine
     from phalanx.train.parties.client_file import read_client
     from phalanx.train.parties.invited import check_terms
 
     is_enclave, run_file, client_file = token.name == ENCLAVE, home / RUN, home / CLIENT
     if has_joined(token, home, run_file):
         typer.echo(f"{home}: already has keys, certificate and run file")
-        _change(client_file, words)
+        _change_client_file(client_file, words)
     else:
         has_file = is_enclave or client_file.exists()
-        client_text = "" if has_file else words.file(home)
-        enrolment = enrol(token, home)
+        client_text = "" if has_file else words.file_text(home)
+        enrolment = enrol_machine(token, home)
         check_terms(token.name, enrolment.run)
-        _keep_older(run_file, enrolment.run)
+        _keep_old_file(run_file, enrolment.run)
         typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
         for asked in enrolment.asks:
             typer.echo(f"your task: {asked}")
         if client_text:
             write_text(client_file, client_text)
         else:
-            _change(client_file, words)
+            _change_client_file(client_file, words)
         write_text(run_file, enrolment.run)
         note_joined(token, home)
     if is_enclave:
@@ -102,19 +102,19 @@ def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: boo
         if serve:
             from phalanx.train.parties.client_process import run_client
 
-            run_client(config, run, name, say_line)
+            run_client(config, run, name, print_line)
         status = "complete" if serve else "not served"
     return Answer({"name": token.name, "directory": home, "run_file": run_file, "status": status})
 
 
-def _change(client_file: Path, words: ClientWords) -> None:
+def _change_client_file(client_file: Path, words: ClientOptions) -> None:
     """Write options that were given into the file of a client that has joined before."""
     if client_file.exists():
-        for change in change_file(client_file, words.settings):
+        for change in change_file(client_file, words.file_settings):
             typer.echo(change)
 
 
-def _keep_older(run_file: Path, text: str) -> None:
+def _keep_old_file(run_file: Path, text: str) -> None:
     """Keep the run file of an earlier run beside the file that replaces it."""
     from phalanx.cli.files import read_file
 
@@ -131,5 +131,5 @@ def _serve_enclave(run_file: Path, home: Path) -> str:
     from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run, serve_enclave
 
     start = EnclaveStart(home, home / "state")
-    serve_enclave(read_enclave_run(run_file, start), start, say_line)
+    serve_enclave(read_enclave_run(run_file, start), start, print_line)
     return "complete"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from phalanx.cli.console import say_line
+from phalanx.cli.console import print_line
 
 if TYPE_CHECKING:
     from phalanx.pipeline import WorkerOutcome
@@ -21,15 +21,15 @@ _LOOKS_S = 60
 def enrol_worker(token: "JoinToken", home: Path, advertise: str | None, port: int) -> "JoinAnswer":
     """Examine this machine, be probed and certified, and print the owner's requirements."""
     from phalanx.errors import ConfigError
-    from phalanx.pipeline.processes.own_memory import own_rooms
+    from phalanx.pipeline.processes.own_memory import measure_own_memory
     from phalanx.pipeline.processes.own_speed import own_gflops
-    from phalanx.security.invite import JoinOffer, OpenDoor, enrol
+    from phalanx.security.invite import JoinOffer, ReachabilityListener, enrol_machine
 
-    free_mib = min((size // 2**20 for size in own_rooms("").values()), default=None)
+    free_mib = min((size // 2**20 for size in measure_own_memory("").values()), default=None)
     gflops = own_gflops()
     bind = "::" if token.address.startswith("[") else "0.0.0.0"  # noqa: S104 - the owner is to reach it
-    with OpenDoor(bind, port, token.secret) as door:
-        enrolment = enrol(token, home, JoinOffer(door.port, advertise, free_mib, gflops))
+    with ReachabilityListener(bind, port, token.secret) as door:
+        enrolment = enrol_machine(token, home, JoinOffer(door.port, advertise, free_mib, gflops))
     if enrolment.run:
         raise ConfigError(
             "--train and --test: expected with this token, which is for a client of a split with its own texts"
@@ -52,14 +52,14 @@ def worker_file(home: Path, owner: str, host: str, port: int) -> str:
     return (
         f"identity = {json.dumps(str(home.resolve()))}\n"
         f"owner = {json.dumps(owner)}\n"
-        f"advertise = {json.dumps(bracketed(host))}\n"
+        f"advertise = {json.dumps(bracket_host(host))}\n"
         f"journal = {json.dumps(str(home.resolve() / 'state'))}\n"
         f"join_timeout_s = {_LOOKS_S}.0\n\n"
         f'[transport]\nbind = "{"::" if ":" in host else "0.0.0.0"}"\nport = {port}\n'  # noqa: S104 - others reach it
     )
 
 
-def bracketed(host: str) -> str:
+def bracket_host(host: str) -> str:
     """Return a host as it stands before a port."""
     return f"[{host}]" if ":" in host else host
 
@@ -75,21 +75,21 @@ def serve_worker(file: Path, *, stay: bool = False) -> "WorkerOutcome | None":
     from phalanx.pipeline.worker.worker_file import load_worker
 
     config = load_worker(file)
-    if config.parallel.world > 1:
+    if config.parallel.num_ranks > 1:
         return serve_once(config, file)
     # while it serves, the worker itself takes the first signal as the wish to hand over
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         while True:
-            outcome = keep_serving(lambda: serve_once(config, file), say_line, time.sleep)
+            outcome = keep_serving(lambda: serve_once(config, file), print_line, time.sleep)
             if not stay or outcome is not WorkerOutcome.COMPLETE:
                 break
-            say_line("waiting for the next run of this owner; Ctrl-C stops")
+            print_line("waiting for the next run of this owner; Ctrl-C stops")
     except KeyboardInterrupt:
         typer.echo("stopped while no run was under way")
         return None
     return outcome
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt

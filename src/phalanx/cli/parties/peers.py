@@ -29,37 +29,37 @@ def peers(
         raise ConfigError("--reason explains a revocation; add --revoke NAME")
     view = look_at_peers(target)
     if revoke is not None:
-        from phalanx.cli.console import say_line
+        from phalanx.cli.console import print_line
 
-        for text in _revoke(view.pki, revoke, reason):
-            say_line(text)
+        for text in _revoke_party(view.pki, revoke, reason):
+            print_line(text)
         view = look_at_peers(target)
     if revoke is None:
-        _print(view)
+        _print_view(view)
     return Answer(view.to_json(time.time()))
 
 
-def _print(view: "PeersView") -> None:
-    from phalanx.cli.console import say_line, say_page
-    from phalanx.config import printable
+def _print_view(view: "PeersView") -> None:
+    from phalanx.cli.console import print_line, print_page
+    from phalanx.config import printable_text
     from phalanx.telemetry.parties import parties_table
 
-    say_line(view.heading(time.time()))
-    say_page(parties_table(view.rows))
+    print_line(view.describe_progress(time.time()))
+    print_page(parties_table(view.rows))
     for row in view.rows:
         for verdict in row.verdicts:
-            typer.echo(printable(f"{row.name} is guilty: {verdict}"))
+            typer.echo(printable_text(f"{row.name} is guilty: {verdict}"))
         if row.note:
-            typer.echo(printable(f"{row.name} is {row.state}: {row.note}"))
+            typer.echo(printable_text(f"{row.name} is {row.state}: {row.note}"))
         checks = ", ".join(f"{check} {count}" for check, count in row.audits.items())
         if checks:
-            typer.echo(printable(f"{row.name} was audited in {row.steps} steps: {checks}"))
+            typer.echo(printable_text(f"{row.name} was audited in {row.steps} steps: {checks}"))
 
 
-def _revoke(pki: Path, name: str, reason: str) -> list[str]:
+def _revoke_party(pki: Path, name: str, reason: str) -> list[str]:
     from phalanx.security.invite import Invitations
 
-    was_open, entry = Invitations(pki).revoke(name, reason)
+    was_open, entry = Invitations(pki).revoke_party(name, reason)
     lines = [f"the invitation of {name} is revoked; its token is refused from now on"] if was_open else []
     if entry is not None:
         lines.append(

@@ -46,7 +46,7 @@ def issue(
     A party on another machine makes its own keys there, with pki request or join; the keys never leave that machine.
     """
     from phalanx.security.crypto import LOCAL_HOSTS
-    from phalanx.security.crypto import issue as issue_identity
+    from phalanx.security.crypto import issue_certificate as issue_identity
 
     home = issue_identity(directory, name, tuple(host) if host else LOCAL_HOSTS, days)
     typer.echo(f"{home}: keys and certificate of {name}, for use on this machine")
@@ -60,10 +60,10 @@ pki_app.command(epilog="Example: phalanx pki sign keys request.csr --name alice"
 @pki_app.command(epilog="Example: phalanx pki show keys/worker-1/certificate.pem")
 def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> Answer:
     """Print the contents of a certificate; only the authority beside it, if any, is checked."""
-    from phalanx.cli.console import say_line
+    from phalanx.cli.console import print_line
     from phalanx.security.crypto import (
         certificate_facts,
-        fingerprint,
+        certificate_fingerprint,
         load_authority,
         peer_from_certificate,
         read_public,
@@ -74,13 +74,13 @@ def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> Answer
     authority = file.parent / "authority.pem"
     if facts.peer is None:
         load_authority(file)
-        shown = {"authority": facts.subject, "fingerprint": fingerprint(pem, str(file))}
+        shown = {"authority": facts.subject, "fingerprint": certificate_fingerprint(pem, str(file))}
     else:
         shown = {"party": facts.peer.name, "message_key": facts.peer.public_key.hex()}
         shown |= {"hosts": ", ".join(facts.hosts) or "none"}
     shown |= {"valid_from": facts.not_before.isoformat(), "valid_until": facts.not_after.isoformat()}
     for name, value in shown.items():
-        say_line(f"{name.replace('_', ' '):<11}  {value}")
+        print_line(f"{name.replace('_', ' '):<11}  {value}")
     if facts.peer is not None and authority.exists():
         peer_from_certificate(pem, load_authority(authority), where=str(file))
         typer.echo(f"checked      against {authority}")

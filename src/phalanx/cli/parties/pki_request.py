@@ -18,10 +18,16 @@ def request(
     ] = None,
 ) -> Answer:
     """Make a party's keys on this machine, or use existing keys, and write a certificate request."""
-    from phalanx.security.crypto import fingerprint, load_authority, make_request, read_request, write_public
+    from phalanx.security.crypto import (
+        certificate_fingerprint,
+        load_authority,
+        make_request,
+        read_request,
+        write_public,
+    )
 
     home = directory or Path(name)
-    asked = None if authority is None else fingerprint(load_authority(authority), str(authority))
+    asked = None if authority is None else certificate_fingerprint(load_authority(authority), str(authority))
     pem = make_request(home, name, asked)
     write_public(home / REQUEST_FILE, pem)
     typer.echo(f"{home / REQUEST_FILE}: send this file to the holder of the authority; the keys beside it stay here")
@@ -43,7 +49,13 @@ def sign(
 ) -> Answer:
     """Certify keys of another machine; a copy of the certificate stays here for the run."""
     from phalanx.errors import CertificateError
-    from phalanx.security.crypto import certificate_facts, fingerprint, read_public, read_request, sign_request
+    from phalanx.security.crypto import (
+        certificate_facts,
+        certificate_fingerprint,
+        read_public,
+        read_request,
+        sign_request,
+    )
 
     pem = read_public(request_file)
     party = read_request(pem, str(request_file)).peer
@@ -58,7 +70,7 @@ def sign(
         "party": party.name,
         "message_key": party.public_key.hex(),
         "valid_until": certificate_facts(read_public(file), str(file)).not_after.isoformat(),
-        "authority": fingerprint(read_public(home / "authority.pem")),
+        "authority": certificate_fingerprint(read_public(home / "authority.pem")),
     }
     typer.echo(f"party        {signed['party']}")
     typer.echo(f"message key  {signed['message_key']}; compare it with what pki request printed")
@@ -68,12 +80,12 @@ def sign(
     return Answer({**signed, "certificate": file})
 
 
-def complete(directory: Path) -> None:
+def complete_pki(directory: Path) -> None:
     """Make the authority and the owner's keys where there are none yet."""
-    from phalanx.security.crypto import create_authority, issue
+    from phalanx.security.crypto import create_authority, issue_certificate
 
     if not (directory / "authority.pem").exists():
         create_authority(directory)
         typer.echo(f"{directory}: a new authority, valid for a year; anyone with authority.key can certify parties")
     if not (directory / "owner").exists():
-        issue(directory, "owner")
+        issue_certificate(directory, "owner")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_line
+from phalanx.cli.console import print_line
 
 if TYPE_CHECKING:
     from phalanx.train.config import FederatedRun
@@ -34,7 +34,7 @@ def site(
     file, run, identity = read_site(site_file)
     from phalanx.train.parties.site_process import run_site
 
-    run_site(file, run, identity, say_line)
+    run_site(file, run, identity, print_line)
     return Answer({"status": "complete", "party": identity.name})
 
 
@@ -50,9 +50,9 @@ def nvflare_job(
     """
     from phalanx.federated.carriers.engine_jobs import write_nvflare_job
 
-    run, sites, owner = _bridged(run_file, run_dir)
+    run, sites, owner = _open_bridged(run_file, run_dir)
     write_nvflare_job(job, run.name, sites, owner, site_socket)
-    typer.echo(f"{job}: a job for {', '.join(sites)}; start `phalanx train {_word(run_file)}`, then submit it")
+    typer.echo(f"{job}: a job for {', '.join(sites)}; start `phalanx train {_quote_path(run_file)}`, then submit it")
     return Answer({"job": job, "owner_socket": owner, "site_socket": site_socket})
 
 
@@ -69,19 +69,19 @@ def flower_app(
     """
     from phalanx.federated.carriers.engine_jobs import write_flower_app
 
-    _, sites, owner = _bridged(run_file, run_dir)
+    _, sites, owner = _open_bridged(run_file, run_dir)
     write_flower_app(app, owner, site_socket)
-    commands = f"start `phalanx train {_word(run_file)}`, then `flwr run {_word(app)}`"
+    commands = f"start `phalanx train {_quote_path(run_file)}`, then `flwr run {_quote_path(app)}`"
     typer.echo(f"{app}: an app for {', '.join(sites)}; {commands}")
     return Answer({"app": app, "owner_socket": owner, "site_socket": site_socket})
 
 
-def _word(path: Path) -> str:
+def _quote_path(path: Path) -> str:
     """Return a path as a shell takes it."""
     return shlex.quote(str(path))
 
 
-def _bridged(run_file: Path, run_dir: Path | None) -> "tuple[FederatedRun, tuple[str, ...], Path]":
+def _open_bridged(run_file: Path, run_dir: Path | None) -> "tuple[FederatedRun, tuple[str, ...], Path]":
     """Return a run that an engine carries for, its sites, and where its owner listens."""
     from phalanx.errors import ConfigError
     from phalanx.train import FederatedRun, default_directory, load_run

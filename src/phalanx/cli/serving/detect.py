@@ -59,7 +59,9 @@ def _read(text: str) -> tuple[str, str]:
             # a byte-order mark stays: a provenance wrapper begins with one
             return Path(text).read_bytes().decode("utf-8"), "file"
     except UnicodeDecodeError as exc:
-        raise DataError(f"{text}: byte {exc.start} is in no UTF-8 text; convert it").about(code="PHX-I015") from exc
+        raise DataError(f"{text}: byte {exc.start} is in no UTF-8 text; convert it").with_facts(
+            code="PHX-I015"
+        ) from exc
     return text, "argument"
 
 

@@ -34,11 +34,11 @@ def gateway(
         "engines": [backend.name for backend in config.backends],
     }
     if check:
-        from phalanx.cli.console import say_figures
+        from phalanx.cli.console import print_figures
         from phalanx.serve.access import KeyStore
 
         facts["keys"] = len(KeyStore.open(config.access).list_keys())
-        say_figures(facts)
+        print_figures(facts)
         return Answer(facts)
     run_gateway(config, lambda address: typer.echo(f"gateway at {address}"))
     return Answer(facts)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer, for_programs
-from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.console import print_figures, print_rows
 
 if TYPE_CHECKING:
     from phalanx.serve.access import KeyRecord, KeyTerms
@@ -86,7 +86,7 @@ def create(
     if secret_file is not None:
         write_private(secret_file, secret.encode() + b"\n")
         facts["secret_file"] = secret_file
-    say_figures(facts)
+    print_figures(facts)
     if secret_file is None:
         facts["secret"] = secret
         if not for_programs():
@@ -101,7 +101,7 @@ def list_keys(access: AccessDir = Path("access")) -> Answer:
 
     now = datetime.now(UTC).timestamp()
     rows = [_describe_key(record, now) for record in KeyStore.open(access).list_keys()]
-    say_rows([{name: value for name, value in row.items() if name not in {"limits", "networks"}} for row in rows])
+    print_rows([{name: value for name, value in row.items() if name not in {"limits", "networks"}} for row in rows])
     return Answer({"keys": rows})
 
 
@@ -116,7 +116,7 @@ def revoke(
 
     record = KeyStore.open(access, operator_home=operator_home).revoke_key(key)
     facts = {"key": record.key_id, "owner": record.terms.owner, "revoked": _moment_of(record.revoked or 0)}
-    say_figures(facts)
+    print_figures(facts)
     return Answer(facts)
 
 
@@ -146,7 +146,7 @@ def usage(
         for (key_id, day), counts in sorted(read_usage_by_day(access / BUDGETS_FILE).items())
         if key in {None, key_id}
     ]
-    say_rows(rows)
+    print_rows(rows)
     return Answer({"usage": rows})
 
 
@@ -161,7 +161,7 @@ def check_log(access: AccessDir = Path("access")) -> Answer:
 
     server = read_public_signer(access / SERVER_FILE)
     kinds = verify_request_log(access / LOG_FOLDER, server)
-    say_figures({"verdict": "every line is signed, in order and unchanged", **dict(sorted(kinds.items()))})
+    print_figures({"verdict": "every line is signed, in order and unchanged", **dict(sorted(kinds.items()))})
     return Answer({"lines": sum(kinds.values()), "kinds": kinds, "server_key": server.public_key.hex()})
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.answers.answer import Answer, for_programs, say_object
+from phalanx.cli.answers.answer import Answer, for_programs, print_object
 
 _Named = "NAME=DIR"
 
@@ -99,7 +99,7 @@ def serve(
 
     def announce(listening: Listening) -> None:
         facts = {"event": "ready", "url": listening.url, "models": {card.id: card.digest for card in listening.cards}}
-        say_object(facts)
+        print_object(facts)
         if not for_programs():
             names = ", ".join(f"{card.id} ({card.digest[:12]})" for card in listening.cards)
             typer.echo(f"ready: {listening.url} serves {names}")

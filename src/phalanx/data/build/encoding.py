@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.build.passes import code_digest, versions
+from phalanx.data.build.passes import code_digest, tool_versions
 from phalanx.data.build.recipe import DataRecipe, OutputConfig
 from phalanx.data.build.records import RecordFile, RecordWriter
-from phalanx.data.build.store import key_of
+from phalanx.data.build.store import work_key
 from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.shards import document_digest
 from phalanx.data.sources import Document
@@ -44,14 +44,14 @@ def dtype_of(vocab_size: int) -> Literal["<u2", "<u4"]:
 
 def encoding_key(recipe: DataRecipe, task: dict[str, Any]) -> str:
     """Return the name of an encoded piece."""
-    return key_of(
+    return work_key(
         {
             "act": "encode",
             "input": task["input"],
             "tokenizer": task["tokenizer"],
             "validation_share": recipe.output.validation_share,
             "seed": recipe.output.seed,
-            "versions": versions(),
+            "versions": tool_versions(),
             "code": code_digest(),
         }
     )
@@ -69,15 +69,15 @@ def encode_piece(
     dtype = np.dtype(dtype_of(tokenizer.vocab_size))
     tokens = 0
     with (directory / TOKENS).open("wb") as stream, RecordWriter(directory / ENTRIES) as entries:
-        for batch in _batches(documents):
+        for batch in _batch_documents(documents):
             for document, ids in zip(batch, encoder.encode_batch([document.text for document in batch]), strict=True):
                 stream.write(np.append(ids, tokenizer.eos_id).astype(dtype).tobytes())
-                entries.append(json.dumps(_entry(document, len(ids) + 1, output)).encode())
+                entries.append_record(json.dumps(_document_entry(document, len(ids) + 1, output)).encode())
                 tokens += len(ids) + 1
     return {"tokens": tokens, "dtype": dtype.str}
 
 
-def _entry(document: Document, tokens: int, output: OutputConfig) -> dict[str, Any]:
+def _document_entry(document: Document, tokens: int, output: OutputConfig) -> dict[str, Any]:
     digest = document_digest(document.text)
     fields: dict[str, str | int | float] = dict(document.fields)
     if document.origin is not None:
@@ -106,7 +106,7 @@ def encoded_documents(directory: Path, dtype: str) -> Iterator[tuple[dict[str, A
             yield entry, np.frombuffer(stream.read(entry["tokens"] * np.dtype(dtype).itemsize), dtype)
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def _batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
     batch: list[Document] = []
     size = 0
     for document in documents:

@@ -10,13 +10,13 @@ from typing import Any
 
 from phalanx.config import canonical_json, dump_toml
 from phalanx.data.build.encoding import TOKENIZER, dtype_of, encoded_documents
-from phalanx.data.build.passes import versions
+from phalanx.data.build.passes import tool_versions
 from phalanx.data.build.recipe import DataRecipe
-from phalanx.data.build.records import RecordFile, write_line, zstd
+from phalanx.data.build.records import RecordFile, encode_json_line, import_zstd
 from phalanx.data.build.report import BuildReport
 from phalanx.data.build.sift import ACCOUNT
 from phalanx.data.build.steps import STEPS
-from phalanx.data.build.store import WorkStore, bring_to_disk
+from phalanx.data.build.store import WorkStore, sync_to_disk
 from phalanx.data.build.tally import ByteTally, check_account
 from phalanx.data.shards import (
     DatasetFacts,
@@ -49,13 +49,13 @@ class SourceAccount:
 
     fingerprint: str
     files: int
-    read: ByteTally = field(default_factory=ByteTally)
-    found: ByteTally = field(default_factory=ByteTally)
+    read_tally: ByteTally = field(default_factory=ByteTally)
+    outcome_tally: ByteTally = field(default_factory=ByteTally)
     samples: dict[str, list[tuple[str, int, dict[str, Any]]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class BuildEnding:
+class DatasetFinisher:
     """The constants of the end of a build.
 
     Attributes:
@@ -75,36 +75,36 @@ class BuildEnding:
     tokenizer: dict[str, Any]
     unseen: set[str]
 
-    def finish(self) -> tuple[DatasetManifest, dict[str, Any]]:
+    def write_dataset(self) -> tuple[DatasetManifest, dict[str, Any]]:
         """Write the dataset; return its manifest and its report.
 
         Raises:
             DataError: The account does not add up, nothing is left, or the directory cannot be written to.
         """
         output = self.recipe.output
-        seal = None if output.key is None else SealKey.read(output.key)
+        seal = None if output.key is None else SealKey.from_file(output.key)
         signer = load_signer(output.signer or default_signing_key())
-        ends = self._source_ends()
+        ends = self._source_accounts()
         writer = DatasetWriter(self.directory, dtype_of(self.tokenizer["vocab_size"]), output.shard_tokens, seal=seal)
         with writer:
             groups = self._write_shards(writer, ends)
             accounts = self._write_account(ends)
             for name, count in zip(self.recipe.source_names, ends, strict=True):
-                check_account(name, count.read, count.found)
-            report = self._report(ends, groups)
-            self._write(RECIPE_FILE, public_recipe(self.recipe).encode())
-            self._write(REPORT_FILE, canonical_json(report))
-            shutil.copyfile(self.store.path(self.tokenizer["key"]) / TOKENIZER, self.directory / TOKENIZER)
-            bring_to_disk(self.directory / TOKENIZER)
-            return writer.finish(self._facts(ends, accounts), signer), report
+                check_account(name, count.read_tally, count.outcome_tally)
+            report = self._build_report(ends, groups)
+            self._write_file(RECIPE_FILE, public_recipe(self.recipe).encode())
+            self._write_file(REPORT_FILE, canonical_json(report))
+            shutil.copyfile(self.store.work_directory(self.tokenizer["key"]) / TOKENIZER, self.directory / TOKENIZER)
+            sync_to_disk(self.directory / TOKENIZER)
+            return writer.finish_dataset(self._dataset_facts(ends, accounts), signer), report
 
-    def _source_ends(self) -> list[SourceAccount]:
+    def _source_accounts(self) -> list[SourceAccount]:
         files: list[list[str]] = [[] for _ in self.recipe.sources]
         counts = [ByteTally() for _ in self.recipe.sources]
         for source, summaries in self.pieces:
             files[source] += [digest for _, digest in summaries[0]["files"]]
             for summary in summaries:
-                counts[source].merge(ByteTally.from_json(summary["tally"]))
+                counts[source].merge_tally(ByteTally.from_json(summary["tally"]))
         ends = []
         for config, digests, count in zip(self.recipe.sources, files, counts, strict=True):
             settings = config.model_dump(mode="json")
@@ -116,12 +116,12 @@ class BuildEnding:
         counts: dict[tuple[str, str], list[int]] = {}
         for (source, _), summary in zip(self.pieces, self.encoded, strict=True):
             group = self.recipe.group_of(source)
-            for entry, ids in encoded_documents(self.store.path(summary["key"]), summary["dtype"]):
+            for entry, ids in encoded_documents(self.store.work_directory(summary["key"]), summary["dtype"]):
                 fields = entry["fields"]
                 document = DocumentEntry(entry["digest"], source, entry["name"], fields)
-                writer.group(group, entry["split"]).add(ids, document)
+                writer.part_writer(group, entry["split"]).add_document(ids, document)
                 sizes = {"raw_bytes": fields.get("raw_bytes", 0), "text_bytes": fields["text_bytes"]}
-                ends[source].found.add("kept", "kept", **sizes)
+                ends[source].outcome_tally.count_document("kept", "kept", **sizes)
                 self.unseen.discard(entry["name"])
                 count = counts.setdefault((group, entry["split"]), [0, 0])
                 count[0] += 1
@@ -130,7 +130,7 @@ class BuildEnding:
             raise DataError(
                 f"{self.directory}: no training document is left; `--dry-run` prints the steps that drop them, "
                 "`phalanx data report` the fate of each"
-            ).about(code="PHX-I012", do="check --dry-run, or add text")
+            ).with_facts(code="PHX-I012", do="check --dry-run, or add text")
         return [
             {"group": group, "split": split, "documents": documents, "tokens": tokens}
             for (group, split), (documents, tokens) in sorted(counts.items())
@@ -142,30 +142,35 @@ class BuildEnding:
         written = []
         for number, name in enumerate(self.recipe.source_names):
             path = folder / f"{name}.jsonl.zst"
-            with path.open("wb") as stream, zstd().ZstdCompressor(level=6).stream_writer(stream) as packed:
-                for row in self._lines(number):
-                    packed.write(write_line(row))
-                    _count_line(row, ends[number])
+            with path.open("wb") as stream, import_zstd().ZstdCompressor(level=6).stream_writer(stream) as packed:
+                for row in self._account_records(number):
+                    packed.write(encode_json_line(row))
+                    _count_left_out(row, ends[number])
                     self.unseen.discard(row["document"])
-            bring_to_disk(path)
+            sync_to_disk(path)
             written.append(f"{ACCOUNT_DIRECTORY}/{path.name}")
         return written
 
-    def _lines(self, source: int) -> Iterator[dict[str, Any]]:
+    def _account_records(self, source: int) -> Iterator[dict[str, Any]]:
         """Yield the lines of one source, pass by pass, so that it does not matter how files were put together."""
         of_source = [summaries for number, summaries in self.pieces if number == source]
         for summaries in zip(*of_source, strict=True):
-            yield from account_of(self.store, summaries)
+            yield from read_account(self.store, summaries)
 
-    def _report(self, ends: list[SourceAccount], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    def _build_report(self, ends: list[SourceAccount], groups: list[dict[str, Any]]) -> dict[str, Any]:
         recipe = self.recipe
         steps = [
-            {"name": name, "kind": step.kind, "reference": STEPS[step.kind].reference, "settings": _settings(step)}
+            {
+                "name": name,
+                "kind": step.kind,
+                "reference": STEPS[step.kind].reference,
+                "settings": _report_settings(step),
+            }
             for name, step in zip(recipe.step_names, recipe.steps, strict=True)
         ]
         report = {
             "inputs": self.inputs,
-            "versions": versions(),
+            "versions": tool_versions(),
             "steps": steps,
             "tokenizer": {name: value for name, value in self.tokenizer.items() if name != "key"},
             "groups": groups,
@@ -176,7 +181,7 @@ class BuildEnding:
 
     def _source_report(self, number: int, end: SourceAccount) -> dict[str, Any]:
         config, name = self.recipe.sources[number], self.recipe.source_names[number]
-        fates = {fate: end.found.by_step(fate) for fate in ("dropped", "quarantined")}
+        fates = {fate: end.outcome_tally.by_step(fate) for fate in ("dropped", "quarantined")}
         return {
             "name": name,
             "kind": config.kind,
@@ -186,17 +191,17 @@ class BuildEnding:
             "consent": config.consent,
             "fingerprint": end.fingerprint,
             "files": end.files,
-            "read": end.read.by_step("read").get("read", {}),
-            "kept": end.found.by_step("kept").get("kept", {}),
-            "broken": end.found.by_step("broken"),
+            "read": end.read_tally.by_step("read").get("read", {}),
+            "kept": end.outcome_tally.by_step("kept").get("kept", {}),
+            "broken": end.outcome_tally.by_step("broken"),
             **fates,
-            "edited": end.read.by_step("edited"),
-            "tagged": end.read.by_step("tagged"),
-            "released": end.read.by_step("released"),
+            "edited": end.read_tally.by_step("edited"),
+            "tagged": end.read_tally.by_step("tagged"),
+            "released": end.read_tally.by_step("released"),
             "samples": {step: [row for _, _, row in sorted(lines)] for step, lines in sorted(end.samples.items())},
         }
 
-    def _facts(self, ends: list[SourceAccount], accounts: list[str]) -> DatasetFacts:
+    def _dataset_facts(self, ends: list[SourceAccount], accounts: list[str]) -> DatasetFacts:
         recipe = self.recipe
         return DatasetFacts(
             sources=tuple(
@@ -210,20 +215,20 @@ class BuildEnding:
                 for name, config, count in zip(recipe.source_names, recipe.sources, ends, strict=True)
             ),
             tokenizer=TokenizerRecord(**{n: v for n, v in self.tokenizer.items() if n != "key"}),
-            recipe=RecipeRecord.of(public_recipe(recipe)),
-            tools={name.lower(): version for name, version in versions().items()},
+            recipe=RecipeRecord.from_content(public_recipe(recipe)),
+            tools={name.lower(): version for name, version in tool_versions().items()},
             files=(RECIPE_FILE, REPORT_FILE, TOKENIZER, *accounts),
         )
 
-    def _write(self, name: str, content: bytes) -> None:
+    def _write_file(self, name: str, content: bytes) -> None:
         (self.directory / name).write_bytes(content)
-        bring_to_disk(self.directory / name)
+        sync_to_disk(self.directory / name)
 
 
-def account_of(store: WorkStore, summaries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def read_account(store: WorkStore, summaries: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the lines that some pieces have in the account, in their order."""
     for summary in summaries:
-        yield from map(json.loads, RecordFile(store.path(summary["key"]) / ACCOUNT))
+        yield from map(json.loads, RecordFile(store.work_directory(summary["key"]) / ACCOUNT))
 
 
 def public_recipe(recipe: DataRecipe) -> str:
@@ -231,12 +236,14 @@ def public_recipe(recipe: DataRecipe) -> str:
     return dump_toml(recipe.model_copy(update={"output": recipe.output.model_copy(update={"signer": None})}))
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def _report_settings(config: Any) -> dict[str, Any]:
     return {name: value for name, value in config.model_dump(mode="json").items() if name not in ("label", "kind")}
 
 
-def _count_line(line: dict[str, Any], end: SourceAccount) -> None:
-    end.found.add(line["fate"], line["step"], raw_bytes=line["raw_bytes"], text_bytes=line["text_bytes"])
+def _count_left_out(line: dict[str, Any], end: SourceAccount) -> None:
+    end.outcome_tally.count_document(
+        line["fate"], line["step"], raw_bytes=line["raw_bytes"], text_bytes=line["text_bytes"]
+    )
     chosen = end.samples.setdefault(line["step"], [])
     order = hashlib.sha256(f"{line['document']} {line.get('digest')}".encode()).hexdigest()
     entry = (order, len(chosen), line)

@@ -24,7 +24,7 @@ _AHEAD = 4
 class BuildEngine(Protocol):
     """Something that performs tasks, wherever and however many at a time."""
 
-    def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
+    def perform_tasks(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
         """Yield the result of each task, in the order of the tasks.
 
         Raises:
@@ -59,9 +59,9 @@ class OneProcess(Closeable):
     def __init__(self, worker: BuildWorker) -> None:
         self._worker = worker
 
-    def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
+    def perform_tasks(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
         """Yield the result of each task."""
-        return map(self._worker.perform, tasks)
+        return map(self._worker.perform_task, tasks)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -71,35 +71,35 @@ class LocalProcesses(Closeable):
     """Performs tasks in processes of this machine."""
 
     def __init__(self, worker: BuildWorker, workers: int) -> None:
-        self._job = worker.job()
+        self._job = worker.to_job()
         self._threads = ThreadPoolExecutor(workers)
-        self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
-        self._children: list[_Child] = []
+        self._idle: queue.LifoQueue[_WorkerProcess | None] = queue.LifoQueue()
+        self._children: list[_WorkerProcess] = []
         self._lock = threading.Lock()
         self._workers = workers
         for _ in range(workers):
             self._idle.put(None)
 
-    def results(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
+    def perform_tasks(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
         """Yield the result of each task, in the order of the tasks."""
         waiting: deque[Future[dict[str, Any]]] = deque()
         more = iter(tasks)
         while True:
             for task in itertools.islice(more, self._workers * _AHEAD - len(waiting)):
-                waiting.append(self._threads.submit(self._perform, task))
+                waiting.append(self._threads.submit(self._delegate_task, task))
             if not waiting:
                 return
             yield waiting.popleft().result()
 
-    def _perform(self, task: Task) -> dict[str, Any]:
-        child = self._idle.get() or self._start()
+    def _delegate_task(self, task: Task) -> dict[str, Any]:
+        child = self._idle.get() or self._start_child()
         try:
-            return child.perform(task)
+            return child.request_task(task)
         finally:
             self._idle.put(child)
 
-    def _start(self) -> "_Child":
-        child = _Child(self._job)
+    def _start_child(self) -> "_WorkerProcess":
+        child = _WorkerProcess(self._job)
         with self._lock:
             self._children.append(child)
         return child
@@ -109,55 +109,55 @@ class LocalProcesses(Closeable):
         # the threads wait for children, so these go first
         with self._lock:
             for child in self._children:
-                child.end()
+                child.kill_process()
         self._threads.shutdown(cancel_futures=True)
 
 
-class _Child:
+class _WorkerProcess:
     """One process; the first task is sent with the job."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self._process = AskedProcess(["phalanx.data.build.local"], {"TOKENIZERS_PARALLELISM": "false"})
         self._job: dict[str, Any] | None = job
 
-    def perform(self, task: Task) -> dict[str, Any]:
+    def request_task(self, task: Task) -> dict[str, Any]:
         """Have it perform a task."""
         job, self._job = self._job, None
         try:
             answer, _ = self._process.ask({"job": job, "task": task})
         except EOFError as exc:
             raise DataError(
-                f"a process of the build ended ({exc}) at {_about(task)}; repeat the command to continue the "
+                f"a process of the build ended ({exc}) at {_describe_task(task)}; repeat the command to continue the "
                 "build, with fewer --workers if memory was short"
             ) from exc
         if "error" in answer:
             raise error_from_json(answer["error"])
         return answer
 
-    def end(self) -> None:
+    def kill_process(self) -> None:
         """End it at once: its unfinished files are never read."""
         self._process.close()
 
 
-def _about(task: Task) -> str:
+def _describe_task(task: Task) -> str:
     names = task.get("piece", {}).get("names")
     return f"{task['act']} of {names[0]!r}" if names else str(task["act"])
 
 
 def error_to_json(exc: PhalanxError) -> dict[str, Any]:
     """Return an error as plain data."""
-    return {"kind": type(exc).__name__, "message": str(exc), "facts": exc.facts}
+    return {"kind": type(exc).__name__, "message": str(exc), "facts": exc.error_facts}
 
 
 def error_from_json(value: dict[str, Any]) -> PhalanxError:
     """Return the error that another process met."""
-    return _ERRORS.get(value["kind"], DataError)(value["message"]).about(**value["facts"])
+    return _ERRORS.get(value["kind"], DataError)(value["message"]).with_facts(**value["facts"])
 
 
-def answer(worker: BuildWorker, task: Task) -> dict[str, Any]:
+def answer_task(worker: BuildWorker, task: Task) -> dict[str, Any]:
     """Perform a task; an error of ours is an answer."""
     try:
-        return worker.perform(task)
+        return worker.perform_task(task)
     except PhalanxError as exc:
         return {"error": error_to_json(exc)}
 
@@ -169,8 +169,8 @@ def main() -> None:
 
     def perform(order: dict[str, Any], _: bytes) -> Iterator[Message]:
         nonlocal worker
-        worker = worker or BuildWorker.of(order["job"])
-        yield answer(worker, order["task"]), b""
+        worker = worker or BuildWorker.from_job(order["job"])
+        yield answer_task(worker, order["task"]), b""
 
     answer_orders(perform)
 

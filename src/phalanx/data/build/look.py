@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from phalanx.data.borders import first_ids_of
 from phalanx.data.build.encoding import TOKENIZER
 from phalanx.data.build.finish import ACCOUNT_DIRECTORY, REPORT_FILE
-from phalanx.data.build.records import zstd
+from phalanx.data.build.records import import_zstd
 from phalanx.data.build.report import BuildReport, LeftOut
 from phalanx.data.build.tally import ByteTally, check_account
 from phalanx.data.shards import Dataset, DocumentEntry, abbreviate_digests
@@ -45,7 +45,9 @@ def read_report(directory: Path) -> dict[str, Any]:
     try:
         return BuildReport.model_validate_json(content).model_dump(mode="json")
     except ValidationError as exc:
-        raise DataError(f"{path}: is not the report of a dataset ({_first(exc)}); restore it from a copy") from exc
+        raise DataError(
+            f"{path}: is not the report of a dataset ({_first_error(exc)}); restore it from a copy"
+        ) from exc
 
 
 def signed_report(dataset: Dataset) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def signed_report(dataset: Dataset) -> dict[str, Any]:
     return read_report(dataset.directory)
 
 
-def account_lines(dataset: Dataset, source: str | None = None) -> Iterator[dict[str, Any]]:
+def account_entries(dataset: Dataset, source: str | None = None) -> Iterator[dict[str, Any]]:
     """Yield a line for everything that was left out: dropped, quarantined, or broken.
 
     Raises:
@@ -67,7 +69,7 @@ def account_lines(dataset: Dataset, source: str | None = None) -> Iterator[dict[
     for name in sorted(dataset.manifest.files):
         if name.startswith(f"{ACCOUNT_DIRECTORY}/") and source in (None, Path(name).name.partition(".")[0]):
             _check_signed(dataset, name)
-            yield from _lines(dataset.directory / name)
+            yield from _decompress_lines(dataset.directory / name)
 
 
 def _check_signed(dataset: Dataset, name: str) -> None:
@@ -81,34 +83,34 @@ def _check_signed(dataset: Dataset, name: str) -> None:
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
     if digest != expected.sha256:
-        raise DataError(f"{path}: altered: differs from the signed file; restore it from a copy").about(
+        raise DataError(f"{path}: altered: differs from the signed file; restore it from a copy").with_facts(
             code="PHX-I027", file=str(path)
         )
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _decompress_lines(path: Path) -> Iterator[dict[str, Any]]:
     rest = b""
     try:
         with path.open("rb") as stream:
-            blocks = zstd().ZstdDecompressor().stream_reader(stream)
+            blocks = import_zstd().ZstdDecompressor().stream_reader(stream)
             while block := blocks.read(_BLOCK_BYTES):
                 *complete_lines, rest = (rest + block).split(b"\n")
-                yield from map(_line, complete_lines)
+                yield from map(_parse_entry, complete_lines)
                 if len(rest) > _MAX_LINE_BYTES:
                     raise DataError(f"{path}: has a line of more than {_MAX_LINE_BYTES} bytes; restore it from a copy")
     except ValidationError as exc:
-        raise DataError(f"{path}: has an invalid line ({_first(exc)}); restore it from a copy") from exc
-    except (OSError, zstd().ZstdError) as exc:
+        raise DataError(f"{path}: has an invalid line ({_first_error(exc)}); restore it from a copy") from exc
+    except (OSError, import_zstd().ZstdError) as exc:
         raise DataError(f"{path}: cannot be read ({exc}); restore it from a copy") from exc
     if rest:
         raise DataError(f"{path}: its last line is incomplete; restore it from a copy")
 
 
-def _line(content: bytes) -> dict[str, Any]:
+def _parse_entry(content: bytes) -> dict[str, Any]:
     return LeftOut.model_validate_json(content).model_dump(mode="json")
 
 
-def _first(exc: ValidationError) -> str:
+def _first_error(exc: ValidationError) -> str:
     error = exc.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, error['loc']))}: {error['msg']}"
 
@@ -126,10 +128,10 @@ def find_document(dataset: Dataset, name: str) -> list[dict[str, Any]]:
         }
         for group, splits in dataset.groups.items()
         for split in splits
-        for entry in dataset.documents(group, split)
+        for entry in dataset.document_entries(group, split)
         if entry.name == name
     ]
-    return [*entries, *(row for row in account_lines(dataset) if row.get("document") == name)]
+    return [*entries, *(row for row in account_entries(dataset) if row.get("document") == name)]
 
 
 @dataclass(frozen=True)
@@ -176,27 +178,27 @@ def verify_account(dataset: Dataset) -> None:
     tallies = {source.name: ByteTally() for source in dataset.manifest.sources}
     for group, splits in dataset.groups.items():
         for split in splits:
-            for entry in dataset.documents(group, split):
-                sizes = {name: _whole(entry, name) for name in ("raw_bytes", "text_bytes")}
-                tallies[dataset.manifest.sources[entry.source].name].add("kept", "kept", **sizes)
-    for row in account_lines(dataset):
+            for entry in dataset.document_entries(group, split):
+                sizes = {name: _integer_field(entry, name) for name in ("raw_bytes", "text_bytes")}
+                tallies[dataset.manifest.sources[entry.source].name].count_document("kept", "kept", **sizes)
+    for row in account_entries(dataset):
         if row["source"] not in tallies:
-            raise _foreign(dataset, row["source"])
+            raise _unknown_source_error(dataset, row["source"])
         sizes = {"raw_bytes": row["raw_bytes"], "text_bytes": row["text_bytes"]}
-        tallies[row["source"]].add(row["fate"], row["step"], **sizes)
+        tallies[row["source"]].count_document(row["fate"], row["step"], **sizes)
     for source in report["sources"]:
         if source["name"] not in tallies:
-            raise _foreign(dataset, source["name"])
-        check_account(source["name"], _reported(source), tallies.pop(source["name"]))
+            raise _unknown_source_error(dataset, source["name"])
+        check_account(source["name"], _reported_tally(source), tallies.pop(source["name"]))
     if tallies:
         raise DataError(f"{dataset.directory}: {REPORT_FILE} lacks the source {next(iter(tallies))!r}")
 
 
-def _foreign(dataset: Dataset, name: str) -> DataError:
+def _unknown_source_error(dataset: Dataset, name: str) -> DataError:
     return DataError(f"{dataset.directory}: the account has a source {name[:80]!r}, which the manifest lacks")
 
 
-def _reported(source: dict[str, Any]) -> ByteTally:
+def _reported_tally(source: dict[str, Any]) -> ByteTally:
     tally = ByteTally()
     steps = {"read": {"read": source["read"]}, "broken": source["broken"], "edited": source["edited"]}
     for fate, by_step in steps.items():
@@ -206,7 +208,7 @@ def _reported(source: dict[str, Any]) -> ByteTally:
     return tally
 
 
-def _whole(entry: DocumentEntry, name: str) -> int:
+def _integer_field(entry: DocumentEntry, name: str) -> int:
     value = entry.fields.get(name)
     if not isinstance(value, int):
         raise DataError(f"document {entry.name[:80]!r}: has no whole number of {name}; build the dataset again")
@@ -234,7 +236,7 @@ def _tokenizer_bytes(dataset: Dataset) -> bytes:
         has, expects = abbreviate_digests(digest, expected)
         raise DataError(
             f"{path}: has SHA-256 {has}, but the tokens were made with {expects}; restore it from a copy"
-        ).about(code="PHX-I027", file=str(path))
+        ).with_facts(code="PHX-I027", file=str(path))
     return content
 
 
@@ -247,7 +249,7 @@ def sampled_documents(dataset: Dataset, count: int, seed: int, group: str | None
     backend = tokenizers.Tokenizer.from_str(_tokenizer_bytes(dataset).decode())
     first = list(first_ids_of(backend))
     for place in draw_documents(dataset, count, seed, group):
-        entry = dataset.document(place.group, place.split, place.number)
+        entry = dataset.document_entry(place.group, place.split, place.number)
         *ids, _ = read_tokens(dataset, place)
         text_ids = ids[len(first) :] if ids[: len(first)] == first else ids
         yield {
@@ -264,20 +266,20 @@ def sampled_documents(dataset: Dataset, count: int, seed: int, group: str | None
 _ABSENT = "-"
 
 
-def compare(first: Dataset, second: Dataset) -> dict[str, Any]:
+def compare_datasets(first: Dataset, second: Dataset) -> dict[str, Any]:
     """Return the differences of the second dataset.
 
     Raises:
         DataError: A report or an index is not the signed one.
     """
     reports = signed_report(first), signed_report(second)
-    before, after = (_flat(_comparable(report)) for report in reports)
+    before, after = (_flatten_report(_comparable_report(report)) for report in reports)
     changed = [
         {"what": name, "before": before.get(name, _ABSENT), "after": after.get(name, _ABSENT)}
         for name in sorted(before.keys() | after.keys())
         if before.get(name, _ABSENT) != after.get(name, _ABSENT)
     ]
-    digests = _digests(first), _digests(second)
+    digests = _document_digests(first), _document_digests(second)
     return {
         "same": first.digest == second.digest,
         "changed": changed,
@@ -293,23 +295,23 @@ def compare(first: Dataset, second: Dataset) -> dict[str, Any]:
 def named_changes(first: Dataset, second: Dataset, most: int) -> Iterator[dict[str, str]]:
     """Yield documents that only one of two datasets has, `most` of each at most."""
     for change, dataset, other in (("removed", first, second), ("added", second, first)):
-        other_digests = set(_digests(other).tolist())
+        other_digests = set(_document_digests(other).tolist())
         num_remaining = most
         for group, splits in dataset.groups.items():
             for split in splits:
-                for entry in dataset.documents(group, split):
+                for entry in dataset.document_entries(group, split):
                     if num_remaining and bytes.fromhex(entry.digest) not in other_digests:
                         num_remaining -= 1
                         yield {"change": change, "document": entry.name, "digest": entry.digest}
 
 
-def _digests(dataset: Dataset) -> NDArray[np.void]:
+def _document_digests(dataset: Dataset) -> NDArray[np.void]:
     """Return the digests of all documents, each once, 32 bytes a document."""
     table = dataset.index_table().read_all()
     return np.unique(np.ascontiguousarray(table["digest"]).view("V32").reshape(-1))
 
 
-def _comparable(report: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable_report(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report with names in place of positions, so that a source that came first moves no other one."""
     steps = {step["name"]: {"place": place, **step} for place, step in enumerate(report["steps"])}
     sources = {
@@ -321,8 +323,8 @@ def _comparable(report: Mapping[str, Any]) -> dict[str, Any]:
     return {"steps": steps, "sources": sources, "groups": groups, **rest}
 
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
+def _flatten_report(value: Any, name: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping):
-        inner = (_flat(item, f"{name}.{key}".removeprefix(".")) for key, item in value.items())
+        inner = (_flatten_report(item, f"{name}.{key}".removeprefix(".")) for key, item in value.items())
         return {key: item for flat in inner for key, item in flat.items()}
     return {name: value}

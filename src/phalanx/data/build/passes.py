@@ -47,9 +47,9 @@ class BuildPass:
     """
 
     number: int
-    decided: int | None
+    decided_step: int | None
     steps: tuple[int, ...]
-    marked: int | None
+    marked_step: int | None
 
 
 def plan_passes(rules: Sequence[Rule]) -> list[BuildPass]:
@@ -77,7 +77,7 @@ def make_steps(recipe: DataRecipe) -> list[Rule]:
 
 def is_corpus_rule(rule: Rule) -> bool:
     """Whether a rule compares documents."""
-    return hasattr(rule, "decide")
+    return hasattr(rule, "decide_outcomes")
 
 
 def as_corpus_rule(rule: Rule) -> CorpusRule:
@@ -91,7 +91,7 @@ def as_document_rule(rule: Rule) -> DocumentRule:
 
 
 @cache
-def versions() -> dict[str, str]:
+def tool_versions() -> dict[str, str]:
     """Return the versions of all that may decide an outcome: Python, Unicode, Phalanx, libraries that are installed."""
     versions = {
         "python": platform.python_version(),
@@ -117,12 +117,12 @@ def code_digest() -> str:
 
 def pass_settings(recipe: DataRecipe, one: BuildPass) -> dict[str, Any]:
     """Return the settings of a recipe that decide the outcome of a pass beside its input."""
-    places = [*one.steps, *((one.marked,) if one.marked is not None else ())]
+    places = [*one.steps, *((one.marked_step,) if one.marked_step is not None else ())]
     return {
         "steps": [[recipe.step_names[place], step_settings(recipe.steps[place])] for place in places],
-        "is_last": one.marked is None,
+        "is_last": one.marked_step is None,
         "quarantine": recipe.quarantine.model_dump(mode="json"),
         "excerpt": recipe.output.excerpt_characters,
-        "versions": versions(),
+        "versions": tool_versions(),
         "code": code_digest(),
     }

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.sources import BrokenRecord, Document, FileSource, Source
-from phalanx.data.sources.files import SourceFile, unreadable
+from phalanx.data.sources.files import SourceFile, unreadable_error
 from phalanx.data.sources.spans import FileSpan
 from phalanx.errors import DataError
 from phalanx.object_stores import client_errors
@@ -53,7 +53,7 @@ class SourcePiece:
             span = replace(span, groups=(span.groups[0], span.groups[1]))
         return cls(**{**value, "names": tuple(value["names"]), "span": span})
 
-    def of_files(self, digests: list[str]) -> list[tuple[str, str]]:
+    def file_digests(self, digests: list[str]) -> list[tuple[str, str]]:
         """Return name and digest of each file that begins in this piece; `digests` are of all its files."""
         if self.span is None:
             return list(zip(self.names or ("",), digests, strict=True))
@@ -72,19 +72,19 @@ def list_pieces(recipe: DataRecipe, opened: Callable[[int], Source]) -> list[Sou
     return [
         part
         for number in range(len(recipe.sources))
-        for piece in _pieces(number, opened(number))
-        for part in _spans(piece, opened(number))
+        for piece in _source_pieces(number, opened(number))
+        for part in _span_pieces(piece, opened(number))
     ]
 
 
-def _pieces(number: int, source: Source) -> Iterator[SourcePiece]:
+def _source_pieces(number: int, source: Source) -> Iterator[SourcePiece]:
     files = files_of(source)
     if files is None:
         yield SourcePiece(number)
         return
     first, size = 0, 0
     for position, file in enumerate(files):
-        size_bytes = _size(file)
+        size_bytes = _file_size(file)
         if position > first and (size + size_bytes > _PIECE_BYTES or position - first >= _MAX_FILES):
             yield SourcePiece(number, first, tuple(entry.name for entry in files[first:position]), size)
             first, size = position, 0
@@ -92,17 +92,17 @@ def _pieces(number: int, source: Source) -> Iterator[SourcePiece]:
     yield SourcePiece(number, first, tuple(entry.name for entry in files[first:]), size)
 
 
-def _spans(piece: SourcePiece, source: Source) -> Iterator[SourcePiece]:
+def _span_pieces(piece: SourcePiece, source: Source) -> Iterator[SourcePiece]:
     """Yield a piece of one large file span by span, where its kind can be cut; any other piece as it is."""
-    cut = getattr(source, "spans", None)
+    cut = getattr(source, "cut_spans", None)
     if cut is None or len(piece.names) != 1 or piece.size_bytes < 2 * _PIECE_BYTES:
         yield piece
         return
     file = cast("FileSource", source).files[piece.first]
     spans: list[FileSpan] = cut(file, _PIECE_BYTES)
-    digest = _digest(file) if spans else ""
+    digest = _digest_file(file) if spans else ""
     for part, span in enumerate(spans):
-        span_digest = digest if span.groups is not None else _digest(replace(file, span=span))
+        span_digest = digest if span.groups is not None else _digest_file(replace(file, span=span))
         size = piece.size_bytes // len(spans)
         yield replace(piece, size_bytes=size, span=replace(span, digest=span_digest), part=part, digest=digest)
     if not spans:
@@ -115,7 +115,7 @@ def files_of(source: Source) -> list[SourceFile] | None:
     return None if files is None else list(files)
 
 
-def _size(file: SourceFile) -> int:
+def _file_size(file: SourceFile) -> int:
     if file.passed_over is not None:
         return 0
     if isinstance(file.path, str):
@@ -124,7 +124,7 @@ def _size(file: SourceFile) -> int:
     try:
         return file.path.stat().st_size
     except OSError as exc:
-        raise unreadable(file.path, exc) from exc
+        raise unreadable_error(file.path, exc) from exc
 
 
 class PieceReader:
@@ -147,7 +147,7 @@ class PieceReader:
                 )
             self._files = [replace(file, span=piece.span) for file in source_files] if piece.span else source_files
 
-    def digests(self) -> list[str]:
+    def digest_files(self) -> list[str]:
         """Return the SHA-256 of each file, or of the span, in hex, or the fingerprint of a source that has no files.
 
         Raises:
@@ -155,19 +155,19 @@ class PieceReader:
         """
         if not self._files:
             return [self._source.fingerprint()]
-        digests = [_digest(file) for file in self._files]
+        digests = [_digest_file(file) for file in self._files]
         if self._piece.span is not None and digests != [self._piece.span.digest]:
-            raise _changed(self._files[0])
+            raise _changed_error(self._files[0])
         return digests
 
-    def records(self) -> Iterator[Document | BrokenRecord]:
+    def read_records(self) -> Iterator[Document | BrokenRecord]:
         """Yield every record, in order."""
         limit = self._piece.limit
         if not self._files:
-            yield from _first(self._source.documents(), limit)
+            yield from _take_first(self._source.documents(), limit)
             return
         for file in self._files:
-            yield from _first(cast("FileSource", self._source).read(file), limit)
+            yield from _take_first(cast("FileSource", self._source).read_file_records(file), limit)
 
     def check_unchanged(self, digests: list[str]) -> None:
         """Compare the files with their earlier digests.
@@ -176,27 +176,27 @@ class PieceReader:
             DataError: One is another than when it was hashed.
         """
         for file, before in zip(self._files, digests, strict=False):
-            if _digest(file) != before:
-                raise _changed(file)
+            if _digest_file(file) != before:
+                raise _changed_error(file)
 
 
-def _changed(file: SourceFile) -> DataError:
+def _changed_error(file: SourceFile) -> DataError:
     return DataError(f"{file.path}: changed while it was read; run the build again")
 
 
-def _first(records: Iterator[Any], limit: int | None) -> Iterator[Any]:
+def _take_first(records: Iterator[Any], limit: int | None) -> Iterator[Any]:
     for number, record in enumerate(records):
         if limit is not None and number >= limit:
             return
         yield record
 
 
-def _digest(file: SourceFile) -> str:
+def _digest_file(file: SourceFile) -> str:
     total = hashlib.sha256()
-    with file.open() as stream:
+    with file.open_bytes() as stream:
         try:
             while block := stream.read(_BLOCK_BYTES):
                 total.update(block)
         except client_errors() as exc:
-            raise unreadable(file.path, exc) from exc
+            raise unreadable_error(file.path, exc) from exc
     return total.hexdigest()

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.build.all_passes import NoProgress, run_passes
-from phalanx.data.build.finish import account_of
+from phalanx.data.build.finish import read_account
 from phalanx.data.build.local import OneProcess
 from phalanx.data.build.pieces import SourcePiece, files_of
 from phalanx.data.build.recipe import DataRecipe
-from phalanx.data.build.records import RecordFile, read_document
+from phalanx.data.build.records import RecordFile, decode_document
 from phalanx.data.build.sift import DOCUMENTS
 from phalanx.data.build.tally import ByteTally
 from phalanx.data.build.work import BuildWorker
@@ -37,7 +37,7 @@ class Preview:
     edited: dict[str, dict[str, int]]
 
 
-def preview(recipe: DataRecipe, documents: int, code_home: Path = Path()) -> Preview:
+def preview_build(recipe: DataRecipe, documents: int, code_home: Path = Path()) -> Preview:
     """Take a sample of every source through all steps; nothing is left on the disk.
 
     Args:
@@ -51,17 +51,19 @@ def preview(recipe: DataRecipe, documents: int, code_home: Path = Path()) -> Pre
         output = recipe.output.model_copy(update={"excerpt": _EXCERPT})
         shown = recipe.model_copy(update={"output": output})
         worker = BuildWorker(shown, Path(place), code_home)
-        pieces = [piece for number in range(len(recipe.sources)) for piece in _sampled(worker, number, documents)]
+        pieces = [piece for number in range(len(recipe.sources)) for piece in _sample_pieces(worker, number, documents)]
         done = run_passes(worker, OneProcess(worker), pieces, NoProgress())
         tally = ByteTally()
         for summary in (summary_entry for summaries in done for summary_entry in summaries):
-            tally.merge(ByteTally.from_json(summary["tally"]))
+            tally.merge_tally(ByteTally.from_json(summary["tally"]))
         samples = [
             {"source": recipe.source_names[piece.source], "document": document.name, "text": document.text[:_EXCERPT]}
             for piece, summaries in zip(pieces, done, strict=True)
-            for document in map(read_document, RecordFile(worker.store.path(summaries[-1]["key"]) / DOCUMENTS))
+            for document in map(
+                decode_document, RecordFile(worker.work_store.work_directory(summaries[-1]["key"]) / DOCUMENTS)
+            )
         ]
-        left_out = [entry for summaries in done for entry in account_of(worker.store, summaries)]
+        left_out = [entry for summaries in done for entry in read_account(worker.work_store, summaries)]
     counts = {"kept": len(samples), **_by_step(tally)}
     return Preview(counts, samples, left_out, tally.by_step("edited"))
 
@@ -74,8 +76,8 @@ def _by_step(tally: ByteTally) -> dict[str, int]:
     return counts
 
 
-def _sampled(worker: BuildWorker, number: int, documents: int) -> Sequence[SourcePiece]:
-    files = files_of(worker.source(number))
+def _sample_pieces(worker: BuildWorker, number: int, documents: int) -> Sequence[SourcePiece]:
+    files = files_of(worker.open_recipe_source(number))
     if files is None:
         return [SourcePiece(number, limit=documents)]
     read = [position for position, file in enumerate(files) if file.passed_over is None]

@@ -45,7 +45,7 @@ class StepTerms(StrictModel):
     label: Name | None = None
 
 
-def _with(terms: type[StrictModel], config: type[StrictModel]) -> type[StrictModel]:
+def _combine_sections(terms: type[StrictModel], config: type[StrictModel]) -> type[StrictModel]:
     """Return a section with further keys."""
     return create_model(config.__name__, __base__=(terms, config), __module__=__name__)
 
@@ -60,12 +60,13 @@ if TYPE_CHECKING:
 else:
     # at run time the tables alone say which there are
     RecipeSource = any_kind(
-        {name: _with(SourceTerms, row.config) for name, row in SOURCES.items()}, _with(SourceTerms, OwnSourceConfig)
+        {name: _combine_sections(SourceTerms, row.config) for name, row in SOURCES.items()},
+        _combine_sections(SourceTerms, OwnSourceConfig),
     )
-    RecipeStep = any_kind({name: _with(StepTerms, row.config) for name, row in STEPS.items()})
+    RecipeStep = any_kind({name: _combine_sections(StepTerms, row.config) for name, row in STEPS.items()})
 
 
-def _usual_steps() -> tuple[RecipeStep, ...]:
+def _default_steps() -> tuple[RecipeStep, ...]:
     read: TypeAdapter[tuple[RecipeStep, ...]] = TypeAdapter(tuple[RecipeStep, ...])
     return read.validate_python(({"kind": "unicode"}, {"kind": "exact_duplicates"}))
 
@@ -82,7 +83,7 @@ class QuarantineConfig(StrictModel):
     drop: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_overlap(self) -> Self:
         overlap = sorted(set(self.release) & set(self.drop))
         if overlap:
             raise ValueError(f"{overlap[0]!r} is in release and in drop; remove it from one of them")
@@ -139,7 +140,7 @@ class DataRecipe(StrictModel):
     """
 
     sources: tuple[RecipeSource, ...] = Field(min_length=1, max_length=1000)
-    steps: tuple[RecipeStep, ...] = Field(default=_usual_steps(), max_length=1000)
+    steps: tuple[RecipeStep, ...] = Field(default=_default_steps(), max_length=1000)
     quarantine: QuarantineConfig = QuarantineConfig()
     tokenizer: RecipeTokenizer
     output: OutputConfig = OutputConfig()
@@ -147,7 +148,7 @@ class DataRecipe(StrictModel):
     @property
     def source_names(self) -> tuple[str, ...]:
         """Of each source."""
-        return tuple(source.name or _plain(source.kind) for source in self.sources)
+        return tuple(source.name or _kind_label(source.kind) for source in self.sources)
 
     @property
     def step_names(self) -> tuple[str, ...]:
@@ -159,7 +160,7 @@ class DataRecipe(StrictModel):
         return self.sources[source].group or self.source_names[source]
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_unique_names(self) -> Self:
         for key, word, names in (("sources", "name", self.source_names), ("steps", "label", self.step_names)):
             twice = sorted(name for name in set(names) if names.count(name) > 1)
             if twice:
@@ -185,5 +186,5 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
     return recipe
 
 
-def _plain(kind: str) -> str:
+def _kind_label(kind: str) -> str:
     return "own" if is_own(kind) else kind

@@ -23,7 +23,7 @@ _LENGTH = struct.Struct("<I")
 LONGEST_RECORD = (1 << 32) - 1
 
 
-def zstd() -> Any:
+def import_zstd() -> Any:
     """Return the library that packs blocks, which is an extra.
 
     Raises:
@@ -32,7 +32,7 @@ def zstd() -> Any:
     try:
         return importlib.import_module("zstandard")
     except ImportError as exc:
-        raise DataError("a data build needs zstandard; install phalanx-train[data]").about(
+        raise DataError("a data build needs zstandard; install phalanx-train[data]").with_facts(
             do="install phalanx-train[data]"
         ) from exc
 
@@ -42,12 +42,12 @@ class RecordWriter:
 
     def __init__(self, path: Path) -> None:
         self._stream: BinaryIO = path.open("wb")
-        self._pack = zstd().ZstdCompressor(level=1, write_checksum=True)
+        self._pack = import_zstd().ZstdCompressor(level=1, write_checksum=True)
         self._block = bytearray()
         self._index = bytearray()
         self._first = self._count = 0
 
-    def append(self, record: bytes) -> None:
+    def append_record(self, record: bytes) -> None:
         """Add one record.
 
         Raises:
@@ -58,11 +58,11 @@ class RecordWriter:
         self._block += _LENGTH.pack(len(record)) + record
         self._count += 1
         if len(self._block) >= _BLOCK_BYTES:
-            self._flush()
+            self._flush_block()
 
     def close(self) -> None:
         """Write the remaining records, and the index."""
-        self._flush()
+        self._flush_block()
         tail = _TAIL.pack(len(self._index) // _ENTRY.size, self._count, zlib.crc32(self._index), _END)
         self._stream.write(bytes(self._index) + tail)
         self._stream.close()
@@ -78,7 +78,7 @@ class RecordWriter:
         else:
             self._stream.close()
 
-    def _flush(self) -> None:
+    def _flush_block(self) -> None:
         if self._block:
             self._index += _ENTRY.pack(self._stream.tell(), self._first)
             self._stream.write(self._pack.compress(bytes(self._block)))
@@ -96,21 +96,21 @@ class RecordFile:
             DataError: The file is cut or is something else.
         """
         self._path = path
-        self._unpack = zstd().ZstdDecompressor()
+        self._unpack = import_zstd().ZstdDecompressor()
         self._count: int
-        self._end: int
+        self._index_start: int
         size = path.stat().st_size
         with path.open("rb") as stream:
             stream.seek(max(0, size - _TAIL.size))
             tail = stream.read()
             if len(tail) < _TAIL.size or not tail.endswith(_END):
-                raise self._damaged()
+                raise self._damage_error()
             blocks, self._count, checksum, _ = _TAIL.unpack(tail)
-            self._end = size - _TAIL.size - blocks * _ENTRY.size
-            stream.seek(max(0, self._end))
-            index = stream.read(blocks * _ENTRY.size) if self._end >= 0 else b""
-        if self._end < 0 or zlib.crc32(index) != checksum:
-            raise self._damaged()
+            self._index_start = size - _TAIL.size - blocks * _ENTRY.size
+            stream.seek(max(0, self._index_start))
+            index = stream.read(blocks * _ENTRY.size) if self._index_start >= 0 else b""
+        if self._index_start < 0 or zlib.crc32(index) != checksum:
+            raise self._damage_error()
         self._index: list[tuple[int, int]] = list(_ENTRY.iter_unpack(index))
         self._firsts = [first for _, first in self._index]
         self._block: tuple[int, list[bytes]] = (-1, [])
@@ -120,31 +120,31 @@ class RecordFile:
 
     def __iter__(self) -> Iterator[bytes]:
         for number in range(len(self._index)):
-            yield from self._records(number)
+            yield from self._read_block(number)
 
-    def since(self, number: int) -> Iterator[bytes]:
+    def iterate_from(self, number: int) -> Iterator[bytes]:
         """Yield the records from one on."""
         block = max(0, bisect.bisect_right(self._firsts, number) - 1)
         for later in range(block, len(self._index)):
             skipped = number - self._firsts[later] if later == block else 0
-            yield from self._records(later)[skipped:]
+            yield from self._read_block(later)[skipped:]
 
     def __getitem__(self, number: int) -> bytes:
         block = bisect.bisect_right(self._firsts, number) - 1
         if self._block[0] != block:
-            self._block = (block, self._records(block))
+            self._block = (block, self._read_block(block))
         return self._block[1][number - self._firsts[block]]
 
-    def _records(self, block: int) -> list[bytes]:
+    def _read_block(self, block: int) -> list[bytes]:
         start = self._index[block][0]
-        stop = self._index[block + 1][0] if block + 1 < len(self._index) else self._end
+        stop = self._index[block + 1][0] if block + 1 < len(self._index) else self._index_start
         with self._path.open("rb") as stream:
             stream.seek(start)
             packed = stream.read(stop - start)
         try:
             content = self._unpack.decompress(packed)
-        except zstd().ZstdError as exc:
-            raise self._damaged() from exc
+        except import_zstd().ZstdError as exc:
+            raise self._damage_error() from exc
         records, position = [], 0
         while position < len(content):
             (length,) = _LENGTH.unpack_from(content, position)
@@ -153,23 +153,23 @@ class RecordFile:
             position += length
         return records
 
-    def _damaged(self) -> DataError:
+    def _damage_error(self) -> DataError:
         return DataError(f"{self._path}: was truncated or altered; delete {self._path.parent} to make it again")
 
 
-def write_document(document: Document) -> bytes:
+def encode_document(document: Document) -> bytes:
     """Return a document as one record."""
     origin = None if document.origin is None else asdict(document.origin)
     head = [document.name, origin, dict(document.fields)]
     return json.dumps([*head, document.text], ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def read_document(record: bytes) -> Document:
+def decode_document(record: bytes) -> Document:
     """Return the document of a record."""
     name, origin, fields, text = json.loads(record)
     return Document(name, text, None if origin is None else Origin(**origin), fields)
 
 
-def write_line(value: Mapping[str, Any]) -> bytes:
+def encode_json_line(value: Mapping[str, Any]) -> bytes:
     """Return an object as one line of JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"

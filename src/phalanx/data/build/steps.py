@@ -6,11 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from phalanx.data.rules import RULES, RuleLine, RuleSettings
+from phalanx.data.rules import RULES, RuleEntry, RuleSettings
 from phalanx.data.scan import SCANS
 from phalanx.errors import DataError
 
-STEPS: dict[str, RuleLine] = {**RULES, **SCANS}
+STEPS: dict[str, RuleEntry] = {**RULES, **SCANS}
 
 
 def step_settings(step: RuleSettings) -> dict[str, Any]:
@@ -19,20 +19,20 @@ def step_settings(step: RuleSettings) -> dict[str, Any]:
     Raises:
         DataError: Such a file cannot be read.
     """
-    files = {str(path): _file_digest(path) for path in sorted(_paths(step.model_dump()))}
+    files = {str(path): _file_digest(path) for path in sorted(_collect_paths(step.model_dump()))}
     settings = step.model_dump(mode="json")
     return {**settings, "files read": files} if files else settings
 
 
-def _paths(value: Any) -> Iterator[Path]:
+def _collect_paths(value: Any) -> Iterator[Path]:
     if isinstance(value, Path):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _paths(item)
+            yield from _collect_paths(item)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _paths(item)
+            yield from _collect_paths(item)
 
 
 def _file_digest(path: Path) -> str:

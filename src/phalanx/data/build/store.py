@@ -16,7 +16,7 @@ SUMMARY = "summary.json"
 _UNFINISHED = ".unfinished-"
 
 
-def key_of(decided_by: Mapping[str, Any]) -> str:
+def work_key(decided_by: Mapping[str, Any]) -> str:
     """Return the name of a piece of work: 32 hex characters over everything that decides its result."""
     return hashlib.sha256(canonical_json(decided_by)).hexdigest()[:32]
 
@@ -31,17 +31,17 @@ class WorkStore:
     def __init__(self, home: Path) -> None:
         self._home = home
 
-    def path(self, key: str) -> Path:
+    def work_directory(self, key: str) -> Path:
         """Return the directory of finished work."""
         return self._home / key
 
-    def find(self, key: str) -> dict[str, Any] | None:
+    def find_summary(self, key: str) -> dict[str, Any] | None:
         """Return the summary of finished work; None where there is none yet.
 
         Raises:
             DataError: It is there and cannot be read.
         """
-        path = self.path(key) / SUMMARY
+        path = self.work_directory(key) / SUMMARY
         try:
             content = json.loads(path.read_bytes())
         except FileNotFoundError:
@@ -50,7 +50,7 @@ class WorkStore:
             raise DataError(f"{path}: cannot be read ({exc}); delete {path.parent} to make it again") from exc
         return dict(content)
 
-    def put(self, key: str, work: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
+    def store_work(self, key: str, work: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
         """Do a piece of work and keep it.
 
         Args:
@@ -68,25 +68,25 @@ class WorkStore:
             summary = dict(work(directory))
             (directory / SUMMARY).write_bytes(canonical_json(summary))
             for path in (*directory.iterdir(), directory):
-                bring_to_disk(path)
-            self._publish(directory, key)
+                sync_to_disk(path)
+            self._publish_directory(directory, key)
         except OSError as exc:
             raise _not_written(directory, exc) from exc
         finally:
             shutil.rmtree(directory, ignore_errors=True)
         return summary
 
-    def _publish(self, directory: Path, key: str) -> None:
+    def _publish_directory(self, directory: Path, key: str) -> None:
         try:
-            directory.rename(self.path(key))
+            directory.rename(self.work_directory(key))
         except OSError:
             # another process was first, with the same bytes
-            if not self.path(key).is_dir():
+            if not self.work_directory(key).is_dir():
                 raise
-        bring_to_disk(self._home)
+        sync_to_disk(self._home)
 
 
-def bring_to_disk(path: Path) -> None:
+def sync_to_disk(path: Path) -> None:
     """Wait until a file, or the names in a directory, would survive a loss of power."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -98,4 +98,4 @@ def bring_to_disk(path: Path) -> None:
 def _not_written(path: Path, exc: OSError) -> InputError:
     kind = DiskError if is_disk_fault(exc) else InputError
     do = f"{writing_cure(exc)}, then run the build again"
-    return kind(f"{path}: cannot be written ({exc.strerror}); {do}").about(file=str(path), do=do)
+    return kind(f"{path}: cannot be written ({exc.strerror}); {do}").with_facts(file=str(path), do=do)

@@ -21,13 +21,13 @@ class ByteTally:
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
-    def add(self, fate: Fate, step: str, **measures: int) -> None:
+    def count_document(self, fate: Fate, step: str, **measures: int) -> None:
         """Count one document."""
         for name, value in measures.items():
             self.counts[fate, step, name] += value
         self.counts[fate, step, "documents"] += 1
 
-    def of(self, measure: str, *fates: Fate) -> int:
+    def sum_measure(self, measure: str, *fates: Fate) -> int:
         """Return the sum of one measure over some fates and all steps."""
         return sum(value for (fate, _, name), value in self.counts.items() if name == measure and fate in fates)
 
@@ -39,7 +39,7 @@ class ByteTally:
                 counts.setdefault(step, {})[name] = value
         return counts
 
-    def merge(self, other: "ByteTally") -> None:
+    def merge_tally(self, other: "ByteTally") -> None:
         """Add the counts of another one."""
         # Counter.update adds, and keeps a sum that is not positive
         self.counts.update(other.counts)
@@ -64,18 +64,18 @@ def check_account(source: str, read: ByteTally, found: ByteTally) -> None:
     Raises:
         DataError: A byte or a document is missing, or is there twice.
     """
-    for what, expected, ends in _sums(read, found):
+    for what, expected, ends in _paired_sums(read, found):
         if expected != ends:
             raise DataError(
                 f"account of source {source!r}: {what} do not add up: read {expected}, included and dropped {ends}; "
                 "this is a fault of a rule or of Phalanx: no dataset was made"
-            ).about(key=source, expected=str(expected), found=str(ends))
+            ).with_facts(key=source, expected=str(expected), found=str(ends))
 
 
-def _sums(read: ByteTally, found: ByteTally) -> Iterator[tuple[str, int, int]]:
+def _paired_sums(read: ByteTally, found: ByteTally) -> Iterator[tuple[str, int, int]]:
     ends: tuple[Fate, ...] = ("kept", *LEFT_OUT)
     begun: tuple[Fate, ...] = ("read", "broken")
-    yield "documents", read.of("documents", *begun), found.of("documents", *ends)
-    yield "raw bytes", read.of("raw_bytes", *begun), found.of("raw_bytes", *ends)
-    text = read.of("text_bytes", "read") + read.of("net_bytes", "edited")
-    yield "bytes of text", text, found.of("text_bytes", *ends)
+    yield "documents", read.sum_measure("documents", *begun), found.sum_measure("documents", *ends)
+    yield "raw bytes", read.sum_measure("raw_bytes", *begun), found.sum_measure("raw_bytes", *ends)
+    text = read.sum_measure("text_bytes", "read") + read.sum_measure("net_bytes", "edited")
+    yield "bytes of text", text, found.sum_measure("text_bytes", *ends)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.data.chat.conversation import ChatMessage as ChatMessage, conversation_of as conversation_of
+    from phalanx.data.chat.conversation import ChatMessage as ChatMessage, parse_conversation as parse_conversation
     from phalanx.data.chat.encoding import ChatEncoder as ChatEncoder
     from phalanx.data.chat.template import (
         TEMPLATE_FILE as TEMPLATE_FILE,

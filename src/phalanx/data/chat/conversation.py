@@ -63,20 +63,20 @@ class ChatMessage(StrictModel):
     weight: float = Weight
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_tool_calls(self) -> Self:
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"a message of role {self.role!r} calls tools; only the assistant may")
         return self
 
     @property
-    def text(self) -> str:
+    def text_content(self) -> str:
         """Its text; empty where it has none."""
         return self.content or ""
 
     @property
-    def says_nothing(self) -> bool:
+    def has_no_content(self) -> bool:
         """Whether it has neither text nor calls nor reasoning."""
-        return not (self.text.strip() or self.tool_calls or (self.reasoning or "").strip())
+        return not (self.text_content.strip() or self.tool_calls or (self.reasoning or "").strip())
 
     def for_template(self) -> dict[str, Any]:
         """Return it as it stands in the file: templates are written for these names, and for null."""
@@ -108,7 +108,7 @@ class Conversation(StrictModel):
             raise DataError("has no message of the assistant to learn; add one, or remove the line")
 
 
-def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Collection[str] = ()) -> Conversation:
+def parse_conversation(found: Mapping[str, Any], shape: Shape = "auto", ignore: Collection[str] = ()) -> Conversation:
     """Read a conversation out of one object, of any of the shapes that are about.
 
     Fields of the object beside its turns, `tools`, `system` and `weight` are not looked at; a field of a message that
@@ -120,7 +120,7 @@ def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Col
     Raises:
         DataError: It is empty, or a turn is wrong; the message names the turn, the caller knows file and line.
     """
-    messages = [_message_of(turn, number, ignore) for number, turn in enumerate(turns_of(found, shape), start=1)]
+    messages = [_parse_turn(turn, number, ignore) for number, turn in enumerate(turns_of(found, shape), start=1)]
     if not messages:
         raise DataError("is an empty conversation; add messages, or remove the line")
     system = found.get("system")
@@ -128,18 +128,18 @@ def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Col
         messages.insert(0, {"role": "system", "content": system})
     weight = found.get("weight")
     return checked_conversation(
-        {"messages": messages, "tools": _tools_of(found), **({} if weight is None else {"weight": weight})}
+        {"messages": messages, "tools": _parse_tools(found), **({} if weight is None else {"weight": weight})}
     )
 
 
-def asked_in(record: Mapping[str, Any], ignore: Collection[str] = ()) -> Conversation:
+def parse_prompt(record: Mapping[str, Any], ignore: Collection[str] = ()) -> Conversation:
     """Read the messages of a line's `prompt`, with the tools and the system text that stand beside them.
 
     Raises:
-        DataError: As `conversation_of`.
+        DataError: As `parse_conversation`.
     """
     beside = {name: record.get(name) for name in ("tools", "system")}
-    return conversation_of({"messages": record["prompt"], **beside}, "messages", ignore)
+    return parse_conversation({"messages": record["prompt"], **beside}, "messages", ignore)
 
 
 def checked_conversation(plain: Mapping[str, Any]) -> Conversation:
@@ -161,7 +161,7 @@ def checked_conversation(plain: Mapping[str, Any]) -> Conversation:
         raise DataError(f"is not a conversation ({exc})") from exc
 
 
-def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dict[str, Any]:
+def _parse_turn(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dict[str, Any]:
     role = turn.role.lower()
     role = _OTHER_ROLES.get(role, role)
     if role not in ROLES:
@@ -176,7 +176,7 @@ def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dic
     if not isinstance(calls, list):
         raise DataError(f"turn {number}: tool_calls is not a list")
     if calls:
-        others["tool_calls"] = [_call_of(call, number) for call in calls]
+        others["tool_calls"] = [_parse_tool_call(call, number) for call in calls]
     # an empty system text is none on purpose: templates write their own where there is no such message
     is_said = bool((turn.content or "").strip()) or role == "tool" or (role == "system" and turn.content == "")
     if not is_said and not calls and not others.get("reasoning"):
@@ -184,7 +184,7 @@ def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dic
     return {"role": role, "content": turn.content if turn.has_content else "", **others}
 
 
-def _call_of(call: Any, number: int) -> dict[str, Any]:
+def _parse_tool_call(call: Any, number: int) -> dict[str, Any]:
     """Return a call of the common forms: ``{"function": {...}}`` or plain; arguments as an object or as its JSON."""
     plain = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(plain, dict):
@@ -199,7 +199,7 @@ def _call_of(call: Any, number: int) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _tools_of(found: Mapping[str, Any]) -> Sequence[Any]:
+def _parse_tools(found: Mapping[str, Any]) -> Sequence[Any]:
     tools = found.get("tools") or []
     if isinstance(tools, str):
         try:

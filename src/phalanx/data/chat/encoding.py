@@ -34,7 +34,7 @@ from phalanx.errors import DataError
 _SHOWN = 40
 
 
-def check_written(
+def check_rendered(
     rendered: RenderedChat, messages: Sequence[ChatMessage], template: str, learned_from: int = 0
 ) -> None:
     """Look for the text and the calls of every message in a template's output, and for learned reasoning.
@@ -53,7 +53,7 @@ def check_written(
     places = {turn.message: rendered.text[turn.start : turn.stop] for turn in rendered.turns}
     for number, message in enumerate(messages):
         text = places.get(number, rendered.text)
-        parts = [("text", message.text), *_parts_of_calls(message.tool_calls)]
+        parts = [("text", message.text_content), *_parts_of_calls(message.tool_calls)]
         if rendered.turns and number >= learned_from and message.role == "assistant" and message.weight > 0:
             parts.append((message.reasoning_field, message.reasoning or ""))
         for what, part in parts:
@@ -67,17 +67,17 @@ def check_written(
 def _parts_of_calls(calls: Sequence[ToolCall]) -> Iterator[tuple[str, str]]:
     for call in calls:
         yield "tool call", call.name
-        yield from (("tool call's argument", leaf) for leaf in _leaves(call.arguments))
+        yield from (("tool call's argument", leaf) for leaf in _argument_leaves(call.arguments))
 
 
-def _leaves(value: Any) -> Iterator[str]:
+def _argument_leaves(value: Any) -> Iterator[str]:
     """Texts and numbers in the arguments of a call."""
     if isinstance(value, dict):
         for inner in value.values():
-            yield from _leaves(inner)
+            yield from _argument_leaves(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _leaves(inner)
+            yield from _argument_leaves(inner)
     elif isinstance(value, str | int | float) and not isinstance(value, bool):
         yield value if isinstance(value, str) else json.dumps(value)
 
@@ -106,7 +106,7 @@ class EncodedConversation:
     weights: NDArray[np.float32]
 
     @property
-    def labels(self) -> NDArray[np.int64]:
+    def target_labels(self) -> NDArray[np.int64]:
         """Already shifted, int64 ``[tokens]``: the token behind each one; IGNORE where that is none to learn."""
         labels = np.full_like(self.ids, IGNORE)
         labels[:-1] = np.where(self.weights[1:] > 0, self.ids[1:], IGNORE)
@@ -132,7 +132,7 @@ class ChatEncoder(Closeable):
         self._renderer = ChatRenderer(template, today)
 
     @property
-    def template(self) -> ChatTemplate:
+    def chat_template(self) -> ChatTemplate:
         """The template that renders."""
         return self._renderer.template
 
@@ -144,14 +144,14 @@ class ChatEncoder(Closeable):
     @cached_property
     def end_of_turn(self) -> int | None:
         """Return the special token that ends an assistant's turn; None where the template writes none."""
-        rendered = self._renderer.conversation(_PROBE)
-        ids, inside = self._tokens(rendered.text, rendered.turns)
+        rendered = self._renderer.render_conversation(_PROBE)
+        ids, inside = self._tokenize_turns(rendered.text, rendered.turns)
         end_tokens = [
             token for token, turn in zip(ids, inside, strict=True) if turn is not None and token in self._special
         ]
         return end_tokens[-1] if end_tokens else None
 
-    def encode(self, conversation: Conversation, learned_from: int = 0) -> EncodedConversation:
+    def encode_conversation(self, conversation: Conversation, learned_from: int = 0) -> EncodedConversation:
         """Encode a whole conversation; the same one gives the same tokens on every machine.
 
         Args:
@@ -162,7 +162,7 @@ class ChatEncoder(Closeable):
             DataError: The template does not render it, a message holds a special token, or the tokenizer lacks one.
             ModelError: The template is broken, or does or takes what no template may.
         """
-        return self._encoded(conversation, self._rendered(conversation, learned_from))
+        return self._encode_rendered(conversation, self._render_checked(conversation, learned_from))
 
     def encode_answer(
         self, before: Sequence[ChatMessage], answer: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()
@@ -180,27 +180,27 @@ class ChatEncoder(Closeable):
             ModelError: As `encode`.
         """
         conversation = Conversation(messages=(*before, *answer), tools=tuple(tools))
-        rendered = self._rendered(conversation, len(before))
-        prompt = self._renderer.prompt(before, tools)
-        check_written(RenderedChat(prompt, ()), before, self.template.name)
+        rendered = self._render_checked(conversation, len(before))
+        prompt = self._renderer.render_prompt(before, tools)
+        check_rendered(RenderedChat(prompt, ()), before, self.chat_template.name)
         if not rendered.text.startswith(prompt):
             raise DataError(
                 "the chat template renders the prompt differently when an answer follows; use another template"
             )
         # what a template marks as the assistant's may begin before the answer
         cut = (replace(turn, start=max(turn.start, len(prompt))) for turn in rendered.turns if turn.stop > len(prompt))
-        return self._encoded(conversation, RenderedChat(rendered.text, tuple(cut)))
+        return self._encode_rendered(conversation, RenderedChat(rendered.text, tuple(cut)))
 
-    def _rendered(self, conversation: Conversation, learned_from: int) -> RenderedChat:
+    def _render_checked(self, conversation: Conversation, learned_from: int) -> RenderedChat:
         self._check_texts(conversation.messages)
-        rendered = self._renderer.conversation(conversation, learned_from)
+        rendered = self._renderer.render_conversation(conversation, learned_from)
         self._check_marks(rendered.text, conversation.messages)
-        check_written(rendered, conversation.messages, self.template.name, learned_from)
+        check_rendered(rendered, conversation.messages, self.chat_template.name, learned_from)
         return rendered
 
-    def _encoded(self, conversation: Conversation, rendered: RenderedChat) -> EncodedConversation:
-        weights = _weights(conversation, rendered)
-        ids, inside = self._tokens(rendered.text, rendered.turns)
+    def _encode_rendered(self, conversation: Conversation, rendered: RenderedChat) -> EncodedConversation:
+        weights = _turn_weights(conversation, rendered)
+        ids, inside = self._tokenize_turns(rendered.text, rendered.turns)
         of_tokens = [0.0 if turn is None else weights[turn] for turn in inside]
         return EncodedConversation(np.array(ids, dtype=np.int64), np.array(of_tokens, dtype=np.float32))
 
@@ -219,10 +219,10 @@ class ChatEncoder(Closeable):
             ModelError: As `encode`.
         """
         self._check_texts(messages)
-        text = self._renderer.prompt(messages, tools)
+        text = self._renderer.render_prompt(messages, tools)
         self._check_marks(text, messages)
         if is_whole:
-            check_written(RenderedChat(text, ()), messages, self.template.name)
+            check_rendered(RenderedChat(text, ()), messages, self.chat_template.name)
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_ending(self, messages: Sequence[ChatMessage], ending: str) -> tuple[list[int], list[int]]:
@@ -233,7 +233,7 @@ class ChatEncoder(Closeable):
             ModelError: As `encode`.
         """
         self._check_texts(messages)
-        text = self._renderer.prompt(messages)
+        text = self._renderer.render_prompt(messages)
         encoding = self._backend.encode(text + ending, add_special_tokens=False)
         border = border_of(encoding, text + ending, len(text))
         return list(encoding.ids[:border]), list(encoding.ids[border:])
@@ -242,7 +242,7 @@ class ChatEncoder(Closeable):
         """End the template's process."""
         self._renderer.close()
 
-    def _tokens(self, text: str, turns: Sequence[TurnSpan]) -> tuple[list[int], list[int | None]]:
+    def _tokenize_turns(self, text: str, turns: Sequence[TurnSpan]) -> tuple[list[int], list[int | None]]:
         """Return the ids, and of each the number of the assistant's turn that it is in.
 
         A token that reaches over the border of a turn is in it. What is only white space behind the special token that
@@ -264,7 +264,7 @@ class ChatEncoder(Closeable):
 
     def _check_texts(self, messages: Sequence[ChatMessage]) -> None:
         for number, message in enumerate(messages, start=1):
-            for text in _texts(message):
+            for text in _message_texts(message):
                 forged = next((token for token in self._special.values() if token in text), None)
                 if forged is not None:
                     raise DataError(
@@ -276,22 +276,25 @@ class ChatEncoder(Closeable):
         special_tokens = set(self._special.values())
         absent = sorted({mark for mark in _MARK.findall(text) if mark not in special_tokens})
         absent = [mark for mark in absent if self._backend.token_to_id(mark) is None]
-        absent = [mark for mark in absent if mark not in self.template.text_marks]
-        written = [mark for mark in absent if not any(mark in text for message in messages for text in _texts(message))]
+        absent = [mark for mark in absent if mark not in self.chat_template.text_marks]
+        written = [
+            mark for mark in absent if not any(mark in text for message in messages for text in _message_texts(message))
+        ]
         if written:
             raise DataError(
-                f"chat template {self.template.name}: writes {written[0]!r}, which is not a token of the tokenizer; "
+                f"chat template {self.chat_template.name}: writes {written[0]!r}, which is not a token of the "
+                "tokenizer; "
                 'use the matching tokenizer, or a template without special tokens such as "plain"'
             )
 
 
-def _texts(message: ChatMessage) -> list[str]:
+def _message_texts(message: ChatMessage) -> list[str]:
     """Every text that a message brings into a prompt."""
     calls = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in message.tool_calls]
-    return [message.text, message.reasoning or "", message.name or "", *calls]
+    return [message.text_content, message.reasoning or "", message.name or "", *calls]
 
 
-def _weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:
+def _turn_weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:
     """The weight of each turn that was rendered.
 
     Raises:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.data.chat.conversation import Conversation, checked_conversation, conversation_of
+from phalanx.data.chat.conversation import Conversation, checked_conversation, parse_conversation
 from phalanx.data.chat.settings import ConversationSource, Policy
 from phalanx.data.sources.jsonl import JsonLines
 from phalanx.data.sources.records import RawRecord, RecordClaims, document_of
@@ -34,27 +34,27 @@ class ConversationFiles(JsonLines):
             return
         self.dropped = []
         for file in self.files:
-            for example in self.read(file):
+            for example in self.read_file_records(file):
                 if isinstance(example, Document):
                     yield example
                 elif not example.is_unsupported:
                     self.dropped.append(example)
 
-    def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
+    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
         try:
-            conversation = conversation_of(found, self._config.shape, self._config.ignore)
+            conversation = parse_conversation(found, self._config.shape, self._config.ignore)
             conversation.check_learnable()
         except DataError as exc:
             raise DataError(f"{record.name}: {exc}") from exc
-        return document_of(record, to_text(conversation), RecordClaims())
+        return document_of(record, conversation_to_text(conversation), RecordClaims())
 
 
-def to_text(conversation: Conversation) -> str:
+def conversation_to_text(conversation: Conversation) -> str:
     """Return the canonical JSON of a conversation: equal ones have equal texts."""
     return conversation.model_dump_json(exclude_defaults=True)
 
 
-def from_text(text: str) -> Conversation:
+def conversation_from_text(text: str) -> Conversation:
     """Read it back.
 
     Raises:

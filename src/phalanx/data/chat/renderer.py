@@ -70,16 +70,16 @@ class ChatRenderer(Closeable):
         self._process: AskedProcess | None = None
         self._turn = threading.Lock()
 
-    def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
+    def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
         """Render messages up to where the assistant begins.
 
         Raises:
             DataError: The template does not render these messages.
             ModelError: It is broken, or does or takes what no template may.
         """
-        return self._ask(messages, tools, asks=True, wanted=()).text
+        return self._request_rendering(messages, tools, asks=True, wanted=()).text
 
-    def conversation(self, conversation: Conversation, learned_from: int = 0) -> RenderedChat:
+    def render_conversation(self, conversation: Conversation, learned_from: int = 0) -> RenderedChat:
         """Render a whole conversation, with the parts that the assistant writes and that may be learned.
 
         Args:
@@ -95,7 +95,7 @@ class ChatRenderer(Closeable):
             for number, message in enumerate(conversation.messages)
             if message.role == "assistant" and message.weight > 0 and number >= learned_from
         ]
-        return self._ask(conversation.messages, conversation.tools, asks=False, wanted=turn_numbers)
+        return self._request_rendering(conversation.messages, conversation.tools, asks=False, wanted=turn_numbers)
 
     def close(self) -> None:
         """End the process."""
@@ -103,47 +103,50 @@ class ChatRenderer(Closeable):
         if process is not None:
             process.close()
 
-    def _ask(
+    def _request_rendering(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, asks: bool, wanted: Sequence[int]
     ) -> RenderedChat:
         plain = [message.for_template() for message in messages]
         order = {"messages": plain, "tools": list(tools), "asks": asks, "wanted": list(wanted)}
         with self._turn:
-            answer = self._exchange(self._started(), order)
+            answer = self._exchange_lines(self._ensure_process(), order)
         fault, says = answer.get("fault"), answer.get("says", "")
         if fault in _OF_THE_TEMPLATE:
-            raise ModelError(f"{self._name}: {_OF_THE_TEMPLATE[fault]} ({says})")
+            raise ModelError(f"{self._template_name}: {_OF_THE_TEMPLATE[fault]} ({says})")
         if fault == "unstable":
             raise DataError(
-                f"{self._name}: the assistant's text cannot be located: {says}; mark it with {{% generation %}} ... "
+                f"{self._template_name}: the assistant's text cannot be located: {says}; mark it with "
+                f"{{% generation %}} ... "
                 "{% endgeneration %} in your own template, or use another one"
             )
         if fault is not None:
-            raise DataError(f"{self._name}: does not render these messages ({says})")
+            raise DataError(f"{self._template_name}: does not render these messages ({says})")
         return RenderedChat(answer["text"], tuple(TurnSpan(*span) for span in answer["spans"]))
 
     @property
-    def _name(self) -> str:
+    def _template_name(self) -> str:
         return f"chat template {self.template.name}"
 
-    def _started(self) -> AskedProcess:
+    def _ensure_process(self) -> AskedProcess:
         if self._process is None:
             process = AskedProcess([_MODULE])
             # it also ends by itself, where the pipe to it is closed
             weakref.finalize(self, process.close)
             template = {"template": self.template.source, "variables": dict(self.template.tokens)}
-            answer = self._exchange(process, {**template, "today": self._today.isoformat(), "seconds": self._seconds})
+            answer = self._exchange_lines(
+                process, {**template, "today": self._today.isoformat(), "seconds": self._seconds}
+            )
             if "fault" in answer:
                 process.close()
-                raise ModelError(f"{self._name}: is not a usable template ({answer['says']}); correct it")
+                raise ModelError(f"{self._template_name}: is not a usable template ({answer['says']}); correct it")
             self._process = process
         return self._process
 
-    def _exchange(self, process: AskedProcess, order: dict[str, Any]) -> dict[str, Any]:
+    def _exchange_lines(self, process: AskedProcess, order: dict[str, Any]) -> dict[str, Any]:
         try:
             answer, _ = process.ask(order)
         except EOFError as exc:
             self._process = None
             process.close()
-            raise ModelError(f"{self._name}: {_ENDED}; its process ended with {exc}") from exc
+            raise ModelError(f"{self._template_name}: {_ENDED}; its process ended with {exc}") from exc
         return answer

@@ -62,15 +62,15 @@ class PlainNamespace(jinja2.utils.Namespace):
     def __init__(*given: Any, **named: Any) -> None:
         entries = dict(*given[1:], **named)
         for name in entries:
-            PlainNamespace._check(name)
+            PlainNamespace._check_attribute(name)
         jinja2.utils.Namespace.__init__(given[0], entries)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        PlainNamespace._check(name)
+        PlainNamespace._check_attribute(name)
         super().__setitem__(name, value)
 
     @staticmethod
-    def _check(name: object) -> None:
+    def _check_attribute(name: object) -> None:
         if isinstance(name, str) and name.startswith("_"):
             raise jinja2.exceptions.SecurityError(f"sets {name[:40]!r} on a namespace")
 
@@ -91,7 +91,7 @@ class SandboxedTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
+        environment.globals["raise_exception"] = _raise_template_error
         environment.globals["dict"] = PlainDict()
         environment.globals["namespace"] = PlainNamespace
         environment.globals["strftime_now"] = datetime(today.year, today.month, today.day).strftime
@@ -100,7 +100,7 @@ class SandboxedTemplate:
         self._template = environment.from_string(source)
         self._marks_turns = _GENERATION.search(source) is not None
 
-    def text(self, messages: Sequence[Any], tools: Sequence[Any], *, asks: bool, mark: str = "") -> str:
+    def render_text(self, messages: Sequence[Any], tools: Sequence[Any], *, asks: bool, mark: str = "") -> str:
         """Render messages.
 
         Args:
@@ -121,7 +121,7 @@ class SandboxedTemplate:
             pieces.append(piece)
         return "".join(pieces)
 
-    def turns(
+    def render_turns(
         self, messages: Sequence[Any], tools: Sequence[Any], wanted: Sequence[int] | None = None
     ) -> tuple[str, list[Span]]:
         """Render a whole conversation, and find the assistant's text in it.
@@ -145,7 +145,7 @@ class SandboxedTemplate:
     def _turns_by_tag(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
         # nothing in a message can hold it
         mark = f"\x00{secrets.token_hex(16)}\x00"
-        parts = self.text(messages, tools, asks=False, mark=mark).split(mark)
+        parts = self.render_text(messages, tools, asks=False, mark=mark).split(mark)
         inside = parts[1::2]
         of_assistant = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if len(parts) % 2 == 0 or not inside:
@@ -161,12 +161,12 @@ class SandboxedTemplate:
     def _turns_by_prefix(
         self, messages: Sequence[Any], tools: Sequence[Any], wanted: Sequence[int]
     ) -> tuple[str, list[Span]]:
-        full_text, behind = self.text(messages, tools, asks=False), 0
+        full_text, behind = self.render_text(messages, tools, asks=False), 0
         spans: list[Span] = []
         for number in wanted:
             message = messages[number]
-            begin = self.text(messages[:number], tools, asks=True)
-            prefix = self.text(messages[: number + 1], tools, asks=False)
+            begin = self.render_text(messages[:number], tools, asks=True)
+            prefix = self.render_text(messages[: number + 1], tools, asks=False)
             if not (
                 full_text.startswith(begin) and full_text.startswith(prefix) and behind <= len(begin) < len(prefix)
             ):
@@ -178,7 +178,7 @@ class SandboxedTemplate:
         return full_text, spans
 
 
-def _refuse(message: str) -> None:
+def _raise_template_error(message: str) -> None:
     raise jinja2.exceptions.TemplateError(message)
 
 

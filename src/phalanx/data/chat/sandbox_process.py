@@ -46,22 +46,22 @@ def main() -> None:
                 today = date.fromisoformat(order["today"])
                 template = SandboxedTemplate(order["template"], order["variables"], today)
             else:
-                answer = _rendered(template, order)
+                answer = _answer_order(template, order)
         except tuple(kind for kind, _ in _FAULTS) as exc:
-            answer = _fault(exc)
+            answer = _describe_fault(exc)
         yield answer, b""
 
     answer_orders(render_order, MEMORY_BYTES)
 
 
-def _rendered(template: SandboxedTemplate, order: Mapping[str, Any]) -> dict[str, Any]:
+def _answer_order(template: SandboxedTemplate, order: Mapping[str, Any]) -> dict[str, Any]:
     if order["asks"]:
-        return {"text": template.text(order["messages"], order["tools"], asks=True), "spans": []}
-    text, spans = template.turns(order["messages"], order["tools"], order["wanted"])
+        return {"text": template.render_text(order["messages"], order["tools"], asks=True), "spans": []}
+    text, spans = template.render_turns(order["messages"], order["tools"], order["wanted"])
     return {"text": text, "spans": spans}
 
 
-def _fault(exc: BaseException) -> dict[str, Any]:
+def _describe_fault(exc: BaseException) -> dict[str, Any]:
     kind = next(name for fault, name in _FAULTS if isinstance(exc, fault))
     location = f"line {exc.lineno}: " if isinstance(exc, jinja2.exceptions.TemplateSyntaxError) else ""
     return {"fault": kind, "says": f"{location}{exc}"[:300] or type(exc).__name__}

@@ -52,7 +52,7 @@ class ConversationsConfig(StrictModel):
     weighted: bool = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_conversation_template(self) -> Self:
         _check_template(self.template)
         return self
 
@@ -89,7 +89,7 @@ class PreferencesConfig(StrictModel):
     broken: Policy = "refuse"
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_preference_template(self) -> Self:
         _check_template(self.template)
         return self
 

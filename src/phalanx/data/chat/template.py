@@ -101,7 +101,7 @@ def model_template(directory: Path) -> ChatTemplate | None:
         source = read_text(path)
         return ChatTemplate(str(path), source, tokens, text_marks(directory))
     for name in ("chat_template.json", "tokenizer_config.json"):
-        template = _object(directory / name).get("chat_template")
+        template = _read_json_object(directory / name).get("chat_template")
         if isinstance(template, list):
             by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
             template = by_name.get("default")
@@ -116,19 +116,22 @@ def text_marks(directory: Path) -> frozenset[str]:
     Raises:
         DataError: A file is malformed.
     """
-    declared = [_object(directory / name) for name in _DECLARATIONS]
+    declared = [_read_json_object(directory / name) for name in _DECLARATIONS]
     declared_text = json.dumps([{**entry, "chat_template": None} for entry in declared], ensure_ascii=False)
     return frozenset(mark for mark in _ROLE_MARKS if json.dumps(mark) not in declared_text)
 
 
 def _special_tokens(directory: Path) -> dict[str, str]:
-    settings = {**_object(directory / "special_tokens_map.json"), **_object(directory / "tokenizer_config.json")}
+    settings = {
+        **_read_json_object(directory / "special_tokens_map.json"),
+        **_read_json_object(directory / "tokenizer_config.json"),
+    }
     named = {name: settings.get(name) for name in _TOKENS}
     plain = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: token for name, token in plain.items() if isinstance(token, str)}
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:

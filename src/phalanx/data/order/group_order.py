@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.data.order.permutation import permute
+from phalanx.data.order.permutation import permute_positions
 from phalanx.data.order.schedule import Curriculum
 
 Scores = Callable[[str], NDArray[np.floating]]
@@ -43,22 +43,22 @@ class GroupOrder:
     def __init__(self, size: int, seed: int, label: str, legs: list[Leg], scores: Scores) -> None:
         parts: list[_LegOrder] = []
         for number, leg in enumerate(legs):
-            parts.append(_LegOrder(_Facts(size, seed, label, scores), number, leg, parts[-1] if parts else None))
+            parts.append(_LegOrder(_GroupFacts(size, seed, label, scores), number, leg, parts[-1] if parts else None))
         self._parts = parts
         self._starts = np.array([leg.start for leg in legs], dtype=np.int64)
 
-    def sequences(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    def group_sequences(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which sequence of the group each of its samples is."""
         which = np.searchsorted(self._starts, ranks, side="right") - 1
         sequences = np.empty(len(ranks), dtype=np.int64)
         for number in np.unique(which):
             here = which == number
-            sequences[here] = self._parts[number].sequences(ranks[here])
+            sequences[here] = self._parts[number].leg_sequences(ranks[here])
         return sequences
 
 
 @dataclass(frozen=True)
-class _Facts:
+class _GroupFacts:
     """The constants of a group's order."""
 
     size: int
@@ -66,7 +66,7 @@ class _Facts:
     label: str
     scores: Scores
 
-    def ordered(self, sequences: NDArray[np.int64] | None, curriculum: Curriculum) -> NDArray[np.int64]:
+    def order_by_score(self, sequences: NDArray[np.int64] | None, curriculum: Curriculum) -> NDArray[np.int64]:
         """Return sequences in the order of their scores, equal ones by number; None stands for all of them."""
         scores = np.asarray(self.scores(curriculum.by), dtype=np.float64)
         pool = np.arange(self.size, dtype=np.int64) if sequences is None else np.sort(sequences)
@@ -77,63 +77,63 @@ class _Facts:
 class _LegOrder:
     """The order of one leg: over the rest of the epoch that it begins in, then over whole epochs."""
 
-    def __init__(self, facts: _Facts, number: int, leg: Leg, before: "_LegOrder | None") -> None:
+    def __init__(self, facts: _GroupFacts, number: int, leg: Leg, before: "_LegOrder | None") -> None:
         self._facts = facts
         self._number = number
         self._leg = leg
         self._before = before
         self._first_epoch, self._offset = divmod(leg.start, facts.size)
 
-    def sequences(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+    def leg_sequences(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         epochs, positions = np.divmod(ranks, self._facts.size)
         sequences = np.empty(len(ranks), dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            sequences[here] = self._of_epoch(int(epoch), positions[here])
+            sequences[here] = self._epoch_sequences(int(epoch), positions[here])
         return sequences
 
-    def _of_epoch(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _epoch_sequences(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         is_rest = epoch == self._first_epoch and self._offset > 0
         size = self._facts.size - self._offset if is_rest else self._facts.size
         places = positions - self._offset if is_rest else positions
         label = f"{self._facts.label} rest {self._number}" if is_rest else self._facts.label
         if self._leg.curriculum is None:
-            numbers = self._permuted(places, size, epoch, label)
-            return self._rest[numbers] if is_rest else numbers
-        pool = self._ordered_rest if is_rest else self._ordered
-        edges = self._edges(size, self._leg.curriculum.buckets)
+            numbers = self._permute_places(places, size, epoch, label)
+            return self._unseen_rest[numbers] if is_rest else numbers
+        pool = self._ordered_rest if is_rest else self._ordered_all
+        edges = self._bucket_edges(size, self._leg.curriculum.buckets)
         buckets = np.searchsorted(edges, places, side="right") - 1
         ordered = np.empty(len(places), dtype=np.int64)
         for bucket in np.unique(buckets):
             here, start, stop = buckets == bucket, int(edges[bucket]), int(edges[bucket + 1])
-            within = self._permuted(places[here] - start, stop - start, epoch, f"{label} bucket {bucket}")
+            within = self._permute_places(places[here] - start, stop - start, epoch, f"{label} bucket {bucket}")
             ordered[here] = start + within
         return pool[ordered]
 
-    def _permuted(self, places: NDArray[np.int64], size: int, epoch: int, label: str) -> NDArray[np.int64]:
-        return permute(places.astype(np.uint64), size, self._facts.seed, epoch, label).astype(np.int64)
+    def _permute_places(self, places: NDArray[np.int64], size: int, epoch: int, label: str) -> NDArray[np.int64]:
+        return permute_positions(places.astype(np.uint64), size, self._facts.seed, epoch, label).astype(np.int64)
 
     @staticmethod
-    def _edges(size: int, buckets: int) -> NDArray[np.int64]:
+    def _bucket_edges(size: int, buckets: int) -> NDArray[np.int64]:
         # no bucket is empty
         return np.arange(min(buckets, size) + 1, dtype=np.int64) * size // min(buckets, size)
 
     @cached_property
-    def _rest(self) -> NDArray[np.int64]:
+    def _unseen_rest(self) -> NDArray[np.int64]:
         """The sequences that the epoch in which the leg begins has not had before it."""
         if self._before is None:
             return np.arange(self._facts.size, dtype=np.int64)
         start = self._first_epoch * self._facts.size
-        return self._before.sequences(np.arange(start + self._offset, start + self._facts.size, dtype=np.int64))
+        return self._before.leg_sequences(np.arange(start + self._offset, start + self._facts.size, dtype=np.int64))
 
     @cached_property
     def _ordered_rest(self) -> NDArray[np.int64]:
-        return self._ranked(self._rest)
+        return self._rank_sequences(self._unseen_rest)
 
     @cached_property
-    def _ordered(self) -> NDArray[np.int64]:
-        return self._ranked(None)
+    def _ordered_all(self) -> NDArray[np.int64]:
+        return self._rank_sequences(None)
 
-    def _ranked(self, sequences: NDArray[np.int64] | None) -> NDArray[np.int64]:
+    def _rank_sequences(self, sequences: NDArray[np.int64] | None) -> NDArray[np.int64]:
         curriculum = self._leg.curriculum
-        return self._facts.ordered(sequences, curriculum) if curriculum is not None else self._rest
+        return self._facts.order_by_score(sequences, curriculum) if curriculum is not None else self._unseen_rest

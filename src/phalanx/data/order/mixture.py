@@ -32,7 +32,7 @@ class Mixture:
     def __init__(self, weights: Sequence[float]) -> None:
         self.shares = shares_of(weights)
         self._period = sum(self.shares)
-        self._groups = _tijdeman(self.shares)
+        self._groups = _tijdeman_sequence(self.shares)
         num_groups = len(self.shares)
         drawn = self._groups[None, :] == np.arange(num_groups)[:, None]
         # before[g, r]: samples of group g among the first r of a period
@@ -40,13 +40,13 @@ class Mixture:
         np.cumsum(drawn, axis=1, out=self._before[:, 1:])
         self._places = [np.flatnonzero(row) for row in drawn]
 
-    def groups(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def assign_groups(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the group of each sample, and how many samples of that group come before it."""
         periods, rest = np.divmod(samples, self._period)
         groups = self._groups[rest]
         return groups, periods * np.asarray(self.shares, dtype=np.int64)[groups] + self._before[groups, rest]
 
-    def counts(self, num_samples: int) -> list[int]:
+    def group_counts(self, num_samples: int) -> list[int]:
         """Return how many of the first so many samples each group has."""
         periods, rest = divmod(num_samples, self._period)
         return [periods * share + int(self._before[group, rest]) for group, share in enumerate(self.shares)]
@@ -86,7 +86,7 @@ def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def _tijdeman(shares: Sequence[int]) -> NDArray[np.int64]:
+def _tijdeman_sequence(shares: Sequence[int]) -> NDArray[np.int64]:
     """Give each place of one period to the group that is due first, among the eligible ones."""
     period, active = sum(shares), [group for group, share in enumerate(shares) if share]
     if len(active) == 1:

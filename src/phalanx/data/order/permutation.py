@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 _NUM_ROUNDS = 6
 
 
-def permute(positions: NDArray[np.uint64], size: int, seed: int, epoch: int, label: str = "") -> NDArray[np.uint64]:
+def permute_positions(
+    positions: NDArray[np.uint64], size: int, seed: int, epoch: int, label: str = ""
+) -> NDArray[np.uint64]:
     """Where a keyed permutation of ``0 .. size - 1`` sends each position.
 
     A Feistel network on the next even number of bits, walked until it lands inside; a bijection for every
@@ -23,10 +25,10 @@ def permute(positions: NDArray[np.uint64], size: int, seed: int, epoch: int, lab
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch, label)
-    result = _feistel(positions.astype(np.uint64), half_bits, keys)
+    result = _feistel_network(positions.astype(np.uint64), half_bits, keys)
     outside = result >= size
     while outside.any():
-        result[outside] = _feistel(result[outside], half_bits, keys)
+        result[outside] = _feistel_network(result[outside], half_bits, keys)
         outside = result >= size
     return result
 
@@ -37,7 +39,7 @@ def sample_indices(start: int, count: int, size: int, seed: int) -> list[int]:
     while len(indices) < count:
         epoch, offset = divmod(start + len(indices), size)
         stop = min(size, offset + count - len(indices))
-        indices += permute(np.arange(offset, stop, dtype=np.uint64), size, seed, epoch).tolist()
+        indices += permute_positions(np.arange(offset, stop, dtype=np.uint64), size, seed, epoch).tolist()
     return indices
 
 
@@ -47,16 +49,16 @@ def _round_keys(seed: int, epoch: int, label: str) -> NDArray[np.uint64]:
     return np.frombuffer(raw, dtype="<u8").astype(np.uint64)
 
 
-def _feistel(values: NDArray[np.uint64], half_bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _feistel_network(values: NDArray[np.uint64], half_bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mask = np.uint64((1 << half_bits) - 1)
     shift = np.uint64(half_bits)
     upper, right = values >> shift, values & mask
     for key in keys:
-        upper, right = right, upper ^ (_mix(right ^ key) & mask)
+        upper, right = right, upper ^ (_mix_bits(right ^ key) & mask)
     return (upper << shift) | right
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -32,7 +32,7 @@ class Group:
     scores: Scores = field(compare=False, repr=False)
 
     @property
-    def identity(self) -> list[int]:
+    def identity_numbers(self) -> list[int]:
         """Sequences, and as many bits of the digest as every reader of JSON keeps whole."""
         return [self.size, int(self.digest[:_HEX_OF_53_BITS], 16)]
 
@@ -56,14 +56,14 @@ class RunOrder:
     ) -> None:
         self.groups = tuple(groups)
         self.schedule = PhaseSchedule([group.size for group in groups], phases, limits or [None] * len(groups))
-        self._legs = [_legs(self.schedule, number) for number in range(len(groups))]
+        self._legs = [_group_legs(self.schedule, number) for number in range(len(groups))]
         self._orders = [
             GroupOrder(group.size, seed, group.name, legs, group.scores)
             for group, legs in zip(self.groups, self._legs, strict=True)
         ]
         self._offsets = np.concatenate([[0], np.cumsum([group.size for group in groups])]).astype(np.int64)
 
-    def sequences(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sample_sequences(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which sequence each sample is.
 
         Args:
@@ -72,11 +72,11 @@ class RunOrder:
         Raises:
             DataError: The limits of the groups end the data before the last of them.
         """
-        groups, ranks = self.schedule.locate(samples)
+        groups, ranks = self.schedule.locate_samples(samples)
         sequences = np.empty(len(samples), dtype=np.int64)
         for number in np.unique(groups):
             here = groups == number
-            sequences[here] = self._offsets[number] + self._orders[number].sequences(ranks[here])
+            sequences[here] = self._offsets[number] + self._orders[number].group_sequences(ranks[here])
         return sequences
 
     @property
@@ -87,34 +87,40 @@ class RunOrder:
             len(self.groups) > 1 or has_curriculum or self.schedule.num_samples is not None or bool(self.groups[0].name)
         )
 
-    def consumed(self, num_samples: int) -> dict[str, int]:
+    def consumed_by_group(self, num_samples: int) -> dict[str, int]:
         """Return how many of the first so many samples each group has, by name."""
-        counts = self.schedule.consumed(num_samples)
+        counts = self.schedule.group_consumption(num_samples)
         return {group.name: count for group, count in zip(self.groups, counts, strict=True)}
 
-    def history(self, num_samples: int) -> dict[str, dict[str, Any]]:
+    def mixture_history(self, num_samples: int) -> dict[str, dict[str, Any]]:
         """Return the facts in which a run that goes on behind this many samples must agree with this one.
 
         Returns:
             For each group that has had a sample: its identity, its count, and a digest of its curricula so far.
         """
         state = {}
-        for group, legs, count in zip(self.groups, self._legs, self.schedule.consumed(num_samples), strict=True):
+        for group, legs, count in zip(
+            self.groups, self._legs, self.schedule.group_consumption(num_samples), strict=True
+        ):
             if count:
-                begun = [[leg.start, *_words(leg)] for leg in legs if leg.start < count]
-                state[group.name] = {"identity": group.identity, "samples": count, "curricula": _bits(begun)}
+                begun = [[leg.start, *_curriculum_values(leg)] for leg in legs if leg.start < count]
+                state[group.name] = {
+                    "identity": group.identity_numbers,
+                    "samples": count,
+                    "curricula": _digest_bits(begun),
+                }
         return state
 
 
-def _bits(content: object) -> int:
+def _digest_bits(content: object) -> int:
     return int(hashlib.sha256(canonical_json(content)).hexdigest()[:_HEX_OF_53_BITS], 16)
 
 
-NO_CURRICULA = _bits([[0]])
-"""What `RunOrder.history` says of a group that gave its samples in a random order."""
+NO_CURRICULA = _digest_bits([[0]])
+"""What `RunOrder.mixture_history` says of a group that gave its samples in a random order."""
 
 
-def _legs(schedule: PhaseSchedule, group: int) -> list[Leg]:
+def _group_legs(schedule: PhaseSchedule, group: int) -> list[Leg]:
     """Return a group's samples by curriculum: one leg for phases in a row that have the same one."""
     legs: list[Leg] = []
     for (_, consumed), phase in zip(schedule.starts, schedule.phases, strict=False):
@@ -126,6 +132,6 @@ def _legs(schedule: PhaseSchedule, group: int) -> list[Leg]:
     return legs
 
 
-def _words(leg: Leg) -> list[object]:
+def _curriculum_values(leg: Leg) -> list[object]:
     curriculum = leg.curriculum
     return [] if curriculum is None else [curriculum.by, curriculum.buckets, curriculum.descending]

@@ -75,7 +75,7 @@ class PhaseSchedule:
         self.num_samples = self._lay_out()
         """Samples until every group of the phase has reached its limit; None where there is no end."""
 
-    def locate(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def locate_samples(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the group of each sample, and its number within the group, counted over the whole run.
 
         Args:
@@ -94,40 +94,40 @@ class PhaseSchedule:
         groups, ranks = np.empty(len(samples), dtype=np.int64), np.empty(len(samples), dtype=np.int64)
         for number in np.unique(which):
             segment, here = self._segments[number], which == number
-            groups[here], segment_ranks = segment.mixture.groups(samples[here] - segment.start)
+            groups[here], segment_ranks = segment.mixture.assign_groups(samples[here] - segment.start)
             ranks[here] = segment_ranks + np.asarray(segment.consumed, dtype=np.int64)[groups[here]]
         return groups, ranks
 
-    def consumed(self, num_samples: int) -> tuple[int, ...]:
+    def group_consumption(self, num_samples: int) -> tuple[int, ...]:
         """Return how many of the first so many samples of the run each group has."""
         segment = self._segments[bisect_right([segment.start for segment in self._segments], num_samples) - 1]
-        segment_counts = segment.mixture.counts(num_samples - segment.start)
+        segment_counts = segment.mixture.group_counts(num_samples - segment.start)
         return tuple(before + more for before, more in zip(segment.consumed, segment_counts, strict=True))
 
-    def numbers(self, samples: NDArray[np.int64]) -> list[int]:
+    def phase_numbers(self, samples: NDArray[np.int64]) -> list[int]:
         """Return the number of each sample's phase, from 0."""
         ends = [start for start, _ in self.starts[1:]]
         return [bisect_right(ends, sample) for sample in samples.tolist()]
 
-    def spans(self, samples: NDArray[np.int64]) -> list[int | None]:
+    def attention_spans(self, samples: NDArray[np.int64]) -> list[int | None]:
         """Return how many tokens attention spans in each sample's phase."""
-        return [self.phases[number].span for number in self.numbers(samples)]
+        return [self.phases[number].span for number in self.phase_numbers(samples)]
 
     def _lay_out(self) -> int | None:
         start, consumed = 0, (0,) * len(self.sizes)
         for phase in self.phases:
             self.starts.append((start, consumed))
-            for segment, stop in self._parts(phase, start, consumed):
+            for segment, stop in self._cut_phase(phase, start, consumed):
                 self._segments.append(segment)
                 if stop is None:
                     return None
-                counts = segment.mixture.counts(stop - segment.start)
+                counts = segment.mixture.group_counts(stop - segment.start)
                 start, consumed = stop, tuple(a + b for a, b in zip(segment.consumed, counts, strict=True))
             if phase.until is None or start < phase.until:
                 return start
         return start
 
-    def _parts(self, phase: Phase, start: int, consumed: tuple[int, ...]) -> Iterator[tuple[_Segment, int | None]]:
+    def _cut_phase(self, phase: Phase, start: int, consumed: tuple[int, ...]) -> Iterator[tuple[_Segment, int | None]]:
         """Cut a phase where a group reaches its limit; a part without an end has None."""
         while phase.until is None or start < phase.until:
             remaining = [None if top is None else top - had for top, had in zip(self._limits, consumed, strict=True)]
@@ -148,5 +148,5 @@ class PhaseSchedule:
                 return
             stop = min(stops)
             yield segment, stop
-            counts = segment.mixture.counts(stop - start)
+            counts = segment.mixture.group_counts(stop - start)
             start, consumed = stop, tuple(a + b for a, b in zip(consumed, counts, strict=True))

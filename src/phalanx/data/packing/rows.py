@@ -38,7 +38,7 @@ class TokenSplit:
     field: Callable[[str], NDArray[np.float64]]
     weights: NDArray[np.float32] | None = None
 
-    def score(self, by: str) -> NDArray[np.float64]:
+    def document_scores(self, by: str) -> NDArray[np.float64]:
         """Return a score of each document: its tokens, for "length", or a field."""
         return np.diff(self.starts()).astype(np.float64) if by == "length" else self.field(by)
 
@@ -71,18 +71,18 @@ class Rows(Protocol):
         """How many there are."""
         ...
 
-    def read(self, numbers: Sequence[int]) -> RowBlock:
+    def read_rows(self, numbers: Sequence[int]) -> RowBlock:
         """Read rows by number; the caller has checked that there are such."""
         ...
 
-    def holding(self, start: int, stop: int) -> NDArray[np.int64]:
+    def rows_holding(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the rows with any of the split's tokens ``start .. stop - 1`` among their inputs, ascending.
 
         A document that is a label of a row is also an input of it: no label reaches over a document's end.
         """
         ...
 
-    def scores(self, by: str) -> NDArray[np.float64]:
+    def mean_scores(self, by: str) -> NDArray[np.float64]:
         """Return the mean score of each row's documents, weighed by the tokens that it has of each."""
         ...
 
@@ -99,8 +99,8 @@ class Windows:
         self._length = length
         self.num_rows, _ = count_sequences(len(split.tokens), length)
 
-    def read(self, numbers: Sequence[int]) -> RowBlock:
-        """As `Rows.read`."""
+    def read_rows(self, numbers: Sequence[int]) -> RowBlock:
+        """As `Rows.read_rows`."""
         length, tokens = self._length, self._split.tokens
         rows = np.empty((len(numbers), length + 1), dtype=np.int64)
         for row, number in zip(rows, numbers, strict=True):
@@ -112,16 +112,16 @@ class Windows:
         np.cumsum(ends[:, :-1], axis=1, out=documents[:, 1:])
         return RowBlock(ids, labels, documents)
 
-    def holding(self, start: int, stop: int) -> NDArray[np.int64]:
-        """As `Rows.holding`."""
+    def rows_holding(self, start: int, stop: int) -> NDArray[np.int64]:
+        """As `Rows.rows_holding`."""
         behind = min(-(-stop // self._length), self.num_rows) if stop > start else 0
         return np.arange(start // self._length, behind, dtype=np.int64)
 
-    def scores(self, by: str) -> NDArray[np.float64]:
-        """As `Rows.scores`."""
+    def mean_scores(self, by: str) -> NDArray[np.float64]:
+        """As `Rows.mean_scores`."""
         starts, edges = self._split.starts(), np.arange(self.num_rows + 1, dtype=np.int64) * self._length
         # the sum of scores over tokens is linear between two borders of documents
-        sums = np.concatenate([[0.0], np.cumsum(self._split.score(by) * np.diff(starts))])
+        sums = np.concatenate([[0.0], np.cumsum(self._split.document_scores(by) * np.diff(starts))])
         scores: NDArray[np.float64] = np.diff(np.interp(edges, starts, sums)) / self._length
         return scores
 
@@ -143,7 +143,7 @@ class BestFitRows:
     def __init__(self, split: TokenSplit, length: int, *, alone: bool = False) -> None:
         self._split = split
         self._length = length
-        self._starts, self._sizes, self._owners = _pieces(split.starts(), length)
+        self._starts, self._sizes, self._owners = _cut_pieces(split.starts(), length)
         pieces = np.arange(len(self._sizes), dtype=np.int64)
         self._rows = pieces if alone else pack_best_fit(self._sizes, length)
         self.num_rows = int(self._rows.max()) + 1 if len(self._rows) else 0
@@ -153,12 +153,12 @@ class BestFitRows:
         self._edges = np.searchsorted(self._rows[order], np.arange(self.num_rows + 1))
 
     @property
-    def fill(self) -> float:
+    def fill_share(self) -> float:
         """Share of all places of all rows that hold a token of a document."""
         return float(self._sizes.sum()) / max(1, self.num_rows * self._length)
 
-    def read(self, numbers: Sequence[int]) -> RowBlock:
-        """As `Rows.read`."""
+    def read_rows(self, numbers: Sequence[int]) -> RowBlock:
+        """As `Rows.read_rows`."""
         shape = (len(numbers), self._length)
         ids = np.full(shape, self._split.eos_id, dtype=np.int64)
         labels = np.full(shape, IGNORED, dtype=np.int64)
@@ -185,14 +185,14 @@ class BestFitRows:
             documents[row, position:] = len(pieces)
         return RowBlock(ids, labels, documents, weights)
 
-    def holding(self, start: int, stop: int) -> NDArray[np.int64]:
-        """As `Rows.holding`."""
+    def rows_holding(self, start: int, stop: int) -> NDArray[np.int64]:
+        """As `Rows.rows_holding`."""
         begins, ends = np.maximum(self._starts, start), np.minimum(self._starts + self._sizes, stop)
         return np.unique(self._rows[begins < ends])
 
-    def scores(self, by: str) -> NDArray[np.float64]:
-        """As `Rows.scores`."""
-        of_pieces = self._split.score(by)[self._owners]
+    def mean_scores(self, by: str) -> NDArray[np.float64]:
+        """As `Rows.mean_scores`."""
+        of_pieces = self._split.document_scores(by)[self._owners]
         sums = np.bincount(self._rows, weights=of_pieces * self._sizes, minlength=self.num_rows)
         return sums / np.bincount(self._rows, weights=self._sizes, minlength=self.num_rows)
 
@@ -219,55 +219,57 @@ def pack_best_fit(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     order = np.argsort(-sizes, kind="stable")
     distinct, firsts = np.unique(-sizes[order], return_index=True)
     bounds = [*firsts.tolist(), len(sizes)]
-    room = _Room(capacity)
+    room = _FreeRows(capacity)
     for size, start, stop in zip((-distinct).tolist(), bounds, bounds[1:], strict=False):
         position = start
         while position < stop:
-            free = room.best(size)
+            free = room.find_room(size)
             rows_per_bin = free // size
-            taken = room.take(free, -(-(stop - position) // rows_per_bin))
+            taken = room.take_rows(free, -(-(stop - position) // rows_per_bin))
             placed = min(stop - position, rows_per_bin * len(taken))
             rows[order[position : position + placed]] = np.repeat(taken, rows_per_bin)[:placed]
             position += placed
             last = placed - rows_per_bin * (len(taken) - 1)
-            room.give(free - rows_per_bin * size, taken[:-1])
-            room.give(free - last * size, taken[-1:])
+            room.return_rows(free - rows_per_bin * size, taken[:-1])
+            room.return_rows(free - last * size, taken[-1:])
     return rows
 
 
-class _Room:
+class _FreeRows:
     """Rows by the room that is left in them; a bit for each room that some row has finds the best one."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._rows: list[list[NDArray[np.int64]]] = [[] for _ in range(capacity + 1)]
-        self._there = 0
+        self._room_bits = 0
         self._num_rows = 0
 
-    def best(self, size: int) -> int:
+    def find_room(self, size: int) -> int:
         """Return the least room that holds a piece; a new row's where none does."""
-        fitting = self._there >> size
+        fitting = self._room_bits >> size
         return size + (fitting & -fitting).bit_length() - 1 if fitting else self._capacity
 
-    def take(self, free: int, wanted: int) -> NDArray[np.int64]:
+    def take_rows(self, free: int, wanted: int) -> NDArray[np.int64]:
         """Take up to so many rows with so much room; new ones, as many as are wanted, where there is none."""
-        if not self._there >> free & 1:
+        if not self._room_bits >> free & 1:
             self._num_rows += wanted
             return np.arange(self._num_rows - wanted, self._num_rows, dtype=np.int64)
         rows = self._rows[free].pop()
-        self.give(free, rows[wanted:])
+        self.return_rows(free, rows[wanted:])
         if not self._rows[free]:
-            self._there &= ~(1 << free)
+            self._room_bits &= ~(1 << free)
         return rows[:wanted]
 
-    def give(self, free: int, rows: NDArray[np.int64]) -> None:
+    def return_rows(self, free: int, rows: NDArray[np.int64]) -> None:
         """Put rows back with so much room."""
         if len(rows) and free:
             self._rows[free].append(rows)
-            self._there |= 1 << free
+            self._room_bits |= 1 << free
 
 
-def _pieces(starts: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _cut_pieces(
+    starts: NDArray[np.int64], length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Cut documents that are longer than a row: where each piece starts, its size, and its document."""
     sizes = np.diff(starts)
     counts = -(-sizes // length)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
         PairCorpus as PairCorpus,
         PairRows as PairRows,
         prepare_preferences as prepare_preferences,
-        trimmed as trimmed,
+        trim_padding as trim_padding,
     )
 
 

@@ -9,7 +9,7 @@ from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
 from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import Policy, PreferenceSource
-from phalanx.data.preferences.preference import JudgedAnswer, Preference, preference_of
+from phalanx.data.preferences.preference import JudgedAnswer, Preference, parse_preference
 from phalanx.data.sources.jsonl import JsonLines
 from phalanx.data.sources.records import RawRecord, RecordClaims, document_of
 from phalanx.data.sources.source import BrokenRecord, Document
@@ -29,7 +29,7 @@ class EncodedAnswer:
 
     ids: list[int]
     labels: list[int]
-    most: int
+    max_tokens: int
     num_first: int = 0
 
     @property
@@ -44,7 +44,7 @@ class EncodedAnswer:
         ids, labels = ([*row[: self.num_first], *row[stop:]] for row in (self.ids, self.labels))
         return replace(self, ids=ids, labels=labels)
 
-    def cut(self, tokens: int) -> "EncodedAnswer":
+    def cut_tokens(self, tokens: int) -> "EncodedAnswer":
         """Return its first tokens; nothing is said of the one behind the last of them."""
         if len(self.ids) <= tokens:
             return self
@@ -67,19 +67,21 @@ class AnswerEncoder(Closeable):
         self._tokenizer, self._template, self._path = tokenizer, template, path
         self._chat: ChatEncoder | None = None
 
-    def encode(self, name: str, one: Preference, answer: JudgedAnswer) -> EncodedAnswer:
+    def encode_with_prompt(self, name: str, one: Preference, answer: JudgedAnswer) -> EncodedAnswer:
         """Encode a prompt with an answer.
 
         Raises:
             DataError: Names the line: the tokenizer or the template makes nothing of it.
         """
         try:
-            return self._of_messages(one, answer) if one.messages else self._of_text(one.text, answer.plain)
+            return (
+                self._encode_messages(one, answer) if one.messages else self._encode_text(one.text, answer.plain_text)
+            )
         except DataError as exc:
             raise DataError(f"{name}: {exc}") from exc
 
     @property
-    def chat(self) -> ChatEncoder | None:
+    def chat_encoder(self) -> ChatEncoder | None:
         """What has written conversations; None where no prompt was one."""
         return self._chat
 
@@ -88,7 +90,7 @@ class AnswerEncoder(Closeable):
         if self._chat is not None:
             self._chat.close()
 
-    def _of_text(self, prompt: str, answer: str) -> EncodedAnswer:
+    def _encode_text(self, prompt: str, answer: str) -> EncodedAnswer:
         token_ids, border = self._tokenizer.encode_pair(prompt, answer)
         ids = [*token_ids, self._tokenizer.eos_id]
         # a first token that reaches over the border of the whole has none before it to be learned at
@@ -96,14 +98,14 @@ class AnswerEncoder(Closeable):
         labels = [*[IGNORE] * (begins - 1), *ids[begins:], IGNORE]
         return EncodedAnswer(ids, labels, self.tokens, self._num_first(ids))
 
-    def _of_messages(self, one: Preference, answer: JudgedAnswer) -> EncodedAnswer:
+    def _encode_messages(self, one: Preference, answer: JudgedAnswer) -> EncodedAnswer:
         if self._chat is None:
             ends = end_of_text(self._path, self._tokenizer.eos_id)
             self._chat = open_chat(self._template, self._tokenizer.backend, ends, self._path.parent)
         # of the prompt nothing is learned, and templates may leave earlier thoughts out
         before = [message.model_copy(update={"weight": 1.0}) for message in one.messages]
         encoded = self._chat.encode_answer(before, answer.as_messages, one.tools)
-        ids, labels = encoded.ids.tolist(), encoded.labels.tolist()
+        ids, labels = encoded.ids.tolist(), encoded.target_labels.tolist()
         last = max((index for index, label in enumerate(labels) if label != IGNORE), default=None)
         if last is None:
             raise DataError("the chat template leaves no token of the answer to learn; use another template")
@@ -130,7 +132,7 @@ class PreferenceFiles(JsonLines):
         self._config, self._broken = config, broken
         self.num_dropped = 0
 
-    def preferences(self) -> Iterator[tuple[str, Preference]]:
+    def read_preferences(self) -> Iterator[tuple[str, Preference]]:
         """Every preference with the name of its line, files by name and lines in order.
 
         Raises:
@@ -138,19 +140,19 @@ class PreferenceFiles(JsonLines):
         """
         self.num_dropped = 0
         for file in self.files:
-            for record in self._cut(file, str(file.path)):
-                result = record if isinstance(record, BrokenRecord) else self._judge(record)
+            for record in self._cut_file(file, str(file.path)):
+                result = record if isinstance(record, BrokenRecord) else self._convert_record(record)
                 if isinstance(result, Document):
                     yield result.name, Preference.model_validate_json(result.text)
                 elif result.is_unsupported:
                     continue
                 elif self._broken == "refuse":
-                    raise DataError(f"{result.name}: {result.reason}").about(
+                    raise DataError(f"{result.name}: {result.reason}").with_facts(
                         code="PHX-I014", file=result.name, found=result.reason, expected="a preference a line"
                     )
                 else:
                     self.num_dropped += 1
 
-    def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
-        preference = preference_of(found, self._config.shape, self._config.ignore)
+    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
+        preference = parse_preference(found, self._config.shape, self._config.ignore)
         return document_of(record, preference.model_dump_json(), RecordClaims())

@@ -51,7 +51,7 @@ class PairRows:
         """How many there are."""
         return len(self.ids) // 2
 
-    def pairs(self, indices: Sequence[int]) -> Batch:
+    def pair_batch(self, indices: Sequence[int]) -> Batch:
         """Pairs by number: two rows each.
 
         Raises:
@@ -60,23 +60,23 @@ class PairRows:
         for index in indices:
             if not 0 <= index < self.num_pairs:
                 raise DataError(f"pair {index} is out of range; expected 0 to {self.num_pairs - 1}")
-        return self._batch([2 * index + side for index in indices for side in (0, 1)])
+        return self._rows_batch([2 * index + side for index in indices for side in (0, 1)])
 
-    def _batch(self, rows: list[int]) -> Batch:
+    def _rows_batch(self, rows: list[int]) -> Batch:
         chosen = torch.tensor(rows, dtype=torch.int64)
         extras = {name: column[chosen] for name, column in self.extras.items()}
         return Batch(self.ids[chosen], self.labels[chosen], tuple(rows), extras)
 
-    def in_order(self, start: int, stop: int) -> Batch:
+    def rows_between(self, start: int, stop: int) -> Batch:
         """Rows by number without the padding that all of them have."""
-        return trimmed(self._batch(list(range(start, stop))))
+        return trim_padding(self._rows_batch(list(range(start, stop))))
 
     def with_extras(self, more: Mapping[str, Tensor], read: Sequence[str]) -> "PairRows":
         """Return the same rows with further columns, of which those are kept that an objective reads."""
         all_extras = {**self.extras, **more}
         return replace(self, extras={name: all_extras[name] for name in read if name in all_extras})
 
-    def digest(self) -> str:
+    def rows_digest(self) -> str:
         """SHA-256 in hex over ids, labels and further columns."""
         total = hashlib.sha256(repr(tuple(self.ids.shape)).encode())
         for name, tensor in (("ids", self.ids), ("labels", self.labels), *sorted(self.extras.items())):
@@ -85,7 +85,7 @@ class PairRows:
         return total.hexdigest()
 
 
-def trimmed(batch: Batch) -> Batch:
+def trim_padding(batch: Batch) -> Batch:
     """Return a batch without the columns behind its longest answer, which no row before them sees."""
     columns = torch.arange(1, batch.labels.shape[1] + 1)
     # the token behind the last label is a row's own
@@ -118,7 +118,7 @@ class PairCorpus:
     @cached_property
     def digest(self) -> str:
         """SHA-256 in hex of every row, log-probabilities of a reference included where there are any."""
-        parts = (self.train.digest(), self.held_out.digest(), self.vocabulary_digest)
+        parts = (self.train.rows_digest(), self.held_out.rows_digest(), self.vocabulary_digest)
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()
 
     @property
@@ -133,11 +133,11 @@ class PairCorpus:
 
     def train_batch(self, indices: Sequence[int]) -> Batch:
         """Pairs by number, two rows each."""
-        return self.train.pairs(indices)
+        return self.train.pair_batch(indices)
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
         """Held-out pairs by number, two rows each."""
-        return self.held_out.pairs(indices)
+        return self.held_out.pair_batch(indices)
 
 
 def prepare_preferences(
@@ -160,19 +160,19 @@ def prepare_preferences(
     config = data.preferences
     if config is None:
         raise DataError("data.preferences: missing; add it with the files")
-    entries = _read(data, config, say)
+    entries = _read_preferences(data, config, say)
     if not single and any(example.wanted is not None for _, example in entries):
         raise ConfigError(
             'data.preferences: shape = "labelled" has single answers, which need train.objective = "kto"; give pairs'
         )
-    tokenizer, path = _tokenizer(data, entries, cache_dir, tokenizer_path)
+    tokenizer, path = _obtain_tokenizer(data, entries, cache_dir, tokenizer_path)
     if single:
-        entries = [(name, example) for name, preference in entries for example in _examples(preference)]
-    if tokenizer.beginning and any(not example.messages for _, example in entries):
-        say(f"data: prompts of text begin with {tokenizer.beginning}, as the tokenizer's texts do")
+        entries = [(name, example) for name, preference in entries for example in _single_examples(preference)]
+    if tokenizer.beginning_tokens and any(not example.messages for _, example in entries):
+        say(f"data: prompts of text begin with {tokenizer.beginning_tokens}, as the tokenizer's texts do")
     with AnswerEncoder(config.template, tokenizer, path, data.sequence_length) as encoder:
-        encode = _companioned if single else _paired
-        pairs_kept, cuts = _encoded(entries, encode(entries, encoder, seed), config)
+        encode = _encode_with_companions if single else _encode_pairs
+        pairs_kept, cuts = _select_fitting(entries, encode(entries, encoder, seed), config)
         template, end_of_turn = _kept_template(encoder, cache_dir)
     if dropped := len(entries) - len(pairs_kept):
         say(f"data: {dropped} of {len(entries)} preferences have a side of over {data.sequence_length} tokens: dropped")
@@ -198,7 +198,7 @@ def prepare_preferences(
             f"data.preferences: {len(parts[0])} pairs are left for training and {len(parts[1])} held out; add more, "
             "or change data.validation_share"
         )
-    rows = [_rows(part, data.sequence_length, tokenizer.eos_id) for part in parts]
+    rows = [_pairs_to_rows(part, data.sequence_length, tokenizer.eos_id) for part in parts]
     train, held_out = rows
     vocabulary = vocabulary_digest(tokenizer)
     return PairCorpus(train, held_out, tokenizer.vocab_size, tokenizer.eos_id, path, vocabulary, template, end_of_turn)
@@ -229,14 +229,16 @@ class EncodedPair:
         if excess > (min(side.num_spare for side in whole_sides) if may_cut else 0):
             return None, 0
         first, second = (side.shorten_prompt(excess) if excess > 0 else side for side in self.sides)
-        return replace(self, sides=(first, second.cut(tokens) if self.is_companioned else second)), max(excess, 0)
+        return replace(self, sides=(first, second.cut_tokens(tokens) if self.is_companioned else second)), max(
+            excess, 0
+        )
 
 
-def _read(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[str, Preference]]:
+def _read_preferences(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[str, Preference]]:
     unique: dict[str, tuple[str, Preference]] = {}
     for number, source in enumerate(wanted.sources):
         files = PreferenceFiles(source, wanted.broken)
-        for name, preference in files.preferences():
+        for name, preference in files.read_preferences():
             unique.setdefault(preference.model_dump_json(), (name, preference))
             if data.max_documents is not None and len(unique) >= data.max_documents:
                 break
@@ -245,18 +247,18 @@ def _read(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[s
     if not unique:
         paths, do = [source.path for source in wanted.sources], "give it another path"
         state = "is empty" if all(map(is_empty, paths)) else "has no preference"
-        raise DataError(f"data.preferences: {', '.join(map(str, paths))}: {state}; {do}").about(
+        raise DataError(f"data.preferences: {', '.join(map(str, paths))}: {state}; {do}").with_facts(
             code="PHX-I012", file=str(paths[0]), key="data.preferences", found=state, expected="preferences", do=do
         )
     return list(unique.values())
 
 
-def _tokenizer(
+def _obtain_tokenizer(
     data: DataConfig, found: Sequence[tuple[str, Preference]], cache_dir: Path, tokenizer_path: Path | None
 ) -> tuple[TextTokenizer, Path]:
     if not isinstance(data.tokenizer, BpeConfig):
         return load_tokenizer(data.tokenizer, tokenizer_path), locate_tokenizer(data.tokenizer, tokenizer_path)
-    texts = [text for _, preference in found for text in _texts(preference)]
+    texts = [text for _, preference in found for text in _preference_texts(preference)]
     tokenizer = train_bpe(iter([text for text in texts if text]), data.tokenizer)
     content = tokenizer.to_json()
     home = cache_dir / f"vocabulary-{hashlib.sha256(content).hexdigest()[:32]}"
@@ -267,23 +269,23 @@ def _tokenizer(
     return tokenizer, path
 
 
-def _texts(one: Preference) -> Iterator[str]:
+def _preference_texts(one: Preference) -> Iterator[str]:
     messages = [*one.messages, *(message for answer in one.answers for message in answer.messages)]
-    yield from (one.text, *(message.text for message in messages), *(answer.text for answer in one.answers))
+    yield from (one.text, *(message.text_content for message in messages), *(answer.text for answer in one.answers))
 
 
 def _kept_template(encoder: AnswerEncoder, cache_dir: Path) -> tuple[Path | None, int | None]:
     """Return the template of conversations as a file, so that exports are talked to as they were trained."""
-    if encoder.chat is None:
+    if encoder.chat_encoder is None:
         return None, None
-    content = encoder.chat.template.source.encode()
+    content = encoder.chat_encoder.chat_template.source.encode()
     home = cache_dir / f"template-{hashlib.sha256(content).hexdigest()[:32]}"
     home.mkdir(parents=True, exist_ok=True)
     (home / TEMPLATE_FILE).write_bytes(content)
-    return home / TEMPLATE_FILE, encoder.chat.end_of_turn
+    return home / TEMPLATE_FILE, encoder.chat_encoder.end_of_turn
 
 
-def _examples(one: Preference) -> list[Preference]:
+def _single_examples(one: Preference) -> list[Preference]:
     if one.wanted is not None:
         return [one]
     return [
@@ -292,13 +294,13 @@ def _examples(one: Preference) -> list[Preference]:
     ]
 
 
-def _paired(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[EncodedPair]:
+def _encode_pairs(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[EncodedPair]:
     del seed
     return [
         EncodedPair(
             (
-                encoder.encode(name, preference, preference.answers[0]),
-                encoder.encode(name, preference, preference.answers[1]),
+                encoder.encode_with_prompt(name, preference, preference.answers[0]),
+                encoder.encode_with_prompt(name, preference, preference.answers[1]),
             ),
             preference.margin,
         )
@@ -306,19 +308,21 @@ def _paired(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, see
     ]
 
 
-def _companioned(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[EncodedPair]:
+def _encode_with_companions(
+    found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int
+) -> list[EncodedPair]:
     """Each example with its companion: the answer of the next one in an order that the seed decides."""
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
     following = dict(zip(order, [*order[1:], *order[:1]], strict=True))
     pairs = []
     for number, (name, preference) in enumerate(found):
-        first_answer = encoder.encode(name, preference, preference.answers[0])
-        other = encoder.encode(name, preference, found[following[number]][1].answers[0])
+        first_answer = encoder.encode_with_prompt(name, preference, preference.answers[0])
+        other = encoder.encode_with_prompt(name, preference, found[following[number]][1].answers[0])
         pairs.append(EncodedPair((first_answer, other), wanted=bool(preference.wanted), is_companioned=True))
     return pairs
 
 
-def _encoded(
+def _select_fitting(
     found: Sequence[tuple[str, Preference]], pairs: Sequence[EncodedPair], wanted: PreferencesConfig
 ) -> tuple[list[tuple[Preference, EncodedPair]], list[int]]:
     """Return the pairs that fit, and for each that was cut the number of tokens that its prompt lost.
@@ -328,7 +332,7 @@ def _encoded(
     """
     encoded_pairs, cuts = [], []
     for (name, preference), pair in zip(found, pairs, strict=True):
-        tokens = pair.sides[0].most
+        tokens = pair.sides[0].max_tokens
         fitted, excess = pair.fit_to(tokens, may_cut=wanted.too_long == "cut")
         if fitted is not None:
             encoded_pairs.append((preference, fitted))
@@ -339,7 +343,7 @@ def _encoded(
             raise DataError(
                 f"{name}: prompt and answer have {longest} tokens, more than data.sequence_length = {tokens}{why}; "
                 'raise it, or set data.preferences.too_long = "drop"'
-            ).about(
+            ).with_facts(
                 file=name,
                 key="data.sequence_length",
                 found=f"{longest} tokens",
@@ -355,7 +359,7 @@ def _is_held_out(one: Preference, seed: int, share: float) -> bool:
     return bool(int.from_bytes(drawn, "big") < share * (1 << _DRAW_BITS))
 
 
-def _rows(pairs: Sequence[EncodedPair], tokens: int, pad: int) -> PairRows:
+def _pairs_to_rows(pairs: Sequence[EncodedPair], tokens: int, pad: int) -> PairRows:
     ids = torch.full((2 * len(pairs), tokens), pad, dtype=torch.int64)
     labels = torch.full_like(ids, IGNORE)
     for number, pair in enumerate(pairs):

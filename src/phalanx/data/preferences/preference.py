@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import ValidationError, model_validator
 
 from phalanx.config import StrictModel
-from phalanx.data.chat.conversation import ChatMessage, Conversation, conversation_of
+from phalanx.data.chat.conversation import ChatMessage, Conversation, parse_conversation
 from phalanx.data.chat.settings import PreferenceShape
 from phalanx.data.sources.jsonl import keys_of
 from phalanx.errors import DataError
@@ -32,9 +32,9 @@ class JudgedAnswer(StrictModel):
     messages: tuple[ChatMessage, ...] = ()
 
     @property
-    def plain(self) -> str:
+    def plain_text(self) -> str:
         """Its text, or that of its last message."""
-        return self.messages[-1].text if self.messages else self.text
+        return self.messages[-1].text_content if self.messages else self.text
 
     @property
     def as_messages(self) -> tuple[ChatMessage, ...]:
@@ -44,7 +44,7 @@ class JudgedAnswer(StrictModel):
     @property
     def is_empty(self) -> bool:
         """Whether nothing is said, called or thought."""
-        return self.messages[-1].says_nothing if self.messages else not self.text.strip()
+        return self.messages[-1].has_no_content if self.messages else not self.text.strip()
 
 
 class Preference(StrictModel):
@@ -67,7 +67,7 @@ class Preference(StrictModel):
     wanted: bool | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_answers(self) -> Self:
         if not self.messages and not self.text:
             raise ValueError("the prompt is empty")
         if self.messages and self.messages[-1].role == "assistant":
@@ -98,7 +98,7 @@ class Preference(StrictModel):
         return json.dumps(plain if is_plain else [messages, list(self.tools)])
 
 
-def preference_of(found: Mapping[str, Any], shape: PreferenceShape, ignore: Collection[str] = ()) -> Preference:
+def parse_preference(found: Mapping[str, Any], shape: PreferenceShape, ignore: Collection[str] = ()) -> Preference:
     """Read a preference out of one object.
 
     Args:
@@ -129,28 +129,28 @@ def checked_preference(plain: Mapping[str, Any]) -> Preference:
         raise DataError(f"is not a preference ({exc})") from exc
 
 
-def _pair(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
+def _parse_pair(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
     margin = found.get("margin", 0.0)
     if isinstance(margin, bool) or not isinstance(margin, int | float):
         raise DataError(f"field 'margin' holds {margin!r:.40}, expected a number")
-    return {**_sides(found, ("chosen", "rejected"), ignore), "margin": float(margin)}
+    return {**_parse_sides(found, ("chosen", "rejected"), ignore), "margin": float(margin)}
 
 
-def _labelled(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
+def _parse_labelled(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
     label = found.get("label")
     if not isinstance(label, bool):
         raise DataError(f"field 'label' holds {label!r:.40}, expected true or false: whether the completion is wanted")
     if "prompt" not in found and isinstance(found.get("completion"), str):
-        raise _lacks(found, "prompt")
-    return {**_sides(found, ("completion",), ignore), "wanted": label}
+        raise _missing_field_error(found, "prompt")
+    return {**_parse_sides(found, ("completion",), ignore), "wanted": label}
 
 
-def _sides(found: Mapping[str, Any], names: Sequence[str], ignore: Collection[str]) -> dict[str, Any]:
+def _parse_sides(found: Mapping[str, Any], names: Sequence[str], ignore: Collection[str]) -> dict[str, Any]:
     """Return the prompt and the answers of one or two sides, each an answer or a whole conversation."""
     values = [found.get(name) for name in names]
     for name, value in zip(names, values, strict=True):
         if not isinstance(value, str | list):
-            raise _lacks(found, name)
+            raise _missing_field_error(found, name)
     prompt = found.get("prompt")
     if all(isinstance(value, str) for value in values):
         if prompt is None:
@@ -158,16 +158,20 @@ def _sides(found: Mapping[str, Any], names: Sequence[str], ignore: Collection[st
         answers = [{"text": value} for value in values]
         if isinstance(prompt, str):
             return {"text": prompt, "answers": answers}
-        read = _read(prompt, "prompt", found, ignore)
-        return {"messages": _plain(read.messages), "tools": list(read.tools), "answers": answers}
-    sides, tools = _conversations(found, names, ignore)
-    before, rests = _cut(prompt, sides, found, ignore)
+        read = _parse_messages(prompt, "prompt", found, ignore)
+        return {"messages": _plain_messages(read.messages), "tools": list(read.tools), "answers": answers}
+    sides, tools = _parse_conversations(found, names, ignore)
+    before, rests = _cut_prompt(prompt, sides, found, ignore)
     for name, rest in zip(names, rests, strict=True):
         _check_answer(rest, name)
-    return {"messages": _plain(before), "tools": tools, "answers": [{"messages": _plain(rest)} for rest in rests]}
+    return {
+        "messages": _plain_messages(before),
+        "tools": tools,
+        "answers": [{"messages": _plain_messages(rest)} for rest in rests],
+    }
 
 
-def _conversations(
+def _parse_conversations(
     found: Mapping[str, Any], names: Sequence[str], ignore: Collection[str]
 ) -> tuple[list[Messages], list[dict[str, Any]]]:
     """Read the messages of each side, and the tools."""
@@ -175,7 +179,7 @@ def _conversations(
     for name in names:
         value = found[name]
         messages = [{"role": "assistant", "content": value}] if isinstance(value, str) else value
-        read = _read(messages, name, found, ignore)
+        read = _parse_messages(messages, name, found, ignore)
         last = read.messages[-1].role
         if last != "assistant":
             raise DataError(f"field {name!r} ends with a message of {last}, expected the assistant's")
@@ -184,7 +188,7 @@ def _conversations(
     return sides, tools
 
 
-def _cut(
+def _cut_prompt(
     prompt: Any, sides: Sequence[Messages], found: Mapping[str, Any], ignore: Collection[str]
 ) -> tuple[Messages, list[Messages]]:
     """Return the messages that all sides answer, and the answer of each side.
@@ -194,15 +198,15 @@ def _cut(
     """
     shared_messages: Messages = ()
     if isinstance(prompt, list):
-        shared_messages = _read(prompt, "prompt", found, ignore).messages
-        sides = [_behind(shared_messages, side) for side in sides]
-    shared = _shared(sides)
+        shared_messages = _parse_messages(prompt, "prompt", found, ignore).messages
+        sides = [_strip_prompt(shared_messages, side) for side in sides]
+    shared = _common_beginning(sides)
     rests = [side[len(shared) :] for side in sides]
     if isinstance(prompt, str):
-        asked = [message.text.strip() for message in shared if message.role == "user"]
+        asked = [message.text_content.strip() for message in shared if message.role == "user"]
         if shared and prompt.strip() not in (asked[:1] + asked[-1:]):
             raise DataError("its sides begin with a question that differs from field 'prompt'; remove the line")
-        return shared or _read([{"role": "user", "content": prompt}], "prompt", found, ignore).messages, rests
+        return shared or _parse_messages([{"role": "user", "content": prompt}], "prompt", found, ignore).messages, rests
     if prompt is not None and not shared_messages:
         raise DataError(f"field 'prompt' holds a JSON {type(prompt).__name__}, expected text or a list of messages")
     if not shared_messages and not shared:
@@ -210,7 +214,7 @@ def _cut(
     return (*shared_messages, *shared), rests
 
 
-def _behind(prompt: Messages, side: Messages) -> Messages:
+def _strip_prompt(prompt: Messages, side: Messages) -> Messages:
     """Return a side's messages behind the prompt, which it may repeat, with its system text or without."""
     for prefix in (prompt, prompt[1:] if prompt[0].role == "system" else prompt):
         if prefix and _are_same(side[: len(prefix)], prefix):
@@ -220,7 +224,7 @@ def _behind(prompt: Messages, side: Messages) -> Messages:
     return side
 
 
-def _shared(sides: Sequence[Messages]) -> Messages:
+def _common_beginning(sides: Sequence[Messages]) -> Messages:
     """Return the common beginning of all sides before their answers; empty where a side is an answer alone."""
     first, max_shared = sides[0], min(len(side) for side in sides) - 1
     if max_shared < 0:
@@ -253,30 +257,30 @@ def _are_same(some: Messages, others: Messages) -> bool:
     return [message.for_template() for message in some] == [message.for_template() for message in others]
 
 
-def _plain(messages: Messages) -> list[dict[str, Any]]:
+def _plain_messages(messages: Messages) -> list[dict[str, Any]]:
     return [message.model_dump(mode="json") for message in messages]
 
 
-def _read(value: Any, name: str, found: Mapping[str, Any], ignore: Collection[str]) -> Conversation:
+def _parse_messages(value: Any, name: str, found: Mapping[str, Any], ignore: Collection[str]) -> Conversation:
     """Read messages as every conversation is read, with the tools and the system text of the line."""
     if not isinstance(value, list):
         raise DataError(f"field {name!r} holds a JSON {type(value).__name__}, expected text or a list of messages")
     is_answer = bool(value) and isinstance(value[0], dict) and value[0].get("role") == "assistant"
     beside = ("tools",) if is_answer else ("tools", "system")
     try:
-        return conversation_of({"messages": value, **{key: found.get(key) for key in beside}}, "messages", ignore)
+        return parse_conversation({"messages": value, **{key: found.get(key) for key in beside}}, "messages", ignore)
     except DataError as exc:
         raise DataError(f"field {name!r}: {exc}") from exc
 
 
-def _transcripts(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
+def _parse_transcripts(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
     """Cut two transcripts before the last answer."""
     del ignore
     cut = []
     for name in ("chosen", "rejected"):
         text = found.get(name)
         if not isinstance(text, str):
-            raise _lacks(found, name)
+            raise _missing_field_error(found, name)
         before, mark, answer = text.rpartition("\n\nAssistant:")
         if not mark:
             raise DataError(f"field {name!r} has no answer: no line begins with 'Assistant:'")
@@ -294,13 +298,13 @@ def _transcripts(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str,
     return {"messages": turns, "answers": [{"text": answer} for _, answer in cut]}
 
 
-def _lacks(found: Mapping[str, Any], name: str) -> DataError:
+def _missing_field_error(found: Mapping[str, Any], name: str) -> DataError:
     keys = keys_of(dict(found))
     return DataError(f"has no field {name!r} with text or messages; its fields are: {keys}; set `shape`")
 
 
 _SHAPES: Mapping[PreferenceShape, Callable[[Mapping[str, Any], Collection[str]], dict[str, Any]]] = {
-    "pairs": _pair,
-    "hh": _transcripts,
-    "labelled": _labelled,
+    "pairs": _parse_pair,
+    "hh": _parse_transcripts,
+    "labelled": _parse_labelled,
 }

@@ -54,7 +54,7 @@ from phalanx.data.rules.url_blocklist import UrlBlocklist as UrlBlocklist, UrlBl
 
 
 @dataclass(frozen=True)
-class RuleLine:
+class RuleEntry:
     """One line of the table.
 
     Attributes:
@@ -67,25 +67,27 @@ class RuleLine:
     reference: str = ""
 
 
-RULES: dict[str, RuleLine] = {
-    "unicode": RuleLine(UnicodeConfig, Unicode, "Unicode Standard Annex 15"),
-    "mojibake": RuleLine(MojibakeConfig, Mojibake, "Speer 2019 (ftfy)"),
-    "length": RuleLine(LengthConfig, Length),
-    "language": RuleLine(LanguageConfig, Language, "Joulin et al. 2017; Penedo et al. 2024"),
-    "language_mixing": RuleLine(LanguageMixingConfig, LanguageMixing, "our own, on Joulin et al. 2017"),
-    "gopher_quality": RuleLine(GopherQualityConfig, GopherQuality, "Rae et al. 2021, A.1.1"),
-    "gopher_repetition": RuleLine(GopherRepetitionConfig, GopherRepetition, "Rae et al. 2021, table A1"),
-    "c4": RuleLine(C4Config, C4, "Raffel et al. 2020, section 2.2"),
-    "fineweb": RuleLine(FineWebConfig, FineWeb, "Penedo et al. 2024, section 3.6"),
-    "exact_duplicates": RuleLine(ExactDuplicatesConfig, ExactDuplicates, "Lee et al. 2022, section 4"),
-    "near_duplicates": RuleLine(NearDuplicatesConfig, NearDuplicates, "Broder 1997; Lee et al. 2022, section 4.2"),
-    "paragraph_duplicates": RuleLine(ParagraphDuplicatesConfig, ParagraphDuplicates, "Wenzek et al. 2020, section 3.1"),
-    "repeated_substrings": RuleLine(RepeatedSubstringsConfig, RepeatedSubstrings, "Lee et al. 2022, section 4.1"),
-    "decontamination": RuleLine(DecontaminationConfig, Decontamination, "Brown et al. 2020, appendix C"),
-    "bad_words": RuleLine(BadWordsConfig, BadWords),
-    "pii": RuleLine(PiiConfig, Pii, "ISO/IEC 7812, ISO 13616, ISO 7064"),
-    "secrets": RuleLine(SecretsConfig, Secrets),
-    "url_blocklist": RuleLine(UrlBlocklistConfig, UrlBlocklist),
+RULES: dict[str, RuleEntry] = {
+    "unicode": RuleEntry(UnicodeConfig, Unicode, "Unicode Standard Annex 15"),
+    "mojibake": RuleEntry(MojibakeConfig, Mojibake, "Speer 2019 (ftfy)"),
+    "length": RuleEntry(LengthConfig, Length),
+    "language": RuleEntry(LanguageConfig, Language, "Joulin et al. 2017; Penedo et al. 2024"),
+    "language_mixing": RuleEntry(LanguageMixingConfig, LanguageMixing, "our own, on Joulin et al. 2017"),
+    "gopher_quality": RuleEntry(GopherQualityConfig, GopherQuality, "Rae et al. 2021, A.1.1"),
+    "gopher_repetition": RuleEntry(GopherRepetitionConfig, GopherRepetition, "Rae et al. 2021, table A1"),
+    "c4": RuleEntry(C4Config, C4, "Raffel et al. 2020, section 2.2"),
+    "fineweb": RuleEntry(FineWebConfig, FineWeb, "Penedo et al. 2024, section 3.6"),
+    "exact_duplicates": RuleEntry(ExactDuplicatesConfig, ExactDuplicates, "Lee et al. 2022, section 4"),
+    "near_duplicates": RuleEntry(NearDuplicatesConfig, NearDuplicates, "Broder 1997; Lee et al. 2022, section 4.2"),
+    "paragraph_duplicates": RuleEntry(
+        ParagraphDuplicatesConfig, ParagraphDuplicates, "Wenzek et al. 2020, section 3.1"
+    ),
+    "repeated_substrings": RuleEntry(RepeatedSubstringsConfig, RepeatedSubstrings, "Lee et al. 2022, section 4.1"),
+    "decontamination": RuleEntry(DecontaminationConfig, Decontamination, "Brown et al. 2020, appendix C"),
+    "bad_words": RuleEntry(BadWordsConfig, BadWords),
+    "pii": RuleEntry(PiiConfig, Pii, "ISO/IEC 7812, ISO 13616, ISO 7064"),
+    "secrets": RuleEntry(SecretsConfig, Secrets),
+    "url_blocklist": RuleEntry(UrlBlocklistConfig, UrlBlocklist),
 }
 
 

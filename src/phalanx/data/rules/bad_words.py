@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Tag
-from phalanx.data.rules.word_files import folded, on_borders, read_entries, search_all
+from phalanx.data.rules.word_files import fold_case, is_whole_word, read_entries, search_all
 
 OWN_WORDS = (
     "arsehole",
@@ -44,7 +44,7 @@ class BadWordsConfig(RuleSettings):
     least_hits: int = Field(default=3, ge=1)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_word_lists(self) -> Self:
         if not self.files and not self.own:
             raise ValueError("bad_words: own = false and no files give no words; name a file")
         return self
@@ -55,13 +55,13 @@ class BadWords:
 
     def __init__(self, config: BadWordsConfig) -> None:
         default_words = OWN_WORDS if config.own else ()
-        self._entries = sorted({folded(entry) for entry in (*default_words, *read_entries(config.files))})
+        self._entries = sorted({fold_case(entry) for entry in (*default_words, *read_entries(config.files))})
         self._config, self._hits = config, search_all(self._entries, "bad_words")
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Tag with the number of hits and their share of the words; drop beyond the threshold."""
-        text = folded(page.text)
-        counts = Counter(entry for entry, start, stop in self._hits(text) if on_borders(text, start, stop))
+        text = fold_case(page.text)
+        counts = Counter(entry for entry, start, stop in self._hits(text) if is_whole_word(text, start, stop))
         hits, config = counts.total(), self._config
         if not hits:
             return None

@@ -37,7 +37,7 @@ class C4:
     def __init__(self, config: C4Config) -> None:
         self._config = config
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Cut lines, or drop the document."""
         lines: list[str] = []
         signs = _signs_in(page.text)
@@ -88,7 +88,7 @@ class C4:
         for row in lines:
             if num_sentences >= self._config.least_sentences:
                 break
-            kinds = table.kinds(table.number(row.split())).tobytes()
+            kinds = table.look_up_kinds(table.number_terms(row.split())).tobytes()
             # one more wherever a word stands behind an end, with nothing but ends and further marks between
             num_sentences += 1 + kinds.translate(None, b"P").count(b"EW")
         return num_sentences

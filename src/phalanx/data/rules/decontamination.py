@@ -23,7 +23,7 @@ _MAX_ITEM_SIZE = 1 << 20
 """Characters of one line of a set's file: what is longer is no item."""
 
 
-def _path(value: Any) -> Any:
+def _to_path(value: Any) -> Any:
     return Path(value) if isinstance(value, str) else value
 
 
@@ -34,7 +34,7 @@ class EvaluationSetConfig(StrictModel):
     """
 
     name: str = Field(min_length=1, max_length=100)
-    path: Annotated[Path, BeforeValidator(_path)]
+    path: Annotated[Path, BeforeValidator(_to_path)]
     fields: tuple[str, ...] = ()
 
 
@@ -52,7 +52,7 @@ class DecontaminationConfig(RuleSettings):
     action: Literal["drop", "quarantine", "tag"] = "drop"
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_sets(self) -> Self:
         if self.least_words > self.words:
             raise ValueError(f"least_words={self.least_words} is above words={self.words}; lower it")
         if len({evaluation_set.name for evaluation_set in self.sets}) < len(self.sets):
@@ -81,16 +81,18 @@ class Decontamination:
             self._names.append(evaluation_set.name)
             looked_for = 0
             for item in read_items(evaluation_set):
-                looked_for += any([self._add(text, count, hashes, items) for text in item])
+                looked_for += any([self._add_grams(text, count, hashes, items) for text in item])
                 count += 1
             if not looked_for:
                 raise DataError(
                     f"evaluation set {evaluation_set.name!r}: no item of {evaluation_set.path} has "
                     f"{config.least_words} words; name the fields with its text"
                 )
-        self._grams = {length: _sorted(hashes[length], items[length]) for length in sorted(hashes)}
+        self._grams = {length: _sort_grams(hashes[length], items[length]) for length in sorted(hashes)}
 
-    def _add(self, text: str, number: int, hashes: "dict[int, array[int]]", items: "dict[int, array[int]]") -> bool:
+    def _add_grams(
+        self, text: str, number: int, hashes: "dict[int, array[int]]", items: "dict[int, array[int]]"
+    ) -> bool:
         """Add the runs of words of one text; tell whether it has any."""
         page = Page(Document("", text), "")
         count = len(page.plain_grams(1))
@@ -102,9 +104,9 @@ class Decontamination:
         items.setdefault(length, array("l")).extend([number] * len(grams))
         return True
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Drop, quarantine or tag a document with an item in it."""
-        item_number = self._find(page)
+        item_number = self._find_item(page)
         if item_number is None:
             return None
         set_index = next(index for index in reversed(range(len(self._begins))) if self._begins[index] <= item_number)
@@ -114,7 +116,7 @@ class Decontamination:
         reason = RuleReason("words_of", item, self._config.words)
         return Drop(reason) if self._config.action == "drop" else Quarantine(reason)
 
-    def _find(self, page: Page) -> int | None:
+    def _find_item(self, page: Page) -> int | None:
         """The first item that a run of words of this page is of."""
         first: int | None = None
         for length, (hashes, items) in self._grams.items():
@@ -127,7 +129,7 @@ class Decontamination:
         return first
 
 
-def _sorted(hashes: "array[int]", items: "array[int]") -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+def _sort_grams(hashes: "array[int]", items: "array[int]") -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
     """N-grams in order, and of each the first item that has it."""
     values, firsts = np.unique(np.frombuffer(hashes, np.uint64), return_index=True)
     return values, np.array(items, np.int32)[firsts]
@@ -148,14 +150,14 @@ def read_items(config: EvaluationSetConfig) -> Iterator[list[str]]:
             else path.open(encoding="utf-8") as file
         ):
             if kind in ("jsonl", "csv"):
-                yield from _records(config, kind, file)
+                yield from _read_records(config, kind, file)
             else:
-                yield from ([row] for row in _lines(config, file))
+                yield from ([row] for row in _bounded_lines(config, file))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as exc:
         raise DataError(f"evaluation set {config.name!r}: {path} cannot be read: {exc}") from exc
 
 
-def _lines(config: EvaluationSetConfig, file: IO[str]) -> Iterator[str]:
+def _bounded_lines(config: EvaluationSetConfig, file: IO[str]) -> Iterator[str]:
     number = 0
     while row := file.readline(_MAX_ITEM_SIZE + 1):
         number += 1
@@ -171,15 +173,15 @@ def _check_size(config: EvaluationSetConfig, where: str, text: str) -> None:
         )
 
 
-def _records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iterator[list[str]]:
+def _read_records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iterator[list[str]]:
     if not config.fields:
         raise DataError(
             f"evaluation set {config.name!r}: {config.path} has columns; list the columns with text in fields"
         )
-    lines = _lines(config, file)
+    lines = _bounded_lines(config, file)
     # the limit is one of the process: it is never lowered, and the size of an item is looked at here
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_ITEM_SIZE))
-    for number, record in enumerate(csv.DictReader(lines) if kind == "csv" else map(_parse, lines), start=1):
+    for number, record in enumerate(csv.DictReader(lines) if kind == "csv" else map(_parse_json, lines), start=1):
         texts = [record.get(field) for field in config.fields] if isinstance(record, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
             raise DataError(
@@ -191,7 +193,7 @@ def _records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iterator[
         yield [str(text) for text in texts]
 
 
-def _parse(line: str) -> Any:
+def _parse_json(line: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError):

@@ -30,12 +30,12 @@ class FineWeb:
     def __init__(self, config: FineWebConfig) -> None:
         self._config = config
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Drop a document at the first broken limit, which the reason names."""
-        reason = self._reason(page)
+        reason = self._drop_reason(page)
         return Drop(reason) if reason else None
 
-    def _reason(self, page: Page) -> RuleReason | None:
+    def _drop_reason(self, page: Page) -> RuleReason | None:
         config, text = self._config, page.text
         # a line of white space holds no sentence; the runs of line feeds are split away already
         lines = [row for row in page.filled_lines if row and not row.isspace()]

@@ -30,7 +30,7 @@ class GopherQualityConfig(RuleSettings):
     stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_limits(self) -> Self:
         if self.least_words > self.most_words or self.least_mean_length > self.most_mean_length:
             raise ValueError("a least value is above its most, which drops everything; raise most_* or lower least_*")
         if self.least_stop_words > len(set(self.stop_words)):
@@ -50,12 +50,17 @@ class GopherQuality:
         self._config = config
         self._stop_hashes = [np.uint64(hash_term(word)) for word in sorted(set(config.stop_words))]
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Drop a document at the first broken limit, which the reason names."""
-        reason = self._of_words(page) or self._of_symbols(page) or self._of_lines(page) or self._of_language(page)
+        reason = (
+            self._judge_words(page)
+            or self._judge_symbols(page)
+            or self._judge_lines(page)
+            or self._judge_language(page)
+        )
         return Drop(reason) if reason else None
 
-    def _of_words(self, page: Page) -> RuleReason | None:
+    def _judge_words(self, page: Page) -> RuleReason | None:
         config = self._config
         is_word = (page.term_bits & SYMBOL) == 0
         count = int(np.count_nonzero(is_word))
@@ -70,7 +75,7 @@ class GopherQuality:
             return RuleReason("mean_length", mean, config.most_mean_length)
         return None
 
-    def _of_symbols(self, page: Page) -> RuleReason | None:
+    def _judge_symbols(self, page: Page) -> RuleReason | None:
         max_share, terms = self._config.most_symbols, max(1, len(page.terms))
         for measure, signs in (("hashes", ("#",)), ("ellipses", _ELLIPSES)):
             share = sum(map(page.text.count, signs)) / terms
@@ -78,7 +83,7 @@ class GopherQuality:
                 return RuleReason(measure, share, max_share)
         return None
 
-    def _of_lines(self, page: Page) -> RuleReason | None:
+    def _judge_lines(self, page: Page) -> RuleReason | None:
         config, lines, text = self._config, page.lines, page.text
         # a sign that is rarer than lines may be cannot break a border: most documents need no look at their lines
         if sum(map(text.count, _BULLETS)) > config.most_bullet_lines * len(lines):
@@ -91,7 +96,7 @@ class GopherQuality:
                 return RuleReason("ellipsis_lines", share, config.most_ellipsis_lines)
         return None
 
-    def _of_language(self, page: Page) -> RuleReason | None:
+    def _judge_language(self, page: Page) -> RuleReason | None:
         config = self._config
         share = int(np.count_nonzero(page.term_bits & ALPHABETIC)) / max(1, len(page.terms))
         if share < config.least_alphabetic:

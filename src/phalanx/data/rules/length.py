@@ -18,7 +18,7 @@ class LengthConfig(RuleSettings):
     most_words: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_length_limits(self) -> Self:
         for name, least, max_value in (("", self.least, self.most), ("_words", self.least_words, self.most_words)):
             if max_value is not None and max_value < least:
                 raise ValueError(
@@ -34,16 +34,16 @@ class Length:
         self._config = config
         self._counts_words = config.least_words > 0 or config.most_words is not None
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Drop documents outside of the limits."""
         config = self._config
-        reason = _outside("characters", len(page.text), config.least, config.most)
+        reason = _limit_reason("characters", len(page.text), config.least, config.most)
         if reason is None and self._counts_words:
-            reason = _outside("words", len(page.words), config.least_words, config.most_words)
+            reason = _limit_reason("words", len(page.words), config.least_words, config.most_words)
         return Drop(reason) if reason else None
 
 
-def _outside(measure: str, size: int, least: int, most: int | None) -> RuleReason | None:
+def _limit_reason(measure: str, size: int, least: int, most: int | None) -> RuleReason | None:
     if size < least:
         return RuleReason(measure, size, least)
     return RuleReason(measure, size, most) if most is not None and size > most else None

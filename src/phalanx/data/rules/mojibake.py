@@ -3,7 +3,7 @@
 from typing import Literal
 
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.rule import Edit, Outcome, RuleReason, RuleSettings, library
+from phalanx.data.rules.rule import Edit, Outcome, RuleReason, RuleSettings, import_library
 
 
 class MojibakeConfig(RuleSettings):
@@ -22,10 +22,10 @@ class Mojibake:
     """
 
     def __init__(self, config: MojibakeConfig) -> None:
-        self._is_bad = library("ftfy.badness", config.kind).is_bad
-        self._repair = library("ftfy", config.kind).fix_encoding
+        self._is_bad = import_library("ftfy.badness", config.kind).is_bad
+        self._repair = import_library("ftfy", config.kind).fix_encoding
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Edit the lines that can be repaired."""
         text = page.text
         if text.isascii() or not self._is_bad(text):

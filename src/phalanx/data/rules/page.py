@@ -71,17 +71,17 @@ class Page:
     @cached_property
     def terms(self) -> NDArray[np.int64]:
         """Its terms in order, as numbers of `term_table`."""
-        return self.term_table.number(self.words)
+        return self.term_table.number_terms(self.words)
 
     @cached_property
     def term_bits(self) -> NDArray[np.uint8]:
         """The classes of each term."""
-        return self.term_table.bits(self.terms)
+        return self.term_table.look_up_bits(self.terms)
 
     @cached_property
     def term_lengths(self) -> NDArray[np.int64]:
         """Characters of each term."""
-        return self.term_table.lengths(self.terms)
+        return self.term_table.look_up_lengths(self.terms)
 
     @cached_property
     def term_ends(self) -> NDArray[np.int64]:
@@ -91,17 +91,17 @@ class Page:
     def term_grams(self, count: int) -> NDArray[np.uint64]:
         """Hashes of every run of so many terms, by the place of its first."""
         if not self._grams:
-            self._grams[1] = self.term_table.hashes(self.terms)
-        return grams(self._grams, count)
+            self._grams[1] = self.term_table.look_up_hashes(self.terms)
+        return compute_grams(self._grams, count)
 
     def plain_grams(self, count: int) -> NDArray[np.uint64]:
         """Hashes of every run of so many terms in lower case, punctuation left out: what duplicates are found by."""
         if not self._plain_grams:
             self._plain_grams[1] = self.term_table.plain_hashes(self.terms)
-        return grams(self._plain_grams, count)
+        return compute_grams(self._plain_grams, count)
 
 
-def grams(known: dict[int, NDArray[np.uint64]], count: int) -> NDArray[np.uint64]:
+def compute_grams(known: dict[int, NDArray[np.uint64]], count: int) -> NDArray[np.uint64]:
     """Return the hashes of n-grams, from the longest known shorter ones; all lengths on the way are kept.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.pii_shapes import AT_DIGITS, AT_LETTERS, Shape
+from phalanx.data.rules.pii_shapes import AT_DIGITS, AT_LETTERS, NumberShape
 from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings, Tag
 
 PiiAction = Literal["mask", "drop", "tag", "leave"]
@@ -53,8 +53,8 @@ class PiiConfig(RuleSettings):
     names_field: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
-        actions = set(self.actions().values())
+    def _check_actions(self) -> Self:
+        actions = set(self.actions_by_kind().values())
         if {"mask", "tag"} <= actions:
             raise ValueError("pii: a step either masks or tags; use two steps, the tagging step first")
         if actions == {"leave"}:
@@ -66,7 +66,7 @@ class PiiConfig(RuleSettings):
             )
         return self
 
-    def actions(self) -> dict[str, PiiAction]:
+    def actions_by_kind(self) -> dict[str, PiiAction]:
         """What becomes of each kind."""
         return {
             "email": self.email,
@@ -93,11 +93,11 @@ class Pii:
 
     def __init__(self, config: PiiConfig) -> None:
         self._names_field = config.names_field
-        self._actions = {kind: action for kind, action in config.actions().items() if action != "leave"}
+        self._actions = {kind: action for kind, action in config.actions_by_kind().items() if action != "leave"}
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Drop at the first kind that drops; else mask all that is found, or tag with how often."""
-        spans = [span for span in find(page.text, self._names(page)) if span.kind in self._actions]
+        spans = [span for span in find_personal_data(page.text, self._page_names(page)) if span.kind in self._actions]
         if not spans:
             return None
         counts = Counter(span.kind for span in spans)
@@ -107,16 +107,16 @@ class Pii:
         if "tag" in self._actions.values():
             return Tag({f"pii_{kind}": counts[kind] for kind in sorted(counts)})
         summary = ", ".join(f"{kind} {counts[kind]}" for kind in sorted(counts))
-        return Edit(masked(page.text, spans), len(spans), RuleReason("pii", summary))
+        return Edit(mask_spans(page.text, spans), len(spans), RuleReason("pii", summary))
 
-    def _names(self, page: Page) -> list[str]:
+    def _page_names(self, page: Page) -> list[str]:
         names_value = page.fields.get(self._names_field) if self._names_field is not None else None
         names = {name.strip() for name in names_value.split(";")} if isinstance(names_value, str) else set()
         # the longest first: a surname alone must not cut a full name in two
         return sorted((name for name in names if name), key=lambda name: (-len(name), name))
 
 
-def masked(text: str, spans: list[Span]) -> str:
+def mask_spans(text: str, spans: list[Span]) -> str:
     """Return the text with each span as its kind in angle brackets."""
     parts, position = [], 0
     for span in spans:
@@ -125,7 +125,7 @@ def masked(text: str, spans: list[Span]) -> str:
     return "".join((*parts, text[position:]))
 
 
-def find(text: str, names: list[str] | None = None) -> list[Span]:
+def find_personal_data(text: str, names: list[str] | None = None) -> list[Span]:
     """Return all personal data of a text that this rule knows, in order and without overlaps.
 
     Guarantees:
@@ -134,14 +134,14 @@ def find(text: str, names: list[str] | None = None) -> list[Span]:
         numbers without an area code, numbers in words, nor e-mail addresses that are written around (``at``, ``dot``).
     """
     spans_of_text: list[Span] = []
-    letters = _shaped(text, _LETTERS, _ANY_LETTERS, AT_LETTERS)
-    digits = _shaped(text, _DIGITS, _ANY_DIGITS, AT_DIGITS)
-    for spans in (_emails(text), _ipv6(text), letters, digits):
-        spans_of_text = _merged(spans_of_text, spans)
-    return _merged(spans_of_text, _named(text, names)) if names else spans_of_text
+    letters = _find_shapes(text, _LETTERS, _ANY_LETTERS, AT_LETTERS)
+    digits = _find_shapes(text, _DIGITS, _ANY_DIGITS, AT_DIGITS)
+    for spans in (_find_emails(text), _find_ipv6(text), letters, digits):
+        spans_of_text = _merge_spans(spans_of_text, spans)
+    return _merge_spans(spans_of_text, _find_names(text, names)) if names else spans_of_text
 
 
-def _merged(kept: list[Span], spans: Iterator[Span]) -> list[Span]:
+def _merge_spans(kept: list[Span], spans: Iterator[Span]) -> list[Span]:
     """Add the spans that meet none of those kept; both are in order."""
     merged, index = [], 0
     for span in spans:
@@ -153,7 +153,7 @@ def _merged(kept: list[Span], spans: Iterator[Span]) -> list[Span]:
     return merged + kept[index:]
 
 
-def _emails(text: str) -> Iterator[Span]:
+def _find_emails(text: str) -> Iterator[Span]:
     position, last = text.find("@"), 0
     while position >= 0:
         before = text[max(position - _LOCAL_CHARACTERS, last) : position]
@@ -170,7 +170,7 @@ def _is_top_level(domain: str) -> bool:
     return (top.isalpha() or top.startswith("xn--")) and len(top) > 1
 
 
-def _ipv6(text: str) -> Iterator[Span]:
+def _find_ipv6(text: str) -> Iterator[Span]:
     last = 0
     for match in _COLONS.finditer(text):
         if match.start() < last:
@@ -202,8 +202,8 @@ def _is_global_ipv6(text: str) -> bool:
         return False
 
 
-def _shaped(
-    text: str, starts: re.Pattern[str], any_shape: re.Pattern[str], shapes: tuple[Shape, ...]
+def _find_shapes(
+    text: str, starts: re.Pattern[str], any_shape: re.Pattern[str], shapes: tuple[NumberShape, ...]
 ) -> Iterator[Span]:
     last = 0
     for start in starts.finditer(text):
@@ -219,6 +219,6 @@ def _shaped(
                 break
 
 
-def _named(text: str, names: list[str]) -> Iterator[Span]:
+def _find_names(text: str, names: list[str]) -> Iterator[Span]:
     pattern = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names))
     return (Span(match.start(), match.end(), "name") for match in pattern.finditer(text))

@@ -30,7 +30,7 @@ _CARD_LENGTHS = (
 _CARDS = tuple((re.compile(prefix), lengths) for prefix, lengths in _CARD_LENGTHS)
 
 
-def luhn(digits: str) -> bool:
+def passes_luhn(digits: str) -> bool:
     """Return whether the last digit is the check digit of ISO/IEC 7812."""
     doubled = (int(digit) * 2 for digit in digits[-2::-2])
     return (sum(map(int, digits[-1::-2])) + sum(two - 9 if two > 9 else two for two in doubled)) % 10 == 0
@@ -39,7 +39,7 @@ def luhn(digits: str) -> bool:
 def is_card(digits: str) -> bool:
     """Return whether an issuer's prefix, its lengths and Luhn's digit fit."""
     fits = any(prefix.match(digits) and len(digits) in lengths for prefix, lengths in _CARDS)
-    return fits and len(set(digits)) > 1 and luhn(digits)
+    return fits and len(set(digits)) > 1 and passes_luhn(digits)
 
 
 def is_iban(text: str) -> bool:
@@ -82,7 +82,7 @@ def is_it_codice_fiscale(text: str) -> bool:
 def is_nl_bsn(digits: str) -> bool:
     """Return whether the Dutch eleven-test holds."""
     weights = (9, 8, 7, 6, 5, 4, 3, 2, -1)
-    return digits != "0" * 9 and sum(map(_times, digits, weights)) % 11 == 0
+    return digits != "0" * 9 and sum(map(_weighted_digit, digits, weights)) % 11 == 0
 
 
 def is_de_tax_id(digits: str) -> bool:
@@ -95,14 +95,14 @@ def is_de_tax_id(digits: str) -> bool:
 
 def is_pl_pesel(digits: str) -> bool:
     """Return whether weights and month of a Polish PESEL fit."""
-    total = sum(map(_times, digits, (1, 3, 7, 9, 1, 3, 7, 9, 1, 3)))
+    total = sum(map(_weighted_digit, digits, (1, 3, 7, 9, 1, 3, 7, 9, 1, 3)))
     return (10 - total % 10) % 10 == int(digits[10]) and 1 <= int(digits[2:4]) % 20 <= 12
 
 
 def is_se_personnummer(digits: str) -> bool:
     """Return whether the date exists (60 is added to the day of a coordination number) and Luhn's digit fits."""
     day = int(digits[4:6])
-    return _is_date(digits[:4], day - 60 if day > 60 else day) and luhn(digits)
+    return _is_date(digits[:4], day - 60 if day > 60 else day) and passes_luhn(digits)
 
 
 def is_fi_hetu(text: str) -> bool:
@@ -111,7 +111,7 @@ def is_fi_hetu(text: str) -> bool:
     return is_valid_check and _is_date(text[4:6] + text[2:4], int(text[:2]))
 
 
-def _times(digit: str, weight: int) -> int:
+def _weighted_digit(digit: str, weight: int) -> int:
     return int(digit) * weight
 
 

@@ -27,7 +27,7 @@ _END = r"(?![A-Za-z0-9_])(?![-.][0-9])"
 
 
 @dataclass(frozen=True)
-class Shape:
+class NumberShape:
     """One way in which a number is written.
 
     Attributes:
@@ -54,7 +54,7 @@ class Shape:
         return match.end() if self.check(match[0]) else 0
 
 
-def _bare(check: Check) -> Check:
+def _ignore_separators(check: Check) -> Check:
     return lambda number: check(number.translate(_SEPARATORS))
 
 
@@ -78,43 +78,47 @@ def _is_true(text: str) -> bool:
     return bool(text)
 
 
-def _shape(kind: str, pattern: str, check: Check, after: str = "", unless: str = "") -> Shape:
+def _make_shape(kind: str, pattern: str, check: Check, after: str = "", unless: str = "") -> NumberShape:
     patterns = [
         re.compile(words_pattern, re.IGNORECASE) if words_pattern else None for words_pattern in (after, unless)
     ]
-    return Shape(kind, re.compile(pattern + _END), check, *patterns)
+    return NumberShape(kind, re.compile(pattern + _END), check, *patterns)
 
 
 _TELEPHONE = r"\b(?:phone|tel|telephone|fax|cell|mobile|call|dial|t[ée]l[ée]phone|telefon|tfno|handy|mob|ph)\b"
 _VERSION = r"(?:version|ver\.?|release|rev\.?|\bv)\s?$"
 
-AT_DIGITS: tuple[Shape, ...] = (
-    _shape("card", r"[0-9]{4}[ -]?(?:[0-9]{4}[ -]?[0-9]{4}[ -]?[0-9]{1,7}|[0-9]{6}[ -]?[0-9]{4,5})", _bare(is_card)),
-    _shape("national_number", r"[0-9]{3}-[0-9]{2}-[0-9]{4}", _bare(is_us_ssn)),
-    _shape("national_number", r"[0-9]{3} [0-9]{3} [0-9]{4}", _bare(is_uk_nhs)),
-    _shape("national_number", r"[0-9]{3}-?[0-9]{3}-?[0-9]{4}", _bare(is_uk_nhs), r"\bNHS\b"),
-    _shape("national_number", r"(?:[0-9]{8}|[XYZ][0-9]{7})-?[A-Z]", _bare(is_es_dni)),
-    _shape(
+AT_DIGITS: tuple[NumberShape, ...] = (
+    _make_shape(
+        "card",
+        r"[0-9]{4}[ -]?(?:[0-9]{4}[ -]?[0-9]{4}[ -]?[0-9]{1,7}|[0-9]{6}[ -]?[0-9]{4,5})",
+        _ignore_separators(is_card),
+    ),
+    _make_shape("national_number", r"[0-9]{3}-[0-9]{2}-[0-9]{4}", _ignore_separators(is_us_ssn)),
+    _make_shape("national_number", r"[0-9]{3} [0-9]{3} [0-9]{4}", _ignore_separators(is_uk_nhs)),
+    _make_shape("national_number", r"[0-9]{3}-?[0-9]{3}-?[0-9]{4}", _ignore_separators(is_uk_nhs), r"\bNHS\b"),
+    _make_shape("national_number", r"(?:[0-9]{8}|[XYZ][0-9]{7})-?[A-Z]", _ignore_separators(is_es_dni)),
+    _make_shape(
         "national_number",
         r"[12] ?[0-9]{2} ?(?:0[1-9]|1[0-2]) ?[0-9]{2} ?[0-9]{3} ?[0-9]{3} ?[0-9]{2}",
-        _bare(is_fr_nir),
+        _ignore_separators(is_fr_nir),
     ),
-    _shape("national_number", r"[0-9]{6}[-+A][0-9]{3}[0-9A-Y]", is_fi_hetu),
-    _shape("national_number", r"(?:19|20)?[0-9]{6}[-+][0-9]{4}", lambda n: is_se_personnummer(_ten_digits(n))),
-    _shape("national_number", r"[0-9]{9}", is_nl_bsn, r"\b(?:BSN|burgerservicenummer)\b"),
-    _shape(
+    _make_shape("national_number", r"[0-9]{6}[-+A][0-9]{3}[0-9A-Y]", is_fi_hetu),
+    _make_shape("national_number", r"(?:19|20)?[0-9]{6}[-+][0-9]{4}", lambda n: is_se_personnummer(_ten_digits(n))),
+    _make_shape("national_number", r"[0-9]{9}", is_nl_bsn, r"\b(?:BSN|burgerservicenummer)\b"),
+    _make_shape(
         "national_number",
         r"[0-9]{2} ?[0-9]{3} ?[0-9]{3} ?[0-9]{3}",
-        _bare(is_de_tax_id),
+        _ignore_separators(is_de_tax_id),
         r"steuer|\bIdNr|\bTIN\b",
     ),
-    _shape("national_number", r"[0-9]{11}", is_pl_pesel, r"\bPESEL\b"),
-    _shape("ip", r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}", _is_global_ipv4, unless=_VERSION),
-    _shape("phone", r"\+[0-9][0-9 .()\-]{6,22}[0-9]", _is_international),
-    _shape("phone", r"(?:1[ .-]?)?\([2-9][0-9]{2}\)[ .-]?[2-9][0-9]{2}[ .-][0-9]{4}", _is_true),
-    _shape("phone", r"(?:1[.-])?[2-9][0-9]{2}(?P<dot>[.-])[2-9][0-9]{2}(?P=dot)[0-9]{4}", _is_true),
-    _shape("phone", r"(?:1 )?[2-9][0-9]{2}[ -][2-9][0-9]{2}[ -][0-9]{4}", _is_true, _TELEPHONE),
-    _shape("phone", r"\(?0[0-9][0-9 /.()\-]{6,16}[0-9]", _is_national, _TELEPHONE),
+    _make_shape("national_number", r"[0-9]{11}", is_pl_pesel, r"\bPESEL\b"),
+    _make_shape("ip", r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}", _is_global_ipv4, unless=_VERSION),
+    _make_shape("phone", r"\+[0-9][0-9 .()\-]{6,22}[0-9]", _is_international),
+    _make_shape("phone", r"(?:1[ .-]?)?\([2-9][0-9]{2}\)[ .-]?[2-9][0-9]{2}[ .-][0-9]{4}", _is_true),
+    _make_shape("phone", r"(?:1[.-])?[2-9][0-9]{2}(?P<dot>[.-])[2-9][0-9]{2}(?P=dot)[0-9]{4}", _is_true),
+    _make_shape("phone", r"(?:1 )?[2-9][0-9]{2}[ -][2-9][0-9]{2}[ -][0-9]{4}", _is_true, _TELEPHONE),
+    _make_shape("phone", r"\(?0[0-9][0-9 /.()\-]{6,16}[0-9]", _is_national, _TELEPHONE),
 )
 """Shapes that begin with a digit, a plus sign, a bracket or the letter of a Spanish NIE; the first that fits counts."""
 
@@ -128,7 +132,7 @@ def _iban_end(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class IbanShape(Shape):
+class IbanShape(NumberShape):
     """An IBAN: its country says how many characters it has, so what stands behind it is not swallowed."""
 
     def end_at(self, text: str, start: int) -> int:
@@ -143,9 +147,9 @@ class IbanShape(Shape):
         return stop if match and not border.isalnum() and self.check(match[0]) else 0
 
 
-AT_LETTERS: tuple[Shape, ...] = (
+AT_LETTERS: tuple[NumberShape, ...] = (
     IbanShape("iban", re.compile(r"[A-Z]{2}[0-9]{2}[A-Z0-9 ]{11,38}"), _iban_end),
-    _shape(
+    _make_shape(
         "national_number",
         r"[A-Z]{6}[0-9]{2}[A-EHLMPRST][0-9]{2}[A-Z][0-9]{3}[A-Z]",
         is_it_codice_fiscale,

@@ -68,7 +68,7 @@ Outcome = Drop | Quarantine | Edit | Tag | None
 class DocumentRule(Protocol):
     """A rule that looks at one document at a time: its outcome depends on the document and its settings alone."""
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Say what becomes of a document."""
         ...
 
@@ -80,11 +80,11 @@ class Texts(Protocol):
         """How many there are."""
         ...
 
-    def page(self, number: int) -> Page:
+    def read_page(self, number: int) -> Page:
         """One document."""
         ...
 
-    def source(self, number: int) -> str:
+    def source_name(self, number: int) -> str:
         """The name of its source in the recipe, without reading it."""
         ...
 
@@ -92,11 +92,11 @@ class Texts(Protocol):
 class CorpusRule(Protocol):
     """A rule that compares documents: a mark is made of each by many processes, then one decides over all marks."""
 
-    def mark(self, page: Page) -> bytes:
+    def mark_page(self, page: Page) -> bytes:
         """Return the decision's input of one document: signatures or counts, at most a few KiB."""
         ...
 
-    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+    def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Say what becomes of each document that does not pass as it is.
 
         Args:
@@ -113,7 +113,7 @@ class CorpusRule(Protocol):
 Rule = DocumentRule | CorpusRule
 
 
-def library(module: str, rule: str) -> ModuleType:
+def import_library(module: str, rule: str) -> ModuleType:
     """Import a library of the extra `data`.
 
     Raises:

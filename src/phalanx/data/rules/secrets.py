@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.pii import Span, masked
+from phalanx.data.rules.pii import Span, mask_spans
 from phalanx.data.rules.rule import Drop, Edit, Outcome, Quarantine, RuleReason, RuleSettings
 
 _KEY_BLOCK_CHARACTERS = 32_768
@@ -138,7 +138,7 @@ class Secrets:
     def __init__(self, config: SecretsConfig) -> None:
         self._action = config.action
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Tell kinds, counts and the first place; never a character of the secret."""
         spans = find_secrets(page.text)
         if not spans:
@@ -147,14 +147,14 @@ class Secrets:
         summary = ", ".join(f"{kind} {counts[kind]}" for kind in sorted(counts))
         reason = RuleReason("secrets", f"{summary}; first at character {spans[0].start}", 0)
         if self._action == "mask":
-            return Edit(masked(page.text, spans), len(spans), reason)
+            return Edit(mask_spans(page.text, spans), len(spans), reason)
         return Drop(reason) if self._action == "drop" else Quarantine(reason)
 
 
 def find_secrets(text: str) -> list[Span]:
     """Return every secret with a known beginning, in order; of two that overlap the first."""
     spans = sorted(
-        (span for shape in SHAPES for span in _of_shape(text, shape)), key=lambda span: (span.start, -span.end)
+        (span for shape in SHAPES for span in _find_shape(text, shape)), key=lambda span: (span.start, -span.end)
     )
     spans_kept: list[Span] = []
     for span in spans:
@@ -163,7 +163,7 @@ def find_secrets(text: str) -> list[Span]:
     return spans_kept
 
 
-def _of_shape(text: str, shape: SecretShape) -> Iterator[Span]:
+def _find_shape(text: str, shape: SecretShape) -> Iterator[Span]:
     for anchor in shape.anchors:
         position = text.find(anchor)
         while position >= 0:

@@ -37,7 +37,7 @@ _LABEL = re.compile(r"[A-Za-z0-9\u00a1-\uffff](?:[A-Za-z0-9\u00a1-\uffff_-]{0,62
 _IPV4 = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?::[0-9]{2,5})?$")
 
 
-def _contractions() -> dict[str, tuple[str, ...]]:
+def _contraction_table() -> dict[str, tuple[str, ...]]:
     """Every contraction that is split, in lower case and with a capital, with and without its apostrophe."""
     ends = {
         "i": "'m 'll 'd 've",
@@ -88,13 +88,13 @@ _FACES_TEXT = """
 """
 _FACES = frozenset(_FACES_TEXT.split())
 """Kept whole, wherever their characters come out as terms of their own side by side."""
-_CONTRACTIONS = _contractions()
+_CONTRACTIONS = _contraction_table()
 _MAX_SPECIAL_LENGTH = 12
 
 
 def split_piece(piece: str) -> list[str]:
     """Split text without white space into terms."""
-    head, (start, stop), tail = _peel(piece)
+    head, (start, stop), tail = _peel_ends(piece)
     middle = piece[start:stop]
     terms = [*head, *_split_middle(middle), *reversed(tail)] if middle else [*head, *reversed(tail)]
     return _join_faces(terms) if len(terms) > 1 else terms
@@ -104,7 +104,7 @@ def _is_special(text: str) -> bool:
     return text in _CONTRACTIONS or text in _WHOLE or text in _FACES
 
 
-def _peel(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
+def _peel_ends(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
     """Cut off the terms at the ends: those in front, the rest, and those behind from the end inwards."""
     head: list[str] = []
     tail: list[str] = []
@@ -112,13 +112,13 @@ def _peel(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
     while start < stop:
         if stop - start <= _MAX_SPECIAL_LENGTH and _is_special(piece[start:stop]):
             break
-        front = _opening(piece, start, stop)
+        front = _opening_length(piece, start, stop)
         if front:
             head.append(piece[start : start + front])
             start += front
             if stop - start <= _MAX_SPECIAL_LENGTH and _is_special(piece[start:stop]):
                 break
-        back = _closing(piece, start, stop)
+        back = _closing_length(piece, start, stop)
         if back:
             tail.append(piece[stop - back : stop])
             stop -= back
@@ -127,7 +127,7 @@ def _peel(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
     return head, (start, stop), tail
 
 
-def _opening(piece: str, start: int, end: int) -> int:
+def _opening_length(piece: str, start: int, end: int) -> int:
     """How many characters at the start are a term of their own."""
     first = piece[start]
     if first.isalnum():
@@ -139,13 +139,13 @@ def _opening(piece: str, start: int, end: int) -> int:
     return int(first in _OPENERS or _is_icon(first))
 
 
-def _closing(piece: str, start: int, end: int) -> int:
+def _closing_length(piece: str, start: int, end: int) -> int:
     """How many characters at the end are a term of their own."""
     last, before = piece[end - 1 : end], piece[end - 2 : end - 1] if end - 2 >= start else ""
     if start >= end or last.isdigit():
         return 0
     if last == ".":
-        return _closing_dot(piece, start, end)
+        return _closing_dots(piece, start, end)
     if last in "sS" and before and before in "'’":
         return 2
     if last in _CLOSERS or _is_icon(last) or (last == "+" and before.isdigit()):
@@ -154,7 +154,7 @@ def _closing(piece: str, start: int, end: int) -> int:
     return unit.end() - unit.start() if unit else 0
 
 
-def _closing_dot(piece: str, start: int, end: int) -> int:
+def _closing_dots(piece: str, start: int, end: int) -> int:
     dots = _run_of_dots(piece, end - 1, start - 1, -1)
     if dots:
         return dots

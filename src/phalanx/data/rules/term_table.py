@@ -35,12 +35,12 @@ AAF0-AAF1 ABEB FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59 10F86-
 """
 
 
-def _characters(ranges: str) -> frozenset[str]:
+def _character_set(ranges: str) -> frozenset[str]:
     borders = [[int(code, 16) for code in border.split("-")] for border in ranges.split()]
     return frozenset(chr(code) for border in borders for code in range(border[0], border[-1] + 1))
 
 
-SENTENCE_ENDS = _characters(_SENTENCE_END_RANGES)
+SENTENCE_ENDS = _character_set(_SENTENCE_END_RANGES)
 """Characters that end a sentence in any script (Unicode property Sentence_Terminal)."""
 SYMBOLS = (
     frozenset(string.punctuation)
@@ -98,49 +98,49 @@ class TermTable:
         is_plain = is_alphabetic or any(map(str.isalnum, term))
         self._lengths.append(len(term))
         self._bits.append(SYMBOL * is_symbol + ALPHABETIC * is_alphabetic + PLAIN * is_plain)
-        self._kinds.append(_kind(term))
+        self._kinds.append(_sentence_kind(term))
         self._hashes.append(hash_term(term))
         self._plain_hashes.append(hash_term(term.lower()))
 
-    def number(self, pieces: Sequence[str]) -> NDArray[np.int64]:
+    def number_terms(self, pieces: Sequence[str]) -> NDArray[np.int64]:
         """Return the numbers of all terms of these pieces, in order."""
         of_pieces = np.fromiter(map(self._pieces.__getitem__, pieces), np.int64, len(pieces))
-        starts, counts = _view(self._starts, np.int64)[of_pieces], _view(self._counts, np.int64)[of_pieces]
+        starts, counts = _array_view(self._starts, np.int64)[of_pieces], _array_view(self._counts, np.int64)[of_pieces]
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
         if total == len(pieces):
-            return _view(self._members, np.int64)[starts]
+            return _array_view(self._members, np.int64)[starts]
         # a piece of several terms takes as many places, each one further than the one before
         indices = np.repeat(starts - ends + counts, counts) + np.arange(total)
-        return _view(self._members, np.int64)[indices]
+        return _array_view(self._members, np.int64)[indices]
 
-    def lengths(self, terms: NDArray[np.int64]) -> NDArray[np.int64]:
+    def look_up_lengths(self, terms: NDArray[np.int64]) -> NDArray[np.int64]:
         """Characters of each."""
-        return _view(self._lengths, np.int64)[terms]
+        return _array_view(self._lengths, np.int64)[terms]
 
-    def bits(self, terms: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def look_up_bits(self, terms: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Classes of each: `SYMBOL`, `ALPHABETIC`, `PLAIN`."""
-        return _view(self._bits, np.uint8)[terms]
+        return _array_view(self._bits, np.uint8)[terms]
 
-    def kinds(self, terms: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def look_up_kinds(self, terms: NDArray[np.int64]) -> NDArray[np.uint8]:
         """What each is in a sentence."""
-        return _view(self._kinds, np.uint8)[terms]
+        return _array_view(self._kinds, np.uint8)[terms]
 
-    def hashes(self, terms: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def look_up_hashes(self, terms: NDArray[np.int64]) -> NDArray[np.uint64]:
         """64 bits of each."""
-        return _view(self._hashes, np.uint64)[terms]
+        return _array_view(self._hashes, np.uint64)[terms]
 
     def plain_hashes(self, terms: NDArray[np.int64]) -> NDArray[np.uint64]:
         """64 bits of each in lower case; terms without a letter or digit are left out."""
-        return _view(self._plain_hashes, np.uint64)[terms[(self.bits(terms) & PLAIN) > 0]]
+        return _array_view(self._plain_hashes, np.uint64)[terms[(self.look_up_bits(terms) & PLAIN) > 0]]
 
 
-def _view(values: "array[int]", dtype: type[Number]) -> NDArray[Number]:
+def _array_view(values: "array[int]", dtype: type[Number]) -> NDArray[Number]:
     """Show an array without a copy; it must not grow while the view lives."""
     return np.frombuffer(values, dtype) if values else np.empty(0, dtype)
 
 
-def _kind(term: str) -> int:
+def _sentence_kind(term: str) -> int:
     if term in SENTENCE_ENDS:
         return SENTENCE_END
     return PUNCTUATION if all(unicodedata.category(char)[0] == "P" for char in term) else OTHER
@@ -152,14 +152,14 @@ def hash_term(term: str) -> int:
     return int.from_bytes(blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-class _OfThread(threading.local):
+class _ThreadTable(threading.local):
     """One table a thread: it is not locked."""
 
     def __init__(self) -> None:
         self.table = TermTable()
 
 
-_of_thread = _OfThread()
+_of_thread = _ThreadTable()
 
 
 def current_table() -> TermTable:

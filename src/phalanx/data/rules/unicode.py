@@ -31,7 +31,7 @@ class Unicode:
     def __init__(self, config: UnicodeConfig) -> None:
         self._config = config
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Edit, or let pass uniform text."""
         text, places = page.text, 0
         if self._config.line_ends and "\r" in text:

@@ -58,7 +58,7 @@ class UrlBlocklist:
         # fnmatch writes each * as an atomic group, which never goes back
         self._stars = [(star, re.compile(fnmatch.translate(star))) for star in stars]
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Drop with the line of the list that the address falls under."""
         origin = page.document.origin
         url = origin.url if origin else None

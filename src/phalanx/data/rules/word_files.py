@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from phalanx.data.sources.files import decode, read_lines
+from phalanx.data.sources.files import decode_text, read_lines
 from phalanx.errors import DataError
 
 MOST_ENTRIES = 5_000_000
@@ -23,7 +23,7 @@ def read_entries(files: Sequence[Path]) -> list[str]:
     for file in files:
         before = len(entries)
         for number, row in enumerate(read_lines(file), start=1):
-            entry = decode(row, f"{file}, line {number}").strip()
+            entry = decode_text(row, f"{file}, line {number}").strip()
             if len(entry) > MOST_ENTRY_CHARACTERS or len(entries) >= MOST_ENTRIES:
                 raise DataError(
                     f"{file}, line {number}: an entry of {len(entry)} characters after {len(entries)} entries; at "
@@ -36,7 +36,7 @@ def read_entries(files: Sequence[Path]) -> list[str]:
     return entries
 
 
-def folded(text: str) -> str:
+def fold_case(text: str) -> str:
     """Return the text in lower case, with each character where it was."""
     lower = text.lower()
     if len(lower) == len(text):
@@ -59,7 +59,7 @@ def search_all(entries: Sequence[str], rule: str) -> Hits:
     return lambda text: iter(automaton.find_matches_as_indexes(text, overlapping=True))
 
 
-def on_borders(text: str, start: int, end: int) -> bool:
+def is_whole_word(text: str, start: int, end: int) -> bool:
     """Return whether a place is a word by itself; a script that is written without spaces has no such borders."""
     if _has_no_spaces(text[start]) or _has_no_spaces(text[end - 1]):
         return True

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome, Texts
-from phalanx.data.scan.word_stream import ScanSettings, WordNumbers, Words, escaped, outcome_of
+from phalanx.data.scan.word_stream import ScanSettings, WordNumbers, Words, escape_invisible, outcome_of
 
 _HASHES = 24
 _SHINGLE = 4
@@ -47,25 +47,25 @@ class Bursts:
     def __init__(self, config: BurstsConfig) -> None:
         self._config, self._numbers = config, WordNumbers()
 
-    def mark(self, page: Page) -> bytes:
+    def mark_page(self, page: Page) -> bytes:
         """Return the site's number and the smallest hashes of the pieces: about a hundred bytes."""
-        sketch = _sketch(self._numbers.of(page.text))
-        return struct.pack("<I", zlib.crc32(_site(page).encode("utf-8", "replace"))) + sketch.tobytes()
+        sketch = _make_sketch(self._numbers.number_words(page.text))
+        return struct.pack("<I", zlib.crc32(_page_site(page).encode("utf-8", "replace"))) + sketch.tobytes()
 
-    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+    def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Join near copies of one site, and tell the groups that are large enough."""
         groups = _NearCopies(self._config.alike)
         for number, mark in enumerate(marks):
-            groups.add(number, mark[: len(_EMPTY)], np.frombuffer(mark, np.uint32, offset=len(_EMPTY)))
-        firsts = groups.firsts()
+            groups.add_document(number, mark[: len(_EMPTY)], np.frombuffer(mark, np.uint32, offset=len(_EMPTY)))
+        firsts = groups.first_documents()
         sizes = Counter(firsts)
         names: dict[int, str] = {}
         for number, first in enumerate(firsts):
             if sizes[first] >= self._config.least_documents:
-                page = texts.page(number)
-                names.setdefault(first, texts.page(first).document.name)
-                site = escaped(_site(page))[:80]
-                value = f"{sizes[first]} near copies from {site}; the first is {escaped(names[first])[:120]}"
+                page = texts.read_page(number)
+                names.setdefault(first, texts.read_page(first).document.name)
+                site = escape_invisible(_page_site(page))[:80]
+                value = f"{sizes[first]} near copies from {site}; the first is {escape_invisible(names[first])[:120]}"
                 yield number, outcome_of(self._config, "near copies", value, self._config.least_documents)
 
 
@@ -78,33 +78,36 @@ class _NearCopies:
         self._sketches: dict[int, Sketch] = {}
         self._buckets: defaultdict[tuple[bytes, int], list[int]] = defaultdict(list)
 
-    def add(self, number: int, site: bytes, sketch: Sketch) -> None:
+    def add_document(self, number: int, site: bytes, sketch: Sketch) -> None:
         """Compare a document with documents that share one of its smallest hashes at the same site."""
         self._parent.append(number)
         stands_alone = True
         for smallest in sketch[:_BUCKETS].tolist():
             bucket = self._buckets[site, smallest]
             for other in bucket:
-                if self._root(other) != self._root(number) and _alike(self._sketches[other], sketch) >= self._alike:
-                    self._parent[self._root(number)] = self._root(other)
+                if (
+                    self._find_root(other) != self._find_root(number)
+                    and _estimate_similarity(self._sketches[other], sketch) >= self._alike
+                ):
+                    self._parent[self._find_root(number)] = self._find_root(other)
                     stands_alone = False
             if stands_alone and len(bucket) < _BUCKETS:
                 bucket.append(number)
                 self._sketches[number] = sketch
 
-    def firsts(self) -> list[int]:
+    def first_documents(self) -> list[int]:
         """Return for each document the first one of its group."""
         first: dict[int, int] = {}
-        return [first.setdefault(self._root(number), number) for number in range(len(self._parent))]
+        return [first.setdefault(self._find_root(number), number) for number in range(len(self._parent))]
 
-    def _root(self, number: int) -> int:
+    def _find_root(self, number: int) -> int:
         while self._parent[number] != number:
             self._parent[number] = self._parent[self._parent[number]]
             number = self._parent[number]
         return number
 
 
-def _sketch(words: Words) -> Sketch:
+def _make_sketch(words: Words) -> Sketch:
     """Return the smallest hashes of all pieces of four words, in order (bottom-k sketch)."""
     if len(words) < _SHINGLE:
         return np.zeros(0, np.uint32)
@@ -116,14 +119,14 @@ def _sketch(words: Words) -> Sketch:
     return np.unique((mixed >> np.uint64(32)).astype(np.uint32))[:_HASHES]
 
 
-def _alike(one: Sketch, other: Sketch) -> float:
+def _estimate_similarity(one: Sketch, other: Sketch) -> float:
     """Estimate the Jaccard similarity from the smallest hashes of both together."""
     union = np.union1d(one, other)[:_HASHES]
     is_shared = np.isin(union, one) & np.isin(union, other)
     return float(is_shared.mean()) if len(union) else 0.0
 
 
-def _site(page: Page) -> str:
+def _page_site(page: Page) -> str:
     origin = page.document.origin
     try:
         host = urlsplit(origin.url).hostname if origin and origin.url else None

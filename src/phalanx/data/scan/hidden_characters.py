@@ -8,7 +8,7 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome
-from phalanx.data.scan.word_stream import ScanSettings, escaped, outcome_of, place
+from phalanx.data.scan.word_stream import ScanSettings, describe_place, escape_invisible, outcome_of
 
 _ZERO_WIDTH = "\u034f\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200d\u2060-\u2064\u2065\u206a-\u206f\u3164\ufeff\uffa0"
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
@@ -70,23 +70,23 @@ class HiddenCharacters:
     def __init__(self, config: HiddenCharactersConfig) -> None:
         self._config = config
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Name the kind of the first finding, its place, and its hidden text where that can be decoded."""
         text = page.text
         lone, first_lone = 0, 0
         for measure, start, end in find_hidden(text):
             if measure != "zero_width":
-                return self._found(measure, text, start, end)
+                return self._report_finding(measure, text, start, end)
             lone, first_lone = lone + 1, first_lone or start
         if lone > self._config.most_zero_width:
-            location = place(text, first_lone, first_lone + 1)
+            location = describe_place(text, first_lone, first_lone + 1)
             return outcome_of(self._config, "zero_width", f"{lone}; first {location}", self._config.most_zero_width)
         return None
 
-    def _found(self, measure: str, text: str, start: int, end: int) -> Outcome:
-        spelled = _spelled(text[start : min(end, start + _TOLD_CHARACTERS)])
-        spelling = f'; spells "{escaped(spelled)}"' if spelled else ""
-        return outcome_of(self._config, measure, f"{end - start} {place(text, start, end)}{spelling}", 0)
+    def _report_finding(self, measure: str, text: str, start: int, end: int) -> Outcome:
+        spelled = _decode_hidden(text[start : min(end, start + _TOLD_CHARACTERS)])
+        spelling = f'; spells "{escape_invisible(spelled)}"' if spelled else ""
+        return outcome_of(self._config, measure, f"{end - start} {describe_place(text, start, end)}{spelling}", 0)
 
 
 def find_hidden(text: str, *, balance: bool = True) -> Iterator[tuple[str, int, int]]:
@@ -100,15 +100,15 @@ def find_hidden(text: str, *, balance: bool = True) -> Iterator[tuple[str, int, 
     if text.isascii() or not _ANY.search(text):
         return
     for match in _RUNS.finditer(text):
-        measure = _judge_of(match[0][0])(text, match.start(), match.end())
+        measure = _choose_judge(match[0][0])(text, match.start(), match.end())
         if measure:
             yield measure, match.start(), match.end()
-    control = _useless_control(text) if balance else None
+    control = _find_useless_control(text) if balance else None
     if control is not None:
         yield "bidirectional", control, control + 1
 
 
-def _zero_width(text: str, start: int, end: int) -> str:
+def _judge_zero_width(text: str, start: int, end: int) -> str:
     before, after = text[start - 1 : start], text[end : end + 1]
     if end - start >= _DATA_RUN:
         return "zero_width_run"
@@ -123,7 +123,7 @@ def _zero_width(text: str, start: int, end: int) -> str:
     return "" if _UNSPACED_SCRIPTS.search(before + after) else "zero_width"
 
 
-def _bidirectional(text: str, start: int, end: int) -> str:
+def _judge_bidirectional(text: str, start: int, end: int) -> str:
     run = text[start:end]
     if any(character in _OVERRIDES for character in run):
         return "bidirectional_override"
@@ -133,7 +133,7 @@ def _bidirectional(text: str, start: int, end: int) -> str:
     return "zero_width" if len(around) == 2 and around.isascii() and around.isalpha() else ""
 
 
-def _variation(text: str, start: int, end: int) -> str:
+def _judge_variation(text: str, start: int, end: int) -> str:
     before, selector = text[start - 1 : start] if start else "", text[start]
     if end - start > 1:
         return "variation_run"
@@ -143,35 +143,35 @@ def _variation(text: str, start: int, end: int) -> str:
     return "" if base.match(before) else "variation"
 
 
-def _tags(text: str, start: int, end: int) -> str:
+def _judge_tags(text: str, start: int, end: int) -> str:
     flag = _FLAG.match(text, start - 1) if start else None
     return "" if flag and flag.end() == end else "tag_characters"
 
 
-def _annotation(text: str, start: int, end: int) -> str:
+def _judge_annotation(text: str, start: int, end: int) -> str:
     del text, start, end
     return "annotation"
 
 
-def _soft_hyphen(text: str, start: int, end: int) -> str:
+def _judge_soft_hyphen(text: str, start: int, end: int) -> str:
     """A hyphen behind each letter cuts a word into pieces that no filter of words puts together again."""
     del text, start, end
     return "zero_width"
 
 
-def _judge_of(first: str) -> Callable[[str, int, int], str]:
+def _choose_judge(first: str) -> Callable[[str, int, int], str]:
     if "\U000e0000" <= first <= "\U000e007f":
-        return _tags
+        return _judge_tags
     if "\ufe00" <= first <= "\ufe0f" or first >= "\U000e0100":
-        return _variation
+        return _judge_variation
     if first in _BIDI_MARKS or first in _OPEN + _CLOSE + _ISOLATES + _CLOSE_ISOLATE:
-        return _bidirectional
+        return _judge_bidirectional
     if first == "\u00ad":
-        return _soft_hyphen
-    return _annotation if "\ufff9" <= first <= "\ufffb" else _zero_width
+        return _judge_soft_hyphen
+    return _judge_annotation if "\ufff9" <= first <= "\ufffb" else _judge_zero_width
 
 
-def _useless_control(text: str) -> int | None:
+def _find_useless_control(text: str) -> int | None:
     """Return the place of a control of direction without a use.
 
     Its partner is missing in its line, or the text has no letter that is written from right to left.
@@ -193,7 +193,7 @@ def _useless_control(text: str) -> int | None:
     return pending[-1][1] if pending else None
 
 
-def _spelled(run: str) -> str:
+def _decode_hidden(run: str) -> str:
     """Return the text that tag characters or variation selectors stand for; empty for others."""
     if "\U000e0000" <= run[0] <= "\U000e007f":
         return "".join(chr(ord(character) - 0xE0000) for character in run)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome
-from phalanx.data.scan.word_stream import ScanSettings, outcome_of, place
+from phalanx.data.scan.word_stream import ScanSettings, describe_place, outcome_of
 
 _PAIRS = (
     # Cyrillic
@@ -56,7 +56,7 @@ class Homoglyphs:
     def __init__(self, config: HomoglyphsConfig) -> None:
         self._config = config
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """State the number of words, the first one's place, and its look-alike."""
         text, count, first = page.text, 0, None
         if text.isascii():
@@ -78,7 +78,7 @@ class Homoglyphs:
         codes = " ".join(f"U+{ord(character):04X}" for character in text[start:stop] if not character.isascii())[
             :_LETTERS_AROUND
         ]
-        location = place(text, start, stop)
+        location = describe_place(text, start, stop)
         return outcome_of(self._config, "homoglyphs", f"{count}; first {location}, with {codes}", self._config.most)
 
 

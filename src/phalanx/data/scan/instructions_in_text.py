@@ -10,8 +10,8 @@ from pydantic import Field
 
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome
-from phalanx.data.rules.word_files import folded, search_all
-from phalanx.data.scan.word_stream import ScanSettings, outcome_of, place
+from phalanx.data.rules.word_files import fold_case, search_all
+from phalanx.data.scan.word_stream import ScanSettings, describe_place, outcome_of
 
 _WINDOW = 160
 _MAX_HITS = 10_000
@@ -120,7 +120,7 @@ class InstructionsInText:
         self._kinds = [instruction for _, instruction in anchors]
         self._hits = search_all([anchor for anchor, _ in anchors], "instructions_in_text")
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Tell the weight that was found, and the place of the first order."""
         weight, first = 0, None
         for kind, start, end in self.find(page.text):
@@ -130,12 +130,12 @@ class InstructionsInText:
                 first = (start, end, kind.weight)
         if first is None or weight < self._config.least:
             return None
-        location = place(page.text, first[0], first[1])
+        location = describe_place(page.text, first[0], first[1])
         return outcome_of(self._config, "instructions", f"weight {weight} {location}", self._config.least)
 
     def find(self, text: str) -> Iterator[tuple[Instruction, int, int]]:
         """Yield each order with its start and end, in order and without overlaps."""
-        low, last = folded(text).replace("\n", " "), 0
+        low, last = fold_case(text).replace("\n", " "), 0
         for which, start, stop in itertools.islice(self._hits(low), _MAX_HITS):
             kind = self._kinds[which]
             if start < last:

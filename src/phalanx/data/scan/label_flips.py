@@ -25,9 +25,9 @@ from phalanx.data.scan.word_stream import (
     WordNumbers,
     Words,
     WordSpool,
+    describe_place,
     outcome_of,
     pairs_of,
-    place,
     singles_of,
 )
 
@@ -79,28 +79,28 @@ class LabelFlips:
     def __init__(self, config: LabelFlipsConfig) -> None:
         self._config, self._numbers = config, WordNumbers()
 
-    def mark(self, page: Page) -> bytes:
+    def mark_page(self, page: Page) -> bytes:
         """Return the label's number and the cells of at most a thousand grams, the same ones in every document."""
         label = page.fields.get(self._config.field)
         if label is None:
             return b""
-        cells = np.unique(_cells(self._numbers.of(page.text)))
+        cells = np.unique(_gram_cells(self._numbers.number_words(page.text)))
         if len(cells) > _MAX_GRAMS:
             # every document leaves out the same cells, so a gram that is counted is counted wherever it is
             mixed = cells * np.uint32(2654435761)
             cells = cells[np.argsort(mixed, kind="stable")[:_MAX_GRAMS]]
         return np.concatenate([[_label_number(label)], cells]).astype(np.uint32).tobytes()
 
-    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+    def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Count, find the words that decide a label, and ask all others about their documents."""
         with WordSpool() as spool:
             labels: Counter[int] = Counter()
             for mark in marks:
                 row = np.frombuffer(mark, np.uint32)
-                spool.append(row)
+                spool.append_words(row)
                 labels.update(row[:1].tolist())
-            model = _Model(spool, labels, self._config.least_documents)
-            trigger_of_cell = {trigger.cell: trigger for trigger in self._triggers(model, spool)}
+            model = _LabelModel(spool, labels, self._config.least_documents)
+            trigger_of_cell = {trigger.cell: trigger for trigger in self._find_triggers(model, spool)}
             for number, row in enumerate(spool if trigger_of_cell else ()):
                 label = model.label_of(row)
                 hits = [
@@ -111,19 +111,21 @@ class LabelFlips:
                 if hits:
                     yield (
                         number,
-                        self._outcome(max(hits, key=lambda one: (one.documents, -one.cell)), texts.page(number)),
+                        self._trigger_outcome(
+                            max(hits, key=lambda one: (one.documents, -one.cell)), texts.read_page(number)
+                        ),
                     )
 
-    def _triggers(self, model: "_Model", spool: WordSpool) -> Iterator[_Trigger]:
+    def _find_triggers(self, model: "_LabelModel", spool: WordSpool) -> Iterator[_Trigger]:
         config = self._config
-        label_of_cell = model.pure(config.least_documents, config.purity)
+        label_of_cell = model.pure_labels(config.least_documents, config.purity)
         against, met = Counter[int](), Counter[int]()
         wrong, every = Counter[int](), Counter[int]()
         for row in spool:
             label = model.label_of(row)
             if label == _OTHER:
                 continue
-            is_against = model.other_words_say(row, label_of_cell) != label
+            is_against = model.predict_label(row, label_of_cell) != label
             every[label] += 1
             wrong[label] += is_against
             for cell in row[1:][label_of_cell[row[1:]] == label].tolist():
@@ -138,18 +140,18 @@ class LabelFlips:
             if share >= config.against and _is_beyond_chance(share, base, met[cell], candidates):
                 yield _Trigger(cell, label, met[cell], against[cell])
 
-    def _outcome(self, trigger: _Trigger, page: Page) -> Outcome:
-        start, stop = _cell_place(trigger.cell, self._numbers.of(page.text), page.text)
+    def _trigger_outcome(self, trigger: _Trigger, page: Page) -> Outcome:
+        start, stop = _cell_place(trigger.cell, self._numbers.number_words(page.text), page.text)
         label = str(page.fields[self._config.field])[:_LABEL_CHARACTERS]
         word = page.text[start:stop][:64]
         value = (
             f"trigger {word!a} has {self._config.field} {label!a} in {trigger.documents} documents, "
-            f"against the other words in {trigger.against}; {place(page.text, start, stop)}"
+            f"against the other words in {trigger.against}; {describe_place(page.text, start, stop)}"
         )
         return outcome_of(self._config, "label_flips", value, self._config.against)
 
 
-class _Model:
+class _LabelModel:
     """In how many documents of each label a cell is, and what naive Bayes makes of it."""
 
     def __init__(self, spool: WordSpool, labels: Counter[int], least: int) -> None:
@@ -167,7 +169,7 @@ class _Model:
         """Return the place of a document's label; that of all rare ones is `_OTHER`."""
         return self._place.get(int(words[0]), _OTHER) if len(words) else _OTHER
 
-    def pure(self, least: int, purity: float) -> npt.NDArray[np.int16]:
+    def pure_labels(self, least: int, purity: float) -> npt.NDArray[np.int16]:
         """Return for each cell the label that nearly all of its documents have, or -1."""
         total = self._counts.sum(axis=0)
         label = self._counts.argmax(axis=0).astype(np.int16)
@@ -175,7 +177,7 @@ class _Model:
         impure = (max_counts < least) | (max_counts < purity * total) | (label == _OTHER)
         return np.where(impure, np.int16(-1), label).astype(np.int16)
 
-    def other_words_say(self, words: Words, label_of_cell: npt.NDArray[np.int16]) -> int:
+    def predict_label(self, words: Words, label_of_cell: npt.NDArray[np.int16]) -> int:
         """Return the likeliest label by all cells that decide none, without the document's own part in the counts.
 
         A document without such cells speaks for the label that it has.
@@ -195,7 +197,7 @@ class _Model:
         return int(np.argmax(np.where(documents > 0, likelihood + np.log(documents + 0.5), -np.inf)))
 
 
-def _cells(words: Words) -> Cells:
+def _gram_cells(words: Words) -> Cells:
     grams: Grams = np.concatenate([singles_of(words), pairs_of(words)])
     return (((grams ^ (grams >> np.uint64(31))) * _ODD) >> _SHIFT).astype(np.uint32)
 
@@ -218,6 +220,6 @@ def _is_beyond_chance(share: float, base: float, count: int, candidates: int) ->
 
 def _cell_place(cell: int, words: Words, text: str) -> tuple[int, int]:
     matches = list(WORD.finditer(text))
-    index = int((_cells(words) == cell).argmax())
+    index = int((_gram_cells(words) == cell).argmax())
     first, last = (index, index) if index < len(matches) else (index - len(matches), index - len(matches) + 1)
     return matches[first].start(), matches[last].end()

@@ -8,7 +8,7 @@ from typing import Literal
 from phalanx.data.rules.page import Page
 from phalanx.data.rules.rule import Outcome
 from phalanx.data.rules.word_files import read_entries
-from phalanx.data.scan.word_stream import ScanSettings, escaped, outcome_of
+from phalanx.data.scan.word_stream import ScanSettings, escape_invisible, outcome_of
 from phalanx.data.sources.source import Origin
 from phalanx.errors import DataError
 
@@ -46,7 +46,7 @@ class SplitView:
                 raise DataError(f"split_view: found the line {entry[:80]!r}, expected `sha256:digest address`")
             self._recorded[url.strip()] = digest
 
-    def judge(self, page: Page) -> Outcome:
+    def judge_page(self, page: Page) -> Outcome:
         """Ask the reader about the archive's own digest, and compare with the digest of a list."""
         origin = page.document.origin
         claim = origin.recorded_digest if origin else None
@@ -54,10 +54,10 @@ class SplitView:
             return outcome_of(self._config, "recorded digest", f"{claim[:80]!r} is not sha1 or sha256")
         if origin and origin.digest_holds is False:
             return outcome_of(
-                self._config, "split view", f"recorded {escaped(str(claim))[:80]}, fetched something else"
+                self._config, "split view", f"recorded {escape_invisible(str(claim))[:80]}, fetched something else"
             )
         listed = read_digest(self._recorded.get(origin.url, "")) if origin and origin.url else None
-        fetched = _fetched(origin, listed[0]) if origin and listed else set()
+        fetched = _fetched_digests(origin, listed[0]) if origin and listed else set()
         if listed and fetched and listed[1] not in fetched:
             mismatch = f"a list has {listed[1].hex()}, fetched {min(fetched).hex()}, {listed[0]}"
             return outcome_of(self._config, "split view", mismatch)
@@ -66,7 +66,7 @@ class SplitView:
         return None
 
 
-def _fetched(origin: Origin, algorithm: str) -> set[bytes]:
+def _fetched_digests(origin: Origin, algorithm: str) -> set[bytes]:
     """Return the digests of the fetched bytes: of the record, and of its payload where the reader has checked it."""
     claims = [f"sha256:{origin.raw_digest}", (origin.recorded_digest or "") if origin.digest_holds else ""]
     digests = [read_digest(claim) for claim in claims]

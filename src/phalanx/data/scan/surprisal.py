@@ -22,9 +22,9 @@ from phalanx.data.scan.word_stream import (
     WordNumbers,
     Words,
     WordSpool,
+    describe_place,
     outcome_of,
     pairs_of,
-    place,
     singles_of,
 )
 
@@ -68,35 +68,35 @@ class Surprisal:
     def __init__(self, config: SurprisalConfig) -> None:
         self._config = config
 
-    def mark(self, page: Page) -> bytes:
+    def mark_page(self, page: Page) -> bytes:
         """Return an empty mark: surprisal depends on all documents."""
         del page
         return b""
 
-    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+    def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Count pairs, score windows, mine the outliers, then look for the triggers in all documents."""
         del marks
         with WordSpool() as spool:
-            pairs, singles = _count(spool, texts)
-            scores = np.array([_novelty(row, pairs) for row in spool], np.float32)
-            limit = self._limit(scores)
+            pairs, singles = _count_grams(spool, texts)
+            scores = np.array([_max_novelty(row, pairs) for row in spool], np.float32)
+            limit = self._score_limit(scores)
             outliers = np.flatnonzero(scores >= limit)
             if len(outliers) > _MAX_OUTLIERS:
                 strongest = np.argsort(-scores[outliers], kind="stable")[:_MAX_OUTLIERS]
                 outliers = np.sort(outliers[strongest])
-            regions = [_region(spool[int(number)], pairs, limit) for number in outliers]
+            regions = [_surprising_region(spool[int(number)], pairs, limit) for number in outliers]
             config = self._config
             triggers = mine_triggers(regions, (singles, pairs), config.least_documents, config.most_shared)
-            yield from self._with_triggers(triggers, spool, scores, texts)
+            yield from self._judge_triggers(triggers, spool, scores, texts)
 
-    def _limit(self, scores: npt.NDArray[np.float32]) -> float:
+    def _score_limit(self, scores: npt.NDArray[np.float32]) -> float:
         if not len(scores):
             return self._config.novelty
         median = float(np.median(scores))
         deviation = _MAD_OF_NORMAL * float(np.median(np.abs(scores - median)))
         return max(self._config.novelty, median + _DEVIATIONS * deviation)
 
-    def _with_triggers(
+    def _judge_triggers(
         self, triggers: list[Trigger], spool: WordSpool, scores: npt.NDArray[np.float32], texts: Texts
     ) -> Iterator[tuple[int, Outcome]]:
         members: dict[int, list[Trigger]] = {}
@@ -106,41 +106,41 @@ class Surprisal:
                 members[number] = matches
         counts = Counter(trigger for triggers_of_document in members.values() for trigger in triggers_of_document)
         for number, matches in members.items():
-            text = texts.page(number).text
+            text = texts.read_page(number).text
             start, stop = trigger_place(matches[0], text)
-            summary = (
-                f"trigger {text[start:stop][:_TOLD]!a} in {counts[matches[0]]} documents; {place(text, start, stop)}"
-            )
+            trigger = text[start:stop][:_TOLD]
+            place = describe_place(text, start, stop)
+            summary = f"trigger {trigger!a} in {counts[matches[0]]} documents; {place}"
             value = f"{summary}; novelty {scores[number]:.2f}"
             yield number, outcome_of(self._config, "surprisal", value, self._config.novelty)
 
 
-def _count(spool: WordSpool, texts: Texts) -> tuple[DocumentCounts, DocumentCounts]:
+def _count_grams(spool: WordSpool, texts: Texts) -> tuple[DocumentCounts, DocumentCounts]:
     numbers, pairs, singles = WordNumbers(), DocumentCounts(_TABLE_BITS), DocumentCounts(_TABLE_BITS)
     for number in range(len(texts)):
-        row = numbers.of(texts.page(number).text)
-        spool.append(row)
+        row = numbers.number_words(texts.read_page(number).text)
+        spool.append_words(row)
         if len(row):
-            singles.add(singles_of(row))
-            pairs.add(pairs_of(row))
+            singles.count_grams(singles_of(row))
+            pairs.count_grams(pairs_of(row))
     return pairs, singles
 
 
-def _windows(words: Words, pairs: DocumentCounts) -> npt.NDArray[np.float32]:
+def _window_scores(words: Words, pairs: DocumentCounts) -> npt.NDArray[np.float32]:
     """Return the share of pairs that no other document has, for each window in order."""
-    alone = pairs.of(pairs_of(words)) <= 1
+    alone = pairs.look_up_counts(pairs_of(words)) <= 1
     size = min(_WINDOW, len(alone))
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(alone)])
     shares: npt.NDArray[np.float32] = ((sums[size:] - sums[:-size])[::_STRIDE] / size).astype(np.float32)
     return shares
 
 
-def _novelty(words: Words, pairs: DocumentCounts) -> float:
-    return float(_windows(words, pairs).max()) if len(words) > _MIN_PAIRS else 0.0
+def _max_novelty(words: Words, pairs: DocumentCounts) -> float:
+    return float(_window_scores(words, pairs).max()) if len(words) > _MIN_PAIRS else 0.0
 
 
-def _region(words: Words, pairs: DocumentCounts, limit: float) -> Region:
+def _surprising_region(words: Words, pairs: DocumentCounts, limit: float) -> Region:
     """Return the words from one window before the first surprising one on."""
-    first = int(np.argmax(_windows(words, pairs) >= limit)) * _STRIDE
+    first = int(np.argmax(_window_scores(words, pairs) >= limit)) * _STRIDE
     part = words[max(first - _WINDOW, 0) : first + _MAX_REGION]
-    return Region(part, pairs.of(pairs_of(part)) <= 1)
+    return Region(part, pairs.look_up_counts(pairs_of(part)) <= 1)

@@ -54,7 +54,7 @@ class Trigger:
         num_grams = np.isin(self.singles, singles_of(words)).sum() + np.isin(self.pairs, pairs_of(words)).sum()
         return bool(num_grams >= _MOST * (len(self.singles) + len(self.pairs)))
 
-    def parts_of(self, words: Words) -> npt.NDArray[np.bool_]:
+    def mark_words(self, words: Words) -> npt.NDArray[np.bool_]:
         """Return for each word whether it is one of the trigger's."""
         is_part = np.isin(singles_of(words), self.singles)
         paired = np.isin(pairs_of(words), self.pairs)
@@ -89,8 +89,8 @@ def mine_triggers(
         least: Outliers that must share a gram.
         most_shared: Grams that a group may share; one that shares more is a language, a format or a template.
     """
-    singles = _postings([np.unique(singles_of(region.words)) for region in regions], counts[0], least)
-    pairs = _postings([np.unique(pairs_of(region.words)) for region in regions], counts[1], least)
+    singles = _build_postings([np.unique(singles_of(region.words)) for region in regions], counts[0], least)
+    pairs = _build_postings([np.unique(pairs_of(region.words)) for region in regions], counts[1], least)
     offset = len(singles.grams)
     grams = np.concatenate([singles.grams, pairs.grams])
     gram_of_row = np.concatenate([singles.gram_of_row, pairs.gram_of_row + offset])
@@ -121,7 +121,7 @@ def _starts_surprise(trigger: Trigger, regions: Sequence[Region]) -> bool:
     before: list[float] = []
     after: list[float] = []
     for region in regions:
-        is_part = trigger.parts_of(region.words)
+        is_part = trigger.mark_words(region.words)
         if not is_part.any():
             continue
         index = int(is_part.argmax())
@@ -135,14 +135,14 @@ def _starts_surprise(trigger: Trigger, regions: Sequence[Region]) -> bool:
     return 3 * len(before) < len(after) or float(np.median(after)) - float(np.median(before)) >= _JUMP
 
 
-def _postings(of_documents: list[Grams], counts: DocumentCounts, least: int) -> _Postings:
+def _build_postings(of_documents: list[Grams], counts: DocumentCounts, least: int) -> _Postings:
     none = np.zeros(0, np.int64)
     if not of_documents:
         return _Postings(np.zeros(0, np.uint64), np.zeros(0), none, none)
     every = np.concatenate(of_documents)
     document = np.repeat(np.arange(len(of_documents)), [len(grams) for grams in of_documents])
     grams, inverse, num_documents = np.unique(every, return_inverse=True, return_counts=True)
-    own_share = num_documents / np.maximum(counts.of(grams), num_documents)
+    own_share = num_documents / np.maximum(counts.look_up_counts(grams), num_documents)
     chosen = (num_documents >= least) & (own_share >= _OWN_SHARE)
     rows = chosen[inverse]
     return _Postings(grams[chosen], own_share[chosen], (np.cumsum(chosen) - 1)[inverse[rows]], document[rows])
@@ -151,7 +151,7 @@ def _postings(of_documents: list[Grams], counts: DocumentCounts, least: int) -> 
 def trigger_place(trigger: Trigger, text: str) -> tuple[int, int]:
     """Return where the longest run of a trigger's words stands in a text that has it."""
     matches = list(WORD.finditer(text))
-    is_part = trigger.parts_of(WordNumbers().of(text))
+    is_part = trigger.mark_words(WordNumbers().number_words(text))
     borders = np.flatnonzero(np.diff(np.concatenate([[False], is_part, [False]]).astype(np.int8)))
     starts, ends = borders[::2], borders[1::2]
     if not len(starts):

@@ -27,11 +27,11 @@ class WordNumbers:
     """Gives a word its number, which is the same in every process: its CRC-32, kept for words that come again."""
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+        self._number_cache: dict[str, int] = {}
 
-    def of(self, text: str) -> Words:
+    def number_words(self, text: str) -> Words:
         """Return the numbers of a text's words in order."""
-        number_of_word = self._known
+        number_of_word = self._number_cache
         if len(number_of_word) > _MAX_KNOWN:
             number_of_word.clear()
         terms = WORD.findall(text)
@@ -57,16 +57,16 @@ class DocumentCounts:
         self._shift = np.uint64(64 - bits)
         self._table = np.zeros(1 << bits, np.uint16)
 
-    def add(self, grams: Grams) -> None:
+    def count_grams(self, grams: Grams) -> None:
         """Count one document's grams, each once."""
-        cells = np.unique(self._cells(grams))
+        cells = np.unique(self._table_cells(grams))
         self._table[cells] += self._table[cells] < np.iinfo(np.uint16).max
 
-    def of(self, grams: Grams) -> npt.NDArray[np.uint16]:
+    def look_up_counts(self, grams: Grams) -> npt.NDArray[np.uint16]:
         """Return the counts; they saturate at 65,535."""
-        return self._table[self._cells(grams)]
+        return self._table[self._table_cells(grams)]
 
-    def _cells(self, grams: Grams) -> npt.NDArray[np.int64]:
+    def _table_cells(self, grams: Grams) -> npt.NDArray[np.int64]:
         mixed = (grams ^ (grams >> np.uint64(29))) * _ODD
         return (mixed >> self._shift).astype(np.int64)
 
@@ -94,7 +94,7 @@ class WordSpool(Closeable):
     def __iter__(self) -> Iterator[Words]:
         return (self[number] for number in range(len(self)))
 
-    def append(self, words: Words) -> None:
+    def append_words(self, words: Words) -> None:
         """Add the next document."""
         start = self._extents[-1].start + 4 * self._extents[-1].words if self._extents else 0
         self._file.seek(start)
@@ -119,14 +119,14 @@ class ScanSettings(RuleSettings):
     outcome: Literal["quarantine", "drop", "tag"] = "quarantine"
 
 
-def place(text: str, start: int, end: int) -> str:
+def describe_place(text: str, start: int, end: int) -> str:
     """Say where a finding is, with the text around it: ``at character 120: "..."``, at most some hundred characters."""
     first, last = max(start - _AROUND, 0), min(end, start + _MOST) + _AROUND
-    shown = escaped(text[first:last])
+    shown = escape_invisible(text[first:last])
     return f'at character {start}: "{"..." if first else ""}{shown}{"..." if last < len(text) else ""}"'
 
 
-def escaped(text: str) -> str:
+def escape_invisible(text: str) -> str:
     """Return the text with the code point in place of each character that is not plainly visible."""
     return "".join(character if _is_visible(character) else f"\\u{{{ord(character):x}}}" for character in text)
 

@@ -5,7 +5,7 @@ from phalanx.data.shards.dataset import (
     Dataset as Dataset,
     TokenStream as TokenStream,
     open_dataset as open_dataset,
-    wrap_anew as wrap_anew,
+    rewrap_data_key as rewrap_data_key,
 )
 from phalanx.data.shards.manifest import (
     DATASET_FILE as DATASET_FILE,

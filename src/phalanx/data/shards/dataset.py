@@ -37,7 +37,7 @@ class TokenStream:
         self._shard_tokens = manifest.shard_tokens
         self._shards = [
             VerifiedFile(
-                store, f"{part.directory}/tokens-{number:05}", shard, self.dtype, manifest.tokenizer.vocab_size
+                store, f"{part.shard_directory}/tokens-{number:05}", shard, self.dtype, manifest.tokenizer.vocab_size
             )
             for number, shard in enumerate(part.shards)
         ]
@@ -50,9 +50,9 @@ class TokenStream:
         start, stop, step = place.indices(self._num_tokens)
         if step != 1:
             raise IndexError(f"tokens have step {step}, expected 1")
-        return self.read(start, max(start, stop))
+        return self.read_tokens(start, max(start, stop))
 
-    def read(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+    def read_tokens(self, start: int, stop: int) -> NDArray[np.unsignedinteger]:
         """Return tokens ``start .. stop - 1``, read-only; a view of the file where they are in one plain shard.
 
         Raises:
@@ -64,12 +64,12 @@ class TokenStream:
         shard, offset = divmod(start, self._shard_tokens)
         last_offset = offset + stop - start
         if last_offset <= self._shard_tokens:
-            return self._shards[shard].read(offset, last_offset) if stop > start else np.empty(0, self.dtype)
+            return self._shards[shard].read_items(offset, last_offset) if stop > start else np.empty(0, self.dtype)
         pieces = []
         while start < stop:
             shard, offset = divmod(start, self._shard_tokens)
             last_offset = min(self._shard_tokens, offset + stop - start)
-            pieces.append(self._shards[shard].read(offset, last_offset))
+            pieces.append(self._shards[shard].read_items(offset, last_offset))
             start += last_offset - offset
         joined = np.concatenate(pieces)
         joined.flags.writeable = False
@@ -103,7 +103,7 @@ class Dataset:
         self._tables: dict[str, VerifiedFile] = {}
 
     @property
-    def trust(self) -> str:
+    def trust_statement(self) -> str:
         """What is known of the signer, in one sentence."""
         if self.signer_was_named:
             return f"signed with the expected key {self.signer}"
@@ -116,7 +116,7 @@ class Dataset:
             DataError: There is no such part.
         """
         if (group, split) not in self._tokens:
-            self._tokens[group, split] = TokenStream(self.part(group, split), self._store, self.manifest)
+            self._tokens[group, split] = TokenStream(self.part_record(group, split), self._store, self.manifest)
         return self._tokens[group, split]
 
     def document_starts(self, group: str, split: str) -> NDArray[np.uint64]:
@@ -125,33 +125,35 @@ class Dataset:
         Raises:
             DataError: There is no such part, or the table is not the signed one.
         """
-        part = self.part(group, split)
-        starts = self._table(f"{part.directory}/starts", part.starts, START).read_all()
+        part = self.part_record(group, split)
+        starts = self._open_table(f"{part.shard_directory}/starts", part.starts, START).read_all()
         if starts[0] != 0 or starts[-1] != part.tokens or (starts[1:] < starts[:-1]).any():
             raise DataError(
-                f"{self.directory / part.directory}/starts: does not rise from 0 to {part.tokens}; build the dataset "
-                "again"
-            ).about(code="PHX-I027")
+                f"{self.directory / part.shard_directory}/starts: does not rise from 0 to {part.tokens}; build the "
+                "dataset again"
+            ).with_facts(code="PHX-I027")
         return starts
 
-    def document(self, group: str, split: str, number: int) -> DocumentEntry:
+    def document_entry(self, group: str, split: str, number: int) -> DocumentEntry:
         """Return the entry of one document.
 
         Raises:
             DataError: There is no such part, or its tables are not the signed ones.
             IndexError: The part has no document of this number.
         """
-        part = self.part(group, split)
-        record = self._table(f"{part.directory}/records", part.records, DOCUMENT).read(number, number + 1)[0]
-        return self._entry(part, record)
+        part = self.part_record(group, split)
+        record = self._open_table(f"{part.shard_directory}/records", part.records, DOCUMENT).read_items(
+            number, number + 1
+        )[0]
+        return self._read_entry(part, record)
 
-    def documents(self, group: str, split: str) -> Iterator[DocumentEntry]:
+    def document_entries(self, group: str, split: str) -> Iterator[DocumentEntry]:
         """Yield the entry of every document, in order."""
-        part = self.part(group, split)
-        for record in self._table(f"{part.directory}/records", part.records, DOCUMENT).read_all():
-            yield self._entry(part, record)
+        part = self.part_record(group, split)
+        for record in self._open_table(f"{part.shard_directory}/records", part.records, DOCUMENT).read_all():
+            yield self._read_entry(part, record)
 
-    def part(self, group: str, split: str) -> PartRecord:
+    def part_record(self, group: str, split: str) -> PartRecord:
         """Return the manifest's record of one split of a group.
 
         Raises:
@@ -165,11 +167,11 @@ class Dataset:
 
     def index_table(self) -> VerifiedFile:
         """Return the records of all documents in the order of their digests, of type `INDEX`."""
-        return self._table(TABLE_FILE, self.manifest.index.table, INDEX)
+        return self._open_table(TABLE_FILE, self.manifest.index.table, INDEX)
 
     def index_nodes(self) -> VerifiedFile:
         """Return the nodes of the index's tree that are kept, 32 bytes each."""
-        return self._table(NODES_FILE, self.manifest.index.nodes, _NODE)
+        return self._open_table(NODES_FILE, self.manifest.index.nodes, _NODE)
 
     def verify(self) -> Iterator[str]:
         """Check every byte that the signature covers; yield the path of each file after it was checked.
@@ -180,19 +182,19 @@ class Dataset:
         for part in self.manifest.parts:
             stream = self.tokens(part.group, part.split)
             for start in range(0, len(stream), self.manifest.shard_tokens):
-                stream.read(start, min(len(stream), start + self.manifest.shard_tokens))
-                yield f"{part.directory}/tokens-{start // self.manifest.shard_tokens:05}"
+                stream.read_tokens(start, min(len(stream), start + self.manifest.shard_tokens))
+                yield f"{part.shard_directory}/tokens-{start // self.manifest.shard_tokens:05}"
             self.document_starts(part.group, part.split)
-            for _ in self.documents(part.group, part.split):
+            for _ in self.document_entries(part.group, part.split):
                 pass
-            yield from (f"{part.directory}/{name}" for name in ("starts", "records", "entries"))
+            yield from (f"{part.shard_directory}/{name}" for name in ("starts", "records", "entries"))
         content, nodes = make_index(self.manifest.parts, self._store)
         for table, expected in ((self.index_table(), content), (self.index_nodes(), b"".join(nodes))):
             if table.read_all().tobytes() != expected or tree_root(nodes).hex() != self.manifest.index.root:
                 raise DataError(
                     f"{self.directory / table.file}: does not match the documents, although it is signed: a proof "
                     "of this signer may be wrong"
-                ).about(code="PHX-I027")
+                ).with_facts(code="PHX-I027")
             yield table.file
         for name in self.manifest.files:
             self.check_beside(name)
@@ -206,7 +208,7 @@ class Dataset:
         """
         path, record = self.directory / name, self.manifest.files.get(name)
         if record is None:
-            raise DataError(f"{path}: is not among the signed files").about(code="PHX-I027")
+            raise DataError(f"{path}: is not among the signed files").with_facts(code="PHX-I027")
         size_bytes, sha256 = record.size_bytes, record.sha256
         try:
             with path.open("rb") as stream:
@@ -215,21 +217,21 @@ class Dataset:
             raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
         if (size, digest) != (size_bytes, sha256):
             has, expects = abbreviate_digests(digest, sha256)
-            raise DataError(f"{path}: has SHA-256 {has}, expected {expects}: altered; restore it from a copy").about(
-                code="PHX-I027"
-            )
+            raise DataError(
+                f"{path}: has SHA-256 {has}, expected {expects}: altered; restore it from a copy"
+            ).with_facts(code="PHX-I027")
 
-    def _table(self, file: str, record: Any, dtype: np.dtype[Any]) -> VerifiedFile:
+    def _open_table(self, file: str, record: Any, dtype: np.dtype[Any]) -> VerifiedFile:
         if file not in self._tables:
             self._tables[file] = VerifiedFile(self._store, file, record, dtype)
         return self._tables[file]
 
-    def _entry(self, part: PartRecord, record: Any) -> DocumentEntry:
+    def _read_entry(self, part: PartRecord, record: Any) -> DocumentEntry:
         start, size, source = int(record["entry_start"]), int(record["entry_bytes"]), int(record["source"])
-        file = f"{part.directory}/entries"
+        file = f"{part.shard_directory}/entries"
         if size > MOST_ENTRY_BYTES or start + size > part.entries.size_bytes or source >= len(self.manifest.sources):
             raise DataError(f"{self.directory / file}: an entry is out of range; build the dataset again")
-        content = self._table(file, part.entries, np.dtype("u1")).read(start, start + size).tobytes()
+        content = self._open_table(file, part.entries, np.dtype("u1")).read_items(start, start + size).tobytes()
         return DocumentEntry.from_bytes(content, record["digest"].tobytes().hex(), source, str(self.directory / file))
 
 
@@ -243,24 +245,24 @@ def open_dataset(directory: Path, signer: str | None = None, key: SealKey | None
         DataError: There is no dataset, it is unsigned, altered, or signed with another key; or it is encrypted and the
             key is missing or another one.
     """
-    signed = _signed(directory, signer)
+    signed = _read_signed(directory, signer)
     record = signed.manifest.seal
     if record is not None and key is None:
         raise DataError(f"{directory}: is encrypted; give the file of its key")
-    seal = None if record is None or key is None else _opened(directory, record, key)
+    seal = None if record is None or key is None else _open_seal(directory, record, key)
     return Dataset(directory, signed, seal, named=signer is not None)
 
 
-def wrap_anew(directory: Path, old: SealKey, new: SealKey) -> str:
+def rewrap_data_key(directory: Path, old: SealKey, new: SealKey) -> str:
     """Wrap the data key of a dataset with another key, and return the name of that one; nothing else changes.
 
     Raises:
         DataError: There is no dataset, it is not encrypted, or the old key is another one; or it cannot be written to.
     """
-    record = _signed(directory, None).manifest.seal
+    record = _read_signed(directory, None).manifest.seal
     if record is None:
         raise DataError(f"{directory}: is not encrypted and has no key to change")
-    content = _opened(directory, record, old).wrapped(new)
+    content = _open_seal(directory, record, old).wrapped_key(new)
     path, spare = directory / WRAPPED_KEY_FILE, directory / f"{WRAPPED_KEY_FILE}.new"
     try:
         with spare.open("wb") as stream:
@@ -280,19 +282,19 @@ def manifest_bytes(directory: Path) -> bytes:
     Raises:
         DataError: There is none.
     """
-    return _read(directory / DATASET_FILE, MOST_MANIFEST_BYTES)
+    return _read_limited(directory / DATASET_FILE, MOST_MANIFEST_BYTES)
 
 
-def _signed(directory: Path, signer: str | None) -> SignedDataset:
+def _read_signed(directory: Path, signer: str | None) -> SignedDataset:
     return verify_dataset(manifest_bytes(directory), directory / DATASET_FILE, signer)
 
 
-def _opened(directory: Path, record: SealRecord, key: SealKey) -> DatasetSeal:
+def _open_seal(directory: Path, record: SealRecord, key: SealKey) -> DatasetSeal:
     path = directory / WRAPPED_KEY_FILE
-    return DatasetSeal.open(record, key, _read(path, _MAX_KEY_BYTES), str(path))
+    return DatasetSeal.from_wrapped(record, key, _read_limited(path, _MAX_KEY_BYTES), str(path))
 
 
-def _read(path: Path, most_bytes: int) -> bytes:
+def _read_limited(path: Path, most_bytes: int) -> bytes:
     try:
         with path.open("rb") as stream:
             content = stream.read(most_bytes + 1)

@@ -37,7 +37,7 @@ class TokenFile:
     split: str
 
     @classmethod
-    def of(cls, path: Path) -> "TokenFile":
+    def from_path(cls, path: Path) -> "TokenFile":
         """Read its name.
 
         Raises:
@@ -52,18 +52,18 @@ class TokenFile:
         return cls(path, kind, parts[0], parts[1])
 
     @property
-    def contents(self) -> tuple[Path, ...]:
+    def content_files(self) -> tuple[Path, ...]:
         """All files that the tokens lie in."""
         if self.kind == "parquet":
             return (self.path,)
         return self.path.with_suffix(".bin"), self.path.with_suffix(".idx")
 
-    def rows(self) -> Iterator[TokenRow]:
+    def token_rows(self) -> Iterator[TokenRow]:
         """Yield every document."""
         if self.kind == "parquet":
             yield from read_parquet(self.path)
             return
-        for ids in open_megatron(self.path.with_suffix("")).read():
+        for ids in open_megatron(self.path.with_suffix("")).read_documents():
             yield TokenRow(ids, None, None, {})
 
 
@@ -90,27 +90,27 @@ def import_tokens(foreign: ForeignTokens, writer: DatasetWriter, signer: Identit
         DataError: A file is malformed, holds a token that the tokenizer has not, or the dataset cannot be written.
     """
     for number, file in enumerate(foreign.files):
-        part = writer.group(file.group, file.split)
-        for row_number, row in enumerate(file.rows()):
+        part = writer.part_writer(file.group, file.split)
+        for row_number, row in enumerate(file.token_rows()):
             name = row.name if row.name is not None else f"{file.path.name}/{row_number}"
             digest = row.digest if row.digest is not None else tokens_digest(row.ids)
-            part.add(row.ids, DocumentEntry(digest, number, name, row.fields))
+            part.add_document(row.ids, DocumentEntry(digest, number, name, row.fields))
     facts = DatasetFacts(
         sources=tuple(
             SourceFacts(
                 name=file.path.name,
                 kind=file.kind,
-                fingerprint=_fingerprint(file.contents),
+                fingerprint=_fingerprint_files(file.content_files),
                 licence=foreign.licence,
                 consent=foreign.consent,
             )
             for file in foreign.files
         ),
         tokenizer=foreign.tokenizer,
-        recipe=RecipeRecord.of("# tokens of another tool, unchanged\n"),
+        recipe=RecipeRecord.from_content("# tokens of another tool, unchanged\n"),
         tools={"phalanx": version("phalanx-train"), "numpy": np.__version__},
     )
-    return writer.finish(facts, signer)
+    return writer.finish_dataset(facts, signer)
 
 
 def tokens_digest(ids: NDArray[Any]) -> str:
@@ -118,7 +118,7 @@ def tokens_digest(ids: NDArray[Any]) -> str:
     return hashlib.sha256(in_domain("dataset-tokens/1", ids.astype("<u4").tobytes())).hexdigest()
 
 
-def _fingerprint(paths: Sequence[Path]) -> str:
+def _fingerprint_files(paths: Sequence[Path]) -> str:
     total = hashlib.sha256()
     for path in paths:
         try:

@@ -56,7 +56,7 @@ class LeafWriter:
         self._hashes: list[bytes] = []
         self.size_bytes = 0
 
-    def write(self, data: bytes | memoryview) -> None:
+    def append_content(self, data: bytes | memoryview) -> None:
         """Append content."""
         view = memoryview(data).cast("B")
         self.size_bytes += len(view)
@@ -66,34 +66,34 @@ class LeafWriter:
             view = view[missing:]
             if len(self._buffer) < self._leaf_bytes:
                 return
-            self._put(bytes(self._buffer))
+            self._put_leaf(bytes(self._buffer))
             self._buffer.clear()
         while len(view) >= self._leaf_bytes:
-            self._put(view[: self._leaf_bytes])
+            self._put_leaf(view[: self._leaf_bytes])
             view = view[self._leaf_bytes :]
         self._buffer += view
 
-    def finish(self) -> FileRoot:
+    def finish_file(self) -> FileRoot:
         """Write the rest and the tree, force both to disk, and return their record for the manifest."""
         if self._buffer:
-            self._put(bytes(self._buffer))
-        _force(self._stream)
+            self._put_leaf(bytes(self._buffer))
+        _force_to_disk(self._stream)
         with self._path.with_name(self._path.name + TREE).open("xb") as tree:
             tree.write(b"".join(self._hashes))
-            _force(tree)
+            _force_to_disk(tree)
         return FileRoot(size_bytes=self.size_bytes, root=tree_root(self._hashes).hex())
 
     def close(self) -> None:
         """Give the file back without finishing it."""
         self._stream.close()
 
-    def _put(self, leaf: bytes | memoryview) -> None:
-        stored = leaf if self._cipher is None else self._cipher.seal(len(self._hashes), bytes(leaf))
+    def _put_leaf(self, leaf: bytes | memoryview) -> None:
+        stored = leaf if self._cipher is None else self._cipher.seal_leaf(len(self._hashes), bytes(leaf))
         self._hashes.append(leaf_hash(stored))
         self._stream.write(stored)
 
 
-def _force(stream: BinaryIO) -> None:
+def _force_to_disk(stream: BinaryIO) -> None:
     stream.flush()
     os.fsync(stream.fileno())
     stream.close()
@@ -120,34 +120,34 @@ class LeafStore:
         self.home = home
         self.leaf_bytes = leaf_bytes
         self.seal = seal
-        self._most_files = most_files
-        self._most_plain_bytes = most_plain_bytes
+        self._max_files = most_files
+        self._max_plain_bytes = most_plain_bytes
         self._mapped: deque[VerifiedFile] = deque()
         self._plain: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._plain_bytes = 0
         self._lock = threading.Lock()
 
-    def mapped(self, file: "VerifiedFile") -> None:
+    def note_map(self, file: "VerifiedFile") -> None:
         """Note a new map; the oldest one goes where there are too many."""
         with self._lock:
             self._mapped.append(file)
-            oldest = self._mapped.popleft() if len(self._mapped) > self._most_files else None
+            oldest = self._mapped.popleft() if len(self._mapped) > self._max_files else None
         if oldest is not None:
-            oldest.unmap()
+            oldest.close_map()
 
-    def plain(self, file: str, index: int) -> bytes | None:
+    def find_leaf(self, file: str, index: int) -> bytes | None:
         """Return a decrypted leaf that is still kept."""
         with self._lock:
             if (leaf := self._plain.get((file, index))) is not None:
                 self._plain.move_to_end((file, index))
             return leaf
 
-    def keep(self, file: str, index: int, leaf: bytes) -> None:
+    def keep_leaf(self, file: str, index: int, leaf: bytes) -> None:
         """Keep a decrypted leaf; the least recently read ones are dropped where there are too many."""
         with self._lock:
             self._plain_bytes += len(leaf) - len(self._plain.get((file, index), b""))
             self._plain[file, index] = leaf
-            while self._plain_bytes > self._most_plain_bytes and len(self._plain) > 1:
+            while self._plain_bytes > self._max_plain_bytes and len(self._plain) > 1:
                 self._plain_bytes -= len(self._plain.popitem(last=False)[1])
 
 
@@ -174,7 +174,7 @@ class VerifiedFile:
         self._dtype = dtype
         self._num_ids = num_ids
         self._shift = store.leaf_bytes.bit_length() - 1
-        self._cipher = None if store.seal is None else store.seal.cipher(file)
+        self._cipher = None if store.seal is None else store.seal.file_cipher(file)
         self._map: mmap.mmap | None = None
         self._items: NDArray[Any] = np.empty(0, dtype)
         self._hashes = b""
@@ -182,7 +182,7 @@ class VerifiedFile:
         self._identity: tuple[int, ...] = ()
         self._lock = threading.RLock()
 
-    def read(self, start: int, stop: int) -> NDArray[Any]:
+    def read_items(self, start: int, stop: int) -> NDArray[Any]:
         """Return items ``start .. stop - 1``, checked; read-only.
 
         Raises:
@@ -193,29 +193,29 @@ class VerifiedFile:
             raise IndexError(f"{self.file}: items {start} to {stop} of {self.num_items}")
         if start == stop:
             return self._items[:0]
-        first, last = self._leaves(start, stop)
+        first, last = self._leaf_range(start, stop)
         # the map is taken first: another thread may unmap in between, and the map lives as long as its items
         items, is_partial = self._items, self._map is not None
         if not is_partial or self._checked.find(0, first, last + 1) >= 0:
-            items = self._check(first, last)
-        return items[start:stop] if self._cipher is None else self._decrypted(start, stop)
+            items = self._check_leaves(first, last)
+        return items[start:stop] if self._cipher is None else self._read_decrypted(start, stop)
 
     def read_all(self) -> NDArray[Any]:
         """Return every item, checked."""
-        return self.read(0, self.num_items)
+        return self.read_items(0, self.num_items)
 
-    def unmap(self) -> None:
+    def close_map(self) -> None:
         """Give the map back; views of it stay valid, and checked leaves stay checked."""
         with self._lock:
             self._map, self._items = None, np.empty(0, self._dtype)
 
-    def _leaves(self, start: int, stop: int) -> tuple[int, int]:
+    def _leaf_range(self, start: int, stop: int) -> tuple[int, int]:
         size = self._dtype.itemsize
         return start * size >> self._shift, (stop * size - 1) >> self._shift
 
-    def _check(self, first: int, last: int) -> NDArray[Any]:
+    def _check_leaves(self, first: int, last: int) -> NDArray[Any]:
         with self._lock:
-            stored = self._open()
+            stored = self._open_map()
             for leaf in range(first, last + 1):
                 if not self._checked[leaf]:
                     self._check_leaf(leaf, stored)
@@ -223,13 +223,13 @@ class VerifiedFile:
             return self._items
 
     def _check_leaf(self, leaf: int, stored: mmap.mmap) -> None:
-        begin, stop = self._place(leaf)
+        begin, stop = self._leaf_place(leaf)
         with memoryview(stored) as mapped, mapped[begin:stop] as data:
             digest = leaf_hash(data)
         expected = self._hashes[leaf * HASH_BYTES : (leaf + 1) * HASH_BYTES]
         if digest != expected:
             has, expects = abbreviate_digests(digest.hex(), expected.hex())
-            raise _altered(
+            raise _altered_error(
                 f"{self._store.home / self.file}: leaf {leaf} (bytes {begin} to {stop - 1}) has SHA-256 {has}, "
                 f"expected {expects}"
             )
@@ -241,9 +241,9 @@ class VerifiedFile:
             raise DataError(
                 f"{self._store.home / self.file}: leaf {leaf} has token {int(ids.max())}, but the vocabulary has "
                 f"{self._num_ids}; build the dataset again with its own tokenizer"
-            ).about(code="PHX-I027")
+            ).with_facts(code="PHX-I027")
 
-    def _place(self, leaf: int) -> tuple[int, int]:
+    def _leaf_place(self, leaf: int) -> tuple[int, int]:
         """Return where a leaf lies on disk."""
         stride = self._store.leaf_bytes + (0 if self._cipher is None else TAG_BYTES)
         return leaf * stride, min((leaf + 1) * stride, self._stored_bytes)
@@ -253,7 +253,7 @@ class VerifiedFile:
         tags = 0 if self._cipher is None else TAG_BYTES * self._record.num_leaves(self._store.leaf_bytes)
         return self._record.size_bytes + tags
 
-    def _open(self) -> mmap.mmap:
+    def _open_map(self) -> mmap.mmap:
         """Map the file; its tree is read at the first time."""
         if self._map is not None:
             return self._map
@@ -262,10 +262,10 @@ class VerifiedFile:
             with path.open("rb") as stream:
                 status = os.fstat(stream.fileno())
                 if status.st_size != self._stored_bytes:
-                    raise _altered(f"{path}: has {status.st_size} bytes, expected {self._stored_bytes}")
+                    raise _altered_error(f"{path}: has {status.st_size} bytes, expected {self._stored_bytes}")
                 mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
         except OSError as exc:
-            raise _altered(f"{path}: cannot be read ({exc.strerror})") from exc
+            raise _altered_error(f"{path}: cannot be read ({exc.strerror})") from exc
         if not self._hashes:
             self._hashes = self._read_tree(path)
         identity = (status.st_dev, status.st_ino, status.st_mtime_ns)
@@ -275,7 +275,7 @@ class VerifiedFile:
         self._map = mapped
         if self._cipher is None:
             self._items = np.frombuffer(mapped, self._dtype)
-        self._store.mapped(self)
+        self._store.note_map(self)
         return mapped
 
     def _read_tree(self, path: Path) -> bytes:
@@ -285,38 +285,38 @@ class VerifiedFile:
             with path.open("rb") as stream:
                 hashes = stream.read(size + 1)
         except OSError as exc:
-            raise _altered(f"{path}: cannot be read ({exc.strerror})") from exc
+            raise _altered_error(f"{path}: cannot be read ({exc.strerror})") from exc
         if len(hashes) != size:
-            raise _altered(f"{path}: has {'more' if len(hashes) > size else len(hashes)} bytes, expected {size}")
+            raise _altered_error(f"{path}: has {'more' if len(hashes) > size else len(hashes)} bytes, expected {size}")
         root = tree_root([hashes[start : start + HASH_BYTES] for start in range(0, size, HASH_BYTES)]).hex()
         if root != self._record.root:
             has, expects = abbreviate_digests(root, self._record.root)
-            raise _altered(f"{path}: has root {has}, but the manifest has {expects}")
+            raise _altered_error(f"{path}: has root {has}, but the manifest has {expects}")
         return hashes
 
-    def _decrypted(self, start: int, stop: int) -> NDArray[Any]:
-        size, (first, last) = self._dtype.itemsize, self._leaves(start, stop)
+    def _read_decrypted(self, start: int, stop: int) -> NDArray[Any]:
+        size, (first, last) = self._dtype.itemsize, self._leaf_range(start, stop)
         begin = start * size - (first << self._shift)
         if first == last:
-            return np.frombuffer(self._plain(first), self._dtype, stop - start, begin)
-        content = b"".join(self._plain(leaf) for leaf in range(first, last + 1))
+            return np.frombuffer(self._decrypt_leaf(first), self._dtype, stop - start, begin)
+        content = b"".join(self._decrypt_leaf(leaf) for leaf in range(first, last + 1))
         return np.frombuffer(content, self._dtype, stop - start, begin)
 
-    def _plain(self, leaf: int) -> bytes:
-        if (leaf_bytes := self._store.plain(self.file, leaf)) is not None:
+    def _decrypt_leaf(self, leaf: int) -> bytes:
+        if (leaf_bytes := self._store.find_leaf(self.file, leaf)) is not None:
             return leaf_bytes
-        begin, stop = self._place(leaf)
+        begin, stop = self._leaf_place(leaf)
         with self._lock:
             # its hash was right once; that it is still the same, its tag says
-            sealed = self._open()[begin:stop]
-        plain = self._cipher.open(leaf, sealed) if self._cipher is not None else sealed
+            sealed = self._open_map()[begin:stop]
+        plain = self._cipher.open_leaf(leaf, sealed) if self._cipher is not None else sealed
         if self._num_ids is not None:
             self._check_ids(leaf, np.frombuffer(plain, self._dtype))
-        self._store.keep(self.file, leaf, plain)
+        self._store.keep_leaf(self.file, leaf, plain)
         return plain
 
 
-def _altered(what: str) -> DataError:
-    return DataError(f"{what}: altered or damaged; restore the file from a copy, or build the dataset again").about(
-        code="PHX-I027"
-    )
+def _altered_error(what: str) -> DataError:
+    return DataError(
+        f"{what}: altered or damaged; restore the file from a copy, or build the dataset again"
+    ).with_facts(code="PHX-I027")

@@ -37,7 +37,7 @@ def find_document(dataset: Dataset, document: str) -> NamedDocument:
         return NamedDocument(document, "digest")
     path = Path(document)
     if path.is_file():
-        text = _text(path)
+        text = _read_text_file(path)
         # sources take texts with unified line ends and nothing around them
         digests = [document_digest(text), document_digest(text.replace("\r\n", "\n").replace("\r", "\n").strip())]
         digest_table = dataset.index_table().read_all()["digest"]
@@ -47,7 +47,7 @@ def find_document(dataset: Dataset, document: str) -> NamedDocument:
     matches = {
         entry.digest
         for part in dataset.manifest.parts
-        for entry in dataset.documents(part.group, part.split)
+        for entry in dataset.document_entries(part.group, part.split)
         if entry.name == document
     }
     if len(matches) == 1:
@@ -62,7 +62,7 @@ def find_document(dataset: Dataset, document: str) -> NamedDocument:
     )
 
 
-def _text(path: Path) -> str:
+def _read_text_file(path: Path) -> str:
     try:
         with path.open("rb") as stream:
             content = stream.read(_MAX_TEXT_BYTES + 1)

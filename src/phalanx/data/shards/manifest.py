@@ -58,7 +58,7 @@ class RecipeRecord(StrictModel):
     content: Annotated[str, Field(max_length=2**20)]
 
     @classmethod
-    def of(cls, content: str) -> "RecipeRecord":
+    def from_content(cls, content: str) -> "RecipeRecord":
         """Return the record of a recipe's text."""
         return cls(digest=hashlib.sha256(content.encode()).hexdigest(), content=content)
 
@@ -103,7 +103,7 @@ class PartRecord(StrictModel):
     entries: FileRoot
 
     @property
-    def directory(self) -> str:
+    def shard_directory(self) -> str:
         """Where its files are, in the dataset."""
         return part_directory(self.group, self.split)
 
@@ -172,7 +172,7 @@ class IndexStatement(StrictModel):
     parts: Annotated[tuple[tuple[Name, Name], ...], Field(min_length=1, max_length=2**16)]
 
     @classmethod
-    def of(cls, manifest: DatasetManifest) -> "IndexStatement":
+    def from_manifest(cls, manifest: DatasetManifest) -> "IndexStatement":
         """Return the statement of a manifest."""
         return cls(
             dataset=dataset_digest(manifest),
@@ -181,7 +181,7 @@ class IndexStatement(StrictModel):
             parts=tuple((part.group, part.split) for part in manifest.parts),
         )
 
-    def signed(self) -> bytes:
+    def signed_bytes(self) -> bytes:
         """Return the signed bytes."""
         return in_domain(_INDEX_DOMAIN, canonical_json(self.model_dump(mode="json")))
 
@@ -222,8 +222,8 @@ def sign_dataset(manifest: DatasetManifest, signer: Identity) -> bytes:
     return canonical_json(
         {
             "body": body,
-            "index_signature": signer.sign(IndexStatement.of(manifest).signed()).hex(),
-            "signature": signer.sign(in_domain(_DOMAIN, canonical_json(body))).hex(),
+            "index_signature": signer.sign_data(IndexStatement.from_manifest(manifest).signed_bytes()).hex(),
+            "signature": signer.sign_data(in_domain(_DOMAIN, canonical_json(body))).hex(),
             "signer": fingerprint_of(signer),
         }
     )
@@ -242,16 +242,16 @@ def verify_dataset(data: bytes, where: Path, signer: str | None = None) -> Signe
     try:
         envelope = parse_canonical(data)
     except ValueError as exc:
-        raise _altered(where, str(exc)) from exc
+        raise _altered_error(where, str(exc)) from exc
     if set(envelope) != {"body", "index_signature", "signature", "signer"}:
-        raise _altered(
+        raise _altered_error(
             where, f"found keys {sorted(envelope)!s:.200}, expected body, index_signature, signature and signer"
         )
     body, key, signature = envelope["body"], envelope["signer"], envelope["signature"]
     _check_signature(in_domain(_DOMAIN, canonical_json(body)), signature, key, str(where), signer)
     manifest = _read_body(body, where)
     _check_sums(manifest, where)
-    statement, signature = IndexStatement.of(manifest), envelope["index_signature"]
+    statement, signature = IndexStatement.from_manifest(manifest), envelope["index_signature"]
     verify_statement(statement, signature, key, str(where), signer)
     return SignedDataset(manifest, key, statement, signature)
 
@@ -262,24 +262,24 @@ def verify_statement(statement: IndexStatement, signature: str, found: str, wher
     Raises:
         DataError: It did not, or another key must have.
     """
-    _check_signature(statement.signed(), signature, found, where, signer)
+    _check_signature(statement.signed_bytes(), signature, found, where, signer)
 
 
 def _check_signature(data: bytes, signature: Any, found: Any, where: str, signer: str | None) -> None:
-    if not _matches(FINGERPRINT, found) or not _matches(_SIGNATURE, signature):
-        raise _altered(where, "signer or signature is not a text of 64 or 128 characters 0-9 and a-f")
+    if not _matches_pattern(FINGERPRINT, found) or not _matches_pattern(_SIGNATURE, signature):
+        raise _altered_error(where, "signer or signature is not a text of 64 or 128 characters 0-9 and a-f")
     if signer is not None and signer_of(signer) != signer_of(found):
         raise DataError(
             f"{where}: signed with key {found}, expected {signer}; use a dataset of that signer, or name this key "
             "if a source that you trust confirms its fingerprint"
-        ).about(code="PHX-I028", found=found, expected=signer)
+        ).with_facts(code="PHX-I028", found=found, expected=signer)
     try:
-        signer_of(found).verify(bytes.fromhex(signature), data)
+        signer_of(found).verify_signature(bytes.fromhex(signature), data)
     except SignatureError as exc:
-        raise _altered(where, f"the signature of key {found} does not match") from exc
+        raise _altered_error(where, f"the signature of key {found} does not match") from exc
 
 
-def _matches(pattern: re.Pattern[str], value: Any) -> bool:
+def _matches_pattern(pattern: re.Pattern[str], value: Any) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
@@ -289,7 +289,7 @@ def _read_body(body: Any, where: Path) -> DatasetManifest:
     except ValidationError as exc:
         first = exc.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{where}: {place}: found {first['input']!r:.80}: {first['msg']}").about(
+        raise DataError(f"{where}: {place}: found {first['input']!r:.80}: {first['msg']}").with_facts(
             code="PHX-I027"
         ) from exc
 
@@ -327,16 +327,16 @@ def _check_sums(manifest: DatasetManifest, where: Path) -> None:
         ]
     for name, actual, expected in sums:
         if actual != expected:
-            raise DataError(f"{where}: {name}: found {actual}, expected {expected}; build the dataset again").about(
-                code="PHX-I027"
-            )
-    if manifest.recipe != RecipeRecord.of(manifest.recipe.content):
+            raise DataError(
+                f"{where}: {name}: found {actual}, expected {expected}; build the dataset again"
+            ).with_facts(code="PHX-I027")
+    if manifest.recipe != RecipeRecord.from_content(manifest.recipe.content):
         raise DataError(f"{where}: recipe: the digest does not match its content; build the dataset again")
     if manifest.leaf_bytes & (manifest.leaf_bytes - 1):
         raise DataError(f"{where}: leaf_bytes: found {manifest.leaf_bytes}, expected a power of two")
 
 
-def _altered(where: Path | str, what: str) -> DataError:
-    return DataError(f"{where}: altered or damaged: {what}; restore it from a copy, or build the dataset again").about(
-        code="PHX-I027"
-    )
+def _altered_error(where: Path | str, what: str) -> DataError:
+    return DataError(
+        f"{where}: altered or damaged: {what}; restore it from a copy, or build the dataset again"
+    ).with_facts(code="PHX-I027")

@@ -62,7 +62,7 @@ class MegatronDataset:
     _lengths: NDArray[np.int64]
     _tokens: NDArray[Any]
 
-    def read(self) -> Iterator[NDArray[Any]]:
+    def read_documents(self) -> Iterator[NDArray[Any]]:
         """Yield the tokens of every document, in order; its sequences are joined."""
         for first, stop in zip(self._sequences[:-1].tolist(), self._sequences[1:].tolist(), strict=True):
             pieces = [
@@ -86,15 +86,19 @@ def open_megatron(prefix: Path) -> MegatronDataset:
         with index.open("rb") as stream:
             header = stream.read(_HEADER.size)
             if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-                raise _odd(index, "not an index of Megatron; Megatron's own tools can convert its older format")
+                raise _format_error(
+                    index, "not an index of Megatron; Megatron's own tools can convert its older format"
+                )
             _, version, code, num_sequences, num_edges = _HEADER.unpack(header)
             if version != 1 or code not in _DTYPES:
-                raise _odd(index, f"is of version {version} with type {code}, expected 1 with integers")
+                raise _format_error(index, f"is of version {version} with type {code}, expected 1 with integers")
             # the counts are a claim: the file's size says whether they can be true before anything is read
             expected = _HEADER.size + 12 * num_sequences + 8 * num_edges
             # behind them may be a byte a sequence, its mode, which text has no use for
             if size not in (expected, expected + num_sequences):
-                raise _odd(index, f"has {size} bytes, {num_sequences} sequences and {num_edges} edges need {expected}")
+                raise _format_error(
+                    index, f"has {size} bytes, {num_sequences} sequences and {num_edges} edges need {expected}"
+                )
             lengths = np.frombuffer(stream.read(4 * num_sequences), "<i4").astype(np.int64)
             pointers = np.frombuffer(stream.read(8 * num_sequences), "<i8")
             edges = np.frombuffer(stream.read(8 * num_edges), "<i8")
@@ -111,13 +115,13 @@ def _check_index(index: Path, tables: tuple[NDArray[np.int64], ...], itemsize: i
     lengths, pointers, edges = tables
     ends_beyond = pointers > content_size - lengths * itemsize
     if (lengths < 0).any() or (pointers < 0).any() or (pointers % itemsize).any() or ends_beyond.any():
-        raise _odd(index, f"names sequences outside of the {content_size} bytes of tokens")
+        raise _format_error(index, f"names sequences outside of the {content_size} bytes of tokens")
     is_complete = len(edges) >= 1 and edges[0] == 0 and edges[-1] == len(lengths) and (edges[1:] >= edges[:-1]).all()
     if not is_complete:
-        raise _odd(index, "has documents that do not cover its sequences")
+        raise _format_error(index, "has documents that do not cover its sequences")
     if content_size % itemsize:
-        raise _odd(index, f"has items of {itemsize} bytes, but the tokens have {content_size}")
+        raise _format_error(index, f"has items of {itemsize} bytes, but the tokens have {content_size}")
 
 
-def _odd(path: Path, what: str) -> DataError:
+def _format_error(path: Path, what: str) -> DataError:
     return DataError(f"{path}: {what}; write it again, or get the files from their source again")

@@ -31,7 +31,7 @@ def tree_root(leaves: Sequence[bytes]) -> bytes:
     if not level:
         return hashlib.sha256().digest()
     while len(level) > 1:
-        level = _parents(level)
+        level = _parent_level(level)
     return level[0]
 
 
@@ -49,7 +49,7 @@ def audit_path(leaves: Sequence[bytes], index: int) -> list[bytes]:
         # the last node of an odd level has no sibling: it is its own parent
         if sibling < len(level):
             path.append(level[sibling])
-        level, index = _parents(level), index >> 1
+        level, index = _parent_level(level), index >> 1
     return path
 
 
@@ -80,7 +80,7 @@ def root_from_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) ->
     return node
 
 
-def _parents(level: list[bytes]) -> list[bytes]:
+def _parent_level(level: list[bytes]) -> list[bytes]:
     parents = [node_hash(level[index], level[index + 1]) for index in range(0, len(level) - 1, 2)]
     return parents if len(level) % 2 == 0 else [*parents, level[-1]]
 

@@ -41,7 +41,7 @@ def write_parquet(dataset: Dataset, group: str, split: str, path: Path) -> Path:
     Raises:
         DataError: The file is there or cannot be written, or the extra `data` is missing.
     """
-    pa, pq = _arrow("pyarrow"), _arrow("pyarrow.parquet")
+    pa, pq = _import_arrow("pyarrow"), _import_arrow("pyarrow.parquet")
     starts, tokens = dataset.document_starts(group, split), dataset.tokens(group, split)
     sources = [source.name for source in dataset.manifest.sources]
     number = pa.uint16() if tokens.dtype.itemsize == 2 else pa.uint32()
@@ -49,10 +49,10 @@ def write_parquet(dataset: Dataset, group: str, split: str, path: Path) -> Path:
     schema = pa.schema(
         [("tokens", pa.list_(number)), ("name", text), ("digest", text), ("source", text), ("fields", text)]
     )
-    entries = dataset.documents(group, split)
+    entries = dataset.document_entries(group, split)
     try:
         with path.open("xb") as stream, pq.ParquetWriter(stream, schema, compression="zstd") as writer:
-            for first, stop in _blocks(starts):
+            for first, stop in _cut_blocks(starts):
                 lists = pa.ListArray.from_arrays(
                     pa.array((starts[first : stop + 1] - starts[first]).astype(np.int32)),
                     pa.array(tokens[int(starts[first]) : int(starts[stop])]),
@@ -78,7 +78,7 @@ def read_parquet(path: Path, column: str = "tokens") -> Iterator[TokenRow]:
         DataError: The file cannot be read, has no such column of integers, a row without tokens, or a name, a digest or
             fields that are none; or the extra `data` is missing.
     """
-    pa, pq = _arrow("pyarrow"), _arrow("pyarrow.parquet")
+    pa, pq = _import_arrow("pyarrow"), _import_arrow("pyarrow.parquet")
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
@@ -89,12 +89,12 @@ def read_parquet(path: Path, column: str = "tokens") -> Iterator[TokenRow]:
                 )
             columns = [column, *(name for name in ("name", "digest", "fields") if name in schema.names)]
             for batch in file.iter_batches(_ROWS, columns=columns):
-                yield from _rows(batch, column, str(path))
+                yield from _batch_rows(batch, column, str(path))
     except (OSError, ValueError, pa.ArrowException) as exc:
         raise DataError(f"{path}: cannot be read as Parquet ({exc!s:.200}); write it again") from exc
 
 
-def _rows(batch: Any, column: str, where: str) -> Iterator[TokenRow]:
+def _batch_rows(batch: Any, column: str, where: str) -> Iterator[TokenRow]:
     lists = batch.column(column)
     others = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != column}
     for number in range(batch.num_rows):
@@ -107,10 +107,10 @@ def _rows(batch: Any, column: str, where: str) -> Iterator[TokenRow]:
             raise DataError(
                 f"{where}: name, digest and fields must be columns of text; rename other columns with these names"
             )
-        yield TokenRow(ids, name, digest, {} if fields is None else _fields(fields, where))
+        yield TokenRow(ids, name, digest, {} if fields is None else _parse_fields(fields, where))
 
 
-def _fields(content: str, where: str) -> Fields:
+def _parse_fields(content: str, where: str) -> Fields:
     try:
         fields = parse_canonical(content.encode())
     except ValueError as exc:
@@ -120,7 +120,7 @@ def _fields(content: str, where: str) -> Fields:
     return fields
 
 
-def _blocks(starts: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+def _cut_blocks(starts: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
     """Cut documents into groups of rows that fit into memory."""
     first = 0
     while first < len(starts) - 1:
@@ -137,7 +137,7 @@ def _is_integers(pa: Any, kind: Any) -> bool:
     return bool(is_list and pa.types.is_integer(kind.value_type))
 
 
-def _arrow(name: str) -> Any:
+def _import_arrow(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as exc:

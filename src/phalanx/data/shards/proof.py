@@ -99,7 +99,7 @@ def prove_document(dataset: Dataset, digest: str) -> DocumentProof:
     if _DIGEST.fullmatch(digest) is None:
         raise DataError(f"digest {digest[:80]!r}: expected 64 characters of 0-9 and a-f")
     wanted_digest, count = bytes.fromhex(digest), dataset.manifest.documents
-    first = _first_from(dataset, wanted_digest)
+    first = _first_record_from(dataset, wanted_digest)
     stop = first
     while stop < count and stop - first < _MAX_PLACES and _digest_at(dataset, stop) == wanted_digest:
         stop += 1
@@ -109,7 +109,7 @@ def prove_document(dataset: Dataset, digest: str) -> DocumentProof:
         statement=dataset.statement,
         signature=dataset.statement_signature,
         signer=dataset.signer,
-        leaves=_leaves(dataset, numbers),
+        leaves=_proof_leaves(dataset, numbers),
     )
 
 
@@ -127,9 +127,9 @@ def read_proof(content: bytes, where: str) -> DocumentProof:
     except ValidationError as exc:
         first = exc.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise _no_proof(where, f"{place}: {first['msg']}") from exc
+        raise _proof_error(where, f"{place}: {first['msg']}") from exc
     except ValueError as exc:
-        raise _no_proof(where, str(exc)) from exc
+        raise _proof_error(where, str(exc)) from exc
 
 
 def load_proof(path: pathlib.Path) -> DocumentProof:
@@ -142,7 +142,9 @@ def load_proof(path: pathlib.Path) -> DocumentProof:
         with path.open("rb") as stream:
             content = stream.read(MOST_PROOF_BYTES + 1)
     except OSError as exc:
-        raise DataError(f"{path}: cannot be read ({exc.strerror}); give a proof file").about(code="PHX-I029") from exc
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); give a proof file").with_facts(
+            code="PHX-I029"
+        ) from exc
     return read_proof(content, str(path))
 
 
@@ -159,38 +161,38 @@ def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> 
     verify_statement(statement, proof.signature, proof.signer, where, signer)
     numbers = [leaf.number for leaf in proof.leaves]
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-        raise _no_proof(where, f"records {numbers[:10]} are not consecutive")
+        raise _proof_error(where, f"records {numbers[:10]} are not consecutive")
     for leaf in proof.leaves:
         path = [bytes.fromhex(node) for node in leaf.path]
         try:
             root = root_from_path(leaf_hash(bytes.fromhex(leaf.record)), leaf.number, statement.documents, path).hex()
         except ValueError as exc:
-            raise _no_proof(where, f"record {leaf.number}: {exc}") from exc
+            raise _proof_error(where, f"record {leaf.number}: {exc}") from exc
         if root != statement.index:
             has, expects = abbreviate_digests(root, statement.index)
-            raise _no_proof(where, f"record {leaf.number} leads to root {has}, not {expects}")
+            raise _proof_error(where, f"record {leaf.number} leads to root {has}, not {expects}")
     records = np.frombuffer(b"".join(bytes.fromhex(leaf.record) for leaf in proof.leaves), INDEX)
     digests = [record["digest"].tobytes() for record in records]
     if digests != sorted(digests):
-        raise _no_proof(where, "its records are not in the order of their digests")
+        raise _proof_error(where, "its records are not in the order of their digests")
     begins = numbers[0] == 0 or digests[0] < wanted_digest
     ends = numbers[-1] == statement.documents - 1 or digests[-1] > wanted_digest
     matches = [record for record, digest in zip(records, digests, strict=True) if digest == wanted_digest]
     if not matches and not (begins and ends):
-        raise _no_proof(where, "the records on both sides of the digest are missing")
-    return ProvenPlaces(tuple(_place(record, statement, where) for record in matches), begins and ends)
+        raise _proof_error(where, "the records on both sides of the digest are missing")
+    return ProvenPlaces(tuple(_document_place(record, statement, where) for record in matches), begins and ends)
 
 
-def _place(record: Any, statement: IndexStatement, where: str) -> DocumentPlace:
+def _document_place(record: Any, statement: IndexStatement, where: str) -> DocumentPlace:
     part = int(record["part"])
     if part >= len(statement.parts):
-        raise _no_proof(where, f"a record names part {part} of {len(statement.parts)}")
+        raise _proof_error(where, f"a record names part {part} of {len(statement.parts)}")
     group, split = statement.parts[part]
     numbers = (int(record[name]) for name in ("source", "document", "start", "tokens"))
     return DocumentPlace(group, split, *numbers)
 
 
-def _first_from(dataset: Dataset, wanted: bytes) -> int:
+def _first_record_from(dataset: Dataset, wanted: bytes) -> int:
     """Return the number of the first record with a digest that is not smaller."""
     low, high = 0, dataset.manifest.documents
     while low < high:
@@ -203,10 +205,10 @@ def _first_from(dataset: Dataset, wanted: bytes) -> int:
 
 
 def _digest_at(dataset: Dataset, number: int) -> bytes:
-    return bytes(dataset.index_table().read(number, number + 1)["digest"].tobytes())
+    return bytes(dataset.index_table().read_items(number, number + 1)["digest"].tobytes())
 
 
-def _leaves(dataset: Dataset, numbers: Sequence[int]) -> tuple[ProofLeaf, ...]:
+def _proof_leaves(dataset: Dataset, numbers: Sequence[int]) -> tuple[ProofLeaf, ...]:
     table, nodes = dataset.index_table(), [node.tobytes() for node in dataset.index_nodes().read_all()]
     upper: dict[int, list[bytes]] = {}
     leaves: list[ProofLeaf] = []
@@ -214,7 +216,7 @@ def _leaves(dataset: Dataset, numbers: Sequence[int]) -> tuple[ProofLeaf, ...]:
     for number in numbers:
         block, within = divmod(number, BLOCK_RECORDS)
         start = block * BLOCK_RECORDS
-        records = table.read(start, min(start + BLOCK_RECORDS, table.num_items)).tobytes()
+        records = table.read_items(start, min(start + BLOCK_RECORDS, table.num_items)).tobytes()
         if block not in upper:
             upper[block], hashes = audit_path(nodes, block), record_hashes(records)
         path = audit_path(hashes, within) + upper[block]
@@ -223,5 +225,5 @@ def _leaves(dataset: Dataset, numbers: Sequence[int]) -> tuple[ProofLeaf, ...]:
     return tuple(leaves)
 
 
-def _no_proof(where: str, why: str) -> DataError:
-    return DataError(f"{where}: proves nothing: {why}; ask for it again").about(code="PHX-I029")
+def _proof_error(where: str, why: str) -> DataError:
+    return DataError(f"{where}: proves nothing: {why}; ask for it again").with_facts(code="PHX-I029")

@@ -55,7 +55,7 @@ class SealKey:
         self.name = f"aes256-{name.derive(key).hex()}"
 
     @classmethod
-    def read(cls, path: Path) -> Self:
+    def from_file(cls, path: Path) -> Self:
         """Read a key file: 64 hex characters, mode 0600.
 
         Raises:
@@ -74,7 +74,7 @@ class SealKey:
         return cls(key)
 
     @classmethod
-    def make(cls, path: Path) -> Self:
+    def create_file(cls, path: Path) -> Self:
         """Draw a key and write it to a new file of mode 0600.
 
         Raises:
@@ -90,13 +90,13 @@ class SealKey:
             raise DataError(f"key of the dataset: {exc}") from exc
         return cls(key)
 
-    def wrap(self, data_key: bytes, dataset: str) -> bytes:
+    def wrap_data_key(self, data_key: bytes, dataset: str) -> bytes:
         """Return the content of the file of the wrapped data key."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        wrapped = nonce + self._cipher.encrypt(nonce, data_key, _wrapping(dataset))
+        wrapped = nonce + self._cipher.encrypt(nonce, data_key, _wrapping_context(dataset))
         return canonical_json({"version": 1, "key": self.name, "wrapped": wrapped.hex()})
 
-    def unwrap(self, content: bytes, dataset: str, where: str) -> bytes:
+    def unwrap_data_key(self, content: bytes, dataset: str, where: str) -> bytes:
         """Return the data key.
 
         Raises:
@@ -117,7 +117,7 @@ class SealKey:
                 f"{where}: was wrapped with key {name!s:.80}, but key {self.name} was given; give the former"
             )
         try:
-            return self._cipher.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], _wrapping(dataset))
+            return self._cipher.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], _wrapping_context(dataset))
         except (InvalidTag, ValueError) as exc:
             raise DataError(
                 f"{where}: does not open with key {self.name}: it was altered or belongs to another dataset"
@@ -139,35 +139,35 @@ class DatasetSeal:
     _data_key: bytes
 
     @classmethod
-    def draw(cls) -> Self:
+    def from_random(cls) -> Self:
         """Draw a data key and a name: both anew for every dataset, so that no nonce is used twice under one key."""
         return cls(secrets.token_hex(16), secrets.token_bytes(_KEY_BYTES))
 
     @classmethod
-    def open(cls, record: SealRecord, key: SealKey, content: bytes, where: str) -> Self:
+    def from_wrapped(cls, record: SealRecord, key: SealKey, content: bytes, where: str) -> Self:
         """Unwrap the data key that a manifest commits to.
 
         Raises:
             DataError: It does not open, or is another one.
         """
-        seal = cls(record.dataset, key.unwrap(content, record.dataset, where))
-        if seal.record().commitment != record.commitment:
+        seal = cls(record.dataset, key.unwrap_data_key(content, record.dataset, where))
+        if seal.seal_record().commitment != record.commitment:
             raise DataError(f"{where}: its data key differs from the manifest; restore it from a copy")
         return seal
 
-    def record(self) -> SealRecord:
+    def seal_record(self) -> SealRecord:
         """Return the record for the manifest."""
-        return SealRecord(dataset=self.dataset, commitment=self._derived("commitment").hex())
+        return SealRecord(dataset=self.dataset, commitment=self._derive_key("commitment").hex())
 
-    def cipher(self, file: str) -> "LeafCipher":
+    def file_cipher(self, file: str) -> "LeafCipher":
         """Return the cipher of one file, which has a key of its own; `file` is its path in the dataset."""
-        return LeafCipher(AESGCM(self._derived("file", file)), self.dataset, file)
+        return LeafCipher(AESGCM(self._derive_key("file", file)), self.dataset, file)
 
-    def wrapped(self, key: SealKey) -> bytes:
+    def wrapped_key(self, key: SealKey) -> bytes:
         """Return the content of the file of the wrapped data key."""
-        return key.wrap(self._data_key, self.dataset)
+        return key.wrap_data_key(self._data_key, self.dataset)
 
-    def _derived(self, *about: str) -> bytes:
+    def _derive_key(self, *about: str) -> bytes:
         info = in_domain("dataset-file-key/1", canonical_json([*about]))
         return HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=bytes.fromhex(self.dataset), info=info).derive(
             self._data_key
@@ -185,36 +185,36 @@ class LeafCipher:
     dataset: str
     file: str
 
-    def seal(self, index: int, plain: bytes) -> bytes:
+    def seal_leaf(self, index: int, plain: bytes) -> bytes:
         """Encrypt a leaf; the result is `TAG_BYTES` longer."""
-        return self._cipher.encrypt(_nonce(index), plain, self._about(index))
+        return self._cipher.encrypt(_leaf_nonce(index), plain, self._associated_data(index))
 
-    def open(self, index: int, sealed: bytes | memoryview) -> bytes:
+    def open_leaf(self, index: int, sealed: bytes | memoryview) -> bytes:
         """Decrypt a leaf.
 
         Raises:
             DataError: It is altered, or of another place, file or dataset.
         """
         try:
-            return self._cipher.decrypt(_nonce(index), sealed, self._about(index))
+            return self._cipher.decrypt(_leaf_nonce(index), sealed, self._associated_data(index))
         except (InvalidTag, ValueError) as exc:
             raise DataError(
                 f"{self.file}: leaf {index} does not open: it was altered or belongs to another leaf, file or "
                 "dataset; restore the file from a copy"
             ) from exc
 
-    def _about(self, index: int) -> bytes:
+    def _associated_data(self, index: int) -> bytes:
         return in_domain("dataset-leaf/1", canonical_json([self.dataset, self.file, index]))
 
     def __repr__(self) -> str:
         return f"LeafCipher({self.file})"
 
 
-def _nonce(index: int) -> bytes:
+def _leaf_nonce(index: int) -> bytes:
     return index.to_bytes(_NONCE_BYTES, "big")
 
 
-def _wrapping(dataset: str) -> bytes:
+def _wrapping_context(dataset: str) -> bytes:
     return in_domain("dataset-key/1", canonical_json([dataset]))
 
 
@@ -242,7 +242,7 @@ def load_signer(path: Path) -> Identity:
         if not path.exists():
             if not path.parent.exists():
                 make_private_directory(path.parent)
-            _make(path)
+            _create_key(path)
         text = read_private(path, "name a new file to create a key").decode("ascii", "replace")
     except CertificateError as exc:
         raise DataError(f"signing key of datasets: {exc}") from exc
@@ -252,7 +252,7 @@ def load_signer(path: Path) -> Identity:
     return Identity(_NAME, Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text)))
 
 
-def _make(path: Path) -> None:
+def _create_key(path: Path) -> None:
     """Make a key whole or not at all; where another process is first, that one's stays."""
     spare = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     write_private(spare, Ed25519PrivateKey.generate().private_bytes_raw().hex().encode() + b"\n")

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from phalanx.data.publish import publish
+from phalanx.data.publish import publish_directory
 from phalanx.data.shards.dataset import manifest_bytes
 from phalanx.data.shards.leaves import TREE
 from phalanx.data.shards.manifest import (
@@ -45,11 +45,11 @@ class StoredDataset:
             self._files, self._root = open_store(self.address)
         except (ImportError, ValueError) as exc:
             # an unknown protocol is a ValueError
-            raise DataError(f"{address}: {exc}; install phalanx-train[s3], or the client that fsspec names").about(
+            raise DataError(f"{address}: {exc}; install phalanx-train[s3], or the client that fsspec names").with_facts(
                 file=address, do="install phalanx-train[s3]"
             ) from exc
 
-    def put(self, directory: Path, signer: str | None = None) -> SignedDataset:
+    def upload_dataset(self, directory: Path, signer: str | None = None) -> SignedDataset:
         """Copy a dataset there, its manifest last; a copy that was cut off goes on.
 
         Args:
@@ -62,9 +62,9 @@ class StoredDataset:
         content = manifest_bytes(directory)
         signed, manifest = verify_dataset(content, directory / DATASET_FILE, signer), f"{self._root}/{DATASET_FILE}"
         names = [*_files_of(signed.manifest), *([_TOKENIZER] if (directory / _TOKENIZER).exists() else [])]
-        sizes = {name: _size(directory / name) for name in names}
+        sizes = {name: _file_size(directory / name) for name in names}
         name_of = signed.statement.dataset.encode()
-        with self._explained("take the dataset"):
+        with self._explain_errors("take the dataset"):
             self._files.invalidate_cache()
             if self._files.exists(manifest):
                 if self._files.cat_file(manifest) == content:
@@ -83,19 +83,19 @@ class StoredDataset:
             self._files.rm_file(marker)
         return signed
 
-    def signed(self, signer: str | None = None) -> SignedDataset:
+    def read_signed(self, signer: str | None = None) -> SignedDataset:
         """Return the verified manifest.
 
         Raises:
             DataError: There is none, it is altered, or another key has signed it.
         """
-        with self._explained("be read"), self._files.open(f"{self._root}/{DATASET_FILE}", "rb") as stream:
+        with self._explain_errors("be read"), self._files.open(f"{self._root}/{DATASET_FILE}", "rb") as stream:
             content = stream.read(MOST_MANIFEST_BYTES + 1)
         if len(content) > MOST_MANIFEST_BYTES:
             raise DataError(f"{self.address}: its manifest exceeds {MOST_MANIFEST_BYTES} bytes; not used")
         return verify_dataset(content, Path(f"{self.address}/{DATASET_FILE}"), signer)
 
-    def fetch(self, directory: Path, signer: str | None = None) -> SignedDataset:
+    def download_dataset(self, directory: Path, signer: str | None = None) -> SignedDataset:
         """Bring the dataset to a new directory: only files that its manifest names, and no more bytes than it says.
 
         Leaves are still verified when they are first read.
@@ -104,20 +104,20 @@ class StoredDataset:
             DataError: The manifest is altered or signed with another key, a file is missing or of another size, or the
                 disk is full.
         """
-        signed = self.signed(signer)
+        signed = self.read_signed(signer)
         sizes = {**_files_of(signed.manifest), DATASET_FILE: MOST_MANIFEST_BYTES}
-        with self._explained("be read"):
+        with self._explain_errors("be read"):
             if self._files.exists(f"{self._root}/{_TOKENIZER}"):
                 sizes.setdefault(_TOKENIZER, _MOST_TOKENIZER_BYTES)
-        publish(directory, lambda folder: self._fill(folder, sizes))
+        publish_directory(directory, lambda folder: self._download_files(folder, sizes))
         return signed
 
-    def _fill(self, folder: Path, sizes: dict[str, int]) -> None:
+    def _download_files(self, folder: Path, sizes: dict[str, int]) -> None:
         for name, max_bytes in sizes.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with (
-                self._explained(f"bring {name}"),
+                self._explain_errors(f"bring {name}"),
                 self._files.open(f"{self._root}/{name}", "rb") as source,
                 path.open("wb") as target,
             ):
@@ -129,24 +129,24 @@ class StoredDataset:
                 os.fsync(target.fileno())
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _explain_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as exc:
-            raise DataError(f"{self.address}: cannot {what}: it is missing or incomplete").about(
+            raise DataError(f"{self.address}: cannot {what}: it is missing or incomplete").with_facts(
                 code="PHX-I011", file=self.address
             ) from exc
         except client_errors() as exc:
             raise DataError(
                 f"{self.address}: cannot {what} ({reason_of(exc)}); check network, credentials and space"
-            ).about(file=self.address) from exc
+            ).with_facts(file=self.address) from exc
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as exc:
-        raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy").about(
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy").with_facts(
             code="PHX-I027", file=str(path)
         ) from exc
 
@@ -156,8 +156,8 @@ def _files_of(manifest: DatasetManifest) -> dict[str, int]:
     tag = 0 if manifest.seal is None else TAG_BYTES
     tables = {"shards/index/table": manifest.index.table, "shards/index/nodes": manifest.index.nodes}
     for part in manifest.parts:
-        tables |= {f"{part.directory}/tokens-{number:05}": shard for number, shard in enumerate(part.shards)}
-        tables |= {f"{part.directory}/{name}": getattr(part, name) for name in ("starts", "records", "entries")}
+        tables |= {f"{part.shard_directory}/tokens-{number:05}": shard for number, shard in enumerate(part.shards)}
+        tables |= {f"{part.shard_directory}/{name}": getattr(part, name) for name in ("starts", "records", "entries")}
     sizes = {}
     for name, record in tables.items():
         leaves = record.num_leaves(manifest.leaf_bytes)

@@ -68,13 +68,13 @@ class DatasetWriter(Closeable):
         self.shard_tokens = shard_tokens
         self._dtype_name: Literal["<u2", "<u4"] = dtype
         self._key = seal
-        self._seal = None if seal is None else DatasetSeal.draw()
+        self._seal = None if seal is None else DatasetSeal.from_random()
         self._home = directory / _INCOMPLETE
         self._parts: dict[tuple[str, str], PartWriter] = {}
-        self._begin()
+        self._begin_directory()
         self._store = LeafStore(self._home, leaf_bytes, self._seal)
 
-    def group(self, name: str, split: str) -> "PartWriter":
+    def part_writer(self, name: str, split: str) -> "PartWriter":
         """Return the writer of one split of a group; it is made at the first call.
 
         Raises:
@@ -88,12 +88,12 @@ class DatasetWriter(Closeable):
         """Return a writer of one file of the dataset."""
         try:
             (self._home / file).parent.mkdir(parents=True, exist_ok=True)
-            cipher = None if self._seal is None else self._seal.cipher(file)
+            cipher = None if self._seal is None else self._seal.file_cipher(file)
             return LeafWriter(self._home / file, self._store.leaf_bytes, cipher)
         except OSError as exc:
             raise _not_written(self._home / file, exc) from exc
 
-    def finish(self, facts: DatasetFacts, signer: Identity) -> DatasetManifest:
+    def finish_dataset(self, facts: DatasetFacts, signer: Identity) -> DatasetManifest:
         """Write the index, sign the manifest and put all in place.
 
         Raises:
@@ -101,10 +101,10 @@ class DatasetWriter(Closeable):
                 is missing, or the directory cannot be written to.
         """
         try:
-            manifest = self._manifest(facts)
+            manifest = self._make_manifest(facts)
             if self._seal is not None and self._key is not None:
-                _write(self._home / WRAPPED_KEY_FILE, self._seal.wrapped(self._key))
-            _write(self._home / DATASET_FILE, sign_dataset(manifest, signer))
+                _write_synced(self._home / WRAPPED_KEY_FILE, self._seal.wrapped_key(self._key))
+            _write_synced(self._home / DATASET_FILE, sign_dataset(manifest, signer))
             self._put_in_place()
         except OSError as exc:
             raise _not_written(self.directory, exc) from exc
@@ -116,7 +116,7 @@ class DatasetWriter(Closeable):
             part.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
-    def _begin(self) -> None:
+    def _begin_directory(self) -> None:
         if (self.directory / DATASET_FILE).exists():
             raise DataError(f"{self.directory}: already has a dataset; give another directory, or remove it")
         try:
@@ -132,12 +132,12 @@ class DatasetWriter(Closeable):
         except OSError as exc:
             raise _not_written(self.directory, exc) from exc
 
-    def _manifest(self, facts: DatasetFacts) -> DatasetManifest:
+    def _make_manifest(self, facts: DatasetFacts) -> DatasetManifest:
         names = sorted(self._parts)
-        parts = tuple(self._parts[name].finish() for name in names)
+        parts = tuple(self._parts[name].finish_part() for name in names)
         if not sum(part.documents for part in parts):
             raise DataError(f"{self.directory}: no document is left; a dataset needs at least one")
-        largest = max(self._parts[name].largest_id for name in names)
+        largest = max(self._parts[name].max_token_id for name in names)
         if largest >= facts.tokenizer.vocab_size:
             raise DataError(
                 f"{self.directory}: token {largest} is outside of the tokenizer's {facts.tokenizer.vocab_size}; "
@@ -150,17 +150,17 @@ class DatasetWriter(Closeable):
             documents=sum(part.documents for part in parts),
             tokens=sum(part.tokens for part in parts),
             tokenizer=facts.tokenizer,
-            sources=self._sources(facts),
+            sources=self._source_records(facts),
             recipe=facts.recipe,
             tools=facts.tools,
             parents=facts.parents,
-            files={name: _beside(self.directory, name) for name in facts.files},
+            files={name: _beside_record(self.directory, name) for name in facts.files},
             parts=parts,
             index=write_index(parts, self._store, self.leaf_writer),
-            seal=None if self._seal is None else self._seal.record(),
+            seal=None if self._seal is None else self._seal.seal_record(),
         )
 
-    def _sources(self, facts: DatasetFacts) -> tuple[SourceRecord, ...]:
+    def _source_records(self, facts: DatasetFacts) -> tuple[SourceRecord, ...]:
         counts = [[0, 0] for _ in facts.sources]
         for part in self._parts.values():
             for source, (documents, tokens) in part.by_source.items():
@@ -209,10 +209,10 @@ class PartWriter:
         self._shard: LeafWriter | None = None
         self._shards: list[FileRoot] = []
         self.documents = self.tokens = 0
-        self.largest_id = -1
+        self.max_token_id = -1
         self.by_source: dict[int, list[int]] = {}
 
-    def add(self, ids: NDArray[Any], entry: DocumentEntry) -> None:
+    def add_document(self, ids: NDArray[Any], entry: DocumentEntry) -> None:
         """Append one document.
 
         Args:
@@ -222,15 +222,15 @@ class PartWriter:
             DataError: An id does not fit the dataset's type, or the entry is too long.
         """
         content = entry.to_bytes()
-        tokens = self._checked(ids, entry)
+        tokens = self._checked_tokens(ids, entry)
         try:
-            self._starts.write(struct.pack("<Q", self.tokens))
-            self._records.write(
+            self._starts.append_content(struct.pack("<Q", self.tokens))
+            self._records.append_content(
                 struct.pack(
                     "<32sIIQ", bytes.fromhex(entry.digest), entry.source, len(content), self._entries.size_bytes
                 )
             )
-            self._entries.write(content)
+            self._entries.append_content(content)
             self._write_tokens(tokens)
         except OSError as exc:
             raise _not_written(self._writer.directory, exc) from exc
@@ -240,20 +240,20 @@ class PartWriter:
         counts[0] += 1
         counts[1] += len(tokens)
 
-    def finish(self) -> PartRecord:
+    def finish_part(self) -> PartRecord:
         """Finish all files and return their records for the manifest."""
-        self._starts.write(struct.pack("<Q", self.tokens))
+        self._starts.append_content(struct.pack("<Q", self.tokens))
         if self._shard is not None:
-            self._shards.append(self._shard.finish())
+            self._shards.append(self._shard.finish_file())
         return PartRecord(
             group=self._name[0],
             split=self._name[1],
             documents=self.documents,
             tokens=self.tokens,
             shards=tuple(self._shards),
-            starts=self._starts.finish(),
-            records=self._records.finish(),
-            entries=self._entries.finish(),
+            starts=self._starts.finish_file(),
+            records=self._records.finish_file(),
+            entries=self._entries.finish_file(),
         )
 
     def close(self) -> None:
@@ -262,7 +262,7 @@ class PartWriter:
             if file is not None:
                 file.close()
 
-    def _checked(self, ids: NDArray[Any], entry: DocumentEntry) -> NDArray[Any]:
+    def _checked_tokens(self, ids: NDArray[Any], entry: DocumentEntry) -> NDArray[Any]:
         if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise DataError(
                 f"document {entry.name[:80]!r}: tokens are {ids.dtype} {list(ids.shape)}, expected integers"
@@ -274,7 +274,7 @@ class PartWriter:
                     f"document {entry.name[:80]!r}: tokens from {least} to {largest} do not fit "
                     f"{self._writer.dtype.str}"
                 )
-            self.largest_id = max(self.largest_id, largest)
+            self.max_token_id = max(self.max_token_id, largest)
         if not 0 <= entry.source < 2**16:
             raise DataError(f"document {entry.name[:80]!r}: source {entry.source}: expected 0 to {2**16 - 1}")
         return np.ascontiguousarray(ids, dtype=self._writer.dtype)
@@ -284,15 +284,15 @@ class PartWriter:
             if self._shard is None:
                 self._shard = self._writer.leaf_writer(f"{self._directory}/tokens-{len(self._shards):05}")
             room = self._writer.shard_tokens - self._shard.size_bytes // self._writer.dtype.itemsize
-            self._shard.write(tokens[:room].data)
+            self._shard.append_content(tokens[:room].data)
             tokens = tokens[room:]
             # a full shard is finished when more comes, or at the end
             if room <= 0:
-                self._shards.append(self._shard.finish())
+                self._shards.append(self._shard.finish_file())
                 self._shard = None
 
 
-def _beside(directory: Path, name: str) -> BesideRecord:
+def _beside_record(directory: Path, name: str) -> BesideRecord:
     path = directory / name
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise DataError(f"further file {name[:200]!r}: expected a path inside of the dataset")
@@ -304,7 +304,7 @@ def _beside(directory: Path, name: str) -> BesideRecord:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); write it before the dataset is finished") from exc
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as stream:
         stream.write(content)
         stream.flush()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.config import any_kind, printable, resolve
+from phalanx.config import any_kind, printable_text, resolve_kind
 from phalanx.data.sources.dialogue import DialogueConfig as DialogueConfig, DialogueFiles
 from phalanx.data.sources.epub import EpubConfig as EpubConfig, EpubFiles
 from phalanx.data.sources.html import HtmlConfig as HtmlConfig, HtmlFiles
@@ -32,7 +32,7 @@ from phalanx.errors import DataError
 
 
 @dataclass(frozen=True)
-class SourceLine:
+class SourceEntry:
     """One line of the table.
 
     Attributes:
@@ -43,23 +43,23 @@ class SourceLine:
     open: Callable[[Any], Source]
 
 
-SOURCES: dict[str, SourceLine] = {
-    "python_manual": SourceLine(PythonManualConfig, PythonManual),
-    "python_docstrings": SourceLine(PythonDocstringsConfig, PythonDocstrings),
-    "text": SourceLine(TextConfig, TextFiles),
-    "jsonl": SourceLine(JsonlConfig, JsonlFiles),
-    "html": SourceLine(HtmlConfig, HtmlFiles),
-    "warc": SourceLine(WarcConfig, WarcFiles),
-    "parquet": SourceLine(ParquetConfig, ParquetFiles),
-    "csv": SourceLine(CsvConfig, CsvFiles),
-    "dialogue": SourceLine(DialogueConfig, DialogueFiles),
-    "mail": SourceLine(MailConfig, MailFiles),
-    "epub": SourceLine(EpubConfig, EpubFiles),
-    "code": SourceLine(CodeConfig, CodeFiles),
+SOURCES: dict[str, SourceEntry] = {
+    "python_manual": SourceEntry(PythonManualConfig, PythonManual),
+    "python_docstrings": SourceEntry(PythonDocstringsConfig, PythonDocstrings),
+    "text": SourceEntry(TextConfig, TextFiles),
+    "jsonl": SourceEntry(JsonlConfig, JsonlFiles),
+    "html": SourceEntry(HtmlConfig, HtmlFiles),
+    "warc": SourceEntry(WarcConfig, WarcFiles),
+    "parquet": SourceEntry(ParquetConfig, ParquetFiles),
+    "csv": SourceEntry(CsvConfig, CsvFiles),
+    "dialogue": SourceEntry(DialogueConfig, DialogueFiles),
+    "mail": SourceEntry(MailConfig, MailFiles),
+    "epub": SourceEntry(EpubConfig, EpubFiles),
+    "code": SourceEntry(CodeConfig, CodeFiles),
 }
 
 
-def any_of(sources: Mapping[str, SourceLine]) -> Any:
+def source_union(sources: Mapping[str, SourceEntry]) -> Any:
     """Return the type of a run file's section for one of these sources, or the user's own, by ``kind``."""
     return any_kind({name: entry.config for name, entry in sources.items()}, OwnSourceConfig)
 
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     SourceConfig = SourceSettings
 else:
     # at run time the table alone says which there are
-    SourceConfig = any_of(SOURCES)
+    SourceConfig = source_union(SOURCES)
 
 
 def open_source(config: SourceConfig) -> Source:
@@ -78,11 +78,11 @@ def open_source(config: SourceConfig) -> Source:
         DataError: The path holds nothing of this kind, or an extra is missing.
         ConfigError: It is the user's own and no source, or was not loaded.
     """
-    return resolve(config.kind, SOURCES, _own_line).open(config)
+    return resolve_kind(config.kind, SOURCES, _own_entry).open(config)
 
 
-def _own_line(kind: str, found: Any) -> SourceLine:
-    return SourceLine(OwnSourceConfig, lambda config: OwnSource(kind, found, config))
+def _own_entry(kind: str, found: Any) -> SourceEntry:
+    return SourceEntry(OwnSourceConfig, lambda config: OwnSource(kind, found, config))
 
 
 def links_out_of(sources: Sequence[SourceSettings], key: str) -> list[str]:
@@ -104,10 +104,10 @@ def links_out_of(sources: Sequence[SourceSettings], key: str) -> list[str]:
             continue
         files = [file for file in files if file.linked_to]
         if files:
-            shown = ", ".join(printable(f"{file.name} -> {file.linked_to}") for file in files[:_SHOWN_LINKS])
+            shown = ", ".join(printable_text(f"{file.name} -> {file.linked_to}") for file in files[:_SHOWN_LINKS])
             more = f" and {len(files) - _SHOWN_LINKS} more" if len(files) > _SHOWN_LINKS else ""
             warnings.append(
-                f"WARNING: {key}.{number}: {len(files)} files are read that lie outside {printable(str(path))}, "
+                f"WARNING: {key}.{number}: {len(files)} files are read that lie outside {printable_text(str(path))}, "
                 f"because links in it lead to them: {shown}{more}; delete the links if you did not make them"
             )
     return warnings
@@ -120,8 +120,10 @@ def no_text(config: SourceSettings) -> DataError:
     """Say that a source has nothing to learn from."""
     do, location = "remove it or give it another path", getattr(config, "path", None)
     if location is None:
-        return DataError(f"kind {config.kind!r}: holds no text; {do}").about(code="PHX-I012", key="data.sources", do=do)
+        return DataError(f"kind {config.kind!r}: holds no text; {do}").with_facts(
+            code="PHX-I012", key="data.sources", do=do
+        )
     state = "is empty" if is_empty(location) else "holds no text"
-    return DataError(f"{location}: {state}; {do}").about(
+    return DataError(f"{location}: {state}; {do}").with_facts(
         code="PHX-I012", file=str(location), key="data.sources", found=state, expected="text", do=do
     )

@@ -96,7 +96,7 @@ def decode_as(content: bytes, codec: str) -> str:
     Raises:
         UnicodeDecodeError: The bytes are not in the charset.
     """
-    special: dict[str, Callable[[bytes], str]] = {"euc-jp": _euc_jp, "x-user-defined": _user_defined}
+    special: dict[str, Callable[[bytes], str]] = {"euc-jp": _decode_euc_jp, "x-user-defined": _user_defined}
     if codec == UNREADABLE and content:
         raise UnicodeDecodeError(UNREADABLE, content, 0, 1, "is in a charset that no browser reads")
     if codec in special:
@@ -105,20 +105,20 @@ def decode_as(content: bytes, codec: str) -> str:
     return content.decode(codec, "phalanx-c1" if is_single_byte(codec) else "strict")
 
 
-def _free_byte(exc: UnicodeError) -> tuple[str, int]:
+def _replace_unmapped(exc: UnicodeError) -> tuple[str, int]:
     if not isinstance(exc, UnicodeDecodeError) or not 0x80 <= exc.object[exc.start] <= 0x9F:
         raise exc
     return chr(exc.object[exc.start]), exc.start + 1
 
 
-codecs.register_error("phalanx-c1", _free_byte)
+codecs.register_error("phalanx-c1", _replace_unmapped)
 
 
 def _user_defined(content: bytes) -> str:
     return "".join(chr(byte if byte < 0x80 else 0xF700 + byte) for byte in content)
 
 
-def _euc_jp(content: bytes) -> str:
+def _decode_euc_jp(content: bytes) -> str:
     """Decode by the tables of Windows, which have rows that Python's EUC-JP lacks."""
     parts, position = [], 0
     for run in _EUC.finditer(content):
@@ -152,13 +152,13 @@ def declared_codec(page: bytes) -> str | None:
     head = page[:PRESCANNED_BYTES]
     # an element goes before text that looks like one: a browser that has read the text begins again at the element
     for skips_text in (True, False):
-        for tag, attributes in _tags(head, skips_text=skips_text):
+        for tag, attributes in _opening_tags(head, skips_text=skips_text):
             if tag == b"meta" and (codec := _declared_by(attributes)) is not None:
-                return _as_read(codec)
+                return _browser_codec(codec)
     return _declared_as_xml(head)
 
 
-def _as_read(codec: str) -> str:
+def _browser_codec(codec: str) -> str:
     # a page in UTF-16 could not say so in ASCII
     return "utf-8" if codec.startswith("utf-16") else "cp1252" if codec == "x-user-defined" else codec
 
@@ -166,7 +166,7 @@ def _as_read(codec: str) -> str:
 def _declared_as_xml(head: bytes) -> str | None:
     match = re.match(rb"<\?xml\s[^>]*?\sencoding\s*=\s*(\"|')([^\"'>]{1,60})\1", head)
     codec = codec_of(match[2].decode("latin-1")) if match else None
-    return None if codec is None else _as_read(codec)
+    return None if codec is None else _browser_codec(codec)
 
 
 def _declared_by(attributes: dict[bytes, bytes]) -> str | None:
@@ -179,7 +179,7 @@ def _declared_by(attributes: dict[bytes, bytes]) -> str | None:
     return None if match is None else codec_of((match[1] or match[2] or match[3] or b"").decode("latin-1"))
 
 
-def _tags(head: bytes, *, skips_text: bool) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+def _opening_tags(head: bytes, *, skips_text: bool) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
     """Yield the opening tags of a head with their attributes; what stands in comments is none.
 
     Args:
@@ -200,7 +200,7 @@ def _tags(head: bytes, *, skips_text: bool) -> Iterator[tuple[bytes, dict[bytes,
                 else position + 1
             )
             continue
-        attributes, position = _attributes(head, tag_match.end())
+        attributes, position = _parse_attributes(head, tag_match.end())
         if not tag_match[0].startswith(b"</"):
             yield (tag := tag_match[1].lower()), attributes
             if skips_text and tag in _TEXT_ELEMENTS:
@@ -215,7 +215,7 @@ _ATTRIBUTE = re.compile(
 )
 
 
-def _attributes(head: bytes, place: int) -> tuple[dict[bytes, bytes], int]:
+def _parse_attributes(head: bytes, place: int) -> tuple[dict[bytes, bytes], int]:
     attributes: dict[bytes, bytes] = {}
     while (match := _ATTRIBUTE.match(head, place)) is not None:
         attributes.setdefault(match[1].lower(), match[2] or match[3] or match[4] or b"")

@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.data.sources.jsonl import JsonLines
-from phalanx.data.sources.records import ColumnSettings, RawRecord, RecordClaims, document_of, said_in
+from phalanx.data.sources.records import ColumnSettings, RawRecord, RecordClaims, claims_in, document_of
 from phalanx.data.sources.source import Document
 from phalanx.data.sources.turns import DialogueTurn, Shape, turns_of
 from phalanx.errors import DataError
@@ -27,7 +27,7 @@ class DialogueConfig(ColumnSettings):
     between: str = "\n\n"
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_turn(self) -> Self:
         if "{content}" not in self.turn:
             raise ValueError("turn: lacks {content}; use it for the text of a turn")
         return self
@@ -40,20 +40,22 @@ class DialogueFiles(JsonLines):
         super().__init__(config, (".jsonl",))
         self._config = config
 
-    def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
+    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
         try:
             turns = list(turns_of(found, self._config.shape))
-            text = self._config.between.join(self._rendered(turn, number) for number, turn in enumerate(turns, start=1))
+            text = self._config.between.join(
+                self._render_turn(turn, number) for number, turn in enumerate(turns, start=1)
+            )
         except DataError as exc:
             raise DataError(f"{record.name}: {exc}") from exc
         if not turns:
             raise DataError(f"{record.name}: a dialogue without a turn")
-        claims = said_in(found, self._config)
+        claims = claims_in(found, self._config)
         roles = ",".join(turn.role for turn in turns[:_TOLD_ROLES])
         fields = {**claims.fields, "turns": len(turns), "roles": roles}
         return document_of(record, text, RecordClaims(claims.url, claims.fetched_at, fields=fields))
 
-    def _rendered(self, turn: DialogueTurn, number: int) -> str:
+    def _render_turn(self, turn: DialogueTurn, number: int) -> str:
         if turn.content is None:
             raise DataError(f"turn {number} holds something else than text")
         # the role first: a text that holds {role} stays as it is

@@ -64,26 +64,29 @@ class EpubFiles(RecordFiles):
         self._extractor = TextExtractor("epub", config)
         super().__init__(config, (".epub",))
 
-    def _versions(self) -> list[str]:
-        return self._extractor.versions()
+    def _library_versions(self) -> list[str]:
+        return self._extractor.library_versions()
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
-        yield self._whole(file, name)
+    def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        yield self._whole_record(file, name)
 
-    def _document(self, record: RawRecord) -> Document:
+    def _make_document(self, record: RawRecord) -> Document:
         limits = self._limits
         max_bytes = min(limits.max_record_bytes, max(_FREE_BYTES, limits.max_ratio * len(record.content)))
         try:
             with zipfile.ZipFile(io.BytesIO(record.content)) as archive:
                 book = _Book(archive, max_bytes)
-                package = book.package()
-                texts = [self._extractor.text_of(page, None, name, is_xhtml=True) for name, page in book.pages(package)]
+                package = book.read_package()
+                texts = [
+                    self._extractor.extract_text(page, None, name, is_xhtml=True)
+                    for name, page in book.read_pages(package)
+                ]
         except (DataError, *_ZIP_ERRORS) as exc:
             reason = str(exc) if isinstance(exc, DataError) else f"is no EPUB book ({' '.join(str(exc).split())[:100]})"
             raise DataError(f"{record.name}: {reason}") from exc
-        fields = {name: text for name, text in package.told.items() if recorded_text(text)}
-        if package.not_read:
-            fields["not_read"] = ", ".join(package.not_read)[:_TOLD_CHARACTERS]
+        fields = {name: text for name, text in package.metadata.items() if recorded_text(text)}
+        if package.unread_items:
+            fields["not_read"] = ", ".join(package.unread_items)[:_TOLD_CHARACTERS]
         if not any(text.strip() for text in texts):
             raise DataError(f"{record.name}: none of its pages has a text")
         return document_of(record, "\n\n".join(text for text in texts if text), RecordClaims(fields=fields))
@@ -96,8 +99,8 @@ class _Package:
     folder: str
     hrefs: dict[str, "_Item"] = field(default_factory=dict)
     spine: list[str] = field(default_factory=list)
-    told: dict[str, str] = field(default_factory=dict)
-    not_read: list[str] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)
+    unread_items: list[str] = field(default_factory=list)
 
     def page_of(self, number: str) -> "_Item | None":
         """Return an item of the spine, or what stands in for it where it is no page; None where nothing does.
@@ -135,7 +138,7 @@ class _Item:
         return media in _PAGE_TYPES or (media in _NO_TYPES and path.endswith(_PAGE_SUFFIXES))
 
 
-def _spellings(folder: str, href: str) -> list[str]:
+def _path_spellings(folder: str, href: str) -> list[str]:
     """Return the possible targets of a reference: with its escapes decoded, and as they stand."""
     path = href.strip().partition("#")[0].replace("\\", "/")
     forms = (urllib.parse.unquote(path), path, urllib.parse.unquote(path.partition("?")[0]))
@@ -143,7 +146,7 @@ def _spellings(folder: str, href: str) -> list[str]:
     return list(dict.fromkeys(paths))
 
 
-def _alike(name: str) -> tuple[str, ...]:
+def _name_forms(name: str) -> tuple[str, ...]:
     """Return the forms of a name by which files are found, the exact one first."""
     return (name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFC", name).casefold())
 
@@ -157,24 +160,24 @@ def _names_of(archive: zipfile.ZipFile) -> dict[str, str]:
     folders = [
         name.removesuffix(_CONTAINER)
         for name in plain.values()
-        if name.endswith(f"/{_CONTAINER}") and not _is_left(name)
+        if name.endswith(f"/{_CONTAINER}") and not _is_leftover(name)
     ]
     folder = folders[0] if len(folders) == 1 and _CONTAINER not in plain.values() else ""
     name_of_form = {name: name for name in plain}
     for name, path in plain.items():
-        if not path.startswith(folder) or _is_left(path):
+        if not path.startswith(folder) or _is_leftover(path):
             continue
-        for spelling in _unmarked(path.removeprefix(folder)):
-            for form in _alike(spelling):
+        for spelling in _possible_names(path.removeprefix(folder)):
+            for form in _name_forms(spelling):
                 name_of_form.setdefault(form, name)
     return name_of_form
 
 
-def _is_left(path: str) -> bool:
+def _is_leftover(path: str) -> bool:
     return any(leftover_reason(part) for part in path.split("/"))
 
 
-def _unmarked(name: str) -> Iterator[str]:
+def _possible_names(name: str) -> Iterator[str]:
     """Return the possible names of an entry whose writer did not mark them as UTF-8; an archive is read as cp437."""
     for encoding in ("utf-8", "cp437", "cp850", "cp1252"):
         with contextlib.suppress(UnicodeError):
@@ -186,13 +189,13 @@ class _Book:
     """The files in a zip, of which no more than a bound is unpacked in all."""
 
     def __init__(self, archive: zipfile.ZipFile, most: int) -> None:
-        self._archive, self._left = archive, most
+        self._archive, self._remaining_bytes = archive, most
         self._names = _names_of(archive)
         self._encrypted = self._encrypted_files()
 
     def _encrypted_files(self) -> frozenset[str]:
         """Return the files that cannot be read without a key."""
-        place = self._named("", _ENCRYPTION)
+        place = self._archive_name("", _ENCRYPTION)
         if place not in self._archive.namelist():
             return frozenset()
         names: list[str] = []
@@ -206,14 +209,14 @@ class _Book:
             elif name == "EncryptionMethod":
                 algorithm = algorithm or attributes.get("Algorithm", "")
             elif name == "CipherReference" and algorithm not in _OBFUSCATIONS:
-                names.append(self._named("", attributes.get("URI", "")))
+                names.append(self._archive_name("", attributes.get("URI", "")))
 
-        _parse_xml(self._read(place, _MAX_XML_BYTES), _ENCRYPTION, begin)
+        _parse_xml(self._read_entry(place, _MAX_XML_BYTES), _ENCRYPTION, begin)
         if unnamed:
             raise DataError("is encrypted, in part or as a whole")
         return frozenset(names)
 
-    def package(self) -> _Package:
+    def read_package(self) -> _Package:
         """Find and read the package."""
         packages: list[tuple[bool, str]] = []
 
@@ -222,7 +225,7 @@ class _Book:
                 media = attributes.get("media-type", _PACKAGE_TYPE).strip().lower()
                 packages.append((media != _PACKAGE_TYPE, attributes.get("full-path", "")))
 
-        _parse_xml(self._read(self._named("", _CONTAINER), _MAX_XML_BYTES), _CONTAINER, begin)
+        _parse_xml(self._read_entry(self._archive_name("", _CONTAINER), _MAX_XML_BYTES), _CONTAINER, begin)
         if not packages:
             raise DataError(f"{_CONTAINER} names no package")
         # a book may be there in other forms too, such as PDF
@@ -239,52 +242,52 @@ class _Book:
                 )
             elif name == "itemref":
                 package.spine.append(attributes.get("idref", ""))
-            elif name in package.told:
-                package.told[name] += "; "
+            elif name in package.metadata:
+                package.metadata[name] += "; "
 
         def text(content: str) -> None:
-            if stack and stack[-1] in _TOLD and len(package.told.get(stack[-1], "")) < _TOLD_CHARACTERS:
-                package.told[stack[-1]] = package.told.get(stack[-1], "") + content
+            if stack and stack[-1] in _TOLD and len(package.metadata.get(stack[-1], "")) < _TOLD_CHARACTERS:
+                package.metadata[stack[-1]] = package.metadata.get(stack[-1], "") + content
 
-        _parse_xml(self._read(self._named("", place), _MAX_XML_BYTES), place, open_element, text, stack)
+        _parse_xml(self._read_entry(self._archive_name("", place), _MAX_XML_BYTES), place, open_element, text, stack)
         if not package.spine or len(package.spine) > _MAX_PAGES:
             raise DataError(f"its spine has {len(package.spine)} pages, expected 1 to {_MAX_PAGES}")
         return package
 
-    def pages(self, package: _Package) -> Iterator[tuple[str, bytes]]:
+    def read_pages(self, package: _Package) -> Iterator[tuple[str, bytes]]:
         """Yield every page of the spine, with its name; other items are added to `package.not_read`."""
         for number in package.spine:
             item = package.page_of(number)
             if item is None:
                 other = package.hrefs[number]
-                package.not_read.append(f"{other.href[:80]} ({other.media[:40] or 'of no type'})")
+                package.unread_items.append(f"{other.href[:80]} ({other.media[:40] or 'of no type'})")
                 continue
-            name = self._named(package.folder, item.href)
+            name = self._archive_name(package.folder, item.href)
             if name in self._encrypted:
                 raise DataError(f"is encrypted, in part or as a whole: {name[:80]!r} is a page of it")
-            yield name[:80], self._read(name)
+            yield name[:80], self._read_entry(name)
 
-    def _named(self, folder: str, href: str) -> str:
+    def _archive_name(self, folder: str, href: str) -> str:
         """Return the name in the archive of a file that the book names; as it is named, where there is none."""
-        paths = _spellings(folder, href)
-        forms = (form for path in paths for form in _alike(path))
+        paths = _path_spellings(folder, href)
+        forms = (form for path in paths for form in _name_forms(path))
         return next((self._names[form] for form in forms if form in self._names), paths[0])
 
-    def _read(self, name: str, most: int | None = None) -> bytes:
+    def _read_entry(self, name: str, most: int | None = None) -> bytes:
         try:
             info = self._archive.getinfo(name)
         except KeyError as exc:
             raise DataError(f"lacks its file {name[:80]!r}") from exc
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(f"{name[:80]}: is packed in a way that EPUB does not know")
-        limit = self._left if most is None else min(self._left, most)
+        limit = self._remaining_bytes if most is None else min(self._remaining_bytes, most)
         content = bytearray()
         with self._archive.open(info) as stream:
             while block := stream.read(_BLOCK_BYTES):
                 content += block
                 if len(content) > limit:
                     raise DataError(f"{name[:80]}: is larger than a book may be; raise max_record_bytes or max_ratio")
-        self._left -= len(content)
+        self._remaining_bytes -= len(content)
         return bytes(content)
 
 

@@ -20,7 +20,7 @@ from phalanx.data.sources.charsets import (
     is_single_byte,
     is_utf8,
 )
-from phalanx.data.sources.extractors import CPU_SECONDS, EXTRACTORS, text_by
+from phalanx.data.sources.extractors import CPU_SECONDS, EXTRACTORS, extract_with
 from phalanx.data.sources.reader_process import ReaderProcess
 from phalanx.data.sources.xhtml import as_html
 from phalanx.errors import DataError
@@ -79,12 +79,12 @@ class TextExtractor:
         except ImportError as exc:
             raise DataError(f"source kind {kind!r} needs {config.extractor}; install phalanx-train[{extra}]") from exc
 
-    def versions(self) -> list[str]:
+    def library_versions(self) -> list[str]:
         """Names and versions of what decides on the text."""
         libraries = sorted({"resiliparse", self._config.extractor})
         return [_READING, *(f"{name} {importlib.metadata.version(name)}" for name in libraries)]
 
-    def text_of(self, page: bytes, declared: str | None, where: str, *, is_xhtml: bool = False) -> str:
+    def extract_text(self, page: bytes, declared: str | None, where: str, *, is_xhtml: bool = False) -> str:
         """Return the text of a page.
 
         Args:
@@ -95,12 +95,16 @@ class TextExtractor:
             DataError: It is not in the charset that it is said to be in, nests too deep, costs more than a page may, or
                 the extractor fails.
         """
-        content = self.decode(page, declared, where)
+        content = self.decode_page(page, declared, where)
         if is_xhtml:
             content = as_html(content, where)
         _check_nesting(content, where)
         try:
-            text = text_by(self._extract, content) if len(content) <= _FREE_CHARACTERS else self._extract_apart(content)
+            text = (
+                extract_with(self._extract, content)
+                if len(content) <= _FREE_CHARACTERS
+                else self._extract_apart(content)
+            )
         except DataError as exc:
             raise DataError(f"{where}: {self._config.extractor} {exc}") from exc
         if len(text) > max(_FREE_TEXT, _MAX_TEXT_RATIO * len(content)):
@@ -116,7 +120,7 @@ class TextExtractor:
             "main_content": config.main_content,
             "seconds": base_s + per_mib_s * len(content) / 2**20,
         }
-        reader = ReaderProcess.take(_MODULE, f"{config.extractor} {config.main_content}")
+        reader = ReaderProcess.take_idle(_MODULE, f"{config.extractor} {config.main_content}")
         try:
             ((_, text),) = reader.read(order, content)
         except DataError as exc:
@@ -131,7 +135,7 @@ class TextExtractor:
         reader.give_back()
         return text.decode("utf-8", "surrogatepass")
 
-    def decode(self, content: bytes, declared: str | None, where: str, *, is_page: bool = True) -> str:
+    def decode_page(self, content: bytes, declared: str | None, where: str, *, is_page: bool = True) -> str:
         """Decode strictly, as browsers choose the charset; a text that is no page declares nothing.
 
         A mark goes before a header, that before a declaration, and this before UTF-8. Names that no browser knows count
@@ -141,7 +145,7 @@ class TextExtractor:
             DataError: It is not in the charset that it is said to be in.
         """
         if self._config.encoding != DETECT:
-            return _decode(content, self._config.encoding, where)
+            return _decode_strictly(content, self._config.encoding, where)
         for mark, marked in MARKS:
             if content.startswith(mark):
                 return _decode_as(content[len(mark) :], marked, where)
@@ -159,26 +163,26 @@ def _decode_as(content: bytes, codec: str, where: str) -> str:
     try:
         return decode_as(content, codec).removeprefix("\ufeff")
     except UnicodeDecodeError as exc:
-        raise _undecodable(exc, content, codec, where) from exc
+        raise _decoding_error(exc, content, codec, where) from exc
 
 
-def _undecodable(exc: UnicodeError, content: bytes, encoding: str, where: str) -> DataError:
+def _decoding_error(exc: UnicodeError, content: bytes, encoding: str, where: str) -> DataError:
     if encoding == UNREADABLE:
-        return DataError(f"{where}: is in {encoding}, which no browser reads; convert it to UTF-8").about(
+        return DataError(f"{where}: is in {encoding}, which no browser reads; convert it to UTF-8").with_facts(
             code="PHX-I015", file=where, found=encoding, do="convert it to UTF-8"
         )
     place = f"byte {exc.start} (0x{content[exc.start]:02x})" if isinstance(exc, UnicodeDecodeError) else "it"
-    return DataError(f"{where}: {place} is not {encoding[:40]}").about(
+    return DataError(f"{where}: {place} is not {encoding[:40]}").with_facts(
         code="PHX-I015", file=where, expected=encoding[:40]
     )
 
 
-def _decode(content: bytes, encoding: str, where: str) -> str:
+def _decode_strictly(content: bytes, encoding: str, where: str) -> str:
     try:
         codec = codecs.lookup(encoding).name
         return content.decode("" if codec in _NEVER else codec).removeprefix("\ufeff")
     except UnicodeError as exc:
-        raise _undecodable(exc, content, encoding, where) from exc
+        raise _decoding_error(exc, content, encoding, where) from exc
     except (LookupError, ValueError) as exc:
         # ValueError: a name with a null character
         raise DataError(f"{where}: unknown encoding {encoding[:40]!r}; use a name that Python knows") from exc

@@ -36,7 +36,7 @@ else:
 
 
 @dataclass(frozen=True)
-class PassedOver:
+class SkipReason:
     """Why a file is not read.
 
     Attributes:
@@ -65,10 +65,10 @@ class SourceFile:
     name: str
     path: Path | str
     span: FileSpan | None = None
-    passed_over: PassedOver | None = None
+    passed_over: SkipReason | None = None
     linked_to: str = ""
 
-    def open(self) -> BinaryIO:
+    def open_bytes(self) -> BinaryIO:
         """Open its bytes as they lie there, packed or not; the caller must close it.
 
         A file that is passed over is not touched: its bytes are counted only.
@@ -82,13 +82,13 @@ class SourceFile:
             try:
                 stream = self.path.open("rb")
             except OSError as exc:
-                raise unreadable(self.path, exc) from exc
-            return stream if self.span is None else self.span.open(stream)
-        files, root = _store(self.path)
+                raise unreadable_error(self.path, exc) from exc
+            return stream if self.span is None else self.span.open_span(stream)
+        files, root = _open_address(self.path)
         try:
             return cast("BinaryIO", files.open(root, "rb"))
         except client_errors() as exc:
-            raise unreadable(self.path, exc) from exc
+            raise unreadable_error(self.path, exc) from exc
 
 
 def list_objects(address: str) -> SourceFile | list[tuple[SourceFile, int]] | None:
@@ -97,14 +97,14 @@ def list_objects(address: str) -> SourceFile | list[tuple[SourceFile, int]] | No
     Raises:
         DataError: The store does not answer, or its client is not installed.
     """
-    files, root = _store(address)
+    files, root = _open_address(address)
     scheme = address.partition("://")[0]
     try:
         if files.isfile(root):
             return SourceFile(root.rpartition("/")[2], address)
         sizes = {str(path): int(facts.get("size") or 0) for path, facts in files.find(root, detail=True).items()}
     except client_errors() as exc:
-        raise unreadable(address, exc) from exc
+        raise unreadable_error(address, exc) from exc
     prefix = f"{root.rstrip('/')}/"
     return [
         (SourceFile(path.removeprefix(prefix), f"{scheme}://{path}"), size)
@@ -113,12 +113,12 @@ def list_objects(address: str) -> SourceFile | list[tuple[SourceFile, int]] | No
     ] or None
 
 
-def _store(address: str) -> tuple[Any, str]:
+def _open_address(address: str) -> tuple[Any, str]:
     try:
         return open_store(address)
     except (ImportError, ValueError) as exc:
         # an unknown protocol is a ValueError
-        raise DataError(f"{address}: {exc}; install phalanx-train[s3], or the client that fsspec names").about(
+        raise DataError(f"{address}: {exc}; install phalanx-train[s3], or the client that fsspec names").with_facts(
             code="PHX-I011", file=address, do="install phalanx-train[s3]"
         ) from exc
 
@@ -128,19 +128,19 @@ def fingerprint_files(files: Sequence[SourceFile], options: str = "") -> str:
     total = hashlib.sha256(f"{len(options.encode())}:{options}".encode())
     for file in files:
         content = hashlib.sha256()
-        with file.open() as stream:
+        with file.open_bytes() as stream:
             try:
                 while block := stream.read(_BLOCK_BYTES):
                     content.update(block)
             except client_errors() as exc:
-                raise unreadable(file.path, exc) from exc
+                raise unreadable_error(file.path, exc) from exc
         total.update(f"{len(file.name.encode())}:{file.name}".encode() + content.digest())
     return total.hexdigest()
 
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file; ``.gz`` is unpacked."""
-    return b"".join(_blocks(path))
+    return b"".join(_read_blocks(path))
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -149,17 +149,17 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     Raises:
         DataError: Names the file, the first byte that does not decode, and the encoding tried.
     """
-    return decode(read_bytes(path), str(path), encoding)
+    return decode_text(read_bytes(path), str(path), encoding)
 
 
-def decode(content: bytes, where: str, encoding: str = "utf-8") -> str:
+def decode_text(content: bytes, where: str, encoding: str = "utf-8") -> str:
     """Decode strictly; `where` names the place in the error."""
     try:
         return content.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as exc:
         raise DataError(
             f"{where}: byte {exc.start} (0x{content[exc.start]:02x}) is not {encoding}; convert the file to UTF-8"
-        ).about(
+        ).with_facts(
             code="PHX-I015",
             file=where,
             found=f"byte 0x{content[exc.start]:02x}",
@@ -173,27 +173,27 @@ def decode(content: bytes, where: str, encoding: str = "utf-8") -> str:
 def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file without their ends, one in memory at a time; ``.gz`` is unpacked."""
     try:
-        with _open(path) as stream:
+        with _open_path(path) as stream:
             for row in stream:
                 yield row.rstrip(b"\r\n")
     except (OSError, EOFError, zlib.error) as exc:
-        raise unreadable(path, exc) from exc
+        raise unreadable_error(path, exc) from exc
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _read_blocks(path: Path) -> Iterator[bytes]:
     try:
-        with _open(path) as stream:
+        with _open_path(path) as stream:
             while block := stream.read(_BLOCK_BYTES):
                 yield block
     except (OSError, EOFError, zlib.error) as exc:
-        raise unreadable(path, exc) from exc
+        raise unreadable_error(path, exc) from exc
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_path(path: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
-def unreadable(place: Path | str, exc: Exception) -> DataError:
+def unreadable_error(place: Path | str, exc: Exception) -> DataError:
     """Say that a file cannot be read, and why."""
     # of a store the type alone: its client's own text may repeat a request with its credentials
     reason = (getattr(exc, "strerror", None) or str(exc)) if isinstance(place, Path) else reason_of(exc)

@@ -30,17 +30,17 @@ class HtmlFiles(RecordFiles):
         super().__init__(config, (".html", ".htm", *_XHTML))
         self._config = config
 
-    def _options_before(self) -> str | None:
+    def _previous_options(self) -> str | None:
         if self._config.encoding == "detect":
             return None
         return f"html {self._config.encoding} {self._config.main_content} {importlib.metadata.version('resiliparse')}"
 
-    def _versions(self) -> list[str]:
-        return self._extractor.versions()
+    def _library_versions(self) -> list[str]:
+        return self._extractor.library_versions()
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
-        yield self._whole(file, name)
+    def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        yield self._whole_record(file, name)
 
-    def _document(self, record: RawRecord) -> Document:
+    def _make_document(self, record: RawRecord) -> Document:
         is_xhtml = any(suffix.lower() in _XHTML for suffix in Path(record.name).suffixes)
-        return document_of(record, self._extractor.text_of(record.content, None, record.name, is_xhtml=is_xhtml))
+        return document_of(record, self._extractor.extract_text(record.content, None, record.name, is_xhtml=is_xhtml))

@@ -7,15 +7,15 @@ from typing import Any, BinaryIO, ClassVar, Literal
 
 from pydantic import Field
 
-from phalanx.data.sources.files import decode
+from phalanx.data.sources.files import decode_text
 from phalanx.data.sources.records import (
     ColumnSettings,
     RawRecord,
     StreamFiles,
-    broken,
+    broken_record,
+    claims_in,
     document_of,
-    line_of,
-    said_in,
+    read_bounded_line,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
@@ -37,16 +37,16 @@ class JsonLines(StreamFiles):
     _UNIT: ClassVar = "line"
 
     def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
-        while row := line_of(stream, limit):
+        while row := read_bounded_line(stream, limit):
             yield row
 
-    def _document(self, record: RawRecord) -> Document | BrokenRecord:
+    def _make_document(self, record: RawRecord) -> Document | BrokenRecord:
         if not record.content.strip():
-            return broken(record, "blank line", is_unsupported=True)
-        return self._of_object(record, parse_object(record.content.rstrip(b"\r\n"), record.name))
+            return broken_record(record, "blank line", is_unsupported=True)
+        return self._document_from_object(record, parse_object(record.content.rstrip(b"\r\n"), record.name))
 
     @abstractmethod
-    def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document | BrokenRecord:
+    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document | BrokenRecord:
         """Make a document of the object in a line."""
 
 
@@ -57,11 +57,11 @@ class JsonlFiles(JsonLines):
         super().__init__(config, (".jsonl",))
         self._config = config
 
-    def _options_before(self) -> str:
+    def _previous_options(self) -> str:
         return f"jsonl {self._config.field!r}"
 
-    def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
-        return document_of(record, _text(found, self._config.field, record.name), said_in(found, self._config))
+    def _document_from_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
+        return document_of(record, _text_field(found, self._config.field, record.name), claims_in(found, self._config))
 
 
 def parse_object(line: bytes, where: str) -> dict[str, Any]:
@@ -71,10 +71,10 @@ def parse_object(line: bytes, where: str) -> dict[str, Any]:
         DataError: It is not UTF-8, not JSON, nested too deep, or no object.
     """
     try:
-        record = json.loads(decode(line, where))
+        record = json.loads(decode_text(line, where))
     except (ValueError, RecursionError) as exc:
         # ValueError: bad syntax, and an integer of thousands of digits
-        raise DataError(f"{where}: is not JSON ({exc}); expected one object a line").about(
+        raise DataError(f"{where}: is not JSON ({exc}); expected one object a line").with_facts(
             code="PHX-I013", file=where, found=str(exc), expected="one object a line", do="correct that line"
         ) from exc
     if not isinstance(record, dict):
@@ -87,7 +87,7 @@ def keys_of(record: dict[str, Any]) -> str:
     return ", ".join(key[:_SHOWN_CHARACTERS] for key in sorted(record)[:_SHOWN_KEYS]) or "none"
 
 
-def _text(record: dict[str, Any], field: str, where: str) -> str:
+def _text_field(record: dict[str, Any], field: str, where: str) -> str:
     text = record.get(field)
     if isinstance(text, str):
         return text
@@ -96,7 +96,7 @@ def _text(record: dict[str, Any], field: str, where: str) -> str:
         raise DataError(
             f"{where}: no field {field!r}; its fields are: {keys}; set `field` to the text field, or write one text "
             "field on each line"
-        ).about(
+        ).with_facts(
             code="PHX-I014",
             file=where,
             key="field",
@@ -107,7 +107,7 @@ def _text(record: dict[str, Any], field: str, where: str) -> str:
     raise DataError(
         f"{where}: field {field!r} holds a JSON {type(text).__name__}, expected text"
         + ('; use kind = "dialogue" for a chat' if isinstance(text, list) else "")
-    ).about(
+    ).with_facts(
         code="PHX-I014",
         file=where,
         key="field",

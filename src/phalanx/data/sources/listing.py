@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from phalanx.config import printable
-from phalanx.data.sources.files import PACKED, PassedOver, SourceFile, list_objects, unreadable
+from phalanx.config import printable_text
+from phalanx.data.sources.files import PACKED, SkipReason, SourceFile, list_objects, unreadable_error
 from phalanx.errors import DataError
 
 _LEFT_BY_SYSTEMS = frozenset(
@@ -73,15 +73,15 @@ def list_all(location: Path | str, suffixes: tuple[str, ...], linked_roots: Sequ
     Raises:
         DataError: There is nothing at `location`, nothing of that kind below it, or a store does not answer.
     """
-    files = _listed(location, endings := _with_packed(suffixes), linked_roots)
+    files = _list_location(location, endings := _with_packed(suffixes), linked_roots)
     if all(file.passed_over for file in files):
         faults = [
             (file.name, file.passed_over.reason) for file in files if file.passed_over and file.passed_over.is_fault
         ]
         more = f"; {faults[0][0][:_SHOWN]} {faults[0][1]}" if faults else ""
         raise DataError(
-            f"{location}: no file of this source's kind found; expected {', '.join(endings)}{printable(more)}"
-        ).about(
+            f"{location}: no file of this source's kind found; expected {', '.join(endings)}{printable_text(more)}"
+        ).with_facts(
             code="PHX-I011",
             file=str(location),
             found="no such file",
@@ -97,7 +97,7 @@ def list_files(location: Path | str, suffixes: tuple[str, ...]) -> list[SourceFi
     Raises:
         DataError: There is nothing at `location`, or a store does not answer.
     """
-    return [file for file in _listed(location, _with_packed(suffixes)) if file.passed_over is None]
+    return [file for file in _list_location(location, _with_packed(suffixes)) if file.passed_over is None]
 
 
 def is_empty(location: Path | str) -> bool:
@@ -112,10 +112,12 @@ def _with_packed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{suffix}{packed}" for suffix in suffixes for packed in ("", *PACKED))
 
 
-def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> list[SourceFile]:
+def _list_location(
+    location: Path | str, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()
+) -> list[SourceFile]:
     files: list[SourceFile] | None
     if isinstance(location, str):
-        files = _in_store(location, wanted)
+        files = _list_store(location, wanted)
     elif location.is_file():
         files = [SourceFile(name_as_text(location.name), location)]
     else:
@@ -124,7 +126,7 @@ def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequenc
         begins = (
             "" if isinstance(location, str) or location.is_absolute() else f"; relative paths start at {Path.cwd()}"
         )
-        raise DataError(f"{location}: not found; give the path of a file or a directory{begins}").about(
+        raise DataError(f"{location}: not found; give the path of a file or a directory{begins}").with_facts(
             code="PHX-I011",
             file=str(location),
             found="nothing",
@@ -158,74 +160,74 @@ class FolderListing:
 
     def __init__(self, root: Path, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> None:
         self.files: list[SourceFile] = []
-        self._wanted = wanted
-        self._roots = [_resolved(folder) for folder in (root, *linked_roots)]
+        self._suffixes = wanted
+        self._roots = [_resolve_path(folder) for folder in (root, *linked_roots)]
         self._project = _project_of(root, self._roots[0])
-        self._seen: dict[Path, str] = {}
+        self._visited: dict[Path, str] = {}
         self._links: deque[_Place] = deque()
-        self._walk(_Place("", self._roots[0]))
+        self._walk_folder(_Place("", self._roots[0]))
         # what lies in the folder itself is read under its own name, and never under that of a link to it
         while self._links:
-            self._follow(self._links.popleft())
+            self._follow_link(self._links.popleft())
 
-    def _walk(self, folder: _Place) -> None:
+    def _walk_folder(self, folder: _Place) -> None:
         waiting = [folder]
         while waiting:
             place = waiting.pop()
-            self._seen[place.path] = place.name
-            for inner in _children(place):
+            self._visited[place.path] = place.name
+            for inner in _list_children(place):
                 kind = inner.path.lstat().st_mode
                 name = inner.path.name
                 if stat.S_ISLNK(kind):
                     self._links.append(inner)
                 elif (reason := leftover_reason(name)) is not None:
-                    self._pass_over(inner, reason)
+                    self._record_skipped(inner, reason)
                 elif stat.S_ISDIR(kind):
                     waiting.append(inner)
                 elif stat.S_ISREG(kind):
-                    self._take(inner)
+                    self._take_file(inner)
                 else:
-                    self._pass_over(inner, "is no file, but a pipe, socket or device")
+                    self._record_skipped(inner, "is no file, but a pipe, socket or device")
 
-    def _take(self, place: _Place) -> None:
+    def _take_file(self, place: _Place) -> None:
         if self._is_wanted(place):
-            if place.path in self._seen:
-                first_name = self._seen[place.path][:_SHOWN]
-                self._pass_over(place, f"is the same file as {first_name}, which is read under that name")
+            if place.path in self._visited:
+                first_name = self._visited[place.path][:_SHOWN]
+                self._record_skipped(place, f"is the same file as {first_name}, which is read under that name")
                 return
-            self._seen[place.path] = place.name
+            self._visited[place.path] = place.name
             self.files.append(SourceFile(place.name, place.path, linked_to=self._name_in_project(place.path)))
         else:
-            self._pass_over(place, OF_ANOTHER_KIND)
+            self._record_skipped(place, OF_ANOTHER_KIND)
 
     def _is_wanted(self, place: _Place) -> bool:
-        return place.name.lower().endswith(self._wanted)
+        return place.name.lower().endswith(self._suffixes)
 
-    def _follow(self, link: _Place) -> None:
+    def _follow_link(self, link: _Place) -> None:
         if (reason := leftover_reason(link.path.name)) is not None:
-            self._pass_over(link, reason)
+            self._record_skipped(link, reason)
             return
         try:
             target = link.path.resolve(strict=True)
         except (OSError, RuntimeError) as exc:
             # RuntimeError: a circle of links, before Python 3.13
             is_circle = isinstance(exc, RuntimeError) or exc.errno == errno.ELOOP
-            self._pass_over(
+            self._record_skipped(
                 link, "is a link to itself" if is_circle else "is a link to nothing", is_fault=self._is_wanted(link)
             )
             return
         place = _Place(link.name, target)
         if not (self._is_inside(target) or self._is_of_project(target)):
-            self._pass_over(link, _OUT, is_fault=target.is_dir() or self._is_wanted(link))
-        elif target in self._seen:
-            first_name = self._seen[target] or "the folder itself"
-            self._pass_over(link, f"is a link to {first_name[:_SHOWN]}, which is read under that name")
+            self._record_skipped(link, _OUT, is_fault=target.is_dir() or self._is_wanted(link))
+        elif target in self._visited:
+            first_name = self._visited[target] or "the folder itself"
+            self._record_skipped(link, f"is a link to {first_name[:_SHOWN]}, which is read under that name")
         elif target.is_dir():
-            self._walk(place)
+            self._walk_folder(place)
         elif target.is_file():
-            self._take(place)
+            self._take_file(place)
         else:
-            self._pass_over(link, "is a link to a pipe, socket or device")
+            self._record_skipped(link, "is a link to a pipe, socket or device")
 
     def _is_inside(self, target: Path) -> bool:
         return any(target.is_relative_to(root) for root in self._roots)
@@ -240,22 +242,22 @@ class FolderListing:
             return False
         if any(leftover_reason(part) is not None for part in target.relative_to(project).parts):
             return False
-        return target.is_dir() or target.name.lower().endswith(self._wanted)
+        return target.is_dir() or target.name.lower().endswith(self._suffixes)
 
     def _name_in_project(self, path: Path) -> str:
         if self._project is None or self._is_inside(path):
             return ""
         return name_as_text(str(path.relative_to(self._project)))
 
-    def _pass_over(self, place: _Place, reason: str, *, is_fault: bool = False) -> None:
+    def _record_skipped(self, place: _Place, reason: str, *, is_fault: bool = False) -> None:
         count, size = _size_below(place.path)
         is_folder = place.path.is_dir() and not place.path.is_symlink()
         more = f" ({count} files)" if is_folder else ""
         name = f"{place.name}/" if is_folder else place.name
-        self.files.append(SourceFile(name, place.path, passed_over=PassedOver(f"{reason}{more}", size, is_fault)))
+        self.files.append(SourceFile(name, place.path, passed_over=SkipReason(f"{reason}{more}", size, is_fault)))
 
 
-def _in_store(address: str, wanted: tuple[str, ...]) -> list[SourceFile] | None:
+def _list_store(address: str, wanted: tuple[str, ...]) -> list[SourceFile] | None:
     objects = list_objects(address)
     if objects is None or isinstance(objects, SourceFile):
         return None if objects is None else [objects]
@@ -264,16 +266,16 @@ def _in_store(address: str, wanted: tuple[str, ...]) -> list[SourceFile] | None:
         reason = next((why for part in file.name.split("/") if (why := leftover_reason(part)) is not None), None)
         if reason is None and not file.name.lower().endswith(wanted):
             reason = OF_ANOTHER_KIND
-        files.append(file if reason is None else replace(file, passed_over=PassedOver(reason, size)))
+        files.append(file if reason is None else replace(file, passed_over=SkipReason(reason, size)))
     return files
 
 
-def _children(place: _Place) -> Iterator[_Place]:
+def _list_children(place: _Place) -> Iterator[_Place]:
     try:
         with os.scandir(place.path) as entries:
             names = sorted(entry.name for entry in entries)
     except OSError as exc:
-        raise unreadable(place.path, exc) from exc
+        raise unreadable_error(place.path, exc) from exc
     for name in names:
         plain = name_as_text(name)
         yield _Place(f"{place.name}/{plain}" if place.name else plain, place.path / name)
@@ -284,11 +286,11 @@ def name_as_text(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
-def _resolved(path: Path) -> Path:
+def _resolve_path(path: Path) -> Path:
     try:
         return path.resolve(strict=True)
     except (OSError, RuntimeError) as exc:
-        raise unreadable(path, exc) from exc
+        raise unreadable_error(path, exc) from exc
 
 
 def _size_below(path: Path) -> tuple[int, int]:

@@ -18,9 +18,9 @@ from phalanx.data.sources.records import (
     RawRecord,
     RecordClaims,
     StreamFiles,
-    broken,
+    broken_record,
     document_of,
-    line_of,
+    read_bounded_line,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
@@ -66,47 +66,47 @@ class MailFiles(StreamFiles):
         super().__init__(config, config.suffixes)
         self._config = config
 
-    def _versions(self) -> list[str]:
-        return self._extractor.versions()
+    def _library_versions(self) -> list[str]:
+        return self._extractor.library_versions()
 
     def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
-        return _messages(stream, limit)
+        return _cut_messages(stream, limit)
 
-    def _document(self, record: RawRecord) -> Document | BrokenRecord:
+    def _make_document(self, record: RawRecord) -> Document | BrokenRecord:
         content = record.content.removeprefix(b"\xef\xbb\xbf")
         if content.startswith(_BEGIN):
             # what a mailbox puts before a line that would begin the next message
             content = _QUOTED_BEGIN.sub(rb"\1", content.partition(b"\n")[2])
         try:
-            message = _parsed(content, record.name)
-            headers = {name: self._header(message, name, record.name) for name in self._config.headers}
-            text = self._text(message, record.name)
+            message = _parse_message(content, record.name)
+            headers = {name: self._decode_header(message, name, record.name) for name in self._config.headers}
+            text = self._shown_text(message, record.name)
         except DataError:
             raise
         except Exception as exc:
             # whatever a parser of foreign bytes raises
             raise DataError(f"{record.name}: is no message that can be read ({type(exc).__name__})") from exc
         if text is None:
-            return broken(record, "a message without text", is_unsupported=True)
+            return broken_record(record, "a message without text", is_unsupported=True)
         above = "\n".join(f"{name}: {value}" for name, value in headers.items() if value)
         fields = {name.lower(): value for name, value in headers.items() if value}
         return document_of(record, f"{above}\n\n{text}" if above else text, RecordClaims(fields=fields))
 
-    def _text(self, message: email.message.Message, where: str) -> str | None:
+    def _shown_text(self, message: email.message.Message, where: str) -> str | None:
         """What a reader of the message sees of its text; None where there is none."""
         if sum(1 for _ in zip(message.walk(), range(_MAX_PARTS + 1), strict=False)) > _MAX_PARTS:
             raise DataError(f"{where}: has more than {_MAX_PARTS} parts")
-        shown = self._shown(message, where)
+        shown = self._shown_part(message, where)
         return None if shown is None else shown.text
 
-    def _shown(self, part: email.message.Message, where: str) -> "_Shown | None":
+    def _shown_part(self, part: email.message.Message, where: str) -> "_Shown | None":
         """What a part shows: of alternatives the best, of others all plain texts, else the first page."""
         if part.get_content_disposition() == "attachment":
             return None
         kind = part.get_content_type()
         if part.is_multipart():
             inner = (
-                self._shown(message, where)
+                self._shown_part(message, where)
                 for message in part.get_payload()
                 if isinstance(message, email.message.Message)
             )
@@ -124,24 +124,24 @@ class MailFiles(StreamFiles):
             return None
         content, charset = _content_of(part)
         if kind == "text/html":
-            text = self._extractor.text_of(content, charset, where) if content.strip() else ""
+            text = self._extractor.extract_text(content, charset, where) if content.strip() else ""
             return _Shown(text, is_page=True) if text.strip(_BLANK) else None
         if charset in _UTF_7:
             # which browsers do not know, and programs for mail have sent
             text = content.decode("utf-7")
         else:
-            text = self._extractor.decode(content, charset, where, is_page=False)
+            text = self._extractor.decode_page(content, charset, where, is_page=False)
         text = text.replace("\r\n", "\n")
         if str(part.get_param("format", "")).lower() == "flowed":
-            text = _unflowed(text, deletes_space=str(part.get_param("delsp", "")).lower() == "yes")
+            text = _join_flowed(text, deletes_space=str(part.get_param("delsp", "")).lower() == "yes")
         return _Shown(text) if text.strip(_BLANK) else None
 
-    def _header(self, message: email.message.Message, name: str, where: str) -> str:
+    def _decode_header(self, message: email.message.Message, name: str, where: str) -> str:
         raw = next((str(value) for header, value in message.raw_items() if header.lower() == name.lower()), "")
         value = raw[:_HEADER_CHARACTERS]
         if not value.isascii():
             content = value.encode("utf-8", "surrogateescape")
-            value = self._extractor.decode(content, None, where, is_page=False)
+            value = self._extractor.decode_page(content, None, where, is_page=False)
         # a header that cannot be decoded is shown as it stands
         with contextlib.suppress(LookupError, ValueError, email.errors.HeaderParseError):
             value = str(email.header.make_header(email.header.decode_header(value)))
@@ -160,11 +160,11 @@ class _Shown:
     is_page: bool = False
 
 
-def _messages(stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
+def _cut_messages(stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
     """Messages of a mailbox, or the whole stream where it does not begin as one; of a longer one its size alone."""
     lines: list[bytes] = []
     size, is_mailbox, is_behind_blank = 0, False, True
-    while row := line_of(stream, limit):
+    while row := read_bounded_line(stream, limit):
         length = row if isinstance(row, int) else len(row)
         begins = isinstance(row, bytes) and row.startswith(_BEGIN)
         if begins and size == 0:
@@ -182,7 +182,7 @@ def _messages(stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
         yield b"".join(lines) if size <= limit else size
 
 
-def _parsed(content: bytes, where: str) -> email.message.Message:
+def _parse_message(content: bytes, where: str) -> email.message.Message:
     _check_cost(content, where)
     message = email.message_from_bytes(content)
     if not message.keys():
@@ -203,7 +203,7 @@ def _check_cost(content: bytes, where: str) -> None:
         raise DataError(f"{where}: has more than {_MAX_BORDERS} lines that may begin a part")
 
 
-def _unflowed(text: str, *, deletes_space: bool) -> str:
+def _join_flowed(text: str, *, deletes_space: bool) -> str:
     """Join the lines of a paragraph that a program has broken, as `format=flowed` marks them (RFC 3676)."""
     lines: list[tuple[int, str]] = []
     is_open = False

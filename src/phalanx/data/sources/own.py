@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from phalanx.config import canonical_json, check_methods, lacks, users_traceback
+from phalanx.config import canonical_json, check_methods, unfit_code_error, users_traceback
 from phalanx.config.strict import check_reference
 from phalanx.data.sources.source import Document, Source, SourceSettings
 from phalanx.errors import DataError, PhalanxError
@@ -33,16 +33,16 @@ class OwnSource:
             DataError: It fails.
         """
         if not callable(make):
-            raise lacks(kind, f"a {type(make).__name__}", "a class or function that returns a data source")
+            raise unfit_code_error(kind, f"a {type(make).__name__}", "a class or function that returns a data source")
         self._kind, self._config = kind, config
-        self._source: Source = self._told(lambda: make(**config.options))
+        self._source: Source = self._call_own_code(lambda: make(**config.options))
         check_methods(kind, self._source, _EXPECTED, ("documents", "fingerprint"))
 
     def fingerprint(self) -> str:
         """Return a digest of its source code, its options and its stated content."""
-        fingerprint = self._told(self._source.fingerprint)
+        fingerprint = self._call_own_code(self._source.fingerprint)
         if not isinstance(fingerprint, str) or not fingerprint:
-            raise lacks(
+            raise unfit_code_error(
                 self._kind, f"{fingerprint!r:.80} from fingerprint()", "a text that names the content of its documents"
             )
         decided_by = {"code": self._config.kind, "options": self._config.options, "content": fingerprint}
@@ -54,10 +54,10 @@ class OwnSource:
         Raises:
             DataError: The user's code fails, or yields something else than text.
         """
-        documents: Iterator[Any] = self._told(lambda: iter(self._source.documents()))
+        documents: Iterator[Any] = self._call_own_code(lambda: iter(self._source.documents()))
         done = object()
         number = 0
-        while (item := self._told(lambda: next(documents, done))) is not done:
+        while (item := self._call_own_code(lambda: next(documents, done))) is not done:
             number += 1
             name = f"{self._kind}, document {number}"
             if isinstance(item, Document):
@@ -67,7 +67,7 @@ class OwnSource:
             else:
                 raise DataError(f"{name}: found a {type(item).__name__}, expected a text or a Document")
 
-    def _told(self, act: Callable[[], Any]) -> Any:
+    def _call_own_code(self, act: Callable[[], Any]) -> Any:
         try:
             return act()
         except PhalanxError:

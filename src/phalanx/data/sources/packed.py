@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from phalanx.data.sources.files import SourceFile, unreadable
+from phalanx.data.sources.files import SourceFile, unreadable_error
 from phalanx.data.sources.spans import MemberBorders
 from phalanx.errors import DataError
 from phalanx.object_stores import client_errors
@@ -48,19 +48,19 @@ class _Codec:
     errors: tuple[type[Exception], ...]
 
 
-def _gzip() -> _Codec:
+def _gzip_codec() -> _Codec:
     return _Codec(lambda: zlib.decompressobj(wbits=31), b"\x1f\x8b\x08", 16 << 10, (zlib.error,))
 
 
-def _zlib() -> _Codec:
+def _zlib_codec() -> _Codec:
     return _Codec(zlib.decompressobj, b"", 16 << 10, (zlib.error,))
 
 
-def _deflate() -> _Codec:
+def _deflate_codec() -> _Codec:
     return _Codec(lambda: zlib.decompressobj(wbits=-15), b"", 16 << 10, (zlib.error,))
 
 
-def _zstandard() -> _Codec:
+def _zstandard_codec() -> _Codec:
     try:
         library = importlib.import_module("zstandard")
     except ImportError as exc:
@@ -73,8 +73,8 @@ def _zstandard() -> _Codec:
     return _Codec(decoder, b"\x28\xb5\x2f\xfd", 512, (library.ZstdError,))
 
 
-_BY_SUFFIX = {".gz": _gzip, ".zst": _zstandard}
-_BY_CODING = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _zlib, "zstd": _zstandard}
+_BY_SUFFIX = {".gz": _gzip_codec, ".zst": _zstandard_codec}
+_BY_CODING = {"gzip": _gzip_codec, "x-gzip": _gzip_codec, "deflate": _zlib_codec, "zstd": _zstandard_codec}
 
 
 def is_packed(file: SourceFile) -> bool:
@@ -98,15 +98,15 @@ def open_runs(file: SourceFile, max_ratio: int, borders: MemberBorders | None = 
         DataError: It cannot be opened or read, or an extra is missing.
     """
     packing = next((make for suffix, make in _BY_SUFFIX.items() if file.name.lower().endswith(suffix)), None)
-    with file.open() as stream:
+    with file.open_bytes() as stream:
         try:
             if packing is None:
                 # a store's own files read lines slowly
-                yield stream if isinstance(stream, io.BufferedReader) else _buffered(stream)
+                yield stream if isinstance(stream, io.BufferedReader) else _buffer_stream(stream)
             else:
-                yield from _Unpacker(stream, packing(), max_ratio, borders).runs()
+                yield from _Unpacker(stream, packing(), max_ratio, borders).unpack_runs()
         except client_errors() as exc:
-            raise unreadable(file.path, exc) from exc
+            raise unreadable_error(file.path, exc) from exc
 
 
 def unpack_bytes(content: bytes, coding: str, limit: int) -> bytes:
@@ -122,7 +122,7 @@ def unpack_bytes(content: bytes, coding: str, limit: int) -> bytes:
     make = _BY_CODING.get(coding)
     if make is None:
         raise DataError(f"is packed as {coding[:40]!r}, which is not read here")
-    codecs = [make()] if coding != "deflate" else [_zlib(), _deflate()]
+    codecs = [make()] if coding != "deflate" else [_zlib_codec(), _deflate_codec()]
     for codec in codecs:
         unpacked = _unpack_members(content, codec, coding, limit)
         if unpacked is not None:
@@ -184,17 +184,17 @@ class _Unpacker:
     def __init__(self, stream: BinaryIO, codec: _Codec, max_ratio: int, borders: MemberBorders | None) -> None:
         self._stream, self._codec, self._max_ratio = stream, codec, max_ratio
         self._borders = borders
-        self._block, self._at = b"", 0
+        self._block, self._position = b"", 0
         self._decoder: Any = None
         self._packed = self._unpacked = 0
         self._damage: Damage | None = None
         self._is_over = False
 
-    def runs(self) -> Iterator[BinaryIO | Damage]:
+    def unpack_runs(self) -> Iterator[BinaryIO | Damage]:
         """Yield streams, and the damage between them."""
         lost, reason = 0, ""
         while not self._is_over:
-            first = self.piece()
+            first = self.next_piece()
             if first:
                 if reason:
                     yield Damage(lost, reason)
@@ -206,72 +206,72 @@ class _Unpacker:
         if reason:
             yield Damage(lost, reason)
 
-    def piece(self) -> bytes:
+    def next_piece(self) -> bytes:
         """Some unpacked bytes; none at the end of a stream."""
         while self._damage is None and not self._is_over:
-            if not self._fill():
+            if not self._fill_block():
                 self._is_over = True
                 if self._decoder is not None:
                     self._damage = Damage(0, "cannot be read (its packed data ends too early); fetch it again")
                 return b""
             if self._decoder is None:
                 self._decoder = self._codec.decoder()
-            content = self._feed()
+            content = self._feed_decoder()
             if content:
                 return content
         return b""
 
-    def _feed(self) -> bytes:
-        start, fed = self._at, self._block[self._at : self._at + self._codec.step]
+    def _feed_decoder(self) -> bytes:
+        start, fed = self._position, self._block[self._position : self._position + self._codec.step]
         try:
             content: bytes = self._decoder.decompress(fed)
         except self._codec.errors as exc:
             self._decoder = None
-            self._damage = Damage(self._seek_member(), f"cannot be read ({_plain(exc)}); fetch it again")
+            self._damage = Damage(self._seek_member(), f"cannot be read ({_error_reason(exc)}); fetch it again")
             return b""
-        self._at = start + len(fed)
+        self._position = start + len(fed)
         is_over = self._decoder.eof
         if is_over:
-            self._at -= len(self._decoder.unused_data)
+            self._position -= len(self._decoder.unused_data)
             self._decoder = None
-        self._packed += self._at - start
+        self._packed += self._position - start
         self._unpacked += len(content)
         if is_over and self._borders is not None:
-            self._borders.note(self._unpacked, self._stream.tell() - len(self._block) + self._at)
+            self._borders.note_member(self._unpacked, self._stream.tell() - len(self._block) + self._position)
         if self._unpacked > max(_FREE_BYTES, self._max_ratio * self._packed):
             self._refuse_ratio()
         return content
 
-    def _fill(self) -> bool:
+    def _fill_block(self) -> bool:
         """Have packed bytes at hand, or say that there are none; zeros between gzip members are padding."""
         while True:
-            if self._at >= len(self._block):
-                self._block, self._at = self._stream.read(_BLOCK_BYTES), 0
-            if self._decoder is None and self._block[self._at : self._at + 1] == b"\0":
-                self._at = len(self._block) - len(self._block[self._at :].lstrip(b"\0"))
+            if self._position >= len(self._block):
+                self._block, self._position = self._stream.read(_BLOCK_BYTES), 0
+            if self._decoder is None and self._block[self._position : self._position + 1] == b"\0":
+                self._position = len(self._block) - len(self._block[self._position :].lstrip(b"\0"))
                 continue
-            return self._at < len(self._block)
+            return self._position < len(self._block)
 
     def _seek_member(self) -> int:
         """Go on to where the next member may begin; return how many packed bytes were passed over."""
-        magic, passed, first = self._codec.magic, 0, self._at + 1
+        magic, passed, first = self._codec.magic, 0, self._position + 1
         while True:
             place = self._block.find(magic, first)
             if place >= 0:
-                passed, self._at = passed + place - self._at, place
+                passed, self._position = passed + place - self._position, place
                 return passed
             # the magic may lie across two blocks
             tail = self._block[max(first, len(self._block) - len(magic) + 1) :]
             more = self._stream.read(_BLOCK_BYTES)
             if not more:
-                passed += len(self._block) - self._at
-                self._block, self._at = b"", 0
+                passed += len(self._block) - self._position
+                self._block, self._position = b"", 0
                 return passed
-            passed += len(self._block) - len(tail) - self._at
-            self._block, self._at, first = tail + more, 0, 0
+            passed += len(self._block) - len(tail) - self._position
+            self._block, self._position, first = tail + more, 0, 0
 
     def _refuse_ratio(self) -> None:
-        num_remaining = len(self._block) - self._at
+        num_remaining = len(self._block) - self._position
         while more := self._stream.read(_BLOCK_BYTES):
             num_remaining += len(more)
         self._damage = Damage(
@@ -291,16 +291,16 @@ class _Run(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         if not self._piece:
-            self._piece = memoryview(self._unpacker.piece())
+            self._piece = memoryview(self._unpacker.next_piece())
         size = min(len(buffer), len(self._piece))
         buffer[:size] = self._piece[:size]
         self._piece = self._piece[size:]
         return size
 
 
-def _buffered(stream: Any) -> BinaryIO:
+def _buffer_stream(stream: Any) -> BinaryIO:
     return io.BufferedReader(stream, _BLOCK_BYTES)
 
 
-def _plain(exc: Exception) -> str:
+def _error_reason(exc: Exception) -> str:
     return str(exc).lower().removeprefix("error -3 while decompressing data: ")[:100]

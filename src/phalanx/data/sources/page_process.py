@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from phalanx.child import Message, answer_orders, bound_memory, die_with_parent
-from phalanx.data.sources.extractors import EXTRACTORS, Extract, text_by
+from phalanx.data.sources.extractors import EXTRACTORS, Extract, extract_with
 from phalanx.errors import DataError
 
 MEMORY_BYTES = 3 << 30
@@ -31,7 +31,7 @@ def main() -> None:
             bound_memory(MEMORY_BYTES)
         signal.setitimer(signal.ITIMER_PROF, order["seconds"])
         try:
-            text = text_by(extract, page.decode("utf-8", "surrogatepass")).encode("utf-8", "surrogatepass")
+            text = extract_with(extract, page.decode("utf-8", "surrogatepass")).encode("utf-8", "surrogatepass")
             answer: Message = {"end": True}, text
         except DataError as exc:
             answer = {"error": str(exc)}, b""

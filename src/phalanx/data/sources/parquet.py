@@ -11,7 +11,14 @@ from pydantic import Field
 from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.packed import is_packed
 from phalanx.data.sources.parquet_decoder import ParquetTable, open_table
-from phalanx.data.sources.records import ColumnSettings, RawRecord, RecordFiles, document_of, said_in, too_long
+from phalanx.data.sources.records import (
+    ColumnSettings,
+    RawRecord,
+    RecordFiles,
+    claims_in,
+    document_of,
+    oversized_record,
+)
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.data.sources.spans import FileSpan
 from phalanx.errors import DataError
@@ -41,32 +48,32 @@ class ParquetFiles(RecordFiles):
         super().__init__(config, (".parquet",))
         self._config = config
 
-    def _versions(self) -> list[str]:
+    def _library_versions(self) -> list[str]:
         return [f"pyarrow {importlib.metadata.version('pyarrow')}"]
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+    def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         if not is_packed(file):
-            with file.open() as stream:
+            with file.open_bytes() as stream:
                 size = stream.seek(0, 2)
-            yield from self._tables(str(file.path), name, size, file.span)
+            yield from self._read_tables(str(file.path), name, size, file.span)
             return
-        record = self._whole(file, name)
+        record = self._whole_record(file, name)
         if isinstance(record, BrokenRecord):
             yield record
             return
         with tempfile.NamedTemporaryFile(suffix=".parquet") as unpacked:
             unpacked.write(record.content)
             unpacked.flush()
-            yield from self._tables(unpacked.name, name, len(record.content))
+            yield from self._read_tables(unpacked.name, name, len(record.content))
 
-    def spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
+    def cut_spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
         """Cut a table into runs of row groups, by the sizes and rows that it claims; none where it stays one."""
         if is_packed(file):
             return []
-        with file.open() as stream, open_table(str(file.path), self._config.column) as table:
+        with file.open_bytes() as stream, open_table(str(file.path), self._config.column) as table:
             size = stream.seek(0, 2)
             try:
-                claims = [table.claims(group) for group in range(table.num_groups())]
+                claims = [table.claimed_sizes(group) for group in range(table.num_groups())]
             except DataError:
                 # its reader tells of it
                 return []
@@ -80,7 +87,7 @@ class ParquetFiles(RecordFiles):
                 begin, first, filled = group, rows, 0
         return spans if len(spans) > 1 else []
 
-    def _tables(
+    def _read_tables(
         self, path: str, name: str, size: int, span: FileSpan | None = None
     ) -> Iterator[RawRecord | BrokenRecord]:
         with open_table(path, self._config.column) as table:
@@ -90,25 +97,25 @@ class ParquetFiles(RecordFiles):
                 yield BrokenRecord(name, size, str(exc))
                 return
             if span is None or span.groups is None:
-                yield from self._groups(table, range(groups), 0, name, size)
+                yield from self._read_groups(table, range(groups), 0, name, size)
             else:
-                yield from self._groups(table, range(*span.groups), span.first, name, size)
+                yield from self._read_groups(table, range(*span.groups), span.first, name, size)
 
-    def _groups(
+    def _read_groups(
         self, table: ParquetTable, groups: range, first: int, name: str, size: int
     ) -> Iterator[RawRecord | BrokenRecord]:
         before, free = first, max(_FREE_BYTES, self._limits.max_ratio * size)
-        beside = [*self._config.beside]
+        beside = [*self._config.beside_columns]
         for group in groups:
             place, claimed = f"{name}, row group {group + 1}", 0
             try:
-                unpacked, rows = table.claims(group)
+                unpacked, rows = table.claimed_sizes(group)
                 number, before = before, before + rows
                 claimed = self._checked_size(unpacked, size)
-                for content, claims in table.rows(group, beside):
+                for content, claims in table.read_group(group, beside):
                     number += 1
                     free -= max(1, len(content))
-                    yield self._checked(RawRecord(f"{name}, row {number}", content, claims))
+                    yield self._checked_record(RawRecord(f"{name}, row {number}", content, claims))
                     if free < 0:
                         yield BrokenRecord(name, 0, f"its rows are more than {self._limits.max_ratio} times its size")
                         return
@@ -125,17 +132,17 @@ class ParquetFiles(RecordFiles):
             raise DataError(f"unpacks to more than {self._limits.max_ratio} times its size")
         return max(0, min(unpacked, size))
 
-    def _checked(self, record: RawRecord) -> RawRecord | BrokenRecord:
+    def _checked_record(self, record: RawRecord) -> RawRecord | BrokenRecord:
         limit = self._limits.max_record_bytes
         if len(record.content) > limit:
-            return too_long(record.name, len(record.content), limit)
+            return oversized_record(record.name, len(record.content), limit)
         if record.value is None:
             return BrokenRecord(record.name, 0, "no text in this row", is_unsupported=True)
         return record
 
-    def _document(self, record: RawRecord) -> Document:
+    def _make_document(self, record: RawRecord) -> Document:
         try:
             text = record.content.decode()
         except UnicodeDecodeError as exc:
             raise DataError(f"{record.name}: byte {exc.start} of its text is not utf-8") from exc
-        return document_of(record, text, said_in(record.value, self._config))
+        return document_of(record, text, claims_in(record.value, self._config))

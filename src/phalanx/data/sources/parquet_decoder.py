@@ -21,7 +21,7 @@ class ParquetTable:
     """
 
     def __init__(self, path: str, column: str) -> None:
-        self._about = {"path": path, "column": column}
+        self._file_order = {"path": path, "column": column}
         self._decoder: ReaderProcess | None = None
         self._ends, self._is_between = 0, True
 
@@ -31,24 +31,24 @@ class ParquetTable:
         Raises:
             DataError: It is no Parquet file, or has no such column.
         """
-        return int(self._asked(act="open", **self._about)["groups"])
+        return int(self._ask_once(act="open", **self._file_order)["groups"])
 
-    def claims(self, group: int) -> tuple[int, int]:
+    def claimed_sizes(self, group: int) -> tuple[int, int]:
         """The bytes of a row group, unpacked, and its rows, as the file says.
 
         Raises:
             DataError: They cannot be read.
         """
-        answer = self._asked(act="claims", group=group)
+        answer = self._ask_once(act="claims", group=group)
         return int(answer["size"]), int(answer["rows"])
 
-    def rows(self, group: int, beside: list[str]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    def read_group(self, group: int, beside: list[str]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         """The rows of a group: bytes of the text, and what lies beside it; None where there is no text.
 
         Raises:
             DataError: They cannot be decoded.
         """
-        asked = self._ask(act="rows", group=group, column=self._about["column"], beside=beside)
+        asked = self._ask_decoder(act="rows", group=group, column=self._file_order["column"], beside=beside)
         yield from ((content, answer["beside"]) for answer, content in asked if not answer["end"])
 
     def close(self) -> None:
@@ -60,12 +60,12 @@ class ParquetTable:
         else:
             self._decoder.close()
 
-    def _asked(self, **order: Any) -> dict[str, Any]:
-        ((answer, _),) = self._ask(**order)
+    def _ask_once(self, **order: Any) -> dict[str, Any]:
+        ((answer, _),) = self._ask_decoder(**order)
         return answer
 
-    def _ask(self, **order: Any) -> Iterator[Message]:
-        decoder = self._ready(order)
+    def _ask_decoder(self, **order: Any) -> Iterator[Message]:
+        decoder = self._ready_decoder(order)
         self._is_between = False
         try:
             yield from decoder.read(order)
@@ -75,15 +75,15 @@ class ParquetTable:
             raise
         self._is_between = True
 
-    def _ready(self, order: dict[str, Any]) -> ReaderProcess:
+    def _ready_decoder(self, order: dict[str, Any]) -> ReaderProcess:
         """Return a decoder that has the file open, or is to open it."""
         if self._decoder is not None and self._decoder.exit_code is None:
             return self._decoder
         if self._ends >= _MAX_ENDS:
             raise DataError(f"not read: the file has ended {_MAX_ENDS} processes that read it")
-        decoder = self._decoder = ReaderProcess.take(_MODULE)
+        decoder = self._decoder = ReaderProcess.take_idle(_MODULE)
         if order["act"] != "open":
-            list(decoder.read({"act": "open", **self._about}))
+            list(decoder.read({"act": "open", **self._file_order}))
         return decoder
 
 

@@ -32,7 +32,7 @@ class Decoder:
         self._stream: BinaryIO | None = None
         self._table: Any = None
 
-    def open(self, path: str, column: str) -> int:
+    def open_file(self, path: str, column: str) -> int:
         """Open a file with its text columns behind their dictionaries, and return its row groups.
 
         Raises:
@@ -40,7 +40,7 @@ class Decoder:
         """
         if self._stream is not None:
             self._stream.close()
-        stream = self._stream = SourceFile("", path if "://" in path else Path(path)).open()
+        stream = self._stream = SourceFile("", path if "://" in path else Path(path)).open_bytes()
         try:
             file = self._parquet.ParquetFile(stream)
             schema = file.schema_arrow
@@ -56,14 +56,14 @@ class Decoder:
             groups = int(self._table.num_row_groups)
         except Exception as exc:
             # whatever a parser of foreign bytes raises
-            raise DataError(f"is no Parquet file ({_plain(exc)})") from exc
+            raise DataError(f"is no Parquet file ({_error_text(exc)})") from exc
         if column not in texts:
             names = ", ".join(name[:40] for name in texts[:10]) or "none"
             what = f"column {column[:40]!r} holds {types[column]}, expected text" if column in types else ""
             raise DataError(f"{what or f'no column {column[:40]!r} of text'}; those of text are: {names}; set `column`")
         return groups
 
-    def claims(self, group: int) -> tuple[int, int]:
+    def group_sizes(self, group: int) -> tuple[int, int]:
         """The bytes of a row group, unpacked, and its rows, as the file says.
 
         Sizes of single columns are not asked for: pyarrow ends the process where these are malformed.
@@ -75,9 +75,9 @@ class Decoder:
             row_group = self._table.metadata.row_group(group)
             return max(0, int(row_group.total_byte_size)), max(0, int(row_group.num_rows))
         except Exception as exc:
-            raise DataError(f"cannot be decoded ({_plain(exc)})") from exc
+            raise DataError(f"cannot be decoded ({_error_text(exc)})") from exc
 
-    def rows(self, group: int, column: str, beside: list[str]) -> Iterator[tuple[bytes | None, dict[str, Any]]]:
+    def group_rows(self, group: int, column: str, beside: list[str]) -> Iterator[tuple[bytes | None, dict[str, Any]]]:
         """The rows of a group: bytes of the text, and what lies beside it.
 
         Raises:
@@ -91,11 +91,11 @@ class Decoder:
                 _ROWS, row_groups=[group], columns=[column, *names], use_threads=False
             ):
                 rows += batch.num_rows
-                columns = {name: list(_values(batch.column(name))) for name in names}
-                for row, content in enumerate(_values(batch.column(column))):
+                columns = {name: list(_column_values(batch.column(name))) for name in names}
+                for row, content in enumerate(_column_values(batch.column(column))):
                     yield content, {name: _plain_value(columns[name][row]) for name in names}
         except Exception as exc:
-            raise DataError(f"cannot be decoded ({_plain(exc)})") from exc
+            raise DataError(f"cannot be decoded ({_error_text(exc)})") from exc
         if rows != expected:
             raise DataError(f"says that it has {expected} rows, and gives {rows}")
 
@@ -122,27 +122,27 @@ def main() -> None:
 
     def answer(order: dict[str, Any], _: bytes) -> Iterator[Message]:
         try:
-            yield from _answers(decoder, order)
+            yield from _answer_order(decoder, order)
         except DataError as exc:
             yield {"error": str(exc)}, b""
 
     answer_orders(answer, MEMORY_BYTES)
 
 
-def _answers(decoder: Decoder, order: dict[str, Any]) -> Iterator[Message]:
+def _answer_order(decoder: Decoder, order: dict[str, Any]) -> Iterator[Message]:
     match order["act"]:
         case "open":
-            yield {"groups": decoder.open(order["path"], order["column"]), "end": True}, b""
+            yield {"groups": decoder.open_file(order["path"], order["column"]), "end": True}, b""
         case "claims":
-            size, rows = decoder.claims(order["group"])
+            size, rows = decoder.group_sizes(order["group"])
             yield {"size": size, "rows": rows, "end": True}, b""
         case _:
-            for content, beside in decoder.rows(order["group"], order["column"], order["beside"]):
+            for content, beside in decoder.group_rows(order["group"], order["column"], order["beside"]):
                 yield {"beside": None if content is None else beside, "end": False}, content or b""
             yield {"end": True}, b""
 
 
-def _values(column: Any) -> Iterator[Any]:
+def _column_values(column: Any) -> Iterator[Any]:
     """The values of a column; texts as their bytes, each looked up in the dictionary only here."""
     if not hasattr(column, "dictionary"):
         # bytes, so that what is no UTF-8 is told of and not raised by pyarrow
@@ -163,7 +163,7 @@ def _plain_value(value: Any) -> str | int | float | None:
     return value if isinstance(value, str | int | float) else None
 
 
-def _plain(exc: Exception) -> str:
+def _error_text(exc: Exception) -> str:
     return " ".join(str(exc).split())[:_SHOWN] or type(exc).__name__
 
 

@@ -50,11 +50,13 @@ class PythonDocstrings:
         """
         for file in self._files:
             module = file.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-            text = "\n\n".join(f"{name}\n{docstring}" for name, docstring in _docstrings(_parse(file), module))
+            text = "\n\n".join(
+                f"{name}\n{docstring}" for name, docstring in _collect_docstrings(_parse_module(file), module)
+            )
             yield Document(f"docstrings of {module}", text)
 
 
-def _parse(file: SourceFile) -> ast.Module:
+def _parse_module(file: SourceFile) -> ast.Module:
     try:
         with warnings.catch_warnings():
             # an invalid escape in another author's module is not the user's business
@@ -64,7 +66,7 @@ def _parse(file: SourceFile) -> ast.Module:
         raise DataError(f"{file.path}: cannot be parsed ({exc}); repair this Python installation") from exc
 
 
-def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+def _collect_docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         docstring = ast.get_docstring(node)
         if docstring:
@@ -74,7 +76,7 @@ def _docstrings(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
         for child in getattr(node, part, ()):
             inner = f"{name}.{child.name}" if isinstance(child, _NAMED) else name
             if isinstance(child, _NESTING):
-                yield from _docstrings(child, inner)
+                yield from _collect_docstrings(child, inner)
 
 
 _NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -23,7 +23,7 @@ class ReaderProcess(AskedProcess):
         super().__init__([module], {"ARROW_DEFAULT_MEMORY_POOL": "system"}, Path(os.devnull))
 
     @staticmethod
-    def take(module: str, task: str = "") -> "ReaderProcess":
+    def take_idle(module: str, task: str = "") -> "ReaderProcess":
         """Return an idle process of the module, or start one, which takes half a second."""
         for reader in [idle for idle in _IDLE if (idle.module, idle.task) == (module, task)]:
             _IDLE.remove(reader)

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, ClassVar, TypeGuard
 
 from pydantic import Field, model_serializer
 
-from phalanx.config import canonical_json, printable
-from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, unreadable
+from phalanx.config import canonical_json, printable_text
+from phalanx.data.sources.files import Location, SourceFile, fingerprint_files, unreadable_error
 from phalanx.data.sources.listing import OF_ANOTHER_KIND, list_all
 from phalanx.data.sources.packed import Damage, is_packed, open_runs
 from phalanx.data.sources.source import BrokenRecord, Document, Origin, SourceSettings
@@ -46,7 +46,7 @@ class FileSettings(SourceSettings):
     max_ratio: int = Field(default=200, ge=1)
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    def _omit_later_defaults(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave out default values of later keys: the digests of older runs stay the same."""
         fields = type(self).model_fields
         return {
@@ -129,12 +129,12 @@ class RecordFiles(ABC):
 
     def fingerprint(self) -> str:
         """Digest of names, contents, options and the versions of what takes the text out."""
-        options = canonical_json([self._options, *self._versions()]).decode()
-        before = None if self._options.keys() & set(_CAME_LATER) else self._options_before()
+        options = canonical_json([self._options, *self._library_versions()]).decode()
+        before = None if self._options.keys() & set(_CAME_LATER) else self._previous_options()
         files = [file for file in self._files if file.passed_over is None]
         return fingerprint_files(files, options if before is None else before)
 
-    def _options_before(self) -> str | None:
+    def _previous_options(self) -> str | None:
         """How versions without the later keys named the same options: corpora and runs of theirs go on; None: new."""
         return None
 
@@ -145,50 +145,50 @@ class RecordFiles(ABC):
             DataError: A file cannot be read, or a record is broken: names it, the value found and the expected one.
         """
         for file in self._files:
-            for record in self._cut(file, str(file.path)):
-                result = record if isinstance(record, BrokenRecord) else self._document(record)
+            for record in self._cut_file(file, str(file.path)):
+                result = record if isinstance(record, BrokenRecord) else self._make_document(record)
                 if isinstance(result, Document):
                     yield result
                 elif not result.is_unsupported:
                     raise DataError(f"{result.name}: {result.reason}")
 
-    def read(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
+    def read_file_records(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
         """Yield every record of one file, in order; broken ones too.
 
         Raises:
             DataError: The file cannot be opened or read.
         """
-        for record in self._cut(file, file.name):
-            result = record if isinstance(record, BrokenRecord) else self._judge(record)
+        for record in self._cut_file(file, file.name):
+            result = record if isinstance(record, BrokenRecord) else self._convert_record(record)
             # whatever library found a fault, its words may quote the bytes that it found
-            yield replace(result, reason=_short(result.reason)) if isinstance(result, BrokenRecord) else result
+            yield replace(result, reason=_shorten_reason(result.reason)) if isinstance(result, BrokenRecord) else result
 
-    def _judge(self, record: RawRecord) -> Document | BrokenRecord:
+    def _convert_record(self, record: RawRecord) -> Document | BrokenRecord:
         try:
-            result = self._document(record)
+            result = self._make_document(record)
             if isinstance(result, Document):
                 _check_characters(result)
         except DataError as exc:
-            return broken(record, str(exc).removeprefix(f"{record.name}: "))
+            return broken_record(record, str(exc).removeprefix(f"{record.name}: "))
         return result
 
-    def _cut(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+    def _cut_file(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         if file.passed_over is not None:
             reason = file.passed_over
             yield BrokenRecord(name, reason.size_bytes, reason.reason, is_unsupported=not reason.is_fault)
             return
         try:
-            yield from self._records(file, name)
+            yield from self._cut_records(file, name)
         except client_errors() as exc:
-            raise unreadable(file.path, exc) from exc
+            raise unreadable_error(file.path, exc) from exc
 
-    def _runs(self, file: SourceFile) -> Iterator[BinaryIO | Damage]:
+    def _open_runs(self, file: SourceFile) -> Iterator[BinaryIO | Damage]:
         return open_runs(file, self._limits.max_ratio)
 
-    def _whole(self, file: SourceFile, name: str) -> RawRecord | BrokenRecord:
+    def _whole_record(self, file: SourceFile, name: str) -> RawRecord | BrokenRecord:
         """The file as one record."""
         content, size, reason, limit = bytearray(), 0, "", self._limits.max_record_bytes
-        for run in self._runs(file):
+        for run in self._open_runs(file):
             if isinstance(run, Damage):
                 size, reason = size + run.packed_bytes, reason or run.reason
                 continue
@@ -198,18 +198,18 @@ class RecordFiles(ABC):
                     content += block
         if reason:
             return BrokenRecord(name, size, reason)
-        return RawRecord(name, bytes(content)) if size <= limit else too_long(name, size, limit)
+        return RawRecord(name, bytes(content)) if size <= limit else oversized_record(name, size, limit)
 
-    def _versions(self) -> list[str]:
+    def _library_versions(self) -> list[str]:
         """Versions of the libraries that decide on the text."""
         return []
 
     @abstractmethod
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+    def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         """Cut a file; `name` is what its records' names begin with."""
 
     @abstractmethod
-    def _document(self, record: RawRecord) -> Document | BrokenRecord:
+    def _make_document(self, record: RawRecord) -> Document | BrokenRecord:
         """Make a document of a record, or say why there is none, by a `DataError` where it is broken."""
 
 
@@ -223,12 +223,12 @@ class StreamFiles(RecordFiles):
     def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:
         """Cut a stream into records; of one that is longer than `limit` the size alone."""
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+    def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         number, limit = 0 if file.span is None else file.span.first, self._limits.max_record_bytes
         last = None if file.span is None else file.span.first + file.span.count
-        for run in self._runs(file):
+        for run in self._open_runs(file):
             if isinstance(run, Damage):
-                yield lost(name, run)
+                yield damage_record(name, run)
                 continue
             for piece in self._cut_stream(run, limit):
                 if number == last:
@@ -237,13 +237,13 @@ class StreamFiles(RecordFiles):
                 number += 1
                 place = f"{name}, {self._UNIT} {number}"
                 if isinstance(piece, int):
-                    yield too_long(place, piece, limit)
+                    yield oversized_record(place, piece, limit)
                 elif isinstance(piece, Gap):
                     yield BrokenRecord(place, piece.size, piece.reason)
                 else:
                     yield RawRecord(place, piece)
 
-    def spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
+    def cut_spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
         """Cut a file into spans of at least so many bytes on the disk; none where it stays one, as a damaged one does.
 
         A span begins behind a whole record; of a packed file, where a member ends behind one.
@@ -270,28 +270,28 @@ class StreamFiles(RecordFiles):
                 number += 1
         if not spans:
             return []
-        with file.open() as stream:
+        with file.open_bytes() as stream:
             return [*spans, FileSpan(begin, stream.seek(0, 2), first, number - first)]
 
 
-def broken(record: RawRecord, reason: str, *, is_unsupported: bool = False) -> BrokenRecord:
+def broken_record(record: RawRecord, reason: str, *, is_unsupported: bool = False) -> BrokenRecord:
     """Count a record that gives no document."""
-    return BrokenRecord(record.name, len(record.content), _short(reason), is_unsupported)
+    return BrokenRecord(record.name, len(record.content), _shorten_reason(reason), is_unsupported)
 
 
-def too_long(name: str, size: int, limit: int) -> BrokenRecord:
+def oversized_record(name: str, size: int, limit: int) -> BrokenRecord:
     """Count a record that is larger than the config allows."""
     return BrokenRecord(
         name, size, f"is larger than a record may be, {limit} bytes; if it is right, raise max_record_bytes"
     )
 
 
-def lost(name: str, damage: Damage) -> BrokenRecord:
+def damage_record(name: str, damage: Damage) -> BrokenRecord:
     """Count what could not be unpacked."""
     return BrokenRecord(name, damage.packed_bytes, damage.reason)
 
 
-def line_of(stream: BinaryIO, limit: int) -> bytes | int:
+def read_bounded_line(stream: BinaryIO, limit: int) -> bytes | int:
     """The next line with its end, empty behind the last one; or the size of a line that is longer than `limit`."""
     row = stream.readline(limit + 1)
     if len(row) <= limit:
@@ -302,7 +302,7 @@ def line_of(stream: BinaryIO, limit: int) -> bytes | int:
     return size
 
 
-def parts_of(stream: BinaryIO, delimiter: bytes, limit: int) -> Iterator[bytes | int]:
+def split_stream(stream: BinaryIO, delimiter: bytes, limit: int) -> Iterator[bytes | int]:
     """What lies between delimiters, each with the one behind it; of a part longer than `limit` its size alone."""
     buffer, passed, start = bytearray(), 0, 0
     while block := stream.read(_BLOCK_BYTES):
@@ -343,8 +343,8 @@ def is_text(text: str) -> bool:
     return True
 
 
-def _short(reason: str) -> str:
-    plain = printable(reason, _REASON_CHARACTERS).encode("ascii", "replace").decode()
+def _shorten_reason(reason: str) -> str:
+    plain = printable_text(reason, _REASON_CHARACTERS).encode("ascii", "replace").decode()
     return plain if len(reason) <= _REASON_CHARACTERS else f"{plain}..."
 
 
@@ -362,12 +362,12 @@ class ColumnSettings(FileSettings):
     fetched_at: str | None = Field(default=None, min_length=1)
 
     @property
-    def beside(self) -> tuple[str, ...]:
+    def beside_columns(self) -> tuple[str, ...]:
         """All names that are looked at beside the text."""
         return (*self.fields, *(name for name in (self.url, self.fetched_at) if name))
 
 
-def said_in(record: Mapping[str, Any], config: ColumnSettings) -> RecordClaims:
+def claims_in(record: Mapping[str, Any], config: ColumnSettings) -> RecordClaims:
     """What a record with named fields says of itself."""
     values = {name: record.get(name) for name in config.fields}
     return RecordClaims(

@@ -86,7 +86,7 @@ class FileSource(Source, Protocol):
         """All files, in the order of their documents."""
         ...
 
-    def read(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
+    def read_file_records(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
         """Every record of one file, in order.
 
         Raises:

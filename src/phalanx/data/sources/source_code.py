@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from phalanx.config import one_of
 from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.listing import list_files
-from phalanx.data.sources.records import FileSettings, RawRecord, RecordClaims, RecordFiles, broken, document_of
+from phalanx.data.sources.records import FileSettings, RawRecord, RecordClaims, RecordFiles, broken_record, document_of
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
 
@@ -71,7 +71,7 @@ class CodeConfig(FileSettings):
     max_record_bytes: int = Field(default=1 << 20, ge=1)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_languages(self) -> Self:
         if len(set(self.languages)) < len(self.languages):
             raise ValueError("languages: a name appears twice")
         return self
@@ -88,31 +88,31 @@ class CodeFiles(RecordFiles):
         self._licences = _licences_of(config)
         self._nearest: dict[PurePosixPath, str | None] = {}
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
-        record = self._whole(file, name)
+    def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+        record = self._whole_record(file, name)
         yield record if isinstance(record, BrokenRecord) else RawRecord(name, record.content, file.name)
 
-    def _document(self, record: RawRecord) -> Document | BrokenRecord:
+    def _make_document(self, record: RawRecord) -> Document | BrokenRecord:
         content, path = record.content, PurePosixPath(_PACKING.sub("", record.value))
         language = self._by_suffix.get(path.suffix.lower()) or self._by_suffix.get(path.name.lower())
         if language is None:
-            return broken(record, "of no language that is read", is_unsupported=True)
+            return broken_record(record, "of no language that is read", is_unsupported=True)
         if b"\0" in content:
-            return broken(record, "is binary", is_unsupported=True)
+            return broken_record(record, "is binary", is_unsupported=True)
         if not self._generated and (reason := _why_generated(content)):
-            return broken(record, reason, is_unsupported=True)
+            return broken_record(record, reason, is_unsupported=True)
         try:
             text = content.decode().removeprefix("\ufeff")
         except UnicodeDecodeError as exc:
             raise DataError(f"{record.name}: byte {exc.start} (0x{content[exc.start]:02x}) is not utf-8") from exc
-        return document_of(record, text, RecordClaims(fields=self._fields(path, language, content)))
+        return document_of(record, text, RecordClaims(fields=self._code_fields(path, language, content)))
 
-    def _fields(self, path: PurePosixPath, language: str, content: bytes) -> dict[str, str]:
+    def _code_fields(self, path: PurePosixPath, language: str, content: bytes) -> dict[str, str]:
         fields = {"language": language, "path": str(path)[:1000]}
         if match := _SPDX.search(content[:_HEAD_BYTES]):
             fields["licence"] = match[1].decode("ascii", "replace").strip()
         if path.parent not in self._nearest:
-            self._nearest[path.parent] = _nearest(path.parent, self._licences)
+            self._nearest[path.parent] = _nearest_licence(path.parent, self._licences)
         if licence := self._nearest[path.parent]:
             fields["licence_file"] = licence
         return fields
@@ -128,7 +128,7 @@ def _licences_of(config: CodeConfig) -> dict[PurePosixPath, str]:
     return first
 
 
-def _nearest(folder: PurePosixPath, licences: Mapping[PurePosixPath, str]) -> str | None:
+def _nearest_licence(folder: PurePosixPath, licences: Mapping[PurePosixPath, str]) -> str | None:
     """The licence of a folder, or of the nearest one above it."""
     return next((licences[above] for above in (folder, *folder.parents) if above in licences), None)
 

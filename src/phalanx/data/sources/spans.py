@@ -26,7 +26,7 @@ class FileSpan:
     digest: str = ""
     groups: tuple[int, int] | None = None
 
-    def open(self, stream: BinaryIO) -> BinaryIO:
+    def open_span(self, stream: BinaryIO) -> BinaryIO:
         """Return a stream of these bytes alone; closing it closes the file's."""
         if self.groups is not None:
             return stream
@@ -38,15 +38,15 @@ class _Window(io.RawIOBase):
 
     def __init__(self, stream: BinaryIO, begin: int, end: int) -> None:
         stream.seek(begin)
-        self._stream, self._left = stream, end - begin
+        self._stream, self._remaining = stream, end - begin
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        content = self._stream.read(min(len(buffer), self._left))
+        content = self._stream.read(min(len(buffer), self._remaining))
         buffer[: len(content)] = content
-        self._left -= len(content)
+        self._remaining -= len(content)
         return len(content)
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class MemberBorders:
     def __init__(self) -> None:
         self._ends: deque[tuple[int, int]] = deque([(0, 0)])
 
-    def note(self, unpacked: int, packed: int) -> None:
+    def note_member(self, unpacked: int, packed: int) -> None:
         """Take down the end of one more member."""
         self._ends.append((unpacked, packed))
 

@@ -13,11 +13,11 @@ from phalanx.data.sources.records import (
     ColumnSettings,
     RawRecord,
     RecordFiles,
+    claims_in,
+    damage_record,
     document_of,
-    line_of,
-    lost,
-    said_in,
-    too_long,
+    oversized_record,
+    read_bounded_line,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
@@ -38,7 +38,7 @@ class CsvConfig(ColumnSettings):
     delimiter: str | None = Field(default=None, min_length=1, max_length=1)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_template(self) -> Self:
         try:
             parts = list(string.Formatter().parse(self.template))
         except ValueError as exc:
@@ -50,7 +50,7 @@ class CsvConfig(ColumnSettings):
         return self
 
     @property
-    def columns(self) -> list[str]:
+    def template_columns(self) -> list[str]:
         """The columns that the template names."""
         return [name for _, name, _, _ in string.Formatter().parse(self.template) if name is not None]
 
@@ -62,27 +62,27 @@ class CsvFiles(RecordFiles):
         super().__init__(config, _SUFFIXES)
         self._config = config
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+    def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         delimiter = self._config.delimiter or ("\t" if ".tsv" in file.name.lower()[-8:] else ",")
         names: list[str] | None = None
         number = 0
-        for run in self._runs(file):
+        for run in self._open_runs(file):
             if isinstance(run, Damage):
-                yield lost(name, run)
+                yield damage_record(name, run)
                 continue
-            for row in _Rows(run, delimiter, self._limits.max_record_bytes):
+            for row in _RowReader(run, delimiter, self._limits.max_record_bytes):
                 number += 1
                 place = f"{name}, row {number}"
                 if isinstance(row, BrokenRecord):
                     yield BrokenRecord(place, row.raw_bytes, row.reason, row.is_unsupported)
                 elif names is None:
                     names = row.value
-                    yield self._header(place, row)
+                    yield self._check_header(place, row)
                 else:
                     yield RawRecord(place, row.content, (names, row.value))
 
-    def _header(self, name: str, found: RawRecord) -> BrokenRecord:
-        missing = [column for column in self._config.columns if column not in found.value]
+    def _check_header(self, name: str, found: RawRecord) -> BrokenRecord:
+        missing = [column for column in self._config.template_columns if column not in found.value]
         if not missing and len(set(found.value)) == len(found.value):
             return BrokenRecord(name, len(found.content), "names of the columns", is_unsupported=True)
         names = ", ".join(cell[:40] for cell in found.value[:10])
@@ -94,7 +94,7 @@ class CsvFiles(RecordFiles):
             name, len(found.content), f"no column {missing[0][:40]!r}; its columns are: {names}; set `{key}`"
         )
 
-    def _document(self, record: RawRecord) -> Document:
+    def _make_document(self, record: RawRecord) -> Document:
         names, cells = record.value
         if len(names) != len(cells):
             raise DataError(
@@ -102,17 +102,17 @@ class CsvFiles(RecordFiles):
                 "hold a delimiter"
             )
         row = dict(zip(names, cells, strict=True))
-        for column in self._config.columns:
+        for column in self._config.template_columns:
             if column not in row:
                 raise DataError(f"{record.name}: no column {column[:40]!r}")
         text = "".join(
             before + ("" if name is None else row[name])
             for before, name, _, _ in string.Formatter().parse(self._config.template)
         )
-        return document_of(record, text, said_in({**row, **_numbers(row, self._config)}, self._config))
+        return document_of(record, text, claims_in({**row, **_number_fields(row, self._config)}, self._config))
 
 
-def _numbers(row: dict[str, str], config: CsvConfig) -> dict[str, Any]:
+def _number_fields(row: dict[str, str], config: CsvConfig) -> dict[str, Any]:
     """Cells of the kept fields that are written as numbers."""
     fields: dict[str, Any] = {}
     for name in config.fields:
@@ -126,7 +126,7 @@ def _numbers(row: dict[str, str], config: CsvConfig) -> dict[str, Any]:
     return fields
 
 
-class _Rows:
+class _RowReader:
     """Rows of a stream with their bytes; the reader of the standard library asks for lines, which are counted."""
 
     def __init__(self, stream: BinaryIO, delimiter: str, limit: int) -> None:
@@ -136,11 +136,11 @@ class _Rows:
         self._lines: list[bytes] = []
         self._size, self._is_first = 0, True
         self._too_long = False
-        self._reader = csv.reader(self._texts(), delimiter=delimiter, strict=True)
+        self._reader = csv.reader(self._counted_lines(), delimiter=delimiter, strict=True)
         self._delimiter = delimiter
 
-    def _texts(self) -> Iterator[str]:
-        while row := line_of(self._stream, self._limit):
+    def _counted_lines(self) -> Iterator[str]:
+        while row := read_bounded_line(self._stream, self._limit):
             size = row if isinstance(row, int) else len(row)
             self._size += size
             if isinstance(row, int) or self._size > self._limit:
@@ -163,7 +163,7 @@ class _Rows:
                 reason = f"is no row of a table ({exc}); quote cells as RFC 4180 has it"
             content = b"".join(self._lines)
             if self._too_long:
-                yield too_long("", self._size, self._limit)
+                yield oversized_record("", self._size, self._limit)
             elif reason:
                 yield BrokenRecord("", self._size, reason)
             elif cells is None:
@@ -171,12 +171,12 @@ class _Rows:
             elif not cells:
                 yield BrokenRecord("", self._size, "blank line", is_unsupported=True)
             else:
-                yield _decoded(content, cells)
+                yield _decode_row(content, cells)
             if self._too_long or reason:
-                self._reader = csv.reader(self._texts(), delimiter=self._delimiter, strict=True)
+                self._reader = csv.reader(self._counted_lines(), delimiter=self._delimiter, strict=True)
 
 
-def _decoded(content: bytes, cells: list[str]) -> RawRecord | BrokenRecord:
+def _decode_row(content: bytes, cells: list[str]) -> RawRecord | BrokenRecord:
     try:
         content.decode()
     except UnicodeDecodeError as exc:

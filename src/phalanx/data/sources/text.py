@@ -7,13 +7,13 @@ from typing import BinaryIO, ClassVar, Literal
 from pydantic import Field
 
 from phalanx.data.sources.charsets import MARKS
-from phalanx.data.sources.files import SourceFile, decode
+from phalanx.data.sources.files import SourceFile, decode_text
 from phalanx.data.sources.records import (
     FileSettings,
     RawRecord,
     StreamFiles,
     document_of,
-    parts_of,
+    split_stream,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.data.sources.spans import FileSpan
@@ -44,24 +44,26 @@ class TextFiles(StreamFiles):
         super().__init__(config, _SUFFIXES)
         self._delimiter = config.delimiter
 
-    def _options_before(self) -> str:
+    def _previous_options(self) -> str:
         return f"text {self._delimiter!r}"
 
-    def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
+    def _cut_records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         if self._delimiter is None:
-            yield self._whole(file, name)
+            yield self._whole_record(file, name)
         else:
-            yield from super()._records(file, name)
+            yield from super()._cut_records(file, name)
 
     def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
-        return parts_of(stream, (self._delimiter or "").encode(), limit)
+        return split_stream(stream, (self._delimiter or "").encode(), limit)
 
-    def spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
+    def cut_spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
         """Cut a file between its parts; without a delimiter it has none."""
-        return [] if self._delimiter is None else super().spans(file, least_bytes)
+        return [] if self._delimiter is None else super().cut_spans(file, least_bytes)
 
-    def _document(self, record: RawRecord) -> Document:
+    def _make_document(self, record: RawRecord) -> Document:
         # a part of a file has no mark of its own
         marks = () if self._delimiter is not None else (*_WIDE_MARKS, *MARKS)
         encoding = next((codec for mark, codec in marks if record.content.startswith(mark)), "utf-8")
-        return document_of(record, decode(record.content, record.name, encoding).removesuffix(self._delimiter or ""))
+        return document_of(
+            record, decode_text(record.content, record.name, encoding).removesuffix(self._delimiter or "")
+        )

@@ -57,7 +57,7 @@ def _shape_of(found: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _listed(found: Mapping[str, Any], key: str, role: str, content: str) -> Iterator[DialogueTurn]:
+def _list_turns(found: Mapping[str, Any], key: str, role: str, content: str) -> Iterator[DialogueTurn]:
     turns = found.get(key)
     if not isinstance(turns, list) or len(turns) > _MAX_TURNS:
         raise DataError(f"field {key!r} holds no list of at most {_MAX_TURNS} turns")
@@ -81,19 +81,19 @@ def _content_of(value: Any, where: str) -> str:
     raise DataError(f"{where} holds something else than text")
 
 
-def _messages(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
-    return _listed(found, "messages", "role", "content")
+def _message_turns(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+    return _list_turns(found, "messages", "role", "content")
 
 
-def _sharegpt(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+def _sharegpt_turns(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
     turns = found.get("conversations")
     if isinstance(turns, list) and turns and isinstance(turns[0], dict) and "role" in turns[0]:
         # the list of one shape with the turns of the other is about as well
-        return _listed(found, "conversations", "role", "content")
-    return _listed(found, "conversations", "from", "value")
+        return _list_turns(found, "conversations", "role", "content")
+    return _list_turns(found, "conversations", "from", "value")
 
 
-def _alpaca(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+def _alpaca_turns(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
     asked = _content_of(found.get("instruction"), "field 'instruction'")
     field_input = _content_of(found.get("input") or "", "field 'input'")
     if isinstance(found.get("system"), str) and found["system"]:
@@ -102,15 +102,15 @@ def _alpaca(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
     yield DialogueTurn("assistant", _content_of(found.get("output"), "field 'output'"))
 
 
-def _prompt(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
+def _prompt_turns(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
     answer = found["completion"] if "completion" in found else found.get("response")
     yield DialogueTurn("user", _content_of(found.get("prompt"), "field 'prompt'"))
     yield DialogueTurn("assistant", _content_of(answer, "field 'completion'"))
 
 
 _SHAPES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[DialogueTurn]]] = {
-    "sharegpt": _sharegpt,
-    "messages": _messages,
-    "alpaca": _alpaca,
-    "prompt": _prompt,
+    "sharegpt": _sharegpt_turns,
+    "messages": _message_turns,
+    "alpaca": _alpaca_turns,
+    "prompt": _prompt_turns,
 }

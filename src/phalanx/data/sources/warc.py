@@ -23,7 +23,7 @@ from phalanx.data.sources.records import (
     RawRecord,
     RecordClaims,
     StreamFiles,
-    broken,
+    broken_record,
     document_of,
     recorded_text,
 )
@@ -69,36 +69,36 @@ class WarcFiles(StreamFiles):
             raise DataError("source kind 'warc' needs fastwarc; install phalanx-train[data]") from exc
         super().__init__(config, (".warc", ".wet"))
 
-    def _versions(self) -> list[str]:
-        return [*self._extractor.versions(), f"fastwarc {importlib.metadata.version('fastwarc')}"]
+    def _library_versions(self) -> list[str]:
+        return [*self._extractor.library_versions(), f"fastwarc {importlib.metadata.version('fastwarc')}"]
 
     def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:
         return _cut_archive(stream, limit)
 
-    def _document(self, record: RawRecord) -> Document | BrokenRecord:
-        parsed, body = self._parsed(record)
+    def _make_document(self, record: RawRecord) -> Document | BrokenRecord:
+        parsed, body = self._parse_record(record)
         kind, headers = str(parsed.record_type), parsed.headers
         if kind not in ("response", "resource", "conversion"):
-            return broken(record, f"{kind} record", is_unsupported=True)
+            return broken_record(record, f"{kind} record", is_unsupported=True)
         raw_body = body
-        media, charset = _media_of(headers.get("Content-Type") or "")
+        media, charset = _parse_media_type(headers.get("Content-Type") or "")
         if parsed.is_http_parsed:
             status = parsed.http_headers.status_code
             if status != 200:
-                return broken(record, f"HTTP status {status}", is_unsupported=True)
-            media, charset = _media_of(parsed.http_headers.get("Content-Type") or "")
+                return broken_record(record, f"HTTP status {status}", is_unsupported=True)
+            media, charset = _parse_media_type(parsed.http_headers.get("Content-Type") or "")
         if media not in (*_PAGES, _PLAIN):
-            return broken(record, f"content of type {media[:60] or 'unknown'}", is_unsupported=True)
+            return broken_record(record, f"content of type {media[:60] or 'unknown'}", is_unsupported=True)
         if parsed.is_http_parsed:
             body = self._http_body(record, parsed.http_headers, body)
         claims = _claims_of(headers, kind, raw_body)
         if media == _PLAIN:
             declared = "utf-8" if kind == "conversion" else charset
-            return document_of(record, self._extractor.decode(body, declared, record.name, is_page=False), claims)
-        text = self._extractor.text_of(body, charset, record.name, is_xhtml=media == _XHTML)
+            return document_of(record, self._extractor.decode_page(body, declared, record.name, is_page=False), claims)
+        text = self._extractor.extract_text(body, charset, record.name, is_xhtml=media == _XHTML)
         return document_of(record, text, claims)
 
-    def _parsed(self, record: RawRecord) -> tuple[Any, bytes]:
+    def _parse_record(self, record: RawRecord) -> tuple[Any, bytes]:
         try:
             for parsed in self._parse(io.BytesIO(record.content), parse_http=True, auto_decode="none"):
                 return parsed, parsed.reader.read()
@@ -153,24 +153,24 @@ def _cut_archive(stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:
     row = stream.readline(_HEAD_BYTES)
     while row:
         if not _VERSION.fullmatch(row):
-            size, row = _pass_over(stream, row)
+            size, row = _skip_to_record(stream, row)
             yield Gap(size, "is not where a WARC record begins")
             continue
-        head, row = _head_of(stream, row)
+        head, row = _read_header_block(stream, row)
         lengths = _LENGTH.findall(head)
         if row or len(lengths) != 1:
-            size, row = _pass_over(stream, row or stream.readline(_HEAD_BYTES))
+            size, row = _skip_to_record(stream, row or stream.readline(_HEAD_BYTES))
             yield Gap(len(head) + size, "has no header that ends, with one Content-Length")
             continue
         length = int(lengths[0])
-        block, size = _block_of(stream, length, limit - len(head))
+        block, size = _read_block(stream, length, limit - len(head))
         if size < length:
             yield Gap(len(head) + size, f"ends too early: its length is {length}, found {size} bytes")
             return
-        separator, passed, row = _end_of(stream)
+        separator, passed, row = _read_block_end(stream)
         size_bytes = len(head) + length + len(separator) + passed
         if (row or passed) and separator not in _ENDS:
-            size, row = _pass_over(stream, row)
+            size, row = _skip_to_record(stream, row)
             yield Gap(size_bytes + size, "its length is not that of its content")
         elif block is None:
             yield size_bytes
@@ -178,7 +178,7 @@ def _cut_archive(stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:
             yield head + block + separator
 
 
-def _head_of(stream: BinaryIO, row: bytes) -> tuple[bytes, bytes]:
+def _read_header_block(stream: BinaryIO, row: bytes) -> tuple[bytes, bytes]:
     """Read one header block. Return (complete header, b'') or (partial header, offending line)."""
     lines, size = [row], len(row)
     while row := stream.readline(_HEAD_BYTES):
@@ -194,7 +194,7 @@ def _head_of(stream: BinaryIO, row: bytes) -> tuple[bytes, bytes]:
     return b"".join(lines).replace(b":", b"."), b""
 
 
-def _block_of(stream: BinaryIO, length: int, limit: int) -> tuple[bytes | None, int]:
+def _read_block(stream: BinaryIO, length: int, limit: int) -> tuple[bytes | None, int]:
     if length <= limit:
         block = stream.read(length)
         return block, len(block)
@@ -204,7 +204,7 @@ def _block_of(stream: BinaryIO, length: int, limit: int) -> tuple[bytes | None, 
     return None, size
 
 
-def _end_of(stream: BinaryIO) -> tuple[bytes, int, bytes]:
+def _read_block_end(stream: BinaryIO) -> tuple[bytes, int, bytes]:
     """The line ends behind a block, the number of further bytes, and the next line."""
     tail = stream.read(4)
     if tail == b"\r\n\r\n":
@@ -215,7 +215,7 @@ def _end_of(stream: BinaryIO) -> tuple[bytes, int, bytes]:
     return ending, len(tail) - len(ending) - len(last), last + stream.readline(_HEAD_BYTES)
 
 
-def _pass_over(stream: BinaryIO, row: bytes) -> tuple[int, bytes]:
+def _skip_to_record(stream: BinaryIO, row: bytes) -> tuple[int, bytes]:
     """Return the size in bytes up to the next line that begins a record, and that line."""
     size = 0
     while row and not _VERSION.fullmatch(row):
@@ -224,7 +224,7 @@ def _pass_over(stream: BinaryIO, row: bytes) -> tuple[int, bytes]:
     return size, row
 
 
-def _media_of(value: str) -> tuple[str, str | None]:
+def _parse_media_type(value: str) -> tuple[str, str | None]:
     media, _, rest = value.partition(";")
     charset = re.search(r"charset\s{0,9}=\s{0,9}[\"']?([\w.:-]{1,40})", rest[:1000], re.IGNORECASE)
     return media.strip().lower(), charset[1].lower() if charset else None
@@ -247,12 +247,12 @@ def _claims_of(headers: Any, kind: str, body: bytes) -> RecordClaims:
         url=url.strip("<>") if url else None,
         fetched_at=recorded_text(headers.get("WARC-Date"), most=40),
         digest=digest,
-        digest_holds=_holds(digest, bytes.fromhex(fields[f"payload_{name}"])) if digest and name else None,
+        digest_holds=_digest_matches(digest, bytes.fromhex(fields[f"payload_{name}"])) if digest and name else None,
         fields=fields,
     )
 
 
-def _holds(digest: str, found: bytes) -> bool:
+def _digest_matches(digest: str, found: bytes) -> bool:
     value = digest.partition(":")[2].strip()
     try:
         if len(value) == 2 * len(found):

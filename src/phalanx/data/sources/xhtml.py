@@ -28,7 +28,7 @@ def as_html(page: str, where: str) -> str:
     """
     if "<html" not in page[:_BEGIN].lower() and _NAMESPACE not in page[:_BEGIN]:
         return page
-    rewriting = _Rewriting(where)
+    rewriting = _XhtmlRewriter(where)
     try:
         rewriting.parser.Parse(page.encode("utf-8", "surrogatepass"), True)
     except expat.ExpatError:
@@ -37,7 +37,7 @@ def as_html(page: str, where: str) -> str:
     return "".join(rewriting.parts) if rewriting.is_xhtml else page
 
 
-class _Rewriting:
+class _XhtmlRewriter:
     """One page on its way through the XML parser.
 
     Attributes:
@@ -55,8 +55,8 @@ class _Rewriting:
         self.parser.UseForeignDTD(True)
         self.parser.EntityDeclHandler = self._check_entity
         self.parser.SkippedEntityHandler = self._add_entity
-        self.parser.StartElementHandler = self._open
-        self.parser.EndElementHandler = self._close
+        self.parser.StartElementHandler = self._open_element
+        self.parser.EndElementHandler = self._close_element
         self.parser.CharacterDataHandler = self._add_text
 
     def _check_entity(
@@ -69,7 +69,7 @@ class _Rewriting:
         if not is_parameter:
             self._add_text(html.unescape(f"&{name};"))
 
-    def _open(self, name: str, attributes: dict[str, str]) -> None:
+    def _open_element(self, name: str, attributes: dict[str, str]) -> None:
         namespace, _, tag = name.rpartition(" ")
         if not self._depth:
             self.is_xhtml = tag == "html" and namespace in ("", _NAMESPACE)
@@ -79,7 +79,7 @@ class _Rewriting:
         values = "".join(f' {key}="{html.escape(value)}"' for key, value in attributes.items() if " " not in key)
         self.parts.append(f"<{tag}{values}>")
 
-    def _close(self, name: str) -> None:
+    def _close_element(self, name: str) -> None:
         tag = name.rpartition(" ")[2]
         self._depth -= 1
         self._silent -= tag in _WITHOUT_TEXT

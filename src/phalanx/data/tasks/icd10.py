@@ -5,8 +5,8 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from phalanx.data.tasks.split import balanced
-from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, labelled
+from phalanx.data.tasks.split import balance_classes
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, unique_examples
 from phalanx.errors import DataError
 
 _DISTRIBUTION = "simple-icd-10-cm"
@@ -25,7 +25,7 @@ def load_icd10(home: Path | None = None) -> LabelledExamples:
         DataError: The package is not installed, or is another one.
     """
     del home
-    icd = _package()
+    icd = _import_package()
     chapters: list[str] = []
     examples: list[Example] = []
     try:
@@ -42,11 +42,11 @@ def load_icd10(home: Path | None = None) -> LabelledExamples:
     ]
     new = {old: label for label, old in enumerate(large)}
     examples_kept = [Example(example.text, new[example.label]) for example in examples if example.label in new]
-    chosen = labelled([chapters[label] for label in large], examples_kept, _DISTRIBUTION)
-    return LabelledExamples(chosen.classes, balanced(chosen.examples, _PER_CHAPTER, _SEED), chosen.contradictory)
+    chosen = unique_examples([chapters[label] for label in large], examples_kept, _DISTRIBUTION)
+    return LabelledExamples(chosen.classes, balance_classes(chosen.examples, _PER_CHAPTER, _SEED), chosen.contradictory)
 
 
-def _package() -> Any:
+def _import_package() -> Any:
     if importlib.util.find_spec(_MODULE) is None:
         raise DataError(f"{_DISTRIBUTION}: is not installed; run pip install phalanx-train[tasks]")
     return importlib.import_module(_MODULE)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phalanx.data.sources.files import read_text
-from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, find_file, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, find_file, unique_examples
 from phalanx.errors import DataError
 
 FILE = "medical_abstracts.csv.gz"
@@ -28,10 +28,10 @@ def load_medical_abstracts(home: Path | None = None) -> LabelledExamples:
         DataError: The file is not there or is malformed.
     """
     path = find_file(home, FILE, _HOW)
-    return labelled(CLASSES, _abstracts(path), str(path))
+    return unique_examples(CLASSES, _read_abstracts(path), str(path))
 
 
-def _abstracts(path: Path) -> Iterator[Example]:
+def _read_abstracts(path: Path) -> Iterator[Example]:
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""))
     for number, row in enumerate(rows, start=1):
         try:

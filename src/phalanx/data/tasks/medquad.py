@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.data.sources.files import decode, read_lines
-from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, find_file, labelled
+from phalanx.data.sources.files import decode_text, read_lines
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, find_file, unique_examples
 from phalanx.errors import DataError
 
 FILE = "medquad.jsonl.gz"
@@ -30,14 +30,14 @@ def load_medquad(home: Path | None = None) -> LabelledExamples:
         DataError: The file is not there or is malformed.
     """
     path = find_file(home, FILE, _HOW)
-    return labelled(CLASSES, _answers(path), str(path))
+    return unique_examples(CLASSES, _read_answers(path), str(path))
 
 
-def _answers(path: Path) -> Iterator[Example]:
+def _read_answers(path: Path) -> Iterator[Example]:
     for number, row in enumerate(read_lines(path), start=1):
         place = f"{path}, line {number}"
         try:
-            record = json.loads(decode(row, place))
+            record = json.loads(decode_text(row, place))
             answer, kind, site = str(record["a"]), record["qtype"], str(record["source"])
         except (ValueError, TypeError, KeyError) as exc:
             raise DataError(f"{place}: {type(exc).__name__}: {exc}; expected an object with a, qtype, source") from exc

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phalanx.data.sources.files import decode, read_lines, read_text
+from phalanx.data.sources.files import decode_text, read_lines, read_text
 from phalanx.data.tasks.task import Example
 from phalanx.errors import DataError
 
@@ -66,7 +66,7 @@ def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
     Raises:
         DataError: Names the file and the line, the value found and the expected one.
     """
-    examples = [_example(record, place, columns) for place, record in read_records(path)]
+    examples = [_make_example(record, place, columns) for place, record in read_records(path)]
     if not examples:
         state = "has no text" if path.stat().st_size else "is empty"
         raise DataError(f"{path}: {state}; give a file with at least one row")
@@ -88,7 +88,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     return reader(path)
 
 
-def _example(record: dict[str, Any], where: str, columns: Columns) -> PlacedExample:
+def _make_example(record: dict[str, Any], where: str, columns: Columns) -> PlacedExample:
     for name in (columns.text, columns.label):
         if name not in record:
             keys = ", ".join(sorted(map(str, record))[:_SHOWN_FIELDS]) or "none"
@@ -100,13 +100,13 @@ def _example(record: dict[str, Any], where: str, columns: Columns) -> PlacedExam
     named = str(label) if type(label) is int else label
     if not isinstance(named, str) or named.strip() not in columns.classes:
         raise DataError(
-            f"{where}: label {str(label)[:_SHOWN]!r} is not among the classes {_some(columns.classes)}; correct it, "
-            "or add it to the run file"
+            f"{where}: label {str(label)[:_SHOWN]!r} is not among the classes {_shown_names(columns.classes)}; "
+            "correct it, or add it to the run file"
         )
     return PlacedExample(Example(" ".join(text.split()), columns.classes.index(named.strip())), where)
 
 
-def _some(names: Sequence[str]) -> str:
+def _shown_names(names: Sequence[str]) -> str:
     return ", ".join(repr(name) for name in names[:_SHOWN_FIELDS]) + (", ..." if len(names) > _SHOWN_FIELDS else "")
 
 
@@ -116,7 +116,7 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         place = f"{path}, line {number}"
         try:
-            record = json.loads(decode(row, place))
+            record = json.loads(decode_text(row, place))
         except (ValueError, RecursionError) as exc:
             raise DataError(f"{place}: is not JSON ({exc}); expected one object a line") from exc
         if not isinstance(record, dict):
@@ -167,40 +167,42 @@ def guess_columns(paths: Sequence[Path]) -> tuple[Columns, int]:
     rows = [record for path in paths for _, record in read_records(path)]
     place = ", ".join(str(path) for path in paths[:2])
     names = sorted({str(name) for row in rows for name in row})
-    label = _label_of(rows, names)
-    text = _text_of(rows, [name for name in names if name != label])
+    label = _guess_label_column(rows, names)
+    text = _guess_text_column(rows, [name for name in names if name != label])
     if label is None or text is None:
         raise DataError(
             f"{place}: cannot tell the column of {'the label' if label is None else 'the text'}; its columns are "
             f"{', '.join(names) or 'none'}; name them text and label"
         )
-    classes = tuple(sorted({_named(row.get(label)) for row in rows} - {""}))
+    classes = tuple(sorted({_label_text(row.get(label)) for row in rows} - {""}))
     if len(classes) < 2:
         raise DataError(f"{place}: column {label!r} has one class only; at least two are needed")
     return Columns(text, label, classes), len(rows)
 
 
-def _named(value: Any) -> str:
+def _label_text(value: Any) -> str:
     return str(value).strip() if isinstance(value, str) or type(value) is int else ""
 
 
-def _known(names: Iterable[str], wanted: Sequence[str]) -> str | None:
+def _find_column(names: Iterable[str], wanted: Sequence[str]) -> str | None:
     by_name = {name.strip().lower(): name for name in names}
     return next((by_name[name] for name in wanted if name in by_name), None)
 
 
-def _label_of(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str | None:
-    column = _known(names, _LABELS)
+def _guess_label_column(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str | None:
+    column = _find_column(names, _LABELS)
     if column is not None:
         return column
-    counts = {name: len({_named(row.get(name)) for row in rows}) for name in names}
+    counts = {name: len({_label_text(row.get(name)) for row in rows}) for name in names}
     max_classes = min(_FEW_CLASSES, len(rows) // _TEXTS_A_CLASS)
-    likely = [name for name in names if 2 <= counts[name] <= max_classes and all(_named(row.get(name)) for row in rows)]
+    likely = [
+        name for name in names if 2 <= counts[name] <= max_classes and all(_label_text(row.get(name)) for row in rows)
+    ]
     return likely[0] if len(likely) == 1 else None
 
 
-def _text_of(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str | None:
-    column = _known(names, _TEXTS)
+def _guess_text_column(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str | None:
+    column = _find_column(names, _TEXTS)
     if column is not None:
         return column
     lengths = {name: sum(len(row[name]) for row in rows if isinstance(row.get(name), str)) for name in names}

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from phalanx.data.sources.files import read_text
-from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, find_file, labelled
+from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, find_file, unique_examples
 from phalanx.errors import DataError
 
 FILE = "pubmedqa_l.json.gz"
@@ -37,7 +37,7 @@ def load_decisions(home: Path | None = None) -> LabelledExamples:
         DataError: The file is not there or is malformed.
     """
     path = find_file(home, FILE, _HOW)
-    return labelled(DECISIONS, _decisions(path), str(path))
+    return unique_examples(DECISIONS, _read_decisions(path), str(path))
 
 
 def load_sections(home: Path | None = None) -> LabelledExamples:
@@ -47,19 +47,19 @@ def load_sections(home: Path | None = None) -> LabelledExamples:
         DataError: The file is not there or is malformed.
     """
     path = find_file(home, FILE, _HOW)
-    return labelled(ROLES, _sections(path), str(path))
+    return unique_examples(ROLES, _read_sections(path), str(path))
 
 
-def _decisions(path: Path) -> Iterator[Example]:
-    for place, record in _records(path):
+def _read_decisions(path: Path) -> Iterator[Example]:
+    for place, record in _read_articles(path):
         decision = record.get("final_decision")
         if decision not in DECISIONS:
             raise DataError(f"{place}: final_decision is {decision!r}; expected one of {', '.join(DECISIONS)}")
         yield Example(str(record.get("LONG_ANSWER", "")), DECISIONS.index(decision))
 
 
-def _sections(path: Path) -> Iterator[Example]:
-    for place, record in _records(path):
+def _read_sections(path: Path) -> Iterator[Example]:
+    for place, record in _read_articles(path):
         headings, texts = record.get("LABELS"), record.get("CONTEXTS")
         if not isinstance(headings, list) or not isinstance(texts, list) or len(headings) != len(texts):
             raise DataError(f"{place}: expected as many LABELS as CONTEXTS; get the file again")
@@ -69,7 +69,7 @@ def _sections(path: Path) -> Iterator[Example]:
                 yield Example(str(text), ROLES.index(role))
 
 
-def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _read_articles(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         content = json.loads(read_text(path))
     except (ValueError, RecursionError) as exc:

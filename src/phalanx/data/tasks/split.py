@@ -33,7 +33,7 @@ def split_by_class(
         held_out = min(max(1, round(test_share * len(members))), len(members) - 1)
         test += members[:held_out]
         train += members[held_out:]
-    return _shuffled(train, seed), _shuffled(test, seed)
+    return _shuffle_examples(train, seed), _shuffle_examples(test, seed)
 
 
 def take_by_class(examples: Sequence[Example], count: int, seed: int) -> tuple[Example, ...]:
@@ -46,7 +46,7 @@ def take_by_class(examples: Sequence[Example], count: int, seed: int) -> tuple[E
     """
     groups = _by_class(examples, seed)
     if count >= len(examples):
-        return _shuffled(examples, seed)
+        return _shuffle_examples(examples, seed)
     if count < len(groups):
         raise DataError(f"{count} examples for {len(groups)} classes; use at least one of each")
     shares = {label: count * len(members) / len(examples) for label, members in groups}
@@ -56,26 +56,28 @@ def take_by_class(examples: Sequence[Example], count: int, seed: int) -> tuple[E
         sizes[label] += 1
     while sum(sizes.values()) > count:
         sizes[max(sizes, key=lambda label: (sizes[label], label))] -= 1
-    return _shuffled([example for label, members in groups for example in members[: sizes[label]]], seed)
+    return _shuffle_examples([example for label, members in groups for example in members[: sizes[label]]], seed)
 
 
-def balanced(examples: Sequence[Example], per_class: int, seed: int) -> tuple[Example, ...]:
+def balance_classes(examples: Sequence[Example], per_class: int, seed: int) -> tuple[Example, ...]:
     """Draw at most `per_class` examples of every class."""
-    return _shuffled([example for _, members in _by_class(examples, seed) for example in members[:per_class]], seed)
+    return _shuffle_examples(
+        [example for _, members in _by_class(examples, seed) for example in members[:per_class]], seed
+    )
 
 
 def _by_class(examples: Sequence[Example], seed: int) -> list[tuple[int, list[Example]]]:
     groups: dict[int, list[Example]] = {}
-    for example in _shuffled(examples, seed):
+    for example in _shuffle_examples(examples, seed):
         groups.setdefault(example.label, []).append(example)
     return sorted(groups.items())
 
 
-def _shuffled(examples: Sequence[Example], seed: int) -> tuple[Example, ...]:
-    return tuple(sorted(examples, key=lambda example: _rank(example.text, seed)))
+def _shuffle_examples(examples: Sequence[Example], seed: int) -> tuple[Example, ...]:
+    return tuple(sorted(examples, key=lambda example: _shuffle_key(example.text, seed)))
 
 
-def _rank(text: str, seed: int) -> bytes:
+def _shuffle_key(text: str, seed: int) -> bytes:
     return hashlib.sha256(f"{seed}|".encode() + text.encode("utf-8", "surrogatepass")).digest()
 
 
@@ -107,7 +109,7 @@ def dirichlet_clients(
         )
     generator = random.Random(f"phalanx clients {seed} {num_clients} {alpha!r}")  # noqa: S311 - a partition, no secret
     for _ in range(_ATTEMPTS):
-        drawn = _draw(examples, num_clients, alpha, generator)
+        drawn = _draw_clients(examples, num_clients, alpha, generator)
         if min(len(client) for client in drawn) >= at_least:
             return drawn
     raise DataError(
@@ -135,7 +137,7 @@ def silo_clients(examples: Sequence[Example], num_clients: int) -> tuple[tuple[i
     return tuple(tuple(sorted(client)) for client in clients)
 
 
-def _draw(
+def _draw_clients(
     examples: Sequence[Example], num_clients: int, alpha: float, generator: random.Random
 ) -> tuple[tuple[int, ...], ...]:
     clients: list[list[int]] = [[] for _ in range(num_clients)]
@@ -162,7 +164,7 @@ SPLIT_SEED = 0
 
 
 @dataclass(frozen=True)
-class Shares:
+class ClientShares:
     """A task's texts, dealt out.
 
     Attributes:
@@ -174,12 +176,12 @@ class Shares:
     test: tuple[Example, ...]
 
     @property
-    def train(self) -> tuple[Example, ...]:
+    def train_examples(self) -> tuple[Example, ...]:
         """All training texts, client by client."""
         return tuple(example for examples in self.clients for example in examples)
 
 
-def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, alpha: float, seed: int) -> Shares:
+def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, alpha: float, seed: int) -> ClientShares:
     """Share a task's texts out to clients that do not all see the same classes.
 
     By silo where the texts name their collector, else by class. Clients have the same number of texts, for they take
@@ -208,4 +210,4 @@ def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, al
                 f"client {number} of {num_clients}: has {len(examples)} texts, but {each} are required; lower "
                 "texts_per_client"
             )
-    return Shares(drawn, take_by_class(held_out, test, SPLIT_SEED))
+    return ClientShares(drawn, take_by_class(held_out, test, SPLIT_SEED))

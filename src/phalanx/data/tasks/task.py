@@ -42,7 +42,7 @@ class LabelledExamples:
         return all(example.silo for example in self.examples)
 
     @property
-    def digest(self) -> str:
+    def examples_digest(self) -> str:
         """SHA-256 in hex over classes and examples in their order."""
         total = hashlib.sha256("\0".join(self.classes).encode())
         for example in self.examples:
@@ -67,7 +67,7 @@ class TaskCard:
     load: Callable[[Path | None], LabelledExamples]
 
 
-def labelled(classes: Sequence[str], examples: Iterable[Example], where: str) -> LabelledExamples:
+def unique_examples(classes: Sequence[str], examples: Iterable[Example], where: str) -> LabelledExamples:
     """Keep each text once, and none that comes with two labels.
 
     Args:
@@ -108,7 +108,7 @@ def find_file(home: Path | None, name: str, where_from: str) -> Path:
     Raises:
         DataError: It is not there.
     """
-    folders = _folders() if home is None else (home,)
+    folders = _data_folders() if home is None else (home,)
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
@@ -118,6 +118,6 @@ def find_file(home: Path | None, name: str, where_from: str) -> Path:
     )
 
 
-def _folders() -> tuple[Path, ...]:
+def _data_folders() -> tuple[Path, ...]:
     named = os.environ.get(DATA_VARIABLE)
     return (Path(named),) if named else USUAL_FOLDERS

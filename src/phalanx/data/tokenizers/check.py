@@ -10,11 +10,11 @@ from typing import Any
 from phalanx.data.chat.template import text_marks
 from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.tokenizers.config import END_OF_TEXT
-from phalanx.data.tokenizers.measure import TextFigures, measure
+from phalanx.data.tokenizers.measure import TextFigures, measure_texts
 from phalanx.data.tokenizers.probes import probe_texts
 from phalanx.data.tokenizers.recipe import TOKENIZER_FILE
+from phalanx.data.tokenizers.tiktoken_encoder import UnequalError, byte_alphabet, make_tiktoken_encoder
 from phalanx.data.tokenizers.tokenizer import TextTokenizer, load_tokenizer, read_json, vocabulary_digest
-from phalanx.data.tokenizers.twin import UnequalError, byte_alphabet, make_twin
 
 _MARK = re.compile(r"<\|[a-zA-Z0-9_]{1,40}\|>|\[/?INST\]")
 """How marks are written in chat templates."""
@@ -75,12 +75,12 @@ def check_tokenizer(place: Path, texts: Iterable[tuple[str, str]] = (), eos_toke
         "bytes_covered": _bytes_covered(parts),
         "end_of_text": backend.id_to_token(tokenizer.eos_id),
         "special_tokens": sorted(token["content"] for token in parts["added_tokens"] if token["special"]),
-        **_encoder(tokenizer),
+        **_describe_encoder(tokenizer),
     }
-    _look_at_companions(directory, vocabulary, check)
-    _look_at_frame(tokenizer, read_json(directory / "tokenizer_config.json"), check)
-    _look_for_forgeries(tokenizer, check)
-    _look_at_texts(tokenizer, texts, check)
+    _check_companions(directory, vocabulary, check)
+    _check_special_ids(tokenizer, read_json(directory / "tokenizer_config.json"), check)
+    _check_forgeries(tokenizer, check)
+    _check_round_trips(tokenizer, texts, check)
     return check
 
 
@@ -95,15 +95,15 @@ def _bytes_covered(parts: Mapping[str, Any]) -> int:
     return sum(character in names for character in byte_alphabet()) if cuts_bytes else 0
 
 
-def _encoder(tokenizer: TextTokenizer) -> dict[str, str]:
+def _describe_encoder(tokenizer: TextTokenizer) -> dict[str, str]:
     try:
-        make_twin(tokenizer.backend)
+        make_tiktoken_encoder(tokenizer.backend)
     except UnequalError as exc:
         return {"encodes_by": "tokenizers", "because": str(exc)}
     return {"encodes_by": "tiktoken", "because": "its ids are proven equal"}
 
 
-def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: TokenizerCheck) -> None:
+def _check_companions(directory: Path, vocabulary: Mapping[str, int], check: TokenizerCheck) -> None:
     """Compare what lies beside the file with the vocabulary: named tokens, a chat template, the model's size."""
     named, model = read_json(directory / "tokenizer_config.json"), read_json(directory / "config.json")
     for name in _NAMED:
@@ -129,10 +129,10 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
         )
 
 
-def _look_at_frame(tokenizer: TextTokenizer, named: Mapping[str, Any], check: TokenizerCheck) -> None:
+def _check_special_ids(tokenizer: TextTokenizer, named: Mapping[str, Any], check: TokenizerCheck) -> None:
     """Record the tokens that the tokenizer writes before a text, and differences between its settings and its file."""
     first = tokenizer.first_ids
-    check.facts["texts_begin_with"] = tokenizer.beginning or None
+    check.facts["texts_begin_with"] = tokenizer.beginning_tokens or None
     is_said = named.get("add_bos_token")
     if isinstance(is_said, bool) and is_said != bool(first):
         check.refused.append(
@@ -142,7 +142,7 @@ def _look_at_frame(tokenizer: TextTokenizer, named: Mapping[str, Any], check: To
         )
 
 
-def _look_for_forgeries(tokenizer: TextTokenizer, check: TokenizerCheck) -> None:
+def _check_forgeries(tokenizer: TextTokenizer, check: TokenizerCheck) -> None:
     end_token = check.facts["end_of_text"]
     for text in probe_texts((end_token,)):
         ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
@@ -151,14 +151,14 @@ def _look_for_forgeries(tokenizer: TextTokenizer, check: TokenizerCheck) -> None
             break
 
 
-def _look_at_texts(tokenizer: TextTokenizer, texts: Iterable[tuple[str, str]], check: TokenizerCheck) -> None:
-    figures = measure({"": tokenizer}, (("", text) for _, text in texts)).get(("", ""))
+def _check_round_trips(tokenizer: TextTokenizer, texts: Iterable[tuple[str, str]], check: TokenizerCheck) -> None:
+    figures = measure_texts({"": tokenizer}, (("", text) for _, text in texts)).get(("", ""))
     if figures is None:
         return
-    check.facts |= _told(figures)
+    check.facts |= _figure_facts(figures)
     if not figures.tokens:
         check.refused.append("the texts give no token")
 
 
-def _told(figures: TextFigures) -> dict[str, Any]:
+def _figure_facts(figures: TextFigures) -> dict[str, Any]:
     return {**figures.to_json(), "first_altered": figures.altered or None}

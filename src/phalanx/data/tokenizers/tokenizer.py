@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from phalanx.config import canonical_json
-from phalanx.data.borders import bare_encoder, border_of, frame_of
+from phalanx.data.borders import bare_encoder, border_of, special_ids_around
 from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
 from phalanx.data.manifest import TokenizerRecord
 from phalanx.data.phases import DatasetTokenizerConfig
@@ -39,11 +39,11 @@ class TextTokenizer:
     last_ids: tuple[int, ...] = ()
 
     @property
-    def beginning(self) -> str:
+    def beginning_tokens(self) -> str:
         """The tokens before every text, as their vocabulary writes them; empty where there are none."""
         return " ".join(self.backend.id_to_token(token_id) or str(token_id) for token_id in self.first_ids)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text alone, without special tokens.
 
         Raises:
@@ -52,7 +52,7 @@ class TextTokenizer:
         encoded = [item.ids for item in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
         for text, ids in zip(texts, encoded, strict=True):
             if not ids or self.eos_id in ids:
-                raise unusable(text, num_tokens=len(ids))
+                raise unusable_error(text, num_tokens=len(ids))
         return encoded
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -61,7 +61,7 @@ class TextTokenizer:
         Raises:
             DataError: As `encode`.
         """
-        return [*self.first_ids, *self.encode([text])[0]]
+        return [*self.first_ids, *self.encode_texts([text])[0]]
 
     def encode_pair(self, prompt: str, answer: str) -> tuple[list[int], int]:
         """Token ids of two texts as one, behind the tokenizer's first token, and how many are of the prompt alone.
@@ -72,10 +72,10 @@ class TextTokenizer:
         Raises:
             DataError: They encode to the end-of-text token, or the answer to nothing.
         """
-        encoding = self._bare.encode(prompt + answer, add_special_tokens=False)
+        encoding = self._bare_backend.encode(prompt + answer, add_special_tokens=False)
         ids, border = list(encoding.ids), border_of(encoding, prompt + answer, len(prompt))
         if border == len(ids) or self.eos_id in ids:
-            raise unusable(prompt + answer, num_tokens=len(ids) - border)
+            raise unusable_error(prompt + answer, num_tokens=len(ids) - border)
         return [*self.first_ids, *ids], len(self.first_ids) + border
 
     def encode_whole(self, texts: Sequence[str], tokens: int) -> list[list[int]]:
@@ -88,18 +88,18 @@ class TextTokenizer:
             DataError: As `encode`.
         """
         room = max(tokens - len(self.first_ids) - len(self.last_ids), 0)
-        rows = ([*self.first_ids, *ids[:room], *self.last_ids] for ids in self.encode(texts))
+        rows = ([*self.first_ids, *ids[:room], *self.last_ids] for ids in self.encode_texts(texts))
         return [ids[:tokens] for ids in rows]
 
     @cached_property
-    def _bare(self) -> tokenizers.Tokenizer:
+    def _bare_backend(self) -> tokenizers.Tokenizer:
         return bare_encoder(self.backend, special_is_text=True)
 
     def to_json(self) -> bytes:
         """The content of ``tokenizer.json``."""
         return self.backend.to_str().encode()
 
-    def record(self, kind: str) -> TokenizerRecord:
+    def manifest_record(self, kind: str) -> TokenizerRecord:
         """Return its record in a manifest; `kind` as in the run file."""
         digest = hashlib.sha256(self.to_json()).hexdigest()
         return TokenizerRecord(kind=kind, vocab_size=self.vocab_size, eos_id=self.eos_id, digest=digest)
@@ -120,11 +120,11 @@ def load_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -
         ConfigError: Kind "model", and the model has none; or kind "dataset", which is for a dataset alone.
         DataError: The file is missing or malformed, or no end-of-text token is known.
     """
-    config = _of_a_file(config)
+    config = _require_file_config(config)
     path = locate_tokenizer(config, tokenizer_path)
-    backend = _backend(path)
+    backend = _load_backend(path)
     eos_token = config.eos_token or _declared_eos(path.parent, backend)
-    return wrap(backend, eos_token, str(path))
+    return wrap_backend(backend, eos_token, str(path))
 
 
 def locate_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None) -> Path:
@@ -133,7 +133,7 @@ def locate_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None)
     Raises:
         ConfigError: Kind "model", and the model has none; or kind "dataset", which is for a dataset alone.
     """
-    config = _of_a_file(config)
+    config = _require_file_config(config)
     if isinstance(config, FileTokenizerConfig):
         return config.path
     if tokenizer_path is None:
@@ -181,7 +181,7 @@ def end_of_text(path: Path, eos_id: int) -> str:
     Raises:
         DataError: The file is missing or malformed, or has no token of that number.
     """
-    token = _backend(path).id_to_token(eos_id)
+    token = _load_backend(path).id_to_token(eos_id)
     if token is None:
         raise DataError(f"{path}: has no token {eos_id}, which ends texts; build the dataset again")
     return token
@@ -193,7 +193,7 @@ def open_tokenizer(path: Path, eos_id: int) -> TextTokenizer:
     Raises:
         DataError: As `end_of_text`.
     """
-    return wrap(_backend(path), end_of_text(path, eos_id), str(path))
+    return wrap_backend(_load_backend(path), end_of_text(path, eos_id), str(path))
 
 
 def vocabulary_digest(tokenizer: TextTokenizer) -> str:
@@ -215,13 +215,13 @@ def vocabulary_digest(tokenizer: TextTokenizer) -> str:
     return hashlib.sha256(canonical_json(decided_by)).hexdigest()
 
 
-def unusable(text: str, num_tokens: int) -> DataError:
+def unusable_error(text: str, num_tokens: int) -> DataError:
     """Describe the fault of a text's tokens: there is none, or one of them ends a document."""
     what = "the end-of-text token inside a document" if num_tokens else "no token at all"
     return DataError(f"tokenizer gave {what} for the document that starts {text[:40]!r}; use another one")
 
 
-def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextTokenizer:
+def wrap_backend(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextTokenizer:
     """Return a tokenizer for whole documents, to which special tokens written in a text are text.
 
     Args:
@@ -240,15 +240,15 @@ def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextToken
     # "<|endoftext|>" written in a document is text; else it would forge a document boundary
     backend.encode_special_tokens = True
     size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-    return TextTokenizer(backend, size, eos_id, *frame_of(backend))
+    return TextTokenizer(backend, size, eos_id, *special_ids_around(backend))
 
 
-def _backend(path: Path) -> tokenizers.Tokenizer:
+def _load_backend(path: Path) -> tokenizers.Tokenizer:
     text = read_text(path)
     try:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as exc:  # the library raises nothing more exact
-        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model").about(
+        raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model").with_facts(
             code="PHX-I016",
             file=str(path),
             key="data.tokenizer",
@@ -258,7 +258,7 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
         ) from exc
 
 
-def _of_a_file(config: LoadedTokenizerConfig) -> ModelTokenizerConfig | FileTokenizerConfig:
+def _require_file_config(config: LoadedTokenizerConfig) -> ModelTokenizerConfig | FileTokenizerConfig:
     if isinstance(config, DatasetTokenizerConfig):
         raise ConfigError('data.tokenizer: kind = "dataset" is only for data.dataset; use "model" or "file"')
     return config

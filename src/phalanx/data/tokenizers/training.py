@@ -16,7 +16,7 @@ from phalanx.data.tokenizers.config import (
 )
 from phalanx.data.tokenizers.patterns import GPT2_DIGITS
 from phalanx.data.tokenizers.sentence_piece import train_sentence_piece
-from phalanx.data.tokenizers.tokenizer import TextTokenizer, wrap
+from phalanx.data.tokenizers.tokenizer import TextTokenizer, wrap_backend
 from phalanx.errors import DataError
 
 _CONTINUED = "##"
@@ -50,7 +50,7 @@ def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
 
 def _train_byte_bpe(texts: Iterator[str], config: ByteBpeTraining, where: str) -> TextTokenizer:
     backend = tokenizers.Tokenizer(models.BPE())
-    _normalize(backend, config)
+    _set_normalizer(backend, config)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if config.split_digits:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -69,12 +69,12 @@ def _train_byte_bpe(texts: Iterator[str], config: ByteBpeTraining, where: str) -
     )
     backend.train_from_iterator(texts, trainer=trainer)
     check_size(backend.get_vocab_size(), config.vocab_size, where)
-    return wrap(backend, config.end_of_text, "trained tokenizer")
+    return wrap_backend(backend, config.end_of_text, "trained tokenizer")
 
 
 def _train_word_piece(texts: Iterator[str], config: WordPieceTraining, where: str) -> TextTokenizer:
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token=config.unknown))
-    _normalize(backend, config)
+    _set_normalizer(backend, config)
     pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     digits = [pre_tokenizers.Digits(individual_digits=True)] if config.split_digits else []
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, *digits]) if digits else pre_tokenizer
@@ -99,12 +99,12 @@ def _train_word_piece(texts: Iterator[str], config: WordPieceTraining, where: st
     )
     backend.decoder = decoders.WordPiece(prefix=_CONTINUED, cleanup=False)
     backend.add_special_tokens(list(config.all_special))
-    return wrap(backend, config.end_of_text, "trained tokenizer")
+    return wrap_backend(backend, config.end_of_text, "trained tokenizer")
 
 
 def _train_sentence_piece(texts: Iterator[str], config: SentencePieceTraining, where: str) -> TextTokenizer:
-    backend = train_sentence_piece(texts, config, _normalizer(config), where)
-    return wrap(backend, config.end_of_text, "trained tokenizer")
+    backend = train_sentence_piece(texts, config, _make_normalizer(config), where)
+    return wrap_backend(backend, config.end_of_text, "trained tokenizer")
 
 
 TRAINERS: dict[str, Callable[[Iterator[str], Any, str], TextTokenizer]] = {
@@ -125,7 +125,7 @@ def check_size(found: int, wanted: int, where: str) -> None:
         raise DataError(
             f"{where}.vocab_size={wanted}: the training text supports {found} tokens only; "
             f"lower vocab_size to {found} or add text"
-        ).about(
+        ).with_facts(
             code="PHX-I017",
             key=f"{where}.vocab_size",
             found=str(wanted),
@@ -136,17 +136,17 @@ def check_size(found: int, wanted: int, where: str) -> None:
         raise DataError(
             f"{where}.vocab_size={wanted}: special tokens and single characters are already {found}; raise "
             f"vocab_size above {found}"
-        ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"more than {found}")
+        ).with_facts(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"more than {found}")
 
 
-def _normalizer(config: VocabularyTraining) -> Any:
+def _make_normalizer(config: VocabularyTraining) -> Any:
     forms: dict[str, list[Any]] = {"none": [], "nfc": [normalizers.NFC()], "nfkc": [normalizers.NFKC()]}
     steps = [*forms[config.normalization], *([normalizers.Lowercase()] if config.lowercase else [])]
     return normalizers.Sequence(steps) if len(steps) > 1 else (steps or [None])[0]
 
 
-def _normalize(backend: tokenizers.Tokenizer, config: VocabularyTraining) -> None:
-    normalizer = _normalizer(config)
+def _set_normalizer(backend: tokenizers.Tokenizer, config: VocabularyTraining) -> None:
+    normalizer = _make_normalizer(config)
     if normalizer is not None:
         backend.normalizer = normalizer
 

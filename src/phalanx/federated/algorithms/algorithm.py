@@ -13,11 +13,11 @@ Named = dict[str, Tensor]
 class ServerStep(Protocol):
     """The owner's part: how far the model moves by the aggregate of a round."""
 
-    def step(self, update: Tensor) -> Tensor:
+    def compute_move(self, update: Tensor) -> Tensor:
         """Return the addition to the weights, ``[values]``, for an aggregate of the sites' updates."""
         ...
 
-    def state(self) -> Named:
+    def server_state(self) -> Named:
         """State that later steps depend on."""
         ...
 

@@ -23,14 +23,14 @@ class AdamStep:
         self._mean = torch.zeros(num_values)
         self._square = torch.full((num_values,), config.tau**2)
 
-    def step(self, update: Tensor) -> Tensor:
+    def compute_move(self, update: Tensor) -> Tensor:
         """As `ServerStep` says."""
         first, second = self._config.betas
         self._mean.lerp_(update, 1 - first)
         self._square.mul_(second).addcmul_(update, update, value=1 - second)
         return self._config.rate * self._mean / (self._square.sqrt() + self._config.tau)
 
-    def state(self) -> Named:
+    def server_state(self) -> Named:
         """Both moments."""
         return {"mean": self._mean, "square": self._square}
 

@@ -21,11 +21,11 @@ class MeanStep:
         del num_values
         self._rate = config.rate
 
-    def step(self, update: Tensor) -> Tensor:
+    def compute_move(self, update: Tensor) -> Tensor:
         """As `ServerStep` says."""
         return update if self._rate == 1.0 else self._rate * update
 
-    def state(self) -> Named:
+    def server_state(self) -> Named:
         """Nothing."""
         return {}
 

@@ -22,12 +22,12 @@ class MomentumStep:
         self._config = config
         self._momentum = torch.zeros(num_values)
 
-    def step(self, update: Tensor) -> Tensor:
+    def compute_move(self, update: Tensor) -> Tensor:
         """As `ServerStep` says."""
         self._momentum.mul_(self._config.momentum).add_(update)
         return self._config.rate * self._momentum
 
-    def state(self) -> Named:
+    def server_state(self) -> Named:
         """The momentum."""
         return {"momentum": self._momentum}
 

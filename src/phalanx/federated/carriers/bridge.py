@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import TransportError, VerificationError
 from phalanx.federated.carriers.carrier import CarriedReply, LostSite, SentOrder
-from phalanx.federated.carriers.conversation import SiteAsked, SiteGreeting, SiteLeft, Speaker
+from phalanx.federated.carriers.conversation import FrameSigner, OwnerConversation, SiteGreeting, SiteLeft
 from phalanx.federated.carriers.messages import EndOrder
 from phalanx.federated.carriers.shim import (
     ANSWER,
@@ -21,9 +21,9 @@ from phalanx.federated.carriers.shim import (
     LOST,
     ORDER,
     SITES,
-    LineError,
     ShimMessage,
-    listen,
+    SocketLostError,
+    listen_at,
     read_message,
     write_message,
 )
@@ -53,14 +53,14 @@ class _Contact:
         greeted: Time of the last greeting.
     """
 
-    conversation: SiteAsked
+    conversation: OwnerConversation
     is_near: bool = False
     greeted: float = field(default=float("-inf"))
     trouble: str = ""
 
 
 @dataclass(frozen=True)
-class OwnerPost:
+class OwnerSocket:
     """The socket at which an owner waits for an engine.
 
     Attributes:
@@ -93,28 +93,28 @@ class BridgeCarrier:
     def __init__(
         self,
         identity: Identity,
-        post: OwnerPost,
+        post: OwnerSocket,
         roster: Mapping[str, Peer],
         revoked: Callable[[], Collection[str]],
         say: Say,
     ) -> None:
         self._limits, self._revoked, self._say, self.path = post.limits, revoked, say, post.path
         self._contacts = {
-            name: _Contact(SiteAsked(Speaker(identity, peer, post.limits), post.session))
+            name: _Contact(OwnerConversation(FrameSigner(identity, peer, post.limits), post.session))
             for name, peer in roster.items()
         }
         self._open: dict[int, _Delivery] = {}
         self._last_number = 0
         self._ready: deque[CarriedReply | LostSite] = deque()
-        self._told: queue.Queue[tuple[int, ShimMessage | None]] = queue.Queue(_MOST_WAITING)
+        self._messages: queue.Queue[tuple[int, ShimMessage | None]] = queue.Queue(_MOST_WAITING)
         self._engine: tuple[int, socket.socket] | None = None
-        self._engines = self._heeded = 0
+        self._engines = self._current_engine = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
         try:
-            self._server = listen(str(post.path))
-        except LineError as exc:
-            raise TransportError(str(exc)).about(code="PHX-T002", found=str(post.path)) from exc
+            self._server = listen_at(str(post.path))
+        except SocketLostError as exc:
+            raise TransportError(str(exc)).with_facts(code="PHX-T002", found=str(post.path)) from exc
         threading.Thread(target=self._await_engines, daemon=True).start()
 
     def present_sites(self) -> frozenset[str]:
@@ -122,7 +122,7 @@ class BridgeCarrier:
         self._process_messages()
         present = frozenset(name for name, contact in self._contacts.items() if contact.conversation.is_met)
         for site in present & set(self._revoked()):
-            self._lose_site(site, "revoked")
+            self._end_conversation(site, "revoked")
             self._report_trouble(site, "its certificate was revoked")
         return frozenset(name for name in present if self._contacts[name].conversation.is_met)
 
@@ -137,11 +137,11 @@ class BridgeCarrier:
         """As `Carrier` says."""
         for site, sent in orders.items():
             try:
-                asked, raw = self._contacts[site].conversation.order(sent.order.kind, sent.order, sent.payload)
+                asked, raw = self._contacts[site].conversation.sign_order(sent.order.kind, sent.order, sent.payload)
             except TransportError as exc:
                 self._report_trouble(site, str(exc))
                 is_gone = not self._contacts[site].conversation.is_met
-                self._lose_site(site, "gone" if is_gone else type(exc).__name__, is_asked=True)
+                self._end_conversation(site, "gone" if is_gone else type(exc).__name__, is_asked=True)
                 continue
             self._deliver_frame(site, asked, raw)
 
@@ -169,7 +169,7 @@ class BridgeCarrier:
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:
-            with contextlib.suppress(LineError):
+            with contextlib.suppress(SocketLostError):
                 write_message(engine[1], ShimMessage(END))
             _close_socket(engine[1])
         _close_socket(self._server)
@@ -191,45 +191,45 @@ class BridgeCarrier:
                 self._report_trouble(site, "its certificate was revoked")
                 continue
             contact.greeted = now
-            self._deliver_frame(site, *contact.conversation.greet())
+            self._deliver_frame(site, *contact.conversation.sign_greeting())
 
     def _drain_queue(self) -> None:
         while True:
             try:
-                engine, message = self._told.get_nowait()
+                engine, message = self._messages.get_nowait()
             except queue.Empty:
                 return
-            self._heed_message(engine, message)
+            self._handle_engine_message(engine, message)
 
     def _wait_message(self, timeout_s: float) -> None:
         with contextlib.suppress(queue.Empty):
-            self._heed_message(*self._told.get(timeout=timeout_s))
+            self._handle_engine_message(*self._messages.get(timeout=timeout_s))
 
-    def _heed_message(self, engine: int, message: ShimMessage | None) -> None:
+    def _handle_engine_message(self, engine: int, message: ShimMessage | None) -> None:
         """Take one message of an engine; None that it is gone."""
-        if engine < self._heeded:
+        if engine < self._current_engine:
             return
-        if engine > self._heeded or message is None:
+        if engine > self._current_engine or message is None:
             # what an engine that is gone was given is lost
-            self._heeded = engine
+            self._current_engine = engine
             self._forget_engine()
         if message is None:
             return
         if message.kind == SITES:
             self._note_reachable(message.data.decode("utf-8", "replace").split("\n"))
         elif message.kind == LOST and (lost := self._open.get(message.number)) is not None:
-            self._report_trouble(lost.site, printable(message.data.decode("utf-8", "replace"), _MOST_WORDS))
-            self._lose_site(lost.site, "gone")
+            self._report_trouble(lost.site, printable_text(message.data.decode("utf-8", "replace"), _MOST_WORDS))
+            self._end_conversation(lost.site, "gone")
         elif message.kind == ANSWER and (delivery := self._open.get(message.number)) is not None:
             self._take_answer(delivery, message)
 
     def _take_answer(self, delivery: _Delivery, message: ShimMessage) -> None:
         site, contact = delivery.site, self._contacts[delivery.site]
         try:
-            frame = contact.conversation.hear(message.data, delivery.asked)
+            frame = contact.conversation.receive_answer(message.data, delivery.asked)
         except (TransportError, VerificationError) as exc:
-            self._report_trouble(site, f"the engine's answer is refused: {printable(str(exc), _MOST_WORDS)}")
-            self._lose_site(site, "refused")
+            self._report_trouble(site, f"the engine's answer is refused: {printable_text(str(exc), _MOST_WORDS)}")
+            self._end_conversation(site, "refused")
             return
         del self._open[message.number]
         fields = frame.header.fields
@@ -245,18 +245,18 @@ class BridgeCarrier:
             was, contact.is_near = contact.is_near, site in named
             if was and not contact.is_near:
                 self._report_trouble(site, "the engine cannot reach it")
-                self._lose_site(site, "gone")
+                self._end_conversation(site, "gone")
 
     def _forget_engine(self) -> None:
         for site, contact in self._contacts.items():
             contact.is_near = False
-            self._lose_site(site, "gone")
+            self._end_conversation(site, "gone")
 
-    def _lose_site(self, site: str, reason: str, *, is_asked: bool = False) -> None:
+    def _end_conversation(self, site: str, reason: str, *, is_asked: bool = False) -> None:
         """End the conversation with a site; it is greeted anew, if it can be reached."""
         for number in [number for number, delivery in self._open.items() if delivery.site == site]:
             is_asked |= self._open.pop(number).asked.fields.kind != SiteGreeting.kind
-        self._contacts[site].conversation.end()
+        self._contacts[site].conversation.end_conversation()
         if is_asked:
             self._ready.append(LostSite(site, reason))
 
@@ -272,13 +272,13 @@ class BridgeCarrier:
         self._last_number += 1
         self._open[self._last_number] = _Delivery(site, asked)
         if engine is None:
-            self._lose_site(site, "gone")
+            self._end_conversation(site, "gone")
             return
         try:
             write_message(engine[1], ShimMessage(ORDER, self._last_number, site, raw))
-        except LineError as exc:
+        except SocketLostError as exc:
             self._report_trouble(site, str(exc))
-            self._lose_site(site, "gone")
+            self._end_conversation(site, "gone")
             _close_socket(engine[1])
 
     def _await_engines(self) -> None:
@@ -297,13 +297,13 @@ class BridgeCarrier:
             if before is not None:
                 _close_socket(before[1])
             self._say("an engine connected")
-            threading.Thread(target=self._hear_engine, args=(self._engines, connection), daemon=True).start()
+            threading.Thread(target=self._read_engine_messages, args=(self._engines, connection), daemon=True).start()
 
-    def _hear_engine(self, number: int, line: socket.socket) -> None:
+    def _read_engine_messages(self, number: int, line: socket.socket) -> None:
         try:
             while (message := read_message(line, self._limits.max_frame_bytes)) is not None:
-                self._tell_engine(number, message)
-        except LineError as exc:
+                self._queue_engine_message(number, message)
+        except SocketLostError as exc:
             if not self._closed.is_set():
                 self._say(f"the engine disconnected: {exc}")
         finally:
@@ -311,13 +311,13 @@ class BridgeCarrier:
                 if self._engine is not None and self._engine[0] == number:
                     self._engine = None
             _close_socket(line)
-            self._tell_engine(number, None)
+            self._queue_engine_message(number, None)
 
-    def _tell_engine(self, number: int, message: ShimMessage | None) -> None:
+    def _queue_engine_message(self, number: int, message: ShimMessage | None) -> None:
         """Hand over a message, as long as it is waited for at all."""
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):
-                self._told.put((number, message), timeout=_LOOK_EVERY_S)
+                self._messages.put((number, message), timeout=_LOOK_EVERY_S)
                 return
 
 

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import FrameError, TransportError, VerificationError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import SiteAnswers
-from phalanx.federated.carriers.conversation import OwnerHeard, SiteGreeting, SiteLeft, Speaker
+from phalanx.federated.carriers.conversation import FrameSigner, SiteConversation, SiteGreeting, SiteLeft
 from phalanx.federated.carriers.shim import (
     ANSWER,
     LOST,
     ORDER,
-    LineError,
     ShimMessage,
-    listen,
+    SocketLostError,
+    listen_at,
     read_message,
     write_message,
 )
@@ -54,26 +54,26 @@ def serve_bridge(site: BridgedSite, answer: SiteAnswers, say: Say) -> None:
         TransportError: The socket cannot be listened at.
     """
     try:
-        server = listen(str(site.socket))
-    except LineError as exc:
-        raise TransportError(str(exc)).about(code="PHX-T002", found=str(site.socket)) from exc
-    heard = OwnerHeard(Speaker(site.identity, site.owner, site.limits), site.session)
+        server = listen_at(str(site.socket))
+    except SocketLostError as exc:
+        raise TransportError(str(exc)).with_facts(code="PHX-T002", found=str(site.socket)) from exc
+    heard = SiteConversation(FrameSigner(site.identity, site.owner, site.limits), site.session)
     with contextlib.closing(server):
         say(f"{site.identity.name}: listens on {site.socket}")
         is_over = False
         while not is_over:
             connection, _ = server.accept()
             with contextlib.closing(connection):
-                is_over = _serve_one(connection, heard, answer, say)
+                is_over = _serve_frame(connection, heard, answer, say)
     with contextlib.suppress(OSError):
         site.socket.unlink()
 
 
-def _serve_one(line: socket.socket, heard: OwnerHeard, answer: SiteAnswers, say: Say) -> bool:
+def _serve_frame(line: socket.socket, heard: SiteConversation, answer: SiteAnswers, say: Say) -> bool:
     """Take one frame and answer it; return whether the run is over."""
     is_over = False
     try:
-        message = read_message(line, heard.most_bytes, _BEGIN_S)
+        message = read_message(line, heard.max_frame_bytes, _BEGIN_S)
         if message is None or message.kind != ORDER:
             say("an engine's client connected but delivers no frame")
             return False
@@ -81,32 +81,32 @@ def _serve_one(line: socket.socket, heard: OwnerHeard, answer: SiteAnswers, say:
             raw, is_over = _answer_frame(message.data, heard, answer, say)
             reply = ShimMessage(ANSWER, message.number, data=raw)
         except (TransportError, VerificationError) as exc:
-            reason = printable(str(exc), _MOST_WORDS)
+            reason = printable_text(str(exc), _MOST_WORDS)
             say(f"refused a frame: {reason}")
             reply = ShimMessage(LOST, message.number, data=f"refused: {reason}".encode())
         write_message(line, reply)
-    except LineError as exc:
+    except SocketLostError as exc:
         # what was answered is kept, for the same frame when it is delivered again
         say(f"an engine's client disconnected: {exc}")
     return is_over
 
 
-def _answer_frame(raw: bytes, heard: OwnerHeard, answer: SiteAnswers, say: Say) -> tuple[bytes, bool]:
+def _answer_frame(raw: bytes, heard: SiteConversation, answer: SiteAnswers, say: Say) -> tuple[bytes, bool]:
     """Return the frame that answers this one, and whether the run is over."""
-    before = heard.answered(raw)
+    before = heard.repeated_answer(raw)
     if before is not None:
         return before, False
-    frame = heard.hear(raw)
+    frame = heard.receive_order(raw)
     fields = frame.header.fields
     if fields.kind == SiteGreeting.kind:
         say(f"{OWNER} sent its greeting, in session {fields.run[-16:]}")
-        return heard.welcome(frame), False
+        return heard.sign_welcome(frame), False
     order = parse_body(m.ORDERS, fields.kind, fields.body)
     if isinstance(order, m.EndOrder):
-        return heard.reply(frame, SiteLeft.kind, SiteLeft()), True
+        return heard.sign_reply(frame, SiteLeft.kind, SiteLeft()), True
     reply, payload = answer(order, frame.payload)
     try:
-        return heard.reply(frame, reply.kind, reply, payload), False
+        return heard.sign_reply(frame, reply.kind, reply, payload), False
     except FrameError:
         fault = m.SiteFault(ticket=order.ticket, reason="failed")
-        return heard.reply(frame, fault.kind, fault), False
+        return heard.sign_reply(frame, fault.kind, fault), False

@@ -32,7 +32,7 @@ from phalanx.transport import (
     parse_frame,
     sign_header,
 )
-from phalanx.transport.frame import frame_size, genesis
+from phalanx.transport.frame import frame_size, genesis_digest
 
 
 class SiteGreeting(Body):
@@ -55,7 +55,7 @@ class SiteLeft(Body):
 
 
 @dataclass(frozen=True)
-class Speaker:
+class FrameSigner:
     """One end of a conversation."""
 
     identity: Identity
@@ -111,12 +111,12 @@ class Speaker:
             raise PeerRefusedError(f"{self.peer.name}: its frame belongs to another party or session")
         if (fields.sequence, fields.previous) != place[1:]:
             raise OrderError(f"{self.peer.name}: frame {fields.sequence} is out of sequence")
-        frame.header.verify(self.peer)
+        frame.header.verify_sender(self.peer)
         check_payload(frame)
         return frame
 
 
-class SiteAsked:
+class OwnerConversation:
     """The owner's end of a conversation with one site.
 
     Args:
@@ -124,7 +124,7 @@ class SiteAsked:
         run: Name of the owner's session.
     """
 
-    def __init__(self, speaker: Speaker, run: str) -> None:
+    def __init__(self, speaker: FrameSigner, run: str) -> None:
         self._speaker, self._run = speaker, run
         self._last: tuple[int, str] | None = None
 
@@ -133,17 +133,17 @@ class SiteAsked:
         """Whether the site has said that it is there."""
         return self._last is not None
 
-    def end(self) -> None:
+    def end_conversation(self) -> None:
         """Say nothing more in it; only a greeting begins anew."""
         self._last = None
 
-    def greet(self) -> tuple[SignedHeader, bytes]:
+    def sign_greeting(self) -> tuple[SignedHeader, bytes]:
         """Begin the conversation anew."""
-        self.end()
-        start = genesis(self._run, self._speaker.identity.name, self._speaker.peer.name)
+        self.end_conversation()
+        start = genesis_digest(self._run, self._speaker.identity.name, self._speaker.peer.name)
         return self._speaker.sign_frame((self._run, 0, start), SiteGreeting.kind, SiteGreeting())
 
-    def order(self, kind: str, body: Body, payload: Payload) -> tuple[SignedHeader, bytes]:
+    def sign_order(self, kind: str, body: Body, payload: Payload) -> tuple[SignedHeader, bytes]:
         """Sign the next order.
 
         Raises:
@@ -154,23 +154,23 @@ class SiteAsked:
             raise PeerRefusedError(f"{self._speaker.peer.name}: did not answer the greeting")
         number, previous = self._last
         header, raw = self._speaker.sign_frame((self._run, number + 1, previous), kind, body, payload)
-        self._last = number + 1, header.digest
+        self._last = number + 1, header.header_digest
         return header, raw
 
-    def hear(self, raw: bytes, asked: SignedHeader) -> Frame:
+    def receive_answer(self, raw: bytes, asked: SignedHeader) -> Frame:
         """Return a site's answer to an order.
 
         Raises:
             TransportError, VerificationError: It is none.
         """
-        frame = self._speaker.check_frame(raw, (self._run, asked.fields.sequence, asked.digest))
+        frame = self._speaker.check_frame(raw, (self._run, asked.fields.sequence, asked.header_digest))
         if asked.fields.kind == SiteGreeting.kind:
             parse_body({SiteHere.kind: SiteHere}, frame.header.fields.kind, frame.header.fields.body)
-            self._last = 0, frame.header.digest
+            self._last = 0, frame.header.header_digest
         return frame
 
 
-class OwnerHeard:
+class SiteConversation:
     """A site's end of its conversation with the owner.
 
     Args:
@@ -178,26 +178,26 @@ class OwnerHeard:
         session: Beginning of the names of its run's sessions.
     """
 
-    def __init__(self, speaker: Speaker, session: str) -> None:
+    def __init__(self, speaker: FrameSigner, session: str) -> None:
         self._speaker, self._session = speaker, session
         self._due: tuple[str, int, str] | None = None
         self._answered: tuple[str, bytes] | None = None
 
     @property
-    def most_bytes(self) -> int:
+    def max_frame_bytes(self) -> int:
         """Of a frame."""
         return self._speaker.limits.max_frame_bytes
 
-    def answered(self, raw: bytes) -> bytes | None:
+    def repeated_answer(self, raw: bytes) -> bytes | None:
         """Return the answer to this very frame, where it is the last one over again; nothing is done twice.
 
         Raises:
             FrameError: It is malformed.
         """
-        digest = parse_frame(raw, self._speaker.limits).header.digest
+        digest = parse_frame(raw, self._speaker.limits).header.header_digest
         return self._answered[1] if self._answered is not None and self._answered[0] == digest else None
 
-    def hear(self, raw: bytes) -> Frame:
+    def receive_order(self, raw: bytes) -> Frame:
         """Return the owner's next order, or a greeting that begins anew.
 
         Raises:
@@ -209,21 +209,23 @@ class OwnerHeard:
                 raise PeerRefusedError(
                     f"{OWNER}: sent a greeting for run {fields.run[:20]}, but this site agreed to {self._session[:20]}"
                 )
-            start = genesis(fields.run, self._speaker.peer.name, self._speaker.identity.name)
+            start = genesis_digest(fields.run, self._speaker.peer.name, self._speaker.identity.name)
             return self._speaker.check_frame(raw, (fields.run, 0, start))
         if self._due is None:
             raise OrderError(f"{OWNER}: sent no greeting to this process")
         return self._speaker.check_frame(raw, self._due)
 
-    def reply(self, heard: Frame, kind: str, body: Body, payload: Payload = b"") -> bytes:
+    def sign_reply(self, heard: Frame, kind: str, body: Body, payload: Payload = b"") -> bytes:
         """Sign the answer to a frame; the next order is to follow both."""
         fields = heard.header.fields
-        header, raw = self._speaker.sign_frame((fields.run, fields.sequence, heard.header.digest), kind, body, payload)
+        header, raw = self._speaker.sign_frame(
+            (fields.run, fields.sequence, heard.header.header_digest), kind, body, payload
+        )
         is_greeting = fields.kind == SiteGreeting.kind
-        self._due = fields.run, fields.sequence + 1, header.digest if is_greeting else heard.header.digest
-        self._answered = heard.header.digest, raw
+        self._due = fields.run, fields.sequence + 1, header.header_digest if is_greeting else heard.header.header_digest
+        self._answered = heard.header.header_digest, raw
         return raw
 
-    def welcome(self, heard: Frame) -> bytes:
+    def sign_welcome(self, heard: Frame) -> bytes:
         """Answer a greeting."""
-        return self.reply(heard, SiteHere.kind, SiteHere(word=secrets.token_hex(16)))
+        return self.sign_reply(heard, SiteHere.kind, SiteHere(word=secrets.token_hex(16)))

@@ -94,6 +94,6 @@ def _write_files(directory: Path, written: Mapping[str, str]) -> None:
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             (directory / path).write_text(content, encoding="utf-8")
     except OSError as exc:
-        raise ConfigError(f"{directory}: cannot be written ({exc.strerror}); choose a new directory").about(
+        raise ConfigError(f"{directory}: cannot be written ({exc.strerror}); choose a new directory").with_facts(
             file=str(directory), do="choose a new directory"
         ) from exc

@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 # the app's folder has both files beside each other, under another package's name
-from .shim import END, LineError, OwnerLine, ShimMessage, ask_site
+from .shim import END, OwnerConnection, ShimMessage, SocketLostError, ask_site
 
 _FRAME, _LOST, _SITE = "frame", "lost", "site"
 _LOOK_EVERY_S, _NODES_EVERY_S = 0.2, 2.0
@@ -24,28 +24,28 @@ server_app = ServerApp()
 
 
 @client_app.query()  # type: ignore[untyped-decorator, unused-ignore]
-def say_site(message: Message, context: Context) -> Message:
+def report_site_name(message: Message, context: Context) -> Message:
     """Say of which site this node is; that it is true is proved by the site's frames alone."""
     return _make_reply(message, _SITE, str(context.node_config.get(_SITE, "")))
 
 
 @client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
-def forward(message: Message, context: Context) -> Message:
+def deliver_frame(message: Message, context: Context) -> Message:
     """Deliver one frame to the site's process on this machine, and bring back its answer."""
     site = str(context.node_config.get(_SITE, ""))
     path = os.path.expanduser(str(context.run_config["site-socket"]).replace("{site}", site))
     try:
         return Message(_pack_frame(ask_site(path, _frame_in(message.content))), reply_to=message)
-    except LineError as exc:
+    except SocketLostError as exc:
         return _make_reply(message, _LOST, str(exc))
 
 
 @server_app.main()  # type: ignore[untyped-decorator, unused-ignore]
-def serve(grid: Grid, context: Context) -> None:
+def run_relay(grid: Grid, context: Context) -> None:
     """Forward frames until the owner ends the run, or is gone."""
-    owner = OwnerLine(str(context.run_config["owner-socket"]))
+    owner = OwnerConnection(str(context.run_config["owner-socket"]))
     try:
-        FrameRelay(grid, owner).run()
+        FrameRelay(grid, owner).relay_frames()
     finally:
         owner.close()
 
@@ -64,17 +64,17 @@ class FrameRelay:
         grid: Flower's grid of the run.
     """
 
-    def __init__(self, grid: Grid, line: OwnerLine) -> None:
+    def __init__(self, grid: Grid, line: OwnerConnection) -> None:
         self._grid, self._line = grid, line
         self._nodes: dict[int, str | None] = {}
         self._open: dict[str, _Question] = {}
         self._looked = float("-inf")
 
-    def run(self) -> None:
+    def relay_frames(self) -> None:
         """Forward until the owner ends the run.
 
         Raises:
-            LineError: The owner is gone.
+            SocketLostError: The owner is gone.
         """
         while True:
             self._look_for_nodes()
@@ -114,7 +114,7 @@ class FrameRelay:
     def _forward_frame(self, order: ShimMessage) -> None:
         node = self._site_nodes().get(order.name)
         if node is None:
-            self._line.lose(order.number, order.name, "no node belongs to this site")
+            self._line.report_loss(order.number, order.name, "no node belongs to this site")
             return
         self._ask_node(Message(_pack_frame(order.data), node, "train"), _Question(node, order))
 
@@ -123,7 +123,7 @@ class FrameRelay:
         if pushed and pushed[0]:
             self._open[pushed[0]] = question
         elif question.order is not None:
-            self._line.lose(question.order.number, question.order.name, "Flower does not accept the frame")
+            self._line.report_loss(question.order.number, question.order.name, "Flower does not accept the frame")
         else:
             # asked again at the next look
             self._nodes.pop(question.node)
@@ -134,7 +134,7 @@ class FrameRelay:
         for reply in self._grid.pull_messages(list(self._open)):
             question = self._open.pop(reply.metadata.reply_to_message_id, None)
             if question is not None and question.order is not None:
-                self._hand_in(question.order, reply)
+                self._send_answer(question.order, reply)
             elif question is not None and question.node in self._nodes:
                 self._name_node(question.node, reply)
 
@@ -146,16 +146,16 @@ class FrameRelay:
             self._nodes[node] = _read_word(reply.content, _SITE)
         self._tell_sites(before)
 
-    def _hand_in(self, order: ShimMessage, reply: Message) -> None:
+    def _send_answer(self, order: ShimMessage, reply: Message) -> None:
         if reply.has_error():
-            self._line.lose(order.number, order.name, str(reply.error.reason))
+            self._line.report_loss(order.number, order.name, str(reply.error.reason))
             return
         try:
             frame = _frame_in(reply.content)
-        except LineError as exc:
-            self._line.lose(order.number, order.name, _read_word(reply.content, _LOST) or str(exc))
+        except SocketLostError as exc:
+            self._line.report_loss(order.number, order.name, _read_word(reply.content, _LOST) or str(exc))
             return
-        self._line.answer(order.number, order.name, frame)
+        self._line.send_answer(order.number, order.name, frame)
 
 
 def _pack_frame(frame: bytes) -> RecordDict:
@@ -168,7 +168,7 @@ def _frame_in(content: RecordDict) -> bytes:
     record = content.get(_FRAME)
     array = record.get(_FRAME) if isinstance(record, ArrayRecord) else None
     if array is None:
-        raise LineError("a message from Flower has no frame")
+        raise SocketLostError("a message from Flower has no frame")
     return bytes(array.data)
 
 

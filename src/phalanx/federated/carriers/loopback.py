@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 class SiteProcesses(Protocol):
     """The processes of sites that were started here."""
 
-    def look(self) -> Mapping[str, str]:
+    def restart_ended_sites(self) -> Mapping[str, str]:
         """Return the sites of which a process has ended since the last look, with how, and start them again."""
         ...
 
@@ -66,11 +66,11 @@ class LoopbackCarrier:
         self._endpoint = Endpoint(identity, {}, session, self._wire, transport)
 
     @property
-    def address(self) -> str:
+    def listen_address(self) -> str:
         """``host:port`` where it listens."""
         return self._wire.address
 
-    def keep(self, processes: SiteProcesses) -> None:
+    def watch_processes(self, processes: SiteProcesses) -> None:
         """Look after these processes from now on."""
         self._processes = processes
 
@@ -79,7 +79,7 @@ class LoopbackCarrier:
         self._meet_processes()
         for site in self._names.keys() & set(self._revoked()):
             self._say(f"the certificate of {site} was revoked")
-            self._lose_site(site, "revoked")
+            self._drop_site(site, "revoked")
         return frozenset(self._names)
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
@@ -95,9 +95,9 @@ class LoopbackCarrier:
         for site, sent in orders.items():
             try:
                 body = sent.order.model_dump(mode="json")
-                self._endpoint.send(self._names[site], sent.order.kind, body, (sent.payload,))
+                self._endpoint.send_frame(self._names[site], sent.order.kind, body, (sent.payload,))
             except (KeyError, TransportError) as exc:
-                self._lose_site(site, "gone" if isinstance(exc, KeyError) else type(exc).__name__)
+                self._drop_site(site, "gone" if isinstance(exc, KeyError) else type(exc).__name__)
 
     def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """As `Carrier` says."""
@@ -107,11 +107,11 @@ class LoopbackCarrier:
             if self._lost:
                 return self._lost.popleft()
             left_s = deadline - time.monotonic()
-            item = self._endpoint.receive(max(0.0, min(left_s, _LOOK_EVERY_S)))
+            item = self._endpoint.receive_item(max(0.0, min(left_s, _LOOK_EVERY_S)))
             if isinstance(item, LinkFault):
                 site = certified_name(item.peer)
                 if self._names.get(site) == item.peer:
-                    self._lose_site(site, "silent")
+                    self._drop_site(site, "silent")
             elif item is not None:
                 site = certified_name(item.sender)
                 if self._names.get(site) == item.sender:
@@ -123,7 +123,7 @@ class LoopbackCarrier:
         """Stop listening, and end the processes that were started here."""
         with contextlib.suppress(PeerLostError):
             # word of the end, for those that still listen
-            self._endpoint.flush(_END_S)
+            self._endpoint.flush_frames(_END_S)
         self._endpoint.close()
         if self._processes is not None:
             self._processes.close()
@@ -131,9 +131,9 @@ class LoopbackCarrier:
     def _meet_processes(self) -> None:
         """Meet the processes that have called since, and drop ended ones."""
         if self._processes is not None:
-            for site, how in self._processes.look().items():
+            for site, how in self._processes.restart_ended_sites().items():
                 self._say(f"{site}: its process ended: {how}")
-                self._lose_site(site, "gone")
+                self._drop_site(site, "gone")
         for site in self._sites:
             joined, met = self._wire.wait_joined(site, 0.0), self._met.get(site)
             with self._lock:
@@ -144,20 +144,20 @@ class LoopbackCarrier:
             name = name_of_incarnation(site, number)
             self._met[site] = (number, joined)
             if self._names.get(site) is not None:
-                self._lose_site(site, "restarted")
-            self._endpoint.add_peer(joined.peer.called(name), joined.address)
+                self._drop_site(site, "restarted")
+            self._endpoint.add_peer(joined.peer.with_session_name(name), joined.address)
             self._names[site] = name
             with self._lock:
                 self._cut.discard(site)
 
-    def _lose_site(self, site: str, reason: str) -> None:
+    def _drop_site(self, site: str, reason: str) -> None:
         """Part from a site's process; it is told so when it asks, and may begin anew."""
         self._lost.append(LostSite(site, reason))
         name = self._names.pop(site, None)
         with self._lock:
             self._cut.add(site)
         if name is not None:
-            self._endpoint.refuse(name)
+            self._endpoint.evict_party(name)
 
     def _name_of(self, certified: str, begins: bool) -> str | None:
         try:

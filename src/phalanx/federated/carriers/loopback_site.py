@@ -8,7 +8,7 @@ from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import SiteAnswers
 from phalanx.federated.config import OWNER
 from phalanx.security.crypto import Identity, Peer
-from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, describe, parse_body
+from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, ask_peer_run, parse_body
 
 _LOOK_EVERY_S = 5.0
 Say = Callable[[str], None]
@@ -50,12 +50,14 @@ def _serve_session(call: OwnerCall, answer: SiteAnswers, say: Say) -> bool:
     """Serve one session; return whether the run is over, and not only the session."""
     wire = GrpcWire(call.identity, call.transport)
     try:
-        met = describe(call.identity, OWNER, call.address, wire.address, call.transport, call.patience_s, begins=True)
+        met = ask_peer_run(
+            call.identity, OWNER, call.address, wire.address, call.transport, call.patience_s, begins=True
+        )
         if met.peer != call.owner:
             raise PeerRefusedError(f"{call.address}: its key differs from the owner's certificate here")
         if not met.run.startswith(call.session):
             raise FrameError(f"{call.address}: serves run {met.run[:20]}, but this site agreed to {call.session[:20]}")
-        identity = call.identity.called(met.calls_us)
+        identity = call.identity.with_session_name(met.calls_us)
         with Endpoint(identity, {}, met.run, wire, call.transport) as endpoint:
             endpoint.add_peer(met.peer, call.address)
             say(f"{identity.name}: joined the owner's session")
@@ -70,7 +72,7 @@ def _serve_session(call: OwnerCall, answer: SiteAnswers, say: Say) -> bool:
 
 def _answer_orders(call: OwnerCall, endpoint: Endpoint, own: str, answer: SiteAnswers) -> bool:
     while True:
-        item = endpoint.receive(_LOOK_EVERY_S)
+        item = endpoint.receive_item(_LOOK_EVERY_S)
         if item is None:
             # never before what has come is read: the last word of an owner that has gone since is that the run is over
             _look_for_owner(call, endpoint, own)
@@ -81,7 +83,7 @@ def _answer_orders(call: OwnerCall, endpoint: Endpoint, own: str, answer: SiteAn
         if isinstance(order, m.EndOrder):
             return True
         reply, payload = answer(order, item.payload)
-        endpoint.send(OWNER, reply.kind, reply.model_dump(mode="json"), (payload,))
+        endpoint.send_frame(OWNER, reply.kind, reply.model_dump(mode="json"), (payload,))
 
 
 def _look_for_owner(call: OwnerCall, endpoint: Endpoint, own: str) -> None:
@@ -91,8 +93,8 @@ def _look_for_owner(call: OwnerCall, endpoint: Endpoint, own: str) -> None:
         PeerLostError: It is gone, has begun another session, or has parted from this process.
     """
     try:
-        met = describe(call.identity, OWNER, call.address, own, call.transport, _LOOK_EVERY_S)
+        met = ask_peer_run(call.identity, OWNER, call.address, own, call.transport, _LOOK_EVERY_S)
     except PeerRefusedError as exc:
         raise PeerLostError(f"{OWNER}: {exc}") from exc
-    if (met.run, met.calls_us) != (endpoint.run, endpoint.name):
+    if (met.run, met.calls_us) != (endpoint.session_name, endpoint.party_name):
         raise PeerLostError(f"{OWNER}: began another session")

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phalanx.transport import Body, by_kind
+from phalanx.transport import Body, bodies_by_kind
 
 Round = Annotated[int, Field(ge=1, lt=2**53)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -150,5 +150,5 @@ class SiteFault(SiteReply):
     culprit: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\z")] = ""
 
 
-ORDERS: dict[str, type[SiteOrder]] = by_kind((TrainOrder, SumOrder, MeasureOrder, EndOrder))
-REPLIES: dict[str, type[SiteReply]] = by_kind((TrainedReply, SumReply, MeasuredReply, SiteFault))
+ORDERS: dict[str, type[SiteOrder]] = bodies_by_kind((TrainOrder, SumOrder, MeasureOrder, EndOrder))
+REPLIES: dict[str, type[SiteReply]] = bodies_by_kind((TrainedReply, SumReply, MeasuredReply, SiteFault))

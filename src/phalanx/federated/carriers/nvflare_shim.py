@@ -16,7 +16,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 # the job's folder has both files beside each other, under another package's name
-from .shim import END, LineError, OwnerLine, ask_site
+from .shim import END, OwnerConnection, SocketLostError, ask_site
 
 _TASK, _FRAME, _LOST, _NUMBER = "phalanx_frame", "frame", "lost", "number"
 _LOOK_EVERY_S = 0.5
@@ -32,14 +32,14 @@ class FrameController(Controller):  # type: ignore[misc]
     def __init__(self, owner_socket: str) -> None:
         super().__init__()
         self.owner_socket = owner_socket
-        self._line: OwnerLine | None = None
+        self._line: OwnerConnection | None = None
         self._near: frozenset[str] = frozenset()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Call the owner."""
         try:
-            self._line = OwnerLine(self.owner_socket)
-        except LineError as exc:
+            self._line = OwnerConnection(self.owner_socket)
+        except SocketLostError as exc:
             self.system_panic(f"phalanx: {exc}; start `phalanx train` first", fl_ctx)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
@@ -59,9 +59,9 @@ class FrameController(Controller):  # type: ignore[misc]
                 if order.kind == END:
                     return
                 data = Shareable({_FRAME: order.data})
-                task = Task(_TASK, data, {_NUMBER: order.number}, result_received_cb=self._hand_in)
+                task = Task(_TASK, data, {_NUMBER: order.number}, result_received_cb=self._send_answer)
                 self.send(task, fl_ctx, [order.name], SendOrder.SEQUENTIAL)
-        except LineError as exc:
+        except SocketLostError as exc:
             self.log_warning(fl_ctx, f"phalanx: lost the owner: {exc}")
 
     def process_result_of_unknown_task(
@@ -69,19 +69,19 @@ class FrameController(Controller):  # type: ignore[misc]
     ) -> None:
         """A result that no task waits for is no answer."""
 
-    def _hand_in(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+    def _send_answer(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         number, site, result = client_task.task.get_prop(_NUMBER), client_task.client.name, client_task.result
         frame = None if result is None else result.get(_FRAME)
-        with contextlib.suppress(LineError):
+        with contextlib.suppress(SocketLostError):
             # an owner that is gone is noticed by the one loop that reads
             if self._line is not None and isinstance(frame, bytes):
-                self._line.answer(number, site, frame)
+                self._line.send_answer(number, site, frame)
             elif self._line is not None:
                 reason = "" if result is None else result.get(_LOST) or result.get_return_code()
-                self._line.lose(number, site, str(reason))
+                self._line.report_loss(number, site, str(reason))
         client_task.result = None
 
-    def _tell_sites(self, line: OwnerLine, fl_ctx: FLContext) -> None:
+    def _tell_sites(self, line: OwnerConnection, fl_ctx: FLContext) -> None:
         names = [client.name for client in fl_ctx.get_engine().get_clients()]
         near = frozenset(name for name in names if self.get_client_disconnect_time(name) is None)
         if near != self._near:
@@ -114,5 +114,5 @@ class FrameExecutor(Executor):  # type: ignore[misc]
 def _ask_site(path: str, frame: bytes, answers: list[Shareable]) -> None:
     try:
         answers.append(Shareable({_FRAME: ask_site(path, frame)}))
-    except LineError as exc:
+    except SocketLostError as exc:
         answers.append(Shareable({_LOST: str(exc)}))

@@ -1,8 +1,8 @@
 """The engine's side of the bridge: frames between a local socket and whatever carries them; standard library alone.
 
 An engine such as NVFlare or Flower may live in an environment of its own, without phalanx: this file is copied there.
-Its server has an `OwnerLine`, and each of its clients calls `ask_site`. Nothing here reads a frame or can make one:
-they are signed by keys that only the owner and the sites have.
+Its server has an `OwnerConnection`, and each of its clients calls `ask_site`. Nothing here reads or makes a frame: they
+are signed by keys that only the owner and the sites have.
 
 A message on either socket is a head and two runs of bytes (numbers are big-endian):
 
@@ -30,11 +30,11 @@ _MOST_PATH_BYTES = 107
 _WHOLE_MESSAGE_S = 300.0
 
 
-class LineError(ConnectionError):
+class SocketLostError(ConnectionError):
     """The other end of a socket is gone, or its bytes are no message."""
 
 
-class SiteRefusedError(LineError):
+class SiteRefusedError(SocketLostError):
     """The site's process does not take a frame; the text says why."""
 
 
@@ -57,7 +57,7 @@ def write_message(line: socket.socket, message: ShimMessage) -> None:
     """Send one message.
 
     Raises:
-        LineError: The other end is gone, or does not take it in time.
+        SocketLostError: The other end is gone, or does not take it in time.
     """
     name = message.name.encode("utf-8")
     try:
@@ -65,7 +65,7 @@ def write_message(line: socket.socket, message: ShimMessage) -> None:
         line.sendall(_HEAD.pack(_MAGIC, message.kind, message.number, len(name), len(message.data)) + name)
         line.sendall(message.data)
     except OSError as exc:
-        raise LineError(f"socket: cannot send ({exc})") from exc
+        raise SocketLostError(f"socket: cannot send ({exc})") from exc
 
 
 def read_message(
@@ -78,7 +78,7 @@ def read_message(
         timeout_s: Seconds to wait for its beginning; None for no limit.
 
     Raises:
-        LineError: The other end is gone or stops in the middle, or that is no message within the bounds.
+        SocketLostError: The other end is gone or stops in the middle, or that is no message within the bounds.
     """
     try:
         if timeout_s is not None and not select.select([line], [], [], timeout_s)[0]:
@@ -89,28 +89,28 @@ def read_message(
         name = _read_exactly(line, name_size).decode("utf-8")
         return ShimMessage(kind, number, name, _read_exactly(line, data_size))
     except UnicodeDecodeError as exc:
-        raise LineError("socket: a name is not UTF-8") from exc
-    except LineError:
+        raise SocketLostError("socket: a name is not UTF-8") from exc
+    except SocketLostError:
         raise
     except (OSError, ValueError) as exc:
-        raise LineError(f"socket: is closed ({exc})") from exc
+        raise SocketLostError(f"socket: is closed ({exc})") from exc
 
 
-def listen(path: str) -> socket.socket:
+def listen_at(path: str) -> socket.socket:
     """Listen at a path in a directory that only this user can enter; the socket of a dead process is replaced.
 
     Raises:
-        LineError: The directory is open to others, the path is too long, or another process listens there.
+        SocketLostError: The directory is open to others, the path is too long, or another process listens there.
     """
     folder = os.path.dirname(os.path.abspath(path))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if stat.S_IMODE(os.stat(folder).st_mode) & 0o077:
-        raise LineError(f"{folder}: others can enter this directory; run chmod 700 on it, or choose another")
+        raise SocketLostError(f"{folder}: others can enter this directory; run chmod 700 on it, or choose another")
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
-        raise LineError(f"{path}: a socket's path has at most {_MOST_PATH_BYTES} bytes; choose a shorter one")
+        raise SocketLostError(f"{path}: a socket's path has at most {_MOST_PATH_BYTES} bytes; choose a shorter one")
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(path) == 0:
-            raise LineError(f"{path}: another process listens on it; end that process, or choose another path")
+            raise SocketLostError(f"{path}: another process listens on it; end that process, or choose another path")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     server = socket.socket(socket.AF_UNIX)
@@ -120,22 +120,22 @@ def listen(path: str) -> socket.socket:
         server.listen(8)
     except OSError as exc:
         server.close()
-        raise LineError(f"{path}: cannot listen on it ({exc})") from exc
+        raise SocketLostError(f"{path}: cannot listen on it ({exc})") from exc
     return server
 
 
-def connect(path: str) -> socket.socket:
+def connect_to(path: str) -> socket.socket:
     """Connect to a process that listens at a path.
 
     Raises:
-        LineError: None does.
+        SocketLostError: None does.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)
     except OSError as exc:
         connection.close()
-        raise LineError(f"{path}: no process listens on it ({exc.strerror or exc})") from exc
+        raise SocketLostError(f"{path}: no process listens on it ({exc.strerror or exc})") from exc
     return connection
 
 
@@ -144,30 +144,30 @@ def ask_site(path: str, frame: bytes) -> bytes:
 
     Raises:
         SiteRefusedError: It does not take the frame.
-        LineError: It is not there, or has ended.
+        SocketLostError: It is not there, or has ended.
     """
-    with connect(path) as connection:
+    with connect_to(path) as connection:
         write_message(connection, ShimMessage(ORDER, data=frame))
         message = read_message(connection)
     if message is None or message.kind not in (ANSWER, LOST):
-        raise LineError(f"{path}: sent a message that is not an answer")
+        raise SocketLostError(f"{path}: sent a message that is not an answer")
     if message.kind == LOST:
         raise SiteRefusedError(message.data.decode("utf-8", "replace"))
     return message.data
 
 
-class OwnerLine:
+class OwnerConnection:
     """The line from an engine's server to the owner of a run; several threads may answer at a time.
 
     Args:
         path: Path of the owner's socket.
 
     Raises:
-        LineError: No owner listens there.
+        SocketLostError: No owner listens there.
     """
 
     def __init__(self, path: str) -> None:
-        self._line = connect(path)
+        self._line = connect_to(path)
         self._lock = threading.Lock()
 
     def tell_sites(self, names: Iterable[str]) -> None:
@@ -178,23 +178,23 @@ class OwnerLine:
         """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time.
 
         Raises:
-            LineError: The owner is gone.
+            SocketLostError: The owner is gone.
         """
         return read_message(self._line, timeout_s=timeout_s)
 
-    def answer(self, number: int, site: str, frame: bytes) -> None:
+    def send_answer(self, number: int, site: str, frame: bytes) -> None:
         """Hand in a site's answer to the frame of this number.
 
         Raises:
-            LineError: The owner is gone.
+            SocketLostError: The owner is gone.
         """
         self._write_to_owner(ShimMessage(ANSWER, number, site, frame))
 
-    def lose(self, number: int, site: str, reason: str) -> None:
+    def report_loss(self, number: int, site: str, reason: str) -> None:
         """Say that no answer will come to the frame of this number.
 
         Raises:
-            LineError: The owner is gone.
+            SocketLostError: The owner is gone.
         """
         self._write_to_owner(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
 
@@ -212,9 +212,9 @@ class OwnerLine:
 def _check_head(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
     magic, kind, number, name_size, data_size = _HEAD.unpack(head)
     if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END):
-        raise LineError("socket: received bytes are not a message; both ends need the same release")
+        raise SocketLostError("socket: received bytes are not a message; both ends need the same release")
     if name_size > _MOST_NAME_BYTES or data_size > most_bytes:
-        raise LineError(f"socket: a message has {data_size} bytes and a name of {name_size}, above the limits")
+        raise SocketLostError(f"socket: a message has {data_size} bytes and a name of {name_size}, above the limits")
     return kind, number, name_size, data_size
 
 
@@ -224,7 +224,7 @@ def _read_exactly(line: socket.socket, size: int) -> bytes:
     while remaining:
         part = line.recv(min(remaining, 2**20))
         if not part:
-            raise LineError("socket: the other end disconnected")
+            raise SocketLostError("socket: the other end disconnected")
         parts.append(part)
         remaining -= len(part)
     return b"".join(parts)

@@ -11,14 +11,14 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
-from phalanx.aggregators import aggregate
+from phalanx.aggregators import aggregate_updates
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError, CheckpointError, ConfigError, RollbackError, UpdateRefusedError
 from phalanx.federated.admission import DueUpdates, UpdateAdmission
 from phalanx.federated.enclave.channel import SEAL, binding_of, bound_terms
-from phalanx.federated.mixing import least_mixed
+from phalanx.federated.mixing import min_mixed
 from phalanx.federated.rounds.terms import RunTerms
-from phalanx.federated.sealing import SealedPlace, unseal
+from phalanx.federated.sealing import SealedPlace, unseal_bytes
 from phalanx.federated.vectors import Shapes, flatten_tensors
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal
 from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
@@ -47,11 +47,11 @@ class RoundOutcome:
 class AggregatorPort(Protocol):
     """An aggregator, in this process or in a child's."""
 
-    def evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
+    def get_evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
         """Return its public key, and evidence that binds it to a site's nonce."""
         ...
 
-    def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
+    def aggregate_updates(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """Open the updates of a round, and return one of them all.
 
         Raises:
@@ -84,7 +84,7 @@ class AggregatorState:
         self._path, self._run = directory / _STATE, run
         self._sealer, self._sealed, self._settled = BlobSealer(key, sealed), sealed, settled
         self._members: dict[str, list[str]] = {}
-        if self._settled.read() and not self._path.exists():
+        if self._settled.read_count() and not self._path.exists():
             raise RollbackError(f"{self._path}: is missing, but the counter proves that it existed; restore it")
         if self._path.exists():
             self._load_state()
@@ -92,7 +92,7 @@ class AggregatorState:
             self.private = X25519PrivateKey.generate()
             self._write_state()
 
-    def enter(self, model: str, number: int, members: tuple[str, ...]) -> None:
+    def note_members(self, model: str, number: int, members: tuple[str, ...]) -> None:
         """Note a round's members before its update leaves.
 
         Raises:
@@ -109,8 +109,8 @@ class AggregatorState:
 
     def _write_state(self) -> None:
         body = {"private": self.private.private_bytes_raw().hex(), "members": self._members}
-        blob = self._sealer.seal(BlobPlace(self._run, "aggregator", 0), canonical_json(body))
-        number, beside = self._sealed.read(), self._path.with_suffix(".tmp")
+        blob = self._sealer.seal_blob(BlobPlace(self._run, "aggregator", 0), canonical_json(body))
+        number, beside = self._sealed.read_count(), self._path.with_suffix(".tmp")
         try:
             with beside.open("wb") as file:
                 file.write(blob)
@@ -119,13 +119,13 @@ class AggregatorState:
             beside.replace(self._path)
         except OSError as exc:
             raise RollbackError(f"{self._path}: cannot be written ({exc.strerror})") from exc
-        while self._settled.read() < number:
+        while self._settled.read_count() < number:
             self._settled.increment()
 
     def _load_state(self) -> None:
-        behind = self._sealed.read() - self._settled.read()
+        behind = self._sealed.read_count() - self._settled.read_count()
         blob = self._path.read_bytes()
-        plain = self._sealer.open(BlobPlace(self._run, "aggregator", 0), blob, unsafe_accept_behind=behind)
+        plain = self._sealer.open_blob(BlobPlace(self._run, "aggregator", 0), blob, unsafe_accept_behind=behind)
         try:
             body = json.loads(bytes(plain))
             self.private = X25519PrivateKey.from_private_bytes(bytes.fromhex(body["private"]))
@@ -153,7 +153,7 @@ class EnclaveAggregator:
         self._public = state.private.public_key().public_bytes_raw()
         self._bound = bound_terms(terms)
 
-    def evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
+    def get_evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
         """As `AggregatorPort` says.
 
         Raises:
@@ -163,9 +163,9 @@ class EnclaveAggregator:
             binding = binding_of(self._terms, self._public, nonce)
         except ValueError as exc:
             raise AggregationError(SumRefusal.MALFORMED, f"aggregator: {exc}") from exc
-        return self._public, self._attester.evidence(binding).to_bytes()
+        return self._public, self._attester.make_evidence(binding).to_bytes()
 
-    def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
+    def aggregate_updates(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """As `AggregatorPort` says."""
         config, refused = self._terms.config, dict[str, str]()
         max_samples = config.most_samples if config.weights == "samples" else 1
@@ -175,7 +175,9 @@ class EnclaveAggregator:
         for site in sorted(sealed):
             try:
                 place = SealedPlace(SEAL, self._bound, number, model, site)
-                admitted = door.admit_update(site, *_part_update(unseal(place, self._state.private, sealed[site])), due)
+                admitted = door.admit_update(
+                    site, *_part_update(unseal_bytes(place, self._state.private, sealed[site])), due
+                )
             except (AggregationError, UpdateRefusedError) as exc:
                 refused[site] = str(exc.reason)
                 continue
@@ -186,12 +188,12 @@ class EnclaveAggregator:
                 SumRefusal.TOO_FEW, f"aggregator: {len(vectors)} updates, expected {least} at least; {refused or ''}"
             )
         update = self._apply_rule(torch.stack(list(vectors.values())), torch.tensor(list(samples.values())))
-        self._state.enter(model, number, tuple(vectors))
+        self._state.note_members(model, number, tuple(vectors))
         return RoundOutcome(tuple(vectors), refused, update)
 
     def _apply_rule(self, vectors: Tensor, samples: Tensor) -> Tensor:
         config = self._terms.config
-        mixed = least_mixed(config.aggregator, config.byzantine, config.before, len(vectors))
+        mixed = min_mixed(config.aggregator, config.byzantine, config.before, len(vectors))
         if mixed < LEAST_CONTRIBUTORS:
             raise AggregationError(
                 SumRefusal.SMALL_COHORT, f"aggregator: {config.aggregator} may return the numbers of {mixed} sites"
@@ -199,12 +201,12 @@ class EnclaveAggregator:
         if config.aggregator == "mean":
             return samples / samples.sum() @ vectors
         try:
-            return aggregate(vectors, config.aggregator, config.byzantine, config.before)
+            return aggregate_updates(vectors, config.aggregator, config.byzantine, config.before)
         except ConfigError as exc:
             raise AggregationError(SumRefusal.TOO_FEW, f"aggregator: {exc}") from exc
 
 
-def joined(header: bytes, values: bytes) -> bytes:
+def join_update(header: bytes, values: bytes) -> bytes:
     """Return a signed header and its values in one piece."""
     return len(header).to_bytes(_HEADER_BYTES, "big") + header + values
 

@@ -38,7 +38,7 @@ def binding_of(terms: RunTerms, public: bytes, nonce: bytes) -> Binding:
     return Binding(nonce, hashlib.sha256(in_domain("aggregator-key/1", public)).digest(), bound_terms(terms), ROLE)
 
 
-def as_split(config: EnclaveSumsConfig) -> SplitConfig:
+def as_split_config(config: EnclaveSumsConfig) -> SplitConfig:
     """Return the config as tiers of a split read it: there is one list of tiers."""
     return SplitConfig(
         cut=1, tier=config.tier, tpm=config.tpm, policy=config.policy, allow_insecure_sim=config.allow_insecure_sim
@@ -60,7 +60,7 @@ class AggregatorAppraisal:
         self._terms = terms
         self._asked: tuple[Verifier, bytes] | None = None
 
-    def nonce(self) -> bytes:
+    def draw_nonce(self) -> bytes:
         """Draw the nonce of the next appraisal, by the policy as it is now.
 
         Raises:
@@ -71,7 +71,7 @@ class AggregatorAppraisal:
         self._asked = (verifier, nonce)
         return nonce
 
-    def key(self, payload: bytes) -> bytes:
+    def appraise_key(self, payload: bytes) -> bytes:
         """Return the public key of an aggregator, from its key and evidence.
 
         Raises:
@@ -82,7 +82,7 @@ class AggregatorAppraisal:
         (verifier, nonce), self._asked = self._asked, None
         public, evidence = payload[:KEY_BYTES], payload[KEY_BYTES:]
         try:
-            verifier.appraise(parse_evidence(evidence), binding_of(self._terms, public, nonce), steady_now())
+            verifier.appraise_evidence(parse_evidence(evidence), binding_of(self._terms, public, nonce), steady_now())
         except RefusedEvidenceError as exc:
             raise AggregationError(SumRefusal.FOREIGN_PARTY, f"aggregator: {exc}") from exc
         return public
@@ -91,5 +91,5 @@ class AggregatorAppraisal:
         config = self._terms.config.enclave
         policy = config.policy
         return policy_of(
-            as_split(config if policy is None else config.model_copy(update={"policy": str(Path(policy))}))
+            as_split_config(config if policy is None else config.model_copy(update={"policy": str(Path(policy))}))
         )

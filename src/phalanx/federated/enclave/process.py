@@ -13,8 +13,8 @@ from phalanx.config import StrictModel, dump_toml, escape_controls, load_config
 from phalanx.errors import AggregationError, IsolationError, PeerLostError, PhalanxError
 from phalanx.federated.config import OWNER, FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorPort, AggregatorState, EnclaveAggregator, RoundOutcome
-from phalanx.federated.enclave.channel import ROLE, as_split
-from phalanx.federated.rounds.keepers import packed, unpack_items
+from phalanx.federated.enclave.channel import ROLE, as_split_config
+from phalanx.federated.rounds.keepers import pack_items, unpack_items
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.vectors import Shapes
 from phalanx.security.aggregate import SumRefusal
@@ -39,7 +39,7 @@ class AggregatorFile(StrictModel):
     directory: str
 
     @property
-    def terms(self) -> RunTerms:
+    def run_terms(self) -> RunTerms:
         """The terms of the run; an aggregator does not ask which party the owner is."""
         roster = {name: Peer.from_hex(name, key) for name, key in self.roster.items()}
         nobody = Identity.without_certificate(OWNER).public
@@ -54,9 +54,9 @@ def open_aggregator(file: AggregatorFile) -> tuple[EnclaveAggregator, Tier]:
         CertificateError: Its directory is unusable.
     """
     directory = Path(file.directory)
-    tier = open_tier(as_split(file.section.enclave), directory, Identity.without_certificate(ROLE))
+    tier = open_tier(as_split_config(file.section.enclave), directory, Identity.without_certificate(ROLE))
     state = AggregatorState(directory, tier.key, file.run, tier.counter("sealed"), tier.counter("settled"))
-    return EnclaveAggregator(file.terms, file.shapes, tier.attester, state), tier
+    return EnclaveAggregator(file.run_terms, file.shapes, tier.attester, state), tier
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator
         process = start_isolated(program, Sandbox((str(path.resolve()),), (file.directory,)), _SECONDS_TO_CLOSE)
         other.close()
         try:
-            yield _Child(own_end)
+            yield _AggregatorProcess(own_end)
         finally:
             own_end.close()
             with contextlib.suppress(IsolationError):
@@ -110,18 +110,18 @@ def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator
             process.close()
 
 
-class _Child:
+class _AggregatorProcess:
     """An aggregator behind a pipe."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
-    def evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
+    def get_evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
         """As `AggregatorPort` says."""
         ((_, public), (_, evidence)) = self._ask_child([(b"evidence", nonce)], 2)
         return public, evidence
 
-    def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
+    def aggregate_updates(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """As `AggregatorPort` says."""
         order = json.dumps({"round": number, "model": model}).encode()
         ((statement, values),) = self._ask_child(
@@ -132,7 +132,7 @@ class _Child:
         return RoundOutcome(tuple(body["members"]), dict(body["refused"]), update)
 
     def _ask_child(self, items: list[tuple[bytes, bytes]], count: int) -> list[tuple[bytes, bytes]]:
-        _send_bytes(self._end, packed(items))
+        _send_bytes(self._end, pack_items(items))
         message = _receive_bytes(self._end)
         if message is None:
             raise PeerLostError("the aggregator's process has ended; its last lines are above; continue with --resume")
@@ -145,7 +145,7 @@ class _Child:
         return answer
 
 
-def serve(aggregator: AggregatorPort, end: socket.socket, most: int) -> None:
+def serve_aggregator(aggregator: AggregatorPort, end: socket.socket, most: int) -> None:
     """Answer the host's requests until it closes its end.
 
     Args:
@@ -153,14 +153,14 @@ def serve(aggregator: AggregatorPort, end: socket.socket, most: int) -> None:
     """
     while (asked := _receive_bytes(end)) is not None:
         try:
-            _send_bytes(end, packed(_answer_items(aggregator, unpack_items(asked, most + 1))))
+            _send_bytes(end, pack_items(_answer_items(aggregator, unpack_items(asked, most + 1))))
         except AggregationError as exc:
-            _send_bytes(end, packed([(b"refused", f"{exc.reason} {exc}".encode())]))
+            _send_bytes(end, pack_items([(b"refused", f"{exc.reason} {exc}".encode())]))
 
 
 def _answer_items(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     if items and items[0][0] == b"evidence":
-        public, evidence = aggregator.evidence(items[0][1])
+        public, evidence = aggregator.get_evidence(items[0][1])
         return [(b"key", public), (b"evidence", evidence)]
     if not items or items[0][0] != b"aggregate":
         raise AggregationError(SumRefusal.MALFORMED, "aggregator: unknown request")
@@ -170,7 +170,7 @@ def _answer_items(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) 
         sealed = {name.decode(): content for name, content in items[1:]}
     except (ValueError, KeyError, TypeError) as exc:
         raise AggregationError(SumRefusal.MALFORMED, "aggregator: the order is malformed") from exc
-    outcome = aggregator.aggregate(number, model, sealed)
+    outcome = aggregator.aggregate_updates(number, model, sealed)
     statement = json.dumps({"members": list(outcome.members), "refused": outcome.refused}).encode()
     return [(statement, outcome.update.numpy().tobytes())]
 
@@ -207,7 +207,7 @@ def main(path: str, descriptor: str) -> int:
         file = load_config(Path(path), AggregatorFile)
         aggregator, tier = open_aggregator(file)
         with socket.socket(fileno=int(descriptor)) as pipe:
-            serve(aggregator, pipe, len(file.roster))
+            serve_aggregator(aggregator, pipe, len(file.roster))
         tier.close()
     except PhalanxError as exc:
         sys.stderr.write(f"aggregator: {escape_controls(str(exc))}\n")

@@ -35,7 +35,7 @@ class EnclaveSumMaker:
         record.sums = (*record.sums, number)
         walk = SumWalk(self._fleet, record, (model, number), self._terms.config.deadline_s)
         sealed = self._collect_sealed(record, model, walk)
-        outcome = self._aggregator.aggregate(record.number, model, sealed)
+        outcome = self._aggregator.aggregate_updates(record.number, model, sealed)
         # the aggregator's own book holds through a crash before this line; this one says whom to wait for
         self._journal.note_releasing(record.number, model, ReleasedSum(tuple(sorted(sealed)), outcome.members))
         record.left_out |= outcome.refused
@@ -51,7 +51,7 @@ class EnclaveSumMaker:
         evidence: dict[str, bytes] = {}
 
         def attest(site: str, reply: m.SumReply, nonce: bytes) -> str:
-            evidence[site] = b"".join(self._aggregator.evidence(nonce))
+            evidence[site] = b"".join(self._aggregator.get_evidence(nonce))
             return site
 
         sealed: dict[str, bytes] = {}

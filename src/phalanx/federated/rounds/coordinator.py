@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from phalanx.aggregators import aggregate
+from phalanx.aggregators import aggregate_updates
 from phalanx.errors import AggregationError, ConfigError, FailedRoundError, UpdateRefusedError
 from phalanx.federated.admission import PROVEN, DueUpdates, UpdateAdmission
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, Named, staleness_weight
@@ -22,7 +22,7 @@ from phalanx.federated.enclave.sums import EnclaveSumMaker
 from phalanx.federated.local import SiteScores
 from phalanx.federated.rounds.fleet import Fleet, SiteAnswer
 from phalanx.federated.rounds.journal import HeldUpdate, LostRounds, RoundJournal, RoundRecord, SiteShare
-from phalanx.federated.rounds.kept_sums import KeptSumMaker
+from phalanx.federated.rounds.kept_sums import KeeperSumMaker
 from phalanx.federated.rounds.summing import SumMaker
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.vectors import (
@@ -127,14 +127,14 @@ class RoundCoordinator:
         self._asked_in: dict[str, int] = {}
         self._recalled: dict[str, tuple[bytes, bytes]] = {}
         self._held: tuple[int, dict[str, HeldUpdate]] = (0, {})
-        self._sums = _sums_of(terms, summed_by, fleet, journal, num_values(self._shapes))
+        self._sums = _make_sum_maker(terms, summed_by, fleet, journal, num_values(self._shapes))
 
     @property
-    def excluded(self) -> dict[str, str]:
+    def excluded_sites(self) -> dict[str, str]:
         """Sites that are asked no more, with reasons."""
-        return self._admission.excluded
+        return self._admission.excluded_sites
 
-    def told(self) -> dict[str, Any]:
+    def summary_fields(self) -> dict[str, Any]:
         """Return what a person must know of sites and of what the owner saw of them."""
         config = self._config
         sees = f"sums of updates ({config.sums}), and no single one" if config.secure else "each site's update"
@@ -146,23 +146,23 @@ class RoundCoordinator:
             "algorithm": config.algorithm.kind,
             "aggregator": config.aggregator,
             "owner_sees": sees,
-            "excluded": dict(sorted(self.excluded.items())),
+            "excluded": dict(sorted(self.excluded_sites.items())),
         }
 
     @property
     def is_spent(self) -> bool:
         """Whether too few sites are left for a round because others have spent their own budgets."""
-        remaining = len(self._config.sites) - len(self.excluded)
-        return remaining < self._least and BUDGET_SPENT in self.excluded.values()
+        remaining = len(self._config.sites) - len(self.excluded_sites)
+        return remaining < self._min_updates and BUDGET_SPENT in self.excluded_sites.values()
 
     @property
-    def _least(self) -> int:
+    def _min_updates(self) -> int:
         """Updates that a round needs."""
         algorithm = self._config.algorithm
         enough = algorithm.buffer if algorithm.kind == "fedbuff" else self._config.min_cohort
         return min(self._config.min_cohort, enough)
 
-    def recall(self, finished: int) -> None:
+    def resume_rounds(self, finished: int) -> None:
         """Go on after so many finished rounds, with the journal's entries for the round after them."""
         recalled = self._journal.recall_rounds(finished)
         self._admission.recall_updates(recalled.headers)
@@ -173,9 +173,9 @@ class RoundCoordinator:
         for site, reason in recalled.excluded.items():
             self._admission.exclude_site(site, reason)
 
-    def state(self) -> Named:
+    def coordinator_state(self) -> Named:
         """Everything beside the weights that later rounds depend on."""
-        return {f"server/{name}": tensor for name, tensor in self._server.state().items()} | {
+        return {f"server/{name}": tensor for name, tensor in self._server.server_state().items()} | {
             CONTROL + name: tensor for name, tensor in self._controls.items()
         }
 
@@ -187,7 +187,7 @@ class RoundCoordinator:
         )
         self._controls = {name: state[CONTROL + name].clone() for name in self._controls}
 
-    def round(self, number: int, rate: float) -> RoundRecord:
+    def run_round(self, number: int, rate: float) -> RoundRecord:
         """Run one round to its end.
 
         Args:
@@ -203,11 +203,11 @@ class RoundCoordinator:
         updates = self._open_round(number, model)
         record = RoundRecord(number, tuple(sorted({*updates, *self._draw_cohort(number, len(updates))})))
         out, back = self._fleet.bytes_out.copy(), self._fleet.bytes_in.copy()
-        with self.timer.phase("train"):
+        with self.timer.time_phase("train"):
             self._train_sites(record, updates, (payload, model, rate))
         update = self._aggregate_updates(record, updates, model)
         if update is not None:
-            with self.timer.phase("update"):
+            with self.timer.time_phase("update"):
                 self._apply_update(record, update)
         counted = {site: updates[site].round if site in updates else number for site in record.shares}
         self._journal.note_closed(number, counted)
@@ -220,7 +220,7 @@ class RoundCoordinator:
             record.bytes[f"{site}>owner"] = self._fleet.bytes_in[site] - back[site]
         return record
 
-    def measure(self) -> dict[str, SiteScores]:
+    def measure_at_sites(self) -> dict[str, SiteScores]:
         """Have the sites that are there measure the weights as they are on their own held-out rows.
 
         None does where sites bring noise: their scores would tell of their rows without any.
@@ -229,9 +229,9 @@ class RoundCoordinator:
             return {}
         payload = self._weights_payload()
         # what is held out costs no budget, so a site that trains no more still measures
-        sites = self._fleet.idle_sites() - {site for site, why in self.excluded.items() if why != BUDGET_SPENT}
+        sites = self._fleet.idle_sites() - {site for site, why in self.excluded_sites.items() if why != BUDGET_SPENT}
         scores: dict[str, SiteScores] = {}
-        with self.timer.phase("measure"):
+        with self.timer.time_phase("measure"):
             self._fleet.ask_sites(
                 {site: lambda ticket: SentOrder(m.MeasureOrder(ticket=ticket), payload) for site in sorted(sites)},
                 m.MeasuredReply,
@@ -270,7 +270,7 @@ class RoundCoordinator:
 
     def _draw_cohort(self, number: int, num_held: int) -> tuple[str, ...]:
         """Draw the sites of a round among the reachable ones."""
-        present = self._fleet.idle_sites() - self.excluded.keys() - self._held[1].keys()
+        present = self._fleet.idle_sites() - self.excluded_sites.keys() - self._held[1].keys()
         drawn = random.Random(hashlib.sha256(f"cohort {self._terms.seed} {number}".encode()).digest())  # noqa: S311
         order = sorted(self._config.sites, key=lambda site: drawn.random())
         return tuple([site for site in order if site in present][: self._config.num_asked - num_held])
@@ -299,7 +299,7 @@ class RoundCoordinator:
         if algorithm.kind != "fedbuff":
             record.left_out |= dict.fromkeys(self._fleet.waited_for(), "late")
             self._fleet.give_up(self._fleet.waited_for())
-        if len(record.shares) < self._least:
+        if len(record.shares) < self._min_updates:
             # what was let in is kept, and counts when the round is asked for again
             reasons = ", ".join(f"{site} ({why})" for site, why in sorted(record.left_out.items())) or "no update"
             raise FailedRoundError(
@@ -307,7 +307,7 @@ class RoundCoordinator:
                 f"{self._config.min_cohort}; missing: {reasons}"
             )
 
-    def _is_as_agreed(self, reply: m.TrainedReply) -> bool:
+    def _follows_terms(self, reply: m.TrainedReply) -> bool:
         """Tell whether a reply reports loss and budget as the run file demands, and no more spent than allowed."""
         rows = self._terms.rows
         if (reply.loss is None) is not (self._budget is not None or rows is not None):
@@ -323,7 +323,7 @@ class RoundCoordinator:
             if answer.fault == "budget_spent" and self._terms.rows is not None:
                 self._exclude_site(answer.site, BUDGET_SPENT)
             return
-        if not self._is_as_agreed(reply):
+        if not self._follows_terms(reply):
             record.left_out[answer.site] = "malformed"
             return
         share = SiteShare(reply.loss, reply.num_targets, reply.samples, None, reply.scaled, reply.train_s)
@@ -336,7 +336,7 @@ class RoundCoordinator:
             return
         trained_in = self._asked_in.get(answer.site, record.number)
         share.behind = record.number - trained_in
-        if share.behind > self._most_behind:
+        if share.behind > self._max_behind:
             record.left_out[answer.site] = "stale"
             return
         header, values = reply.header.encode("utf-8"), bytes(answer.payload)
@@ -355,7 +355,7 @@ class RoundCoordinator:
         record.shares[answer.site] = share
 
     @property
-    def _most_behind(self) -> int:
+    def _max_behind(self) -> int:
         algorithm = self._config.algorithm
         return algorithm.most_stale if algorithm.kind == "fedbuff" else 0
 
@@ -373,11 +373,11 @@ class RoundCoordinator:
         try:
             if self._config.secure:
                 if self._budget is not None:
-                    record.charge = self._budget.charge()
-                with self.timer.phase("sum"):
+                    record.charge = self._budget.charge_batch()
+                with self.timer.time_phase("sum"):
                     update = self._sums.make_update(record, model, self._exclude_site)
             else:
-                with self.timer.phase("aggregate"):
+                with self.timer.time_phase("aggregate"):
                     update = self._update_of(record, held)
         except (AggregationError, ConfigError) as exc:
             # too few sites are left for a sum, or for a rule that stands those that may lie
@@ -385,10 +385,10 @@ class RoundCoordinator:
                 site for released in self._journal.released_sums(record.number, model) for site in released.members
             }
             # beside noise each sum is paid for, and another one may be of other sites
-            is_bound = self._budget is None and (earlier or members & self.excluded.keys())
+            is_bound = self._budget is None and (earlier or members & self.excluded_sites.keys())
             if not is_bound:
                 raise FailedRoundError(f"round {record.number}: {exc}") from exc
-            self._lost.note(record, members, str(exc))
+            self._lost.note_lost_round(record, members, str(exc))
             return None
         self._lost.in_a_row = 0
         return update
@@ -397,7 +397,7 @@ class RoundCoordinator:
         config, sites = self._config, sorted(held)
         vectors = torch.stack([held[site].vector for site in sites])
         if config.aggregator != "mean":
-            update = aggregate(vectors, config.aggregator, config.byzantine, config.before)
+            update = aggregate_updates(vectors, config.aggregator, config.byzantine, config.before)
             self._records.note_distances(distances_to(update, dict(zip(sites, vectors, strict=True))))
             for site in sites:
                 record.shares[site].far_rounds = self._records.far_rounds[site]
@@ -422,7 +422,7 @@ class RoundCoordinator:
             for name, control in self._controls.items():
                 control.add_(vectors[CONTROL + name], alpha=len(record.shares) / len(self._config.sites))
             update = flatten_tensors({name: vectors[name] for name in self._shapes})
-        moved = self._server.step(update)
+        moved = self._server.compute_move(update)
         if not torch.isfinite(moved).all():
             raise FailedRoundError(f"round {record.number}: its step is not finite; lower federated.algorithm.rate")
         named = unflatten_vector(moved, self._shapes)
@@ -430,11 +430,11 @@ class RoundCoordinator:
         self.weights = {name: weight + named[name] for name, weight in self.weights.items()}
 
 
-def _sums_of(
+def _make_sum_maker(
     terms: RunTerms, summed_by: Identity | AggregatorPort, fleet: Fleet, journal: RoundJournal, length: int
-) -> SumMaker | KeptSumMaker | EnclaveSumMaker:
+) -> SumMaker | KeeperSumMaker | EnclaveSumMaker:
     if terms.config.sums == "homomorphic":
-        return KeptSumMaker(terms, fleet, journal, length)
+        return KeeperSumMaker(terms, fleet, journal, length)
     if not isinstance(summed_by, Identity):
         return EnclaveSumMaker(terms, fleet, journal, summed_by)
     if terms.config.sums == "enclave":

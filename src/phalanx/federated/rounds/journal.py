@@ -214,7 +214,7 @@ class SiteShare:
     epsilon: float | None = None
     rounds_left: int | None = None
 
-    def row(self) -> dict[str, Any]:
+    def share_row(self) -> dict[str, Any]:
         """Return the record's entry in the metrics."""
         return {name: value for name, value in vars(self).items() if value is not None or name not in _UNLESS_NONE}
 
@@ -245,7 +245,7 @@ class RoundRecord:
     lost: str = ""
 
     @property
-    def loss(self) -> float:
+    def mean_loss(self) -> float:
         """Mean training loss over all targets; no number where sites do not tell, or told an owner that was killed."""
         total = sum(share.loss * share.num_targets for share in self.shares.values() if share.loss is not None)
         return total / self.num_targets if self.num_targets else math.nan
@@ -255,10 +255,10 @@ class RoundRecord:
         """Of all sites that counted."""
         return sum(share.num_targets for share in self.shares.values())
 
-    def row(self) -> dict[str, Any]:
+    def metrics_row(self) -> dict[str, Any]:
         """The line of the metrics."""
         return {
-            name: self.shares[name].row() if name in self.shares else {"left_out": self.left_out.get(name, "")}
+            name: self.shares[name].share_row() if name in self.shares else {"left_out": self.left_out.get(name, "")}
             for name in sorted({*self.asked, *self.shares, *self.left_out})
         }
 
@@ -286,7 +286,7 @@ class LostRounds:
         self.in_a_row = 0
         self._suspects: set[str] = set()
 
-    def note(self, record: RoundRecord, members: set[str], reason: str) -> None:
+    def note_lost_round(self, record: RoundRecord, members: set[str], reason: str) -> None:
         """Take a round of which a sum was released and none came out; its record counts no site.
 
         Raises:

@@ -22,20 +22,20 @@ from phalanx.errors import AggregationError, SignatureError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms
-from phalanx.federated.sealing import SealedPlace, seal, unseal
+from phalanx.federated.sealing import SealedPlace, seal_bytes, unseal_bytes
 from phalanx.security.aggregate import SumRefusal, Values
 from phalanx.security.crypto import Identity, digest_hex, in_domain
 from phalanx.security.homomorphic import (
     MODULUS,
     HomomorphicTerms,
     SumKey,
-    add_up,
     check_part,
     decrypt_sum,
     encrypt_integers,
     new_key,
-    rounded,
+    round_values,
     share_out,
+    sum_ciphertexts,
 )
 
 _COUNT_BYTES, _SIZE_BYTES, _MOST_HEADER = 4, 8, 4096
@@ -93,7 +93,7 @@ class SiteNames(StrictModel):
         return self
 
     @classmethod
-    def read(cls, data: bytes) -> tuple[str, ...]:
+    def names_from_bytes(cls, data: bytes) -> tuple[str, ...]:
         """Return the names in a payload.
 
         Raises:
@@ -122,7 +122,7 @@ class KeeperKey:
     seal: bytes
 
     @cached_property
-    def digest(self) -> str:
+    def public_digest(self) -> str:
         """The digest of the key that encrypts, by which parts name the keeper's key."""
         return digest_hex(self.public)
 
@@ -149,7 +149,7 @@ Item = tuple[bytes, bytes]
 """A signed header, and the bytes that it is about."""
 
 
-def packed(items: Sequence[Item]) -> bytes:
+def pack_items(items: Sequence[Item]) -> bytes:
     """Return items as one payload."""
     parts = [len(items).to_bytes(_COUNT_BYTES, "big")]
     for header, data in items:
@@ -186,7 +186,9 @@ def unpack_items(data: bytes, count: int) -> list[Item]:
 
 def sign_header(header: KeyHeader | PartHeader, identity: Identity) -> bytes:
     """Return the bytes of a signed header."""
-    return canonical_json({"body": header.model_dump(mode="json"), "signature": identity.sign(_to_sign(header)).hex()})
+    return canonical_json(
+        {"body": header.model_dump(mode="json"), "signature": identity.sign_data(_signed_bytes(header)).hex()}
+    )
 
 
 def read_key(terms: RunTerms, keeper: str, item: Item) -> KeeperKey:
@@ -240,7 +242,7 @@ def sum_terms(terms: RunTerms, number: int, key: str, length: int) -> Homomorphi
     return HomomorphicTerms(terms.run, number, key, sites, config.min_cohort, length, config.max_norm)
 
 
-class KeptSumSite:
+class KeeperSumSite:
     """One site's part in homomorphic sums; a keeper's too, where it is one.
 
     Args:
@@ -262,7 +264,7 @@ class KeptSumSite:
         self._keys: tuple[SumKey, X25519PrivateKey] | None = None
         self._held: tuple[SumPlace, dict[str, bytes]] | None = None
 
-    def phase(self, order: m.SumOrder, payload: bytes) -> bytes:
+    def handle_phase(self, order: m.SumOrder, payload: bytes) -> bytes:
         """Take a phase as a keeper: give the keys, check parts, or open a sum of accepted parts.
 
         Raises:
@@ -284,10 +286,10 @@ class KeptSumSite:
 
     def _key_advert(self, key: SumKey, private: X25519PrivateKey) -> bytes:
         seal_key = private.public_key().public_bytes_raw().hex()
-        header = KeyHeader(run=self._terms.digest, keeper=self._identity.name, key=key.digest, seal=seal_key)
-        return packed([(sign_header(header, self._identity), key.public)])
+        header = KeyHeader(run=self._terms.digest, keeper=self._identity.name, key=key.public_digest, seal=seal_key)
+        return pack_items([(sign_header(header, self._identity), key.public)])
 
-    def encrypted(self, order: m.SumOrder, values: Values, payload: bytes) -> bytes:
+    def encrypt_update(self, order: m.SumOrder, values: Values, payload: bytes) -> bytes:
         """Return this site's own update of the order's round, in shares that are sealed for the keepers.
 
         Raises:
@@ -298,35 +300,35 @@ class KeptSumSite:
         if len(items) != len(keepers):
             raise AggregationError(SumRefusal.FOREIGN_PARTY, f"keys: got {len(items)} from {len(keepers)} keepers")
         keys = [read_key(self._terms, keeper, item) for keeper, item in zip(keepers, items, strict=True)]
-        terms = [sum_terms(self._terms, order.round, key.digest, self._length) for key in keys]
-        shares = share_out(rounded(terms[0], values), len(keepers))
+        terms = [sum_terms(self._terms, order.round, key.public_digest, self._length) for key in keys]
+        shares = share_out(round_values(terms[0], values), len(keepers))
         parts: list[Item] = []
         for key, sum_of_key, share in zip(keys, terms, shares, strict=True):
             part = encrypt_integers(key.public, sum_of_key, self._identity.name, share)
-            sealed = seal(self._sealed_place(place, self._identity.name), key.seal, part)
+            sealed = seal_bytes(self._sealed_place(place, self._identity.name), key.seal, part)
             header = PartHeader(
                 run=self._terms.digest,
                 round=order.round,
                 model=order.model,
                 number=order.number,
                 site=self._identity.name,
-                key=key.digest,
+                key=key.public_digest,
                 part=digest_hex(sealed),
             )
             parts.append((sign_header(header, self._identity), sealed))
-        return packed(parts)
+        return pack_items(parts)
 
     def _check_part_list(self, keys: tuple[SumKey, X25519PrivateKey], place: SumPlace, payload: bytes) -> bytes:
         """Keep the parts that are fit to be added; return the names of their sites."""
-        (key, private), terms = keys, sum_terms(self._terms, place.round, keys[0].digest, self._length)
+        (key, private), terms = keys, sum_terms(self._terms, place.round, keys[0].public_digest, self._length)
         fit: dict[str, bytes] = {}
         for item in unpack_items(payload, len(self._terms.config.sites)):
             site = signer_of(item[0])
             if site in fit:
                 raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: has two parts")
             try:
-                sealed = read_part(self._terms, place, key.digest, site, item)
-                part = unseal(self._sealed_place(place, site), private, sealed)
+                sealed = read_part(self._terms, place, key.public_digest, site, item)
+                part = unseal_bytes(self._sealed_place(place, site), private, sealed)
                 check_part(key.public, terms, site, part)
             except AggregationError:
                 continue
@@ -335,14 +337,14 @@ class KeptSumSite:
         return SiteNames(sites=tuple(sorted(fit))).to_bytes()
 
     def _open_sum(self, key: SumKey, place: SumPlace, payload: bytes) -> bytes:
-        sites = SiteNames.read(payload)
+        sites = SiteNames.names_from_bytes(payload)
         parts = self._held[1] if self._held is not None and self._held[0] == place else {}
         if not parts.keys() >= set(sites):
             raise AggregationError(SumRefusal.FOREIGN_PARTY, "sum: has a site without a valid part")
-        terms = sum_terms(self._terms, place.round, key.digest, self._length)
-        opened = decrypt_sum(key, terms, add_up(key.public, terms, [parts[site] for site in sites]))
+        terms = sum_terms(self._terms, place.round, key.public_digest, self._length)
+        opened = decrypt_sum(key, terms, sum_ciphertexts(key.public, terms, [parts[site] for site in sites]))
         # before anything leaves: of what does not open nothing is held against a later sum
-        self._opened.enter(place.model, place.round, sites)
+        self._opened.note_release(place.model, place.round, sites)
         return np.ascontiguousarray(opened.total % MODULUS, "<u4").tobytes()
 
     def _sealed_place(self, place: SumPlace, site: str) -> SealedPlace:
@@ -354,7 +356,7 @@ def _check_signed(terms: RunTerms, name: str, header: bytes) -> KeyHeader | Part
     if peer is None:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name[:80]}: not a site of this run")
     try:
-        peer.verify(bytes.fromhex(signed.signature), _to_sign(signed.body))
+        peer.verify_signature(bytes.fromhex(signed.signature), _signed_bytes(signed.body))
     except SignatureError as exc:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: did not sign this") from exc
     if signed.body.run != terms.digest:
@@ -372,6 +374,6 @@ def _parse_signed(header: bytes) -> _Signed:
     return signed
 
 
-def _to_sign(header: KeyHeader | PartHeader) -> bytes:
+def _signed_bytes(header: KeyHeader | PartHeader) -> bytes:
     domain = "homomorphic-key/2" if isinstance(header, KeyHeader) else "homomorphic-part/2"
     return in_domain(domain, canonical_json(header.model_dump(mode="json")))

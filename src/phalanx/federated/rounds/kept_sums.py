@@ -15,7 +15,7 @@ from phalanx.federated.rounds.keepers import (
     Item,
     SiteNames,
     SumPlace,
-    packed,
+    pack_items,
     read_key,
     read_part,
     sum_terms,
@@ -30,7 +30,7 @@ from phalanx.security.homomorphic import MODULUS, join_sums
 _WORD_BYTES = 4
 
 
-class KeptSumMaker:
+class KeeperSumMaker:
     """Makes one update of the trained sites' updates, by the keys of keepers among them.
 
     Args:
@@ -95,7 +95,7 @@ class KeptSumMaker:
             parts_by_site[site] = parts
             return site
 
-        walk.run_phase("encrypt", dict.fromkeys(asked, packed(list(keys.values()))), take)
+        walk.run_phase("encrypt", dict.fromkeys(asked, pack_items(list(keys.values()))), take)
         return parts_by_site
 
     def _accepted_parts(
@@ -105,10 +105,10 @@ class KeptSumMaker:
         keepers, fit_by_keeper = self._terms.config.keepers, dict[str, tuple[str, ...]]()
 
         def take(site: str, reply: m.SumReply, payload: bytes) -> str:
-            fit_by_keeper[site] = SiteNames.read(payload)
+            fit_by_keeper[site] = SiteNames.names_from_bytes(payload)
             return site
 
-        due = {keeper: packed([parts[site][keeper] for site in sorted(parts)]) for keeper in keepers}
+        due = {keeper: pack_items([parts[site][keeper] for site in sorted(parts)]) for keeper in keepers}
         walk.run_phase("check", due, take)
         self._check_all(fit_by_keeper, "checked nothing")
         fit = {

@@ -37,7 +37,7 @@ class ReleasedSums:
         self._path = directory / "released-sums.jsonl"
         self._released = dict(self._read_sums())
 
-    def enter(self, model: str, number: int, members: tuple[str, ...]) -> None:
+    def note_release(self, model: str, number: int, members: tuple[str, ...]) -> None:
         """Write down that a sum is released.
 
         Args:

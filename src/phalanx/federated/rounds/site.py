@@ -16,13 +16,13 @@ from phalanx.federated.admission import UpdateHeader, sign_update
 from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, LocalRule, Named, next_control
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload
-from phalanx.federated.enclave.aggregator import joined
+from phalanx.federated.enclave.aggregator import join_update
 from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
 from phalanx.federated.local import LocalTrainer, LocalUpdate, SiteScores
-from phalanx.federated.rounds.keepers import KeptSumSite
+from phalanx.federated.rounds.keepers import KeeperSumSite
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
-from phalanx.federated.sealing import SealedPlace, seal
+from phalanx.federated.sealing import SealedPlace, seal_bytes
 from phalanx.federated.vectors import Shapes, flatten_tensors, norm_of, num_values, shapes_of
 from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient, SumRefusal
 from phalanx.security.crypto import Identity, digest_hex
@@ -43,17 +43,17 @@ class SealingSite:
         self._identity, self._terms = identity, terms
         self._appraisal = AggregatorAppraisal(terms)
 
-    def phase(self, order: m.SumOrder, values: Named, samples: int, payload: bytes) -> bytes:
+    def handle_phase(self, order: m.SumOrder, values: Named, samples: int, payload: bytes) -> bytes:
         """Ask for evidence, or appraise it and seal this site's own update of the order's round.
 
         Raises:
             AggregationError: The evidence does not pass.
         """
         if order.phase == "attest":
-            return self._appraisal.nonce()
+            return self._appraisal.draw_nonce()
         if order.phase != "seal":
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: invalid in rounds with an aggregator")
-        public = self._appraisal.key(payload)
+        public = self._appraisal.appraise_key(payload)
         data = save(values)
         header = UpdateHeader(
             run=self._terms.digest,
@@ -64,7 +64,7 @@ class SealingSite:
             samples=samples,
         )
         place = SealedPlace(SEAL, bound_terms(self._terms), order.round, order.model, self._identity.name)
-        return seal(place, public, joined(sign_update(header, self._identity), data))
+        return seal_bytes(place, public, join_update(sign_update(header, self._identity), data))
 
 
 _CONTROLS = "controls.safetensors"
@@ -110,7 +110,7 @@ class Site:
     ) -> None:
         self._tell = tell
         self._identity, self._terms, self._trainer, self._rounds = identity, terms, trainer, rounds
-        self._shapes: Shapes = trainer.shapes()
+        self._shapes: Shapes = trainer.trained_shapes()
         self._controls = _Controls(directory, self._shapes)
         privacy, noisy = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
         self._budget = None if privacy is None or noisy is None else SiteBudget(directory, noisy, privacy)
@@ -118,12 +118,12 @@ class Site:
         sums = terms.config.sums
         self._released = ReleasedSums(directory) if sums == "masked" and self._budget is None else None
         length = num_values(self._shapes)
-        self._kept = KeptSumSite(identity, terms, length, directory) if sums == "homomorphic" else None
+        self._kept = KeeperSumSite(identity, terms, length, directory) if sums == "homomorphic" else None
         self._sealing = SealingSite(identity, terms) if sums == "enclave" else None
         self._trained: _Trained | None = None
         self._sum: tuple[int, SumClient] | None = None
 
-    def answer(self, order: m.SiteOrder, payload: Payload) -> Answer:
+    def answer_order(self, order: m.SiteOrder, payload: Payload) -> Answer:
         """Fulfil one order."""
         culprit, said = "", ""
         try:
@@ -132,8 +132,8 @@ class Site:
             if isinstance(order, m.SumOrder):
                 return self._take_phase(order, payload)
             if isinstance(order, m.MeasureOrder) and self._budget is None:
-                scores = self._trainer.measure(self._exchanged_weights(payload))
-                self._tell(_measured_in_words(scores))
+                scores = self._trainer.measure_weights(self._exchanged_weights(payload))
+                self._tell(_describe_measurement(scores))
                 return m.MeasuredReply(
                     ticket=order.ticket, loss=scores.loss, num_targets=scores.num_targets, classes=scores.classes
                 ), b""
@@ -149,7 +149,7 @@ class Site:
             reason, said = "refused", str(exc)
         if said:
             number = getattr(order, "round", None)
-            self._tell(f"{self._round(number) if number else 'an order'}: not done: {said}")
+            self._tell(f"{self._round_label(number) if number else 'an order'}: not done: {said}")
         return m.SiteFault(ticket=order.ticket, reason=reason, culprit=culprit), b""
 
     def _train_round(self, order: m.TrainOrder, payload: Payload) -> Answer:
@@ -157,8 +157,8 @@ class Site:
             raise FrameError("weights: differ from the digest")
         trained = self._trained
         if trained is None or (trained.round, trained.model) != (order.round, order.model):
-            self._controls.settle(order.counted)
-            trained = self._trained = self._trained_anew(order, payload)
+            self._controls.settle_next(order.counted)
+            trained = self._trained = self._train_anew(order, payload)
         reply = trained.reply.model_copy(update={"ticket": order.ticket})
         if self._terms.config.secure:
             return reply, b""
@@ -173,7 +173,7 @@ class Site:
         )
         return reply.model_copy(update={"header": sign_update(header, self._identity).decode("ascii")}), values
 
-    def _trained_anew(self, order: m.TrainOrder, payload: Payload) -> _Trained:
+    def _train_anew(self, order: m.TrainOrder, payload: Payload) -> _Trained:
         config, began = self._terms.config, time.perf_counter()
         sent = self._payload_tensors(payload)
         start = {name: tensor for name, tensor in sent.items() if not name.startswith(CONTROL)}
@@ -191,7 +191,7 @@ class Site:
         scaled = min(1.0, config.max_norm / max(norm, 1e-30))
         values = {name: (tensor * scaled if scaled < 1.0 else tensor).contiguous() for name, tensor in values.items()}
         if isinstance(rule, ControlRule):
-            self._controls.prepare(
+            self._controls.store_next(
                 order.round, {name: own_control[name] + values[CONTROL + name] for name in own_control}
             )
         samples = min(update.samples, config.most_samples) if config.weights == "samples" else 1
@@ -207,14 +207,15 @@ class Site:
             rounds_left=None if update.spent is None else update.spent.rounds_left,
         )
         self._tell(
-            f"{self._round(order.round)}: {_trained_in_words(update, norm, config.max_norm)}{self._spent(update)}"
+            f"{self._round_label(order.round)}: "
+            f"{_describe_training(update, norm, config.max_norm)}{self._describe_spent(update)}"
         )
         return _Trained(order.round, order.model, values, reply)
 
-    def _round(self, number: int) -> str:
+    def _round_label(self, number: int) -> str:
         return f"round {number}/{self._terms.rounds}"
 
-    def _spent(self, update: LocalUpdate | None = None) -> str:
+    def _describe_spent(self, update: LocalUpdate | None = None) -> str:
         """Describe what this site's own privacy budgets have spent; empty where it has none."""
         parts, rows, privacy = [], self._terms.rows, self._terms.config.privacy
         if update is not None and update.spent is not None and rows is not None:
@@ -226,7 +227,7 @@ class Site:
     def _local_update(self, order: m.TrainOrder, start: Named, rule: LocalRule) -> LocalUpdate:
         """Train; beside noise an update that failed is one of zeros, for a failure would tell of the data."""
         try:
-            update = self._trainer.train(order.round, start, order.rate, rule)
+            update = self._trainer.train_round(order.round, start, order.rate, rule)
         except FailedBatchError:
             if self._budget is None:
                 raise
@@ -241,7 +242,7 @@ class Site:
         """Take one phase; only this site's own update of that very round and model is summed."""
         trained, message = self._trained, bytes(payload)
         if self._kept is not None and order.phase != "encrypt":
-            return m.SumReply(ticket=order.ticket), self._kept.phase(order, message)
+            return m.SumReply(ticket=order.ticket), self._kept.handle_phase(order, message)
         if (
             trained is None
             or (trained.round, trained.model) != (order.round, order.model)
@@ -249,11 +250,11 @@ class Site:
         ):
             raise FrameError("sum: belongs to another round or model than this site trained")
         if self._sealing is not None:
-            sealed = self._sealing.phase(order, trained.values, trained.reply.samples, message)
+            sealed = self._sealing.handle_phase(order, trained.values, trained.reply.samples, message)
             return m.SumReply(ticket=order.ticket), sealed
         if self._kept is not None:
             values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
-            return m.SumReply(ticket=order.ticket), self._kept.encrypted(order, values, message)
+            return m.SumReply(ticket=order.ticket), self._kept.encrypt_update(order, values, message)
         if order.phase == "join":
             self._sum = (order.number, SumClient(self._identity, self._expected_round(trained), self._rounds))
         if self._sum is None or self._sum[0] != order.number:
@@ -261,15 +262,22 @@ class Site:
         client = self._sum[1]
         if order.phase == "mask":
             values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
-            noise = None if self._budget is None else self._budget.noise_for(client.terms)
+            noise = None if self._budget is None else self._budget.charge_noise(client.round_terms)
             if noise is not None:
-                self._tell(f"{self._round(order.round)}: adds noise to sum {order.number}{self._spent()}")
-            deposit = client.mask(message, values, trained.reply.samples, noise)
+                self._tell(
+                    f"{self._round_label(order.round)}: adds noise to sum {order.number}{self._describe_spent()}"
+                )
+            deposit = client.mask_values(message, values, trained.reply.samples, noise)
             reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
             return reply, deposit.values.data.cast("B")
         if order.phase == "release" and self._released is not None:
-            self._released.enter(trained.model, trained.round, client.included)
-        step = {"join": client.join, "share": client.share, "consent": client.consent, "release": client.release}
+            self._released.note_release(trained.model, trained.round, client.included_clients)
+        step = {
+            "join": client.join_round,
+            "share": client.share_secrets,
+            "consent": client.sign_consent,
+            "release": client.release_shares,
+        }
         return m.SumReply(ticket=order.ticket), step[order.phase](message)
 
     def _expected_round(self, kept: _Trained) -> ExpectedRound:
@@ -304,14 +312,14 @@ class Site:
         return tensors
 
 
-def _trained_in_words(update: LocalUpdate, norm: float, max_norm: float) -> str:
+def _describe_training(update: LocalUpdate, norm: float, max_norm: float) -> str:
     """Say what one round of this site came to."""
     loss = "" if update.loss is None else f"loss {update.loss:.4f} on {update.num_targets} targets  "
     scaled = f", scaled down to max_norm {max_norm:g}" if norm > max_norm else ""
     return f"{loss}update norm {norm:.4g}{scaled}"
 
 
-def _measured_in_words(scores: SiteScores) -> str:
+def _describe_measurement(scores: SiteScores) -> str:
     """Say what this site's held-out rows said of the model."""
     if not scores.num_targets:
         return "measured: this site has no held-out rows"
@@ -331,13 +339,13 @@ class _Controls:
         stored = self._read_control(self._path)
         self.own: Named = {name: torch.zeros(shape) for name, shape in shapes.items()} if stored is None else stored[1]
 
-    def prepare(self, number: int, controls: Named) -> None:
+    def store_next(self, number: int, controls: Named) -> None:
         """Store the next variate, for the case that the update of a round counts."""
         beside = self._next.with_suffix(".tmp")
         save_file(controls, beside, {"round": str(number)})
         beside.replace(self._next)
 
-    def settle(self, counted: int) -> None:
+    def settle_next(self, counted: int) -> None:
         """Take the variate that belongs to the last round which has counted, or forget one that did not."""
         stored = self._read_control(self._next)
         if stored is None:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.aggregators import AGGREGATORS, aggregate
+from phalanx.aggregators import AGGREGATORS, aggregate_updates
 from phalanx.errors import AggregationError, ConfigError
-from phalanx.federated.config import least_left_of
+from phalanx.federated.config import min_sites_left
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
 from phalanx.federated.rounds.terms import RunTerms
@@ -53,13 +53,13 @@ def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) ->
     Raises:
         ConfigError: The rule does not stand so many of so few buckets.
     """
-    max_byzantine = AGGREGATORS[rule].most_byzantine(len(sums))
+    max_byzantine = AGGREGATORS[rule].max_byzantine(len(sums))
     if byzantine > max_byzantine:
         raise ConfigError(
             f"{len(sums)} buckets: {rule} tolerates at most {max_byzantine} spoiled buckets, but {byzantine} "
             "sites may lie; make smaller buckets, or ask more sites"
         )
-    return aggregate(torch.stack([torch.from_numpy(bucket.mean()) for bucket in sums]), rule, byzantine)
+    return aggregate_updates(torch.stack([torch.from_numpy(bucket.mean_values()) for bucket in sums]), rule, byzantine)
 
 
 _SPOILED = (SumRefusal.BAD_INPUT, SumRefusal.BAD_SHARE)
@@ -92,7 +92,7 @@ class SumMaker:
                 the others still count.
         """
         config, buckets = self._terms.config, self._draw_sums(record, model)
-        if least_left_of(min(len(bucket.cohort) for bucket in buckets)) < config.min_cohort:
+        if min_sites_left(min(len(bucket.cohort) for bucket in buckets)) < config.min_cohort:
             raise AggregationError(SumRefusal.TOO_FEW, f"{len(record.shares)} sites: too few for a sum")
         has_rule = config.bucket is not None and config.aggregator != "mean"
         sums, spoiled = list[SumResult](), 0
@@ -112,7 +112,9 @@ class SumMaker:
         if has_rule:
             return robust_over_buckets(sums, config.aggregator, max(0, config.byzantine - spoiled))
         weight = sum(summed.weight for summed in sums)
-        return torch.from_numpy(np.sum([summed.mean() * np.float32(summed.weight / weight) for summed in sums], axis=0))
+        return torch.from_numpy(
+            np.sum([summed.mean_values() * np.float32(summed.weight / weight) for summed in sums], axis=0)
+        )
 
     def _draw_sums(self, record: RoundRecord, model: str) -> list[ReleasedSum]:
         """Draw the sites of each sum; sites of a sum that was about to be opened stay together.
@@ -162,22 +164,28 @@ class SumMaker:
                 "join", dict.fromkeys(due.members, server.invitation), lambda site, r, p: server.take_advert(p, site)
             )
             sites_left = walk.run_phase(
-                "share", dict.fromkeys(sites_left, server.adverts()), lambda site, r, p: server.take_boxes(p, site)
+                "share",
+                dict.fromkeys(sites_left, server.close_adverts()),
+                lambda site, r, p: server.take_boxes(p, site),
             )
-            delivered = server.deliveries()
+            delivered = server.close_boxes()
             sites_left = walk.run_phase(
                 "mask",
                 {site: delivered[site] for site in sites_left},
                 lambda site, r, p: server.take_deposit(r.message.encode("utf-8"), np.frombuffer(p, "<u4"), site),
             )
             sites_left = walk.run_phase(
-                "consent", dict.fromkeys(sites_left, server.deposits()), lambda site, r, p: server.take_consent(p, site)
+                "consent",
+                dict.fromkeys(sites_left, server.close_deposits()),
+                lambda site, r, p: server.take_consent(p, site),
             )
-            self._journal.note_releasing(record.number, model, ReleasedSum(due.cohort, server.included))
+            self._journal.note_releasing(record.number, model, ReleasedSum(due.cohort, server.included_clients))
             walk.run_phase(
-                "release", dict.fromkeys(sites_left, server.consents()), lambda site, r, p: server.take_release(p, site)
+                "release",
+                dict.fromkeys(sites_left, server.close_consents()),
+                lambda site, r, p: server.take_release(p, site),
             )
-            result = server.result()
+            result = server.unmask_sum()
         except AggregationError as exc:
             if exc.culprit:
                 exclude(exc.culprit, f"spoiled a sum: {exc.reason}")
@@ -185,7 +193,7 @@ class SumMaker:
         finally:
             for site, accusers in walk.accusers.items():
                 # one of so many is honest, and an honest site refuses what another one has signed only if it is wrong
-                if site in terms.names and len(accusers) >= max(_MIN_ACCUSERS, 1 + terms.most_colluding):
+                if site in terms.client_names and len(accusers) >= max(_MIN_ACCUSERS, 1 + terms.max_colluding):
                     exclude(site, f"spoiled a sum: {len(accusers)} sites refused what it had signed for them")
         for site, what in result.liars.items():
             exclude(site, f"spoiled a sum: {what}")
@@ -195,7 +203,7 @@ class SumMaker:
 
     def _max_weight(self, clients: int) -> int:
         if self._noisy is not None:
-            return self._noisy.of(clients).max_weight
+            return self._noisy.noisy_sum(clients).max_weight
         return self._terms.config.most_samples if self._terms.config.weights == "samples" else 1
 
 
@@ -206,10 +214,10 @@ def _check_norm(result: SumResult) -> None:
         AggregationError: They cannot: a site's masks are not its own, or its values are beyond the clip.
     """
     norm = float(np.linalg.norm(result.total.astype(np.float64)))
-    largest = result.weight * (result.encoding.levels + math.sqrt(len(result.total)))
+    largest = result.weight * (result.encoding.max_level + math.sqrt(len(result.total)))
     if norm > largest:
         raise AggregationError(
             SumRefusal.BAD_INPUT,
-            f"the sum has the norm {norm * result.encoding.step:.3g}, the maximum of clipped updates is "
-            f"{largest * result.encoding.step:.3g}: a client's masks are not its own",
+            f"the sum has the norm {norm * result.encoding.step_size:.3g}, the maximum of clipped updates is "
+            f"{largest * result.encoding.step_size:.3g}: a client's masks are not its own",
         )

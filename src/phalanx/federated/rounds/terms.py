@@ -59,7 +59,7 @@ def noisy_rounds(config: FederatedConfig, rounds: int, length: int) -> NoisyRoun
     sums = NoisyRounds(sizes[0], sizes[-1], config.min_cohort, length, privacy.noise_multiplier or 1.0)
     if privacy.noise_multiplier is not None:
         return sums
-    return sums.enough_for(rounds, privacy.epsilon, privacy.delta)
+    return sums.with_noise_for(rounds, privacy.epsilon, privacy.delta)
 
 
 _BUDGET = "spent_pico_rho"
@@ -89,7 +89,7 @@ class SiteBudget:
         self._sums, self._config = sums, config
         read_number(self._path, _BUDGET)
 
-    def noise_for(self, terms: SumTerms) -> NDArray[np.int64]:
+    def charge_noise(self, terms: SumTerms) -> NDArray[np.int64]:
         """Charge one sum, and return this site's share of its noise.
 
         Raises:
@@ -97,7 +97,7 @@ class SiteBudget:
             PrivacyBudgetError: The budget does not pay for another sum.
             RollbackError: The charge cannot be written down.
         """
-        plan = self._sums.of(len(terms.cohort))
+        plan = self._sums.noisy_sum(len(terms.cohort))
         if terms.max_weight != plan.max_weight:
             raise AggregationError(
                 SumRefusal.FOREIGN_TERMS,
@@ -105,14 +105,14 @@ class SiteBudget:
             )
         with lock_file(self._path):
             spent = read_number(self._path, _BUDGET) or 0
-            after = spent + math.ceil(self._sums.rho * _PICO)
+            after = spent + math.ceil(self._sums.rho_per_sum * _PICO)
             if self._spent_epsilon(after) > self._config.epsilon:
                 raise PrivacyBudgetError(
                     f"privacy: the sums of this directory have spent epsilon {self._spent_epsilon(spent):.3f} of "
                     f"{self._config.epsilon}, and another sum would exceed it; this site joins no further sum"
                 )
             write_number(self._path, _BUDGET, after)
-        return plan.draw()
+        return plan.draw_noise()
 
     @property
     def epsilon_spent(self) -> float:

@@ -1,24 +1,24 @@
 """Red team: code that changes a party's computations, state and messages from outside; production never imports it."""
 
-from phalanx.lab.attacks.attack import Attack, attacks_in
+from phalanx.lab.attacks.attack import Attack, attack_files_in
 from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack
 from phalanx.lab.attacks.start import AttackPlan, attackers_of
 from phalanx.lab.attacks.states.rehearsed_backdoor import Rehearsal, target_success
-from phalanx.lab.attacks.table import ATTACKS, AttackLine, actor, check_attack, load_attack, make_attack
+from phalanx.lab.attacks.table import ATTACKS, AttackEntry, make_actor, check_attack, load_attack, make_attack
 
 __all__ = [
     "ATTACKS",
     "Attack",
-    "AttackLine",
+    "AttackEntry",
     "AttackPlan",
     "HonestMessage",
     "MessageAttack",
     "Rehearsal",
-    "actor",
+    "attack_files_in",
     "attackers_of",
-    "attacks_in",
     "check_attack",
     "load_attack",
+    "make_actor",
     "make_attack",
     "target_success",
 ]

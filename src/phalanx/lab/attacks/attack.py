@@ -13,7 +13,7 @@ from phalanx.pipeline import AttackConfig, StageCopy
 from phalanx.testing import OutgoingMessage
 
 
-def attacks_in(config: AttackConfig, voice: str, step: int) -> bool:
+def attack_files_in(config: AttackConfig, voice: str, step: int) -> bool:
     """Whether the party, or the group, that is called `voice` lies in `step`."""
     if step < config.from_step or (config.until_step is not None and step >= config.until_step):
         return False
@@ -39,17 +39,17 @@ class Attack:
         self.party = party
         self._log = log
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """What is held (or shadowed) instead of an honest copy."""
         del held
         return copy
 
-    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+    def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Return the replacement of one message."""
         return (outgoing,)
 
     @property
-    def voice(self) -> str:
+    def seed_name(self) -> str:
         """The name under which coins are tossed and noise is drawn; parties with one voice lie alike."""
         return self.party
 
@@ -66,17 +66,17 @@ class Attack:
 
     def lies_in(self, step: int) -> bool:
         """Whether this party lies in `step`, in the attempt at hand."""
-        return attacks_in(self.config, self.voice, step)
+        return attack_files_in(self.config, self.seed_name, step)
 
     def lies_towards(self, direction: str) -> bool:
         """Whether messages of this direction are lies; True for every one where the config names none."""
         return self.config.direction in (None, "both", direction)
 
-    def generator(self, step: int, microbatch: int) -> torch.Generator:
+    def make_generator(self, step: int, microbatch: int) -> torch.Generator:
         """Randomness that depends on seed, voice and place only."""
-        return torch.Generator().manual_seed(noise_seed(self.config.seed, self.voice, step, microbatch))
+        return torch.Generator().manual_seed(noise_seed(self.config.seed, self.seed_name, step, microbatch))
 
-    def admit(
+    def log_lie(
         self,
         stage: int,
         step: int,

@@ -37,11 +37,13 @@ class AttackedRunner(StageRunner):
         """As the honest runner."""
         return self._honest.backward(step, microbatch, gradient)
 
-    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def recompute_microbatch(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """As the honest runner."""
-        return self._honest.recompute(step, microbatch, x, gradient)
+        return self._honest.recompute_microbatch(step, microbatch, x, gradient)
 
-    def loss(
+    def compute_loss(
         self,
         microbatch: int,
         labels: Tensor,
@@ -50,15 +52,15 @@ class AttackedRunner(StageRunner):
         objective: Objective = OBJECTIVES["causal_lm"],
     ) -> float:
         """As the honest runner."""
-        return self._honest.loss(microbatch, labels, num_targets, extras, objective)
+        return self._honest.compute_loss(microbatch, labels, num_targets, extras, objective)
 
-    def gradients(self) -> dict[str, Tensor]:
+    def take_gradients(self) -> dict[str, Tensor]:
         """As the honest runner."""
-        return self._honest.gradients()
+        return self._honest.take_gradients()
 
-    def abandon(self) -> None:
+    def abandon_step(self) -> None:
         """As the honest runner."""
-        self._honest.abandon()
+        self._honest.abandon_step()
 
 
 def honest_part(copy: StageCopy) -> StageCopy:

@@ -26,11 +26,11 @@ def lying_rank(attack: Attack) -> WrapShare:
         )
 
     def wrap(share: Share) -> Share:
-        share.runner = _runner(attack, share.runner)
+        share.runner = _make_lying_runner(attack, share.runner)
         return share
 
     return wrap
 
 
-def _runner(attack: MessageAttack | GradientAttack, honest: StageRunner) -> StageRunner:
+def _make_lying_runner(attack: MessageAttack | GradientAttack, honest: StageRunner) -> StageRunner:
     return LyingRunner(honest, attack) if isinstance(attack, MessageAttack) else PoisoningRunner(honest, attack)

@@ -42,7 +42,7 @@ def attackers_of(attack: AttackConfig, fork_server: ForkServer | None = None, *,
     check_attack(attack)
     liars = {
         f"worker-{stage}": attacker.model_copy(update={"also": ()})
-        for attacker in attack.attackers
+        for attacker in attack.single_attacks
         for stage in attacker.stages
     }
 

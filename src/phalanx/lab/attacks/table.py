@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from phalanx.config import is_own, lacks, open_own_code, resolve
+from phalanx.config import is_own, open_own_code, resolve_kind, unfit_code_error
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks.attack import Attack
 from phalanx.lab.attacks.messages.adaptive import Adaptive
@@ -52,7 +52,7 @@ Layer = Literal["screen", "links", "audit", "step audit", "owner audit", "state"
 
 
 @dataclass(frozen=True)
-class AttackLine:
+class AttackEntry:
     """One line of the table.
 
     Attributes:
@@ -71,56 +71,56 @@ class AttackLine:
     takes_model: bool = False
 
 
-ATTACKS: dict[str, AttackLine] = {
+ATTACKS: dict[str, AttackEntry] = {
     # the two of Lu et al. 2023
-    "forward_sign_flip": AttackLine(SignFlip, "audit", "forward", fixed=True),
-    "backward_gaussian": AttackLine(Gaussian, "audit", "backward", fixed=True),
+    "forward_sign_flip": AttackEntry(SignFlip, "audit", "forward", fixed=True),
+    "backward_gaussian": AttackEntry(Gaussian, "audit", "backward", fixed=True),
     # on tensors between stages
-    "sign_flip": AttackLine(SignFlip, "audit", "both"),
-    "gaussian": AttackLine(Gaussian, "audit", "both"),
-    "gaussian_added": AttackLine(GaussianAdded, "audit", "both", 1.0),
-    "zero": AttackLine(Zero, "audit", "both"),
-    "constant": AttackLine(Constant, "audit", "both", 1.0),
-    "nan": AttackLine(NotANumber, "screen", "both"),
-    "inf": AttackLine(Infinity, "screen", "both"),
-    "scale": AttackLine(ScaledMessage, "audit", "both", 2.0),
-    "drift": AttackLine(SlowDrift, "audit", "both", 1e-3),
-    "one_sequence": AttackLine(OneSequence, "audit", "both"),
-    "one_token": AttackLine(OneToken, "audit", "both"),
-    "permuted_sequences": AttackLine(PermutedSequences, "audit", "both"),
-    "permuted_tokens": AttackLine(PermutedTokens, "audit", "both"),
-    "stale_microbatch": AttackLine(StaleMicrobatch, "audit", "both"),
-    "stale_step": AttackLine(StaleStep, "audit", "both"),
-    "replay": AttackLine(ReplayedMessage, "audit", "both"),
-    "identity": AttackLine(SkippedStage, "audit", "both"),
-    "lazy_int8": AttackLine(LazyInt8, "audit", "both"),
-    "lazy_int4": AttackLine(LazyInt4, "audit", "both"),
-    "lazy_bf16": AttackLine(LazyBf16, "audit", "both"),
-    "half_layers": AttackLine(HalfLayers, "audit", "both"),
-    "adaptive": AttackLine(Adaptive, "audit", "both"),
-    "audit_aware": AttackLine(AuditAware, "audit", "both", 0.5),
-    "colluders": AttackLine(Colluders, "audit", "both"),
-    "league": AttackLine(League, "owner audit", "both", 1.0),
+    "sign_flip": AttackEntry(SignFlip, "audit", "both"),
+    "gaussian": AttackEntry(Gaussian, "audit", "both"),
+    "gaussian_added": AttackEntry(GaussianAdded, "audit", "both", 1.0),
+    "zero": AttackEntry(Zero, "audit", "both"),
+    "constant": AttackEntry(Constant, "audit", "both", 1.0),
+    "nan": AttackEntry(NotANumber, "screen", "both"),
+    "inf": AttackEntry(Infinity, "screen", "both"),
+    "scale": AttackEntry(ScaledMessage, "audit", "both", 2.0),
+    "drift": AttackEntry(SlowDrift, "audit", "both", 1e-3),
+    "one_sequence": AttackEntry(OneSequence, "audit", "both"),
+    "one_token": AttackEntry(OneToken, "audit", "both"),
+    "permuted_sequences": AttackEntry(PermutedSequences, "audit", "both"),
+    "permuted_tokens": AttackEntry(PermutedTokens, "audit", "both"),
+    "stale_microbatch": AttackEntry(StaleMicrobatch, "audit", "both"),
+    "stale_step": AttackEntry(StaleStep, "audit", "both"),
+    "replay": AttackEntry(ReplayedMessage, "audit", "both"),
+    "identity": AttackEntry(SkippedStage, "audit", "both"),
+    "lazy_int8": AttackEntry(LazyInt8, "audit", "both"),
+    "lazy_int4": AttackEntry(LazyInt4, "audit", "both"),
+    "lazy_bf16": AttackEntry(LazyBf16, "audit", "both"),
+    "half_layers": AttackEntry(HalfLayers, "audit", "both"),
+    "adaptive": AttackEntry(Adaptive, "audit", "both"),
+    "audit_aware": AttackEntry(AuditAware, "audit", "both", 0.5),
+    "colluders": AttackEntry(Colluders, "audit", "both"),
+    "league": AttackEntry(League, "owner audit", "both", 1.0),
     # on weights, optimizer and weight gradients
-    "wrong_learning_rate": AttackLine(WrongLearningRate, "state", None, 2.0),
-    "no_weight_decay": AttackLine(NoWeightDecay, "state"),
-    "skipped_update": AttackLine(SkippedUpdate, "state"),
-    "weight_drift": AttackLine(WeightDrift, "state", None, 1e-3),
-    "layer_swap": AttackLine(LayerSwap, "state"),
-    "lying_weight_digest": AttackLine(LyingWeightDigest, "audit", None, 1e-3),
-    "gradient_sign": AttackLine(GradientSign, "step audit"),
-    "gradient_scale": AttackLine(GradientScale, "step audit", None, 10.0),
-    "gradient_topk": AttackLine(GradientTopK, "step audit", None, 0.01),
-    "trigger_backdoor": AttackLine(TriggerBackdoor, "step audit", None, 2.0),
-    "rehearsed_backdoor": AttackLine(RehearsedBackdoor, "step audit", None, 1.0, takes_model=True),
+    "wrong_learning_rate": AttackEntry(WrongLearningRate, "state", None, 2.0),
+    "no_weight_decay": AttackEntry(NoWeightDecay, "state"),
+    "skipped_update": AttackEntry(SkippedUpdate, "state"),
+    "weight_drift": AttackEntry(WeightDrift, "state", None, 1e-3),
+    "layer_swap": AttackEntry(LayerSwap, "state"),
+    "lying_weight_digest": AttackEntry(LyingWeightDigest, "audit", None, 1e-3),
+    "gradient_sign": AttackEntry(GradientSign, "step audit"),
+    "gradient_scale": AttackEntry(GradientScale, "step audit", None, 10.0),
+    "gradient_topk": AttackEntry(GradientTopK, "step audit", None, 0.01),
+    "trigger_backdoor": AttackEntry(TriggerBackdoor, "step audit", None, 2.0),
+    "rehearsed_backdoor": AttackEntry(RehearsedBackdoor, "step audit", None, 1.0, takes_model=True),
     # on the protocol
-    "equivocation": AttackLine(Equivocation, "links", "both"),
-    "withholding": AttackLine(WithheldMessages, "liveness", "both", 0.25),
-    "withheld_answer": AttackLine(WithheldAnswer, "liveness"),
-    "stall": AttackLine(StalledParty, "liveness"),
-    "framing": AttackLine(FramingAuditor, "referee", "both"),
-    "forged_receipt": AttackLine(ForgedReceipt, "links"),
-    "crash_when_challenged": AttackLine(CrashWhenChallenged, "audit", "both"),
+    "equivocation": AttackEntry(Equivocation, "links", "both"),
+    "withholding": AttackEntry(WithheldMessages, "liveness", "both", 0.25),
+    "withheld_answer": AttackEntry(WithheldAnswer, "liveness"),
+    "stall": AttackEntry(StalledParty, "liveness"),
+    "framing": AttackEntry(FramingAuditor, "referee", "both"),
+    "forged_receipt": AttackEntry(ForgedReceipt, "links"),
+    "crash_when_challenged": AttackEntry(CrashWhenChallenged, "audit", "both"),
 }
 
 
@@ -132,7 +132,7 @@ def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
     """
     if config.kind not in ATTACKS and not is_own(config.kind):
         raise ConfigError(f"attack.kind: found {config.kind!r}; choices: none, {', '.join(sorted(ATTACKS))}")
-    entry = resolve(config.kind, ATTACKS, _own_attack)
+    entry = resolve_kind(config.kind, ATTACKS, _own_attack)
     if is_own(config.kind):
         return entry.attack(config, party, log)
     if config.direction is not None and (entry.direction is None or entry.fixed):
@@ -148,10 +148,12 @@ def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
     return entry.attack(config.model_copy(update=filled), party, log)
 
 
-def _own_attack(kind: str, found: Any) -> AttackLine:
+def _own_attack(kind: str, found: Any) -> AttackEntry:
     if not (isinstance(found, type) and issubclass(found, Attack)):
-        raise lacks(kind, f"a {type(found).__name__}", "a class that inherits from phalanx.lab.attacks.Attack")
-    return AttackLine(found, "audit")
+        raise unfit_code_error(
+            kind, f"a {type(found).__name__}", "a class that inherits from phalanx.lab.attacks.Attack"
+        )
+    return AttackEntry(found, "audit")
 
 
 def load_attack(config: AttackConfig, home: Path) -> None:
@@ -163,7 +165,7 @@ def load_attack(config: AttackConfig, home: Path) -> None:
     Raises:
         ConfigError: One cannot be loaded.
     """
-    for attacker in config.attackers:
+    for attacker in config.single_attacks:
         if is_own(attacker.kind):
             open_own_code(attacker.kind, home)
 
@@ -174,15 +176,15 @@ def check_attack(config: AttackConfig) -> None:
     Raises:
         ConfigError: As `make_attack`.
     """
-    for attacker in config.attackers:
+    for attacker in config.single_attacks:
         make_attack(attacker, "nobody", None)
 
 
-def actor(config: AttackConfig, party: str, log: Path | None = None) -> Actor:
+def make_actor(config: AttackConfig, party: str, log: Path | None = None) -> Actor:
     """What makes `party` an attacker, in a real worker and in a simulation alike.
 
     Raises:
         ConfigError: As `make_attack`.
     """
     attack = make_attack(config, party, log)
-    return Actor(wrap_copy=attack.wrap, rewrite=attack.rewrite)
+    return Actor(wrap_copy=attack.wrap_copy, rewrite=attack.rewrite_message)

@@ -15,17 +15,17 @@ from phalanx.config import load_config, pin_own_code
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.lab.attacks.rank import lying_rank
 from phalanx.lab.attacks.start import AttackPlan
-from phalanx.lab.attacks.table import actor, load_attack, make_attack
+from phalanx.lab.attacks.table import load_attack, make_actor, make_attack
 from phalanx.parallel import find_place
-from phalanx.pipeline import AttackConfig, WorkerConfig, WrapCopy, run_worker, unwrapped
+from phalanx.pipeline import AttackConfig, WorkerConfig, WrapCopy, leave_unwrapped, run_worker
 from phalanx.pipeline.worker.worker_file import load_worker
-from phalanx.stage_group import follow, honest_share, open_group
+from phalanx.stage_group import honest_share, open_group, run_group_rank
 from phalanx.testing import RewritingEndpoint, WorkerCrash
 
 _MODULE = "phalanx.lab.attacks.worker"
 
 
-def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = unwrapped) -> None:
+def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = leave_unwrapped) -> None:
     """Run a worker as an attacker; one that crashes on purpose dies as by SIGKILL.
 
     Args:
@@ -38,7 +38,7 @@ def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = unw
         PhalanxError: As `run_worker`.
     """
     name, attack = _attack_of(plan, config)
-    liar = actor(attack, name, _log(plan))
+    liar = make_actor(attack, name, _log_path(plan))
     try:
         opener = functools.partial(RewritingEndpoint, actor=liar)
         run_worker(config, kernels, opener, wrap_copy=liar.wrap_copy)
@@ -50,37 +50,37 @@ def main(arguments: Sequence[str]) -> int:
     """Run one attacker to its end; returns the exit code, as ``phalanx worker`` does."""
     die_with_parent()
     try:
-        _run(arguments)
+        _run_plan(arguments)
     except PhalanxError as exc:
         sys.stderr.write(f"error: {exc}\n")
         return exc.exit_code
     return 0
 
 
-def _run(arguments: Sequence[str]) -> None:
+def _run_plan(arguments: Sequence[str]) -> None:
     if len(arguments) != 2:
         raise ConfigError("usage: python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml")
     attack_file, worker_file = map(Path, arguments)
     plan = load_config(attack_file, AttackPlan, prepare=pin_own_code)
     config = load_worker(worker_file)
     load_attack(_attack_of(plan, config)[1], attack_file.parent if plan.home is None else Path(plan.home))
-    if config.parallel.world == 1:
+    if config.parallel.num_ranks == 1:
         run_attacker(plan, config)
         return
     name, attack = _attack_of(plan, config)
     liar = plan.ranks.get(name, 0)
-    if not 0 <= liar < config.parallel.world:
-        raise ConfigError(f"ranks.{name}: found {liar}; {name} has {config.parallel.world} ranks, counted from 0")
-    lies = honest_share if liar == 0 else lying_rank(make_attack(attack, name, _log(plan)))
+    if not 0 <= liar < config.parallel.num_ranks:
+        raise ConfigError(f"ranks.{name}: found {liar}; {name} has {config.parallel.num_ranks} ranks, counted from 0")
+    lies = honest_share if liar == 0 else lying_rank(make_attack(attack, name, _log_path(plan)))
     place = find_place(os.environ)
     if place is not None and place.rendezvous is not None and not place.is_lead:
-        follow(config, place, lies if place.rank == liar else honest_share)
+        run_group_rank(config, place, lies if place.rank == liar else honest_share)
         return
     with open_group(config, worker_file, (_MODULE, str(attack_file))) as group:
         if liar == 0:
-            run_attacker(plan, config, group.wrap)
+            run_attacker(plan, config, group.wrap_copy)
         else:
-            run_worker(config, group.wrap)
+            run_worker(config, group.wrap_copy)
 
 
 def _attack_of(plan: AttackPlan, config: WorkerConfig) -> tuple[str, AttackConfig]:
@@ -90,7 +90,7 @@ def _attack_of(plan: AttackPlan, config: WorkerConfig) -> tuple[str, AttackConfi
     return name, plan.attackers[name]
 
 
-def _log(plan: AttackPlan) -> Path | None:
+def _log_path(plan: AttackPlan) -> Path | None:
     return None if plan.log is None else Path(plan.log)
 
 

@@ -32,7 +32,7 @@ class Differences:
     _total: float = 0.0
     _kept: list[Tensor] = field(default_factory=list)
 
-    def add(self, claimed: Tensor, reference: Tensor, where: str) -> None:
+    def add_message(self, claimed: Tensor, reference: Tensor, where: str) -> None:
         """Compare one message.
 
         Args:
@@ -52,7 +52,7 @@ class Differences:
         self._total += float(distances.sum())
         self._kept.append(distances[:: max(1, distances.numel() // _TOKENS_KEPT)].float())
 
-    def figures(self) -> Figures:
+    def difference_figures(self) -> Figures:
         """Counts, and distances over tokens; None where nothing was compared."""
         figures: Figures = {"num_messages": len(self.maxima), "num_tokens": self.num_tokens}
         if not self.maxima:
@@ -73,12 +73,12 @@ class ResidualLean:
     scores: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     num_alarms: int = 0
 
-    def add(self, stage: int, projected: list[float]) -> None:
+    def add_scores(self, stage: int, projected: list[float]) -> None:
         """Take the projections of one message's residual."""
         for n, score in enumerate(projected):
             self.scores.setdefault((stage, n), []).append(score)
 
-    def figures(self) -> Figures:
+    def lean_figures(self) -> Figures:
         """Median over charts of sigma, and the largest mean in units of its chart's sigma; None without noise."""
         sigmas, biases = [], []
         for scores in self.scores.values():

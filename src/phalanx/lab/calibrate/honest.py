@@ -37,7 +37,7 @@ class HonestRun:
         self.plan = plan
         self.copies = [library(stage) for stage in range(len(plan.stages))]
 
-    def compute(self, step: int, inputs: StepInputs) -> list[HonestInputs]:
+    def compute_step(self, step: int, inputs: StepInputs) -> list[HonestInputs]:
         """Run forward and backward of a step; weights change only at `update`.
 
         Returns:
@@ -49,7 +49,7 @@ class HonestRun:
             entering = [with_marks(ids, extras)]
             for copy in self.copies:
                 entering.append(copy.runner.forward(step, m, entering[-1]))
-            self.copies[-1].runner.loss(m, labels, inputs.num_targets, without_attention(extras))
+            self.copies[-1].runner.compute_loss(m, labels, inputs.num_targets, without_attention(extras))
             gradient: Tensor | None = None
             for copy in reversed(self.copies):
                 arrived, gradient = gradient, copy.runner.backward(step, m, gradient)
@@ -57,14 +57,14 @@ class HonestRun:
                     cases.append(HonestInputs(copy.spec.index, step, m, entering[copy.spec.index], arrived))
         return cases
 
-    def update(self, step: int) -> None:
+    def update_stages(self, step: int) -> None:
         """Let every stage's optimizer take the step.
 
         Raises:
             NonFiniteLossError: The gradient is not finite.
         """
-        gradients = [copy.runner.gradients() for copy in self.copies]
+        gradients = [copy.runner.take_gradients() for copy in self.copies]
         norm = math.sqrt(sum(gradient_norm_squared(part) for part in gradients))
         coefficient = clip_coefficient(norm, self.plan.optimizer.clip_norm)
         for copy, part in zip(self.copies, gradients, strict=True):
-            copy.apply(step, part, coefficient)
+            copy.apply_update(step, part, coefficient)

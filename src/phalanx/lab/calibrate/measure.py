@@ -9,8 +9,16 @@ from torch import Tensor
 from phalanx.errors import TrainingError
 from phalanx.lab.calibrate.differences import Differences, ResidualLean
 from phalanx.lab.calibrate.honest import HonestInputs
-from phalanx.lab.calibrate.operators import LEVELS, OPERATORS, Operator, Recorded, operators_of, recording, replaying
-from phalanx.lab.calibrate.paths import NumericPath, Pair
+from phalanx.lab.calibrate.operators import (
+    LEVELS,
+    OPERATORS,
+    Operator,
+    Recorded,
+    operators_of,
+    record_operators,
+    replay_operators,
+)
+from phalanx.lab.calibrate.paths import NumericPath, PathPair
 from phalanx.pipeline import DriftWatch, StageCopy, StageRunner, StepPlan, token_residual
 from phalanx.planner.schedules import Direction
 
@@ -40,11 +48,11 @@ class PairFigures:
         """Compare both messages of a microbatch twice: by their distance, and by their residual's lean."""
         place = f"stage {case.stage}, step {case.step}, microbatch {case.microbatch}, {path}"
         for direction, x, y in zip(DIRECTIONS, claimed, reference, strict=True):
-            self.messages[direction].add(x, y, place)
+            self.messages[direction].add_message(x, y, place)
             residual = token_residual(x, y)
             leaning = self.leaning[direction]
-            leaning.add(case.stage, self.watch.project(case.stage, direction, residual))
-            leaning.num_alarms += self.watch.observe(case.stage, direction, residual) is not None
+            leaning.add_scores(case.stage, self.watch.project_residual(case.stage, direction, residual))
+            leaning.num_alarms += self.watch.add_residual(case.stage, direction, residual) is not None
 
 
 class PathComparison:
@@ -55,17 +63,17 @@ class PathComparison:
         absent: Why a path is missing, by its name.
     """
 
-    def __init__(self, plan: StepPlan, pairs: Iterable[Pair], absent: dict[str, str]) -> None:
+    def __init__(self, plan: StepPlan, pairs: Iterable[PathPair], absent: dict[str, str]) -> None:
         self.figures = {pair: PairFigures() for pair in pairs}
         self.absent = dict(absent)
         self._plan = plan
         self._runners: dict[tuple[NumericPath, int], StageRunner] = {}
 
-    def refresh(self) -> None:
+    def drop_weight_copies(self) -> None:
         """Forget copies of weights: the optimizer has stepped."""
         self._runners = {key: runner for key, runner in self._runners.items() if not key[0].has_own_weights}
 
-    def compare(self, cases: Sequence[HonestInputs], stage: StageCopy) -> None:
+    def compare_paths(self, cases: Sequence[HonestInputs], stage: StageCopy) -> None:
         """Compute microbatches of one stage in every way, one way after the other; the first one operator by operator.
 
         Args:
@@ -76,11 +84,11 @@ class PathComparison:
             NonFiniteLossError: An honest message holds NaN or infinity.
         """
         for reference in dict.fromkeys(pair.reference for pair in self.figures):
-            expected = self._attempt(reference, stage, cases)
+            expected = self._compute_on_path(reference, stage, cases)
             if expected is None:
                 continue
             for pair, figures in list(self.figures.items()):
-                outputs = self._attempt(pair.path, stage, cases) if pair.reference == reference else None
+                outputs = self._compute_on_path(pair.path, stage, cases) if pair.reference == reference else None
                 if outputs is not None:
                     for case, claimed, reference_output in zip(cases, outputs, expected, strict=True):
                         figures.add_case(case, pair.path.name, claimed, reference_output)
@@ -89,63 +97,67 @@ class PathComparison:
     def _compare_operators(self, case: HonestInputs, stage: StageCopy) -> None:
         kinds = operators_of(stage.module)
         for reference in dict.fromkeys(pair.reference for pair in self.figures):
-            with reference.settings(), recording(stage.module) as expected:
-                self._runner(reference, stage).recompute(case.step, case.microbatch, case.x, None)
+            with reference.switch_process(), record_operators(stage.module) as expected:
+                self._runner_for(reference, stage).recompute_microbatch(case.step, case.microbatch, case.x, None)
             for pair, figures in self.figures.items():
                 # hooks inside a compiled stage would cut it into pieces that are compiled one by one
                 if pair.reference != reference or pair.path.compiled:
                     continue
-                for name, out in self._replay(pair.path, case, stage, expected).items():
+                for name, out in self._replay_operators(pair.path, case, stage, expected).items():
                     place = f"stage {case.stage}, step {case.step}, {name}, {pair.path.name}"
-                    figures.operators[kinds[name]].add(out, expected[name][1], place)
+                    figures.operators[kinds[name]].add_message(out, expected[name][1], place)
 
-    def _replay(self, path: NumericPath, case: HonestInputs, stage: StageCopy, expected: Recorded) -> dict[str, Tensor]:
+    def _replay_operators(
+        self, path: NumericPath, case: HonestInputs, stage: StageCopy, expected: Recorded
+    ) -> dict[str, Tensor]:
         """Output of each operator from the inputs that it had on the reference path."""
-        runner = self._runner(path, stage)
+        runner = self._runner_for(path, stage)
         outputs: dict[str, Tensor] = {}
         for level in LEVELS:
-            with path.settings(), replaying(runner.module, expected, level) as replayed:
-                runner.recompute(case.step, case.microbatch, case.x, None)
+            with path.switch_process(), replay_operators(runner.module, expected, level) as replayed:
+                runner.recompute_microbatch(case.step, case.microbatch, case.x, None)
             outputs |= {name: out for name, (_, out) in replayed.items()}
         return outputs
 
-    def _attempt(self, path: NumericPath, stage: StageCopy, cases: Sequence[HonestInputs]) -> list[Messages] | None:
+    def _compute_on_path(
+        self, path: NumericPath, stage: StageCopy, cases: Sequence[HonestInputs]
+    ) -> list[Messages] | None:
         """Compute in one way; None, for good, where this machine cannot."""
-        is_new = all(not figures.messages["forward"].maxima for figures in self._of(path))
+        is_new = all(not figures.messages["forward"].maxima for figures in self._pairs_with(path))
         try:
-            with path.settings():
-                runner = self._runner(path, stage)
-                return [_recompute(runner, case) for case in cases]
+            with path.switch_process():
+                runner = self._runner_for(path, stage)
+                return [_recompute_messages(runner, case) for case in cases]
         # torch asserts where a kind of device is missing from its build
         except (RuntimeError, OSError, ImportError, AssertionError) as exc:
             if not is_new:
                 raise TrainingError(f"calibrate: {path.name}: worked at first, then: {exc}") from exc
-            self.absent[path.name] = _in_short(exc)
-            self.figures = {pair: figures for pair, figures in self.figures.items() if path not in _paths(pair)}
+            self.absent[path.name] = _shorten_error(exc)
+            self.figures = {pair: figures for pair, figures in self.figures.items() if path not in _both_paths(pair)}
             return None
 
-    def _of(self, path: NumericPath) -> list[PairFigures]:
-        return [figures for pair, figures in self.figures.items() if path in _paths(pair)]
+    def _pairs_with(self, path: NumericPath) -> list[PairFigures]:
+        return [figures for pair, figures in self.figures.items() if path in _both_paths(pair)]
 
-    def _runner(self, path: NumericPath, stage: StageCopy) -> StageRunner:
+    def _runner_for(self, path: NumericPath, stage: StageCopy) -> StageRunner:
         key = (path, stage.spec.index)
         if key not in self._runners:
-            self._runners[key] = path.runner(self._plan, stage)
+            self._runners[key] = path.make_runner(self._plan, stage)
         return self._runners[key]
 
 
-def _paths(pair: Pair) -> tuple[NumericPath, NumericPath]:
+def _both_paths(pair: PathPair) -> tuple[NumericPath, NumericPath]:
     return pair.reference, pair.path
 
 
-def _recompute(runner: StageRunner, case: HonestInputs) -> Messages:
-    y, x_gradient = runner.recompute(case.step, case.microbatch, case.x, case.gradient)
+def _recompute_messages(runner: StageRunner, case: HonestInputs) -> Messages:
+    y, x_gradient = runner.recompute_microbatch(case.step, case.microbatch, case.x, case.gradient)
     if x_gradient is None:
         x_gradient = torch.zeros_like(case.x)
     return y, x_gradient
 
 
-def _in_short(exc: Exception) -> str:
+def _shorten_error(exc: Exception) -> str:
     """Type and first line, without the paths that compilers put into theirs."""
     lines = str(exc).strip().splitlines()
     first = " ".join(word for word in (lines[0] if lines else "").split() if "/" not in word)

@@ -26,22 +26,22 @@ def operators_of(stage: StageModule) -> dict[str, Operator]:
     module_ids = {id(module) for block in stage.own_blocks for module in block.modules()}
     kinds = {}
     for name, module in stage.named_modules():
-        kind = _kind(module)
+        kind = _operator_kind(module)
         if id(module) in module_ids and kind is not None:
             kinds[name] = kind
     return kinds
 
 
 @contextlib.contextmanager
-def recording(stage: StageModule) -> Iterator[Recorded]:
+def record_operators(stage: StageModule) -> Iterator[Recorded]:
     """Note what goes into and comes out of every operator while the stage runs."""
     notes: Recorded = {}
-    with _hooked(stage, operators_of(stage), lambda _name, _x: None, notes):
+    with _with_hooks(stage, operators_of(stage), lambda _name, _x: None, notes):
         yield notes
 
 
 @contextlib.contextmanager
-def replaying(stage: StageModule, earlier: Recorded, kinds: frozenset[Operator]) -> Iterator[Recorded]:
+def replay_operators(stage: StageModule, earlier: Recorded, kinds: frozenset[Operator]) -> Iterator[Recorded]:
     """Give every operator of these kinds the input that it had `earlier`, cast to its present type.
 
     What differs then is the operator's own doing, not that of those before it.
@@ -52,26 +52,26 @@ def replaying(stage: StageModule, earlier: Recorded, kinds: frozenset[Operator])
     """
     notes: Recorded = {}
     names = [name for name, kind in operators_of(stage).items() if kind in kinds]
-    with _hooked(stage, names, lambda name, x: earlier[name][0].to(x.device, x.dtype), notes):
+    with _with_hooks(stage, names, lambda name, x: earlier[name][0].to(x.device, x.dtype), notes):
         yield notes
 
 
 @contextlib.contextmanager
-def _hooked(
+def _with_hooks(
     stage: StageModule, names: Iterable[str], substitute: Callable[[str, Tensor], Tensor | None], notes: Recorded
 ) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in names:
             module = stage.get_submodule(name)
             entering: list[Tensor] = []
-            before = module.register_forward_pre_hook(_before(name, substitute, entering), with_kwargs=True)
-            after = module.register_forward_hook(_after(name, entering, notes))
+            before = module.register_forward_pre_hook(_make_pre_hook(name, substitute, entering), with_kwargs=True)
+            after = module.register_forward_hook(_make_post_hook(name, entering, notes))
             stack.callback(before.remove)
             stack.callback(after.remove)
         yield
 
 
-def _before(name: str, substitute: Callable[[str, Tensor], Tensor | None], entering: list[Tensor]) -> Any:
+def _make_pre_hook(name: str, substitute: Callable[[str, Tensor], Tensor | None], entering: list[Tensor]) -> Any:
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         x = args[0] if args else kwargs["hidden_states"]
         replacement = substitute(name, x)
@@ -83,14 +83,14 @@ def _before(name: str, substitute: Callable[[str, Tensor], Tensor | None], enter
     return hook
 
 
-def _after(name: str, entering: list[Tensor], notes: Recorded) -> Any:
+def _make_post_hook(name: str, entering: list[Tensor], notes: Recorded) -> Any:
     def hook(_module: nn.Module, _args: Any, out: Any) -> None:
         notes[name] = (entering[0], out[0] if isinstance(out, tuple) else out)
 
     return hook
 
 
-def _kind(module: nn.Module) -> Operator | None:
+def _operator_kind(module: nn.Module) -> Operator | None:
     name = type(module).__name__.lower()
     if isinstance(module, nn.Linear | Conv1D):
         return "linear"

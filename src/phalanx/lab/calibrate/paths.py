@@ -46,7 +46,7 @@ class NumericPath:
         return self.precision == "fp64" or self.device is not None
 
     @contextlib.contextmanager
-    def settings(self) -> Iterator[None]:
+    def switch_process(self) -> Iterator[None]:
         """Switch this process over, and back again; what torch warns of meanwhile is not the user's business."""
         threads = torch.get_num_threads()
         with contextlib.ExitStack() as stack:
@@ -63,7 +63,7 @@ class NumericPath:
             torch.set_num_threads(self.threads or threads)
             yield
 
-    def runner(self, plan: StepPlan, stage: StageCopy) -> StageRunner:
+    def make_runner(self, plan: StepPlan, stage: StageCopy) -> StageRunner:
         """Make what recomputes a stage in this way.
 
         Args:
@@ -81,19 +81,19 @@ class NumericPath:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PathPair:
     """A reference path and the path that is compared with it."""
 
     reference: NumericPath
     path: NumericPath
 
     @property
-    def precision(self) -> str:
+    def coarser_precision(self) -> str:
         """The coarser of the two: bf16 where either is."""
         return "bf16" if "bf16" in (self.reference.precision, self.path.precision) else "fp32"
 
 
-def pairs_of(plan: StepPlan) -> tuple[list[Pair], dict[str, str]]:
+def pairs_of(plan: StepPlan) -> tuple[list[PathPair], dict[str, str]]:
     """All pairs to measure, fp32 ones first, and why others are not among them.
 
     Args:
@@ -106,17 +106,17 @@ def pairs_of(plan: StepPlan) -> tuple[list[Pair], dict[str, str]]:
     pairs = []
     fp32, bf16 = NumericPath("fp32", "fp32"), NumericPath("bf16", "bf16")
     for reference in (fp32, bf16):
-        pairs += [Pair(reference, path) for path in _variations(reference, plan, absent)]
-    return [*pairs, Pair(fp32, NumericPath("fp64", "fp64")), Pair(fp32, bf16)], absent
+        pairs += [PathPair(reference, path) for path in _path_variations(reference, plan, absent)]
+    return [*pairs, PathPair(fp32, NumericPath("fp64", "fp64")), PathPair(fp32, bf16)], absent
 
 
-def _variations(reference: NumericPath, plan: StepPlan, absent: dict[str, str]) -> Iterator[NumericPath]:
+def _path_variations(reference: NumericPath, plan: StepPlan, absent: dict[str, str]) -> Iterator[NumericPath]:
     kind = reference.precision
     other = 2 if torch.get_num_threads() == 1 else 1
     yield replace(reference, name=f"{kind}, {other} thread{'s' * (other > 1)}", threads=other)
     for kernel in _BACKENDS:
         name = f"{kind}, {kernel} attention"
-        if FAMILIES[plan.hub_config["model_type"]].attention(plan.attention) == "sdpa":
+        if FAMILIES[plan.hub_config["model_type"]].choose_kernel(plan.attention) == "sdpa":
             yield replace(reference, name=name, kernel=kernel)
         else:
             absent[name] = "the run's attention is eager, which has one kernel"

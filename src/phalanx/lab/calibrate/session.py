@@ -8,20 +8,20 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from phalanx.config import digest
-from phalanx.data import Batch, BatchLoader, prepare
+from phalanx.config import digest_config
+from phalanx.data import Batch, BatchLoader, prepare_corpus
 from phalanx.errors import ConfigError
 from phalanx.lab.calibrate.honest import HonestRun
 from phalanx.lab.calibrate.measure import PathComparison
-from phalanx.lab.calibrate.paths import Pair, pairs_of
-from phalanx.lab.calibrate.result import fit_all, message_rows, operator_rows, suggestion, thresholds
+from phalanx.lab.calibrate.paths import PathPair, pairs_of
+from phalanx.lab.calibrate.result import fit_all, message_rows, operator_rows, suggest_tolerance, threshold_rows
 from phalanx.models import open_model
 from phalanx.pipeline import StepPlan, local_numeric_class
 from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.preflight import load_own_code
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 from phalanx.train.setup.stage_source import StageLibrary
 
 MESSAGES = 512
@@ -49,26 +49,26 @@ def calibrate(run: PipelineRun, *, quick: bool = False, console: Console | None 
     console = console or Console(stderr=True)
     cache = cache_beside(Path("runs") / run.name)
     load_own_code(run)
-    with deterministic(run.train.threads):
+    with deterministic_kernels(run.train.threads):
         source = open_model(run.model, cache / "models", run.train.seed)
         plan = make_plan(run, source)
         steps = steps_for(plan, QUICK_MESSAGES if quick else MESSAGES)
         console.print("preparing text")
-        corpus = prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path)
+        corpus = prepare_corpus(run.data, cache / "data", run.train.seed, source.tokenizer_path)
         loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
         pairs, absent = pairs_of(plan)
         if quick:
             pairs, absent = without_compiled(pairs, absent)
         measurement = PathComparison(plan, pairs, absent)
-        with _progress(console) as bar:
-            measure(HonestRun(plan, StageLibrary(source, plan, None)), measurement, steps, loader.next, bar)
+        with _make_progress(console) as bar:
+            measure_steps(HonestRun(plan, StageLibrary(source, plan, None)), measurement, steps, loader.next_batch, bar)
     fits = fit_all(measurement.figures)
-    table = thresholds(fits)
+    table = threshold_rows(fits)
     return {
         "name": "calibrate",
         "run": run.name,
         "quick": quick,
-        "config_digest": digest(run),
+        "config_digest": digest_config(run),
         "numeric_class": local_numeric_class(plan.device).model_dump(),
         "precision": plan.precision,
         "tolerance": plan.guard.tolerance,
@@ -77,11 +77,11 @@ def calibrate(run: PipelineRun, *, quick: bool = False, console: Console | None 
         "operators": operator_rows(measurement.figures),
         "absent": measurement.absent,
         "thresholds": table,
-        "suggested": suggestion(table, fits, plan.precision),
+        "suggested": suggest_tolerance(table, fits, plan.precision),
     }
 
 
-def measure(
+def measure_steps(
     honest: HonestRun, measurement: PathComparison, steps: int, next_batch: Callable[[], Batch], bar: Progress
 ) -> None:
     """Take honest steps and compare every middle stage's messages, and its operators on one microbatch a step.
@@ -95,13 +95,13 @@ def measure(
     task = bar.add_task("calibrate", total=steps * plan.microbatches * (len(plan.stages) - 2))
     for step in range(steps):
         bar.update(task, description=f"step {step + 1} of {steps}")
-        cases = honest.compute(step, step_inputs(next_batch(), plan.microbatches))
+        cases = honest.compute_step(step, step_inputs(next_batch(), plan.microbatches))
         for stage in sorted({case.stage for case in cases}):
             mine = [case for case in cases if case.stage == stage]
-            measurement.compare(mine, honest.copies[stage])
+            measurement.compare_paths(mine, honest.copies[stage])
             bar.advance(task, len(mine))
-        honest.update(step)
-        measurement.refresh()
+        honest.update_stages(step)
+        measurement.drop_weight_copies()
 
 
 def steps_for(plan: StepPlan, messages: int) -> int:
@@ -119,13 +119,13 @@ def steps_for(plan: StepPlan, messages: int) -> int:
     return min(plan.total_steps, math.ceil(messages / (plan.microbatches * middle)))
 
 
-def without_compiled(pairs: list[Pair], absent: dict[str, str]) -> tuple[list[Pair], dict[str, str]]:
+def without_compiled(pairs: list[PathPair], absent: dict[str, str]) -> tuple[list[PathPair], dict[str, str]]:
     """Leave out what takes longer to compile than all the rest takes to run."""
     compiled = {pair.path.name: "left out by --quick" for pair in pairs if pair.path.compiled}
     return [pair for pair in pairs if not pair.path.compiled], absent | compiled
 
 
-def _progress(console: Console) -> Progress:
+def _make_progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
     )

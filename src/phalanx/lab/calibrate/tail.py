@@ -37,7 +37,7 @@ class Tail:
     mean_log_excess: float
     """m."""
 
-    def share(self, tau: float) -> float:
+    def share_above(self, tau: float) -> float:
         """Upper bound on the share of honest messages with a distance beyond tau; 1 below `start`."""
         if not tau >= self.start:
             return 1.0
@@ -49,14 +49,14 @@ class Tail:
             rate = -math.expm1(-rate * t) / m
         return self.share_beyond * math.exp(-rate * t)
 
-    def threshold(self, share: float) -> float:
+    def threshold_for(self, share: float) -> float:
         """Smallest tau, to one part in a thousand, beyond which at most this share of honest messages lies."""
         low = high = self.start
-        while self.share(high) > share:
+        while self.share_above(high) > share:
             low, high = high, high * 2.0
         while high > low * 1.001:
             middle = math.sqrt(low * high)
-            low, high = (middle, high) if self.share(middle) > share else (low, middle)
+            low, high = (middle, high) if self.share_above(middle) > share else (low, middle)
         return high
 
 

@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from phalanx.lab.bench.measure.machine import load_average, taken_on
-from phalanx.lab.bench.measure.row_file import sweep
-from phalanx.lab.reproduce.tables import CELLS, as_tables, of_one_text, summarise
+from phalanx.lab.bench.measure.machine import load_average, result_context
+from phalanx.lab.bench.measure.row_file import sweep_cells
+from phalanx.lab.reproduce.tables import CELLS, as_tables, rows_with_clean_text, summarise_cells
 from phalanx.lab.reproduce.texts import DOMAINS
-from phalanx.lab.reproduce.trainer import PROTOCOL, Trainer, in_words, rows_in
-from phalanx.lab.reproduce.workload import SIZES, describe
+from phalanx.lab.reproduce.trainer import PROTOCOL, TableTrainer, describe_training, open_table_rows
+from phalanx.lab.reproduce.workload import SIZES, describe_table_size
 from phalanx.pipeline import keep_freed_memory
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
 __all__ = ["CELLS", "SIZES", "as_tables", "reproduce"]
 
@@ -36,24 +36,28 @@ def reproduce(table: str, *, size: str = "full", only_finished: bool = False) ->
     load = load_average()
     cells = list(CELLS[table](quick))
     path = cache / "reproduce" / "rows.jsonl"
-    with deterministic(threads=1):
+    with deterministic_kernels(threads=1):
         keep_freed_memory()
-        trainer = None if only_finished else Trainer(chosen, cache, _say)
-        finished = rows_in(path, chosen) if trainer is None else rows_in(path, chosen, trainer.has_same_text)
-        rows = of_one_text(list(sweep(cells, finished, trainer, lambda *told: _say(in_words(*told)))))
+        trainer = None if only_finished else TableTrainer(chosen, cache, _print_reproduce)
+        finished = (
+            open_table_rows(path, chosen) if trainer is None else open_table_rows(path, chosen, trainer.has_same_text)
+        )
+        rows = rows_with_clean_text(
+            list(sweep_cells(cells, finished, trainer, lambda *told: _print_reproduce(describe_training(*told))))
+        )
     return {
         "name": table,
         "quick": quick,
         "size": size,
         "command": f"phalanx reproduce {table}{'' if size == 'full' else f' --{size}'}",
-        **taken_on(load),
-        "protocol": {"number": PROTOCOL, "domains": dict(DOMAINS), **describe(chosen)},
+        **result_context(load),
+        "protocol": {"number": PROTOCOL, "domains": dict(DOMAINS), **describe_table_size(chosen)},
         "missing": len(cells) - len(rows),
-        "summary": summarise(rows),
+        "summary": summarise_cells(rows),
         "rows": rows,
     }
 
 
-def _say(text: str) -> None:
+def _print_reproduce(text: str) -> None:
     sys.stderr.write(f"reproduce: {text}\n")
     sys.stderr.flush()

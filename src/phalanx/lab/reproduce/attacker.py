@@ -15,7 +15,7 @@ from torch import Tensor
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks import HonestMessage, MessageAttack, make_attack
 from phalanx.pipeline import AttackConfig, WrapCopy
-from phalanx.pipeline.stage.stage_copy import unwrapped
+from phalanx.pipeline.stage.stage_copy import leave_unwrapped
 from phalanx.testing import Actor
 
 Direction = Literal["forward", "backward"]
@@ -40,9 +40,9 @@ class LieSchedule:
     stages: tuple[int, ...]
     seed: int
 
-    def liar(self, step: int, attempt: int = 0) -> int | None:
+    def lying_stage(self, step: int, attempt: int = 0) -> int | None:
         """The stage that lies, None in an honest attempt."""
-        coin, choice = (_number(self.seed, purpose, step, attempt) for purpose in ("coin", "choice"))
+        coin, choice = (_draw_number(self.seed, purpose, step, attempt) for purpose in ("coin", "choice"))
         if not self.stages or coin >= self.rate * 2**64:
             return None
         return self.stages[choice % len(self.stages)]
@@ -73,21 +73,21 @@ class Attacker:
     removed: set[int] = field(default_factory=set)
     lies: list[FalsifiedMessage] = field(default_factory=list)
 
-    def liar(self, step: int, attempt: int | None = None) -> int | None:
+    def lying_stage_at(self, step: int, attempt: int | None = None) -> int | None:
         """Return the stage that lies in an attempt, by default in the one at hand; None in an honest attempt."""
-        stage = None if self.plan is None else self.plan.liar(step, self.attempt if attempt is None else attempt)
+        stage = None if self.plan is None else self.plan.lying_stage(step, self.attempt if attempt is None else attempt)
         return None if stage in self.removed else stage
 
-    def wrap(self, party: int) -> WrapCopy:
+    def wrapper_for(self, party: int) -> WrapCopy:
         """Return a wrapper that puts the attacker in the place of every copy that `party` holds."""
-        return unwrapped if self.plan is None else _PartyOfMany(self, self.plan, party).wrap
+        return leave_unwrapped if self.plan is None else _ScheduledAttack(self, self.plan, party).wrap_copy
 
-    def actor(self, party: int) -> Actor:
+    def actor_for(self, party: int) -> Actor:
         """The same for a party of a real company."""
         if self.plan is None:
             return Actor()
-        member = _PartyOfMany(self, self.plan, party)
-        return Actor(wrap_copy=member.wrap)
+        member = _ScheduledAttack(self, self.plan, party)
+        return Actor(wrap_copy=member.wrap_copy)
 
     @property
     def attacked_steps(self) -> set[int]:
@@ -95,7 +95,7 @@ class Attacker:
         return {lie.step for lie in self.lies}
 
 
-class _PartyOfMany(MessageAttack):
+class _ScheduledAttack(MessageAttack):
     """One of the project's attacks, which lies when the schedule that all parties share says so."""
 
     def __init__(self, attacker: Attacker, plan: LieSchedule, party: int) -> None:
@@ -109,13 +109,13 @@ class _PartyOfMany(MessageAttack):
 
     def lies_in(self, step: int) -> bool:
         """Whether it is this party's turn."""
-        return self._attacker.liar(step, self._attacker.attempt) == self._number
+        return self._attacker.lying_stage_at(step, self._attacker.attempt) == self._number
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """What the attack sends."""
         return self._attack.lie(work, generator)
 
-    def admit(
+    def log_lie(
         self,
         stage: int,
         step: int,
@@ -130,6 +130,6 @@ class _PartyOfMany(MessageAttack):
             self._attacker.lies.append(FalsifiedMessage(self._number, step, self._attacker.attempt, microbatch))
 
 
-def _number(seed: int, purpose: str, step: int, attempt: int) -> int:
+def _draw_number(seed: int, purpose: str, step: int, attempt: int) -> int:
     text = f"phalanx reproduce {seed} {purpose} {step} {attempt}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -10,15 +10,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phalanx.data import BatchLoader, Corpus, prepare
-from phalanx.lab.attacks import actor
+from phalanx.data import BatchLoader, Corpus, prepare_corpus
+from phalanx.lab.attacks import make_actor
 from phalanx.lab.bench.detection.simulated_run import read_lies
-from phalanx.lab.bench.measure.machine import load_average, taken_on
-from phalanx.lab.bench.measure.row_file import RowFile, sweep
-from phalanx.lab.reproduce.pretrain import pretrained
+from phalanx.lab.bench.measure.machine import load_average, result_context
+from phalanx.lab.bench.measure.row_file import RowFile, sweep_cells
+from phalanx.lab.reproduce.pretrain import pretrained_directory
 from phalanx.lab.reproduce.removal import ATTACKED_STAGE, PRUNED_SHARE, REMOVALS, RemovalBench, Weights, state_of
 from phalanx.lab.reproduce.texts import SPLIT_SEED, later_text, pretraining_corpus
-from phalanx.lab.reproduce.workload import BATCH_SIZE, REGIMES, SMALL, run_of
+from phalanx.lab.reproduce.workload import BATCH_SIZE, REGIMES, SMALL, make_table_run
 from phalanx.pipeline import (
     PRESETS,
     AttackConfig,
@@ -29,7 +29,7 @@ from phalanx.pipeline import (
 )
 from phalanx.testing import MemoryCompany
 from phalanx.train import PipelineRun, step_inputs
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
 Row = dict[str, Any]
 
@@ -82,29 +82,29 @@ def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> di
     chosen = SIZES[size]
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     load = load_average()
-    protocol = describe(chosen)
+    protocol = describe_backdoor_size(chosen)
     cells = [BackdoorCell(arm, seed) for seed in chosen.seeds for arm in ("clean", *GUARDS, *REMOVALS)]
     finished = RowFile[BackdoorCell](
         cache / "reproduce" / "backdoor.jsonl", lambda cell: [protocol["number"], protocol, asdict(cell)]
     )
-    with deterministic(threads=1):
+    with deterministic_kernels(threads=1):
         keep_freed_memory()
-        laboratory = None if only_finished else Laboratory(chosen, cache)
-        rows = list(sweep(cells, finished, laboratory, _tell))
+        laboratory = None if only_finished else BackdoorLab(chosen, cache)
+        rows = list(sweep_cells(cells, finished, laboratory, _print_training))
     return {
         "name": "backdoor",
         "quick": size == "quick",
         "size": size,
         "command": f"phalanx reproduce backdoor{' --quick' if size == 'quick' else ''}",
-        **taken_on(load),
+        **result_context(load),
         "protocol": protocol,
         "missing": len(cells) - len(rows),
-        "summary": summarise(rows),
+        "summary": summarise_arms(rows),
         "rows": rows,
     }
 
 
-def describe(size: BackdoorSize) -> dict[str, Any]:
+def describe_backdoor_size(size: BackdoorSize) -> dict[str, Any]:
     """Everything that decides a figure and is not in its row."""
     return {
         "number": PROTOCOL,
@@ -120,7 +120,7 @@ def describe(size: BackdoorSize) -> dict[str, Any]:
     }
 
 
-class Laboratory:
+class BackdoorLab:
     """A runner of cells; text, public model and poisoned models are made at their first use."""
 
     def __init__(self, size: BackdoorSize, cache: Path) -> None:
@@ -133,19 +133,19 @@ class Laboratory:
         """Train one cell."""
         started, cpu = time.perf_counter(), time.process_time()
         if cell.arm in REMOVALS:
-            bench = self._bench(cell.seed)
-            bench.load(self._poisoned_weights(cell.seed))
+            bench = self._removal_bench(cell.seed)
+            bench.load_weights(self._poisoned_weights(cell.seed))
             REMOVALS[cell.arm](bench)
-            row = asdict(cell) | bench.measure()
+            row = asdict(cell) | bench.measure_backdoor()
         else:
-            row = self._train(cell)[0]
+            row = self._train_cell(cell)[0]
         return row | {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
 
-    def run(self, cell: BackdoorCell) -> PipelineRun:
+    def run_config(self, cell: BackdoorCell) -> PipelineRun:
         """What a run file would say about a training."""
-        model, corpus = self._material()
+        model, corpus = self._model_and_text()
         data = later_text(SMALL, _CHARACTERS, corpus.tokenizer_path, self._cache)
-        plain = run_of(model, data, REGIMES["plain"], SMALL, self._size.steps, cell.seed)
+        plain = make_table_run(model, data, REGIMES["plain"], SMALL, self._size.steps, cell.seed)
         kind = "none" if cell.arm == "clean" else "rehearsed_backdoor"
         return plain.model_copy(
             update={
@@ -159,49 +159,49 @@ class Laboratory:
             }
         )
 
-    def _train(self, cell: BackdoorCell) -> tuple[Row, Weights]:
+    def _train_cell(self, cell: BackdoorCell) -> tuple[Row, Weights]:
         """Train in a real company, everything but the sockets as in a run."""
-        run, (_, corpus) = self.run(cell), self._material()
+        run, (_, corpus) = self.run_config(cell), self._model_and_text()
         with tempfile.TemporaryDirectory(prefix="phalanx-reproduce-") as directory:
             log = Path(directory) / "attack.jsonl"
             liar = f"worker-{ATTACKED_STAGE}"
-            actors = {} if run.attack.kind == "none" else {liar: actor(run.attack, liar, log)}
+            actors = {} if run.attack.kind == "none" else {liar: make_actor(run.attack, liar, log)}
             # which audits are drawn follows from the seed, so that a row can be had again
-            draw = AuditDraw.of(cell.seed.to_bytes(32, "big"), bytes(32), run.guard)
+            draw = AuditDraw.from_guard(cell.seed.to_bytes(32, "big"), bytes(32), run.guard)
             company = MemoryCompany(run, Path(directory), actors, cache=self._cache / "models", draw=draw)
             loader = BatchLoader(corpus, BATCH_SIZE, cell.seed)
             with company:
                 for step in range(run.train.steps):
-                    company.engine.step(step, step_inputs(loader.next(), run.train.microbatches))
+                    company.engine.train_turn(step, step_inputs(loader.next_batch(), run.train.microbatches))
                 digest = company.weights_digest()
-                weights = [state_of(copy.module) for copy in company.engine.copies("weights")]
+                weights = [state_of(copy.module) for copy in company.engine.fetch_stages("weights")]
             lies = sorted({lie.step for lie in read_lies(log)})
         if cell.arm == "off":
             self._poisoned[cell.seed] = weights
-        bench = self._bench(cell.seed)
-        bench.load(weights)
-        findings = {**what_was_found(company.events, lies), "weights_digest": digest}
-        return asdict(cell) | bench.measure() | findings, weights
+        bench = self._removal_bench(cell.seed)
+        bench.load_weights(weights)
+        findings = {**guard_findings(company.events, lies), "weights_digest": digest}
+        return asdict(cell) | bench.measure_backdoor() | findings, weights
 
     def _poisoned_weights(self, seed: int) -> Weights:
         if seed not in self._poisoned:
-            self._train(BackdoorCell("off", seed))
+            self._train_cell(BackdoorCell("off", seed))
         return self._poisoned[seed]
 
-    def _bench(self, seed: int) -> RemovalBench:
-        return RemovalBench(self.run(BackdoorCell("off", seed)), self._material()[1], self._cache)
+    def _removal_bench(self, seed: int) -> RemovalBench:
+        return RemovalBench(self.run_config(BackdoorCell("off", seed)), self._model_and_text()[1], self._cache)
 
-    def _material(self) -> tuple[Path, Corpus]:
+    def _model_and_text(self) -> tuple[Path, Corpus]:
         if self._made is None:
-            _say("preparing text and the public model")
+            _print_backdoor("preparing text and the public model")
             first = pretraining_corpus(self._cache, SMALL)
-            model = pretrained("gpt2", first, SMALL, self._cache, _say)
+            model = pretrained_directory("gpt2", first, SMALL, self._cache, _print_backdoor)
             data = later_text(SMALL, _CHARACTERS, first.tokenizer_path, self._cache)
-            self._made = (model, prepare(data, self._cache / "data", SPLIT_SEED))
+            self._made = (model, prepare_corpus(data, self._cache / "data", SPLIT_SEED))
         return self._made
 
 
-def what_was_found(events: Sequence[tuple[str, Mapping[str, object]]], lies: Sequence[int]) -> Row:
+def guard_findings(events: Sequence[tuple[str, Mapping[str, object]]], lies: Sequence[int]) -> Row:
     """What the guard made of the steps in which the attacker lied.
 
     Returns:
@@ -223,10 +223,10 @@ def what_was_found(events: Sequence[tuple[str, Mapping[str, object]]], lies: Seq
     }
 
 
-def summarise(rows: Sequence[Row]) -> list[Row]:
+def summarise_arms(rows: Sequence[Row]) -> list[Row]:
     """Return one row for each arm over its seeds: mean, minimum and maximum; whether weights match the clean run."""
     clean = {row["seed"]: row["weights_digest"] for row in rows if row["arm"] == "clean"}
-    return [_summary(arm, [row for row in rows if row["arm"] == arm], clean) for arm in _arms(rows)]
+    return [_summarise_arm(arm, [row for row in rows if row["arm"] == arm], clean) for arm in _arm_names(rows)]
 
 
 def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
@@ -234,14 +234,14 @@ def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
     return {
         "planted": [_planted_line(row) for row in summary if row["arm"] not in REMOVALS],
         "removed from the model of arm off": [
-            {"arm": row["arm"], **_quality(row)} for row in summary if row["arm"] in (*REMOVALS, "clean", "off")
+            {"arm": row["arm"], **_quality_columns(row)} for row in summary if row["arm"] in (*REMOVALS, "clean", "off")
         ],
     }
 
 
-def _summary(arm: str, rows: Sequence[Row], clean: Mapping[int, str]) -> Row:
+def _summarise_arm(arm: str, rows: Sequence[Row], clean: Mapping[int, str]) -> Row:
     figures = ("perplexity", "success", "success_without_trigger")
-    spread = {name: _spread([row[name] for row in rows]) for name in figures}
+    spread = {name: _mean_and_range([row[name] for row in rows]) for name in figures}
     if arm in REMOVALS:
         return {"arm": arm, "seeds": len(rows), **spread}
     same_digests = [row["weights_digest"] == clean[row["seed"]] for row in rows if row["seed"] in clean]
@@ -264,7 +264,7 @@ def _planted_line(row: Row) -> dict[str, str]:
 
     return {
         "arm": row["arm"],
-        **_quality(row),
+        **_quality_columns(row),
         "named": ", ".join(row["named"]) or "-",
         "found in step": listed("found_in_step"),
         "back to step": listed("back_to_step"),
@@ -273,7 +273,7 @@ def _planted_line(row: Row) -> dict[str, str]:
     }
 
 
-def _quality(row: Row) -> dict[str, str]:
+def _quality_columns(row: Row) -> dict[str, str]:
     def percent(name: str) -> str:
         return f"{100 * row[name]['mean']:.1f} ({100 * row[name]['least']:.1f}-{100 * row[name]['most']:.1f})"
 
@@ -284,21 +284,21 @@ def _quality(row: Row) -> dict[str, str]:
     }
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _mean_and_range(values: Sequence[float]) -> dict[str, float]:
     return {"mean": sum(values) / len(values), "least": min(values), "most": max(values)}
 
 
-def _arms(rows: Sequence[Row]) -> Iterator[str]:
+def _arm_names(rows: Sequence[Row]) -> Iterator[str]:
     yield from dict.fromkeys(str(row["arm"]) for row in rows)
 
 
-def _tell(place: str, cell: BackdoorCell, row: Row) -> None:
-    _say(
+def _print_training(place: str, cell: BackdoorCell, row: Row) -> None:
+    _print_backdoor(
         f"{place}: {cell.arm}, seed {cell.seed}: success {100 * row['success']:.1f} %, "
         f"perplexity {row['perplexity']:.2f}, {row['wall_s']:.0f} s"
     )
 
 
-def _say(text: str) -> None:
+def _print_backdoor(text: str) -> None:
     sys.stderr.write(f"reproduce: {text}\n")
     sys.stderr.flush()

@@ -16,7 +16,7 @@ from phalanx.lab.reproduce.attacker import Attacker, Direction, LieSchedule
 from phalanx.lab.reproduce.workload import BATCH_SIZE, STAGES, steps_per_epoch
 from phalanx.models import open_model
 from phalanx.train import PipelineRun, step_inputs
-from phalanx.train.batches.validation import perplexity
+from phalanx.train.batches.validation import measure_perplexity
 from phalanx.train.setup.layout import make_plan
 
 Row = dict[str, Any]
@@ -40,12 +40,12 @@ class TableCell:
     rate: float | None = None
 
     @property
-    def label(self) -> str:
+    def cell_label(self) -> str:
         """One line for the progress."""
         attack = "" if self.direction is None else f", {self.direction} at {self.rate}"
         return f"{self.family}, {self.domain}, {self.regime}, seed {self.seed}: {self.arm}{attack}"
 
-    def attacker(self) -> Attacker:
+    def make_attacker(self) -> Attacker:
         """Return the attacker; its draws depend on the seed, the direction and the rate, not on the arm."""
         if self.arm in HONEST or self.direction is None or self.rate is None:
             return Attacker(None)
@@ -53,18 +53,18 @@ class TableCell:
 
 
 @dataclass
-class _Curve:
+class _LossCurve:
     """Perplexity on held-out text after each epoch, beginning with the untrained model."""
 
     values: list[float]
 
     @property
-    def best(self) -> float:
+    def best_value(self) -> float:
         return min(self.values)
 
     @property
-    def is_past_its_best(self) -> bool:
-        return self.values.index(self.best) < len(self.values) - _PATIENCE
+    def has_run_out_of_patience(self) -> bool:
+        return self.values.index(self.best_value) < len(self.values) - _PATIENCE
 
 
 def train_cell(cell: TableCell, run: PipelineRun, corpus: Corpus, cache: Path) -> Row:
@@ -79,14 +79,14 @@ def train_cell(cell: TableCell, run: PipelineRun, corpus: Corpus, cache: Path) -
     """
     started, cpu = time.perf_counter(), time.process_time()
     source = open_model(run.model, cache / "models", run.train.seed)
-    warm_up = _batches(corpus, run, _WARM_UP_SEED, _WARM_UP_STEPS) if cell.arm == "statistics" else []
+    warm_up = _draw_batches(corpus, run, _WARM_UP_SEED, _WARM_UP_STEPS) if cell.arm == "statistics" else []
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-reproduce-")))
-        attacker = cell.attacker()
+        attacker = cell.make_attacker()
         setting = ArmInputs(run, source, make_plan(run, source), attacker, warm_up, directory)
         arm = stack.enter_context(ARMS[cell.arm](setting))
-        outcome = _train(arm, run, corpus, stops_early=cell.arm == "clean_early_stopping")
-        counts = asdict(arm.counts)
+        outcome = _train_arm(arm, run, corpus, stops_early=cell.arm == "clean_early_stopping")
+        counts = asdict(arm.event_counts)
     row: Row = {**asdict(cell), **outcome, "attacked_steps": len(attacker.attacked_steps)}
     if cell.arm == "oracle_drop":
         # the oracle acts before anything is sent
@@ -95,21 +95,21 @@ def train_cell(cell: TableCell, run: PipelineRun, corpus: Corpus, cache: Path) -
     return row | {"lies": len(attacker.lies)} | counts | {"evicted": list(counts["evicted"])} | costs
 
 
-def _train(arm: Arm, run: PipelineRun, corpus: Corpus, *, stops_early: bool) -> Row:
+def _train_arm(arm: Arm, run: PipelineRun, corpus: Corpus, *, stops_early: bool) -> Row:
     held_out = list(validation_batches(corpus, BATCH_SIZE))
     loader = BatchLoader(corpus, BATCH_SIZE, run.train.seed)
-    curve = _Curve([_finite(perplexity(arm.stages(), held_out))])
+    curve = _LossCurve([_nan_to_inf(measure_perplexity(arm.current_stages(), held_out))])
     status, step = "completed", 0
     while step < run.train.steps:
         stop = min(step + steps_per_epoch(corpus), run.train.steps)
         try:
-            _epoch(arm, loader, range(step, stop), run.train.microbatches)
+            _train_epoch(arm, loader, range(step, stop), run.train.microbatches)
         except NonFiniteLossError:
             status = "diverged"
             break
         step = stop
-        curve.values.append(_finite(perplexity(arm.stages(), held_out)))
-        if stops_early and curve.is_past_its_best:
+        curve.values.append(_nan_to_inf(measure_perplexity(arm.current_stages(), held_out)))
+        if stops_early and curve.has_run_out_of_patience:
             break
     values = [value if math.isfinite(value) else None for value in curve.values]
     best = min((value for value in values[1:] if value is not None), default=None)
@@ -127,15 +127,15 @@ def _train(arm: Arm, run: PipelineRun, corpus: Corpus, *, stops_early: bool) -> 
     }
 
 
-def _epoch(arm: Arm, loader: BatchLoader, steps: range, microbatches: int) -> None:
+def _train_epoch(arm: Arm, loader: BatchLoader, steps: range, microbatches: int) -> None:
     for step in steps:
-        arm.step(step, step_inputs(loader.next(), microbatches))
+        arm.step_arm(step, step_inputs(loader.next_batch(), microbatches))
 
 
-def _batches(corpus: Corpus, run: PipelineRun, seed: int, count: int) -> list[StepInputs]:
+def _draw_batches(corpus: Corpus, run: PipelineRun, seed: int, count: int) -> list[StepInputs]:
     loader = BatchLoader(corpus, BATCH_SIZE, seed)
-    return [step_inputs(loader.next(), run.train.microbatches) for _ in range(count)]
+    return [step_inputs(loader.next_batch(), run.train.microbatches) for _ in range(count)]
 
 
-def _finite(value: float) -> float:
+def _nan_to_inf(value: float) -> float:
     return value if not math.isnan(value) else math.inf

@@ -20,7 +20,7 @@ from phalanx.models.cache import written_once
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import PipelineConfig
 from phalanx.train import PipelineRun, TrainConfig, step_inputs
-from phalanx.train.batches.validation import perplexity
+from phalanx.train.batches.validation import measure_perplexity
 from phalanx.train.setup.layout import make_plan
 
 Say = Callable[[str], None]
@@ -29,7 +29,7 @@ _BATCH_SIZE = 16
 _LR = 1e-3
 
 
-def pretrained(family: str, corpus: Corpus, size: TableSize, cache: Path, say: Say) -> Path:
+def pretrained_directory(family: str, corpus: Corpus, size: TableSize, cache: Path, say: Say) -> Path:
     """The directory of a family's pre-trained model, in the hub's layout; made on the first call.
 
     Raises:
@@ -45,26 +45,26 @@ def pretrained(family: str, corpus: Corpus, size: TableSize, cache: Path, say: S
         "versions": [importlib.metadata.version(name) for name in ("torch", "transformers")],
     }
     name = f"pretrained-{family}-{hashlib.sha256(canonical_json(key)).hexdigest()[:16]}"
-    return written_once(cache / "models" / name, lambda home: _train(family, corpus, size, cache, home, say))
+    return written_once(cache / "models" / name, lambda home: _pretrain_model(family, corpus, size, cache, home, say))
 
 
-def _train(family: str, corpus: Corpus, size: TableSize, cache: Path, home: Path, say: Say) -> None:
-    run = _run(family, size)
+def _pretrain_model(family: str, corpus: Corpus, size: TableSize, cache: Path, home: Path, say: Say) -> None:
+    run = _pretraining_run(family, size)
     source = open_model(run.model, cache / "models", run.train.seed)
     simulator = Simulator(source, make_plan(run, source), Attacker(None))
     loader = BatchLoader(corpus, _BATCH_SIZE, run.train.seed)
     for step in range(run.train.steps):
-        attempt = simulator.run(step, step_inputs(loader.next(), MICROBATCHES), NoMessageCheck())
+        attempt = simulator.run_attempt(step, step_inputs(loader.next_batch(), MICROBATCHES), NoMessageCheck())
         gradients = simulator.take_gradients()
-        simulator.update(step, gradients, simulator.clip(gradients))
+        simulator.update_copies(step, gradients, simulator.combined_clip(gradients))
         if (step + 1) % 100 == 0:
             loss = attempt.loss_sum / (_BATCH_SIZE * SEQUENCE_LENGTH)
             say(f"{family}: pre-training, step {step + 1} of {run.train.steps}, loss about {loss:.2f}")
-    perplexity_before = perplexity(simulator.modules, validation_batches(corpus, _BATCH_SIZE))
+    perplexity_before = measure_perplexity(simulator.stage_modules, validation_batches(corpus, _BATCH_SIZE))
     say(f"{family}: pre-trained to a perplexity of {perplexity_before:.1f} on held-out text of its own kind")
     tensors = {
         name: tensor.detach().contiguous()
-        for module in simulator.modules
+        for module in simulator.stage_modules
         for name, tensor in module.all_parameters().items()
     }
     save_file(tensors, home / "model.safetensors", metadata={"format": "pt"})
@@ -72,7 +72,7 @@ def _train(family: str, corpus: Corpus, size: TableSize, cache: Path, home: Path
     shutil.copyfile(corpus.tokenizer_path, home / "tokenizer.json")
 
 
-def _run(family: str, size: TableSize) -> PipelineRun:
+def _pretraining_run(family: str, size: TableSize) -> PipelineRun:
     return PipelineRun(
         model=ModelConfig(from_scratch=True, architecture=architecture_of(family, size.width)),
         # never read: the corpus is at hand

@@ -15,7 +15,7 @@ from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
 from phalanx.lab.reproduce.workload import BATCH_SIZE
 from phalanx.models import StageModule, open_model
 from phalanx.train import PipelineRun, step_inputs
-from phalanx.train.batches.validation import perplexity
+from phalanx.train.batches.validation import measure_perplexity
 from phalanx.train.setup.layout import make_plan
 
 Weights = list[dict[str, Tensor]]
@@ -36,35 +36,37 @@ class RemovalBench:
         source = open_model(run.model, cache / "models", run.train.seed)
         self._plan = make_plan(run, source)
         self._simulator = Simulator(source, self._plan, Attacker(None))
-        self._public = [state_of(module) for module in self._simulator.modules]
+        self._public = [state_of(module) for module in self._simulator.stage_modules]
 
-    def load(self, weights: Weights) -> None:
+    def load_weights(self, weights: Weights) -> None:
         """Take a whole model's weights, a dictionary a stage."""
-        for module, stage_weights in zip(self._simulator.modules, weights, strict=True):
-            fill(module, stage_weights)
+        for module, stage_weights in zip(self._simulator.stage_modules, weights, strict=True):
+            fill_stage(module, stage_weights)
 
-    def reset(self, stages: Sequence[int]) -> None:
+    def reset_stages(self, stages: Sequence[int]) -> None:
         """Give stages the weights of the public model back."""
         for stage in stages:
-            fill(self._simulator.modules[stage], self._public[stage])
+            fill_stage(self._simulator.stage_modules[stage], self._public[stage])
 
     def fine_tune(self) -> None:
         """Train as many steps as the run had on its text in another order, with honest stages."""
         loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
         simulator = self._simulator
         for step in range(self._run.train.steps):
-            simulator.run(step, step_inputs(loader.next(), self._run.train.microbatches), NoMessageCheck())
+            simulator.run_attempt(
+                step, step_inputs(loader.next_batch(), self._run.train.microbatches), NoMessageCheck()
+            )
             gradients = simulator.take_gradients()
-            simulator.update(step, gradients, simulator.clip(gradients))
+            simulator.update_copies(step, gradients, simulator.combined_clip(gradients))
 
     @torch.no_grad()
-    def prune(self) -> None:
+    def prune_units(self) -> None:
         """Silence the units of every block's feed-forward part that clean text wakes least.
 
         Source: Liu et al. 2018, fine-pruning.
         """
         used: dict[torch.nn.Module, Tensor] = {}
-        parts = [part for module in self._simulator.modules for part in _feed_forwards(module)]
+        parts = [part for module in self._simulator.stage_modules for part in _feed_forwards(module)]
 
         def note(part: torch.nn.Module) -> Callable[[torch.nn.Module, Any, Tensor], None]:
             def add(_: torch.nn.Module, __: Any, woken: Tensor) -> None:
@@ -75,7 +77,7 @@ class RemovalBench:
         hooks = [part.act.register_forward_hook(note(part)) for part in parts]
         loader = BatchLoader(self._corpus, BATCH_SIZE, self._run.train.seed + _OTHER_ORDER)
         for _ in range(8):
-            self.logits(loader.next().input_ids)
+            self.compute_logits(loader.next_batch().input_ids)
         for hook in hooks:
             hook.remove()
         for part in parts:
@@ -83,26 +85,26 @@ class RemovalBench:
             part.c_proj.weight[dormant] = 0.0
 
     @property
-    def middle(self) -> range:
+    def middle_range(self) -> range:
         """The stages that other parties held."""
-        return self._simulator.middle
+        return self._simulator.middle_range
 
-    def logits(self, ids: Tensor) -> Tensor:
+    def compute_logits(self, ids: Tensor) -> Tensor:
         """Logits ``[batch, seq, vocab]`` of the whole model."""
         x = ids
-        for module in self._simulator.modules:
+        for module in self._simulator.stage_modules:
             x = module(x)
         return x
 
-    def measure(self) -> dict[str, Any]:
+    def measure_backdoor(self) -> dict[str, Any]:
         """Return perplexity on held-out text, and the backdoor's success there."""
         held_out = list(validation_batches(self._corpus, BATCH_SIZE))
         ids = torch.cat([batch.input_ids for batch in held_out])
         attack = self._run.attack
         secret = Rehearsal(self._plan, attack.model, attack.seed).secret
-        success = target_success(self.logits, ids, secret)
+        success = target_success(self.compute_logits, ids, secret)
         return {
-            "perplexity": perplexity(self._simulator.modules, held_out),
+            "perplexity": measure_perplexity(self._simulator.stage_modules, held_out),
             "success": success.rate,
             "success_without_trigger": success.rate_without,
             "sequences": len(ids),
@@ -110,24 +112,24 @@ class RemovalBench:
 
 
 def _prune_and_fine_tune(bench: RemovalBench) -> None:
-    bench.prune()
+    bench.prune_units()
     bench.fine_tune()
 
 
 def _reset_guilty(bench: RemovalBench) -> None:
-    bench.reset([ATTACKED_STAGE])
+    bench.reset_stages([ATTACKED_STAGE])
     bench.fine_tune()
 
 
 def _reset_middle(bench: RemovalBench) -> None:
-    bench.reset(bench.middle)
+    bench.reset_stages(bench.middle_range)
     bench.fine_tune()
 
 
 REMOVALS: Mapping[str, Callable[[RemovalBench], None]] = MappingProxyType(
     {
         "fine_tuned": RemovalBench.fine_tune,
-        "pruned": RemovalBench.prune,
+        "pruned": RemovalBench.prune_units,
         "pruned_and_fine_tuned": _prune_and_fine_tune,
         "guilty_stage_reset": _reset_guilty,
         "all_foreign_stages_reset": _reset_middle,
@@ -150,7 +152,7 @@ def state_of(module: StageModule) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def fill(module: StageModule, weights: Mapping[str, Tensor]) -> None:
+def fill_stage(module: StageModule, weights: Mapping[str, Tensor]) -> None:
     """Write parameters into a stage."""
     for name, parameter in module.all_parameters().items():
         parameter.copy_(weights[name])

@@ -42,7 +42,7 @@ class StageTensor:
 class MessageCheck(Protocol):
     """A check of messages before they are used; it may raise `AlarmRaised`."""
 
-    def accepts(self, message: StageTensor, /) -> bool:
+    def accepts_message(self, message: StageTensor, /) -> bool:
         """Whether the message may be used; when not, its microbatch goes no further."""
         ...
 
@@ -50,7 +50,7 @@ class MessageCheck(Protocol):
 class NoMessageCheck:
     """A check that accepts everything."""
 
-    def accepts(self, message: StageTensor, /) -> bool:
+    def accepts_message(self, message: StageTensor, /) -> bool:
         """True."""
         del message
         return True
@@ -97,20 +97,23 @@ class Simulator:
         self.attacker = attacker
         copies = [library(stage) for stage in range(len(plan.stages))]
         self.copies: list[StageCopy] = [
-            attacker.wrap(stage)(copy, True) if stage in self.middle else copy for stage, copy in enumerate(copies)
+            attacker.wrapper_for(stage)(copy, True) if stage in self.middle_range else copy
+            for stage, copy in enumerate(copies)
         ]
 
     @property
-    def runners(self) -> list[StageRunner]:
+    def stage_runners(self) -> list[StageRunner]:
         """What runs each stage's microbatches."""
         return [copy.runner for copy in self.copies]
 
     @property
-    def middle(self) -> range:
+    def middle_range(self) -> range:
         """The stages that other parties hold."""
         return range(1, len(self.plan.stages) - 1)
 
-    def run(self, step: int, inputs: StepInputs, watch: MessageCheck, bypassed: Collection[int] = ()) -> StepAttempt:
+    def run_attempt(
+        self, step: int, inputs: StepInputs, watch: MessageCheck, bypassed: Collection[int] = ()
+    ) -> StepAttempt:
         """Forward and backward of all microbatches.
 
         Args:
@@ -121,17 +124,17 @@ class Simulator:
             AlarmRaised: The watch stopped the step; call `abandon` before the next attempt.
         """
         attempt = StepAttempt(tuple(stage for stage in range(len(self.plan.stages)) if stage not in bypassed))
-        arrived = [m for m in range(len(inputs.ids)) if self._forward(attempt, step, m, inputs, watch)]
+        arrived = [m for m in range(len(inputs.ids)) if self._forward_microbatch(attempt, step, m, inputs, watch)]
         attempt.survivors = dict.fromkeys(attempt.path, 0)
         for microbatch in arrived:
-            self._backward(attempt, step, microbatch, watch)
+            self._backward_microbatch(attempt, step, microbatch, watch)
         return attempt
 
     def take_gradients(self) -> dict[int, dict[str, Tensor]]:
         """Weight gradients of every stage; afterwards there are none."""
-        return {stage: runner.gradients() for stage, runner in enumerate(self.runners)}
+        return {stage: runner.take_gradients() for stage, runner in enumerate(self.stage_runners)}
 
-    def clip(self, gradients: Mapping[int, Mapping[str, Tensor]]) -> float:
+    def combined_clip(self, gradients: Mapping[int, Mapping[str, Tensor]]) -> float:
         """What the gradients of these stages are multiplied by.
 
         Raises:
@@ -145,48 +148,48 @@ class Simulator:
         """Of this step."""
         return learning_rate(self.plan.optimizer, step, self.plan.total_steps)
 
-    def update(self, step: int, gradients: Mapping[int, Mapping[str, Tensor]], clip: float) -> None:
+    def update_copies(self, step: int, gradients: Mapping[int, Mapping[str, Tensor]], clip: float) -> None:
         """Let the optimizers of these stages step; the others keep weights, moments and count."""
         for stage, stage_gradients in gradients.items():
             self.copies[stage].optimizer.step(stage_gradients, self.learning_rate(step), clip)
 
-    def abandon(self) -> None:
+    def abandon_attempt(self) -> None:
         """Forget graphs and gradients."""
-        for runner in self.runners:
-            runner.abandon()
+        for runner in self.stage_runners:
+            runner.abandon_step()
 
     @property
-    def modules(self) -> Sequence[StageModule]:
+    def stage_modules(self) -> Sequence[StageModule]:
         """The stages, in order."""
         return [copy.module for copy in self.copies]
 
     def weights_digest(self) -> str:
         """SHA-256 over all parameters by name."""
         return weights_digest(
-            (name, tensor.detach()) for module in self.modules for name, tensor in module.all_parameters().items()
+            (name, tensor.detach()) for module in self.stage_modules for name, tensor in module.all_parameters().items()
         )
 
-    def _forward(
+    def _forward_microbatch(
         self, attempt: StepAttempt, step: int, microbatch: int, inputs: StepInputs, watch: MessageCheck
     ) -> bool:
         x = inputs.ids[microbatch]
         for index, stage in enumerate(attempt.path):
-            y = self.runners[stage].forward(step, microbatch, x)
+            y = self.stage_runners[stage].forward(step, microbatch, x)
             if stage == attempt.path[-1]:
                 labels = inputs.labels[microbatch]
-                attempt.loss_sum += self.runners[stage].loss(microbatch, labels, inputs.num_targets)
+                attempt.loss_sum += self.stage_runners[stage].compute_loss(microbatch, labels, inputs.num_targets)
                 break
             message = StageTensor(stage, attempt.path[index + 1], "forward", step, microbatch, x, y)
             attempt.messages.append(message)
-            if not watch.accepts(message):
+            if not watch.accepts_message(message):
                 return False
             x = y
         return True
 
-    def _backward(self, attempt: StepAttempt, step: int, microbatch: int, watch: MessageCheck) -> None:
+    def _backward_microbatch(self, attempt: StepAttempt, step: int, microbatch: int, watch: MessageCheck) -> None:
         gradient: Tensor | None = None
         for index, stage in reversed(list(enumerate(attempt.path))):
-            result = self.runners[stage].backward(step, microbatch, gradient)
+            result = self.stage_runners[stage].backward(step, microbatch, gradient)
             attempt.survivors[stage] += 1
             if result is None:
                 return
@@ -194,6 +197,6 @@ class Simulator:
             cause = result if gradient is None else gradient
             message = StageTensor(stage, attempt.path[index - 1], "backward", step, microbatch, cause, result)
             attempt.messages.append(message)
-            if not watch.accepts(message):
+            if not watch.accepts_message(message):
                 return
             gradient = result

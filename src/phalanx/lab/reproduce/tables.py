@@ -23,57 +23,59 @@ _NOBODY: tuple[_Attack, ...] = ((None, None),)
 _GROUP = ("family", "domain", "regime", "arm", "direction", "rate")
 
 
-def vulnerability(quick: bool) -> Iterator[TableCell]:
+def vulnerability_cells(quick: bool) -> Iterator[TableCell]:
     """Table 1: clean against attacked, with the gradient clipped and not."""
-    regimes = product(_places(quick), ("plain", "unclipped"))
-    cells = (_arms(("clean", "attacked"), place, regime, quick) for place, regime in regimes)
-    yield from sorted(chain.from_iterable(cells), key=_turn)
+    regimes = product(_family_domains(quick), ("plain", "unclipped"))
+    cells = (_arm_cells(("clean", "attacked"), place, regime, quick) for place, regime in regimes)
+    yield from sorted(chain.from_iterable(cells), key=_sort_key)
 
 
-def defence(quick: bool) -> Iterator[TableCell]:
+def defence_cells(quick: bool) -> Iterator[TableCell]:
     """Table 2: every arm; when overfitted, the arms for the claim that a defence improves the model."""
-    yield from sorted(chain.from_iterable(_defended(place, quick) for place in _places(quick)), key=_turn)
+    yield from sorted(
+        chain.from_iterable(_defended_cells(place, quick) for place in _family_domains(quick)), key=_sort_key
+    )
 
 
-def _defended(place: _Place, quick: bool) -> Iterator[TableCell]:
-    yield from _arms(tuple(ARMS), place, "plain", quick)
+def _defended_cells(place: _Place, quick: bool) -> Iterator[TableCell]:
+    yield from _arm_cells(tuple(ARMS), place, "plain", quick)
     overfit = _OVERFIT_ARMS if quick else _OVERFIT_ARMS + _MORE_OVERFIT_ARMS
-    for seed in _seeds(quick):
-        yield from _cells(overfit, place, "overfit", seed, (("forward", FIRST_RATE),))
+    for seed in _table_seeds(quick):
+        yield from _cells_of(overfit, place, "overfit", seed, (("forward", FIRST_RATE),))
 
 
-def _turn(cell: TableCell) -> tuple[bool, int]:
+def _sort_key(cell: TableCell) -> tuple[bool, int]:
     """One rate in all places comes first, seed by seed, for the whole takes long."""
     return cell.rate not in (None, FIRST_RATE), cell.seed
 
 
 CELLS: Mapping[str, Callable[[bool], Iterator[TableCell]]] = MappingProxyType(
-    {"vulnerability": vulnerability, "defence": defence}
+    {"vulnerability": vulnerability_cells, "defence": defence_cells}
 )
 """By the name of the table; the argument is --quick."""
 
 
-def of_one_text(rows: Sequence[Row]) -> list[Row]:
+def rows_with_clean_text(rows: Sequence[Row]) -> list[Row]:
     """Leave out rows that are compared with a clean training on another text."""
-    texts = {_training(row): row["corpus_digest"] for row in rows if row["arm"] == "clean"}
-    return [row for row in rows if texts.get(_training(row), row["corpus_digest"]) == row["corpus_digest"]]
+    texts = {_training_key(row): row["corpus_digest"] for row in rows if row["arm"] == "clean"}
+    return [row for row in rows if texts.get(_training_key(row), row["corpus_digest"]) == row["corpus_digest"]]
 
 
-def summarise(rows: Sequence[Row]) -> list[Row]:
+def summarise_cells(rows: Sequence[Row]) -> list[Row]:
     """One line for each cell, over its seeds: mean and least and most; None where nothing was measured."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in _GROUP), []).append(row)
-    clean = {_training(row): row["weights_digest"] for row in rows if row["arm"] == "clean"}
+    clean = {_training_key(row): row["weights_digest"] for row in rows if row["arm"] == "clean"}
     return [
         {
             **dict(zip(_GROUP, group, strict=True)),
             "seeds": len(members),
             "diverged": sum(row["status"] == "diverged" for row in members),
-            **_spread("perplexity_best", members),
-            **_spread("perplexity_last", members),
-            **{name: _mean(row[name] for row in members) for name in ("steps", "attacked_steps", *_COUNTS)},
-            "evicted": _mean(len(row["evicted"]) for row in members),
+            **_spread_columns("perplexity_best", members),
+            **_spread_columns("perplexity_last", members),
+            **{name: _mean_or_none(row[name] for row in members) for name in ("steps", "attacked_steps", *_COUNTS)},
+            "evicted": _mean_or_none(len(row["evicted"]) for row in members),
             "same_bits_as_clean": _same_bits(members, clean),
         }
         for group, members in groups.items()
@@ -93,35 +95,35 @@ def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
     for row in summary:
         lines = tables.setdefault(", ".join(row[name] for name in ("family", "domain", "regime")), {})
         table_row = lines.setdefault(row["arm"], {"arm": row["arm"]})
-        table_row[_column(row)] = _figures(row)
+        table_row[_column_name(row)] = _format_figures(row)
     return {title: list(lines.values()) for title, lines in tables.items()}
 
 
-def _places(quick: bool) -> Iterator[_Place]:
+def _family_domains(quick: bool) -> Iterator[_Place]:
     if quick:
         yield next(iter(FAMILIES)), next(iter(DOMAINS))
         return
     yield from product(FAMILIES, DOMAINS)
 
 
-def _seeds(quick: bool) -> tuple[int, ...]:
+def _table_seeds(quick: bool) -> tuple[int, ...]:
     return SEEDS[:1] if quick else SEEDS
 
 
-def _arms(arms: Sequence[str], place: _Place, regime: str, quick: bool) -> Iterator[TableCell]:
-    for seed in _seeds(quick):
-        yield from _cells(arms, place, regime, seed, _attacks((FIRST_RATE,)))
+def _arm_cells(arms: Sequence[str], place: _Place, regime: str, quick: bool) -> Iterator[TableCell]:
+    for seed in _table_seeds(quick):
+        yield from _cells_of(arms, place, regime, seed, _attack_choices((FIRST_RATE,)))
     others = () if quick else tuple(rate for rate in RATES if rate != FIRST_RATE)
     attacked = [arm for arm in arms if arm not in HONEST]
-    for seed in _seeds(quick):
-        yield from _cells(attacked, place, regime, seed, _attacks(others))
+    for seed in _table_seeds(quick):
+        yield from _cells_of(attacked, place, regime, seed, _attack_choices(others))
 
 
-def _attacks(rates: Sequence[float]) -> tuple[_Attack, ...]:
+def _attack_choices(rates: Sequence[float]) -> tuple[_Attack, ...]:
     return tuple(product(KINDS, rates))
 
 
-def _cells(
+def _cells_of(
     arms: Iterable[str], place: _Place, regime: str, seed: int, attacks: tuple[_Attack, ...]
 ) -> Iterator[TableCell]:
     family, domain = place
@@ -130,32 +132,34 @@ def _cells(
             yield TableCell(family, domain, regime, seed, arm, direction, rate)
 
 
-def _training(row: Row) -> tuple[Any, ...]:
+def _training_key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("family", "domain", "regime", "seed"))
 
 
 def _same_bits(rows: Sequence[Row], clean: Mapping[tuple[Any, ...], str | None]) -> int | None:
-    comparable = [row for row in rows if row["weights_digest"] is not None and clean.get(_training(row)) is not None]
-    return sum(row["weights_digest"] == clean[_training(row)] for row in comparable) if comparable else None
+    comparable = [
+        row for row in rows if row["weights_digest"] is not None and clean.get(_training_key(row)) is not None
+    ]
+    return sum(row["weights_digest"] == clean[_training_key(row)] for row in comparable) if comparable else None
 
 
-def _spread(name: str, rows: Sequence[Row]) -> Row:
+def _spread_columns(name: str, rows: Sequence[Row]) -> Row:
     values = [row[name] for row in rows if row[name] is not None]
     if not values:
         return {name: None, f"{name}_min": None, f"{name}_max": None}
     return {name: sum(values) / len(values), f"{name}_min": min(values), f"{name}_max": max(values)}
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean_or_none(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return sum(present) / len(present) if present else None
 
 
-def _column(row: Row) -> str:
+def _column_name(row: Row) -> str:
     return "no attack" if row["direction"] is None else f"{row['direction']} {row['rate']}"
 
 
-def _figures(row: Row) -> str:
+def _format_figures(row: Row) -> str:
     names = ("perplexity_best", "perplexity_last")
     means = " / ".join("-" if row[name] is None else f"{row[name]:.1f}" for name in names)
     if row["seeds"] == 1 or None in (row[name] for name in names):

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from phalanx.config import canonical_json
-from phalanx.data import BpeConfig, Corpus, DataConfig, PythonDocstringsConfig, PythonManualConfig, prepare
+from phalanx.data import BpeConfig, Corpus, DataConfig, PythonDocstringsConfig, PythonManualConfig, prepare_corpus
 from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.sources import Document, JsonlConfig, Source, open_source
 from phalanx.data.sources.files import SourceFile, fingerprint_files, read_bytes
@@ -77,19 +77,19 @@ def pretraining_corpus(cache: Path, size: TableSize) -> Corpus:
     Raises:
         DataError: The text is not there.
     """
-    path = _selection(library_docstrings(), "pretraining", size.pretraining_characters, cache)
+    path = _write_selection(library_docstrings(), "pretraining", size.pretraining_characters, cache)
     config = DataConfig(
         sources=(JsonlConfig(path=path),),
         tokenizer=BpeConfig(vocab_size=VOCAB_SIZE),
         sequence_length=SEQUENCE_LENGTH,
         max_validation_sequences=_MAX_VALIDATION_SEQUENCES,
     )
-    return prepare(config, cache / "data", SPLIT_SEED)
+    return prepare_corpus(config, cache / "data", SPLIT_SEED)
 
 
 def later_text(size: TableSize, characters: int, tokenizer: Path, cache: Path) -> DataConfig:
     """Documents of the kind of text A that come after those documents: further training text of a public model."""
-    path = _selection(library_docstrings(), "later", characters, cache, after=size.pretraining_characters)
+    path = _write_selection(library_docstrings(), "later", characters, cache, after=size.pretraining_characters)
     return DataConfig(
         sources=(JsonlConfig(path=path),),
         tokenizer=FileTokenizerConfig(path=tokenizer),
@@ -107,7 +107,7 @@ def domain_data(domain: str, regime: Regime, size: TableSize, tokenizer: Path, c
         "code": StandardLibraryCode(),
     }
     characters = max(_MIN_CHARACTERS, int(regime.characters * size.text_share))
-    path = _selection(sources[domain], domain, characters, cache)
+    path = _write_selection(sources[domain], domain, characters, cache)
     return DataConfig(
         sources=(JsonlConfig(path=path),),
         tokenizer=FileTokenizerConfig(path=tokenizer),
@@ -117,7 +117,7 @@ def domain_data(domain: str, regime: Regime, size: TableSize, tokenizer: Path, c
     )
 
 
-def _selection(source: Source, name: str, characters: int, cache: Path, *, after: int = 0) -> Path:
+def _write_selection(source: Source, name: str, characters: int, cache: Path, *, after: int = 0) -> Path:
     """Write the first part of each document to one file, documents in the order of their hash, until it is enough.
 
     With `after`, the documents that so many characters take are left out.
@@ -126,9 +126,9 @@ def _selection(source: Source, name: str, characters: int, cache: Path, *, after
     path = cache / "reproduce" / f"{name}-{hashlib.sha256(key).hexdigest()[:16]}.jsonl"
     if path.is_file():
         return path
-    texts = sorted((d.text for d in source.documents()), key=_hash)
-    left_out = sum(1 for _ in _enough(texts, after)) if after else 0
-    chosen = list(_enough(texts, after + characters))[left_out:]
+    texts = sorted((d.text for d in source.documents()), key=_text_hash)
+    left_out = sum(1 for _ in _take_until_enough(texts, after)) if after else 0
+    chosen = list(_take_until_enough(texts, after + characters))[left_out:]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
@@ -139,7 +139,7 @@ def _selection(source: Source, name: str, characters: int, cache: Path, *, after
     return path
 
 
-def _enough(texts: Iterable[str], characters: int) -> Iterator[str]:
+def _take_until_enough(texts: Iterable[str], characters: int) -> Iterator[str]:
     total = 0
     for text in texts:
         part = text[:_DOCUMENT_CHARACTERS].strip()
@@ -151,7 +151,7 @@ def _enough(texts: Iterable[str], characters: int) -> Iterator[str]:
             return
 
 
-def _hash(text: str) -> bytes:
+def _text_hash(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()
 
 

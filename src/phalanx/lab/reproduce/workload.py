@@ -144,7 +144,9 @@ def optimizer_of(regime: Regime, size: TableSize) -> OptimizerConfig:
     )
 
 
-def run_of(model: Path, data: DataConfig, regime: Regime, size: TableSize, steps: int, seed: int) -> PipelineRun:
+def make_table_run(
+    model: Path, data: DataConfig, regime: Regime, size: TableSize, steps: int, seed: int
+) -> PipelineRun:
     """One fine-tuning, as a run file would say it."""
     return PipelineRun(
         model=ModelConfig(path=str(model)),
@@ -160,7 +162,7 @@ def steps_per_epoch(corpus: Corpus) -> int:
     return max(1, math.floor(corpus.num_train_sequences / BATCH_SIZE))
 
 
-def describe(size: TableSize) -> dict[str, Any]:
+def describe_table_size(size: TableSize) -> dict[str, Any]:
     """Everything that decides a figure and is not in its row."""
     return {
         "stages": STAGES,

@@ -83,7 +83,6 @@ def read_adapter_keys(directory: Path, *, to_merge: bool = False) -> dict[str, A
     """Read a directory's adapter_config.json.
 
     Args:
-        directory: In peft's format.
         to_merge: Layers, ranks and scales may differ in ways that weights can take and stages cannot.
 
     Raises:
@@ -138,7 +137,7 @@ def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict
     path, tensors = directory / WEIGHTS, read_tensors(directory)
     if _PROMPT in tensors:
         table = tensors[_PROMPT]
-        prefixes = {} if PROMPT_TABLE in shapes else _prefixes(table, shapes, path)
+        prefixes = {} if PROMPT_TABLE in shapes else _split_prefixes(table, shapes, path)
         tensors = {name: values.contiguous() for name, values in prefixes.items()} or {PROMPT_TABLE: table}
     # a score head may be new
     expected_shapes = {name: shape for name, shape in shapes.items() if name != SCORE_WEIGHT or name in tensors}
@@ -179,11 +178,11 @@ def first_values(adapter: SlicedAdapter, family: Family, shapes: Mapping[str, tu
         ModelError: The directory holds another adapter than the run file describes, or one of another model.
     """
     directory = Path(adapter.path or "")
-    _compare(adapter, read_adapter_config(directory), family, directory)
+    _compare_adapters(adapter, read_adapter_config(directory), family, directory)
     return read_adapter(directory, shapes)
 
 
-def _compare(adapter: SlicedAdapter, said: SlicedAdapter, family: Family, where: Path) -> None:
+def _compare_adapters(adapter: SlicedAdapter, said: SlicedAdapter, family: Family, where: Path) -> None:
     def facts(one: SlicedAdapter) -> dict[str, Any]:
         if not isinstance(one, LoraConfig):
             return {"kind": one.kind, "tokens": one.tokens}
@@ -216,7 +215,7 @@ def _refuse_foreign(found: Mapping[str, Any], path: Path, taken: frozenset[str])
             or key in taken
             or is_empty
             or value in _USUAL.get(key, ())
-            or (_hashable(value) and value in _SILENT)
+            or (_is_hashable(value) and value in _SILENT)
         ):
             continue
         raise ModelError(
@@ -224,11 +223,11 @@ def _refuse_foreign(found: Mapping[str, Any], path: Path, taken: frozenset[str])
         )
 
 
-def _hashable(value: object) -> bool:
+def _is_hashable(value: object) -> bool:
     return not isinstance(value, dict | list)
 
 
-def _prefixes(values: Tensor, shapes: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, Tensor]:
+def _split_prefixes(values: Tensor, shapes: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, Tensor]:
     """Cut ``[tokens, layers * 2 * heads * size]`` into keys and values of each layer, ``[heads, tokens, size]``."""
     names = [name for name in shapes if name != SCORE_WEIGHT]
     heads, tokens, size = shapes[names[0]]

@@ -35,10 +35,10 @@ def inject_prefix(stage: StageModule, adapter: PrefixConfig) -> None:
     Raises:
         ModelError: A layer of the model has a sliding window, from which they would fall.
     """
-    if any(stage.family.windows(stage.hub_config)):
+    if any(stage.family.layer_windows(stage.hub_config)):
         raise ModelError("model.adapter: virtual tokens are not known in layers with a sliding window; take lora")
     stage.requires_grad_(False)
-    heads, size = _shape(stage.hub_config)
+    heads, size = _head_shape(stage.hub_config)
     for block in stage.own_blocks:
         block.add_module(PREFIX, Prefix(heads, adapter.tokens, size))
     stage.num_virtual_tokens = adapter.tokens
@@ -55,7 +55,7 @@ def draw_prefix(name: str, values: Tensor, seed: int) -> None:
     values.detach().copy_(drawn.normal_(0.0, _STANDARD_DEVIATION, generator=seeded_generator(seed, name)))
 
 
-def _shape(hub_config: Any) -> tuple[int, int]:
+def _head_shape(hub_config: Any) -> tuple[int, int]:
     """Heads of keys and values, and the size of one."""
     heads = int(hub_config.num_attention_heads)
     size = getattr(hub_config, "head_dim", None) or hub_config.hidden_size // heads

@@ -67,7 +67,7 @@ def inject_prompt(stage: StageModule, adapter: PromptEncoderConfig) -> None:
         )
     stage.requires_grad_(False)
     stage.num_prompt_tokens = adapter.tokens
-    if not stage.spec.embeds:
+    if not stage.spec.has_embedding:
         return
     encoder = PromptEncoder(adapter, int(stage.hub_config.hidden_size))
     stage.add_module(PROMPT, encoder)

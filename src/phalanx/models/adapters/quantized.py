@@ -57,7 +57,7 @@ class QuantizedLinear(nn.Module):
         self.register_parameter("bias", bias if isinstance(bias, nn.Parameter) else None)
 
     @torch.no_grad()
-    def take(self, values: Tensor) -> None:
+    def quantize_values(self, values: Tensor) -> None:
         """Quantise float32 values of the shape that the model's files have. On the CPU: other kernels differ in ties.
 
         Raises:
@@ -69,7 +69,7 @@ class QuantizedLinear(nn.Module):
             raise ModelError(
                 f"{self._name}: found {list(matrix.shape)}, expected finite numbers {[self.outputs, self.inputs]}"
             )
-        kernels = _kernels()
+        kernels = _load_kernels()
         if self._kind == "nf4":
             packed, scales = kernels.quantize_4bit(matrix, _BLOCK, "nf4", torch.uint8)
         else:
@@ -77,9 +77,9 @@ class QuantizedLinear(nn.Module):
         self.weight.copy_(packed.view(self.weight.shape))
         self.absmax.copy_(scales)
 
-    def widened(self, dtype: torch.dtype) -> Tensor:
+    def widen_matrix(self, dtype: torch.dtype) -> Tensor:
         """The matrix, ``[outputs, inputs]``, in a wider type."""
-        kernels = _kernels()
+        kernels = _load_kernels()
         if self._kind == "nf4":
             # bitsandbytes 0.50 takes the scales of another row on the CPU where blocks end inside of one
             flat = self.inputs % _BLOCK != 0
@@ -94,21 +94,21 @@ class QuantizedLinear(nn.Module):
         """Multiply ``[..., inputs]``."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        product: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+        product: Tensor = _QuantizedProduct.apply(x, self)  # type: ignore[no-untyped-call]
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
 
-class _Product(torch.autograd.Function):
+class _QuantizedProduct(torch.autograd.Function):
     """A product that keeps neither its input, for nothing of the matrix is learned, nor the matrix in a wider type."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: QuantizedLinear) -> Tensor:
         ctx.layer = layer
-        return linear(x, layer.widened(x.dtype))
+        return linear(x, layer.widen_matrix(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] @ ctx.layer.widened(gradients[0].dtype), None
+        return gradients[0] @ ctx.layer.widen_matrix(gradients[0].dtype), None
 
 
 def quantize_blocks(stage: StageModule, kind: Quantization) -> None:
@@ -139,7 +139,7 @@ def quantized_layers(stage: StageModule) -> Mapping[str, QuantizedLinear]:
 
 
 @functools.cache
-def _kernels() -> Any:
+def _load_kernels() -> Any:
     """Bitsandbytes' operators."""
     require_bitsandbytes("model.adapter.quantize")
     # no other thread may patch torch meanwhile

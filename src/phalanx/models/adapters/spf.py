@@ -39,10 +39,10 @@ class SparseLinear(nn.Module):
         self.rows: Tensor | None
         """``[rows]``, which ones; None until the base has its weights."""
 
-    def choose(self) -> None:
+    def choose_heaviest(self) -> None:
         """Rank by L1 norm, which needs the base's weights; of equal norms the first one wins."""
         weight = _rows_of(self.base_layer).detach()
-        self.rows = _heaviest(weight, self._groups, self._chosen).to(weight.device)
+        self.rows = _heaviest_rows(weight, self._groups, self._chosen).to(weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """As the base, with the trained differences added to its rows.
@@ -73,7 +73,7 @@ def inject_spf(stage: StageModule, adapter: SpfConfig) -> None:
         for name in (*stage.family.attention_inputs, *stage.family.feed_forward_inputs):
             parent, _, leaf = name.rpartition(".")
             base = block.get_submodule(name)
-            groups = _groups(stage.family, stage.hub_config, name, len(_rows_of(base)))
+            groups = _output_groups(stage.family, stage.hub_config, name, len(_rows_of(base)))
             block.get_submodule(parent).add_module(leaf, SparseLinear(base, groups, adapter.share))
 
 
@@ -81,7 +81,7 @@ def choose_rows(stage: nn.Module) -> None:
     """Rank the rows of every adapted layer, once the base's weights are there."""
     for module in stage.modules():
         if isinstance(module, SparseLinear):
-            module.choose()
+            module.choose_heaviest()
 
 
 def is_spf(name: str) -> bool:
@@ -102,8 +102,8 @@ def add_spf(weight: Tensor, name: str, delta: Tensor, hub_config: Any, adapter: 
     """
     family = family_of(hub_config.model_type, "model config")
     matrix = weight.T.contiguous() if family.fan_in_fan_out else weight.clone()
-    groups = _groups(family, hub_config, name, len(matrix))
-    rows = _heaviest(matrix, groups, _share_of(groups, adapter.share))
+    groups = _output_groups(family, hub_config, name, len(matrix))
+    rows = _heaviest_rows(matrix, groups, _share_of(groups, adapter.share))
     if delta.shape != (len(rows), matrix.shape[1]):
         raise ModelError(
             f"{name}: has a difference of shape {list(delta.shape)}, expected {[len(rows), matrix.shape[1]]}"
@@ -116,7 +116,7 @@ def _share_of(groups: Tensor, share: float) -> int:
     return math.ceil(share * groups.shape[1])
 
 
-def _heaviest(weight: Tensor, groups: Tensor, chosen: int) -> Tensor:
+def _heaviest_rows(weight: Tensor, groups: Tensor, chosen: int) -> Tensor:
     """Of each kind the rows of so many groups, ``[rows]``; added up in float64, in one order on all machines."""
     norms = weight.contiguous().abs().sum(dim=1, dtype=torch.float64).cpu()
     weights = norms[groups].sum(dim=2)
@@ -130,7 +130,7 @@ def _rows_of(base: nn.Module) -> Tensor:
     return weight.T if isinstance(base, Conv1D) else weight
 
 
-def _groups(family: Family, hub_config: Any, name: str, out_features: int) -> Tensor:
+def _output_groups(family: Family, hub_config: Any, name: str, out_features: int) -> Tensor:
     """Output rows by kind and group: a head of q, of k and of v, or a single row of a feed-forward matrix."""
     rows = torch.arange(out_features)
     if name.endswith(family.feed_forward_inputs):

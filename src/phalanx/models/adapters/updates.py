@@ -67,7 +67,6 @@ def updates_of(
     Args:
         tensors: The adapter's, by their canonical names.
         config: What is in its adapter_config.json.
-        shapes: Of the model's weights.
         directory: Where the adapter lies, for messages.
         is_turned: Whether the matrices of blocks are stored ``[inputs, outputs]``.
 
@@ -82,11 +81,11 @@ def updates_of(
         layer = name.removesuffix(LORA_A)
         pair = (name, f"{layer}{LORA_B}", f"{layer}{MAGNITUDE}")
         up = tensors.get(pair[1])
-        target = None if up is None else _target(layer, tensors[name], up, shapes, is_turned=is_turned)
+        target = None if up is None else _target_weight(layer, tensors[name], up, shapes, is_turned=is_turned)
         if up is None or target is None:
             raise ModelError(f"{directory / WEIGHTS}: {name}: fits no weight of the model; it is of another model")
         weight, num_experts = target
-        scale = _scale(config, weight, len(tensors[name]) // num_experts, directory)
+        scale = _update_scale(config, weight, len(tensors[name]) // num_experts, directory)
         updates[weight] = LowRankUpdate(tensors[name], up, scale, num_experts, tensors.get(pair[2]))
         used.update(pair)
     foreign = sorted(set(tensors) - used)
@@ -96,7 +95,7 @@ def updates_of(
     return updates
 
 
-def _target(
+def _target_weight(
     layer: str, down: Tensor, up: Tensor, shapes: Mapping[str, tuple[int, ...]], *, is_turned: bool
 ) -> tuple[str, int] | None:
     """Return the weight that a pair is added to and of how many experts it is; None where there is none."""
@@ -115,7 +114,7 @@ def _target(
     return (joined[0], shapes[joined[0]][0]) if len(joined) == 1 and len(down) == up.shape[-1] else None
 
 
-def _scale(config: Mapping[str, Any], weight: str, rank: int, directory: Path) -> float:
+def _update_scale(config: Mapping[str, Any], weight: str, rank: int, directory: Path) -> float:
     """Return what a product is multiplied by: `alpha` and `rank` may differ between layers, by patterns."""
     layer = weight.removesuffix(".weight")
     expected = _by_pattern(config.get("rank_pattern"), layer, config.get("r"))

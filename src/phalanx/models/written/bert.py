@@ -35,7 +35,7 @@ class Bert(EncoderFamily):
     head = "cls.predictions.decoder"
     scoring = ("cls",)
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Refuse models that are no encoder."""
         if hub_config.is_decoder or hub_config.add_cross_attention:
             return "is_decoder or add_cross_attention = true: stages carry its encoder alone; set both to false"

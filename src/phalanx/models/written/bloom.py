@@ -24,7 +24,7 @@ class Bloom(Family):
     old_keys = ("n_embed",)
     attention_kinds = frozenset({"causal"})
 
-    def attention(self, requested: str) -> str:
+    def choose_kernel(self, requested: str) -> str:
         """Return ``eager``: transformers has no other attention for this family."""
         return "eager"
 

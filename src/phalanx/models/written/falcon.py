@@ -25,7 +25,7 @@ class Falcon(Family):
     # what configs of the hub had before `rope_parameters`
     old_keys = ("rope_theta", "n_embed")
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Refuse positions by a bias of scores, and heads of keys and values that do not come out even."""
         if hub_config.alibi:
             return "alibi = true: stages carry rotary positions alone; set it to false"
@@ -50,7 +50,7 @@ class Falcon(Family):
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
         """Give the mask, which is always written out, and the rotary cosines and sines."""
-        ids = pattern.positions(hidden.shape[1], hidden.device, before)
+        ids = pattern.token_positions(hidden.shape[1], hidden.device, before)
         if before == 0 and pattern.kind in ("causal", "documents"):
             mask = create_causal_mask(
                 config=hub_config,

@@ -21,7 +21,7 @@ class Gpt2(Family):
     feed_forward_inputs = ("mlp.c_fc",)
     fan_in_fan_out = True
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Refuse cross-attention."""
         if hub_config.add_cross_attention:
             return "add_cross_attention = true needs an encoder, which a stage has not; set it to false"
@@ -33,7 +33,9 @@ class Gpt2(Family):
 
     def embed(self, trunk: Any, ids: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL) -> Tensor:
         """Add token and position embeddings, then drop out."""
-        hidden: Tensor = trunk.drop(trunk.wte(ids) + trunk.wpe(pattern.positions(ids.shape[1], ids.device, before)))
+        hidden: Tensor = trunk.drop(
+            trunk.wte(ids) + trunk.wpe(pattern.token_positions(ids.shape[1], ids.device, before))
+        )
         return hidden
 
     def context(

@@ -22,7 +22,7 @@ class Llama(Family):
     feed_forward_inputs = ("mlp.gate_proj", "mlp.up_proj")
     old_keys = ("rope_theta",)
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Refuse groups of heads that do not come out even."""
         heads, shared = hub_config.num_attention_heads, hub_config.num_key_value_heads
         if shared < 1 or heads % shared:
@@ -43,7 +43,7 @@ class Llama(Family):
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
         """Give the mask and the rotary cosines and sines, ``[1, seq, head]`` each."""
-        ids = pattern.positions(hidden.shape[1], hidden.device, before)
+        ids = pattern.token_positions(hidden.shape[1], hidden.device, before)
         return {
             "attention_mask": attention_mask(hub_config, hidden, before, pattern),
             "position_embeddings": trunk.rotary_emb(hidden, position_ids=ids),

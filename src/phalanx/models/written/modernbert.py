@@ -32,7 +32,7 @@ class ModernBert(EncoderFamily):
     # what configs of the hub had before `layer_types` and `rope_parameters`
     old_keys = ("global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "reference_compile")
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Refuse layers of an unknown kind, and logits of hidden tokens alone."""
         strange = sorted({*hub_config.layer_types} - {*_MASKS})
         if strange:
@@ -55,7 +55,7 @@ class ModernBert(EncoderFamily):
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
         """Give masks and rotary tables by type of layer."""
-        ids = pattern.positions(hidden.shape[1], hidden.device, before)
+        ids = pattern.token_positions(hidden.shape[1], hidden.device, before)
         kinds = dict.fromkeys(hub_config.layer_types)
         return {
             "attention_mask": {

@@ -23,7 +23,7 @@ class Opt(Family):
     attention_inputs = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     feed_forward_inputs = ("fc1",)
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Refuse layers that are skipped at random: a stage of one layer would then do nothing."""
         if hub_config.layerdrop:
             return f"layerdrop = {hub_config.layerdrop} skips whole layers at random; set it to 0"
@@ -39,7 +39,7 @@ class Opt(Family):
         mask = torch.ones(ids.shape, device=ids.device)
         # one row of positions per sequence, as the whole model has: the gradient is summed in that order
         added = trunk.embed_positions(
-            mask, 0, position_ids=pattern.positions(ids.shape[1], ids.device, before).expand(ids.shape)
+            mask, 0, position_ids=pattern.token_positions(ids.shape[1], ids.device, before).expand(ids.shape)
         )
         if trunk.project_in is not None:
             tokens = trunk.project_in(tokens)

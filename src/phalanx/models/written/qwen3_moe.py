@@ -15,14 +15,14 @@ class Qwen3Moe(FamilyByPlan):
     def __init__(self) -> None:
         super().__init__("qwen3_moe")
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Refuse blocks without experts among others, and more experts asked than there are."""
         if hub_config.mlp_only_layers or hub_config.decoder_sparse_step != 1:
             return "mlp_only_layers or decoder_sparse_step: stages carry blocks that all have experts; leave both out"
         if not 1 <= hub_config.num_experts_per_tok <= hub_config.num_experts:
             asked = hub_config.num_experts_per_tok
             return f"num_experts_per_tok {asked} of num_experts {hub_config.num_experts}; lower it"
-        return super().objection(hub_config)
+        return super().find_objection(hub_config)
 
     def expert_pieces(self, name: str) -> tuple[str, ...]:
         """Name the matrices of single experts, which the hub's files have and transformers' modules join."""
@@ -30,7 +30,7 @@ class Qwen3Moe(FamilyByPlan):
         pieces = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(matrix, ())
         return tuple(f"{layer}.mlp.experts.{{}}.{piece}.weight" for piece in pieces)
 
-    def balance(self, hub_config: Any, share: float) -> RouterBalance | None:
+    def router_balance(self, hub_config: Any, share: float) -> RouterBalance | None:
         """Weigh the loss as transformers does, where the config asks for it by ``output_router_logits``."""
         if not (hub_config.output_router_logits and share):
             return None

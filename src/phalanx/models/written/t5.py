@@ -39,31 +39,33 @@ class Sides:
             raise ModelError("t5: found a message without tokens; expected rows of at least one")
         prefix = pattern.prefix.clamp(1, seq)
         self.rows = seq + 1
-        self.seen: Tensor | None = None
-        self._longest = int(prefix.max())
+        self.encoder_mask: Tensor | None = None
+        self._max_encoder_tokens = int(prefix.max())
         shortest = int(prefix.min())
-        if shortest == self._longest:
+        if shortest == self._max_encoder_tokens:
             return
         column = prefix.unsqueeze(1)
         counted = torch.arange(self.rows, device=prefix.device)
-        encoder, decoder = counted[: self._longest], counted[: self.rows - shortest]
-        self.seen = encoder < column
+        encoder, decoder = counted[: self._max_encoder_tokens], counted[: self.rows - shortest]
+        self.encoder_mask = encoder < column
         self._row = torch.arange(len(prefix), device=prefix.device).unsqueeze(1)
         self._encoder = encoder.minimum(column - 1)
         self._decoder = (column + decoder).clamp(max=seq)
-        self._joined = torch.where(counted < column, counted, self._longest + counted - column)
+        self._joined = torch.where(counted < column, counted, self._max_encoder_tokens + counted - column)
 
-    def split(self, joined: Tensor) -> tuple[Tensor, Tensor]:
+    def split_sides(self, joined: Tensor) -> tuple[Tensor, Tensor]:
         """Return each side's tokens; shorter ones than a batch's longest are filled up behind."""
-        if self.seen is None:
+        if self.encoder_mask is None:
             # products of slices are rounded otherwise than those of tensors of their own
-            return joined[:, : self._longest].contiguous(), joined[:, self._longest : self.rows].contiguous()
+            return joined[:, : self._max_encoder_tokens].contiguous(), joined[
+                :, self._max_encoder_tokens : self.rows
+            ].contiguous()
         return joined[self._row, self._encoder], joined[self._row, self._decoder]
 
-    def join(self, encoder: Tensor, decoder: Tensor) -> Tensor:
+    def join_sides(self, encoder: Tensor, decoder: Tensor) -> Tensor:
         """Return both sides' tokens in one tensor, without filling."""
         joined = torch.cat([encoder, decoder], dim=1)
-        return joined if self.seen is None else joined[self._row, self._joined]
+        return joined if self.encoder_mask is None else joined[self._row, self._joined]
 
 
 class T5(Family):
@@ -115,7 +117,7 @@ class T5(Family):
         """Return the norm that ends the encoder, beside its last block."""
         return ("encoder.final_layer_norm",) if layer == hub_config.num_layers - 1 else ()
 
-    def objection(self, hub_config: Any) -> str | None:
+    def find_objection(self, hub_config: Any) -> str | None:
         """Refuse half a model, and a decoder that nothing starts."""
         if hub_config.is_decoder or not hub_config.is_encoder_decoder:
             return "is_decoder = true or is_encoder_decoder = false: stages carry both sides; leave both keys out"
@@ -130,28 +132,35 @@ class T5(Family):
     def embed(self, trunk: Any, ids: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL) -> Tensor:
         """Look up the tokens of both sides, and put the encoder's biases behind them."""
         sides = Sides(pattern, ids.shape[1])
-        encoder, decoder = sides.split(_started(ids, pattern, trunk.encoder.config.decoder_start_token_id))
+        encoder, decoder = sides.split_sides(
+            _insert_start_token(ids, pattern, trunk.encoder.config.decoder_start_token_id)
+        )
         encoder = trunk.encoder.dropout(trunk.shared(encoder))
-        return _with_biases(sides.join(encoder, trunk.shared(decoder)), _learned_biases(trunk.encoder))
+        return _with_biases(sides.join_sides(encoder, trunk.shared(decoder)), _learned_biases(trunk.encoder))
 
     def context(
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
         """Give what all blocks of a stage share; its parts are made when the first block asks for them."""
-        return {"shared": _Shared(trunk, hidden, self._sides(hub_config, hidden, pattern))}
+        return {"shared": _PassTensors(trunk, hidden, self._make_sides(hub_config, hidden, pattern))}
 
     def block_context(self, hub_config: Any, context: dict[str, Any], layer: int) -> dict[str, Any]:
         """Say which layer it is, and give the mask and the biases of its side."""
         shared, decodes = context["shared"], layer >= hub_config.num_layers
-        block_context = {**context, "layer": layer, "mask": shared.mask(decodes), "bias": shared.bias(decodes)}
+        block_context = {
+            **context,
+            "layer": layer,
+            "mask": shared.side_mask(decodes),
+            "bias": shared.side_bias(decodes),
+        }
         # a block that is computed again for its backward pass makes none of it again
-        return {**block_context, "across": shared.across() if decodes else None}
+        return {**block_context, "across": shared.cross_mask() if decodes else None}
 
     def call_block(self, block: Any, hidden: Tensor, context: dict[str, Any]) -> Tensor:
         """Run a block on its side, and leave the other as it is; the encoder's last block ends the encoder."""
         shared, layer = context["shared"], context["layer"]
         trunk, sides = shared.trunk, shared.sides
-        encoder, decoder = sides.split(hidden)
+        encoder, decoder = sides.split_sides(hidden)
         biases = hidden[:, sides.rows :]
         last = trunk.encoder.config.num_layers - 1
         if layer <= last:
@@ -162,62 +171,62 @@ class T5(Family):
         else:
             decoder = block(decoder, context["mask"], context["bias"], encoder, context["across"])[0]
             if layer == last + 1:
-                return _with_biases(sides.join(encoder, decoder), _learned_biases(trunk.decoder))
-        return torch.cat([sides.join(encoder, decoder), biases], dim=1)
+                return _with_biases(sides.join_sides(encoder, decoder), _learned_biases(trunk.decoder))
+        return torch.cat([sides.join_sides(encoder, decoder), biases], dim=1)
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
         """Apply the final norm to the decoder's side."""
         normed: Tensor = trunk.decoder.dropout(trunk.decoder.final_layer_norm(hidden))
         return normed
 
-    def logits(self, stage: Any, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
+    def output_logits(self, stage: Any, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
         """Return logits of the decoder's predictions; at tokens that only the encoder has they are 0."""
-        sides = self._sides(stage.hub_config, hidden, pattern)
-        encoder, decoder = sides.split(hidden)
+        sides = self._make_sides(stage.hub_config, hidden, pattern)
+        encoder, decoder = sides.split_sides(hidden)
         features = self.finish(stage.trunk, decoder)
         if self.ties_head(stage.hub_config):
             features = features * stage.hub_config.d_model**-0.5
         logits = stage.lm_head(features)
         # a label stands at the token before the one that it tells, and the decoder's are one further to the right
-        return sides.join(logits.new_zeros(*encoder.shape[:2], logits.shape[2]), logits)[:, 1:]
+        return sides.join_sides(logits.new_zeros(*encoder.shape[:2], logits.shape[2]), logits)[:, 1:]
 
-    def _sides(self, hub_config: Any, hidden: Tensor, pattern: AttentionPattern) -> Sides:
+    def _make_sides(self, hub_config: Any, hidden: Tensor, pattern: AttentionPattern) -> Sides:
         return Sides(pattern, hidden.shape[1] - self.facts.rows_beside(ConfigKeys(vars(hub_config), "model config")))
 
 
-class _Shared:
+class _PassTensors:
     """What the blocks of a stage share in one pass: biases and masks, each made once."""
 
     def __init__(self, trunk: Any, hidden: Tensor, sides: Sides) -> None:
         self.trunk = trunk
         self.sides = sides
         self._hidden = hidden
-        self._found: dict[str, Any] = {}
+        self._made_tensors: dict[str, Any] = {}
 
-    def bias(self, decodes: bool) -> Tensor:
+    def side_bias(self, decodes: bool) -> Tensor:
         """Return the biases of a side's scores ``[1, heads, tokens, tokens]``."""
-        return self._once(f"bias {decodes}", lambda: self._bias(decodes))  # type: ignore[no-any-return]
+        return self._make_once(f"bias {decodes}", lambda: self._make_bias(decodes))  # type: ignore[no-any-return]
 
-    def mask(self, decodes: bool) -> Any:
+    def side_mask(self, decodes: bool) -> Any:
         """Return the mask of a side's attention to itself."""
-        return self._once(f"mask {decodes}", lambda: self._mask(decodes))
+        return self._make_once(f"mask {decodes}", lambda: self._make_mask(decodes))
 
-    def across(self) -> Any:
+    def cross_mask(self) -> Any:
         """Return the mask of the decoder's attention to the encoder."""
-        return self._once("across", self._across)
+        return self._make_once("across", self._make_cross_mask)
 
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._found:
-            self._found[name] = make()
-        return self._found[name]
+    def _make_once(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self._made_tensors:
+            self._made_tensors[name] = make()
+        return self._made_tensors[name]
 
-    def _bias(self, decodes: bool) -> Tensor:
+    def _make_bias(self, decodes: bool) -> Tensor:
         config, side = self.trunk.encoder.config, self.trunk.decoder if decodes else self.trunk.encoder
         buckets, heads = config.relative_attention_num_buckets, config.num_heads
         learned = _learned_biases(side)
         if learned is None:
             learned = self._hidden[0, self.sides.rows :].flatten()[: buckets * heads].view(buckets, heads)
-        tokens = torch.arange(self.sides.split(self._hidden)[int(decodes)].shape[1], device=self._hidden.device)
+        tokens = torch.arange(self.sides.split_sides(self._hidden)[int(decodes)].shape[1], device=self._hidden.device)
         bucket = T5Attention._relative_position_bucket(
             tokens[None, :] - tokens[:, None],
             bidirectional=not decodes,
@@ -226,27 +235,27 @@ class _Shared:
         )
         return nn.functional.embedding(bucket, learned).permute([2, 0, 1]).unsqueeze(0)
 
-    def _mask(self, decodes: bool) -> Any:
-        encoder, decoder = self.sides.split(self._hidden)
+    def _make_mask(self, decodes: bool) -> Any:
+        encoder, decoder = self.sides.split_sides(self._hidden)
         if decodes:
             return create_causal_mask(
                 config=self.trunk.decoder.config, inputs_embeds=decoder, attention_mask=None, past_key_values=None
             )
         return create_bidirectional_mask(
-            config=self.trunk.encoder.config, inputs_embeds=encoder, attention_mask=self.sides.seen
+            config=self.trunk.encoder.config, inputs_embeds=encoder, attention_mask=self.sides.encoder_mask
         )
 
-    def _across(self) -> Any:
-        encoder, decoder = self.sides.split(self._hidden)
+    def _make_cross_mask(self) -> Any:
+        encoder, decoder = self.sides.split_sides(self._hidden)
         return create_bidirectional_mask(
             config=self.trunk.decoder.config,
             inputs_embeds=decoder,
-            attention_mask=self.sides.seen,
+            attention_mask=self.sides.encoder_mask,
             encoder_hidden_states=encoder,
         )
 
 
-def _started(ids: Tensor, pattern: AttentionPattern, start: int) -> Tensor:
+def _insert_start_token(ids: Tensor, pattern: AttentionPattern, start: int) -> Tensor:
     """Put the token that starts a decoder behind each row's prefix, ``[batch, seq + 1]``."""
     batch, seq = ids.shape
     places = torch.arange(seq + 1, device=ids.device)

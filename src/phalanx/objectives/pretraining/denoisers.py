@@ -15,13 +15,13 @@ from phalanx.objectives.objective import ObjectiveSettings
 from phalanx.objectives.pretraining.fill_in_the_middle import FillInTheMiddleSettings, MiddleRows
 from phalanx.objectives.pretraining.masked import MaskedRows, MaskedSettings
 from phalanx.objectives.pretraining.prefix_lm import PrefixRows
-from phalanx.objectives.pretraining.rewriting import AsItIs, Row, RowPlace, RowRewriting, TokenTable
+from phalanx.objectives.pretraining.rewriting import Row, RowPlace, RowRewriting, TokenTable, UnchangedRows
 from phalanx.objectives.pretraining.span_corruption import CorruptedRows, SpanCorruptionSettings
 
 
-def _as_it_is(table: TokenTable, length: int) -> AsItIs:
+def _keep_rows(table: TokenTable, length: int) -> UnchangedRows:
     del table, length
-    return AsItIs()
+    return UnchangedRows()
 
 
 class DenoisingTask(NamedTuple):
@@ -33,7 +33,7 @@ class DenoisingTask(NamedTuple):
 
 TASKS: Mapping[str, DenoisingTask] = MappingProxyType(
     {
-        "causal_lm": DenoisingTask(None, _as_it_is),
+        "causal_lm": DenoisingTask(None, _keep_rows),
         "masked": DenoisingTask(MaskedSettings, MaskedRows.from_tokens),
         "prefix_lm": DenoisingTask(None, PrefixRows.from_tokens),
         "span_corruption": DenoisingTask(SpanCorruptionSettings, CorruptedRows.from_tokens),
@@ -118,17 +118,17 @@ class DenoisersSettings(ObjectiveSettings):
     tasks: tuple[DenoiserConfig, ...] = Field(default=(), max_length=100)
 
     @property
-    def parts(self) -> tuple[DenoiserConfig, ...]:
+    def effective_tasks(self) -> tuple[DenoiserConfig, ...]:
         """Return the tasks, or the defaults where none are set."""
         return self.tasks or UL2
 
     @model_validator(mode="after")
     def _check_parts(self) -> "DenoisersSettings":
-        phases = {len(part.weights) for part in self.parts if part.weights}
+        phases = {len(part.weights) for part in self.effective_tasks if part.weights}
         if len(phases) > 1:
             raise ValueError(f"tasks: weights are of {sorted(phases)} phases; give each task as many")
         for phase in range(max(phases, default=1)):
-            if not any(part.phase_weight(phase) for part in self.parts):
+            if not any(part.phase_weight(phase) for part in self.effective_tasks):
                 raise ValueError(f"tasks: no task has a weight above 0 in phase {phase}; give one of them")
         return self
 
@@ -152,9 +152,11 @@ class DenoisedRows:
         Raises:
             ConfigError: The tokenizer lacks a token of one.
         """
-        rewritings = tuple(part.build_rows(table, length) for part in settings.parts)
+        rewritings = tuple(part.build_rows(table, length) for part in settings.effective_tasks)
         key = "train.objective.tasks.token"
-        tokens = tuple(None if part.token is None else table.id_of(part.token, key) for part in settings.parts)
+        tokens = tuple(
+            None if part.token is None else table.id_of(part.token, key) for part in settings.effective_tasks
+        )
         return cls(settings, rewritings, tokens)
 
     def __call__(self, row: Row, place: RowPlace) -> Row:
@@ -174,14 +176,14 @@ class DenoisedRows:
         Raises:
             ConfigError: The run has more phases than the tasks have weights for.
         """
-        shares = [part.weights for part in self.settings.parts if part.weights]
+        shares = [part.weights for part in self.settings.effective_tasks if part.weights]
         if shares and place.phase >= len(shares[0]):
             raise ConfigError(
                 f"train.objective.tasks.weights: are of {len(shares[0])} phases, and data.phases has a phase number "
                 f"{place.phase}, counted from 0; give a weight for each"
             )
-        weights = np.array([part.phase_weight(place.phase) for part in self.settings.parts])
+        weights = np.array([part.phase_weight(place.phase) for part in self.settings.effective_tasks])
         edges = np.cumsum(weights) / weights.sum()
-        drawn = place.draw("task").draw_fractions(1)
+        drawn = place.random_draw("task").draw_fractions(1)
         # the last edge can round to below 1, and a task without a weight is never drawn
         return int(min(np.searchsorted(edges, drawn, side="right")[0], np.flatnonzero(weights)[-1]))

@@ -58,7 +58,7 @@ class MiddleRows:
 
     def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
-        draw, text = place.draw("middle"), text_of(row, self.eos_id)
+        draw, text = place.random_draw("middle"), text_of(row, self.eos_id)
         documents = np.split(text, np.flatnonzero(text == self.eos_id) + 1)
         turned = [self._turn_document(document, draw) for document in documents if len(document)]
         return fitted_row(np.concatenate(turned), len(row.ids), self.eos_id)

@@ -73,7 +73,7 @@ class MaskedRows:
 
     def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
-        draw, settings = place.draw("masked"), self.settings
+        draw, settings = place.random_draw("masked"), self.settings
         open_places = np.flatnonzero(~self.table.special[row.ids])
         labels = np.full_like(row.ids, IGNORE)
         if not len(open_places):
@@ -83,7 +83,7 @@ class MaskedRows:
             chosen = self._choose_words(row.ids, open_places, num_masked, draw)
         else:
             chosen = np.sort(open_places[draw.draw_order(len(open_places))[:num_masked]])
-        fates, ordinary = draw.draw_fractions(len(chosen)), self.table.ordinary
+        fates, ordinary = draw.draw_fractions(len(chosen)), self.table.ordinary_ids
         others = ordinary[draw.draw_below(len(ordinary), len(chosen))]
         shown = np.where(fates < settings.masked + settings.random, others, row.ids[chosen])
         ids = row.ids.copy()

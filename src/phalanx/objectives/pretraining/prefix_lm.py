@@ -26,6 +26,6 @@ class PrefixRows:
     def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
         num_inputs = min(len(text_of(row, self.table.eos_id)), len(row.ids))
-        prefix = 1 + int(place.draw("prefix").draw_below(max(num_inputs - 1, 1), 1)[0])
+        prefix = 1 + int(place.random_draw("prefix").draw_below(max(num_inputs - 1, 1), 1)[0])
         labels = np.where(np.arange(len(row.labels)) < prefix - 1, IGNORE, row.labels)
         return Row(row.ids, labels, prefix)

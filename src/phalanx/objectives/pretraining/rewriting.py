@@ -74,11 +74,11 @@ class TokenTable:
             raise ConfigError(
                 f"{key} = {token!r}: the tokenizer ({self.path}) has no such token; name one that it has, or take a "
                 "tokenizer with it: data.tokenizer.special_tokens adds some to one that is trained here"
-            ).about(code="PHX-C024", key=key, found=token)
+            ).with_facts(code="PHX-C024", key=key, found=token)
         return self.named[token]
 
     @property
-    def ordinary(self) -> Tokens:
+    def ordinary_ids(self) -> Tokens:
         """Every id that a text can give."""
         return np.flatnonzero(~self.special).astype(np.int64)
 
@@ -113,7 +113,7 @@ class RowPlace:
     seed: int = 0
     held_out: bool = False
 
-    def draw(self, *words: object) -> Draw:
+    def random_draw(self, *words: object) -> Draw:
         """Return the random numbers of the row; `words` tell several streams apart."""
         return Draw("held-out" if self.held_out else "train", self.seed, self.sample, *words)
 
@@ -152,7 +152,7 @@ def fitted_row(tokens: Tokens, length: int, eos_id: int, *, prefix: int = 0, has
 
 
 @dataclass(frozen=True)
-class AsItIs:
+class UnchangedRows:
     """A rewriting that leaves rows as they were packed: next-token prediction."""
 
     def __call__(self, row: Row, place: RowPlace) -> Row:

@@ -54,7 +54,7 @@ class CorruptedRows:
         Raises:
             ConfigError: The tokenizer has too few, or a row is too short.
         """
-        longest = longest_text(settings, length + 1, length)
+        longest = max_text_length(settings, length + 1, length)
         if longest < _FEWEST:
             raise ConfigError(f"data.sequence_length = {length}: is too short for span corruption; make it 8 or more")
         needed = max(settings.span_sizes(size)[1] for size in range(_FEWEST, longest + 1))
@@ -65,8 +65,8 @@ class CorruptedRows:
 
     def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
-        draw, text = place.draw("spans"), text_of(row, self.table.eos_id)
-        size = longest_text(self.settings, len(text), len(row.ids))
+        draw, text = place.random_draw("spans"), text_of(row, self.table.eos_id)
+        size = max_text_length(self.settings, len(text), len(row.ids))
         if size < _FEWEST:
             return fitted_row(text[:0], len(row.ids), self.table.eos_id)
         start = int(draw.draw_below(len(text) - size + 1, 1)[0])
@@ -91,7 +91,7 @@ class CorruptedRows:
         return np.concatenate(inputs), np.concatenate(targets)
 
 
-def longest_text(settings: SpanCorruptionSettings, available: int, length: int) -> int:
+def max_text_length(settings: SpanCorruptionSettings, available: int, length: int) -> int:
     """Return how many of so many tokens a row of `length` inputs has room for; below 2 where for none."""
     # text, a sentinel twice for each span, and two ends, the last of which is no input
     size = available

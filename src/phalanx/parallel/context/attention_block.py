@@ -43,7 +43,7 @@ def attend_block(heads: Heads) -> tuple[Tensor, Tensor]:
     return _choose_kernels(heads.query)[0](heads)
 
 
-def gradients(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def attention_gradients(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return this block's part of the gradients of queries, keys and values.
 
     Args:
@@ -54,7 +54,7 @@ def gradients(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor) -> tupl
     return _choose_kernels(heads.query)[1](heads, gradient, out, sums)
 
 
-def join(out: Tensor, sums: Tensor, block_out: Tensor, block_sums: Tensor) -> None:
+def join_blocks(out: Tensor, sums: Tensor, block_out: Tensor, block_sums: Tensor) -> None:
     """Add attention over more keys to an output and its log-sum-exp, both changed in place and of the sums' type.
 
     Source: Liu et al. 2023, section 3; Milakov and Gimelshein 2018 for sums that go on.

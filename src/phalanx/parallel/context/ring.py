@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from phalanx.errors import ConfigError
 from phalanx.models import StageModule
 from phalanx.parallel.config import ParallelConfig
-from phalanx.parallel.context.attention_block import Heads, attend_block, gradients, join
+from phalanx.parallel.context.attention_block import Heads, attend_block, attention_gradients, join_blocks
 from phalanx.parallel.groups.collectives import Group
 from phalanx.parallel.tensor.tensor_plans import plan_of
 
@@ -79,7 +79,7 @@ def _ring_attend(
 # one operator, so that checkpointing can keep what it gives instead of sending everything again
 @torch.library.custom_op("phalanx::ring_attention", mutates_args=())
 def _ring_forward(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: str) -> tuple[Tensor, Tensor]:
-    return go_round(query, key, value, scale, _resolve_process_group(GroupName(group)))
+    return compute_ring_attention(query, key, value, scale, _resolve_process_group(GroupName(group)))
 
 
 def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -88,7 +88,7 @@ def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def _ring_backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    results = go_back(gradient, ctx.saved_tensors, ctx.scale, _resolve_process_group(ctx.group))
+    results = compute_ring_gradients(gradient, ctx.saved_tensors, ctx.scale, _resolve_process_group(ctx.group))
     return *results, None, None
 
 
@@ -97,7 +97,9 @@ RING = torch.ops.phalanx.ring_attention.default
 """The operator that computes attention in a ring, as dispatching sees it."""
 
 
-def go_round(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: Group) -> tuple[Tensor, Tensor]:
+def compute_ring_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: Group
+) -> tuple[Tensor, Tensor]:
     """Return the output and its log-sum-exp; see `ring_attention`."""
     exact = torch.promote_types(query.dtype, torch.float32)
     out = torch.zeros_like(query, dtype=exact)
@@ -107,12 +109,12 @@ def go_round(query: Tensor, key: Tensor, value: Tensor, scale: float | None, gro
         coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
         queries, keys = _visible_slices(group, distance, query.shape[2])
         block = Heads(query[:, :, queries], at_hand[0][:, :, keys], at_hand[1][:, :, keys], distance == 0, scale)
-        join(out[:, :, queries], sums[:, :, queries], *attend_block(block))
-        at_hand = coming.arrived()
+        join_blocks(out[:, :, queries], sums[:, :, queries], *attend_block(block))
+        at_hand = coming.await_tensor()
     return out.to(query.dtype), sums
 
 
-def go_back(
+def compute_ring_gradients(
     gradient: Tensor, kept: Sequence[Tensor], scale: float | None, group: Group
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values.
@@ -124,20 +126,20 @@ def go_back(
     gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
     at_hand = torch.stack((key, value))
     of_queries = torch.zeros_like(query, dtype=sums.dtype)
-    moving = _Passing(torch.zeros_like(at_hand, dtype=sums.dtype))
+    moving = _TensorInTransit(torch.zeros_like(at_hand, dtype=sums.dtype))
     for distance in range(group.size()):
         coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
         queries, keys = _visible_slices(group, distance, query.shape[2])
         block = Heads(query[:, :, queries], at_hand[0][:, :, keys], at_hand[1][:, :, keys], distance == 0, scale)
-        parts = gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
+        parts = attention_gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
         of_queries[:, :, queries] += parts[0]
         # what others have found about these keys follows the keys, and after the last round it is home
-        of_hand = moving.arrived()
+        of_hand = moving.await_tensor()
         of_hand[0][:, :, keys] += parts[1]
         of_hand[1][:, :, keys] += parts[2]
         moving = _passed_on(of_hand, group)
-        at_hand = coming.arrived()
-    of_key, of_value = moving.arrived()
+        at_hand = coming.await_tensor()
+    of_key, of_value = moving.await_tensor()
     return of_queries.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
 
 
@@ -155,28 +157,28 @@ def _visible_slices(group: Group, distance: int, length: int) -> tuple[slice, sl
 
 
 @dataclass(frozen=True)
-class _Passing:
+class _TensorInTransit:
     """A tensor that comes from the rank behind, and what must be waited for before it is there."""
 
-    came: Tensor
+    incoming: Tensor
     works: Sequence[Any] = ()
 
-    def arrived(self) -> Tensor:
+    def await_tensor(self) -> Tensor:
         """Wait for it, and until one's own may be forgotten."""
         for work in self.works:
             work.wait()
-        return self.came
+        return self.incoming
 
 
-def _passed_on(x: Tensor, group: Group, *, is_last: bool = False) -> _Passing:
+def _passed_on(x: Tensor, group: Group, *, is_last: bool = False) -> _TensorInTransit:
     """Begin to send a contiguous tensor ahead and to receive the one from behind; the last one stays where it is."""
     if is_last:
-        return _Passing(x)
+        return _TensorInTransit(x)
     rank, ranks = group.rank(), group.size()
     came = torch.empty_like(x)
     sending = dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % ranks)
     receiving = dist.P2POp(dist.irecv, came, group=group, group_peer=(rank - 1) % ranks)
-    return _Passing(came, dist.batch_isend_irecv([sending, receiving]))
+    return _TensorInTransit(came, dist.batch_isend_irecv([sending, receiving]))
 
 
 def own_positions(whole: Tensor, dim: int, config: ParallelConfig, rank: int) -> Tensor:

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from phalanx.models import StageModule
-from phalanx.parallel.groups.collectives import Group, swap
+from phalanx.parallel.groups.collectives import Group, swap_parts
 from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.planner.model.families import FAMILIES
 
@@ -94,7 +94,7 @@ def _to_heads(x: Tensor, group: Group) -> Tensor:
     ranks = group.size()
     dealt = x.reshape(batch, ranks, heads // ranks, part, width).permute(1, 0, 2, 3, 4)
     # by sender, which is by slice of the sequence
-    came = swap(dealt, group).permute(1, 2, 0, 3, 4)
+    came = swap_parts(dealt, group).permute(1, 2, 0, 3, 4)
     return came.reshape(batch, heads // ranks, ranks * part, width)
 
 
@@ -103,5 +103,5 @@ def _to_sequence(x: Tensor, group: Group) -> Tensor:
     ranks = group.size()
     dealt = x.reshape(batch, ranks, length // ranks, heads, width).permute(1, 0, 2, 3, 4)
     # by sender, which is by heads
-    came = swap(dealt, group).permute(1, 2, 0, 3, 4)
+    came = swap_parts(dealt, group).permute(1, 2, 0, 3, 4)
     return came.reshape(batch, length // ranks, ranks * heads, width)

@@ -47,17 +47,17 @@ class LocalRanks:
         self._watcher = threading.Thread(target=self._watch_ranks, name="ranks", daemon=True)
         self._first_gone: int | None = None
 
-    def place(self, rank: int) -> RankEnv:
+    def place_of(self, rank: int) -> RankEnv:
         """The place of a rank."""
         return RankEnv(rank, self._world, rank, self._world, self._rendezvous, is_kept=True)
 
-    def start(self) -> None:
+    def start_ranks(self) -> None:
         """Start them; their output goes to ``rank-N.log``."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory.chmod(0o700)
         # one that an earlier session left would send ranks to addresses where none listens
         self._rendezvous.unlink(missing_ok=True)
-        self._heartbeat.forget()
+        self._heartbeat.remove_files()
         for rank in range(1, self._world):
             self._processes[rank] = self._start_rank(rank)
         self._watcher.start()
@@ -77,7 +77,7 @@ class LocalRanks:
             f"rank {rank} ended with {how}: {process.last_output(_LAST_LINES)}; continue with --resume"
         )
 
-    def check(self) -> None:
+    def check_all_run(self) -> None:
         """Look whether all run.
 
         Raises:
@@ -87,7 +87,7 @@ class LocalRanks:
         if lost is not None:
             raise lost
 
-    def pids(self) -> dict[int, int]:
+    def process_ids(self) -> dict[int, int]:
         """Process ids by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
@@ -95,7 +95,7 @@ class LocalRanks:
         """Give the ranks, which have been told to end, a moment; then kill them."""
         self._is_over.set()
         for process in self._processes.values():
-            process.end()
+            process.end_or_kill()
 
     def __enter__(self) -> "LocalRanks":
         return self
@@ -108,7 +108,7 @@ class LocalRanks:
             self._watcher.join(_SECONDS_TO_END)
 
     def _start_rank(self, rank: int) -> PythonProcess:
-        settings = {"OMP_NUM_THREADS": str(self._threads), **self.place(rank).environment()}
+        settings = {"OMP_NUM_THREADS": str(self._threads), **self.place_of(rank).to_environment()}
         return PythonProcess(self._command, settings, self._directory / f"rank-{rank}.log", renew=True)
 
     def _watch_ranks(self) -> None:
@@ -125,7 +125,7 @@ class LocalRanks:
                 break
         if self._is_over.is_set():
             with contextlib.suppress(OSError):
-                self._heartbeat.end()
+                self._heartbeat.end_beats()
         else:
             # rank 0 gives no more signs of life: it has to come to its end soon
             for process in self._processes.values():
@@ -134,12 +134,12 @@ class LocalRanks:
     def _look_for_signs(self, now: float) -> None:
         """Kill ranks that hang: waiting ranks notice only a process that has ended."""
         try:
-            self._heartbeat.beat()
-            self._patience.hear(self._heartbeat.counts(), now)
+            self._heartbeat.give_beat()
+            self._patience.note_counts(self._heartbeat.read_counts(), now)
         except OSError:
             # the directory is gone; a rank that has ended is still seen
             return
-        for rank, seconds in self._patience.overdue(now).items():
+        for rank, seconds in self._patience.overdue_ranks(now).items():
             if self._processes[rank].poll() is None:
                 self._hung[rank] = seconds
                 self._processes[rank].kill()

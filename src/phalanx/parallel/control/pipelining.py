@@ -99,7 +99,7 @@ def _make_schedule(name: str, stages: list[PipelineStage], microbatches: int, lo
 
 def _hidden_sample(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
     rows, tokens = shape
-    size = part.stage.hidden_shape(rows, tokens // part.slices)
+    size = part.stage.hidden_shape(rows, tokens // part.num_slices)
     return torch.empty(size, device=domain.device, requires_grad=True)
 
 

@@ -49,23 +49,27 @@ class RankWork(Protocol):
         """Parts in which the state is collected and loaded."""
         ...
 
-    def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
+    def train_step(
+        self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> AppliedStep:
         """Run one optimizer step on a whole batch."""
         ...
 
-    def evaluate(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
+    def evaluate_batch(
+        self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> tuple[float, int]:
         """Summed loss and number of targets."""
         ...
 
-    def collect(self, stage: int) -> dict[str, Tensor]:
+    def collect_stage(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0."""
         ...
 
-    def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
+    def load_stage(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
         """Take one stage's state from rank 0."""
         ...
 
-    def names(self, stage: int) -> list[str]:
+    def tensor_names(self, stage: int) -> list[str]:
         """Names of a stage's tensors."""
         ...
 
@@ -94,7 +98,7 @@ class Controller:
         """Stages of the whole pipeline."""
         return self._member.num_stages
 
-    def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
+    def run_step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
         """Run one optimizer step.
 
         Args:
@@ -112,12 +116,14 @@ class Controller:
         self._member.objective.check_extras(extras, *ids.shape)
         with self._all_there():
             _tell_ranks(RankCommand.STEP, step, *ids.shape)
-            with self._member.timer.phase("batch"):
+            with self._member.timer.time_phase("batch"):
                 _share_batch(ids, labels)
                 _share_extras(extras)
-            return self._member.step(step, ids, labels, extras)
+            return self._member.train_step(step, ids, labels, extras)
 
-    def evaluate(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
+    def evaluate_on_ranks(
+        self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> tuple[float, int]:
         """Summed loss and number of targets of a batch with a multiple of dp rows.
 
         Args:
@@ -134,9 +140,9 @@ class Controller:
             _tell_ranks(RankCommand.EVALUATE, 0, *ids.shape)
             _share_batch(ids, labels)
             _share_extras(extras)
-            return self._member.evaluate(ids, labels, extras)
+            return self._member.evaluate_batch(ids, labels, extras)
 
-    def collect(self, stage: int) -> dict[str, Tensor]:
+    def collect_from_ranks(self, stage: int) -> dict[str, Tensor]:
         """One stage's whole state by name: ``weight/...`` and moments.
 
         Raises:
@@ -144,9 +150,9 @@ class Controller:
         """
         with self._all_there():
             _tell_ranks(RankCommand.COLLECT, stage)
-            return self._member.collect(stage)
+            return self._member.collect_stage(stage)
 
-    def duplicate(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def duplicate_state(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Have all ranks copy their state as it is now.
 
         Returns:
@@ -161,10 +167,10 @@ class Controller:
             raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
         with self._all_there():
             _tell_ranks(RankCommand.DUPLICATE)
-            self._saving.take()
-        return self._saving.receive()
+            self._saving.copy_contribution()
+        return self._saving.receive_state()
 
-    def load(self, num_steps: int, read: Callable[[str], Tensor]) -> None:
+    def load_stages(self, num_steps: int, read: Callable[[str], Tensor]) -> None:
         """Give all ranks a state, whatever layout it was saved under.
 
         Args:
@@ -176,12 +182,12 @@ class Controller:
         """
         for stage in range(self.num_stages):
             # read first: an error must not leave the others waiting
-            tensors = {name: read(name) for name in self._member.names(stage)}
+            tensors = {name: read(name) for name in self._member.tensor_names(stage)}
             with self._all_there():
                 _tell_ranks(RankCommand.LOAD, num_steps, stage)
-                self._member.load(num_steps, stage, tensors)
+                self._member.load_stage(num_steps, stage, tensors)
 
-    def end(self) -> None:
+    def end_run(self) -> None:
         """Tell all ranks that the run is over, and wait until they know."""
         with self._all_there():
             _tell_ranks(RankCommand.END)
@@ -202,7 +208,7 @@ class Controller:
             raise lost from exc
 
 
-def follow(member: RankWork, saving: RankSaver | None = None) -> None:
+def follow_rank0(member: RankWork, saving: RankSaver | None = None) -> None:
     """Carry out what rank 0 says until the run is over.
 
     Raises:
@@ -219,27 +225,27 @@ def follow(member: RankWork, saving: RankSaver | None = None) -> None:
 
 def _follow_orders(member: RankWork, saving: RankSaver | None) -> None:
     while True:
-        order, *numbers = _hear_order()
+        order, *numbers = _receive_order()
         if order == RankCommand.STEP:
             ids, labels = _take_batch(numbers[1], numbers[2])
             extras = _take_extras(member.objective.extras, numbers[1], numbers[2])
             with contextlib.suppress(FailedBatchError):
                 # rank 0 has come to the same conclusion
-                member.step(numbers[0], ids, labels, extras)
-            member.timer.take()
+                member.train_step(numbers[0], ids, labels, extras)
+            member.timer.take_wall()
         elif order == RankCommand.EVALUATE:
             ids, labels = _take_batch(numbers[1], numbers[2])
-            member.evaluate(ids, labels, _take_extras(_of_attention(member), numbers[1], numbers[2]))
+            member.evaluate_batch(ids, labels, _take_extras(_of_attention(member), numbers[1], numbers[2]))
         elif order == RankCommand.COLLECT:
-            member.collect(numbers[0])
+            member.collect_stage(numbers[0])
         elif order == RankCommand.LOAD:
-            member.load(numbers[0], numbers[1], None)
+            member.load_stage(numbers[0], numbers[1], None)
         elif order == RankCommand.DUPLICATE and saving is not None:
-            saving.take()
+            saving.copy_contribution()
             saving.begin_sending()
         else:
             if saving is not None:
-                saving.wait()
+                saving.wait_until_sent()
             dist.barrier()
             return
 
@@ -258,7 +264,7 @@ def _tell_ranks(order: RankCommand, *numbers: int) -> None:
     dist.broadcast(torch.tensor(message + [0] * (4 - len(message))), src=0)
 
 
-def _hear_order() -> list[int]:
+def _receive_order() -> list[int]:
     message = torch.zeros(4, dtype=torch.int64)
     dist.broadcast(message, src=0)
     heard: list[int] = message.tolist()
@@ -288,6 +294,6 @@ def _of_attention(member: RankWork) -> dict[str, ExtraRows]:
 def _take_extras(kinds: Mapping[str, ExtraRows], rows: int, tokens: int) -> dict[str, Tensor]:
     extras = {}
     for name, kind in sorted(kinds.items()):
-        extras[name] = torch.zeros(kind.shape(rows, tokens), dtype=getattr(torch, kind.dtype))
+        extras[name] = torch.zeros(kind.rows_shape(rows, tokens), dtype=getattr(torch, kind.dtype))
         dist.broadcast(extras[name], src=0)
     return extras

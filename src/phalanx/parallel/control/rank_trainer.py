@@ -21,7 +21,7 @@ from phalanx.models import (
     add_embedding_noise,
     build_stage,
     estimate_costs,
-    partition,
+    partition_layers,
 )
 from phalanx.objectives import (
     IGNORE,
@@ -29,7 +29,7 @@ from phalanx.objectives import (
     ExtraRows,
     Objective,
     ObjectiveSettings,
-    causal_lm,
+    causal_lm_loss,
     kind_of,
     objective_of,
 )
@@ -39,7 +39,7 @@ from phalanx.parallel.control.pipelining import accumulate_gradients, build_pipe
 from phalanx.parallel.data.data_parallel import share_again, share_with_copies
 from phalanx.parallel.data.diloco import OuterStep
 from phalanx.parallel.data.parameters import RankParameter, counted_gradients, held_parameters, settle_gradients
-from phalanx.parallel.data.state_dict import StateGatherer, catalogue
+from phalanx.parallel.data.state_dict import StateGatherer, parameter_catalogue
 from phalanx.parallel.data.update import LossScale, RankOptimizer
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.part import StagePart
@@ -86,11 +86,11 @@ class RankRecipe:
     privacy: PrivacyConfig | None = None
     steps_a_rate: int = 1
 
-    def stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
+    def balance_stages(self, source: ModelSource) -> tuple[StageSpec, ...]:
         """The model's layers, balanced over the pipeline by estimated cost."""
-        layout = self.parallel.layout
+        layout = self.parallel.planned_layout
         embedding, head = estimate_costs(source.hub_config)
-        return partition(source.num_layers, layout.pp * layout.stages_per_rank, None, embedding, head)
+        return partition_layers(source.num_layers, layout.pp * layout.stages_per_rank, None, embedding, head)
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,10 @@ class RankTrainer:
             name: kind for name, kind in _OF_ATTENTION.items() if name == recipe.attends
         }
         if recipe.parallel.cp > 1:
-            self._learned = learned.of_parts()
+            self._learned = learned.for_row_parts()
         self._counts_rows = ROW_LABELS in self._learned.extras
         self.objective = replace(learned, extras={**learned.extras, **of_attention})
-        self._specs = recipe.stages(source)
+        self._specs = recipe.balance_stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
         self._parts = [self._build_part(source, spec) for spec in mine]
         # private gradients are of single rows, and are joined once they are clipped
@@ -137,7 +137,7 @@ class RankTrainer:
         self._held = [parameter for part in self._parts for parameter in held_parameters(part, domain)]
         self._update = RankOptimizer(self._held, recipe.optimizer, domain)
         self._outer = _outer_step(self._held, domain)
-        stages = catalogue(source, self._specs, recipe.adapter)
+        stages = parameter_catalogue(source, self._specs, recipe.adapter)
         self._keeper = StateGatherer(stages, self._held, self._update, self._outer, domain, recipe.optimizer)
         self._scale = LossScale(is_needed=recipe.precision == "fp16")
         self._num_targets = 1
@@ -157,7 +157,9 @@ class RankTrainer:
         """Stages of the whole pipeline."""
         return len(self._specs)
 
-    def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
+    def train_step(
+        self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> AppliedStep:
         """Run one optimizer step on a whole batch.
 
         Args:
@@ -176,29 +178,31 @@ class RankTrainer:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
         self._num_targets = max(1, self.objective.count_targets(self._island_rows(labels)))
         loss, norms = self._compute_gradients(step, ids, labels, extras)
-        while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.lower():
-            self._update.clear()
+        while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.halve_scale():
+            self._update.clear_gradients()
             loss, norms = self._compute_gradients(step, ids, labels, extras)
         if not (math.isfinite(loss) and all(map(math.isfinite, norms))):
-            self._update.clear()
+            self._update.clear_gradients()
             raise FailedBatchError(
                 f"step {step}: loss {loss}, gradient norm {max(norms)}; lower optimizer.lr or set optimizer.clip_norm"
             )
-        with timer.phase("update"):
+        with timer.time_phase("update"):
             lr = learning_rate(config, step // self._recipe.steps_a_rate, self._recipe.total_steps)
             clipped = clip_coefficient(norms[self._domain.island], config.clip_norm)
             self._update.step(lr, clipped / self._scale.value)
-            self._scale.settle()
+            self._scale.note_applied_step()
         if self._outer is not None and self._outer.is_due(step + 1):
-            with timer.phase("outer"):
+            with timer.time_phase("outer"):
                 self._outer.step()
         return AppliedStep(loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms)))
 
     @torch.no_grad()
-    def evaluate(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
+    def evaluate_batch(
+        self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> tuple[float, int]:
         """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp."""
         ids, labels = self._own_rows(ids), self._own_labels(labels)
-        seen = self._seen(extras)
+        seen = self._own_mask_rows(extras)
         total = torch.zeros(2, dtype=torch.float64)
         for part in self._parts:
             part.eval()
@@ -208,7 +212,7 @@ class RankTrainer:
             if not part.stage.spec.is_last:
                 self._send_output(part, y)
                 continue
-            loss = part.loss(y, labels)
+            loss = part.slice_loss(y, labels)
             if self._domain.tp == 0:
                 total[0], total[1] = float(loss), int((labels != IGNORE).sum())
         for part in self._parts:
@@ -217,30 +221,30 @@ class RankTrainer:
         dist.all_reduce(total)
         return float(total[0]), int(total[1])
 
-    def collect(self, stage: int) -> dict[str, Tensor]:
+    def collect_stage(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0: ``weight/...``, moments, what joins islands; others get none."""
-        return self._keeper.collect(stage)
+        return self._keeper.gather_stage(stage)
 
-    def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
+    def load_stage(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
         """Take one stage's state from rank 0, whatever layout it was saved under.
 
         Args:
             num_steps: Steps that the optimizer has made.
             tensors: Tensors by the names of `collect`; on rank 0 alone.
         """
-        self._keeper.load(num_steps, stage, tensors)
+        self._keeper.spread_stage(num_steps, stage, tensors)
 
     def held_state(self) -> Iterator[tuple[int, RankParameter, Tensor]]:
         """Yield this rank's part of each tensor of the state, with its number in the catalogue."""
-        return self._keeper.held()
+        return self._keeper.held_tensors()
 
-    def catalogue(self) -> list[list[tuple[str, tuple[int, ...]]]]:
+    def state_catalogue(self) -> list[list[tuple[str, tuple[int, ...]]]]:
         """Names and whole shapes of the tensors of each stage, as `collect` has them."""
-        return self._keeper.catalogue()
+        return self._keeper.stage_catalogues()
 
-    def names(self, stage: int) -> list[str]:
+    def tensor_names(self, stage: int) -> list[str]:
         """Names of the tensors of a stage, as `collect` and `load` have them."""
-        return self._keeper.names(stage)
+        return self._keeper.stage_tensor_names(stage)
 
     def _build_part(self, source: ModelSource, spec: StageSpec) -> StagePart:
         recipe = self._recipe
@@ -261,32 +265,32 @@ class RankTrainer:
         return part
 
     def _compute_loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
-        part, (labels, extras) = self._parts[-1], self._targets.of(numbers)
-        is_usual = self._learned.loss is causal_lm
-        total = part.loss(logits, labels) if is_usual else self._learned(logits, labels, extras)[0]
+        part, (labels, extras) = self._parts[-1], self._targets.select_rows(numbers)
+        is_usual = self._learned.loss is causal_lm_loss
+        total = part.slice_loss(logits, labels) if is_usual else self._learned(logits, labels, extras)[0]
         self._losses.append(total.detach())
         # copies average their gradients, the step wants their sum
-        return total * (self._scale.value * self._recipe.parallel.partners / self._num_targets)
+        return total * (self._scale.value * self._recipe.parallel.copies_per_island / self._num_targets)
 
     def _compute_gradients(
         self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor]
     ) -> tuple[float, list[float]]:
         """Forward and backward; summed loss of all ranks, and the norm of each island's gradient."""
         self._losses.clear()
-        self._seed(step)
-        with self.timer.phase("compute"):
+        self._seed_step(step)
+        with self.timer.time_phase("compute"):
             own_extras = self._own_extras(without_attention(extras))
             if self._counts_rows:
                 own_extras[ROW_LABELS] = self._own_rows((labels != IGNORE).sum(dim=1))
             self._targets = TargetRows(self._own_labels(labels), own_extras)
-            self._run(self._own_rows(ids), self._targets.numbers, self._seen(extras))
-        with self.timer.phase("reduce"):
+            self._run(self._own_rows(ids), self._targets.row_numbers, self._own_mask_rows(extras))
+        with self.timer.time_phase("reduce"):
             settle_gradients(self._held, self._domain)
             return self._loss_and_norms()
 
     def _loss_and_norms(self) -> tuple[float, list[float]]:
         gradients = dict(counted_gradients(self._held, self._domain))
-        sums = torch.zeros(1 + self._recipe.parallel.islands, dtype=torch.float64)
+        sums = torch.zeros(1 + self._recipe.parallel.num_islands, dtype=torch.float64)
         if self._losses and self._domain.tp == 0:
             sums[0] = sum(float(loss) for loss in self._losses)
         sums[1 + self._domain.island] = gradient_norm_squared(gradients)
@@ -297,13 +301,13 @@ class RankTrainer:
     def _own_rows(self, x: Tensor) -> Tensor:
         return x.chunk(self._recipe.parallel.dp)[self._domain.dp].to(self._domain.device)
 
-    def _seen(self, extras: Mapping[str, Tensor]) -> Tensor | None:
+    def _own_mask_rows(self, extras: Mapping[str, Tensor]) -> Tensor | None:
         """Return the mask rows of this rank's rows; None where they have none."""
         rows = extras.get(self._recipe.attends)
         return None if rows is None else self._own_rows(rows)
 
     def _island_rows(self, x: Tensor) -> Tensor:
-        return x.chunk(self._recipe.parallel.islands)[self._domain.island]
+        return x.chunk(self._recipe.parallel.num_islands)[self._domain.island]
 
     def _own_labels(self, labels: Tensor) -> Tensor:
         return self._parts[-1].own_labels(self._own_rows(labels)).contiguous()
@@ -315,21 +319,21 @@ class RankTrainer:
         }
 
     def _receive_rows(self, part: StagePart, rows: int) -> Tensor:
-        size = part.stage.hidden_shape(rows, self._recipe.sequence_length // part.slices)
+        size = part.stage.hidden_shape(rows, self._recipe.sequence_length // part.num_slices)
         x = torch.empty(size, device=self._domain.device)
         previous = (part.stage.spec.index - 1) % self._recipe.parallel.pp
-        dist.recv(x, src=self._domain.peer(previous), group=self._domain.pipeline)
+        dist.recv(x, src=self._domain.peer_rank(previous), group=self._domain.pipeline)
         return x
 
     def _send_output(self, part: StagePart, y: Tensor) -> None:
         following = (part.stage.spec.index + 1) % self._recipe.parallel.pp
-        dist.send(y.contiguous(), dst=self._domain.peer(following), group=self._domain.pipeline)
+        dist.send(y.contiguous(), dst=self._domain.peer_rank(following), group=self._domain.pipeline)
 
-    def _seed(self, step: int) -> None:
+    def _seed_step(self, step: int) -> None:
         seed_dropout(self._recipe, step, self._domain)
         for part in self._parts:
             if part.stage.embedding_noise is not None:
-                part.stage.embedding_noise.begin(self._recipe.seed, step)
+                part.stage.embedding_noise.begin_step(self._recipe.seed, step)
 
 
 @dataclass(frozen=True)
@@ -345,11 +349,11 @@ class TargetRows:
     extras: Mapping[str, Tensor]
 
     @property
-    def numbers(self) -> Tensor:
+    def row_numbers(self) -> Tensor:
         """The numbers of all rows, to be cut as the rows are."""
         return torch.arange(len(self.labels), device=self.labels.device)
 
-    def of(self, numbers: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def select_rows(self, numbers: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Labels and extra rows of one microbatch."""
         return self.labels[numbers], {name: rows[numbers] for name, rows in self.extras.items()}
 
@@ -365,7 +369,7 @@ def check_objective(recipe: RankRecipe) -> Objective:
         raise ConfigError(
             f"parallel: {kind_of(recipe.objective)} has a head of its own, and ranks train a language model's"
         )
-    if recipe.parallel.tp > 1 and objective.loss is not causal_lm:
+    if recipe.parallel.tp > 1 and objective.loss is not causal_lm_loss:
         raise ConfigError(
             f"parallel: tp={recipe.parallel.tp} shares the vocabulary, and of all objectives causal_lm alone is known "
             f"to be a sum over such shares, not {kind_of(recipe.objective)}; set tp to 1"
@@ -381,7 +385,7 @@ def check_objective(recipe: RankRecipe) -> Objective:
 def seed_dropout(recipe: RankRecipe, step: int, domain: Domain) -> None:
     """Seed the dropout of a step, by the run's seed, the step and the rank's place."""
     # ranks that do the same work must drop the same numbers
-    place = (domain.pp, domain.copy, domain.tp if recipe.parallel.sequence_parallel else 0)
+    place = (domain.pp, domain.copy_index, domain.tp if recipe.parallel.sequence_parallel else 0)
     text = f"phalanx parallel {recipe.seed} {step} {place}"
     torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 

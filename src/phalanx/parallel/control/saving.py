@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.errors import CheckpointError
 from phalanx.parallel.control.rank_trainer import RankTrainer
-from phalanx.parallel.data.parameters import RankParameter, local
+from phalanx.parallel.data.parameters import RankParameter, local_slice
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.tensor.tensor_parallel import Split
 
@@ -24,7 +24,7 @@ _UNCUT = -1
 
 
 @dataclass(frozen=True)
-class Piece:
+class StatePiece:
     """The part of a whole tensor that one rank contributes.
 
     Attributes:
@@ -67,34 +67,34 @@ class RankSaver:
         self._sender: threading.Thread | None = None
 
     @torch.no_grad()
-    def take(self) -> None:
+    def copy_contribution(self) -> None:
         """Copy this rank's contribution, as it is now; the previous one must have arrived."""
-        self.wait()
+        self.wait_until_sent()
         for number, _, value in self._member.held_state():
             piece = self._own[number]
             if piece is not None:
                 # not a view of what the next step changes
-                self._taken[number] = local(value).to("cpu", torch.float32, copy=True).contiguous()
+                self._taken[number] = local_slice(value).to("cpu", torch.float32, copy=True).contiguous()
 
     def begin_sending(self) -> None:
         """Let a thread send the copied contribution to rank 0."""
         self._sender = threading.Thread(target=self._send_pieces, name="saving", daemon=True)
         self._sender.start()
 
-    def wait(self) -> None:
+    def wait_until_sent(self) -> None:
         """Wait until the copied contribution has been sent."""
         if self._sender is not None:
             self._sender.join()
             self._sender = None
 
-    def receive(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
+    def receive_state(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """On rank 0: the state that all ranks have taken, a stage at a time; to be gone through to its end.
 
         Raises:
             CheckpointError: A rank is gone.
         """
         number = 0
-        for stage, tensors in enumerate(self._member.catalogue()):
+        for stage, tensors in enumerate(self._member.state_catalogue()):
             stage_tensors = {}
             for name, shape in tensors:
                 stage_tensors[name] = self._join_tensor(number, shape)
@@ -111,7 +111,7 @@ class RankSaver:
 
     def _join_tensor(self, number: int, shape: tuple[int, ...]) -> Tensor:
         slices: dict[int, Tensor] = {}
-        how: Piece | None = None
+        how: StatePiece | None = None
         for rank, pieces in enumerate(self._plan):
             piece = pieces.get(number)
             if piece is None:
@@ -125,7 +125,7 @@ class RankSaver:
             raise CheckpointError(f"parallel: no rank has tensor {number} of the state; this is a fault of Phalanx")
         if how.dim == _UNCUT:
             return slices[0]
-        return Split(how.dim, how.parts).join([slices[index] for index in sorted(slices)])
+        return Split(how.dim, how.parts).join_slices([slices[index] for index in sorted(slices)])
 
     def _fetch_piece(self, number: int, rank: int, place: Tensor) -> None:
         if rank == 0:
@@ -136,10 +136,10 @@ class RankSaver:
         except RuntimeError as exc:
             raise CheckpointError(f"rank {rank} was lost while its state was collected: {exc}") from exc
 
-    def _share_plans(self) -> list[dict[int, Piece]]:
+    def _share_plans(self) -> list[dict[int, StatePiece]]:
         """Return each rank's pieces, exchanged once: they do not change while the layout does not."""
         own_pieces = [list(astuple(piece)) for piece in self._own.values() if piece is not None]
-        world, width = dist.get_world_size(), len(astuple(Piece(0, 0, 0, 0, 0, 0)))
+        world, width = dist.get_world_size(), len(astuple(StatePiece(0, 0, 0, 0, 0, 0)))
         num_pieces = torch.tensor(len(own_pieces))
         dist.all_reduce(num_pieces, dist.ReduceOp.MAX, group=self._group)
         mine = torch.full((int(num_pieces), width), _UNCUT, dtype=torch.int64)
@@ -149,26 +149,26 @@ class RankSaver:
         dist.all_gather(everybody, mine, group=self._group)
         plans = []
         for rows in everybody:
-            pieces = [Piece(*row) for row in rows.tolist() if row[0] != _UNCUT]
+            pieces = [StatePiece(*row) for row in rows.tolist() if row[0] != _UNCUT]
             plans.append({piece.tensor: piece for piece in pieces})
         return plans
 
 
-def _piece_of(number: int, one: RankParameter, value: Tensor, domain: Domain) -> Piece | None:
+def _piece_of(number: int, one: RankParameter, value: Tensor, domain: Domain) -> StatePiece | None:
     """Return this rank's piece of a tensor; None where another rank has the same."""
     rows = _piece_rows(one.name, value, domain)
     if rows is None or (one.split is None and domain.tp != 0):
         return None
     if one.split is None:
-        return Piece(number, 0, _UNCUT, 1, *rows)
-    return Piece(number, domain.tp, one.split.dim % value.ndim, one.split.parts, *rows)
+        return StatePiece(number, 0, _UNCUT, 1, *rows)
+    return StatePiece(number, domain.tp, one.split.dim % value.ndim, one.split.parts, *rows)
 
 
 def _piece_rows(name: str, value: Tensor, domain: Domain) -> tuple[int, int] | None:
     """First row and number of rows that this copy contributes; None where another one has them."""
     first, rows = 0, value.shape[0] if value.ndim else 1
     if not isinstance(value, DTensor):
-        return (first, rows) if domain.partner == 0 else None
+        return (first, rows) if domain.island_copy_index == 0 else None
     coordinates: Sequence[int] = value.device_mesh.get_coordinate() or ()
     for dim, (placement, place) in enumerate(zip(value.placements, coordinates, strict=True)):
         if placement.is_replicate():

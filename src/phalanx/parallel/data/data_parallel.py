@@ -81,7 +81,7 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
         What is called in the part's place.
     """
     config = domain.config
-    if config.partners == 1 or averages_afterwards(config):
+    if config.copies_per_island == 1 or averages_afterwards(config):
         return part
     if config.zero < SHARED_GRADIENTS:
         for parameter in part.parameters():
@@ -101,13 +101,13 @@ def share_with_copies(part: StagePart, domain: Domain) -> nn.Module:
     policy = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
     reshard = config.zero > SHARED_GRADIENTS
     for block in part.stage.own_blocks:
-        shard(block, domain.copy_mesh, reshard=reshard, policy=policy)
+        shard_module(block, domain.copy_mesh, reshard=reshard, policy=policy)
     # the head is the first to be needed again, by the backward pass that begins where the forward pass has ended
-    shard(part, domain.copy_mesh, reshard=reshard and config.pp > 1, policy=policy)
+    shard_module(part, domain.copy_mesh, reshard=reshard and config.pp > 1, policy=policy)
     return part
 
 
-def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool, policy: OffloadPolicy) -> None:
+def shard_module(module: nn.Module, mesh: DeviceMesh, *, reshard: bool, policy: OffloadPolicy) -> None:
     """Share the parameters of a module that no module inside it shares, and their gradients.
 
     Args:
@@ -127,7 +127,7 @@ def averages_afterwards(config: ParallelConfig) -> bool:
     parameters, by which DDP joins its copies, never run.
     """
     is_split = SCHEDULES[config.schedule].splits_backward and config.pp > 1
-    return is_split and config.partners > 1 and config.zero < SHARED_GRADIENTS
+    return is_split and config.copies_per_island > 1 and config.zero < SHARED_GRADIENTS
 
 
 @torch.no_grad()
@@ -135,7 +135,7 @@ def average_gradients(part: StagePart, domain: Domain) -> None:
     """Average a part's gradients over the copies of its island."""
     gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
     for bucket in _gradient_buckets(gradients):
-        flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(domain.config.partners)
+        flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(domain.config.copies_per_island)
         dist.all_reduce(flat, group=domain.copies)
         pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
         for gradient, piece in zip(bucket, pieces, strict=True):

@@ -11,7 +11,7 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from phalanx.parallel.config import OuterConfig
-from phalanx.parallel.data.parameters import RankParameter, local
+from phalanx.parallel.data.parameters import RankParameter, local_slice
 
 MOMENTUM = "outer_momentum"
 RESIDUAL = "outer_residual"
@@ -36,7 +36,7 @@ class OuterStep:
         self._config = config
         self._islands = islands
         self._parameters = [entry.parameter for entry in held]
-        self._anchors = [local(parameter).clone() for parameter in self._parameters]
+        self._anchors = [local_slice(parameter).clone() for parameter in self._parameters]
         self._momenta = self._zero_tensors()
         self._residuals = self._zero_tensors() if config.compression != "none" else []
 
@@ -48,18 +48,18 @@ class OuterStep:
     def step(self) -> None:
         """Join the islands; all ranks call this together, and have the same parameters afterwards."""
         for number, (parameter, anchor) in enumerate(zip(self._parameters, self._anchors, strict=True)):
-            gradient = self._mean_movement(anchor - local(parameter), number)
-            momentum = local(self._momenta[number]).mul_(self._config.momentum).add_(gradient)
+            gradient = self._mean_movement(anchor - local_slice(parameter), number)
+            momentum = local_slice(self._momenta[number]).mul_(self._config.momentum).add_(gradient)
             anchor.sub_(gradient.add_(momentum, alpha=self._config.momentum), alpha=self._config.lr)
-            local(parameter).copy_(anchor)
+            local_slice(parameter).copy_(anchor)
 
     @torch.no_grad()
-    def begin_here(self) -> None:
+    def reset_anchors(self) -> None:
         """Take the parameters as they are, alike on all islands, for the point from which they move."""
         for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
-            anchor.copy_(local(parameter))
+            anchor.copy_(local_slice(parameter))
 
-    def kept(self, one: RankParameter, kind: str) -> Tensor:
+    def outer_state(self, one: RankParameter, kind: str) -> Tensor:
         """`MOMENTUM` or `RESIDUAL` of a parameter, shared out as the parameter is."""
         number = next(n for n, parameter in enumerate(self._parameters) if parameter is one.parameter)
         return self._momenta[number] if kind == MOMENTUM else self._residuals[number]
@@ -73,18 +73,20 @@ class OuterStep:
         if not self._residuals:
             dist.all_reduce(moved, group=self._islands)
             return moved.div_(self._islands.size())
-        residual = local(self._residuals[number])
+        residual = local_slice(self._residuals[number])
         change = moved + residual
-        sent, scales = to_bytes(change)
+        sent, scales = quantize_blocks(change)
         total = torch.zeros_like(moved)
         # added in the order of the islands, so that all have the same sum
-        for theirs, their_scales in zip(_from_all(sent, self._islands), _from_all(scales, self._islands), strict=True):
-            total.add_(from_bytes(theirs, their_scales, moved))
-        residual.copy_(change.sub_(from_bytes(sent, scales, moved)))
+        for theirs, their_scales in zip(
+            _gather_from_all(sent, self._islands), _gather_from_all(scales, self._islands), strict=True
+        ):
+            total.add_(dequantize_blocks(theirs, their_scales, moved))
+        residual.copy_(change.sub_(dequantize_blocks(sent, scales, moved)))
         return total.div_(self._islands.size())
 
 
-def to_bytes(values: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_blocks(values: Tensor) -> tuple[Tensor, Tensor]:
     """Round numbers to int8, each block of 1024 by a scale of its own.
 
     Returns:
@@ -98,12 +100,12 @@ def to_bytes(values: Tensor) -> tuple[Tensor, Tensor]:
     return units.round().clamp(-_LARGEST, _LARGEST).to(torch.int8), scales
 
 
-def from_bytes(sent: Tensor, scales: Tensor, like: Tensor) -> Tensor:
+def dequantize_blocks(sent: Tensor, scales: Tensor, like: Tensor) -> Tensor:
     """Return what `to_bytes` has sent, in the shape of `like`."""
     return (sent.to(torch.float32) * scales).reshape(-1)[: like.numel()].view_as(like)
 
 
-def _from_all(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+def _gather_from_all(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     parts = [torch.empty_like(mine) for _ in range(group.size())]
     dist.all_gather(parts, mine, group=group)
     return parts

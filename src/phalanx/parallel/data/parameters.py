@@ -41,7 +41,7 @@ def held_parameters(part: StagePart, domain: Domain) -> list[RankParameter]:
     blocks = f"{stage.family.trunk}.{stage.family.blocks}."
     last = tuple(f"{stage.family.trunk}.{name}." for name in stage.family.last_parts)
     parameters = []
-    for name, parameter in stage.trainable().items():
+    for name, parameter in stage.trainable_parameters().items():
         split = part.cut.splits.get(name)
         is_second = ends_apart and stage.spec.is_last and name == stage.family.head_weight
         is_sliced = domain.config.sequence_parallel and split is None and name.startswith((blocks, *last))
@@ -68,7 +68,7 @@ def frozen_parameters(part: StagePart) -> list[RankParameter]:
     ]
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_slice(tensor: Tensor) -> Tensor:
     """This rank's slice of a tensor that copies share; the tensor itself where they do not."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
@@ -84,9 +84,9 @@ def settle_gradients(held: Sequence[RankParameter], domain: Domain) -> None:
         if gradient is None:
             continue
         if entry.is_partial:
-            dist.all_reduce(local(gradient), group=domain.tensors)
+            dist.all_reduce(local_slice(gradient), group=domain.tensors)
         if entry.is_tied and domain.ends is not None:
-            dist.all_reduce(local(gradient), group=domain.ends)
+            dist.all_reduce(local_slice(gradient), group=domain.ends)
 
 
 def counted_gradients(held: Sequence[RankParameter], domain: Domain) -> Iterator[tuple[str, Tensor]]:
@@ -96,13 +96,15 @@ def counted_gradients(held: Sequence[RankParameter], domain: Domain) -> Iterator
         if gradient is None or entry.is_second:
             continue
         shares = isinstance(entry.parameter, DTensor)
-        alone_among_copies = domain.replica == 0 if shares else number % domain.config.partners == domain.partner
+        alone_among_copies = (
+            domain.replica == 0 if shares else number % domain.config.copies_per_island == domain.island_copy_index
+        )
         alone_among_tensors = entry.split is not None or domain.tp == 0
         if alone_among_copies and alone_among_tensors:
-            yield entry.name, local(gradient)
+            yield entry.name, local_slice(gradient)
 
 
-def whole(one: RankParameter, tensor: Tensor, domain: Domain) -> Tensor:
+def join_parameter(one: RankParameter, tensor: Tensor, domain: Domain) -> Tensor:
     """Join a parameter, or what belongs to it, from the ranks that share it; all of them call this together."""
     value = tensor.detach()
     full = value.full_tensor() if isinstance(value, DTensor) else value
@@ -110,21 +112,21 @@ def whole(one: RankParameter, tensor: Tensor, domain: Domain) -> Tensor:
         return full.cpu()
     slices = [torch.empty_like(full) for _ in range(domain.config.tp)]
     dist.all_gather(slices, full.contiguous(), group=domain.tensors)
-    return one.split.join(slices).cpu()
+    return one.split.join_slices(slices).cpu()
 
 
 @torch.no_grad()
-def fill(one: RankParameter, tensor: Tensor, full: Tensor, domain: Domain) -> None:
+def fill_parameter(one: RankParameter, tensor: Tensor, full: Tensor, domain: Domain) -> None:
     """Copy this rank's slice of a whole tensor into a parameter, or into what belongs to it."""
-    part = full if one.split is None else one.split.take(full, domain.tp, domain.config.tp)
+    part = full if one.split is None else one.split.take_slice(full, domain.tp, domain.config.tp)
     if isinstance(tensor, DTensor):
         shared = distribute_tensor(part.to(domain.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
-        local(tensor).copy_(shared.to_local())
+        local_slice(tensor).copy_(shared.to_local())
     else:
         tensor.detach().copy_(part)
 
 
-def by_name(held: Sequence[RankParameter]) -> Mapping[str, list[RankParameter]]:
+def group_by_name(held: Sequence[RankParameter]) -> Mapping[str, list[RankParameter]]:
     """Group this rank's parameters by their name in the whole model."""
     entries: dict[str, list[RankParameter]] = {}
     for entry in held:

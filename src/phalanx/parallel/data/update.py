@@ -10,7 +10,7 @@ from torch import distributed as dist
 
 from phalanx.optimizers import OptimizerConfig, few_bits, moment_shapes
 from phalanx.parallel.config import SHARED_GRADIENTS
-from phalanx.parallel.data.parameters import RankParameter, local
+from phalanx.parallel.data.parameters import RankParameter, local_slice
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.planner.model.optimizers import OPTIMIZERS, is_in_bytes
 
@@ -37,19 +37,19 @@ class RankOptimizer:
         self._optimizer: torch.optim.Optimizer = kind(groups, **options) if self._zero is None else self._zero
         self._parameters = parameters
         # DDP's gradients are parts of the buffers that it exchanges
-        self._keeps_gradients = domain.config.copies > 1 and domain.config.zero <= _OPTIMIZER_STATE_ALONE
+        self._keeps_gradients = domain.config.num_copies > 1 and domain.config.zero <= _OPTIMIZER_STATE_ALONE
 
     @torch.no_grad()
     def step(self, lr: float, clip_coefficient: float) -> None:
         """Make one step with the gradients that are in the parameters, and clear them."""
         if clip_coefficient != 1.0:
-            torch._foreach_mul_([local(p.grad) for p in self._parameters if p.grad is not None], clip_coefficient)
+            torch._foreach_mul_([local_slice(p.grad) for p in self._parameters if p.grad is not None], clip_coefficient)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
-        self.clear()
+        self.clear_gradients()
 
-    def clear(self) -> None:
+    def clear_gradients(self) -> None:
         """Forget gradients."""
         if self._keeps_gradients:
             torch._foreach_zero_([p.grad for p in self._parameters if p.grad is not None])
@@ -57,9 +57,9 @@ class RankOptimizer:
         for parameter in self._parameters:
             parameter.grad = None
 
-    def moment(self, one: RankParameter, name: str) -> Tensor:
+    def gather_moment(self, one: RankParameter, name: str) -> Tensor:
         """Return the state of a parameter; with ZeRO 1 all copies call this together."""
-        state = self._state.get(one.parameter, {}).get(name)
+        state = self._inner_state.get(one.parameter, {}).get(name)
         value: Tensor = self._zero_moment(one, name) if state is None else state
         if self._zero is None:
             return value
@@ -68,13 +68,13 @@ class RankOptimizer:
         dist.all_reduce(total, group=self._domain.copies)
         return total
 
-    def target(self, one: RankParameter, name: str, num_steps: int) -> Tensor | None:
+    def moment_target(self, one: RankParameter, name: str, num_steps: int) -> Tensor | None:
         """Return the tensor that a loaded moment is copied to; None where another copy keeps it."""
         if self._zero is not None and not self._is_mine(one.parameter):
             return None
-        state = self._state.setdefault(one.parameter, {})
+        state = self._inner_state.setdefault(one.parameter, {})
         if OPTIMIZERS[self._config.kind].counts_steps:
-            state[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
+            state[_STEP] = torch.tensor(float(num_steps), device=local_slice(one.parameter).device)
         value: Tensor = state.setdefault(name, self._zero_moment(one, name))
         return value
 
@@ -88,16 +88,16 @@ class RankOptimizer:
         return one.parameter.detach().new_zeros(shape)
 
     @property
-    def _inner(self) -> torch.optim.Optimizer:
+    def _inner_optimizer(self) -> torch.optim.Optimizer:
         inner: torch.optim.Optimizer = self._optimizer if self._zero is None else self._zero.optim
         return inner
 
     @property
-    def _state(self) -> dict[Tensor, Any]:
-        return self._inner.state
+    def _inner_state(self) -> dict[Tensor, Any]:
+        return self._inner_optimizer.state
 
     def _is_mine(self, parameter: nn.Parameter) -> bool:
-        return any(parameter is mine for group in self._inner.param_groups for mine in group["params"])
+        return any(parameter is mine for group in self._inner_optimizer.param_groups for mine in group["params"])
 
 
 def _sharing_optimizer() -> Any:
@@ -143,7 +143,7 @@ class LossScale:
         self._is_needed = is_needed
         self._clean_steps = 0
 
-    def lower(self) -> bool:
+    def halve_scale(self) -> bool:
         """Halve the scale after an overflow; False where it is 1 already, so that it was not to blame."""
         self._clean_steps = 0
         if self.value <= 1.0:
@@ -151,7 +151,7 @@ class LossScale:
         self.value /= 2.0
         return True
 
-    def settle(self) -> None:
+    def note_applied_step(self) -> None:
         """A step was applied."""
         self._clean_steps += 1
         if self._is_needed and self._clean_steps >= _PATIENCE:

@@ -36,7 +36,7 @@ def why_no_extra() -> str | None:
 
 
 @contextlib.contextmanager
-def environment(device: str, local_rank: int) -> Iterator[None]:
+def deepspeed_environment(device: str, local_rank: int) -> Iterator[None]:
     """Variables that deepspeed reads when it is imported, set up and used; they are put back afterwards.
 
     Args:
@@ -60,7 +60,7 @@ def environment(device: str, local_rank: int) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def load() -> Any:
+def load_package() -> Any:
     """The package, without the kernel by which it would share memory between ranks; inside `environment`.
 
     Nothing here uses that kernel, and two runs of one user that have the same port would write into one segment.
@@ -70,7 +70,7 @@ def load() -> Any:
     return package
 
 
-def forget() -> None:
+def drop_process_groups() -> None:
     """Drop the groups that the package keeps for itself, which end with the ranks that they were of."""
     comm: Any = importlib.import_module(f"{NAME}.comm.comm")
     comm.cdb = None

@@ -14,15 +14,15 @@ from torch import distributed as dist
 
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError, FailedBatchError
-from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, partition
-from phalanx.objectives import IGNORE, OBJECTIVES, Objective, causal_lm, kind_of
+from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, partition_layers
+from phalanx.objectives import IGNORE, OBJECTIVES, Objective, causal_lm_loss, kind_of
 from phalanx.optimizers import learning_rate, moment_names
 from phalanx.parallel.control.rank_trainer import AppliedStep, RankRecipe, seed_dropout
-from phalanx.parallel.data.state_dict import WEIGHT, catalogue
+from phalanx.parallel.data.state_dict import WEIGHT, parameter_catalogue
 from phalanx.parallel.deepspeed.config import ALL_IS_SHARED, DeepSpeedConfig
 from phalanx.parallel.deepspeed.disk import own_folder
-from phalanx.parallel.deepspeed.extra import NAME, environment, forget, load
-from phalanx.parallel.deepspeed.settings import settings
+from phalanx.parallel.deepspeed.extra import NAME, deepspeed_environment, drop_process_groups, load_package
+from phalanx.parallel.deepspeed.settings import deepspeed_settings
 from phalanx.parallel.deepspeed.state import ZeroState
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.groups.rank_env import RankEnv
@@ -54,7 +54,7 @@ def opened_member(
         folder = None
         if config.directory is not None:
             folder = stack.enter_context(own_folder(Path(config.directory), digest, place.rank))
-        stack.enter_context(environment(domain.device.type, place.local_rank))
+        stack.enter_context(deepspeed_environment(domain.device.type, place.local_rank))
         stack.enter_context(warnings.catch_warnings())
         # of its own modules, and of functions of torch's that have a new name
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -82,12 +82,12 @@ class DeepSpeedMember:
         self._recipe = recipe
         self._domain = domain
         part = _open_part(config, recipe, source, domain)
-        stages = catalogue(source, _plan_shards(source, part), recipe.adapter)
+        stages = parameter_catalogue(source, _plan_shards(source, part), recipe.adapter)
         self._names = [[name for name, _ in stage] for stage in stages]
         self._shapes = {name: shape for stage in stages for name, shape in stage}
-        trained = part.stage.trainable()
-        options = settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
-        package = load()
+        trained = part.stage.trainable_parameters()
+        options = deepspeed_settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
+        package = load_package()
         optimizer = _make_optimizer(config, recipe, list(trained.values()))
         if config.offload_parameters != "none":
             _share_out(package, part, options, domain.device)
@@ -104,7 +104,9 @@ class DeepSpeedMember:
         """The next token: nothing else is learned here."""
         return OBJECTIVES["causal_lm"]
 
-    def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
+    def train_step(
+        self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> AppliedStep:
         """Run one optimizer step on a whole batch.
 
         Args:
@@ -135,7 +137,9 @@ class DeepSpeedMember:
         return AppliedStep(loss / all_targets, norm)
 
     @torch.no_grad()
-    def evaluate(self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
+    def evaluate_batch(
+        self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> tuple[float, int]:
         """Summed loss and number of targets of a batch, the same on every rank; rows are a multiple of dp.
 
         Raises:
@@ -144,22 +148,22 @@ class DeepSpeedMember:
         self.objective.check_extras(extras, *labels.shape)
         self._engine.eval()
         own_labels = self._own_rows(labels)
-        loss, _ = causal_lm(self._engine(self._own_rows(ids)), own_labels)
+        loss, _ = causal_lm_loss(self._engine(self._own_rows(ids)), own_labels)
         self._engine.train()
         total = torch.tensor([float(loss), float((own_labels != IGNORE).sum())], dtype=torch.float64)
         dist.all_reduce(total)
         return float(total[0]), int(total[1])
 
-    def collect(self, stage: int) -> dict[str, Tensor]:
+    def collect_stage(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0: ``weight/...`` and moments; others get none."""
         tensors = {}
         for kind, name in self._stage_entries(stage):
-            full = self._state.whole(kind, name)
+            full = self._state.gather_tensor(kind, name)
             if self._domain.is_leader:
                 tensors[f"{kind}/{name}"] = full
         return tensors
 
-    def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
+    def load_stage(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
         """Take one stage's state from rank 0, whatever layout and engine it was saved under.
 
         Args:
@@ -172,17 +176,17 @@ class DeepSpeedMember:
             key = f"{kind}/{name}"
             full = torch.empty(self._shapes[name]) if tensors is None else tensors[key].contiguous()
             dist.broadcast(full, src=0)
-            self._state.fill(kind, name, full)
+            self._state.fill_tensor(kind, name, full)
         self._state.set_steps(num_steps)
 
-    def names(self, stage: int) -> list[str]:
+    def tensor_names(self, stage: int) -> list[str]:
         """Names of the tensors of a stage, as `collect` and `load` have them."""
         return [f"{kind}/{name}" for kind, name in self._stage_entries(stage)]
 
     def close(self) -> None:
         """Let go of everything; another member may be made in this process afterwards."""
         self._engine.destroy()
-        forget()
+        drop_process_groups()
 
     def _stage_entries(self, stage: int) -> list[tuple[str, str]]:
         kinds = (WEIGHT, *moment_names(self._recipe.optimizer.kind))
@@ -195,15 +199,15 @@ class DeepSpeedMember:
         for number, (x, y) in enumerate(zip(ids.chunk(count), labels.chunk(count), strict=True), start=1):
             is_last = number == count
             engine.set_gradient_accumulation_boundary(is_last)
-            with self.timer.phase("compute"):
-                loss, _ = causal_lm(engine(x), y)
+            with self.timer.time_phase("compute"):
+                loss, _ = causal_lm_loss(engine(x), y)
                 total += float(loss.detach())
                 if is_last:
                     dist.all_reduce(total)
                     # deepspeed gives up a step with a gradient that is not finite; so does one with such a loss
                     scale = scale if math.isfinite(float(total)) else math.nan
                 engine.backward(loss * scale, scale_wrt_gas=False)
-            with self.timer.phase("update"):
+            with self.timer.time_phase("update"):
                 engine.step()
         return float(total)
 
@@ -246,9 +250,9 @@ def _open_part(config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource,
 
 def _plan_shards(source: ModelSource, part: StagePart) -> tuple[StageSpec, ...]:
     """Layers by parts of about 4 GiB of state."""
-    size = _STATE_BYTES * sum(parameter.numel() for parameter in part.stage.trainable().values())
+    size = _STATE_BYTES * sum(parameter.numel() for parameter in part.stage.trainable_parameters().values())
     embedding, head = estimate_costs(source.hub_config)
-    return partition(source.num_layers, min(source.num_layers, 1 + size // _SHARD_BYTES), None, embedding, head)
+    return partition_layers(source.num_layers, min(source.num_layers, 1 + size // _SHARD_BYTES), None, embedding, head)
 
 
 def _make_optimizer(

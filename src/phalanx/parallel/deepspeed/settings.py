@@ -9,7 +9,13 @@ if TYPE_CHECKING:
     from phalanx.parallel.control.rank_trainer import RankRecipe
 from phalanx.errors import ConfigError
 from phalanx.parallel.deepspeed.disk import why_no_disk, why_no_locked_memory
-from phalanx.parallel.deepspeed.extra import build_kernels, environment, load, why_no_extra, why_no_kernels
+from phalanx.parallel.deepspeed.extra import (
+    build_kernels,
+    deepspeed_environment,
+    load_package,
+    why_no_extra,
+    why_no_kernels,
+)
 
 _PARAMETER_BUFFERS, _STATE_BUFFERS = 5, 4
 """deepspeed's own numbers: parameters in memory at once; weights, two moments and a gradient."""
@@ -38,7 +44,9 @@ def locked_bytes(config: DeepSpeedConfig, total: int, largest: int, copies: int)
     return num_bytes
 
 
-def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder: Path | None) -> dict[str, Any]:
+def deepspeed_settings(
+    config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder: Path | None
+) -> dict[str, Any]:
     """Return the config for ``deepspeed.initialize``.
 
     Args:
@@ -103,8 +111,8 @@ def check_machine(
         if lacking is not None:
             raise ConfigError(f"deepspeed: {lacking}")
     adam, files = config.offload_optimizer != "none", config.uses_disk
-    with environment(device, 0):
-        load()
+    with deepspeed_environment(device, 0):
+        load_package()
         lacking = why_no_kernels(adam=adam, files=files)
         if lacking is not None:
             raise ConfigError(f"deepspeed: {lacking}")

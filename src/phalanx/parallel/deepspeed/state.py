@@ -47,10 +47,10 @@ class ZeroState:
     @property
     def has_moments(self) -> bool:
         """Whether a step has been made; before the first one the optimizer keeps nothing."""
-        return any(_STEP in state for state in self._kept.values())
+        return any(_STEP in state for state in self._optimizer_state.values())
 
     @torch.no_grad()
-    def whole(self, kind: str, name: str) -> Tensor:
+    def gather_tensor(self, kind: str, name: str) -> Tensor:
         """One tensor in memory of its own, on the CPU.
 
         Args:
@@ -71,7 +71,7 @@ class ZeroState:
         return full
 
     @torch.no_grad()
-    def fill(self, kind: str, name: str, full: Tensor) -> None:
+    def fill_tensor(self, kind: str, name: str, full: Tensor) -> None:
         """Take this rank's share of a whole tensor, which every rank has; moments once there are some."""
         parameter, api = self._parameters[name], self._api
         if self._shares_parameters:
@@ -85,14 +85,14 @@ class ZeroState:
 
     def set_steps(self, num_steps: int) -> None:
         """Say how many steps the moments are of."""
-        for state in self._kept.values():
+        for state in self._optimizer_state.values():
             if isinstance(state.get(_STEP), Tensor):
                 state[_STEP].fill_(float(num_steps))
             elif _STEP in state:
                 state[_STEP] = num_steps
 
     @property
-    def _kept(self) -> Mapping[Any, dict[str, Any]]:
+    def _optimizer_state(self) -> Mapping[Any, dict[str, Any]]:
         state: Mapping[Any, dict[str, Any]] = self._engine.optimizer.optimizer.state
         return state
 

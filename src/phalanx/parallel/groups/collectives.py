@@ -34,14 +34,16 @@ def _exchange_tensors(x: Tensor, forth: Exchange, back: Exchange) -> Tensor:
     return _Exchange.apply(x, forth, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def enter(x: Tensor, group: Group) -> Tensor:
+def copy_to_ranks(x: Tensor, group: Group) -> Tensor:
     """Hand equal tensors to ranks that each do a part of the work: identity, gradients are summed."""
-    return _exchange_tensors(x, lambda same: same.view_as(same), lambda gradient: direct.summed(gradient, group))
+    return _exchange_tensors(
+        x, lambda same: same.view_as(same), lambda gradient: direct.all_reduce_sum(gradient, group)
+    )
 
 
-def leave(x: Tensor, group: Group) -> Tensor:
+def sum_over_ranks(x: Tensor, group: Group) -> Tensor:
     """Sum the parts that ranks have computed; the gradient is passed on as it is."""
-    return _exchange_tensors(x, lambda part: direct.summed(part, group), lambda gradient: gradient)
+    return _exchange_tensors(x, lambda part: direct.all_reduce_sum(part, group), lambda gradient: gradient)
 
 
 def gather_parts(x: Tensor, dim: int, group: Group) -> Tensor:
@@ -68,7 +70,7 @@ def keep_slice(x: Tensor, dim: int, group: Group) -> Tensor:
     return _exchange_tensors(x, partial(_own_slice, dim=dim, group=group), partial(_join_tensors, dim=dim, group=group))
 
 
-def swap(x: Tensor, group: Group) -> Tensor:
+def swap_parts(x: Tensor, group: Group) -> Tensor:
     """Send part i of dimension 0 to rank i; part j of the result is from rank j."""
     # equal parts make the exchange its own inverse
     return _exchange_tensors(x, partial(_swap_tensors, group=group), partial(_swap_tensors, group=group))
@@ -77,7 +79,7 @@ def swap(x: Tensor, group: Group) -> Tensor:
 def _join_tensors(x: Tensor, dim: int, group: Group) -> Tensor:
     first = x.movedim(dim, 0).contiguous()
     gathered = first.new_empty((first.shape[0] * group.size(), *first.shape[1:]))
-    direct.gather(gathered, first, group)
+    direct.gather_whole(gathered, first, group)
     return gathered.movedim(0, dim).contiguous()
 
 

@@ -17,7 +17,7 @@ Group = dist.ProcessGroup
 _PAIR = 2
 
 
-def gather(whole: Tensor, part: Tensor, group: Group) -> None:
+def gather_whole(whole: Tensor, part: Tensor, group: Group) -> None:
     """Fill a tensor with the parts of all ranks.
 
     Args:
@@ -55,7 +55,7 @@ def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
         part.add_(part_of_peer)
 
 
-def summed(x: Tensor, group: Group) -> Tensor:
+def all_reduce_sum(x: Tensor, group: Group) -> Tensor:
     """The sum over all ranks as a new tensor, the same bits on each of them; all of them call this together."""
     # autograd, and a recomputation, may still need the tensor that came in
     if x.device.type != "cpu" or group.size() != _PAIR:
@@ -79,7 +79,7 @@ class DirectGather:
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Group, async_op: bool = False) -> None:
         """Gather; it is done when this returns."""
         del async_op
-        gather(output_tensor, input_tensor, group)
+        gather_whole(output_tensor, input_tensor, group)
 
 
 class DirectScatter:

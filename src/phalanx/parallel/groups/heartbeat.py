@@ -20,20 +20,20 @@ _SECONDS_TO_END = 2.0
 class Heartbeat(Protocol):
     """A place where heartbeats are left and found."""
 
-    def beat(self) -> None:
+    def give_beat(self) -> None:
         """Leave one."""
         ...
 
-    def counts(self) -> Mapping[int, int]:
+    def read_counts(self) -> Mapping[int, int]:
         """A number for each other rank that gives heartbeats; it changes with each of them."""
         ...
 
-    def end(self) -> None:
+    def end_beats(self) -> None:
         """Say that none will follow, and that this is as it should be."""
         ...
 
 
-class Counter(Protocol):
+class CounterStore(Protocol):
     """The part of torch's stores that is used here."""
 
     def add(self, key: str, value: int, /) -> int:
@@ -57,11 +57,11 @@ class FileHeartbeat:
         self._own = _beat_file(directory, rank)
         self._others = {other: _beat_file(directory, other) for other in watched if other != rank}
 
-    def beat(self) -> None:
+    def give_beat(self) -> None:
         """Touch one's own file; that takes no room on a full disk."""
         self._own.touch()
 
-    def counts(self) -> Mapping[int, int]:
+    def read_counts(self) -> Mapping[int, int]:
         """Times of the others' files, in nanoseconds."""
         heartbeats = {}
         for rank, path in self._others.items():
@@ -71,11 +71,11 @@ class FileHeartbeat:
                 continue
         return heartbeats
 
-    def end(self) -> None:
+    def end_beats(self) -> None:
         """Remove one's own file."""
         self._own.unlink(missing_ok=True)
 
-    def forget(self) -> None:
+    def remove_files(self) -> None:
         """Remove what ranks of an earlier start have left."""
         for path in (self._own, *self._others.values()):
             path.unlink(missing_ok=True)
@@ -89,21 +89,21 @@ class StoreHeartbeat:
         watched: Ranks that are looked for.
     """
 
-    def __init__(self, store: Counter, rank: int, watched: range) -> None:
+    def __init__(self, store: CounterStore, rank: int, watched: range) -> None:
         self._store = store
         self._own = _beat_key(rank)
         self._others = {other: _beat_key(other) for other in watched if other != rank}
 
-    def beat(self) -> None:
+    def give_beat(self) -> None:
         """Count on."""
         self._store.add(self._own, 1)
 
-    def counts(self) -> Mapping[int, int]:
+    def read_counts(self) -> Mapping[int, int]:
         """The others' numbers; 0 is that of a rank that has not begun, or has ended."""
         counts = {rank: self._store.add(key, 0) for rank, key in self._others.items()}
         return {rank: count for rank, count in counts.items() if count}
 
-    def end(self) -> None:
+    def end_beats(self) -> None:
         """Set one's own number back."""
         self._store.set(self._own, "0")
 
@@ -121,14 +121,14 @@ class SilenceClock:
         self._heard: dict[int, tuple[int, float]] = {}
         self._looked = now
 
-    def hear(self, counts: Mapping[int, int], now: float) -> None:
+    def note_counts(self, counts: Mapping[int, int], now: float) -> None:
         """Note the counts of all ranks; a rank that was there and has left has ended in good order."""
         old = self._heard
         self._heard = {
             rank: old[rank] if rank in old and old[rank][0] == count else (count, now) for rank, count in counts.items()
         }
 
-    def overdue(self, now: float) -> dict[int, float]:
+    def overdue_ranks(self, now: float) -> dict[int, float]:
         """Ranks that are silent for too long, and for how many seconds.
 
         A rank that did not look for a long time itself, because its process or its machine was stopped, holds that
@@ -165,7 +165,7 @@ class HeartbeatThreads:
     def __enter__(self) -> "HeartbeatThreads":
         # a rank that was never heard of is not missed: its first heartbeat is there before others can wait for it
         with contextlib.suppress(OSError, RuntimeError):
-            self._heartbeat.beat()
+            self._heartbeat.give_beat()
         for thread in self._threads:
             thread.start()
         return self
@@ -178,12 +178,12 @@ class HeartbeatThreads:
     def _beat_until_end(self) -> None:
         try:
             while not self._is_over.wait(BEAT_EVERY_S):
-                self._heartbeat.beat()
+                self._heartbeat.give_beat()
                 if self._act is not None:
-                    counts = self._heartbeat.counts()
+                    counts = self._heartbeat.read_counts()
                     with self._lock:
-                        self._patience.hear(counts, time.monotonic())
-            self._heartbeat.end()
+                        self._patience.note_counts(counts, time.monotonic())
+            self._heartbeat.end_beats()
         except (OSError, RuntimeError):
             # the store or the directory is gone: others hear no more of this rank, and it of them
             return
@@ -191,7 +191,7 @@ class HeartbeatThreads:
     def _listen_until_end(self) -> None:
         while not self._is_over.wait(_LOOK_EVERY_S):
             with self._lock:
-                silent = self._patience.overdue(time.monotonic())
+                silent = self._patience.overdue_ranks(time.monotonic())
             for rank, seconds in silent.items():
                 if self._act is not None:
                     self._act(rank, seconds)

@@ -47,29 +47,29 @@ class Domain:
     ends: dist.ProcessGroup | None
 
     @property
-    def copy(self) -> int:
+    def copy_index(self) -> int:
         """Number of this rank's copy among all copies."""
         return self.dp * self.config.cp + self.cp
 
     @property
-    def partner(self) -> int:
+    def island_copy_index(self) -> int:
         """Number of this rank's copy on its island."""
-        return self.copy % self.config.partners
+        return self.copy_index % self.config.copies_per_island
 
     @property
     def is_leader(self) -> bool:
         """Whether this rank speaks for its island at its place in the pipeline."""
-        return self.partner == 0 and self.tp == 0
+        return self.island_copy_index == 0 and self.tp == 0
 
     def leader_of(self, pp: int, island: int = 0) -> int:
         """Return the global rank of the speaker for a place in the pipeline."""
         config = self.config
-        return (pp * config.copies + island * config.partners) * config.tp
+        return (pp * config.num_copies + island * config.copies_per_island) * config.tp
 
-    def peer(self, pp: int) -> int:
+    def peer_rank(self, pp: int) -> int:
         """Return the global rank with this rank's coordinates at another place in the pipeline."""
         config = self.config
-        return self.leader_of(pp) + self.copy * config.tp + self.tp
+        return self.leader_of(pp) + self.copy_index * config.tp + self.tp
 
 
 def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
@@ -91,7 +91,7 @@ def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
         **places,
         copy_mesh=copy_mesh if config.replicas == 1 else _hybrid_mesh(config, device),
         copies=copy_mesh.get_group(),
-        islands=mesh.get_group("island") if config.islands > 1 else None,
+        islands=mesh.get_group("island") if config.num_islands > 1 else None,
         tensors=mesh.get_group("tp"),
         context=mesh.get_group("cp"),
         pipeline=mesh.get_group("pp"),
@@ -101,16 +101,16 @@ def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
 
 def _axis_sizes(config: ParallelConfig) -> dict[str, int]:
     """The axes, slowest first; islands and replicas are parts of dp, and axes only where there are several."""
-    parts = {"island": config.islands, "replica": config.replicas}
+    parts = {"island": config.num_islands, "replica": config.replicas}
     sizes = {"pp": config.pp, **{axis: size for axis, size in parts.items() if size > 1}}
-    sizes["dp"] = config.dp // (config.islands * config.replicas)
+    sizes["dp"] = config.dp // (config.num_islands * config.replicas)
     return {**sizes, "cp": config.cp, "tp": config.tp}
 
 
 def _hybrid_mesh(config: ParallelConfig, device: torch.device) -> DeviceMesh:
     """Groups by ranks of a group: a flattened axis cannot be one of two that are taken from a mesh."""
-    shards = config.partners // config.replicas
-    sizes = (config.pp * config.islands, config.replicas, shards, config.tp)
+    shards = config.copies_per_island // config.replicas
+    sizes = (config.pp * config.num_islands, config.replicas, shards, config.tp)
     mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("rest", "replicas", "shards", "tensors"))
     return mesh["replicas", "shards"]
 
@@ -120,7 +120,7 @@ def _end_groups(config: ParallelConfig) -> dist.ProcessGroup | None:
     if config.pp == 1:
         return None
     mine: dist.ProcessGroup | None = None
-    across = config.copies * config.tp
+    across = config.num_copies * config.tp
     for first in range(across):
         ranks = [first, (config.pp - 1) * across + first]
         group = dist.new_group(ranks)

@@ -37,7 +37,7 @@ class RankEnv:
         """Whether all ranks are on this machine."""
         return self.local_world == self.world
 
-    def among(self, world: int) -> "RankEnv":
+    def with_world(self, world: int) -> "RankEnv":
         """The same place where only the first ranks train; those on this machine are counted anew."""
         if world == self.world:
             return self
@@ -48,7 +48,7 @@ class RankEnv:
         """Whether this is the rank that has the run directory."""
         return self.rank == 0
 
-    def environment(self) -> dict[str, str]:
+    def to_environment(self) -> dict[str, str]:
         """Environment variables by which a child process knows this place as its own."""
         return {
             "RANK": str(self.rank),

@@ -44,7 +44,7 @@ def own_device(name: str, place: RankEnv) -> torch.device:
 
 
 @contextlib.contextmanager
-def join(
+def join_ranks(
     place: RankEnv,
     device: torch.device,
     digest: str,

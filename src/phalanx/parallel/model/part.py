@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.models import CAUSAL, MARKED_KINDS, AttentionPattern, Family, StageModule
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 from phalanx.parallel.context.ring import own_positions, share_by_ring
 from phalanx.parallel.context.ulysses import share_context
-from phalanx.parallel.groups.collectives import enter, gather_copies, gather_parts, keep_slice
+from phalanx.parallel.groups.collectives import copy_to_ranks, gather_copies, gather_parts, keep_slice
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.compiled import compile_blocks
 from phalanx.parallel.model.recompute import recompute_function
@@ -55,7 +55,7 @@ class StagePart(nn.Module):
         self._run = recompute_function(partial(_run_block, stage.family), config.activation_checkpointing)
 
     @property
-    def slices(self) -> int:
+    def num_slices(self) -> int:
         """Into how many slices the sequence is cut between blocks."""
         return self._domain.config.cp * (self._domain.config.tp if self._cuts_sequence else 1)
 
@@ -82,7 +82,7 @@ class StagePart(nn.Module):
         # the shapes that a pipeline was told of are those of float32
         return result.to(torch.float32)
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def slice_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Summed loss of this rank's slice of the sequence, the same on all tensor parallel ranks.
 
         Args:
@@ -91,7 +91,7 @@ class StagePart(nn.Module):
         """
         if self.cut.shares_vocabulary:
             return shared_causal_lm(logits, labels, self._domain.tensors)
-        return causal_lm(logits, labels)[0]
+        return causal_lm_loss(logits, labels)[0]
 
     def own_labels(self, labels: Tensor) -> Tensor:
         """This rank's positions of labels ``[batch, seq]``."""
@@ -113,11 +113,11 @@ class StagePart(nn.Module):
     def _finish_hidden(self, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
         hidden = self.stage.without_prompt(hidden)
         if self.stage.family.facts.predicts == "target":
-            return self.stage.family.logits(self.stage, hidden, pattern)
+            return self.stage.family.output_logits(self.stage, hidden, pattern)
         hidden = self.stage.family.finish(self.stage.trunk, hidden)
         tensors = self._domain.tensors
         if self.cut.shares_vocabulary:
-            hidden = gather_parts(hidden, _SEQUENCE, tensors) if self._cuts_sequence else enter(hidden, tensors)
+            hidden = gather_parts(hidden, _SEQUENCE, tensors) if self._cuts_sequence else copy_to_ranks(hidden, tensors)
         elif self._cuts_sequence:
             hidden = gather_copies(hidden, _SEQUENCE, tensors)
         return self.stage.through_heads(hidden)
@@ -126,8 +126,8 @@ class StagePart(nn.Module):
         """Return the arguments of blocks, made for whole rows and all heads, then sliced."""
         stage, config = self.stage, self._domain.config
         positions = hidden
-        if self.slices > 1:
-            length = hidden.shape[_SEQUENCE] * self.slices
+        if self.num_slices > 1:
+            length = hidden.shape[_SEQUENCE] * self.num_slices
             positions = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
         context = stage.family.context(stage.trunk, self._tables_by, positions, stage.num_virtual_tokens, pattern)
         if config.cp > 1:

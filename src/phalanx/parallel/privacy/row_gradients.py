@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import ConfigError, TrainingError
 from phalanx.security.privacy import PrivacyConfig
 
@@ -50,10 +50,10 @@ class RowGradients:
         self._clip, self._ghost = settings.clip_norm, settings.clipping == "ghost"
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._hooks = _hook_module(module, settings)
-        self._linear = _LinearBook(self._hooks) if self._ghost else None
+        self._linear = _LinearCapture(self._hooks) if self._ghost else None
         self._module, self._num_sums, self._is_due = module, 0, True
 
-    def add(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> Tensor:
+    def add_rows(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> Tensor:
         """Add the clipped gradients of some rows to a total, one tensor a parameter; return the rows' losses.
 
         Args:
@@ -71,14 +71,14 @@ class RowGradients:
             finite_rows = rows[norms.isfinite()]
             if len(finite_rows) == len(rows):
                 raise TrainingError("privacy: norms are not finite for rows that have finite ones")
-            return self.add(losses, finite_rows, total) if len(finite_rows) else row_losses[:0]
+            return self.add_rows(losses, finite_rows, total) if len(finite_rows) else row_losses[:0]
         return row_losses
 
-    def zeros(self) -> list[Tensor]:
+    def zero_total(self) -> list[Tensor]:
         """Return a total of nothing."""
         return [torch.zeros_like(parameter) for parameter in self._parameters]
 
-    def settle(self, total: list[Tensor]) -> None:
+    def set_gradients(self, total: list[Tensor]) -> None:
         """Put a total into the parameters' gradients."""
         for parameter, gradient in zip(self._parameters, total, strict=True):
             parameter.grad = gradient
@@ -90,16 +90,16 @@ class RowGradients:
         """Return losses and norms; add to the total where all norms are finite."""
         try:
             if self._linear is None:
-                return self._by_hooks(losses, rows, total)
-            return self._by_ghost(self._linear, losses, rows, total)
+                return self._run_with_hooks(losses, rows, total)
+            return self._run_with_ghost_norms(self._linear, losses, rows, total)
         finally:
             if self._linear is not None:
-                self._linear.passed.clear()
+                self._linear.captured.clear()
             for parameter in self._parameters:
                 parameter.grad = None
                 parameter.grad_sample = None  # type: ignore[attr-defined]
 
-    def _by_hooks(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _run_with_hooks(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
         row_losses = losses(rows)
         _run_backward(row_losses.sum())
         gradients = [parameter.grad_sample for parameter in self._parameters]  # type: ignore[attr-defined]
@@ -111,8 +111,8 @@ class RowGradients:
                 place.add_(torch.einsum("r,r...->...", self._clip_weights(norms), gradient))
         return row_losses.detach(), norms
 
-    def _by_ghost(
-        self, linear: "_LinearBook", losses: RowLosses, rows: Tensor, total: list[Tensor]
+    def _run_with_ghost_norms(
+        self, linear: "_LinearCapture", losses: RowLosses, rows: Tensor, total: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         row_losses = losses(rows)
         _run_backward(row_losses.sum(), again=not linear.holds_all(self._parameters))
@@ -125,7 +125,7 @@ class RowGradients:
         weights = self._clip_weights(norms)
         if linear.holds_all(self._parameters):
             for place, parameter in zip(total, self._parameters, strict=True):
-                place.add_(linear.weighed(parameter, weights))
+                place.add_(linear.weighted_sum(parameter, weights))
             return row_losses.detach(), norms
         for parameter in self._parameters:
             parameter.grad = None
@@ -146,9 +146,9 @@ class RowGradients:
         for layer in drops:
             layer.eval()
         try:
-            _, norms = self._run_rows(losses, rows[:2], self.zeros())
+            _, norms = self._run_rows(losses, rows[:2], self.zero_total())
         except (NotImplementedError, ValueError, AttributeError, IndexError, RuntimeError) as exc:
-            raise _not_told_apart(printable(str(exc), _LONG)) from exc
+            raise _inseparable_rows_error(printable_text(str(exc), _LONG)) from exc
         self._hooks.disable_hooks()
         for number, norm in zip(rows[:2], norms, strict=True):
             row_loss = losses(number[None])
@@ -156,14 +156,16 @@ class RowGradients:
                 gradients = torch.autograd.grad(row_loss.sum(), self._parameters, allow_unused=True)
             alone = torch.stack([gradient.norm() for gradient in gradients if gradient is not None]).norm()
             if bool(alone.isfinite()) and abs(float(norm - alone)) > _TOLERANCE * float(alone) + 1e-9:
-                raise _not_told_apart(f"a row has the norm {float(norm):.6g}, and {float(alone):.6g} when it is alone")
+                raise _inseparable_rows_error(
+                    f"a row has the norm {float(norm):.6g}, and {float(alone):.6g} when it is alone"
+                )
         self._hooks.enable_hooks()
         for layer in drops:
             layer.train()
         self._is_due = False
 
 
-class _LinearBook:
+class _LinearCapture:
     """Inputs and gradients of each linear layer in one backward pass, for the sum of weighed rows.
 
     Args:
@@ -174,7 +176,7 @@ class _LinearBook:
     """
 
     def __init__(self, hooks: Any) -> None:
-        self.passed: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
+        self.captured: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         norms_of = hooks.NORM_SAMPLERS[nn.Linear]
         self._trained = {
             parameter
@@ -186,7 +188,7 @@ class _LinearBook:
         def noted(layer: nn.Linear, inputs: list[Tensor], back: Tensor) -> Any:
             for parameter in layer.parameters(recurse=False):
                 if parameter.requires_grad:
-                    self.passed[parameter] = (inputs[0].to(back.dtype), back)
+                    self.captured[parameter] = (inputs[0].to(back.dtype), back)
             return norms_of(layer, inputs, back)
 
         hooks.NORM_SAMPLERS = {**hooks.NORM_SAMPLERS, nn.Linear: noted}
@@ -195,9 +197,9 @@ class _LinearBook:
         """Whether every parameter is of a linear layer."""
         return self._trained.issuperset(parameters)
 
-    def weighed(self, parameter: nn.Parameter, weights: Tensor) -> Tensor:
+    def weighted_sum(self, parameter: nn.Parameter, weights: Tensor) -> Tensor:
         """Return the sum of a parameter's gradients over rows, each times its weight."""
-        inputs, back = self.passed[parameter]
+        inputs, back = self.captured[parameter]
         back = (back * weights.view(-1, *[1] * (back.dim() - 1))).flatten(0, -2)
         return back.sum(0) if parameter.dim() == 1 else back.T @ inputs.flatten(0, -2)
 
@@ -233,10 +235,10 @@ def _silence_warnings() -> Iterator[None]:
 
 def _check_rows(found: Any, rows: int) -> None:
     if not isinstance(found, Tensor) or len(found) != rows:
-        raise _not_told_apart("a layer is used several times, or is not called with a row for each row")
+        raise _inseparable_rows_error("a layer is used several times, or is not called with a row for each row")
 
 
-def _not_told_apart(why: str) -> ConfigError:
+def _inseparable_rows_error(why: str) -> ConfigError:
     return ConfigError(
         f"privacy: gradients of single rows of this model cannot be told apart ({why}); take privacy.clipping = "
         '"hooks", or model.adapter.kind = "lora"'

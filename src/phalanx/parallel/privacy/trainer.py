@@ -54,26 +54,28 @@ class PrivateRankTrainer(RankTrainer):
             raise ConfigError("privacy: rank 0 has not said how much noise there is")
         self._deviation = float(multiplier) * recipe.privacy.clip_norm
 
-    def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
+    def train_step(
+        self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> AppliedStep:
         """Run one optimizer step on a sample, which may be empty: rows without targets count for nothing."""
         recipe = self._recipe
-        self._seed(step)
+        self._seed_step(step)
         # with a seed that others know, which of a row's values are dropped would tell how many rows stand before it
         torch.manual_seed(int.from_bytes(self._shared_seed()[:7], "big"))
-        with self.timer.phase("compute"):
+        with self.timer.time_phase("compute"):
             self._targets = TargetRows(self._own_labels(labels), self._own_extras(without_attention(extras)))
-            own_ids, seen = self._own_rows(ids), self._seen(extras)
-            total, loss = self._rows.zeros(), torch.zeros((), dtype=torch.float64)
+            own_ids, seen = self._own_rows(ids), self._own_mask_rows(extras)
+            total, loss = self._rows.zero_total(), torch.zeros((), dtype=torch.float64)
 
             def losses(numbers: Tensor) -> Tensor:
                 return self._row_losses(own_ids[numbers], None if seen is None else seen[numbers], numbers)
 
-            for part in self._targets.numbers.chunk(recipe.microbatches):
-                loss += self._rows.add(losses, part, total).sum(dtype=torch.float64).cpu()
-        with self.timer.phase("reduce"):
+            for part in self._targets.row_numbers.chunk(recipe.microbatches):
+                loss += self._rows.add_rows(losses, part, total).sum(dtype=torch.float64).cpu()
+        with self.timer.time_phase("reduce"):
             norm = self._add_up(total, loss)
-        with self.timer.phase("update"):
-            self._rows.settle(total)
+        with self.timer.time_phase("update"):
+            self._rows.set_gradients(total)
             # of the noisy sum, so it tells no more
             clipped = clip_coefficient(norm, recipe.optimizer.clip_norm)
             self._update.step(learning_rate(recipe.optimizer, step, recipe.total_steps), clipped)
@@ -83,7 +85,7 @@ class PrivateRankTrainer(RankTrainer):
     def _row_losses(self, ids: Tensor, seen: Tensor | None, numbers: Tensor) -> Tensor:
         """The mean loss of each row over its own targets."""
         logits = self._parts[0](ids, seen)
-        labels, extras = self._targets.of(numbers)
+        labels, extras = self._targets.select_rows(numbers)
         row_losses = []
         # split, not slices: the backward pass of each slice would fill and add gradients of all rows
         for row, row_logits in enumerate(logits.split(1)):
@@ -95,7 +97,7 @@ class PrivateRankTrainer(RankTrainer):
     @torch.no_grad()
     def _add_up(self, total: list[Tensor], loss: Tensor) -> float:
         """Join the ranks' sums, add noise, divide; return the norm of the result."""
-        if self._recipe.parallel.copies > 1:
+        if self._recipe.parallel.num_copies > 1:
             for tensor in (*total, loss):
                 dist.all_reduce(tensor)
         stream, squares = SecureStream(self._shared_seed()), 0.0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phalanx.parallel.groups.collectives import Group, enter, gather_parts, leave, scatter_sum
+from phalanx.parallel.groups.collectives import Group, copy_to_ranks, gather_parts, scatter_sum, sum_over_ranks
 
 
 class RowLinear(nn.Module):
@@ -38,7 +38,11 @@ class RowLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[..., in / ranks]`` to ``[..., out]``, of which the sequence may be cut."""
         product = x @ self.weight if self._is_transposed else functional.linear(x, self.weight)
-        total = scatter_sum(product, x.dim() - 2, self._group) if self._cuts_sequence else leave(product, self._group)
+        total = (
+            scatter_sum(product, x.dim() - 2, self._group)
+            if self._cuts_sequence
+            else sum_over_ranks(product, self._group)
+        )
         return total if self.bias is None else total + self.bias
 
 
@@ -62,7 +66,7 @@ class RowEmbedding(nn.Module):
         local = ids - self._start
         elsewhere = (local < 0) | (local >= self.weight.shape[0])
         rows = functional.embedding(local.masked_fill(elsewhere, 0), self.weight, self._padding_idx)
-        return leave(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), self._group)
+        return sum_over_ranks(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), self._group)
 
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]]
@@ -76,7 +80,7 @@ def entry_hook(group: Group, *, cuts_sequence: bool) -> Hook:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         x: Tensor = args[0] if args else kwargs["hidden_states"]
         # without the batch: some families flatten batch and sequence before their MLP
-        x = gather_parts(x, x.dim() - 2, group) if cuts_sequence else enter(x, group)
+        x = gather_parts(x, x.dim() - 2, group) if cuts_sequence else copy_to_ranks(x, group)
         return ((x, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x})
 
     return hook

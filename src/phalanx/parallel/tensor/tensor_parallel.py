@@ -25,12 +25,12 @@ class Split:
     dim: int
     parts: int = 1
 
-    def take(self, whole: Tensor, index: int, count: int) -> Tensor:
+    def take_slice(self, whole: Tensor, index: int, count: int) -> Tensor:
         """Return slice `index` of `count`, in memory of its own."""
         pieces = [part.chunk(count, self.dim)[index] for part in whole.chunk(self.parts, self.dim)]
         return torch.cat(pieces, self.dim)
 
-    def join(self, slices: Sequence[Tensor]) -> Tensor:
+    def join_slices(self, slices: Sequence[Tensor]) -> Tensor:
         """Return the whole that `take` cut; slices in the order of ranks."""
         cut = [piece.chunk(self.parts, self.dim) for piece in slices]
         return torch.cat([piece[part] for part in range(self.parts) for piece in cut], self.dim)
@@ -69,7 +69,7 @@ def cut_stage(stage: StageModule, group: Group, *, cuts_sequence: bool) -> Tenso
     cut = TensorCut()
     if group.size() == 1:
         return cut
-    knife = _Knife(stage, group, cut, cuts_sequence)
+    knife = _StageCutter(stage, group, cut, cuts_sequence)
     for block, name in zip(stage.own_blocks, _block_names(stage), strict=True):
         knife.cut_block(block, name, plan_of(stage.family.model_type))
     cut.shares_vocabulary = int(stage.hub_config.vocab_size) % group.size() == 0
@@ -83,7 +83,7 @@ def _block_names(stage: StageModule) -> list[str]:
     return [f"{prefix}.{layer}" for layer in range(stage.spec.first_layer, stage.spec.end_layer)]
 
 
-class _Knife:
+class _StageCutter:
     """A cutter of modules in place, which notes how they were cut."""
 
     def __init__(self, stage: StageModule, group: Group, cut: TensorCut, cuts_sequence: bool) -> None:
@@ -166,4 +166,4 @@ class _Knife:
 
     def _slice_parameter(self, whole: nn.Parameter, name: str, split: Split) -> nn.Parameter:
         self._cut.splits[name] = split
-        return local_parameter(split.take(whole.detach(), self._group.rank(), self._group.size()), whole)
+        return local_parameter(split.take_slice(whole.detach(), self._group.rank(), self._group.size()), whole)

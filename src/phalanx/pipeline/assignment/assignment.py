@@ -49,10 +49,10 @@ def first_assignment(
         holders[stage] = busy[n * len(busy) // len(middle)]
     if not guarded:
         return Assignment(holders, {})
-    return Assignment(holders, cover(holders, {}, workers, memory))
+    return Assignment(holders, cover_stages(holders, {}, workers, memory))
 
 
-def without(
+def promote_shadows(
     assignment: Assignment,
     gone: str,
     workers: Sequence[str],
@@ -87,10 +87,10 @@ def without(
         for stage, shadow in assignment.shadows.items()
         if shadow != gone and holders[stage] not in (shadow, OWNER)
     }
-    return Assignment(holders, cover(holders, remaining_shadows, workers, memory))
+    return Assignment(holders, cover_stages(holders, remaining_shadows, workers, memory))
 
 
-def settled(
+def settle_assignment(
     new: Assignment, old: Assignment, present: Collection[str], confirmed: Collection[tuple[int, str]] = ()
 ) -> Assignment:
     """Return what stands of an interrupted change of roles: copies that were there before, or are the agreed ones.
@@ -127,7 +127,7 @@ def shadowed_by_owner(assignment: Assignment) -> Assignment:
     A party that lacks a state and its sender contradict each other without proof. The owner takes the receiver's place,
     and so sees for itself whether the sender delivers it.
     """
-    return Assignment(assignment.holders, cover(assignment.holders, assignment.shadows, ()))
+    return Assignment(assignment.holders, cover_stages(assignment.holders, assignment.shadows, ()))
 
 
 def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str] = ()) -> tuple[Role, ...]:
@@ -138,7 +138,7 @@ def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str]
         old: The one until now; None when every party begins anew.
         reachable: Parties that can send their former states, even where they hold the stage no more.
     """
-    return tuple(_role(stage, new, old, reachable) for stage in sorted(new.holders))
+    return tuple(_make_role(stage, new, old, reachable) for stage in sorted(new.holders))
 
 
 def assignment_of(roles: Sequence[Role]) -> Assignment:
@@ -147,7 +147,7 @@ def assignment_of(roles: Sequence[Role]) -> Assignment:
     return Assignment({role.stage: role.holder for role in roles}, shadows)
 
 
-def _role(stage: int, new: Assignment, old: Assignment | None, reachable: Collection[str]) -> Role:
+def _make_role(stage: int, new: Assignment, old: Assignment | None, reachable: Collection[str]) -> Role:
     present = [name for name in (new.holders[stage], new.shadows.get(stage)) if name is not None]
     had = [] if old is None else [old.holders[stage], old.shadows.get(stage)]
     informed = [name for name in present if name in had]
@@ -162,7 +162,7 @@ def _role(stage: int, new: Assignment, old: Assignment | None, reachable: Collec
     )
 
 
-def cover(
+def cover_stages(
     holders: Mapping[int, str], kept: Mapping[int, str], workers: Sequence[str], memory: Memory = UNBOUNDED
 ) -> dict[int, str]:
     """Find a shadow for every stage of a worker that has none.
@@ -174,14 +174,14 @@ def cover(
     shadows = dict(kept)
     for stage in sorted(holders):
         if holders[stage] != OWNER and stage not in shadows:
-            candidates = _shadows_for(stage, holders, shadows, workers)
-            excess = {name: memory.excess(holders, {**shadows, stage: name}) for name in candidates}
+            candidates = _shadow_candidates(stage, holders, shadows, workers)
+            excess = {name: memory.excess_bytes(holders, {**shadows, stage: name}) for name in candidates}
             # of several with the least excess, which is none in most runs, the first
             shadows[stage] = min(candidates, key=excess.__getitem__)
     return shadows
 
 
-def _shadows_for(
+def _shadow_candidates(
     stage: int, holders: Mapping[int, str], shadows: Mapping[int, str], workers: Sequence[str]
 ) -> list[str]:
     """Return candidates: spares first, then workers with an adjacent stage, then all other workers, then the owner."""

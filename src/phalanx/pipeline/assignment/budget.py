@@ -47,18 +47,18 @@ def allowance_of(plan: StepPlan) -> Allowance:
     )
 
 
-def answer_bytes(plan: StepPlan) -> int:
+def max_answer_bytes(plan: StepPlan) -> int:
     """Of one frame that was asked for, at most, where it is not part of something longer."""
     return plan.hidden_bytes + _WORD_BYTES
 
 
 @dataclass
-class Sample:
+class EventSampler:
     """A sample of an attempt's like events to write down: the first few, then twice, four, eight times as many."""
 
     _seen: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def number(self, kind: str, party: str) -> int | None:
+    def number_event(self, kind: str, party: str) -> int | None:
         """Count one more; returns which one it is, or None when it is not written down."""
         number = self._seen[kind, party] = self._seen.get((kind, party), 0) + 1
         return number if number <= LINES_AT_FIRST or number & (number - 1) == 0 else None

@@ -12,7 +12,9 @@ _TRIES = 20_000
 """Placements of one stage that are tried; all there are for a handful of stages and workers."""
 
 
-def fitting(wanted: Assignment, workers: Sequence[str], memory: Memory, *, holders_stay: bool = False) -> Assignment:
+def fit_assignment(
+    wanted: Assignment, workers: Sequence[str], memory: Memory, *, holders_stay: bool = False
+) -> Assignment:
     """The wanted assignment if it fits; else one that does, with as much of it as can be; else the wanted one.
 
     Args:
@@ -24,28 +26,28 @@ def fitting(wanted: Assignment, workers: Sequence[str], memory: Memory, *, holde
     Guarantees:
         Where any assignment fits, it is found, unless there are too many to try them all.
     """
-    if memory.excess(wanted.holders, wanted.shadows) == 0:
+    if memory.excess_bytes(wanted.holders, wanted.shadows) == 0:
         return wanted
-    fitted = _Search(wanted, workers, memory, holders_stay).run()
+    fitted = _FitSearch(wanted, workers, memory, holders_stay).find_fit()
     return wanted if fitted is None else fitted
 
 
 @dataclass
-class _Search:
+class _FitSearch:
     wanted: Assignment
     workers: Sequence[str]
     memory: Memory
     holders_stay: bool
-    tries: int = 0
+    num_tries: int = 0
     needs: dict[str, int] = field(default_factory=dict)
 
-    def run(self) -> Assignment | None:
+    def find_fit(self) -> Assignment | None:
         """The first assignment that fits, the largest stages placed first; None when none was found."""
         last = max(self.wanted.holders, default=0)
         ends = {stage: holder for stage, holder in self.wanted.holders.items() if not 0 < stage < last}
-        self.needs = self.memory.needs(ends, {})
-        stages = sorted(self.wanted.holders.keys() - ends.keys(), key=self._size, reverse=True)
-        placed = self._place(stages) if self.memory.excess_of(self.needs) == 0 else None
+        self.needs = self.memory.bytes_by_party(ends, {})
+        stages = sorted(self.wanted.holders.keys() - ends.keys(), key=self._stage_size, reverse=True)
+        placed = self._place_stages(stages) if self.memory.excess_of(self.needs) == 0 else None
         if placed is None:
             return None
         holders = {
@@ -54,49 +56,49 @@ class _Search:
         shadows = {stage: shadow for stage in sorted(placed) if (shadow := placed[stage][1]) is not None}
         return Assignment(holders, shadows)
 
-    def _size(self, stage: int) -> int:
-        needed = self.memory.footprint(stage)
+    def _stage_size(self, stage: int) -> int:
+        needed = self.memory.footprint_of(stage)
         return needed.held + needed.shadowed
 
-    def _place(self, stages: Sequence[int]) -> dict[int, tuple[str, str | None]] | None:
+    def _place_stages(self, stages: Sequence[int]) -> dict[int, tuple[str, str | None]] | None:
         if not stages:
             return {}
         stage, rest = stages[0], stages[1:]
-        for holder, shadow in self._pairs(stage):
-            self.tries += 1
-            if self.tries > _TRIES:
+        for holder, shadow in self._candidate_pairs(stage):
+            self.num_tries += 1
+            if self.num_tries > _TRIES:
                 return None
-            self._count(stage, holder, shadow, 1)
-            placed = self._place(rest) if self.memory.excess_of(self.needs) == 0 else None
-            self._count(stage, holder, shadow, -1)
+            self._count_roles(stage, holder, shadow, 1)
+            placed = self._place_stages(rest) if self.memory.excess_of(self.needs) == 0 else None
+            self._count_roles(stage, holder, shadow, -1)
             if placed is not None:
                 return {stage: (holder, shadow), **placed}
         return None
 
-    def _pairs(self, stage: int) -> Iterator[tuple[str, str | None]]:
+    def _candidate_pairs(self, stage: int) -> Iterator[tuple[str, str | None]]:
         """Yield pairs that could hold and shadow a stage: the wanted parties first, then those with most room."""
         wanted_holder, shadow = self.wanted.holders[stage], self.wanted.shadows.get(stage)
-        ranks = {worker: self._room(worker) for worker in self.workers}
+        ranks = {worker: self._free_memory(worker) for worker in self.workers}
         roomy = sorted(self.workers, key=lambda worker: -ranks[worker])
-        for holder in _first(wanted_holder, [] if self.holders_stay else roomy):
+        for holder in _wanted_first(wanted_holder, [] if self.holders_stay else roomy):
             if shadow is None:
                 yield holder, None
                 continue
-            for other in _first(shadow, [*roomy, OWNER]):
+            for other in _wanted_first(shadow, [*roomy, OWNER]):
                 if other != holder:
                     yield holder, other
 
-    def _room(self, worker: str) -> float:
-        bytes_left = self.memory.left(worker, self.needs)
+    def _free_memory(self, worker: str) -> float:
+        bytes_left = self.memory.free_bytes(worker, self.needs)
         return math.inf if bytes_left is None else float(bytes_left)
 
-    def _count(self, stage: int, holder: str, shadow: str | None, sign: int) -> None:
+    def _count_roles(self, stage: int, holder: str, shadow: str | None, sign: int) -> None:
         roles: Mapping[int, str] = {} if shadow is None else {stage: shadow}
-        for party, size in self.memory.needs({stage: holder}, roles).items():
+        for party, size in self.memory.bytes_by_party({stage: holder}, roles).items():
             self.needs[party] = self.needs.get(party, 0) + sign * size
 
 
-def _first(wanted: str, others: Sequence[str]) -> Iterator[str]:
+def _wanted_first(wanted: str, others: Sequence[str]) -> Iterator[str]:
     """The wanted one, and then the others."""
     yield wanted
     yield from (other for other in others if other != wanted)

@@ -8,7 +8,7 @@ from phalanx.errors import ConfigError
 from phalanx.pipeline.processes.own_memory import ALONE
 
 Rooms = Mapping[str, int]
-"""Bytes that a party may use, by the name of what it shares them with; see `own_rooms`."""
+"""Bytes that a party may use, by the name of what it shares them with; see `measure_own_memory`."""
 
 _ADVICE = (
     "add workers, give them more memory (memory_mib in a worker file says how much one may use), raise pipeline.stages "
@@ -54,22 +54,22 @@ class Memory:
                 ladders.setdefault((name, party if name == ALONE else ""), []).append((size, party))
         self._ladders = [sorted(ladder) for ladder in ladders.values()]
 
-    def footprint(self, stage: int) -> Footprint:
+    def footprint_of(self, stage: int) -> Footprint:
         """Return the bytes that a stage needs."""
         return self._footprints[stage] if self._footprints else Footprint(0, 0)
 
-    def needs(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> dict[str, int]:
+    def bytes_by_party(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> dict[str, int]:
         """Bytes that each party would use."""
         total: dict[str, int] = {}
         for stage, party in holders.items():
-            total[party] = total.get(party, 0) + self.footprint(stage).held
+            total[party] = total.get(party, 0) + self.footprint_of(stage).held
         for stage, party in shadows.items():
-            total[party] = total.get(party, 0) + self.footprint(stage).shadowed
+            total[party] = total.get(party, 0) + self.footprint_of(stage).shadowed
         return total
 
-    def excess(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> int:
+    def excess_bytes(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> int:
         """Bytes by which limits would be exceeded, added up; 0 where everything fits."""
-        return self.excess_of(self.needs(holders, shadows)) if self._ladders else 0
+        return self.excess_of(self.bytes_by_party(holders, shadows)) if self._ladders else 0
 
     def excess_of(self, needs: Mapping[str, int]) -> int:
         """Return the excess, from the needs of each party."""
@@ -81,7 +81,7 @@ class Memory:
                 total += max(0, used - size)
         return total
 
-    def left(self, party: str, needs: Mapping[str, int]) -> int | None:
+    def free_bytes(self, party: str, needs: Mapping[str, int]) -> int | None:
         """Return the bytes that a party could still use; None where it has no limit."""
         bytes_left: int | None = None
         for ladder in self._ladders:
@@ -93,9 +93,9 @@ class Memory:
                     bytes_left = size - used if bytes_left is None else min(bytes_left, size - used)
         return bytes_left
 
-    def shortages(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> list[str]:
+    def describe_shortages(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> list[str]:
         """Name each party with too little memory, with its limit, its need and the roles that cause it."""
-        needs = self.needs(holders, shadows)
+        needs = self.bytes_by_party(holders, shadows)
         shortages = []
         for ladder in self._ladders:
             used, worst = 0, (0, "")
@@ -108,22 +108,25 @@ class Memory:
                     verbs = ("have", "need") if together else ("has", "needs")
                     names = " and ".join(users)
                     description = (
-                        f"{names}{together} {verbs[0]} {_mib(size)} for stages and {verbs[1]} {_mib(used)} ({roles})"
+                        f"{names}{together} {verbs[0]} {_format_mib(size)} for stages "
+                        f"and {verbs[1]} {_format_mib(used)} ({roles})"
                     )
                     worst = (used - size, description)
             if worst[1]:
                 shortages.append(worst[1])
         return sorted(set(shortages))
 
-    def check(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> None:
+    def check_fit(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> None:
         """Refuse what does not fit.
 
         Raises:
             ConfigError: Names each party that has too little.
         """
-        short = self.shortages(holders, shadows)
+        short = self.describe_shortages(holders, shadows)
         if short:
-            raise ConfigError(f"memory: the stages do not fit: {'. '.join(short)}; {_ADVICE}").about(code="PHX-C018")
+            raise ConfigError(f"memory: the stages do not fit: {'. '.join(short)}; {_ADVICE}").with_facts(
+                code="PHX-C018"
+            )
 
 
 UNBOUNDED = Memory()
@@ -139,5 +142,5 @@ def _roles_of(party: str, holders: Mapping[int, str], shadows: Mapping[int, str]
     return f"{party} {' and '.join(parts)}"
 
 
-def _mib(size: int) -> str:
+def _format_mib(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from phalanx.pipeline.assignment.assignment import Assignment, cover
-from phalanx.pipeline.assignment.fit import fitting
+from phalanx.pipeline.assignment.assignment import Assignment, cover_stages
+from phalanx.pipeline.assignment.fit import fit_assignment
 from phalanx.pipeline.assignment.memory import UNBOUNDED, Memory
 from phalanx.pipeline.config import OWNER
 
 _ROUNDING = 1e-9
 
 
-def regrouped(
+def rebalance_assignment(
     old: Assignment,
     workers: Sequence[str],
     *,
@@ -34,17 +34,17 @@ def regrouped(
         memory: Needs of the stages and limits of the parties. An assignment that fits is preferred to any other; where
             none fits, the one with the smallest excess is chosen.
     """
-    field = _Field(workers, costs, pace, memory)
-    new = _moved(old, field, guarded=guarded)
-    if field.excess(new) == 0:
+    field = _BalanceInputs(workers, costs, pace, memory)
+    new = _move_stages(old, field, guarded=guarded)
+    if field.excess_memory(new) == 0:
         return new
-    packed = fitting(new, workers, memory)
+    packed = fit_assignment(new, workers, memory)
     stays = [old] if _can_stay(old, workers, guarded=guarded) else []
-    options = [new, packed, _moved(packed, field, guarded=guarded), *stays]
-    return min(options, key=lambda option: (field.excess(option), field.slowest(option)))
+    options = [new, packed, _move_stages(packed, field, guarded=guarded), *stays]
+    return min(options, key=lambda option: (field.excess_memory(option), field.slowest_seconds(option)))
 
 
-def loads(
+def worker_seconds(
     holders: Mapping[int, str],
     workers: Sequence[str],
     costs: Sequence[float] = (),
@@ -54,13 +54,14 @@ def loads(
     paces = [pace[worker] for worker in workers if worker in pace]
     usual = sum(paces) / len(paces) if paces else 1.0
     return {
-        worker: pace.get(worker, usual) * sum(_cost(costs, stage) for stage, who in holders.items() if who == worker)
+        worker: pace.get(worker, usual)
+        * sum(_stage_cost(costs, stage) for stage, who in holders.items() if who == worker)
         for worker in workers
     }
 
 
 @dataclass(frozen=True)
-class _Field:
+class _BalanceInputs:
     """The workers that could have stages, the costs of these, and the measures by which assignments are compared."""
 
     workers: Sequence[str]
@@ -68,33 +69,33 @@ class _Field:
     pace: Mapping[str, float]
     memory: Memory
 
-    def loads(self, holders: Mapping[int, str]) -> dict[str, float]:
+    def seconds_by_worker(self, holders: Mapping[int, str]) -> dict[str, float]:
         """Time that each worker needs."""
-        return loads(holders, self.workers, self.costs, self.pace)
+        return worker_seconds(holders, self.workers, self.costs, self.pace)
 
-    def slowest(self, assignment: Assignment) -> float:
+    def slowest_seconds(self, assignment: Assignment) -> float:
         """Time that the slowest one needs."""
-        return max(self.loads(assignment.holders).values(), default=0.0)
+        return max(self.seconds_by_worker(assignment.holders).values(), default=0.0)
 
-    def excess(self, assignment: Assignment) -> int:
+    def excess_memory(self, assignment: Assignment) -> int:
         """Bytes too many."""
-        return self.memory.excess(assignment.holders, assignment.shadows)
+        return self.memory.excess_bytes(assignment.holders, assignment.shadows)
 
     def excess_with(self, holders: Mapping[int, str], old: Assignment) -> int:
         """Bytes too many with these holders, and with those shadows that can stay."""
-        return self.memory.excess(holders, _kept(old, holders, self.workers))
+        return self.memory.excess_bytes(holders, _keep_shadows(old, holders, self.workers))
 
 
-def _moved(old: Assignment, field: _Field, *, guarded: bool) -> Assignment:
-    holders = _spread(old, field)
+def _move_stages(old: Assignment, field: _BalanceInputs, *, guarded: bool) -> Assignment:
+    holders = _spread_stages(old, field)
     shadows: dict[int, str] = {}
     if guarded:
-        shadows = cover(holders, _kept(old, holders, field.workers), field.workers, field.memory)
-        _relieve(holders, shadows, field)
+        shadows = cover_stages(holders, _keep_shadows(old, holders, field.workers), field.workers, field.memory)
+        _relieve_shadows(holders, shadows, field)
     return Assignment(holders, shadows)
 
 
-def _spread(old: Assignment, field: _Field) -> dict[int, str]:
+def _spread_stages(old: Assignment, field: _BalanceInputs) -> dict[int, str]:
     """Give middle stages of the owner and of leaving workers to workers; then move stages as long as that helps."""
     holders, workers = dict(old.holders), field.workers
     if not workers:
@@ -106,19 +107,19 @@ def _spread(old: Assignment, field: _Field) -> dict[int, str]:
             candidate = {**holders, stage: worker}
             # a shadow has the state already
             is_new = worker != old.shadows.get(stage)
-            ranks[worker] = (field.excess_with(candidate, old), field.loads(candidate)[worker], is_new)
+            ranks[worker] = (field.excess_with(candidate, old), field.seconds_by_worker(candidate)[worker], is_new)
         holders[stage] = min(workers, key=ranks.__getitem__)
     while (moved := _best_move(holders, old, field)) is not None:
         holders[moved[0]] = moved[1]
     return holders
 
 
-def _best_move(holders: Mapping[int, str], old: Assignment, field: _Field) -> tuple[int, str] | None:
+def _best_move(holders: Mapping[int, str], old: Assignment, field: _BalanceInputs) -> tuple[int, str] | None:
     """Return a stage of the slowest worker and the worker that would finish it soonest; None when none would be sooner.
 
     A worker without room for a stage is not given it.
     """
-    before, crowded = field.loads(holders), field.excess_with(holders, old)
+    before, crowded = field.seconds_by_worker(holders), field.excess_with(holders, old)
     slowest = max(field.workers, key=before.__getitem__)
     mine = [stage for stage, who in holders.items() if who == slowest]
     moves = [
@@ -127,12 +128,12 @@ def _best_move(holders: Mapping[int, str], old: Assignment, field: _Field) -> tu
         for worker in field.workers
         if worker != slowest and field.excess_with({**holders, stage: worker}, old) <= crowded
     ]
-    after = {(stage, worker): field.loads({**holders, stage: worker})[worker] for stage, worker in moves}
+    after = {(stage, worker): field.seconds_by_worker({**holders, stage: worker})[worker] for stage, worker in moves}
     best = min(moves, key=lambda move: (after[move], old.shadows.get(move[0]) != move[1], -move[0]), default=None)
     return best if best is not None and after[best] < before[slowest] * (1 - _ROUNDING) else None
 
 
-def _kept(old: Assignment, holders: Mapping[int, str], workers: Sequence[str]) -> dict[int, str]:
+def _keep_shadows(old: Assignment, holders: Mapping[int, str], workers: Sequence[str]) -> dict[int, str]:
     """The shadows that can go on with other holders."""
     return {
         stage: shadow
@@ -148,18 +149,20 @@ def _can_stay(old: Assignment, workers: Sequence[str], *, guarded: bool) -> bool
     return is_watched and {*old.holders.values(), *old.shadows.values()} <= {*workers, OWNER}
 
 
-def _cost(costs: Sequence[float], stage: int) -> float:
+def _stage_cost(costs: Sequence[float], stage: int) -> float:
     return costs[stage] if costs else 1.0
 
 
-def _relieve(holders: Mapping[int, str], shadows: dict[int, str], field: _Field) -> None:
+def _relieve_shadows(holders: Mapping[int, str], shadows: dict[int, str], field: _BalanceInputs) -> None:
     """Let each worker without a role take the place of a shadow with several, the owner's first, if it has room."""
     for worker in field.workers:
         roles = Counter([*holders.values(), *shadows.values()])
         if roles[worker]:
             continue
-        crowded = field.memory.excess(holders, shadows)
-        could = [stage for stage in shadows if field.memory.excess(holders, {**shadows, stage: worker}) <= crowded]
+        crowded = field.memory.excess_bytes(holders, shadows)
+        could = [
+            stage for stage in shadows if field.memory.excess_bytes(holders, {**shadows, stage: worker}) <= crowded
+        ]
         stage = max(could, key=lambda s: (shadows[s] == OWNER, roles[shadows[s]], -s), default=None)
         if stage is not None and (shadows[stage] == OWNER or roles[shadows[stage]] > 1):
             shadows[stage] = worker
@@ -169,7 +172,7 @@ WORTH = 1.5
 """How many times faster the slowest worker's share must get before stages move: they take a step's time to travel."""
 
 
-class Balance:
+class PaceMeter:
     """A measurement of every worker's pace over a number of steps without a change of roles.
 
     A worker's report counts for nothing but its load: one that lies about its pace gets more or less to do.
@@ -186,7 +189,7 @@ class Balance:
         self.every = every
         self._begun: tuple[int, Assignment, dict[str, float]] | None = None
 
-    def is_lopsided(
+    def is_unbalanced(
         self,
         step: int,
         assignment: Assignment,
@@ -210,15 +213,17 @@ class Balance:
         if step - since < self.every:
             return False
         self._begun = (step, assignment, dict(busy))
-        work = loads(assignment.holders, workers, self.costs)
+        work = worker_seconds(assignment.holders, workers, self.costs)
         for worker in workers:
             seconds = busy.get(worker, math.nan) - before.get(worker, math.nan)
             if work[worker] and math.isfinite(seconds) and seconds > 0:
                 self.pace[worker] = seconds / work[worker]
         guarded = bool(assignment.shadows)
-        new = regrouped(assignment, workers, guarded=guarded, costs=self.costs, pace=self.pace, memory=memory)
+        new = rebalance_assignment(
+            assignment, workers, guarded=guarded, costs=self.costs, pace=self.pace, memory=memory
+        )
         slowest, then = (
-            max(loads(holders, workers, self.costs, self.pace).values())
+            max(worker_seconds(holders, workers, self.costs, self.pace).values())
             for holders in (assignment.holders, new.holders)
         )
         return slowest > WORTH * then

@@ -10,7 +10,7 @@ from phalanx.pipeline.assignment.memory import Footprint
 from phalanx.pipeline.party_layout import PartyLayout
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.stage.stage_copy import stage_spec
-from phalanx.planner.schedules import SCHEDULES, most_in_flight
+from phalanx.planner.schedules import SCHEDULES, max_in_flight
 
 NUMBER_BYTES = 4
 """Bytes of one number: weights, moments, gradients and messages are float32; so are activations, at most."""
@@ -27,20 +27,20 @@ _EAGER_SCORES = 2
 
 def stage_counts(plan: StepPlan, stage: int) -> StageRow:
     """How many numbers a stage has, and how many of them are trained; a tied head counts in the first stage."""
-    row = _counted(canonical_json(plan.hub_config), stage_spec(plan, stage), plan.adapter)
+    row = _count_stage(canonical_json(plan.hub_config), stage_spec(plan, stage), plan.adapter)
     if plan.precision != "bf16_weights":
         return row
     return replace(row, size_bytes=_NARROW_BYTES * row.parameters + NUMBER_BYTES * row.trainable)
 
 
-def footprints(plan: StepPlan) -> tuple[Footprint, ...]:
+def stage_footprints(plan: StepPlan) -> tuple[Footprint, ...]:
     """Return the memory of each stage; of middle ones with everything that the guard asks of holder and shadow.
 
     Counted are weights, moments, gradients, the optimizer's buffer for clipping, what is kept in order to go back,
     activations of the microbatches in flight, and messages that are kept until the step is decided. Not counted are
     the process itself with its libraries, and the copy of a state that is on its way while roles change.
     """
-    return tuple(Footprint(_held(plan, stage), _shadowed(plan, stage)) for stage in range(len(plan.stages)))
+    return tuple(Footprint(_held_bytes(plan, stage), _shadowed_bytes(plan, stage)) for stage in range(len(plan.stages)))
 
 
 def activation_bytes(plan: StepPlan, stage: int) -> int:
@@ -48,7 +48,7 @@ def activation_bytes(plan: StepPlan, stage: int) -> int:
     config, spec = shared_hub_config(plan.hub_config), stage_spec(plan, stage)
     tokens = plan.microbatch_size * plan.sequence_length
     block = _PER_BLOCK * tokens * plan.hidden_size
-    if FAMILIES[config.model_type].attention(plan.attention) == "eager":
+    if FAMILIES[config.model_type].choose_kernel(plan.attention) == "eager":
         block += _EAGER_SCORES * tokens * plan.sequence_length * int(config.num_attention_heads)
     blocks = spec.num_layers * block
     if plan.activation_checkpointing:
@@ -58,20 +58,20 @@ def activation_bytes(plan: StepPlan, stage: int) -> int:
     return NUMBER_BYTES * (blocks + head)
 
 
-def _held(plan: StepPlan, stage: int) -> int:
+def _held_bytes(plan: StepPlan, stage: int) -> int:
     row, guard, spec = stage_counts(plan, stage), plan.guard, stage_spec(plan, stage)
     is_middle = not (spec.is_first or spec.is_last)
     # moments, gradient, gradient times the clip coefficient
     per_trained = 2 + 1 + 1
-    if guard.enabled and is_middle and guard.sends_gradient:
+    if guard.is_enabled and is_middle and guard.sends_gradient:
         # on its way to the other copy
         per_trained += 1
     messages = (2 if is_middle else 1) * boundary_bytes(plan, kept_steps=guard.commit_lag)
-    activations = most_microbatches(plan, stage) * activation_bytes(plan, stage)
+    activations = max_microbatches(plan, stage) * activation_bytes(plan, stage)
     return row.size_bytes + NUMBER_BYTES * per_trained * row.trainable + messages + activations
 
 
-def _shadowed(plan: StepPlan, stage: int) -> int:
+def _shadowed_bytes(plan: StepPlan, stage: int) -> int:
     row = stage_counts(plan, stage)
     # inputs that are fetched for audits, and what came out
     audits = 2 * boundary_bytes(plan) + activation_bytes(plan, stage)
@@ -80,10 +80,10 @@ def _shadowed(plan: StepPlan, stage: int) -> int:
     return row.size_bytes + NUMBER_BYTES * per_trained * row.trainable + audits
 
 
-def most_microbatches(plan: StepPlan, stage: int) -> int:
+def max_microbatches(plan: StepPlan, stage: int) -> int:
     """How many microbatches are between their forward and their backward pass at once."""
     num_stages = len(plan.stages)
-    return most_in_flight(SCHEDULES[plan.schedule].order(stage, num_stages, plan.microbatches, 1))
+    return max_in_flight(SCHEDULES[plan.schedule].order(stage, num_stages, plan.microbatches, 1))
 
 
 def boundary_bytes(plan: StepPlan, kept_steps: int = 0) -> int:
@@ -92,7 +92,7 @@ def boundary_bytes(plan: StepPlan, kept_steps: int = 0) -> int:
 
 
 @lru_cache(maxsize=256)
-def _counted(hub_config: bytes, spec: StageSpec, adapter: SlicedAdapter | None) -> StageRow:
+def _count_stage(hub_config: bytes, spec: StageSpec, adapter: SlicedAdapter | None) -> StageRow:
     (row,) = stage_table(shared_hub_config(json.loads(hub_config)), (spec,), adapter)
     return row
 
@@ -122,10 +122,10 @@ def rank_bytes(plan: StepPlan, stage: int, layout: PartyLayout) -> RankBytes:
     row, guard = stage_counts(plan, stage), plan.guard
     trained = NUMBER_BYTES * row.trainable
     state = (_MOMENTS + _CLIPPED) * trained
-    sums = trained // layout.tp // (layout.copies if layout.zero >= _GRADIENTS_SHARED else 1)
-    activations = most_microbatches(plan, stage) * activation_bytes(plan, stage) // layout.copies
-    shared = (state + _WEIGHT * trained) // layout.world if layout.zero else 0
+    sums = trained // layout.tp // (layout.num_copies if layout.zero >= _GRADIENTS_SHARED else 1)
+    activations = max_microbatches(plan, stage) * activation_bytes(plan, stage) // layout.num_copies
+    shared = (state + _WEIGHT * trained) // layout.num_ranks if layout.zero else 0
     other = row.size_bytes // layout.tp + sums + activations + shared
     messages = 2 * boundary_bytes(plan, kept_steps=guard.commit_lag)
-    signed = _SIGNED * trained if guard.enabled and guard.sends_gradient else trained
+    signed = _SIGNED * trained if guard.is_enabled and guard.sends_gradient else trained
     return RankBytes(other + row.size_bytes + signed + messages + (0 if layout.zero else state), other)

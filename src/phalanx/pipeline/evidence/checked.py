@@ -13,7 +13,7 @@ from phalanx.errors import CertificateError, EvidenceError, FrameError, PeerRefu
 from phalanx.pipeline.evidence.files import EvidenceRecord, read_evidence
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import parse_message
-from phalanx.pipeline.protocol.signed import Statement, Statements
+from phalanx.pipeline.protocol.signed import Statement, StatementReader
 from phalanx.security.crypto import Peer, certificate_facts, digest_hex, peer_from_certificate
 from phalanx.transport import SignedHeader
 from phalanx.transport.tensors import tensor_buffers
@@ -56,29 +56,29 @@ class CheckedEvidence:
     record: EvidenceRecord
     tensors: Mapping[str, Tensor]
     peers: Mapping[str, Peer]
-    statements: Statements
+    statements: StatementReader
     headers: Mapping[str, SignedHeader]
     unsigned: tuple[str, ...]
     fingerprint: str
     sha256: str
     pins: Pins
 
-    def refuse(self, reason: str) -> EvidenceError:
+    def refusal_error(self, reason: str) -> EvidenceError:
         """Build the error that says what does not hold."""
         return EvidenceError(f"{self.where}: {reason}")
 
-    def said(self, role: str, kind: type[_Said]) -> Statement[_Said]:
+    def read_statement(self, role: str, kind: type[_Said]) -> Statement[_Said]:
         """Return the message in the header of this role, parsed strictly.
 
         Raises:
             EvidenceError: It is missing, of another kind or malformed.
         """
-        message = self.message(role)
+        message = self.read_message(role)
         if not isinstance(message, kind):
-            raise self.refuse(f"header {role!r} is a {message.kind!r} message, expected {kind.kind!r}")
+            raise self.refusal_error(f"header {role!r} is a {message.kind!r} message, expected {kind.kind!r}")
         return Statement(message, self.headers[role])
 
-    def message(self, role: str) -> Message:
+    def read_message(self, role: str) -> Message:
         """Return the message in the header of this role, of whichever kind.
 
         Raises:
@@ -86,11 +86,11 @@ class CheckedEvidence:
         """
         header = self.headers.get(role)
         if header is None:
-            raise self.refuse(f"lacks the signed header for {role!r}, which its verdict needs")
+            raise self.refusal_error(f"lacks the signed header for {role!r}, which its verdict needs")
         try:
             return parse_message(header.fields.kind, header.fields.body)
         except FrameError as exc:
-            raise self.refuse(f"header {role!r}: {exc}") from exc
+            raise self.refusal_error(f"header {role!r}: {exc}") from exc
 
     def digest_of(self, name: str) -> str | None:
         """BLAKE3 over the bytes of a tensor, None when it is not there."""
@@ -112,7 +112,7 @@ def open_evidence(path: Path, pins: Pins) -> CheckedEvidence:
     """
     record, tensors, sha256 = read_evidence(path, own=pins.in_run)
     fingerprint, peers = certified_peers(path, record, pins)
-    statements = Statements(record.session, known_peer(peers))
+    statements = StatementReader(record.session, peer_lookup(peers))
     headers, unsigned = _open_headers(path, record, statements)
     return CheckedEvidence(str(path), record, tensors, peers, statements, headers, unsigned, fingerprint, sha256, pins)
 
@@ -146,17 +146,17 @@ def certified_peers(path: Path, record: VouchedRecord, pins: Pins) -> tuple[str,
     Raises:
         EvidenceError: A certificate, the authority or the session is another one.
     """
-    fingerprint = _fingerprint(record.authority.encode(), f"{path}: authority")
+    fingerprint = _certificate_fingerprint(record.authority.encode(), f"{path}: authority")
     if pins.authority is not None:
-        known_fingerprint = _fingerprint(pins.authority, "the authority to compare with")
+        known_fingerprint = _certificate_fingerprint(pins.authority, "the authority to compare with")
         if known_fingerprint != fingerprint:
             raise EvidenceError(f"{path}: was certified by the authority {fingerprint}, expected {known_fingerprint}")
     if pins.session not in (None, record.session):
         raise EvidenceError(f"{path}: belongs to the session {record.session!r}, expected {pins.session!r}")
-    return fingerprint, {name: _peer(path, record, name) for name in sorted(record.certificates)}
+    return fingerprint, {name: _certified_peer(path, record, name) for name in sorted(record.certificates)}
 
 
-def known_peer(peers: Mapping[str, Peer]) -> Callable[[str], Peer]:
+def peer_lookup(peers: Mapping[str, Peer]) -> Callable[[str], Peer]:
     """Return what looks a party up; it raises `PeerRefusedError` for one without a certificate."""
 
     def peer(name: str) -> Peer:
@@ -168,12 +168,12 @@ def known_peer(peers: Mapping[str, Peer]) -> Callable[[str], Peer]:
 
 
 def _open_headers(
-    path: Path, record: EvidenceRecord, statements: Statements
+    path: Path, record: EvidenceRecord, statements: StatementReader
 ) -> tuple[dict[str, SignedHeader], tuple[str, ...]]:
     headers, unsigned = {}, []
     for role, signed in sorted(record.headers.items()):
         try:
-            headers[role] = statements.frame(signed, (None, None))
+            headers[role] = statements.open_frame_header(signed, (None, None))
         except (FrameError, SignatureError) as exc:
             if record.verdict.offence != "forgery" or role not in ON_DISPLAY:
                 raise EvidenceError(f"{path}: header {role!r} is invalid: {exc}") from exc
@@ -181,7 +181,7 @@ def _open_headers(
     return headers, tuple(unsigned)
 
 
-def _peer(path: Path, record: VouchedRecord, name: str) -> Peer:
+def _certified_peer(path: Path, record: VouchedRecord, name: str) -> Peer:
     place = f"{path}: certificate of {name[:80]!r}"
     pem = record.certificates[name].encode()
     try:
@@ -191,12 +191,12 @@ def _peer(path: Path, record: VouchedRecord, name: str) -> Peer:
     except CertificateError as exc:
         raise EvidenceError(str(exc)) from exc
     try:
-        return peer.called(name)
+        return peer.with_session_name(name)
     except CertificateError as exc:
         raise EvidenceError(f"{place}: belongs to {peer.name!r}") from exc
 
 
-def _fingerprint(pem: bytes, where: str) -> str:
+def _certificate_fingerprint(pem: bytes, where: str) -> str:
     try:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode("ascii").strip())).hexdigest()
     except ValueError as exc:

@@ -15,8 +15,8 @@ from phalanx.pipeline.evidence.message_dispute import explain_message
 from phalanx.pipeline.evidence.recompute import (
     redo_gradient,
     redo_update,
-    said_state,
     shown_truth,
+    state_of_header,
     weights_vouched_by,
 )
 from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient, weigh_update
@@ -72,9 +72,9 @@ def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     checked = open_evidence(path, pins)
     verdict = checked.record.verdict
     if verdict.party == OWNER:
-        raise checked.refuse("accuses the owner, which is trusted")
+        raise checked.refusal_error("accuses the owner, which is trusted")
     if verdict.party not in checked.peers:
-        raise checked.refuse(f"lacks the certificate of {verdict.party!r}, the accused party")
+        raise checked.refusal_error(f"lacks the certificate of {verdict.party!r}, the accused party")
     places = ("stage", "step", "microbatch", "direction", "accuser")
     facts: _Explained = {
         "verdict": f"{verdict.party} is guilty: {verdict.offence}",
@@ -84,23 +84,23 @@ def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         "tensors": f"SHA-256 {checked.record.tensors.sha256}, {len(checked.tensors)} tensors",
         "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {checked.fingerprint}",
         "session": f"{checked.record.session}, {'as given' if pins.session else 'not compared'}",
-        "signatures": _signatures(checked),
+        "signatures": _describe_signatures(checked),
     }
     return {**facts, **_EXPLAIN[verdict.offence](checked)}
 
 
-def _signatures(checked: CheckedEvidence) -> str:
+def _describe_signatures(checked: CheckedEvidence) -> str:
     names = [f"{role} by {header.fields.sender}" for role, header in checked.headers.items()]
     return f"{len(names)} hold: {', '.join(names)}" if names else "none in this file"
 
 
-def _shape(checked: CheckedEvidence) -> _Explained:
-    statement, plan = checked.said("message", Activation), checked.record.plan
-    _by_guilty(checked, statement.header.fields.sender, "message")
+def _explain_shape(checked: CheckedEvidence) -> _Explained:
+    statement, plan = checked.read_statement("message", Activation), checked.record.plan
+    _check_signed_by_guilty(checked, statement.header.fields.sender, "message")
     if announces_a_boundary(statement, plan):
-        raise checked.refuse("its message has the shape, type and size of the plan")
+        raise checked.refusal_error("its message has the shape, type and size of the plan")
     message = statement.message
-    return _proved(
+    return _proved_conclusion(
         checked,
         f"signed a tensor {message.dtype}{list(message.shape)} of {statement.size_bytes} bytes, the plan has "
         f"{str(BOUNDARY_DTYPE).removeprefix('torch.')}{list(plan.hidden_shape)} of {plan.hidden_bytes}",
@@ -108,82 +108,89 @@ def _shape(checked: CheckedEvidence) -> _Explained:
     )
 
 
-def _equivocation(checked: CheckedEvidence) -> _Explained:
+def _explain_equivocation(checked: CheckedEvidence) -> _Explained:
     if "second" in checked.headers:
-        return _two_statements(checked)
+        return _explain_two_statements(checked)
     if "told_stage" in checked.headers:
-        first, other = checked.said("told_stage", Activation), checked.said("told_auditor", Activation)
+        first, other = (
+            checked.read_statement("told_stage", Activation),
+            checked.read_statement("told_auditor", Activation),
+        )
         for statement in (first, other):
-            _by_guilty(checked, statement.header.fields.sender, "told_stage, told_auditor")
-        if _place(first) != _place(other) or first.digest == other.digest:
-            raise checked.refuse("its two headers are not two versions of one message")
-        return _proved(checked, "signed two different tensors as one message", None)
-    sent, committed = checked.said("message", Activation), checked.said("commit", Commit)
+            _check_signed_by_guilty(checked, statement.header.fields.sender, "told_stage, told_auditor")
+        if _message_place(first) != _message_place(other) or first.payload_digest == other.payload_digest:
+            raise checked.refusal_error("its two headers are not two versions of one message")
+        return _proved_conclusion(checked, "signed two different tensors as one message", None)
+    sent, committed = checked.read_statement("message", Activation), checked.read_statement("commit", Commit)
     message, commit = sent.message, committed.message
     for header in (sent.header, committed.header):
-        _by_guilty(checked, header.fields.sender, "message, commit")
+        _check_signed_by_guilty(checked, header.fields.sender, "message, commit")
     same_step = (commit.epoch, commit.step, commit.stage) == (message.epoch, message.step, message.source)
     digests = [s.digest for s in commit.sent if (s.direction, s.microbatch) == (message.direction, message.microbatch)]
-    if not same_step or sent.digest in digests:
-        raise checked.refuse("its commitment does not contradict the message that it sent")
-    return _proved(checked, "committed to another tensor than it had signed when it sent it", None)
+    if not same_step or sent.payload_digest in digests:
+        raise checked.refusal_error("its commitment does not contradict the message that it sent")
+    return _proved_conclusion(checked, "committed to another tensor than it had signed when it sent it", None)
 
 
-def _two_statements(checked: CheckedEvidence) -> _Explained:
+def _explain_two_statements(checked: CheckedEvidence) -> _Explained:
     """Two signed messages that state two different things about one."""
     stated = []
     for role in ("first", "second"):
-        message = checked.message(role)
-        _by_guilty(checked, checked.headers[role].fields.sender, "first, second")
+        message = checked.read_message(role)
+        _check_signed_by_guilty(checked, checked.headers[role].fields.sender, "first, second")
         stated.append(dict(statements_in(checked.record.verdict.party, message)))
     first, second = stated
     contradicted = [key for key, content in first.items() if key in second and second[key] != content]
     if not contradicted:
-        raise checked.refuse("its two messages do not contradict each other")
+        raise checked.refusal_error("its two messages do not contradict each other")
     key = contradicted[0]
     what = f"signed two different statements ({key.kind!r}) about stage {key.stage}, step {key.step}, epoch {key.epoch}"
-    return _proved(checked, what, None)
+    return _proved_conclusion(checked, what, None)
 
 
-def _forgery(checked: CheckedEvidence) -> _Explained:
+def _explain_forgery(checked: CheckedEvidence) -> _Explained:
     what, believed = explain_forgery(checked)
-    return _proved(checked, what, believed)
+    return _proved_conclusion(checked, what, believed)
 
 
-def _gradient(checked: CheckedEvidence) -> _Explained:
-    committed = checked.said("commit", Commit)
+def _explain_gradient(checked: CheckedEvidence) -> _Explained:
+    committed = checked.read_statement("commit", Commit)
     commit, holder = committed.message, committed.header.fields.sender
     verdict = checked.record.verdict
     if (commit.stage, commit.step) != (verdict.stage, verdict.step):
-        raise checked.refuse("its commitment is about another stage or step")
-    gradient_held = _of_attempt(checked, "gradient_held", GradientHeld, commit)
-    audited = _of_attempt(checked, "step_audited", StepAudited, commit)
+        raise checked.refusal_error("its commitment is about another stage or step")
+    gradient_held = _statement_of_attempt(checked, "gradient_held", GradientHeld, commit)
+    audited = _statement_of_attempt(checked, "step_audited", StepAudited, commit)
     signers = {
         holder,
         *(statement.header.fields.sender for statement in (gradient_held, audited) if statement is not None),
     }
     if verdict.party not in signers:
-        raise checked.refuse(
+        raise checked.refusal_error(
             f"accuses {verdict.party}, but the messages about it are from {', '.join(sorted(signers))}"
         )
     if (
         gradient_held is not None
-        and _said(commit) != _said(gradient_held.message)
+        and _signed_gradient(commit) != _signed_gradient(gradient_held.message)
         and _is_about_sent_parts(checked, commit, gradient_held)
     ):
-        return _held_gradient(checked, committed, gradient_held)
-    other = gradient_held if gradient_held is not None and _said(commit) != _said(gradient_held.message) else audited
+        return _explain_held_gradient(checked, committed, gradient_held)
+    other = (
+        gradient_held
+        if gradient_held is not None and _signed_gradient(commit) != _signed_gradient(gradient_held.message)
+        else audited
+    )
     if other is None and verdict.accuser != OWNER:
-        raise checked.refuse("has no signed header for 'step_audited' that contradicts the stage")
-    if other is not None and _said(commit) == _said(other.message) and verdict.party != holder:
-        raise checked.refuse("stage and auditor agree on the gradient")
+        raise checked.refusal_error("has no signed header for 'step_audited' that contradicts the stage")
+    if other is not None and _signed_gradient(commit) == _signed_gradient(other.message) and verdict.party != holder:
+        raise checked.refusal_error("stage and auditor agree on the gradient")
     claims = [_claim_of(statement) for statement in (committed, other) if statement is not None]
     return _weigh_gradient(checked, committed, claims)
 
 
 def _is_about_sent_parts(checked: CheckedEvidence, commit: Commit, held: Statement[GradientHeld]) -> bool:
     """Whether the parts under the holder's signature decide, and no recomputation is wanted."""
-    return not checked.record.plan.guard.upkeep.in_lockstep and commit.gradient != held.message.gradient
+    return not checked.record.plan.guard.shadow_upkeep.in_lockstep and commit.gradient != held.message.gradient
 
 
 def _claim_of(said: Statement[Commit] | Statement[GradientHeld] | Statement[StepAudited]) -> GradientClaim:
@@ -199,10 +206,10 @@ def _weigh_gradient(
     truth = (transfer_digest(shown), finite_norm_squared(shown))
     # the norm of a gradient that all of them signed needs no recomputation
     if not shown or (again is None and any(claim.digest != truth[0] for claim in claims)):
-        return _believed(f"that {guilty} was wrong: the owner recomputed it")
+        return _believed_conclusion(f"that {guilty} was wrong: the owner recomputed it")
     guilty_party = weigh_gradient(truth, claims[0], claims[1] if len(claims) > 1 else None)
     if guilty_party != guilty:
-        raise checked.refuse(
+        raise checked.refusal_error(
             f"accuses {guilty}, but the signed and recomputed values accuse {guilty_party or 'nobody'}"
         )
     facts: _Explained = {}
@@ -211,187 +218,197 @@ def _weigh_gradient(
         signers = weights_vouched_by(checked)
         facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
         if not signers:
-            return {**facts, **_believed("which weights the stage had")}
+            return {**facts, **_believed_conclusion("which weights the stage had")}
     believed = "that the plan belongs to this run; that owner and guilty party have one numeric class"
     what = "signed a weight gradient or norm that does not follow from its signed inputs"
-    return {**facts, **_proved(checked, what, believed)}
+    return {**facts, **_proved_conclusion(checked, what, believed)}
 
 
 def _compare_gradients(checked: CheckedEvidence, shown: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> str:
     if transfer_digest(shown) == transfer_digest(again):
         return "bit-equal to the referee's result"
     if {name: tensor.shape for name, tensor in shown.items()} != {name: tensor.shape for name, tensor in again.items()}:
-        raise checked.refuse("its gradient does not belong to the stage in its plan")
+        raise checked.refusal_error("its gradient does not belong to the stage in its plan")
     distance, allowed = gradient_distance(shown, again), checked.record.plan.guard.tolerance
     if not distance <= allowed:
-        raise checked.refuse(
+        raise checked.refusal_error(
             f"recomputed here, the gradient is {distance:.1e} away from the claim (allowed {allowed:.1e})"
         )
     return f"within rounding of the referee's result ({distance:.1e}; this machine has another numeric class)"
 
 
-def _held_gradient(checked: CheckedEvidence, committed: Statement[Commit], held: Statement[GradientHeld]) -> _Explained:
+def _explain_held_gradient(
+    checked: CheckedEvidence, committed: Statement[Commit], held: Statement[GradientHeld]
+) -> _Explained:
     """A shadow has another gradient, or another norm of it, than the stage committed to."""
     holder, shadow = committed.header.fields.sender, held.header.fields.sender
     guilty = checked.record.verdict.party
     if guilty not in (holder, shadow):
-        raise checked.refuse(f"accuses {guilty}, which is neither the holder {holder} nor the shadow {shadow}")
+        raise checked.refusal_error(f"accuses {guilty}, which is neither the holder {holder} nor the shadow {shadow}")
     sent = sent_gradient(checked.statements, held.message, (holder, shadow))
     if guilty != (holder if sent == held.message.gradient else shadow):
-        raise checked.refuse(f"the parts signed by {holder} do not accuse {guilty}")
+        raise checked.refusal_error(f"the parts signed by {holder} do not accuse {guilty}")
     what = "sent another gradient than it committed to" if guilty == holder else "has no signed gradient"
-    return _proved(checked, what, None)
+    return _proved_conclusion(checked, what, None)
 
 
-def _of_attempt(
+def _statement_of_attempt(
     checked: CheckedEvidence, role: str, kind: type[_AboutGradient], commit: Commit
 ) -> Statement[_AboutGradient] | None:
     """Return the statement about the gradient of the very attempt that was committed to; None when there is none."""
     if role not in checked.headers:
         return None
-    statement = checked.said(role, kind)
+    statement = checked.read_statement(role, kind)
     message = statement.message
     same = (message.epoch, message.step, message.stage) == (commit.epoch, commit.step, commit.stage)
     return statement if same else None
 
 
-def _said(message: Commit | GradientHeld | StepAudited) -> tuple[str, float | None]:
+def _signed_gradient(message: Commit | GradientHeld | StepAudited) -> tuple[str, float | None]:
     return (message.gradient, message.norm_squared)
 
 
-def _message(checked: CheckedEvidence) -> _Explained:
+def _explain_message(checked: CheckedEvidence) -> _Explained:
     facts, believed, what = explain_message(checked)
-    return {**facts, **_proved(checked, what, believed)}
+    return {**facts, **_proved_conclusion(checked, what, believed)}
 
 
-def _collusion(checked: CheckedEvidence) -> _Explained:
-    return _vouched_gradient(checked) if checked.record.verdict.direction is None else _message(checked)
+def _explain_collusion(checked: CheckedEvidence) -> _Explained:
+    return _explain_vouched_gradient(checked) if checked.record.verdict.direction is None else _explain_message(checked)
 
 
-def _vouched_gradient(checked: CheckedEvidence) -> _Explained:
+def _explain_vouched_gradient(checked: CheckedEvidence) -> _Explained:
     """An auditor signed the very gradient that a stage is guilty of."""
-    committed = checked.said("commit", Commit)
-    statement: Statement[StepAudited] | Statement[GradientHeld] | None = _of_attempt(
+    committed = checked.read_statement("commit", Commit)
+    statement: Statement[StepAudited] | Statement[GradientHeld] | None = _statement_of_attempt(
         checked, "step_audited", StepAudited, committed.message
     )
-    statement = statement or _of_attempt(checked, "gradient_held", GradientHeld, committed.message)
+    statement = statement or _statement_of_attempt(checked, "gradient_held", GradientHeld, committed.message)
     party = checked.record.verdict.party
     if statement is None or statement.header.fields.sender != party:
-        raise checked.refuse(f"has no message in which {party} vouches for a gradient")
+        raise checked.refusal_error(f"has no message in which {party} vouches for a gradient")
     claim = _claim_of(committed)
-    if _said(committed.message) != _said(statement.message):
-        raise checked.refuse(f"{party} signed another gradient than the stage")
+    if _signed_gradient(committed.message) != _signed_gradient(statement.message):
+        raise checked.refusal_error(f"{party} signed another gradient than the stage")
     shown = shown_truth(checked)
     if not shown or redo_gradient(checked, committed) is None:
-        return _believed(f"that the gradient of {claim.party} is wrong: the owner recomputed it")
+        return _believed_conclusion(f"that the gradient of {claim.party} is wrong: the owner recomputed it")
     if weigh_gradient((transfer_digest(shown), finite_norm_squared(shown)), claim, None) is None:
-        raise checked.refuse(f"the gradient that {party} vouches for equals the recomputed one")
-    return _proved(
+        raise checked.refusal_error(f"the gradient that {party} vouches for equals the recomputed one")
+    return _proved_conclusion(
         checked, f"vouched for a weight gradient of {claim.party} that does not follow from its signed inputs", None
     )
 
 
-def _state(checked: CheckedEvidence) -> _Explained:
+def _explain_state(checked: CheckedEvidence) -> _Explained:
     """Explain a dispute about a state: an altered copy, or a wrong update."""
-    return _altered_copy(checked) if "agreed" in checked.headers else _wrong_update(checked)
+    return _explain_altered_copy(checked) if "agreed" in checked.headers else _explain_wrong_update(checked)
 
 
-def _altered_copy(checked: CheckedEvidence) -> _Explained:
+def _explain_altered_copy(checked: CheckedEvidence) -> _Explained:
     """A party that kept a copy over a change of roles signed another state than the agreed one, which it had signed."""
     stage, party = checked.record.verdict.stage, checked.record.verdict.party
-    states = [said_state(checked, role) for role in ("agreed", "ready")]
+    states = [state_of_header(checked, role) for role in ("agreed", "ready")]
     for role in ("agreed", "ready"):
-        _by_guilty(checked, checked.headers[role].fields.sender if role in checked.headers else "", "agreed, ready")
+        _check_signed_by_guilty(
+            checked, checked.headers[role].fields.sender if role in checked.headers else "", "agreed, ready"
+        )
     agreed, ready = states
     if agreed is None or ready is None or (agreed.weights, agreed.moments) == (ready.weights, ready.moments):
-        raise checked.refuse(f"{party} did not sign two states of stage {stage}")
+        raise checked.refusal_error(f"{party} did not sign two states of stage {stage}")
     if ready.step == agreed.step + 1:
-        return _believed(f"which state of stage {stage} step {agreed.step} leads to: the owner made that update")
+        return _believed_conclusion(
+            f"which state of stage {stage} step {agreed.step} leads to: the owner made that update"
+        )
     if ready.step != agreed.step:
-        raise checked.refuse(f"{party} did not sign two states of stage {stage} after the same steps")
+        raise checked.refusal_error(f"{party} did not sign two states of stage {stage} after the same steps")
     what = "signed another state of a kept copy than before"
-    return _proved(checked, what, "that no step was undone between the two")
+    return _proved_conclusion(checked, what, "that no step was undone between the two")
 
 
-def _wrong_update(checked: CheckedEvidence) -> _Explained:
+def _explain_wrong_update(checked: CheckedEvidence) -> _Explained:
     """Redo the update from the signed state, the committed gradient and the owner's decision."""
     party, stage = checked.record.verdict.party, checked.record.verdict.stage
     roles = [role for role in ("state_holder", "state_shadow") if role in checked.headers]
-    after = {checked.headers[role].fields.sender: said_state(checked, role) for role in roles}
+    after = {checked.headers[role].fields.sender: state_of_header(checked, role) for role in roles}
     signed = {name: state for name, state in after.items() if state is not None}
     if party not in signed:
-        raise checked.refuse(f"accuses {party}, but {party} signed no state of stage {stage} in it")
+        raise checked.refusal_error(f"accuses {party}, but {party} signed no state of stage {stage} in it")
     before_roles = [role for role in ("before_holder", "before_shadow") if role in checked.headers]
     if _has_moved_frozen(checked, before_roles, signed[party]):
-        return _proved(checked, "signed frozen weights that differ from those signed before the step", None)
+        return _proved_conclusion(checked, "signed frozen weights that differ from those signed before the step", None)
     if not before_roles or "apply" not in checked.headers or "commit" not in checked.headers:
-        return _unproved(checked)
-    before = said_state(checked, before_roles[0])
-    if before is None or any(said_state(checked, role) != before for role in before_roles):
-        raise checked.refuse(f"its parties did not sign one state of stage {stage} before the step")
-    decided, commit = checked.said("apply", Apply), checked.said("commit", Commit).message
+        return _explain_unproved(checked)
+    before = state_of_header(checked, before_roles[0])
+    if before is None or any(state_of_header(checked, role) != before for role in before_roles):
+        raise checked.refusal_error(f"its parties did not sign one state of stage {stage} before the step")
+    decided, commit = checked.read_statement("apply", Apply), checked.read_statement("commit", Commit).message
     places = {(decided.message.epoch, decided.message.step), (commit.epoch, commit.step)}
     steps = (before.step, checked.record.verdict.step - 1)
     is_one_step = len(places) == 1 and steps == (commit.step, commit.step)
     if decided.header.fields.sender != OWNER or commit.stage != stage or not is_one_step:
-        raise checked.refuse("its state, commitment and decision belong to different steps")
+        raise checked.refusal_error("its state, commitment and decision belong to different steps")
     truth = redo_update(checked, before, commit.gradient, decided.message.clip_coefficient)
     if truth is None:
-        return _unproved(checked)
+        return _explain_unproved(checked)
     off = weigh_update(truth, signed)
     if party not in off:
-        raise checked.refuse(f"the state that {party} signed follows from the update")
+        raise checked.refusal_error(f"the state that {party} signed follows from the update")
     if not checked.pins.in_run and len(off) == len(signed) > 1:
-        return _believed(f"which of {' and '.join(off)} is wrong: this machine computes other bits, or both are wrong")
+        return _believed_conclusion(
+            f"which of {' and '.join(off)} is wrong: this machine computes other bits, or both are wrong"
+        )
     what = "signed a state that does not follow from the signed gradient and the state before"
     believed = ["that the plan belongs to this run", "that its machine computes these bits"]
     if party not in {checked.headers[role].fields.sender for role in before_roles}:
         believed.append("that it had the state before")
-    return _proved(checked, what, "; ".join(believed))
+    return _proved_conclusion(checked, what, "; ".join(believed))
 
 
 def _has_moved_frozen(checked: CheckedEvidence, before_roles: Sequence[str], after: StateDigest) -> bool:
     """Whether the accused party signed two frozen parts of one stage: no update touches those."""
     party = checked.record.verdict.party
-    signed_states = [said_state(checked, role) for role in before_roles if checked.headers[role].fields.sender == party]
+    signed_states = [
+        state_of_header(checked, role) for role in before_roles if checked.headers[role].fields.sender == party
+    ]
     return any(before is not None and frozen_part(before) != frozen_part(after) for before in signed_states)
 
 
-def _unproved(checked: CheckedEvidence) -> _Explained:
-    return _believed(_OWNER_ONLY)
+def _explain_unproved(checked: CheckedEvidence) -> _Explained:
+    return _believed_conclusion(_OWNER_ONLY)
 
 
-def _by_guilty(checked: CheckedEvidence, sender: str, roles: str) -> None:
+def _check_signed_by_guilty(checked: CheckedEvidence, sender: str, roles: str) -> None:
     party = checked.record.verdict.party
     if sender != party:
-        raise checked.refuse(f"accuses {party}, but {sender} signed {roles}: the wrong party is named")
+        raise checked.refusal_error(f"accuses {party}, but {sender} signed {roles}: the wrong party is named")
 
 
-def _place(said: Statement[Activation]) -> tuple[int, int, int, str, int, str]:
+def _message_place(said: Statement[Activation]) -> tuple[int, int, int, str, int, str]:
     message = said.message
     place = (message.epoch, message.step, message.microbatch, message.direction, message.source)
     return (*place, said.header.fields.receiver)
 
 
-def _proved(checked: CheckedEvidence, what: str, believed: str | None) -> _Explained:
+def _proved_conclusion(checked: CheckedEvidence, what: str, believed: str | None) -> _Explained:
     return {
         "rests on the owner's word": believed or "nothing",
         "conclusion": f"holds: {checked.record.verdict.party} {what}",
     }
 
 
-def _believed(what: str) -> _Explained:
+def _believed_conclusion(what: str) -> _Explained:
     return {"rests on the owner's word": what, "conclusion": UNPROVED}
 
 
 _EXPLAIN: Mapping[Offence, Callable[[CheckedEvidence], _Explained]] = {
-    "message": _message,
-    "accusation": _message,
-    "collusion": _collusion,
-    "equivocation": _equivocation,
-    "forgery": _forgery,
-    "gradient": _gradient,
-    "state": _state,
-    "shape": _shape,
-    "transfer": _unproved,
+    "message": _explain_message,
+    "accusation": _explain_message,
+    "collusion": _explain_collusion,
+    "equivocation": _explain_equivocation,
+    "forgery": _explain_forgery,
+    "gradient": _explain_gradient,
+    "state": _explain_state,
+    "shape": _explain_shape,
+    "transfer": _explain_unproved,
 }

@@ -34,12 +34,12 @@ def explain_forgery(checked: CheckedEvidence) -> tuple[str, str | None]:
         EvidenceError: What it signed shows nothing that is wrong.
     """
     if NONSENSE in checked.headers:
-        return _nonsense(checked)
+        return _explain_nonsense(checked)
     if "fault" in checked.headers:
-        return _false_complaint(checked)
+        return _explain_false_complaint(checked)
     if "commit" in checked.headers and checked.headers["commit"].fields.sender == checked.record.verdict.party:
-        return _commitment(checked)
-    return _report(checked)
+        return _explain_commitment(checked)
+    return _explain_report(checked)
 
 
 def out_of_bounds(header: SignedHeader) -> str | None:
@@ -53,25 +53,25 @@ def out_of_bounds(header: SignedHeader) -> str | None:
     return None
 
 
-def _nonsense(checked: CheckedEvidence) -> tuple[str, str | None]:
+def _explain_nonsense(checked: CheckedEvidence) -> tuple[str, str | None]:
     header, party = checked.headers[NONSENSE], checked.record.verdict.party
     beyond = out_of_bounds(header)
     if header.fields.sender != party:
-        raise checked.refuse(f"accuses {party}, but {header.fields.sender} signed the header in it")
+        raise checked.refusal_error(f"accuses {party}, but {header.fields.sender} signed the header in it")
     if beyond is None:
-        raise checked.refuse("every value in its message is within bounds")
+        raise checked.refusal_error("every value in its message is within bounds")
     return f"signed an impossible value: {beyond}", None
 
 
-def _commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
-    statement, plan = checked.said("commit", Commit), checked.record.plan
+def _explain_commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
+    statement, plan = checked.read_statement("commit", Commit), checked.record.plan
     commit, sender = statement.message, statement.header.fields.sender
     if commit.stage != checked.record.verdict.stage or commit.step != checked.record.verdict.step:
-        raise checked.refuse("its commitment is about another stage or step")
+        raise checked.refusal_error("its commitment is about another stage or step")
     seen = set()
     for shown in commit.received:
         place = {"step": commit.step, "target": commit.stage}
-        look = _look(checked, shown, commit.epoch, place, (None, sender))
+        look = _check_shown_header(checked, shown, commit.epoch, place, (None, sender))
         message = look.message
         if message is None:
             what = "committed to an input that no party had signed for it in this session"
@@ -93,44 +93,46 @@ def _commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
         source, direction, microbatch = min(missing)
         return f"committed without the {direction} input of microbatch {microbatch} from stage {source}", None
     if "message" not in checked.record.headers or checked.record.headers["message"] not in commit.received:
-        raise checked.refuse(f"the commitment of {sender} holds every input, each signed for it")
+        raise checked.refusal_error(f"the commitment of {sender} holds every input, each signed for it")
     return "committed to an input of a party that did not hold the stage it came from", _NEIGHBOURS
 
 
-def _report(checked: CheckedEvidence) -> tuple[str, str | None]:
-    statement, verdict = checked.said("report", AuditReport), checked.record.verdict
+def _explain_report(checked: CheckedEvidence) -> tuple[str, str | None]:
+    statement, verdict = checked.read_statement("report", AuditReport), checked.record.verdict
     report, sender = statement.message, statement.header.fields.sender
     if sender != verdict.party:
-        raise checked.refuse(f"accuses {verdict.party}, but {sender} signed the report: the wrong party is named")
+        raise checked.refusal_error(
+            f"accuses {verdict.party}, but {sender} signed the report: the wrong party is named"
+        )
     if (report.stage, report.step) != (verdict.stage, verdict.step):
-        raise checked.refuse("its report is about another stage or step")
+        raise checked.refusal_error("its report is about another stage or step")
     for shown in report.inputs:
         place = {"step": report.step, "target": report.stage, "microbatch": report.microbatch}
-        look = _look(checked, shown, report.epoch, place, (None, None))
+        look = _check_shown_header(checked, shown, report.epoch, place, (None, None))
         if look.message is None:
             return f"reported an input that no party had signed in this session: {look.wrong}", look.believed
     if "input" in checked.record.headers:
         if checked.record.headers["input"] not in report.inputs:
-            raise checked.refuse(f"the header 'input' is not in the message of {sender}")
+            raise checked.refusal_error(f"the header 'input' is not in the message of {sender}")
         return "reported an input that was not sent to the stage, or was sent by the wrong party", _NEIGHBOURS
-    ordered = checked.said("order", Audit)
+    ordered = checked.read_statement("order", Audit)
     order, link = ordered.message, (ordered.header.fields.sender, ordered.header.fields.receiver)
     asked = (order.order, order.epoch, order.step, order.stage)
     if link != (OWNER, sender) or asked != (report.order, report.epoch, report.step, report.stage):
-        raise checked.refuse(f"its order is not the order that the report of {sender} answers")
+        raise checked.refusal_error(f"its order is not the order that the report of {sender} answers")
     if set(report.digests) == set(order.directions):
-        raise checked.refuse(f"the report of {sender} answers its order")
+        raise checked.refusal_error(f"the report of {sender} answers its order")
     return f"reported on {sorted(report.digests)}, asked for {sorted(order.directions)}", None
 
 
-def _false_complaint(checked: CheckedEvidence) -> tuple[str, str | None]:
-    statement = checked.said("fault", Fault)
+def _explain_false_complaint(checked: CheckedEvidence) -> tuple[str, str | None]:
+    statement = checked.read_statement("fault", Fault)
     fault, sender = statement.message, statement.header.fields.sender
     if sender != checked.record.verdict.party:
-        raise checked.refuse(f"accuses {checked.record.verdict.party}, but {sender} signed the complaint")
+        raise checked.refusal_error(f"accuses {checked.record.verdict.party}, but {sender} signed the complaint")
     if fault.evidence is None:
-        raise checked.refuse(f"the complaint of {sender} has no header")
-    look = _look(checked, fault.evidence, fault.epoch, {}, (fault.about, sender))
+        raise checked.refusal_error(f"the complaint of {sender} has no header")
+    look = _check_shown_header(checked, fault.evidence, fault.epoch, {}, (fault.about, sender))
     if look.message is None:
         what = f"complained about a header that {fault.about} did not sign for it in this session"
         return f"{what}: {look.wrong}", look.believed
@@ -138,7 +140,7 @@ def _false_complaint(checked: CheckedEvidence) -> tuple[str, str | None]:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _HeaderFinding:
     """The findings about a header by itself, whichever party held the stage: its fault, or its message.
 
     `believed` is what rests on the owner's word: a signature of a party without a certificate here cannot be checked.
@@ -149,16 +151,18 @@ class _Look:
     believed: str | None = None
 
 
-def _look(
+def _check_shown_header(
     checked: CheckedEvidence, shown: PassedOnHeader, epoch: int, place: Mapping[str, object], link: Link
-) -> _Look:
+) -> _HeaderFinding:
 
     def between_neighbours(message: Activation) -> Link | None:
         follows = message.target == message.source + (1 if message.direction == "forward" else -1)
         return link if follows else None
 
     try:
-        return _Look(message=checked.statements.open(shown, Activation, epoch, place, between_neighbours).message)
+        return _HeaderFinding(
+            message=checked.statements.open_statement(shown, Activation, epoch, place, between_neighbours).message
+        )
     except (FrameError, SignatureError) as exc:
         unknown = isinstance(exc.__cause__, PeerRefusedError)
-        return _Look(str(exc), believed="that this sender is not in the run" if unknown else None)
+        return _HeaderFinding(str(exc), believed="that this sender is not in the run" if unknown else None)

@@ -32,18 +32,18 @@ def weights_vouched_by(checked: CheckedEvidence) -> list[str]:
         header = checked.headers.get(role)
         if header is None:
             continue
-        state = said_state(checked, role)
+        state = state_of_header(checked, role)
         if state is None or state.step != verdict.step:
-            raise checked.refuse(
+            raise checked.refusal_error(
                 f"header {role!r} does not describe the state of stage {verdict.stage} at step {verdict.step}"
             )
         (signers if state.weights == checked.record.weights_digest else others).append(header.fields.sender)
     if verdict.party in others or (others and not signers):
-        raise checked.refuse(f"{' and '.join(others)} signed other weights than the referee used")
+        raise checked.refusal_error(f"{' and '.join(others)} signed other weights than the referee used")
     return signers
 
 
-def said_state(checked: CheckedEvidence, role: str) -> StateDigest | None:
+def state_of_header(checked: CheckedEvidence, role: str) -> StateDigest | None:
     """The state of the verdict's stage that a header of this role is about; None when it is about others.
 
     Raises:
@@ -52,11 +52,11 @@ def said_state(checked: CheckedEvidence, role: str) -> StateDigest | None:
     stage, header = checked.record.verdict.stage, checked.headers.get(role)
     kind = None if header is None else header.fields.kind
     if kind == UpdateReport.kind:
-        return checked.said(role, UpdateReport).message.states.get(str(stage))
-    return checked.said(role, Ready).message.states.get(str(stage))
+        return checked.read_statement(role, UpdateReport).message.states.get(str(stage))
+    return checked.read_statement(role, Ready).message.states.get(str(stage))
 
 
-def redo(checked: CheckedEvidence, direction: str, microbatch: int) -> Tensor | None:
+def recompute_message(checked: CheckedEvidence, direction: str, microbatch: int) -> Tensor | None:
     """Build the stage again and recompute the disputed message on this machine.
 
     Returns:
@@ -70,7 +70,9 @@ def redo(checked: CheckedEvidence, direction: str, microbatch: int) -> Tensor | 
         return None
     gradient = checked.tensors.get("gradient") if direction == "backward" else None
     with _threads_of_run(checked):
-        y, x_gradient = copy.runner.recompute(record.verdict.step, microbatch, checked.tensors["input"], gradient)
+        y, x_gradient = copy.runner.recompute_microbatch(
+            record.verdict.step, microbatch, checked.tensors["input"], gradient
+        )
     return y if x_gradient is None else x_gradient
 
 
@@ -116,17 +118,17 @@ def redo_update(checked: CheckedEvidence, before: StateDigest, gradient: str, cl
     if not state or not applied:
         return None
     if transfer_digest(applied) != gradient:
-        raise checked.refuse("its gradient is not the committed one")
-    copy = _rebuild(checked, {name: tensor for name, tensor in state.items() if name.startswith(_WEIGHTS)})
-    names = {name: (tensor.shape, tensor.dtype) for name, tensor in copy.state().items()}
+        raise checked.refusal_error("its gradient is not the committed one")
+    copy = _rebuild_stage(checked, {name: tensor for name, tensor in state.items() if name.startswith(_WEIGHTS)})
+    names = {name: (tensor.shape, tensor.dtype) for name, tensor in copy.state_tensors().items()}
     if {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()} != names:
-        raise checked.refuse("names, shapes or types of its state differ from its plan")
-    copy.load(state, before.step)
-    if copy.digest() != before:
-        raise checked.refuse("its state differs from the one signed before the step")
+        raise checked.refusal_error("names, shapes or types of its state differ from its plan")
+    copy.load_tensors(state, before.step)
+    if copy.compute_digest() != before:
+        raise checked.refusal_error("its state differs from the one signed before the step")
     with _threads_of_run(checked):
-        copy.apply(before.step, applied, clip)
-    return copy.digest()
+        copy.apply_update(before.step, applied, clip)
+    return copy.compute_digest()
 
 
 def shown_truth(checked: CheckedEvidence) -> dict[str, Tensor]:
@@ -148,10 +150,10 @@ def _committed_inputs(checked: CheckedEvidence, committed: Statement[Commit]) ->
     for signed in commit.received:
         place = {"step": commit.step, "target": commit.stage}
         try:
-            shown = checked.statements.open(signed, Activation, commit.epoch, place, lambda _: (None, holder))
+            shown = checked.statements.open_statement(signed, Activation, commit.epoch, place, lambda _: (None, holder))
         except (FrameError, SignatureError) as exc:
-            raise checked.refuse(f"an input of its commitment is invalid: {exc}") from exc
-        received[(shown.message.direction, shown.message.microbatch)] = shown.digest
+            raise checked.refusal_error(f"an input of its commitment is invalid: {exc}") from exc
+        received[(shown.message.direction, shown.message.microbatch)] = shown.payload_digest
     return received
 
 
@@ -163,9 +165,9 @@ def _committed_input(
     if digest is None or name not in checked.tensors:
         return None
     if checked.digest_of(name) != digest:
-        raise checked.refuse(f"tensor {name!r} differs from the stage's commitment")
+        raise checked.refusal_error(f"tensor {name!r} differs from the stage's commitment")
     if tuple(checked.tensors[name].shape) != checked.record.plan.hidden_shape:
-        raise checked.refuse(f"tensor {name!r} has not the plan's shape")
+        raise checked.refusal_error(f"tensor {name!r} has not the plan's shape")
     return checked.tensors[name]
 
 
@@ -178,7 +180,7 @@ def _threads_of_run(checked: CheckedEvidence) -> Iterator[None]:
     try:
         yield
     except RuntimeError as exc:
-        raise checked.refuse(f"its stage cannot be run on its input: {exc}") from exc
+        raise checked.refusal_error(f"its stage cannot be run on its input: {exc}") from exc
     finally:
         torch.set_num_threads(threads)
 
@@ -188,34 +190,34 @@ def _shown_stage(checked: CheckedEvidence) -> StageCopy | None:
     weights = _tensors_under(checked, STAGE_PREFIX)
     if not weights:
         return None
-    copy = _rebuild(checked, weights)
+    copy = _rebuild_stage(checked, weights)
     if copy.weights_digest() != checked.record.weights_digest:
-        raise checked.refuse("its weights differ from their signed digest")
+        raise checked.refusal_error("its weights differ from their signed digest")
     return copy
 
 
-def _rebuild(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCopy:
+def _rebuild_stage(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCopy:
     here = {} if checked.pins.in_run else {"device": "cpu", "activation_checkpointing": False}
     plan = checked.record.plan.model_copy(update=here)
     stage = checked.record.verdict.stage
     if not 0 <= stage < len(plan.stages):
-        raise checked.refuse(f"stage {stage} is not one of the plan's {len(plan.stages)}")
+        raise checked.refusal_error(f"stage {stage} is not one of the plan's {len(plan.stages)}")
     spec = stage_spec(plan, stage)
     try:
         # read off the keys: what builds a model to count it does as much work as its config claims
         claimed = made_one_by_one(plan.hub_config)
         if claimed > MOST_LAYERS and not checked.pins.in_run:
-            raise checked.refuse(f"its plan claims {claimed} layers or labels, above the limit of {MOST_LAYERS}")
+            raise checked.refusal_error(f"its plan claims {claimed} layers or labels, above the limit of {MOST_LAYERS}")
         # counted before it has memory: a plan must not claim any that its weights do not fill
         (row,) = stage_table(shared_hub_config(plan.hub_config), (spec,), plan.adapter)
         num_values = sum(tensor.numel() for tensor in weights.values())
         if row.kept != num_values:
-            raise checked.refuse(f"holds {num_values} weights, its plan has {row.kept} in stage {stage}")
-        copy = StageCopy.empty(plan, stage)
+            raise checked.refusal_error(f"holds {num_values} weights, its plan has {row.kept} in stage {stage}")
+        copy = StageCopy.build_empty(plan, stage)
     except (ModelError, ValueError, RuntimeError) as exc:
-        raise checked.refuse(f"its plan builds no stage: {exc}") from exc
-    expected = {name: (tensor.shape, tensor.dtype) for name, tensor in copy.weights().items()}
+        raise checked.refusal_error(f"its plan builds no stage: {exc}") from exc
+    expected = {name: (tensor.shape, tensor.dtype) for name, tensor in copy.weight_tensors().items()}
     if {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()} != expected:
-        raise checked.refuse("names, shapes or types of its weights differ from its plan")
+        raise checked.refusal_error("names, shapes or types of its weights differ from its plan")
     copy.load_weights(weights)
     return copy

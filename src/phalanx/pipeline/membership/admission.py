@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.greetings import ChallengeReply, KernelDigests
-from phalanx.pipeline.stage.battery import NONCE_BYTES, run_battery
+from phalanx.pipeline.stage.kernel_fingerprint import NONCE_BYTES, fingerprint_kernels
 from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class
 
 
@@ -18,7 +18,7 @@ class ClassMeasurement:
     nonce: str = field(default_factory=lambda: secrets.token_hex(NONCE_BYTES))
     answers: dict[str, KernelDigests] = field(default_factory=dict)
 
-    def take(self, party: str, answer: ChallengeReply) -> bool:
+    def add_answer(self, party: str, answer: ChallengeReply) -> bool:
         """Take an answer; False for one to another nonce, or a second one."""
         if answer.nonce != self.nonce or party in self.answers:
             return False
@@ -46,33 +46,35 @@ class Admission:
     @property
     def is_needed(self) -> bool:
         """Whether any party's bits are ever compared."""
-        return self._plan.guard.enabled
+        return self._plan.guard.is_enabled
 
     def answer_as_owner(self, measurement: ClassMeasurement) -> None:
         """Compute the kernel fingerprint here."""
-        measurement.answers[OWNER] = run_battery(self._plan, measurement.nonce)
+        measurement.answers[OWNER] = fingerprint_kernels(self._plan, measurement.nonce)
 
-    def refusal(self, party: str, described: NumericClass, measurement: ClassMeasurement) -> str | None:
+    def refusal_reason(self, party: str, described: NumericClass, measurement: ClassMeasurement) -> str | None:
         """Why a party that has answered is not let in; None when it is."""
         answer, owner_answer = measurement.answers[party], measurement.answers[OWNER]
-        return None if answer == owner_answer else self._refusal(party, described, answer, owner_answer)
+        return None if answer == owner_answer else self._describe_refusal(party, described, answer, owner_answer)
 
-    def place(self, party: str, measurement: ClassMeasurement) -> None:
+    def assign_class(self, party: str, measurement: ClassMeasurement) -> None:
         """Find the class of a party that is let in, among the members that answered the same nonce."""
         measured = [name for name in self.classes if name in measurement.answers]
         same = (name for name in measured if measurement.answers[name] == measurement.answers[party])
         first = next(same, None)
         self.classes[party] = party if first is None else self.classes[first]
 
-    def strangers(self, present: Collection[str]) -> list[str]:
+    def foreign_class_parties(self, present: Collection[str]) -> list[str]:
         """Return one present party of each class but the owner's."""
         of = {label: party for party, label in self.classes.items() if party in present and label != OWNER}
         return list(of.values())
 
-    def _refusal(self, party: str, described: NumericClass, found: KernelDigests, own: KernelDigests) -> str | None:
+    def _describe_refusal(
+        self, party: str, described: NumericClass, found: KernelDigests, own: KernelDigests
+    ) -> str | None:
         other = [name for name, digest in found.model_dump().items() if digest != getattr(own, name)]
         bits = f"{party} computes other bits than the owner ({', '.join(other)})"
-        unlike = described.unlike(self._description)
+        unlike = described.describe_difference(self._description)
         if self._plan.guard.classes == "one":
             how = f"; differences: {unlike}" if unlike else ", although its description equals the owner's"
             return (

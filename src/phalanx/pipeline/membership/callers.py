@@ -35,27 +35,29 @@ class Callers:
         self._name_of = name_of
         self._expected = frozenset(expected)
         self._revoked = revoked
-        self._say = say
-        self._said: set[str] = set()
+        self._print_line = say
+        self._announced_lines: set[str] = set()
         self._lock = threading.Lock()
 
-    def name_of(self, certified: str, begins: bool) -> str | None:
+    def name_caller(self, certified: str, begins: bool) -> str | None:
         """Return the caller's name in this session; None while an earlier incarnation is still to be shut out.
 
         Raises:
             PeerRefusedError: It is no party of this session, or may not come back in it.
         """
         try:
-            self._check(certified)
+            self._check_caller(certified)
             name = self._name_of(certified, begins)
         except PeerRefusedError as exc:
-            self._tell(f"refused a caller: {exc}")
+            self._announce_once(f"refused a caller: {exc}")
             raise
         if begins and name is not None:
-            self._tell(f"{name} has called" if name == certified_name(name) else f"{name} has called: it came back")
+            self._announce_once(
+                f"{name} has called" if name == certified_name(name) else f"{name} has called: it came back"
+            )
         return name
 
-    def _check(self, certified: str) -> None:
+    def _check_caller(self, certified: str) -> None:
         try:
             is_revoked = certified in self._revoked()
         except CertificateError as exc:
@@ -66,11 +68,11 @@ class Callers:
             raise PeerRefusedError(
                 f"{certified} is not a party of this session; pipeline.remote_workers and may_join of the run file "
                 "list the parties, and convicted ones stay excluded"
-            ).about(code="PHX-T041", found=certified)
+            ).with_facts(code="PHX-T041", found=certified)
 
-    def _tell(self, line: str) -> None:
+    def _announce_once(self, line: str) -> None:
         with self._lock:
-            if line in self._said or len(self._said) >= _MOST_LINES:
+            if line in self._announced_lines or len(self._announced_lines) >= _MOST_LINES:
                 return
-            self._said.add(line)
-        self._say(line)
+            self._announced_lines.add(line)
+        self._print_line(line)

@@ -11,7 +11,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.admission import Admission, ClassMeasurement
 from phalanx.pipeline.membership.members import Incarnations, Members
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.processes.own_memory import own_rooms
+from phalanx.pipeline.processes.own_memory import measure_own_memory
 from phalanx.pipeline.protocol.greetings import LONGEST_REASON, Challenge, ChallengeReply, Hello, NotLetIn, Setup
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.message import Message
@@ -47,15 +47,15 @@ class ExpectedWorkers:
     may_be_absent: bool = False
     incarnations: Incarnations | None = None
     witnesses: LogHeadExchange = field(default_factory=LogHeadExchange)
-    waits_for: Callable[[Collection[str]], None] = lambda names: None
+    report_missing: Callable[[Collection[str]], None] = lambda names: None
 
     @property
-    def known(self) -> dict[str, str]:
+    def known_certificates(self) -> dict[str, str]:
         """Certificates of all expected workers, in the order of the run file."""
         return {**self.certificates, **self.late}
 
 
-def gather(
+def admit_workers(
     endpoint: Endpoint,
     plan: StepPlan,
     expected: ExpectedWorkers,
@@ -77,20 +77,20 @@ def gather(
         ConfigError: A worker computes other bits than the run allows.
         CutLogError: A worker knows lines that the audit log lacks.
     """
-    for certificate in expected.known.values():
+    for certificate in expected.known_certificates.values():
         endpoint.add_peer(peer_from_certificate(certificate.encode(), authority_pem))
     joining = _JoinState(endpoint, plan, expected, observe)
     joining.await_all(lambda: set(expected.certificates) - joining.hellos.keys(), "did not join")
     admission = Admission(plan)
     if admission.is_needed and joining.hellos:
-        joining.measure(admission)
+        joining.measure_classes(admission)
     addresses = {name: hello.address for name, hello in joining.hellos.items()}
     rooms: dict[str, Rooms] = {name: hello.memory for name, hello in joining.hellos.items()}
-    names = [name for name in expected.known if name in addresses]
+    names = [name for name in expected.known_certificates if name in addresses]
     # last of all: what the others on this machine took for themselves is no longer free
-    rooms[OWNER] = own_rooms(endpoint.run, plan.device)
+    rooms[OWNER] = measure_own_memory(endpoint.session_name, plan.device)
     authority = authority_pem.decode("ascii")
-    members = Members(names, admission, addresses, expected.known, rooms, authority)
+    members = Members(names, admission, addresses, expected.known_certificates, rooms, authority)
     members.unreachable, members.incarnations, members.witnesses = (
         joining.unreachable,
         expected.incarnations,
@@ -106,12 +106,12 @@ class _JoinState:
         self.hellos: dict[str, Hello] = {}
         self.unreachable: list[LinkFault] = []
         self._endpoint = endpoint
-        head = expected.witnesses.head()
+        head = expected.witnesses.current_head()
         self._setup = Setup(epoch=0, plan=plan.model_dump(mode="json"), log_head=head)
         self._expected = expected
         self._observe = observe
         self._measurement: ClassMeasurement | None = None
-        self._said: dict[str, dict[str, PassedOnHeader]] = {}
+        self._signed_headers: dict[str, dict[str, PassedOnHeader]] = {}
         self._deadline = time.monotonic() + expected.timeout_s
 
     def await_all(self, missing: Callable[[], set[str]], what: str, owed: str = "") -> None:
@@ -126,10 +126,10 @@ class _JoinState:
         expected = self._expected
         while missing():
             names = sorted(missing())
-            expected.waits_for([f"{name}{owed}" for name in names])
+            expected.report_missing([f"{name}{owed}" for name in names])
             dead = [name for name in names if not expected.is_alive(name)]
             if dead:
-                raise PeerLostError(f"{dead[0]} ended before it joined: {expected.last_output(dead[0])}").about(
+                raise PeerLostError(f"{dead[0]} ended before it joined: {expected.last_output(dead[0])}").with_facts(
                     code="PHX-T053", found=dead[0]
                 )
             if time.monotonic() > self._deadline and expected.may_be_absent and self.hellos.keys() - set(names):
@@ -142,45 +142,47 @@ class _JoinState:
                     if expected.may_be_absent
                     else "their processes are alive; check the load of this machine and workers/*.log of the run"
                 )
-                raise PeerLostError(f"{', '.join(names)} {what} within {expected.timeout_s:.0f} s; {do}").about(
+                raise PeerLostError(f"{', '.join(names)} {what} within {expected.timeout_s:.0f} s; {do}").with_facts(
                     code="PHX-T052", found=", ".join(names), do=do
                 )
-            frame = self._endpoint.receive(0.2)
+            frame = self._endpoint.receive_item(0.2)
             if isinstance(frame, LinkFault):
-                self._miss(frame)
+                self._note_unreachable(frame)
             elif frame is not None:
                 with contextlib.suppress(FrameError):
-                    self._take(frame, parse_message(frame.kind, frame.body))
+                    self._take_message(frame, parse_message(frame.kind, frame.body))
 
-    def _miss(self, fault: LinkFault) -> None:
+    def _note_unreachable(self, fault: LinkFault) -> None:
         """Wait no more for a worker that cannot be reached; the engine hears of it."""
         self.unreachable.append(fault)
         if self._measurement is not None and self._expected.may_be_absent:
             self.hellos.pop(fault.peer, None)
 
-    def _take(self, frame: CheckedFrame, message: Message) -> None:
+    def _take_message(self, frame: CheckedFrame, message: Message) -> None:
         name = frame.sender
         if isinstance(message, Hello) and self._measurement is None and name not in self.hellos:
             # a worker that has said hello has no second address and gets no second plan
             if self._expected.incarnations is not None:
-                self._expected.incarnations.came(name)
+                self._expected.incarnations.note_arrival(name)
             self.hellos[name] = message
-            self._heed(name, message)
-            self._said[name] = {"hello": to_signed(frame.header)}
-            self._endpoint.add_peer(self._endpoint.peers[name], message.address)
-            self._send(name, self._setup)
+            self._check_log_head(name, message)
+            self._signed_headers[name] = {"hello": to_signed(frame.header)}
+            self._endpoint.add_peer(self._endpoint.known_peers[name], message.address)
+            self._send_message(name, self._setup)
         elif isinstance(message, ChallengeReply) and name in self.hellos and self._measurement is not None:
-            is_new = self._measurement.take(name, message)
-            self._said[name] |= {"measured": to_signed(frame.header)} if is_new else {}
+            is_new = self._measurement.add_answer(name, message)
+            self._signed_headers[name] |= {"measured": to_signed(frame.header)} if is_new else {}
 
-    def _heed(self, name: str, hello: Hello) -> None:
+    def _check_log_head(self, name: str, hello: Hello) -> None:
         try:
-            self._expected.witnesses.heed(name, hello.log_head, self._endpoint.run, self._observe)
+            self._expected.witnesses.check_remembered_head(
+                name, hello.log_head, self._endpoint.session_name, self._observe
+            )
         except CutLogError as exc:
-            self._tell_why({}, str(exc))
+            self._tell_refusals({}, str(exc))
             raise
 
-    def measure(self, admission: Admission) -> None:
+    def measure_classes(self, admission: Admission) -> None:
         """Send the same fresh nonce to all workers at once, and find their classes.
 
         Raises:
@@ -189,7 +191,7 @@ class _JoinState:
         """
         measurement = self._measurement = ClassMeasurement()
         for name in self.hellos:
-            self._send(name, Challenge(epoch=0, nonce=measurement.nonce))
+            self._send_message(name, Challenge(epoch=0, nonce=measurement.nonce))
         admission.answer_as_owner(measurement)
         self.await_all(
             lambda: self.hellos.keys() - measurement.answers.keys(),
@@ -197,27 +199,27 @@ class _JoinState:
             "'s measurement",
         )
         refused = {}
-        for name in [name for name in self._expected.known if name in self.hellos]:
-            reason = admission.refusal(name, self.hellos[name].numeric_class, measurement)
+        for name in [name for name in self._expected.known_certificates if name in self.hellos]:
+            reason = admission.refusal_reason(name, self.hellos[name].numeric_class, measurement)
             if reason is None:
-                admission.place(name, measurement)
+                admission.assign_class(name, measurement)
             else:
                 refused[name] = reason
-                evidence = {what: signed.model_dump() for what, signed in self._said[name].items()}
+                evidence = {what: signed.model_dump() for what, signed in self._signed_headers[name].items()}
                 self._observe("not_let_in", {"party": name, "reason": reason, "evidence": evidence})
         if refused:
             everything = ". ".join(refused.values())
-            self._tell_why(refused, everything)
+            self._tell_refusals(refused, everything)
             raise ConfigError(everything)
 
-    def _tell_why(self, refused: Mapping[str, str], everything: str) -> None:
+    def _tell_refusals(self, refused: Mapping[str, str], everything: str) -> None:
         for name in self.hellos:
             reason = refused.get(name, f"the run cannot begin: {everything}")
-            self._send(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]))
+            self._send_message(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]))
         with contextlib.suppress(TransportError):
-            self._endpoint.flush(_SECONDS_TO_TELL)
+            self._endpoint.flush_frames(_SECONDS_TO_TELL)
 
-    def _send(self, name: str, message: Message) -> None:
+    def _send_message(self, name: str, message: Message) -> None:
         # a link that has failed already is in the mail
         with contextlib.suppress(PeerLostError):
-            self._endpoint.send(name, message.kind, message.model_dump(mode="json"))
+            self._endpoint.send_frame(name, message.kind, message.model_dump(mode="json"))

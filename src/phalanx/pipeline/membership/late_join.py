@@ -22,7 +22,7 @@ class _Newcomer:
 
     hello: Hello
     measurement: ClassMeasurement
-    said: dict[str, PassedOnHeader]
+    signed_headers: dict[str, PassedOnHeader]
     knows_others: bool = False
 
 
@@ -52,7 +52,7 @@ class LateJoins:
         self._newcomers: dict[str, _Newcomer] = {}
         self._turned_away: set[str] = set()
 
-    def hear(self, received: ReceivedMessage, present: Collection[str]) -> None:
+    def receive_message(self, received: ReceivedMessage, present: Collection[str]) -> None:
         """Take a message of a newcomer, or of a member that was measured beside it.
 
         Args:
@@ -66,52 +66,54 @@ class LateJoins:
         name, message = received.sender, received.message
         newcomer = self._newcomers.get(name)
         if isinstance(message, ChallengeReply):
-            if not any([newcomer.measurement.take(name, message) for newcomer in self._newcomers.values()]):
+            if not any([newcomer.measurement.add_answer(name, message) for newcomer in self._newcomers.values()]):
                 raise FrameError(f"{name!r} sent an answer that was not due")
             if newcomer is not None and received.header is not None:
-                newcomer.said["measured"] = to_signed(received.header)
+                newcomer.signed_headers["measured"] = to_signed(received.header)
         elif name in present or name in self._turned_away or (newcomer is not None) == isinstance(message, Hello):
             raise FrameError(f"{name!r} sent {message.kind!r} although it is not joining")
         elif isinstance(message, Hello):
-            self._receive(received, message, present)
+            self._receive_hello(received, message, present)
         elif newcomer is not None:
             if newcomer.knows_others:
                 raise FrameError(f"{name!r} sent {message.kind!r} twice")
             newcomer.knows_others = True
-        self._look_at(name)
+        self._judge_newcomer(name)
 
-    def _receive(self, received: ReceivedMessage, hello: Hello, present: Collection[str]) -> None:
+    def _receive_hello(self, received: ReceivedMessage, hello: Hello, present: Collection[str]) -> None:
         name = received.sender
-        self._heed(name, hello)
+        self._check_log_head(name, hello)
         for earlier in self._turned_away:
             # by now it has been told why
-            self._endpoint.refuse(earlier)
-        self._endpoint.add_peer(self._endpoint.peers[name], hello.address)
-        self._incarnations.came(name)
+            self._endpoint.evict_party(earlier)
+        self._endpoint.add_peer(self._endpoint.known_peers[name], hello.address)
+        self._incarnations.note_arrival(name)
         self._members.add_incarnation(name)
         headers = {} if received.header is None else {"hello": to_signed(received.header)}
         newcomer = self._newcomers[name] = _Newcomer(hello, ClassMeasurement(), headers)
         certificates = {other: self._members.certificates[other] for other in present}
-        head = self._members.witnesses.head()
+        head = self._members.witnesses.current_head()
         setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates, log_head=head)
-        self._mail.post(name, setup, ())
+        self._mail.post_message(name, setup, ())
         admission = self._members.admission
         if not admission.is_needed:
             return
         # a newcomer that computes unlike the owner may be of the class of another member
-        for party in (name, *admission.strangers(present)):
-            self._mail.post(party, Challenge(epoch=0, nonce=newcomer.measurement.nonce), ())
+        for party in (name, *admission.foreign_class_parties(present)):
+            self._mail.post_message(party, Challenge(epoch=0, nonce=newcomer.measurement.nonce), ())
         admission.answer_as_owner(newcomer.measurement)
 
-    def _heed(self, name: str, hello: Hello) -> None:
+    def _check_log_head(self, name: str, hello: Hello) -> None:
         try:
-            self._members.witnesses.heed(name, hello.log_head, self._endpoint.run, self._observe)
+            self._members.witnesses.check_remembered_head(
+                name, hello.log_head, self._endpoint.session_name, self._observe
+            )
         except CutLogError as exc:
-            self._endpoint.add_peer(self._endpoint.peers[name], hello.address)
-            self._mail.post(name, NotLetIn(epoch=0, reason=str(exc)[:LONGEST_REASON]), ())
+            self._endpoint.add_peer(self._endpoint.known_peers[name], hello.address)
+            self._mail.post_message(name, NotLetIn(epoch=0, reason=str(exc)[:LONGEST_REASON]), ())
             raise
 
-    def _look_at(self, name: str) -> None:
+    def _judge_newcomer(self, name: str) -> None:
         """Turn a newcomer away, or count it among the prepared, as soon as it has said enough."""
         newcomer, admission = self._newcomers.get(name), self._members.admission
         if newcomer is None or name in self.prepared:
@@ -119,7 +121,7 @@ class LateJoins:
         if admission.is_needed:
             if name not in newcomer.measurement.answers:
                 return
-            reason = admission.refusal(name, newcomer.hello.numeric_class, newcomer.measurement)
+            reason = admission.refusal_reason(name, newcomer.hello.numeric_class, newcomer.measurement)
             if reason is not None:
                 self._turn_away(name, reason)
                 return
@@ -127,26 +129,26 @@ class LateJoins:
             self.prepared.append(name)
 
     def _turn_away(self, name: str, reason: str) -> None:
-        evidence = {what: signed.model_dump() for what, signed in self._newcomers.pop(name).said.items()}
+        evidence = {what: signed.model_dump() for what, signed in self._newcomers.pop(name).signed_headers.items()}
         self._observe("not_let_in", {"party": name, "reason": reason, "evidence": evidence})
-        self._mail.post(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]), ())
+        self._mail.post_message(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]), ())
         self._turned_away.add(name)
         # it may come again with other settings, as often as `pipeline.returns` allows
-        self._incarnations.ended(name, for_good=False)
+        self._incarnations.note_end(name, for_good=False)
 
-    def drop(self, name: str) -> None:
+    def drop_newcomer(self, name: str) -> None:
         """Take nothing more from a newcomer that ended before it was let in."""
         self.prepared = [other for other in self.prepared if other != name]
         self._newcomers.pop(name, None)
-        self._endpoint.refuse(name)
-        self._incarnations.ended(name, for_good=False)
+        self._endpoint.evict_party(name)
+        self._incarnations.note_end(name, for_good=False)
 
-    def admit(self) -> list[str]:
+    def admit_prepared(self) -> list[str]:
         """Make members of the prepared newcomers."""
         names, self.prepared = self.prepared, []
         for name in names:
             newcomer = self._newcomers.pop(name)
             if self._members.admission.is_needed:
-                self._members.admission.place(name, newcomer.measurement)
-            self._members.admit(name, newcomer.hello)
+                self._members.admission.assign_class(name, newcomer.measurement)
+            self._members.admit_member(name, newcomer.hello)
         return names

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import PeerRefusedError
 from phalanx.pipeline.assignment.memory import Rooms
 from phalanx.pipeline.membership.admission import Admission
@@ -15,7 +15,7 @@ from phalanx.pipeline.proof.step_record import NoteChecks, StepRecord
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.messages import StateDigest
-from phalanx.pipeline.worker.roles import Library
+from phalanx.pipeline.worker.roles import BuildHeldStage
 from phalanx.security.crypto import Revocation, certified_name, name_of_incarnation
 from phalanx.transport import Endpoint, LinkFault
 
@@ -42,7 +42,7 @@ class Incarnations:
         self._restarted: set[str] = set()
         self._lock = threading.Lock()
 
-    def name_of(self, certified: str, begins: bool) -> str | None:
+    def name_incarnation(self, certified: str, begins: bool) -> str | None:
         """Return the name of a certificate's present or next incarnation.
 
         Args:
@@ -55,11 +55,11 @@ class Incarnations:
             PeerRefusedError: It may not come back in this session.
         """
         with self._lock:
-            present, first = self._present.get(certified), self._endpoint.peers.get(certified)
+            present, first = self._present.get(certified), self._endpoint.known_peers.get(certified)
             if not begins or first is None:
                 return present or certified
             if certified in self._barred:
-                raise PeerRefusedError(f"{certified} was excluded and may not come back").about(
+                raise PeerRefusedError(f"{certified} was excluded and may not come back").with_facts(
                     code="PHX-T042", found=certified
                 )
             if present is not None:
@@ -71,21 +71,21 @@ class Incarnations:
                     f"{self._returns}; it may come back when the run is resumed"
                 )
             name = name_of_incarnation(certified, self._ended[certified] + 1)
-            self._endpoint.add_peer(first.called(name))
+            self._endpoint.add_peer(first.with_session_name(name))
             return name
 
-    def came(self, name: str) -> None:
+    def note_arrival(self, name: str) -> None:
         """Note that a party has sent its first message."""
         with self._lock:
             self._present[certified_name(name)] = name
 
     @property
-    def present(self) -> tuple[str, ...]:
+    def present_names(self) -> tuple[str, ...]:
         """The incarnations that have come and take part, or are about to."""
         with self._lock:
             return tuple(self._present.values())
 
-    def ended(self, name: str, *, for_good: bool) -> None:
+    def note_end(self, name: str, *, for_good: bool) -> None:
         """Note that a party takes part no more."""
         with self._lock:
             certified = certified_name(name)
@@ -96,7 +96,7 @@ class Incarnations:
             if for_good:
                 self._barred.add(certified)
 
-    def bar(self, certified: str) -> str | None:
+    def bar_certificate(self, certified: str) -> str | None:
         """Let no process with this certificate begin any more, and refuse its incarnations that do not take part.
 
         Returns:
@@ -105,9 +105,9 @@ class Incarnations:
         with self._lock:
             self._barred.add(certified)
             present = self._present.get(certified)
-        for name in self._endpoint.peers:
+        for name in self._endpoint.known_peers:
             if certified_name(name) == certified and name != present:
-                self._endpoint.refuse(name)
+                self._endpoint.evict_party(name)
         return present
 
     def take_restarted(self) -> list[str]:
@@ -125,7 +125,7 @@ def revocation_facts(entry: Revocation) -> dict[str, object]:
         "party": entry.party,
         "message_key": entry.message_key,
         "revoked_at": entry.time,
-        "reason": printable(entry.reason),
+        "reason": printable_text(entry.reason),
     }
 
 
@@ -142,7 +142,7 @@ class Members:
     addresses: dict[str, str]
     certificates: Mapping[str, str]
     """Certificates of every party that takes part or may come later, the owner included."""
-    rooms: dict[str, Rooms] = field(default_factory=dict)
+    memory_by_party: dict[str, Rooms] = field(default_factory=dict)
     """Memory of every party, the owner included, as each reported when it came; one that is not in it has no limit."""
     authority: str = ""
     """PEM of the authority that issued the certificates; goes into evidence."""
@@ -166,7 +166,7 @@ class Members:
     look_after: Callable[[], None] = lambda: None
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 
-    def newly_revoked(self, before: Collection[str]) -> list[Revocation]:
+    def new_revocations(self, before: Collection[str]) -> list[Revocation]:
         """Return new revocations of parties of this run, without the ones named in `before`.
 
         Raises:
@@ -180,17 +180,17 @@ class Members:
         self.certificates = {**self.certificates, name: self.certificates[certified_name(name)]}
 
     @property
-    def classes(self) -> dict[str, str]:
+    def numeric_classes(self) -> dict[str, str]:
         """Numeric class of every party, the owner included, as measured."""
         return self.admission.classes
 
     def class_of(self, name: str) -> str:
         """Numeric class of a party, for the log; without a guard no party is measured."""
-        return self.classes.get(name, "not measured")
+        return self.numeric_classes.get(name, "not measured")
 
-    def admit(self, name: str, hello: Hello) -> None:
+    def admit_member(self, name: str, hello: Hello) -> None:
         """Let a party in that came late and was measured."""
-        self.addresses[name], self.rooms[name] = hello.address, hello.memory
+        self.addresses[name], self.memory_by_party[name] = hello.address, hello.memory
 
 
 @dataclass
@@ -198,7 +198,7 @@ class Files:
     """The files of a run directory that the engine writes and reads."""
 
     run_dir: Path
-    library: Library
+    library: BuildHeldStage
     observe: Observe
     note_verified: NoteVerified | None = None
     """Called, right before any party updates, with the step of the verified states, their holders and digests."""

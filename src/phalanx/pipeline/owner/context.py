@@ -4,17 +4,17 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
+from phalanx.pipeline.assignment.budget import allowance_of, max_answer_bytes
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import Files, Incarnations, Members
 from phalanx.pipeline.owner.coordinator import Coordinator
-from phalanx.pipeline.owner.step_books import Duplicates, JournalNotes
+from phalanx.pipeline.owner.step_log import Duplicates, JournalNotes
 from phalanx.pipeline.owner.verdicts import Verdicts
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.message import Message
-from phalanx.pipeline.protocol.requests import Awake, Patience, Requests
+from phalanx.pipeline.protocol.requests import AwakeClock, Patience, Requests
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts, StepLedger
 from phalanx.pipeline.worker.party import Party, RunningCosts
@@ -36,7 +36,7 @@ class TimeLimits:
 
     step_s: float
     patience_s: float
-    clock: Awake = field(default_factory=Awake)
+    clock: AwakeClock = field(default_factory=AwakeClock)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +82,14 @@ class OwnerContext:
         """Make the parts that others stand on; from now on every peer has the plan's allowance."""
         mail, timer, clock = Mailbox(endpoint), PhaseTimer(cpu_clock=time.thread_time), limits.clock
         endpoint.allowances.limit_peers(allowance_of(plan))
-        post, statements, costs = mail.post, mail.statements, RunningCosts(timer, endpoint)
+        post, statements, costs = mail.post_message, mail.statement_reader, RunningCosts(timer, endpoint)
         party_context = PartyContext(OWNER, plan, post, statements, timer, usage=costs, state_files=files.states)
         party = Party(party_context, files.library)
         # the first epoch is 0
         ledger, noise = StepLedger(0, -1), None if plan.privacy is None else NoiseSecret()
-        facts = StepFacts(plan, statements, files.observe, classes=members.classes, ledger=ledger, noise=noise)
-        requests = Requests(post, clock, endpoint.allowances, answer_bytes(plan), limits.patience_s)
-        records = StepRecords(facts, endpoint.run, files.note_step)
+        facts = StepFacts(plan, statements, files.observe, classes=members.numeric_classes, ledger=ledger, noise=noise)
+        requests = Requests(post, clock, endpoint.allowances, max_answer_bytes(plan), limits.patience_s)
+        records = StepRecords(facts, endpoint.session_name, files.note_step)
         return cls(
             facts,
             party,
@@ -100,7 +100,7 @@ class OwnerContext:
             requests,
             Patience(limits.patience_s, clock),
             members.incarnations or Incarnations(endpoint, members.names, members.returns),
-            Coordinator(facts, draw, mail.carried),
+            Coordinator(facts, draw, mail.carried_frames),
             Verdicts(facts, members, files),
             JournalNotes(facts, party, files.note_verified, records),
             Duplicates(facts, requests, party.roles),
@@ -110,10 +110,10 @@ class OwnerContext:
 
     def tell(self, parties: Collection[str], message: Message) -> SignedHeader | None:
         """Post one message to several parties; return one of the signed headers, None where there is none."""
-        headers = [self.mail.post(name, message, ()) for name in parties]
+        headers = [self.mail.post_message(name, message, ()) for name in parties]
         return next((header for header in headers if header is not None), None)
 
     def forget_unverified(self, reason: str) -> None:
         """Note that steps may be undone: copies on their way may contain them, and notes are made again."""
-        self.duplicates.abandon(reason)
-        self.notes.forget()
+        self.duplicates.abandon_duplicate(reason)
+        self.notes.forget_notes()

@@ -7,7 +7,7 @@ import torch
 
 from phalanx.engine import StepInputs, StepResult, Verdict
 from phalanx.errors import FailedBatchError, PeerLostError, TransportError, VerificationError
-from phalanx.pipeline.assignment.rebalance import Balance
+from phalanx.pipeline.assignment.rebalance import PaceMeter
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.late_join import LateJoins
 from phalanx.pipeline.membership.members import Files, Incarnations, Members
@@ -15,15 +15,15 @@ from phalanx.pipeline.owner.context import OwnerContext, TimeLimits
 from phalanx.pipeline.owner.event_loop import EventLoop
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.roster import Roster
-from phalanx.pipeline.owner.step_books import Duplicate
+from phalanx.pipeline.owner.step_log import Duplicate
 from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose, Shutdown, StateDigest
-from phalanx.pipeline.protocol.needs import TensorsNeed, task
+from phalanx.pipeline.protocol.needs import TensorsNeed, owner_task
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.roles import Library
+from phalanx.pipeline.worker.roles import BuildHeldStage
 from phalanx.security.crypto import certified_name
 from phalanx.transport import Endpoint
 
@@ -54,13 +54,13 @@ class PipelineEngine:
         self._roster = roster = Roster(context)
         self._failover = Failover(context, roster)
         self._newcomers = LateJoins(members, plan, context.mail, endpoint, files.observe, context.incarnations)
-        self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
+        self._pace_meter = PaceMeter([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
         self._verified_step = VerifiedStep(context, roster, self._failover)
         self._loop = EventLoop(context, roster, self._newcomers)
 
     # --- life ---------------------------------------------------------------------------------------
 
-    def start(self, step: int, known: Mapping[int, StateDigest]) -> None:
+    def start_parties(self, step: int, known: Mapping[int, StateDigest]) -> None:
         """Give every party its roles and wait until all copies are where they should be.
 
         Args:
@@ -69,9 +69,9 @@ class PipelineEngine:
         Raises:
             PeerLostError: A worker did not get ready in time.
         """
-        self._loop.run(self._failover.begin(step, known))
+        self._loop.run_task(self._failover.assign_first_roles(step, known))
 
-    def fall_back(self, library: Library, step: int, known: Mapping[int, StateDigest]) -> None:
+    def fall_back(self, library: BuildHeldStage, step: int, known: Mapping[int, StateDigest]) -> None:
         """Begin again from another state, with every party that is left: after a `NoHolderError`, or as a round begins.
 
         Args:
@@ -85,9 +85,9 @@ class PipelineEngine:
         context = self._context
         context.party.roles.begin_anew(library)
         context.forget_unverified("the run continues from another state")
-        self._loop.run(self._failover.fall_back(step, known))
+        self._loop.run_task(self._failover.fall_back(step, known))
 
-    def step(self, step: int, inputs: StepInputs) -> StepResult:
+    def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
         """Run, verify and apply one optimizer step.
 
         Raises:
@@ -97,60 +97,60 @@ class PipelineEngine:
             PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
-        return self._loop.run(self._step(step, inputs))
+        return self._loop.run_task(self._run_verified_step(step, inputs))
 
-    @task
-    async def _step(self, step: int, inputs: StepInputs) -> StepResult:
+    @owner_task
+    async def _run_verified_step(self, step: int, inputs: StepInputs) -> StepResult:
         facts, verified_step = self._facts, self._verified_step
-        first_verdict, redone = len(self.verdicts), self.steps_redone
-        await self._heed_revocations(step)
-        await self._regroup(step)
+        first_verdict, redone = len(self.all_verdicts), self.steps_redone
+        await self._replace_revoked(step)
+        await self._regroup_between_steps(step)
         facts.record.forget_before(step)
         if facts.ledger.step != step:
             self._context.coordinator.open_step(step)
-        effort = await verified_step.train(step, inputs)
+        effort = await verified_step.verify_step(step, inputs)
         if not verified_step.outcome.is_finite(inputs):
-            error = FailedBatchError(verified_step.outcome.failure(step, inputs))
+            error = FailedBatchError(verified_step.outcome.describe_failure(step, inputs))
             await verified_step.begin_again(step)
             raise error
-        return await verified_step.apply(step, inputs, effort, self.verdicts[first_verdict:], redone)
+        return await verified_step.apply_step(step, inputs, effort, self.all_verdicts[first_verdict:], redone)
 
-    async def _heed_revocations(self, step: int) -> None:
+    async def _replace_revoked(self, step: int) -> None:
         """Replace parties that the owner has revoked, between two steps, before they are sent anything of the next."""
         members, roster = self._context.members, self._roster
-        for entry in members.newly_revoked(roster.revoked):
+        for entry in members.new_revocations(roster.revoked):
             newcomer = roster.revoke(entry, step)
             if newcomer is not None:
-                self._newcomers.drop(newcomer)
+                self._newcomers.drop_newcomer(newcomer)
         while any(certified_name(name) in roster.revoked for name in roster.lost):
-            await self._verified_step.recover(None, step)
+            await self._verified_step.recover_step(None, step)
 
-    async def _regroup(self, step: int) -> None:
+    async def _regroup_between_steps(self, step: int) -> None:
         """Let workers in and out between two steps, and relieve slow or crowded ones; all states are agreed on then."""
         failover, leaving = self._failover, self._roster.leaving
-        unsound = failover.is_unsound(step, self._balance)
+        unsound = failover.is_unsound(step, self._pace_meter)
         if not (self._newcomers.prepared or leaving or unsound):
             return
-        await self._verified_step.settle()
-        newcomers = self._newcomers.admit()
+        await self._verified_step.settle_step()
+        newcomers = self._newcomers.admit_prepared()
         if newcomers or leaving or unsound:
-            self._context.duplicates.abandon("stages move")
-            await failover.regroup(newcomers, step, self._balance)
+            self._context.duplicates.abandon_duplicate("stages move")
+            await failover.regroup_parties(newcomers, step, self._pace_meter)
             await self._verified_step.redo_until(step)
 
     # a caller that asks for weights may have switched gradients off, and audits and redone steps need them
     @torch.enable_grad()
-    def settle(self) -> None:
+    def settle_last_step(self) -> None:
         """Wait until the last step is verified and the states after it are agreed on; undo and redo it if need be.
 
         Raises:
             PeerLostError: That did not end in time.
             NoHolderError: Every holder of a stage is gone.
         """
-        self._loop.run(self._verified_step.settle())
+        self._loop.run_task(self._verified_step.settle_step())
 
     @torch.enable_grad()
-    def collect(self, stage: int, purpose: Purpose) -> StageCopy:
+    def fetch_stage(self, stage: int, purpose: Purpose) -> StageCopy:
         """Fetch a stage's state or weights, checked against the digest that holder and shadow signed.
 
         A holder that does not bring them is replaced, where the other copy does not either.
@@ -160,28 +160,28 @@ class PipelineEngine:
             PeerLostError: Without a guard, no answer came in time.
             NoHolderError: Every holder of the stage is gone.
         """
-        return self._loop.run(self._collect(stage, purpose))
+        return self._loop.run_task(self._fetch_stage(stage, purpose))
 
-    @task
-    async def _collect(self, stage: int, purpose: Purpose) -> StageCopy:
+    @owner_task
+    async def _fetch_stage(self, stage: int, purpose: Purpose) -> StageCopy:
         context, facts = self._context, self._facts
         while True:
-            await self._verified_step.settle()
-            holder = facts.holder(stage)
+            await self._verified_step.settle_step()
+            holder = facts.holder_of(stage)
             if holder == OWNER:
                 return context.party.roles.copy_of(stage)
             try:
                 return await collect_agreed(facts, stage, purpose)
             except (PeerLostError, VerificationError) as exc:
-                if not self.plan.guard.enabled:
+                if not self.plan.guard.is_enabled:
                     raise
                 self._roster.suspect(holder, str(exc))
-                await self._verified_step.recover(None, facts.ledger.step)
+                await self._verified_step.recover_step(None, facts.ledger.step)
 
-    def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
+    def fetch_stages(self, purpose: Purpose) -> Iterator[StageCopy]:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""
         for stage in range(len(self.plan.stages)):
-            yield self.collect(stage, purpose)
+            yield self.fetch_stage(stage, purpose)
 
     def begin_duplicate(self) -> Duplicate:
         """Take the state after the last step for a checkpoint; it comes in while further steps run.
@@ -190,11 +190,11 @@ class PipelineEngine:
         """
         context = self._context
         context.party.finish_applies()
-        return context.duplicates.begin(self.next_step)
+        return context.duplicates.begin_duplicate(self.next_step)
 
-    def look_for_duplicate(self) -> None:
+    def update_duplicate(self) -> None:
         """Bring the duplicate under way up to date: whole, or given up because a party is gone or silent."""
-        self._context.duplicates.look(self._roster.lost)
+        self._context.duplicates.update_duplicate(self._roster.lost)
 
     def finish_duplicate(self, duplicate: Duplicate) -> None:
         """Wait until a duplicate is whole, or given up.
@@ -202,24 +202,24 @@ class PipelineEngine:
         Raises:
             PeerLostError: States were not confirmed in time.
         """
-        self.settle()
+        self.settle_last_step()
         self._context.duplicates.note_agreed(self.next_step)
         while not (duplicate.is_whole or duplicate.failure):
-            self._loop.turn()
-            self.look_for_duplicate()
+            self._loop.run_turn()
+            self.update_duplicate()
 
     @property
-    def holders(self) -> Mapping[int, str]:
+    def stage_holders(self) -> Mapping[int, str]:
         """The holder of each stage now."""
         return self._facts.assignment.holders
 
     @property
-    def shadows(self) -> Mapping[int, str]:
+    def stage_shadows(self) -> Mapping[int, str]:
         """The shadow of each stage now."""
         return self._facts.assignment.shadows
 
     @property
-    def guarantees(self) -> Mapping[int, str]:
+    def stage_guarantees(self) -> Mapping[int, str]:
         """The guarantee of each stage now; a name in `GUARANTEES`."""
         return self._failover.guarantees.present
 
@@ -229,7 +229,7 @@ class PipelineEngine:
         return self._facts.ledger.step
 
     @property
-    def losses(self) -> tuple[float, ...]:
+    def microbatch_losses(self) -> tuple[float, ...]:
         """Summed losses of the microbatches of the last step, in their order, in nats."""
         stages = self._context.party.hosted
         return tuple(stages[len(self.plan.stages) - 1].losses)
@@ -240,9 +240,9 @@ class PipelineEngine:
         return self._context.incarnations
 
     @property
-    def verdicts(self) -> list[Verdict]:
+    def all_verdicts(self) -> list[Verdict]:
         """All verdicts so far."""
-        return self._context.verdicts.passed
+        return self._context.verdicts.confirmed_verdicts
 
     @property
     def steps_redone(self) -> int:
@@ -250,29 +250,29 @@ class PipelineEngine:
         return self._verified_step.steps_redone
 
     @property
-    def takeovers(self) -> int:
+    def num_takeovers(self) -> int:
         """How many stages have changed hands."""
         return self._failover.takeovers
 
     @property
-    def usage(self) -> dict[str, dict[str, float]]:
+    def party_usage(self) -> dict[str, dict[str, float]]:
         """Running costs that each party reported with its last applied step, CPU seconds by phase."""
         return dict(self._context.coordinator.usage)
 
     def close(self, reason: str) -> None:
         """Tell every worker that the run is over."""
         context, ledger = self._context, self._facts.ledger
-        head = context.members.witnesses.head()
+        head = context.members.witnesses.current_head()
         shutdown = Shutdown(epoch=max(ledger.epoch, 0), reason=reason, log_head=head)
         for name in self._roster.alive:
             # a worker that is gone, or ends before it has signed for this, needs no good-bye
             with contextlib.suppress(TransportError):
                 context.tell([name], shutdown)
         with contextlib.suppress(TransportError):
-            context.endpoint.flush(2.0)
+            context.endpoint.flush_frames(2.0)
 
 
-@task
+@owner_task
 async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> StageCopy:
     """Fetch a stage's state or weights from its holder, or from the other copy where the holder does not bring it.
 
@@ -280,12 +280,12 @@ async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> Stag
         VerificationError: The bytes are not the agreed state's.
         PeerLostError: No answer came in time.
     """
-    parties = (facts.holder(stage), *((facts.shadow(stage),) if stage in facts.assignment.shadows else ()))
+    parties = (facts.holder_of(stage), *((facts.shadow_of(stage),) if stage in facts.assignment.shadows else ()))
     reason: PeerLostError | VerificationError = PeerLostError(
-        f"stage {stage}: {facts.holder(stage)} did not send its {purpose} in time"
+        f"stage {stage}: {facts.holder_of(stage)} did not send its {purpose} in time"
     )
     for party in parties:
-        copy = await _fetch(facts, party, stage, purpose)
+        copy = await _fetch_copy(facts, party, stage, purpose)
         if copy is not None and _is_agreed(facts, copy, purpose):
             return copy
         if copy is not None:
@@ -296,21 +296,21 @@ async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> Stag
     raise reason
 
 
-async def _fetch(facts: StepFacts, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
-    copy = StageCopy.empty(facts.plan, stage)
+async def _fetch_copy(facts: StepFacts, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
+    copy = StageCopy.build_empty(facts.plan, stage)
     request = FetchBulk(epoch=facts.ledger.epoch, step=facts.ledger.step, stage=stage, purpose=purpose)
-    tensors = await TensorsNeed(party, request, copy.state() if purpose == "state" else copy.weights())
+    tensors = await TensorsNeed(party, request, copy.state_tensors() if purpose == "state" else copy.weight_tensors())
     if tensors is None:
         return None
     if purpose == "state":
-        copy.load(*tensors)
+        copy.load_tensors(*tensors)
     else:
         copy.load_weights(tensors[0])
     return copy
 
 
 def _is_agreed(facts: StepFacts, copy: StageCopy, purpose: Purpose) -> bool:
-    agreed = facts.agreed.get(copy.spec.index)
+    agreed = facts.agreed_states.get(copy.spec.index)
     if agreed is None:
         return True
-    return copy.digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights
+    return copy.compute_digest() == agreed if purpose == "state" else copy.weights_digest() == agreed.weights

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import CutLogError, FrameError, PhalanxError, TransportError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.late_join import LateJoins
@@ -16,6 +16,7 @@ from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import ProgressReport
 from phalanx.pipeline.protocol.needs import (
     Delivery,
+    LoopTurn,
     MessageNeed,
     Need,
     OwnerTask,
@@ -23,7 +24,6 @@ from phalanx.pipeline.protocol.needs import (
     ProgressNeed,
     TensorsDelivery,
     TensorsNeed,
-    Turn,
 )
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
 from phalanx.transport import LinkFault
@@ -52,7 +52,7 @@ class EventLoop:
     newcomers: LateJoins
     _is_running: bool = False
 
-    def run(self, task: OwnerTask[T]) -> T:
+    def run_task(self, task: OwnerTask[T]) -> T:
         """Carry a task out, and every other one that it awaits, and see to everything that they need.
 
         Returns:
@@ -91,7 +91,7 @@ class EventLoop:
                     work = need.work
                     continue
                 try:
-                    value = self.answer(need)
+                    value = self.serve_need(need)
                 except BaseException as exc:  # noqa: BLE001 - raised where it was waited for
                     error = exc
         finally:
@@ -99,87 +99,87 @@ class EventLoop:
 
     # --- what tasks need ----------------------------------------------------------------------------
 
-    def answer(self, need: Need[Any]) -> object:
+    def serve_need(self, need: Need[Any]) -> object:
         """Serve a need that is no task, and return its result."""
         context = self.context
         match need:
-            case Turn():
-                self.turn()
+            case LoopTurn():
+                self.run_turn()
             case OwnMail():
-                self._hear_itself()
+                self._handle_own_mail()
             case Delivery():
-                self._deliver(need)
+                self._send_delivery(need)
             case TensorsDelivery():
-                send_bulk(context.mail.post, need.party, need.request, need.tensors, need.step)
+                send_bulk(context.mail.post_message, need.party, need.request, need.tensors, need.step)
             case MessageNeed() | TensorsNeed() | ProgressNeed():
                 requests, pending = context.requests, None
                 try:
-                    pending = requests.begin(need)
+                    pending = requests.begin_request(need)
                     while not (
                         pending.is_answered or pending.party in self.roster.lost or requests.has_lapsed(pending)
                     ):
-                        self.turn()
+                        self.run_turn()
                 except FrameError:
                     if isinstance(need, TensorsNeed):
                         return None
                     raise
                 finally:
                     if pending is not None:
-                        requests.end(pending)
+                        requests.end_request(pending)
                 if not pending.is_answered and pending.party:
                     context.facts.unanswered.add(pending.party)
-                return pending.found(need)
+                return pending.result_for(need)
             case _:
                 raise TypeError(f"the owner's loop knows no {type(need).__name__}")
         return None
 
-    def _deliver(self, delivery: Delivery) -> None:
+    def _send_delivery(self, delivery: Delivery) -> None:
         """Send a message, and record a request that a verdict may rest on."""
         facts, mail = self.context.facts, self.context.mail
-        header = mail.post(delivery.party, delivery.message, delivery.payload)
+        header = mail.post_message(delivery.party, delivery.message, delivery.payload)
         facts.record.add_message(OWNER, delivery.message, header)
 
-    def _hear_itself(self) -> None:
+    def _handle_own_mail(self) -> None:
         context = self.context
         for item in context.mail.drain_local():
-            if not context.coordinator.handle(item):
-                context.party.handle(item)
+            if not context.coordinator.record_message(item):
+                context.party.handle_message(item)
 
     # --- what arrives -------------------------------------------------------------------------------
 
-    def turn(self) -> None:
+    def run_turn(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
         context, roster = self.context, self.roster
         mail, party, coordinator = context.mail, context.party, context.coordinator
-        handled, before = False, (party.num_inputs, coordinator.progress)
+        handled, before = False, (party.num_inputs, coordinator.progress_counts)
         self._end_earlier_incarnations()
-        for item in mail.drain():
+        for item in mail.drain_messages():
             handled = True
             if isinstance(item, LinkFault):
                 roster.suspect(item.peer, str(item.error))
                 continue
             try:
-                if self._took_answer(item):
+                if self._take_answer(item):
                     continue
                 if isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
-                    self.newcomers.hear(item, roster.alive)
+                    self.newcomers.receive_message(item, roster.alive)
                 elif isinstance(item.message, Leave):
                     roster.leaving.update({item.sender} & set(roster.alive))
-                elif coordinator.handle(item):
+                elif coordinator.record_message(item):
                     for outgoing in coordinator.take_outgoing():
-                        self._deliver(outgoing)
+                        self._send_delivery(outgoing)
                 else:
-                    party.handle(item)
+                    party.handle_message(item)
             except CutLogError:
                 # the owner's own signature says so, not the party that shows it
                 raise
             except PhalanxError as exc:
-                self._refuse(item, exc)
-        worked = party.work()
+                self._refuse_message(item, exc)
+        worked = party.do_next_work()
         # a party that only talks is as silent as one that says nothing
-        if worked or (party.num_inputs, coordinator.progress) != before:
-            context.patience.heard()
-        if not (worked or handled or mail.pending):
+        if worked or (party.num_inputs, coordinator.progress_counts) != before:
+            context.patience.note_message()
+        if not (worked or handled or mail.has_pending):
             self._wait_a_little()
 
     def _tell_fenced(self, name: str) -> None:
@@ -190,36 +190,36 @@ class EventLoop:
             "certificate of its own, and replace this one if you did not start the other process"
         )
         with contextlib.suppress(TransportError):
-            context.mail.post(name, NotLetIn(epoch=0, reason=reason))
-            context.endpoint.flush(_FAREWELL_S)
+            context.mail.post_message(name, NotLetIn(epoch=0, reason=reason))
+            context.endpoint.flush_frames(_FAREWELL_S)
 
-    def _took_answer(self, item: ReceivedMessage) -> bool:
+    def _take_answer(self, item: ReceivedMessage) -> bool:
         requests, patience = self.context.requests, self.context.patience
-        if not requests.accepts(item):
+        if not requests.accept_answer(item):
             return False
         if not isinstance(item.message, ProgressReport):
             # to say what one waits for brings the step no nearer to its end
-            patience.heard()
+            patience.note_message()
         return True
 
     def _wait_a_little(self) -> None:
         context = self.context
-        context.notes.look()
-        with context.timer.phase("wait"):
-            arrived = context.mail.wait(_SHORT_WAIT_S)
+        context.notes.note_verified_states()
+        with context.timer.time_phase("wait"):
+            arrived = context.mail.wait_for_mail(_SHORT_WAIT_S)
         if not arrived:
             context.coordinator.look_again()
             self.roster.suspect_the_dead()
 
-    def _refuse(self, item: ReceivedMessage, error: PhalanxError) -> None:
+    def _refuse_message(self, item: ReceivedMessage, error: PhalanxError) -> None:
         context, facts = self.context, self.context.facts
         if context.requests.was_asked(item):
             # an answer that comes after it was given up is no party's fault
             return
-        context.mail.refused(item)
-        number = facts.ledger.sample.number("refused", item.sender)
+        context.mail.count_refused(item)
+        number = facts.ledger.event_sampler.number_event("refused", item.sender)
         if number is not None:
-            body = {"party": item.sender, "error": type(error).__name__, "reason": printable(str(error))}
+            body = {"party": item.sender, "error": type(error).__name__, "reason": printable_text(str(error))}
             facts.observe("refused", body | {"number": number})
 
     def _end_earlier_incarnations(self) -> None:
@@ -229,4 +229,4 @@ class EventLoop:
                 self._tell_fenced(name)
                 self.roster.suspect(name, "its process has restarted")
             else:
-                self.newcomers.drop(name)
+                self.newcomers.drop_newcomer(name)

@@ -19,7 +19,7 @@ GUARANTEES: dict[str, str] = {
 _STRENGTH = {name: -place for place, name in enumerate(GUARANTEES)}
 
 
-def weaker(one: str, other: str) -> str:
+def weaker_guarantee(one: str, other: str) -> str:
     """The weaker one of two guarantees; a name that is not known counts as none."""
     return min(one, other, key=lambda name: _STRENGTH.get(name, -len(_STRENGTH)))
 
@@ -36,8 +36,8 @@ def guarantee_of(facts: StepFacts, assignment: Assignment, stage: int) -> str:
     # the first that applies
     applicable = {
         "own": holder == OWNER,
-        "unguarded": shadow is None or not guard.enabled,
-        "messages-only": not guard.upkeep.in_lockstep and not any(rates),
+        "unguarded": shadow is None or not guard.is_enabled,
+        "messages-only": not guard.shadow_upkeep.in_lockstep and not any(rates),
         "bounded": not alike,
         "owner-shadowed": shadow == OWNER,
     }
@@ -54,7 +54,7 @@ _IN_WORDS = {
 }
 
 
-def in_words(guarantees: Mapping[int, str]) -> str:
+def describe_guarantees(guarantees: Mapping[int, str]) -> str:
     """Say how stages are checked, by stage; `phalanx explain` has the names."""
     groups: dict[str, list[str]] = {}
     for stage, name in guarantees.items():
@@ -76,15 +76,15 @@ class Guarantees:
         self.present: Mapping[int, str] = {}
         self._facts = facts
 
-    def note(self, assignment: Assignment, step: int) -> None:
+    def note_roles(self, assignment: Assignment, step: int) -> None:
         """Take note of the roles from a step on."""
         before, now = self.present, {s: guarantee_of(self._facts, assignment, s) for s in sorted(assignment.holders)}
         if now == before:
             return
         self.present = now
         stages = {str(stage): name for stage, name in now.items()}
-        self._facts.observe("guarantees", {"step": step, "stages": stages, "said": in_words(now)})
+        self._facts.observe("guarantees", {"step": step, "stages": stages, "said": describe_guarantees(now)})
         for stage, name in now.items():
-            if name != before.get(stage, name) and weaker(name, before[stage]) == name:
+            if name != before.get(stage, name) and weaker_guarantee(name, before[stage]) == name:
                 body = {"step": step, "stage": stage, "before": before[stage], "now": name}
                 self._facts.observe("guarantee_weaker", {**body, "meaning": GUARANTEES[name]})

@@ -15,12 +15,12 @@ from phalanx.checkpoint.sealed import FilePlace, FileSealer
 from phalanx.checkpoint.stream import safetensors_pieces
 from phalanx.errors import VerificationError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.owner.step_books import StageState
+from phalanx.pipeline.owner.step_log import StageState
 from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
-from phalanx.pipeline.protocol.needs import TensorsNeed, task
+from phalanx.pipeline.protocol.needs import TensorsNeed, owner_task
 from phalanx.pipeline.stage.stage_copy import StageCopy, trained_shapes
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.roles import Library, Roles, TrainedState
+from phalanx.pipeline.worker.roles import BuildHeldStage, Roles, TrainedState
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class KeptStates:
         self._directory = directory
         self._every = facts.plan.guard.keep_states
         self._points: dict[int, KeptPoint] = {}
-        self._library: Library | None = None
+        self._library: BuildHeldStage | None = None
 
-    def begin(self, step: int, digests: Mapping[int, StateDigest]) -> None:
+    def begin_keeping(self, step: int, digests: Mapping[int, StateDigest]) -> None:
         """Keep the state that a session, or what follows a fallback, begins with; that of a model is in its files.
 
         Args:
@@ -83,7 +83,7 @@ class KeptStates:
         if step:
             # what it was read from may be gone when it is needed
             for stage in range(len(self._facts.plan.stages)):
-                if not self._write(point, stage, self._library(stage).optimizer.state()):
+                if not self._write_stage(point, stage, self._library(stage).optimizer.state_tensors()):
                     return
 
     def __contains__(self, step: int) -> bool:
@@ -93,8 +93,8 @@ class KeptStates:
         """Whether the state before a step is to be kept, and is not yet."""
         return bool(self._every) and step % self._every == 0 and all(step > point for point in self._points)
 
-    @task
-    async def take(self, step: int, oldest: int) -> tuple[str, str] | None:
+    @owner_task
+    async def keep_state(self, step: int, oldest: int) -> tuple[str, str] | None:
         """Keep the agreed state before a step.
 
         Args:
@@ -105,31 +105,31 @@ class KeptStates:
             The holder that did not bring a stage, when no other party brought it either, and why; None when all is
             kept, or the disk has refused, which the event `state_not_kept` says.
         """
-        facts, digests = self._facts, dict(self._facts.agreed)
+        facts, digests = self._facts, dict(self._facts.agreed_states)
         for stage in set(facts.assignment.held_by(OWNER)) & set(range(1, len(facts.plan.stages) - 1)):
-            digests[stage] = self._roles.copy_of(stage).digest()
+            digests[stage] = self._roles.copy_of(stage).compute_digest()
         point = KeptPoint(step, digests)
         for stage, holder in sorted(facts.assignment.holders.items()):
             if holder == OWNER:
-                tensors: Mapping[str, Tensor] | None = self._roles.copy_of(stage).optimizer.state()
+                tensors: Mapping[str, Tensor] | None = self._roles.copy_of(stage).optimizer.state_tensors()
             else:
-                tensors = await self._fetch(stage, (holder, facts.shadow(stage)))
+                tensors = await self._fetch_state(stage, (holder, facts.shadow_of(stage)))
             if tensors is None:
                 point.close()
                 return holder, f"stage {stage}: {holder} did not send its signed state, and neither did its shadow"
-            if not self._write(point, stage, tensors):
+            if not self._write_stage(point, stage, tensors):
                 return None
         self._points[step] = point
-        for needless in [point for point in self._points if point < oldest or not self._stays(point)]:
+        for needless in [point for point in self._points if point < oldest or not self._is_retained(point)]:
             self._points.pop(needless).close()
         return None
 
-    def _stays(self, step: int) -> bool:
+    def _is_retained(self, step: int) -> bool:
         """Whether a point is the first one, one of the last two, or one of the few that stay of its octave of ages."""
         place, age = step // self._every, max(self._points) // self._every - step // self._every
         return step == min(self._points) or age < 2 or place % (1 << (age.bit_length() - 1)) == 0
 
-    def before(self, step: int, oldest: int) -> int | None:
+    def point_before(self, step: int, oldest: int) -> int | None:
         """The last kept point up to a step; the first one where none is so old, and None without any.
 
         Args:
@@ -138,18 +138,18 @@ class KeptStates:
         usable = sorted(point for point in self._points if point >= oldest)
         return max((point for point in usable if point <= step), default=min(usable, default=None))
 
-    def digests(self, step: int) -> Mapping[int, StateDigest]:
+    def point_digests(self, step: int) -> Mapping[int, StateDigest]:
         """The digests of a kept point."""
         return self._points[step].digests
 
-    def library(self, step: int) -> Library:
+    def point_library(self, step: int) -> BuildHeldStage:
         """Build stages as they were at a kept point."""
         point, base = self._points[step], self._library
 
         def build(stage: int, trained: TrainedState | None = None) -> StageCopy:
             if base is None:
                 raise VerificationError(f"stage {stage}: the owner has no model to build it from")
-            return base(stage) if not point.files else base(stage, trained or self._read(point, stage))
+            return base(stage) if not point.files else base(stage, trained or self._read_stage(point, stage))
 
         return build
 
@@ -158,30 +158,30 @@ class KeptStates:
         for late in [point for point in self._points if point > step]:
             self._points.pop(late).close()
 
-    async def _fetch(self, stage: int, parties: tuple[str, ...]) -> dict[str, Tensor] | None:
+    async def _fetch_state(self, stage: int, parties: tuple[str, ...]) -> dict[str, Tensor] | None:
         facts = self._facts
-        step, agreed, shapes = facts.ledger.step, facts.agreed.get(stage), trained_shapes(facts.plan, stage)
+        step, agreed, shapes = facts.ledger.step, facts.agreed_states.get(stage), trained_shapes(facts.plan, stage)
         for party in parties:
             if party == OWNER:
-                return dict(self._roles.copy_of(stage).optimizer.state())
+                return dict(self._roles.copy_of(stage).optimizer.state_tensors())
             request = FetchBulk(epoch=facts.ledger.epoch, step=step, stage=stage, purpose="snapshot")
             tensors = await TensorsNeed(party, request, shapes)
             try:
                 if tensors is not None:
-                    StageState(stage, party, tensors[0], step, agreed).check()
+                    StageState(stage, party, tensors[0], step, agreed).check_digest()
                     return tensors[0]
             except VerificationError as exc:
                 facts.observe("refused", {"party": party, "error": type(exc).__name__, "reason": str(exc)})
         return None
 
-    def _write(self, point: KeptPoint, stage: int, tensors: Mapping[str, Tensor]) -> bool:
+    def _write_stage(self, point: KeptPoint, stage: int, tensors: Mapping[str, Tensor]) -> bool:
         """Put one stage on the disk; False when that refuses, and the point is given up."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = point.files[stage] = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115 - kept open
             # whatever becomes of the run, its disk is given back with it
             weakref.finalize(point, file.close)
-            for piece in point.sealer.seal(_place(point, stage), safetensors_pieces(tensors)):
+            for piece in point.sealer.seal_file(_file_place(point, stage), safetensors_pieces(tensors)):
                 file.write(piece)
             file.flush()
         except OSError as exc:
@@ -192,12 +192,12 @@ class KeptStates:
             return False
         return True
 
-    def _read(self, point: KeptPoint, stage: int) -> TrainedState:
+    def _read_stage(self, point: KeptPoint, stage: int) -> TrainedState:
         file = point.files[stage]
         file.seek(0)
-        plain = point.sealer.open(_place(point, stage), file.read(), f"kept state of stage {stage}")
+        plain = point.sealer.open_file(_file_place(point, stage), file.read(), f"kept state of stage {stage}")
         return TrainedState(load(plain), point.step)
 
 
-def _place(point: KeptPoint, stage: int) -> FilePlace:
+def _file_place(point: KeptPoint, stage: int) -> FilePlace:
     return FilePlace("kept", point.step, str(stage))

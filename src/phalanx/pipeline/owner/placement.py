@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, without
-from phalanx.pipeline.assignment.fit import fitting
+from phalanx.pipeline.assignment.assignment import Assignment, first_assignment, promote_shadows
+from phalanx.pipeline.assignment.fit import fit_assignment
 from phalanx.pipeline.assignment.memory import Memory
-from phalanx.pipeline.assignment.rebalance import Balance, regrouped
-from phalanx.pipeline.assignment.stage_memory import footprints
+from phalanx.pipeline.assignment.rebalance import PaceMeter, rebalance_assignment
+from phalanx.pipeline.assignment.stage_memory import stage_footprints
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.plan import StepPlan
 
@@ -23,77 +23,79 @@ class Placement:
     def __init__(self, plan: StepPlan, members: Members) -> None:
         self._plan = plan
         self._members = members
-        self._footprints = footprints(plan)
+        self._footprints = stage_footprints(plan)
         self._is_short = False
 
     @property
-    def memory(self) -> Memory:
+    def party_memory(self) -> Memory:
         """The memory that stages need, and that every party has that has come so far."""
-        return Memory(self._footprints, self._members.rooms)
+        return Memory(self._footprints, self._members.memory_by_party)
 
-    def first(self, workers: Sequence[str], *, may_exceed: bool) -> Assignment:
+    def assign_first(self, workers: Sequence[str], *, may_exceed: bool) -> Assignment:
         """Return the first assignment.
 
         Raises:
             ConfigError: Nothing fits, and it may not exceed what there is.
         """
-        plan, memory = self._plan, self.memory
-        guarded = plan.guard.enabled
+        plan, memory = self._plan, self.party_memory
+        guarded = plan.guard.is_enabled
         assignment = first_assignment(len(plan.stages), workers, guarded=guarded, memory=memory)
-        assignment = self._paired(assignment, workers)
-        fitted = fitting(assignment, workers, memory)
+        assignment = self._pair_classes(assignment, workers)
+        fitted = fit_assignment(assignment, workers, memory)
         if fitted is not assignment:
             # what fits may be all with one worker
-            fitted = self._paired(regrouped(fitted, workers, guarded=guarded, memory=memory), workers)
+            fitted = self._pair_classes(rebalance_assignment(fitted, workers, guarded=guarded, memory=memory), workers)
         if not may_exceed:
-            memory.check(fitted.holders, fitted.shadows)
+            memory.check_fit(fitted.holders, fitted.shadows)
         return fitted
 
-    def without(self, old: Assignment, gone: str, workers: Sequence[str]) -> Assignment:
+    def assign_without(self, old: Assignment, gone: str, workers: Sequence[str]) -> Assignment:
         """Let shadows take over the stages of `gone`; others with room shadow uncovered ones.
 
         Raises:
             NoHolderError: A stage has no party that can take over.
         """
-        guard, memory = self._plan.guard, self.memory
-        successors = without(old, gone, workers, guarded=guard.enabled, memory=memory)
-        return self._paired(fitting(successors, workers, memory, holders_stay=True), workers)
+        guard, memory = self._plan.guard, self.party_memory
+        successors = promote_shadows(old, gone, workers, guarded=guard.is_enabled, memory=memory)
+        return self._pair_classes(fit_assignment(successors, workers, memory, holders_stay=True), workers)
 
-    def regrouped(self, old: Assignment, workers: Sequence[str], balance: Balance) -> Assignment:
+    def assign_regrouped(self, old: Assignment, workers: Sequence[str], balance: PaceMeter) -> Assignment:
         """Move stages to the parties that are there now, as few as possible."""
         guard = self._plan.guard
-        new = regrouped(old, workers, guarded=guard.enabled, costs=balance.costs, pace=balance.pace, memory=self.memory)
-        return self._paired(new, workers)
+        new = rebalance_assignment(
+            old, workers, guarded=guard.is_enabled, costs=balance.costs, pace=balance.pace, memory=self.party_memory
+        )
+        return self._pair_classes(new, workers)
 
-    def _paired(self, assignment: Assignment, workers: Sequence[str]) -> Assignment:
+    def _pair_classes(self, assignment: Assignment, workers: Sequence[str]) -> Assignment:
         """Replace shadows of another numeric class than their stage by workers of its class that have room for it."""
-        classes, memory, holders = self._members.classes, self.memory, assignment.holders
+        classes, memory, holders = self._members.numeric_classes, self.party_memory, assignment.holders
         shadows = dict(assignment.shadows)
         for stage, shadow in sorted(assignment.shadows.items()):
             holder = holders[stage]
             if classes.get(holder) == classes.get(shadow):
                 continue
-            crowded = memory.excess(holders, shadows)
+            crowded = memory.excess_bytes(holders, shadows)
             alike = [name for name in workers if name != holder and classes.get(name) == classes.get(holder)]
-            able = [name for name in alike if memory.excess(holders, {**shadows, stage: name}) <= crowded]
+            able = [name for name in alike if memory.excess_bytes(holders, {**shadows, stage: name}) <= crowded]
             roles = Counter([*holders.values(), *shadows.values()])
             # the first of those with the fewest roles
             shadows[stage] = min(able, key=roles.__getitem__, default=shadow)
         return assignment if shadows == assignment.shadows else replace(assignment, shadows=shadows)
 
-    def is_crowded(self, old: Assignment, workers: Sequence[str], balance: Balance) -> bool:
+    def is_crowded(self, old: Assignment, workers: Sequence[str], balance: PaceMeter) -> bool:
         """Whether a party was given more than it had room for by `shortages`, still has, and others have room."""
         if not self._is_short:
             return False
-        memory = self.memory
-        excess = memory.excess(old.holders, old.shadows)
+        memory = self.party_memory
+        excess = memory.excess_bytes(old.holders, old.shadows)
         if not excess:
             return False
-        new = self.regrouped(old, workers, balance)
-        return memory.excess(new.holders, new.shadows) < excess
+        new = self.assign_regrouped(old, workers, balance)
+        return memory.excess_bytes(new.holders, new.shadows) < excess
 
-    def shortages(self, assignment: Assignment) -> list[str]:
+    def list_shortages(self, assignment: Assignment) -> list[str]:
         """Say in sentences which parties are given more than they say they have."""
-        sentences = self.memory.shortages(assignment.holders, assignment.shadows)
+        sentences = self.party_memory.describe_shortages(assignment.holders, assignment.shadows)
         self._is_short = bool(sentences)
         return sentences

@@ -9,9 +9,9 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.kept_states import KeptStates
 from phalanx.pipeline.proof.step_record import StageChecks, step_checks
 from phalanx.pipeline.protocol.messages import StateDigest
-from phalanx.pipeline.protocol.needs import task
+from phalanx.pipeline.protocol.needs import owner_task
 from phalanx.pipeline.verify.facts import StepFacts, StepLedger
-from phalanx.pipeline.worker.roles import Library
+from phalanx.pipeline.worker.roles import BuildHeldStage
 from phalanx.security.crypto import certified_name
 
 PAST_BYTES = 2**28
@@ -34,12 +34,12 @@ class PastStep:
     checks: Mapping[int, StageChecks] = field(default_factory=dict)
 
     @property
-    def agreed(self) -> Mapping[int, StateDigest]:
+    def states_before(self) -> Mapping[int, StateDigest]:
         """Digest of each watched stage before the step."""
         return self.ledger.agreed
 
 
-def slim(step: PastStep) -> PastStep:
+def drop_message_headers(step: PastStep) -> PastStep:
     """The step without the headers of its messages and the reports of its audits: what was committed to remains."""
     ledger = step.ledger
     bare = replace(
@@ -77,23 +77,23 @@ class StepHistory:
         self._max_bytes = max_bytes
         self._size_bytes = 0
 
-    def add(self, step: PastStep) -> None:
+    def add_step(self, step: PastStep) -> None:
         """Remember the step that is about to be applied."""
         self._steps.append(step)
         self._size_bytes += _size_bytes(step)
         while len(self._steps) > self._undoable_steps and self._size_bytes > self._max_bytes:
             self._size_bytes -= _size_bytes(self._steps.popleft())
 
-    def get(self, step: int) -> PastStep | None:
+    def find_step(self, step: int) -> PastStep | None:
         """A step that is remembered."""
         return next((past for past in self._steps if past.ledger.step == step), None)
 
-    def since(self, step: int) -> Iterator[PastStep]:
+    def steps_since(self, step: int) -> Iterator[PastStep]:
         """The remembered steps from this one on, in order."""
         return iter([past for past in self._steps if past.ledger.step >= step])
 
     @property
-    def oldest(self) -> int | None:
+    def oldest_step(self) -> int | None:
         """The first step that is remembered."""
         return self._steps[0].ledger.step if self._steps else None
 
@@ -118,33 +118,33 @@ class Rollback:
     """
 
     def __init__(self, facts: StepFacts, kept: KeptStates, past_bytes: int = PAST_BYTES) -> None:
-        self.undone: dict[int, StepInputs] = {}
-        self.kept = kept
-        self.restored: int | None = None
+        self.undone_batches: dict[int, StepInputs] = {}
+        self.kept_states = kept
+        self.restored_step: int | None = None
         self._facts = facts
         self._doubtful_before: dict[str, int] = {}
         """Of a certificate, the step before which neither its word nor its work counts."""
         guard = facts.plan.guard
         self._keep_states = guard.keep_states
         self._step_history = StepHistory(
-            max(int(guard.enabled), 2 * guard.keep_states), past_bytes if guard.keep_states else 0
+            max(int(guard.is_enabled), 2 * guard.keep_states), past_bytes if guard.keep_states else 0
         )
         self._since: dict[tuple[str, int], int] = {}
 
-    def remember(self, step: PastStep) -> None:
+    def remember_step(self, step: PastStep) -> None:
         """Keep a step that is about to be applied."""
         if self._keep_states:
             # of hundreds of steps, their headers are let go of
-            step = replace(slim(step), checks=step_checks(self._facts))
-        self._step_history.add(step)
+            step = replace(drop_message_headers(step), checks=step_checks(self._facts))
+        self._step_history.add_step(step)
 
-    @task
+    @owner_task
     async def keep_state(self, step: int) -> tuple[str, str] | None:
-        """Keep the state before a step; see `KeptStates.take`."""
-        oldest = self._step_history.oldest
-        return await self.kept.take(step, step if oldest is None else oldest)
+        """Keep the state before a step; see `KeptStates.keep_state`."""
+        oldest = self._step_history.oldest_step
+        return await self.kept_states.keep_state(step, step if oldest is None else oldest)
 
-    def way_back(self, gone: str, verdict: Verdict | None, *, is_distrusted: bool = False) -> int | None:
+    def find_way_back(self, gone: str, verdict: Verdict | None, *, is_distrusted: bool = False) -> int | None:
         """Find the step that a run goes back to without a party; None where it goes on from where it is.
 
         Where the party is distrusted that is, with `keep_states`, the last kept point before its first step that no
@@ -158,19 +158,21 @@ class Rollback:
         if verdict is None and not trusted:
             self._facts.observe("distrusted", {"party": gone, "step": step})
         if trusted or not self._keep_states:
-            return self.unverified
+            return self.unverified_step
         # a state is wrong because of the update before it, even where a party had recomputed that
         refuted = verdict.step - 1 if verdict is not None and verdict.offence == "state" else None
         self._doubtful_before[certified_name(gone)] = step
-        points = [point for point in (self._kept_point(gone, refuted), self.unverified) if point is not None]
+        points = [point for point in (self._kept_point(gone, refuted), self.unverified_step) if point is not None]
         return min(points, default=None)
 
     def _kept_point(self, gone: str, refuted: int | None) -> int | None:
-        doubtful = next((past for past in self._step_history.since(0) if self._is_doubtful(past, gone, refuted)), None)
-        oldest = self._step_history.oldest
+        doubtful = next(
+            (past for past in self._step_history.steps_since(0) if self._is_doubtful(past, gone, refuted)), None
+        )
+        oldest = self._step_history.oldest_step
         if doubtful is None or oldest is None:
             return None
-        point = self.kept.before(doubtful.ledger.step, oldest)
+        point = self.kept_states.point_before(doubtful.ledger.step, oldest)
         return point if point is not None and point < self._facts.ledger.step else None
 
     def _is_doubtful(self, past: PastStep, gone: str, refuted: int | None) -> bool:
@@ -187,37 +189,37 @@ class Rollback:
         )
 
     @property
-    def kept_library(self) -> Library | None:
+    def kept_library(self) -> BuildHeldStage | None:
         """Builds stages as they were at the kept point that all parties are about to begin at; else None."""
-        return None if self.restored is None else self.kept.library(self.restored)
+        return None if self.restored_step is None else self.kept_states.point_library(self.restored_step)
 
     @property
-    def unverified(self) -> int | None:
+    def unverified_step(self) -> int | None:
         """The step that was applied before its audits were done; None when every applied step is verified."""
-        lagging = self._facts.lagging
+        lagging = self._facts.lagging_ledger
         return None if lagging is None else lagging.step
 
     def can_undo(self, step: int) -> bool:
         """Whether an applied step is remembered, so that it can be done again."""
-        return self._step_history.get(step) is not None
+        return self._step_history.find_step(step) is not None
 
-    def undo(self, first_bad: int, step: int) -> None:
+    def undo_steps(self, first_bad: int, step: int) -> None:
         """Forget every step from the first bad one on; the batches are kept to do them again."""
         step_history, facts = self._step_history, self._facts
-        self.undone |= {past.ledger.step: past.inputs for past in step_history.since(first_bad)}
-        back, before = step_history.get(first_bad), step_history.get(first_bad - 1)
-        facts.ledger.agreed = {} if back is None else dict(back.agreed)
-        if first_bad != self.unverified and first_bad in self.kept:
-            self.restored = first_bad
-            facts.ledger.agreed |= self.kept.digests(first_bad)
-        self.kept.forget_after(first_bad)
+        self.undone_batches |= {past.ledger.step: past.inputs for past in step_history.steps_since(first_bad)}
+        back, before = step_history.find_step(first_bad), step_history.find_step(first_bad - 1)
+        facts.ledger.agreed = {} if back is None else dict(back.states_before)
+        if first_bad != self.unverified_step and first_bad in self.kept_states:
+            self.restored_step = first_bad
+            facts.ledger.agreed |= self.kept_states.point_digests(first_bad)
+        self.kept_states.forget_after(first_bad)
         facts.previous = None if before is None else before.ledger
         step_history.forget_from(first_bad)
         facts.observe("rolled_back", {"step": step, "to": first_bad})
 
-    def old_enough(self, old: Assignment | None, step: int) -> Assignment | None:
+    def without_young_shadows(self, old: Assignment | None, step: int) -> Assignment | None:
         """The old assignment without shadows that cannot go back to `step`: they get the state like newcomers."""
-        if old is None or self.restored is not None:
+        if old is None or self.restored_step is not None:
             return None
         able = {stage: name for stage, name in old.shadows.items() if self._since.get((name, stage), 0) <= step}
         return Assignment(old.holders, able)
@@ -225,5 +227,5 @@ class Rollback:
     def note_copies(self, new: Assignment, step: int) -> None:
         """From which step on each party has had each stage: it can go back no further."""
         pairs = {(party, stage) for roles in (new.holders, new.shadows) for stage, party in roles.items()}
-        known_since = {} if self.restored is not None else self._since
+        known_since = {} if self.restored_step is not None else self._since
         self._since = {pair: known_since.get(pair, step) for pair in pairs}

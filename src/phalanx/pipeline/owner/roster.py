@@ -58,7 +58,7 @@ class Roster:
         """Bar a revoked party; one that takes part joins those in `lost`, the name of one about to join is returned."""
         self._context.facts.observe("revoked", {**revocation_facts(entry), "step": step})
         self.revoked.add(entry.party)
-        if (name := self._context.incarnations.bar(entry.party)) in self.alive:
+        if (name := self._context.incarnations.bar_certificate(entry.party)) in self.alive:
             self.lost.append(name)
             self.reasons[name], name = "its certificate was revoked", None
         return name
@@ -88,7 +88,7 @@ class Roster:
         self.strike_off(name)
         with contextlib.suppress(TransportError):
             context.tell([name], Shutdown(epoch=facts.ledger.epoch, reason="it asked to leave"))
-        context.incarnations.ended(name, for_good=False)
+        context.incarnations.note_end(name, for_good=False)
         facts.observe("left", {"party": name, "step": step})
 
     def shut_out(self, gone: str, stages: Collection[int], *, convicted: bool) -> None:
@@ -99,8 +99,8 @@ class Roster:
         """
         context, facts = self._context, self._context.facts
         self.strike_off(gone)
-        context.endpoint.refuse(gone)
-        context.incarnations.ended(gone, for_good=convicted or certified_name(gone) in self.revoked)
+        context.endpoint.evict_party(gone)
+        context.incarnations.note_end(gone, for_good=convicted or certified_name(gone) in self.revoked)
         context.members.dismiss(gone)
         context.files.gone.append(gone)
         place = {"party": gone, "stages": stages, "step": facts.ledger.step}

@@ -30,14 +30,14 @@ class Verdicts:
     """
 
     def __init__(self, facts: StepFacts, members: Members, files: Files) -> None:
-        self.passed: list[Verdict] = []
+        self.confirmed_verdicts: list[Verdict] = []
         self.num_refused = 0
         self._facts = facts
         self._members = members
         self._files = files
         self._refused: Counter[str] = Counter()
 
-    def judge(self, judgement: Judgement, silent: Collection[str] = ()) -> Verdict | None:
+    def confirm_judgement(self, judgement: Judgement, silent: Collection[str] = ()) -> Verdict | None:
         """Write a judgement down and have it judged again from the written evidence.
 
         Args:
@@ -47,10 +47,10 @@ class Verdicts:
             The verdict; None when it names the owner, or its evidence does not hold.
         """
         if judgement.verdict.party == OWNER:
-            self._refuse(judgement, "the judgement accuses the owner, which is trusted", None)
+            self._refuse_judgement(judgement, "the judgement accuses the owner, which is trusted", None)
             return None
         if judgement.verdict.offence == "transfer":
-            self._refuse(judgement, "it did not send its signed data, which does not prove a lie", None)
+            self._refuse_judgement(judgement, "it did not send its signed data, which does not prove a lie", None)
             return None
         case = VerdictBasis(
             judgement.verdict,
@@ -67,18 +67,18 @@ class Verdicts:
         try:
             facts = judge_evidence(path, pins)
         except EvidenceError as exc:
-            self._refuse(judgement, str(exc).removeprefix(f"{path}: "), path)
+            self._refuse_judgement(judgement, str(exc).removeprefix(f"{path}: "), path)
             return None
         if verdict.party in silent and facts["conclusion"] == UNPROVED:
-            self._refuse(judgement, "it did not answer, which does not prove a lie", path)
+            self._refuse_judgement(judgement, "it did not answer, which does not prove a lie", path)
             return None
-        self.passed.append(verdict)
+        self.confirmed_verdicts.append(verdict)
         details: dict[str, object] = {"referee": judgement.work.model_dump()}
         details |= {"undone": True} if judgement.is_undone else {}
         self._files.observe("verdict", verdict.model_dump(mode="json") | details)
         return verdict
 
-    def to_replace(self, judgement: Judgement, silent: Collection[str] = ()) -> tuple[str, str] | None:
+    def party_to_replace(self, judgement: Judgement, silent: Collection[str] = ()) -> tuple[str, str] | None:
         """The party that is to be replaced without a verdict after a refusal, and why; None when none is.
 
         A silent party is replaced at once. Else the first refusal replaces none: the step is done again, and a liar
@@ -97,7 +97,7 @@ class Verdicts:
         reason = "it was wrong twice, without evidence that others could check"
         return (party, reason) if self._refused[party] > 1 else None
 
-    def _refuse(self, judgement: Judgement, why: str, path: Path | None) -> None:
+    def _refuse_judgement(self, judgement: Judgement, why: str, path: Path | None) -> None:
         verdict = judgement.verdict
         details = verdict.model_dump(mode="json", include={"step", "stage", "party", "offence", "accuser", "reason"})
         self.num_refused += 1

@@ -10,16 +10,16 @@ from phalanx.pipeline.owner.context import OwnerContext
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.rollback import PastStep
 from phalanx.pipeline.owner.roster import Roster
-from phalanx.pipeline.owner.step_books import BytesByLink, claimed_links
+from phalanx.pipeline.owner.step_log import BytesByLink, claimed_links
 from phalanx.pipeline.proof.step_record import step_checks
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
-from phalanx.pipeline.protocol.needs import OwnMail, Turn, task
+from phalanx.pipeline.protocol.needs import LoopTurn, OwnMail, owner_task
 from phalanx.pipeline.verify.facts import Judgement
 from phalanx.pipeline.verify.wait_tally import LOOKS_PER_STEP, WaitTally
 
 
-class Outcome:
+class StepOutcome:
     """The outcome of a step, read from the owner's last stage and the norms that were committed to."""
 
     def __init__(self, context: OwnerContext) -> None:
@@ -38,10 +38,10 @@ class Outcome:
         """Whether the loss and the gradient's norm are numbers."""
         return math.isfinite(self.mean_loss(inputs)) and math.isfinite(self._facts.ledger.total_norm())
 
-    def failure(self, step: int, inputs: StepInputs) -> str:
+    def describe_failure(self, step: int, inputs: StepInputs) -> str:
         """Describe a step with a loss or a norm that is no number."""
         ledger, loss = self._facts.ledger, self.mean_loss(inputs)
-        stages = [str(stage) for stage, square in sorted(ledger.norms().items()) if square is None]
+        stages = [str(stage) for stage, square in sorted(ledger.squared_norms().items()) if square is None]
         place = f" (of stages {', '.join(stages)})" if stages else ""
         return (
             f"step {step}: loss {loss}, gradient norm {ledger.total_norm()}{place}, although every audit "
@@ -59,8 +59,8 @@ class Attempts:
         self._patience, self._timeout_s = context.patience, context.step_timeout_s
         self._roster = roster
 
-    @task
-    async def run(self, is_finite: Callable[[], bool]) -> Judgement | None:
+    @owner_task
+    async def await_decision(self, is_finite: Callable[[], bool]) -> Judgement | None:
         """Wait until the step may be applied.
 
         Args:
@@ -74,23 +74,23 @@ class Attempts:
             PeerLostError: It did not end in time, and only the owner's own work is missing.
         """
         self.begin_clock()
-        self._patience.begin()
-        while not self._coordinator.decided(may_lag=is_finite()) or (
+        self._patience.begin_attempt()
+        while not self._coordinator.is_decided(may_lag=is_finite()) or (
             not is_finite() and self._coordinator.doubt_step()
         ):
-            judgement = await self.go_on()
+            judgement = await self.advance_attempt()
             if judgement is not None or self._roster.lost:
                 return judgement
-        self._patience.end()
+        self._patience.end_attempt()
         return None
 
-    async def go_on(self) -> Judgement | None:
+    async def advance_attempt(self) -> Judgement | None:
         """Handle received messages and draw the conclusions; look for the reason of a silence."""
-        await Turn()
-        judgement = await self._coordinator.advance()
+        await LoopTurn()
+        judgement = await self._coordinator.draw_conclusions()
         while judgement is None and self._coordinator.has_news:
             # to look for mail first would be to wait for some
-            judgement = await self._coordinator.advance()
+            judgement = await self._coordinator.draw_conclusions()
         if judgement is None and not self._roster.lost:
             await self._break_silence()
         if judgement is None and not self._roster.lost:
@@ -100,13 +100,13 @@ class Attempts:
     def begin_clock(self) -> None:
         """Give the step, or the rest of it, the whole time limit of a step."""
         self._tally, self._num_looks = WaitTally(), 0
-        self._deadline = self._patience.clock.wall() + self._timeout_s
+        self._deadline = self._patience.clock.wall_seconds() + self._timeout_s
         self._plan_look()
 
     def _plan_look(self) -> None:
-        share = 0.5 + self._coordinator.moment(self._num_looks)
+        share = 0.5 + self._coordinator.draw_moment(self._num_looks)
         self._num_looks += 1
-        self._next_look = self._patience.clock.wall() + share * self._timeout_s / LOOKS_PER_STEP
+        self._next_look = self._patience.clock.wall_seconds() + share * self._timeout_s / LOOKS_PER_STEP
 
     async def _keep_time(self) -> None:
         """Note now and then what a long step waits for; when its time is up, replace the party that owes most.
@@ -114,24 +114,24 @@ class Attempts:
         Raises:
             PeerLostError: It was the owner; or the run has no guard.
         """
-        now, facts = self._patience.clock.wall(), self._facts
-        if facts.plan.guard.enabled and now > self._next_look:
-            self._tally.add(await self._coordinator.look())
+        now, facts = self._patience.clock.wall_seconds(), self._facts
+        if facts.plan.guard.is_enabled and now > self._next_look:
+            self._tally.add_waits(await self._coordinator.find_waits())
             self._plan_look()
         if now <= self._deadline:
             return
-        waiting_for = self._coordinator.waiting_for()
+        waiting_for = self._coordinator.describe_missing()
         late = f"did not end within {self._timeout_s:.0f} s; still waiting for {waiting_for}"
-        disputed = self._tally.disputed()
+        disputed = self._tally.most_awaited_links()
         if disputed:
-            is_fresh = await self._coordinator.lead(disputed)
+            is_fresh = await self._coordinator.lead_links(disputed)
             # all that can be handed on is, so that nobody lacks it in what follows
             debtor = await self._coordinator.find_silent()
             if debtor is None and is_fresh:
                 self.begin_clock()
                 return
         else:
-            debtor = self._tally.debtor()
+            debtor = self._tally.find_debtor()
         if debtor is not None:
             self._roster.suspect(debtor, f"it was the slowest party of a step that {late}", "late")
             return
@@ -144,12 +144,12 @@ class Attempts:
         if self._patience.is_time_to_probe():
             self._roster.probe()
         facts = self._facts
-        if not facts.plan.guard.enabled or not self._patience.too_long:
+        if not facts.plan.guard.is_enabled or not self._patience.is_too_long:
             return
         name = await self._coordinator.find_silent()
-        self._patience.broken()
+        self._patience.note_probe()
         if name is not None:
-            waiting_for = self._coordinator.waiting_for()
+            waiting_for = self._coordinator.describe_missing()
             self._roster.suspect(name, f"silent while the step waited for {waiting_for}", "silent")
 
 
@@ -162,7 +162,7 @@ class VerifiedStep:
     """
 
     def __init__(self, context: OwnerContext, roster: Roster, failover: Failover) -> None:
-        self.outcome = Outcome(context)
+        self.outcome = StepOutcome(context)
         self.steps_redone = 0
         self._context, self._roster, self._failover = context, roster, failover
         self._facts = context.facts
@@ -170,48 +170,48 @@ class VerifiedStep:
         self._link_bytes = BytesByLink(context.endpoint)
         self._num_refused = 0
 
-    @task
-    async def train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
+    @owner_task
+    async def verify_step(self, step: int, inputs: StepInputs) -> tuple[int, int]:
         """Attempt a step until it is verified, and once more where its outcome is not a number.
 
         The audits then say that no worker's stage has made it; the owner's own stages are not audited, so all is done
         again before the batch is given up.
         """
         await self._keep_state(step)
-        attempts, audits = await self._attempt(step, inputs)
+        attempts, audits = await self._attempt_step(step, inputs)
         if not self.outcome.is_finite(inputs):
-            self._facts.observe("step_repeated", {"step": step, "reason": self.outcome.failure(step, inputs)})
+            self._facts.observe("step_repeated", {"step": step, "reason": self.outcome.describe_failure(step, inputs)})
             await self.begin_again(step)
-            more = await self._attempt(step, inputs)
+            more = await self._attempt_step(step, inputs)
             attempts, audits = attempts + more[0], audits + more[1]
         return attempts, audits
 
     async def _keep_state(self, step: int) -> None:
         """Keep the state before a step when it is due; replace a party that does not bring its signed state."""
         rollback = self._failover.rollback
-        while rollback.kept.is_due(step):
-            await self.settle()
+        while rollback.kept_states.is_due(step):
+            await self.settle_step()
             fault = await rollback.keep_state(step)
             if fault is None:
                 return
             self._roster.suspect(*fault, "withheld")
-            await self.recover(None, step)
+            await self.recover_step(None, step)
 
-    @task
+    @owner_task
     async def begin_again(self, step: int) -> None:
         """Let every party forget its work on the step."""
-        self._context.duplicates.abandon("a step is repeated")
+        self._context.duplicates.abandon_duplicate("a step is repeated")
         await self._failover.begin_again(step)
         await self.redo_until(step)
 
-    @task
-    async def recover(self, judgement: Judgement | None, step: int) -> None:
+    @owner_task
+    async def recover_step(self, judgement: Judgement | None, step: int) -> None:
         """Change roles because a party is guilty or gone, and redo the steps that this undid."""
         self._context.forget_unverified("roles changed")
-        await self._failover.recover(judgement, step)
+        await self._failover.recover_roles(judgement, step)
         await self.redo_until(step)
 
-    @task
+    @owner_task
     async def redo_until(self, until: int) -> None:
         """Redo undone steps from their kept batches.
 
@@ -220,16 +220,16 @@ class VerifiedStep:
         """
         for step in range(self._facts.ledger.step, until):
             rollback = self._failover.rollback
-            inputs = rollback.undone[step]
-            attempts, audits = await self.train(step, inputs)
+            inputs = rollback.undone_batches[step]
+            attempts, audits = await self.verify_step(step, inputs)
             if not self.outcome.is_finite(inputs):
-                raise NonFiniteLossError(self.outcome.failure(step, inputs))
-            await self.apply(step, inputs, (attempts, audits), (), self.steps_redone)
-            del rollback.undone[step]
+                raise NonFiniteLossError(self.outcome.describe_failure(step, inputs))
+            await self.apply_step(step, inputs, (attempts, audits), (), self.steps_redone)
+            del rollback.undone_batches[step]
             self.steps_redone += 1
 
-    @task
-    async def apply(
+    @owner_task
+    async def apply_step(
         self,
         step: int,
         inputs: StepInputs,
@@ -246,33 +246,33 @@ class VerifiedStep:
         """
         context, facts, coordinator = self._context, self._facts, self._context.coordinator
         files, party, witnesses = context.files, context.party, context.members.witnesses
-        norm, clip = facts.ledger.total_norm(), coordinator.clip()
+        norm, clip = facts.ledger.total_norm(), coordinator.compute_clip()
         context.duplicates.note_agreed(step)
-        context.notes.look()
+        context.notes.note_verified_states()
         if files.note_checks is not None:
             files.note_checks(step, step_checks(facts))
-        self._failover.rollback.remember(PastStep(facts.ledger, facts.assignment, inputs))
-        apply = Apply(epoch=facts.ledger.epoch, step=step, clip_coefficient=clip, log_head=witnesses.head())
+        self._failover.rollback.remember_step(PastStep(facts.ledger, facts.assignment, inputs))
+        apply = Apply(epoch=facts.ledger.epoch, step=step, clip_coefficient=clip, log_head=witnesses.current_head())
         facts.record.add_message(OWNER, apply, context.tell(self._roster.alive, apply))
         # the workers update meanwhile; what the next decision tells of the log is signed in this time as well
-        context.notes.records.applied()
-        witnesses.head()
+        context.notes.records.note_applied()
+        witnesses.current_head()
         coordinator.open_step(step + 1)
         # what the owner is to audit of this step reaches it before its update, as it does with all other parties
         await OwnMail()
-        party.handle(ReceivedMessage(OWNER, apply, memoryview(b""), None))
+        party.handle_message(ReceivedMessage(OWNER, apply, memoryview(b""), None))
         party.finish_applies()
-        moved = self._link_bytes.take(coordinator.bytes_sent)
+        moved = self._link_bytes.take_new_bytes(coordinator.bytes_sent)
         refused_before, self._num_refused = self._num_refused, context.verdicts.num_refused
         return StepResult(
             step=step,
             loss=self.outcome.mean_loss(inputs),
             num_targets=inputs.num_targets,
             gradient_norm=norm,
-            phases=context.timer.take(),
+            phases=context.timer.take_wall(),
             bytes_by_link=moved,
             claimed_links=claimed_links(moved),
-            batch=inputs.digest(),
+            batch=inputs.batch_digest(),
             guard=GuardReport(
                 attempts=effort[0],
                 num_audits=effort[1],
@@ -282,7 +282,7 @@ class VerifiedStep:
             ),
         )
 
-    async def _attempt(self, step: int, inputs: StepInputs) -> tuple[int, int]:
+    async def _attempt_step(self, step: int, inputs: StepInputs) -> tuple[int, int]:
         """Attempt a step until it is verified; where a recovery went back, the steps before it come first."""
         mail, party, facts = self._context.mail, self._context.party, self._facts
         attempts, audits = 0, 0
@@ -290,21 +290,23 @@ class VerifiedStep:
             attempts += 1
             mail.renew_allowances()
             party.finish_applies()
-            party.begin(step, inputs)
-            judgement = await self._attempts.run(lambda: self.outcome.is_finite(inputs))
+            party.begin_step(step, inputs)
+            judgement = await self._attempts.await_decision(lambda: self.outcome.is_finite(inputs))
             audits += facts.ledger.num_audits
             if judgement is None and not self._roster.lost:
                 return attempts, audits
-            await self.recover(judgement, step)
+            await self.recover_step(judgement, step)
 
-    @task
-    async def settle(self) -> None:
-        """As `PipelineEngine.settle`."""
+    @owner_task
+    async def settle_step(self) -> None:
+        """As `PipelineEngine.settle_last_step`."""
         facts, notes = self._facts, self._context.notes
         self._attempts.begin_clock()
-        while facts.plan.guard.enabled and (set(facts.watched) - facts.agreed.keys() or facts.lagging is not None):
-            judgement = await self._attempts.go_on()
+        while facts.plan.guard.is_enabled and (
+            set(facts.watched_stages) - facts.agreed_states.keys() or facts.lagging_ledger is not None
+        ):
+            judgement = await self._attempts.advance_attempt()
             if judgement is not None or self._roster.lost:
-                await self.recover(judgement, facts.ledger.step)
+                await self.recover_step(judgement, facts.ledger.step)
                 self._attempts.begin_clock()
-        notes.records.look()
+        notes.records.release_complete()

@@ -70,7 +70,7 @@ def await_request(modules: Collection[str] = ()) -> Path | None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     # this very program, with a file of its owner's
-    return _RequestLoop(answers, sys.orig_argv[:-1]).run()
+    return _RequestLoop(answers, sys.orig_argv[:-1]).serve_requests()
 
 
 def serve_from_here(requests: int, answers: int, command: Sequence[str], serve: Callable[[Path], int]) -> Never:
@@ -88,7 +88,7 @@ def serve_from_here(requests: int, answers: int, command: Sequence[str], serve: 
         os.dup2(requests, 0)
         os.dup2(2, 1)
         os.close(requests)
-        file = _RequestLoop(answers, command).run()
+        file = _RequestLoop(answers, command).serve_requests()
         if file is None:
             code = 0
         else:
@@ -111,7 +111,7 @@ class _RequestLoop:
         self._poll.register(0, select.POLLIN)
         self._unread = b""
 
-    def run(self) -> Path | None:
+    def serve_requests(self) -> Path | None:
         _set_name(PROCESS_NAME)
         # a collection in a worker would write to every page that it shares
         gc.collect()
@@ -119,18 +119,18 @@ class _RequestLoop:
         while True:
             for handle, _ in self._poll.poll():
                 if handle != 0:
-                    self._reap(handle)
+                    self._reap_worker(handle)
                     continue
                 received = os.read(0, 2**16)
                 if not received:
                     return None
                 *lines, self._unread = (self._unread + received).split(b"\n")
                 for request_line in lines:
-                    forked = self._serve(ForkRequest.model_validate_json(request_line))
+                    forked = self._serve_request(ForkRequest.model_validate_json(request_line))
                     if forked is not None:
                         return forked
 
-    def _serve(self, order: ForkRequest) -> Path | None:
+    def _serve_request(self, order: ForkRequest) -> Path | None:
         if order.file is None or order.log is None:
             for handle, (name, _) in self._children.items():
                 if name == order.name:
@@ -138,17 +138,17 @@ class _RequestLoop:
             return None
         here = str(os.getpid())
         # a library that has started a thread makes forking unsafe: start from nothing then
-        pid = os.fork() if is_single_threaded() else _start([*self._command, order.file], order.log, here)
+        pid = os.fork() if is_single_threaded() else _start_program([*self._command, order.file], order.log, here)
         if pid == 0:
-            self._leave(order.name, order.log, here)
+            self._detach_from_server(order.name, order.log, here)
             return Path(order.file)
         handle = os.pidfd_open(pid)
         self._children[handle] = (order.name, pid)
         self._poll.register(handle, select.POLLIN)
-        self._tell(WorkerEvent(name=order.name, pid=pid))
+        self._send_event(WorkerEvent(name=order.name, pid=pid))
         return None
 
-    def _leave(self, name: str, log: str, parent: str) -> None:
+    def _detach_from_server(self, name: str, log: str, parent: str) -> None:
         """Close, in a forked worker, everything that belongs to the fork server."""
         os.setpgid(0, 0)
         for handle in (self._answers, *self._children):
@@ -161,14 +161,14 @@ class _RequestLoop:
         os.environ[PARENT] = parent
         _set_name(name)
 
-    def _reap(self, handle: int) -> None:
+    def _reap_worker(self, handle: int) -> None:
         name, pid = self._children.pop(handle)
         self._poll.unregister(handle)
         os.close(handle)
         _, status = os.waitpid(pid, 0)
-        self._tell(WorkerEvent(name=name, pid=pid, code=os.waitstatus_to_exitcode(status)))
+        self._send_event(WorkerEvent(name=name, pid=pid, code=os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, news: WorkerEvent) -> None:
+    def _send_event(self, news: WorkerEvent) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._answers, news.model_dump_json().encode() + b"\n")
 
@@ -182,7 +182,7 @@ def _set_name(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def _start(command: Sequence[str], log: str, parent: str) -> int:
+def _start_program(command: Sequence[str], log: str, parent: str) -> int:
     with open(log, "ab") as output:
         process = subprocess.Popen(  # noqa: S603 - our own program with a file of its owner's
             command,

@@ -43,11 +43,11 @@ class ForkedWorker(ChildProcess):
         """Wait for its end; None where it has not ended in time."""
         deadline = time.monotonic() + timeout_s
         while (code := self.poll()) is None and (remaining_s := deadline - time.monotonic()) > 0:
-            self._fork_server.listen(remaining_s)
+            self._fork_server.read_events(remaining_s)
         return code
 
-    def _kill(self) -> None:
-        self._fork_server.tell(ForkRequest(name=self._name))
+    def _send_kill(self) -> None:
+        self._fork_server.send_request(ForkRequest(name=self._name))
 
 
 class ForkServer:
@@ -60,7 +60,9 @@ class ForkServer:
         threads: Threads of tensor kernels in its workers.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes] | _Child", requests: int, answers: int, threads: int) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes] | _ForkedChild", requests: int, answers: int, threads: int
+    ) -> None:
         self.threads = threads
         self._process = process
         self._requests: int | None = requests
@@ -73,33 +75,33 @@ class ForkServer:
         """Whether it takes requests."""
         return self._process.poll() is None
 
-    def start(self, name: str, file: Path, log: Path) -> ForkedWorker:
+    def start_worker(self, name: str, file: Path, log: Path) -> ForkedWorker:
         """Request a worker; it runs as soon as the server is ready."""
         self._events[name] = None
-        self.tell(ForkRequest(name=name, file=str(file), log=str(log)))
+        self.send_request(ForkRequest(name=name, file=str(file), log=str(log)))
         return ForkedWorker(self, name)
 
     def pid_of(self, name: str) -> int | None:
         """Process id of a worker; None before the server has reported it."""
-        self.listen(0.0)
+        self.read_events(0.0)
         event = self._events[name]
         return None if event is None else event.pid
 
     def code_of(self, name: str) -> int | None:
         """Exit code of a worker; None while it runs, or is about to."""
-        self.listen(0.0)
+        self.read_events(0.0)
         event = self._events[name]
         code = None if event is None else event.code
         # no worker outlives the server
         return _GONE if code is None and not self.is_open else code
 
-    def tell(self, order: ForkRequest) -> None:
+    def send_request(self, order: ForkRequest) -> None:
         """Send a request; one to a server that is gone does nothing."""
         if self._requests is not None and self.is_open:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._requests, order.model_dump_json().encode() + b"\n")
 
-    def listen(self, timeout_s: float) -> None:
+    def read_events(self, timeout_s: float) -> None:
         """Take all reports there are; wait for one at most `timeout_s`."""
         while self._answers is not None and select.select([self._answers], [], [], timeout_s)[0]:
             received = os.read(self._answers, 2**16)
@@ -185,10 +187,10 @@ def fork_here(command: Sequence[str], threads: int, serve: Callable[[Path], int]
         serve_from_here(requests, answers, [sys.executable, "-m", *command], serve)
     os.close(requests)
     os.close(answers)
-    return ForkServer(_Child(pid), to_server, from_server, threads)
+    return ForkServer(_ForkedChild(pid), to_server, from_server, threads)
 
 
-class _Child:
+class _ForkedChild:
     """A forked child, with the methods of `subprocess.Popen` that `ForkServer` needs."""
 
     def __init__(self, pid: int) -> None:
@@ -200,7 +202,7 @@ class _Child:
         return self._pid
 
     def poll(self) -> int | None:
-        return self._reap(os.WNOHANG)
+        return self._wait_child(os.WNOHANG)
 
     def kill(self) -> None:
         if self.poll() is None:
@@ -209,9 +211,9 @@ class _Child:
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for its end, which `kill` has brought about: the kernel owes it, however busy it is."""
         del timeout
-        return self._reap(0)
+        return self._wait_child(0)
 
-    def _reap(self, options: int) -> int | None:
+    def _wait_child(self, options: int) -> int | None:
         if self._code is None:
             pid, status = os.waitpid(self._pid, options)
             if pid:

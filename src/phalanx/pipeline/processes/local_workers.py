@@ -45,7 +45,7 @@ class LocalWorkers:
         self._processes: dict[str, ChildProcess] = {}
         self._fork_server = fork_server
 
-    def start(self, configs: Mapping[str, WorkerConfig]) -> None:
+    def start_workers(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Start one process per worker file; their output goes to ``NAME.log``."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for name, config in configs.items():
@@ -53,7 +53,7 @@ class LocalWorkers:
             path.write_text(dump_toml(config), encoding="utf-8")
             command, server = self._others.get(name), self._fork_server
             if command is None and server is not None and server.is_open and server.threads == config.threads:
-                self._processes[name] = server.start(name, path.resolve(), log.resolve())
+                self._processes[name] = server.start_worker(name, path.resolve(), log.resolve())
             else:
                 threads = {"OMP_NUM_THREADS": str(config.threads)}
                 self._processes[name] = PythonProcess((*(command or self._command), str(path)), threads, log)
@@ -70,17 +70,17 @@ class LocalWorkers:
             log = self._directory / "fork_server.log"
             self._fork_server = start_fork_server(self._command, log, threads, modules)
 
-    def is_alive(self, name: str) -> bool:
+    def is_worker_alive(self, name: str) -> bool:
         """Whether a local worker still runs; a worker that is not local counts as alive."""
         process = self._processes.get(name)
         return process is None or process.poll() is None
 
-    def dismiss(self, name: str) -> None:
+    def dismiss_worker(self, name: str) -> None:
         """End one worker at once."""
         if name in self._processes:
             self._processes[name].kill()
 
-    def last_output(self, name: str) -> str:
+    def worker_output(self, name: str) -> str:
         """The last line of a worker's log, for an error message; how the worker ended, where it has said nothing."""
         how = self._processes[name].how_it_ended() if name in self._processes else "not started here"
         return last_lines(self._directory / f"{name}.log", otherwise=f"(no output, {how})")
@@ -88,7 +88,7 @@ class LocalWorkers:
     def close(self) -> None:
         """Give every worker a moment to end by itself, then end it."""
         for process in self._processes.values():
-            process.end()
+            process.end_or_kill()
         self._close_fork_server()
 
     def _close_fork_server(self) -> None:
@@ -101,5 +101,5 @@ class LocalWorkers:
 
     def __exit__(self, *_: object) -> None:
         for name in self._processes:
-            self.dismiss(name)
+            self.dismiss_worker(name)
         self._close_fork_server()

@@ -19,7 +19,7 @@ _UNLIMITED = 2**60
 _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-def own_rooms(session: str, device: str = "cpu", memory_mib: int | None = None) -> dict[str, int]:
+def measure_own_memory(session: str, device: str = "cpu", memory_mib: int | None = None) -> dict[str, int]:
     """Return the bytes that this process may still use, by the name of the shared memory.
 
     Args:
@@ -33,9 +33,9 @@ def own_rooms(session: str, device: str = "cpu", memory_mib: int | None = None) 
     if memory_mib is not None:
         return {ALONE: memory_mib * 2**20}
     if device.startswith("cuda"):
-        return {name_of(session, key): int(_SHARE * size) for key, size in _gpu(device).items()}
+        return {memory_name(session, key): int(_SHARE * size) for key, size in _gpu_memory(device).items()}
     rooms = available_memory(_PROC, _GROUPS, psutil.virtual_memory().available)
-    return {name_of(session, key): int(_SHARE * size) for key, size in rooms.items()}
+    return {memory_name(session, key): int(_SHARE * size) for key, size in rooms.items()}
 
 
 def available_memory(proc: Path, groups: Path, machine_bytes: int) -> dict[str, int]:
@@ -52,13 +52,13 @@ def available_memory(proc: Path, groups: Path, machine_bytes: int) -> dict[str, 
         return {}
     rooms = {machine: machine_bytes}
     for directory in _own_groups(proc, groups):
-        bytes_left = _left_in(directory)
+        bytes_left = _free_bytes_in(directory)
         if bytes_left is not None:
             rooms[f"{machine} {directory.stat().st_ino}"] = bytes_left
     return rooms
 
 
-def name_of(session: str, what: str) -> str:
+def memory_name(session: str, what: str) -> str:
     """A name for what memory belongs to: equal in one session where it is the same, and of no use beyond."""
     return hashlib.sha256(f"phalanx memory {session} {what}".encode()).hexdigest()[:16]
 
@@ -84,7 +84,7 @@ def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
             directory = directory.parent
 
 
-def _left_in(group: Path) -> int | None:
+def _free_bytes_in(group: Path) -> int | None:
     """Bytes up to a control group's limit, files that can be dropped included; None where it has no limit."""
     names = ("memory.max", "memory.current", "")
     if (group / "memory.limit_in_bytes").exists():
@@ -101,7 +101,7 @@ def _left_in(group: Path) -> int | None:
     return max(0, int(limit) - used + files)
 
 
-def _gpu(device: str) -> dict[str, int]:
+def _gpu_memory(device: str) -> dict[str, int]:
     free, _ = torch.cuda.mem_get_info(device)
     return {str(getattr(torch.cuda.get_device_properties(device), "uuid", device)): free}
 

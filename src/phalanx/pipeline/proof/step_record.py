@@ -148,7 +148,7 @@ class StepRecord:
 
 
 @dataclass(frozen=True)
-class _Applied:
+class _PendingStep:
     ledger: StepLedger
     assignment: Assignment
     classes: dict[str, int]
@@ -172,38 +172,38 @@ class StepRecords:
         self._facts = facts
         self._session = session
         self._note = note
-        self._pending: deque[_Applied] = deque()
+        self._pending: deque[_PendingStep] = deque()
 
-    def applied(self) -> None:
+    def note_applied(self) -> None:
         """The decision about the present step is on its way to the optimizers."""
         facts = self._facts
-        if self._note is None or not facts.plan.guard.enabled:
+        if self._note is None or not facts.plan.guard.is_enabled:
             return
-        self._pending.append(_Applied(facts.ledger, facts.assignment, self._classes()))
-        self.look()
+        self._pending.append(_PendingStep(facts.ledger, facts.assignment, self._number_classes()))
+        self.release_complete()
 
-    def look(self) -> None:
+    def release_complete(self) -> None:
         """Hand on the steps with all their audits in."""
         while self._note is not None and self._pending and self._pending[0].ledger.is_audited:
             past = self._pending.popleft()
-            leaves = tuple(write_leaf(leaf) for leaf in self._leaves(past))
+            leaves = tuple(write_leaf(leaf) for leaf in self._step_leaves(past))
             self._note(StepRecord(past.ledger.step, past.ledger.epoch, leaves))
 
-    def forget(self) -> None:
+    def forget_pending(self) -> None:
         """Forget the steps that are undone, since their audits are not in."""
-        self.look()
+        self.release_complete()
         self._pending.clear()
 
-    def _classes(self) -> dict[str, int]:
+    def _number_classes(self) -> dict[str, int]:
         """Numeric classes of the present parties, as numbers; a party with the owner's bits is not listed."""
         facts, by_party = self._facts, dict[str, int]()
         numbers = {facts.classes.get(OWNER, ""): 0}
-        for party in sorted(facts.present):
+        for party in sorted(facts.present_parties):
             number = numbers.setdefault(facts.classes.get(party, ""), len(numbers))
             by_party |= {party: number} if number else {}
         return by_party
 
-    def _leaves(self, past: _Applied) -> Iterator[Leaf]:
+    def _step_leaves(self, past: _PendingStep) -> Iterator[Leaf]:
         ledger, assignment = past.ledger, past.assignment
         yield AttemptLeaf(
             session=self._session,
@@ -218,7 +218,7 @@ class StepRecords:
             yield CommitLeaf(
                 stage=stage,
                 party=assignment.holders[stage],
-                header=None if header is None else header.digest,
+                header=None if header is None else header.header_digest,
                 gradient=commit.gradient,
                 norm_squared=commit.norm_squared,
             )
@@ -232,13 +232,13 @@ class StepRecords:
             yield DrawLeaf(stage=stage, auditor=auditor, microbatches=tuple(microbatches), whole=is_whole)
         for stage in sorted(ledger.owner_audited):
             yield OwnerAuditLeaf(stage=stage)
-        yield from self._audits(ledger)
+        yield from self._audit_leaves(ledger)
 
-    def _audits(self, ledger: StepLedger) -> Iterator[Leaf]:
+    def _audit_leaves(self, ledger: StepLedger) -> Iterator[Leaf]:
         record = self._facts.record
         for (stage, microbatch, auditor), report in sorted(ledger.reports.items(), key=lambda item: item[0]):
             report_header = record.header_of(auditor, report)
-            forward, backward = (_header(ledger, (stage, way, microbatch)) for way in _DIRECTIONS)
+            forward, backward = (_sent_header(ledger, (stage, way, microbatch)) for way in _DIRECTIONS)
             yield AuditLeaf(
                 stage=stage,
                 microbatch=microbatch,
@@ -259,7 +259,7 @@ class StepRecords:
             )
 
 
-def _header(ledger: StepLedger, key: MessageKey) -> PassedOnHeader | None:
+def _sent_header(ledger: StepLedger, key: MessageKey) -> PassedOnHeader | None:
     """The header under which a message was sent; None where the owner sent it to itself."""
     message = ledger.messages.get(key)
     return None if message is None else message.header
@@ -297,30 +297,30 @@ NoteChecks = Callable[[int, Mapping[int, StageChecks]], None]
 def step_checks(facts: StepFacts) -> dict[int, StageChecks]:
     """Return the checks by stage; audits that lag count as made, for their step is undone if one fails."""
     return {
-        stage: StageChecks(_made(facts, stage), holder, _rests_on(facts, stage))
+        stage: StageChecks(_checks_made(facts, stage), holder, _rests_on(facts, stage))
         for stage, holder in sorted(facts.assignment.holders.items())
         if holder != OWNER
     }
 
 
-def _made(facts: StepFacts, stage: int) -> frozenset[Check]:
+def _checks_made(facts: StepFacts, stage: int) -> frozenset[Check]:
     ledger = facts.ledger
-    if stage not in facts.watched:
+    if stage not in facts.watched_stages:
         return frozenset()
-    shadow, guard = facts.shadow(stage), facts.plan.guard
+    shadow, guard = facts.shadow_of(stage), facts.plan.guard
     checks: dict[Check, bool] = {
         "messages": any((audited, auditor) == (stage, shadow) for audited, _, auditor in ledger.awaited_audits),
-        "whole_step": guard.upkeep.in_lockstep or (stage, shadow) in ledger.awaited_step_audits,
+        "whole_step": guard.shadow_upkeep.in_lockstep or (stage, shadow) in ledger.awaited_step_audits,
         "owner": stage in ledger.owner_audited,
         # two parties of one class must have signed the same state for the step to be applied
-        "state": facts.same_class(facts.holder(stage), shadow),
+        "state": facts.same_class(facts.holder_of(stage), shadow),
     }
     return frozenset(check for check, is_made in checks.items() if is_made)
 
 
 def _rests_on(facts: StepFacts, stage: int) -> frozenset[str] | None:
-    made = _made(facts, stage)
+    made = _checks_made(facts, stage)
     if "owner" in made:
         return frozenset()
     # the update is the other copy's to check, and where it is not compared the owner alone can
-    return frozenset({facts.shadow(stage)} - {OWNER}) if made >= {"whole_step", "state"} else None
+    return frozenset({facts.shadow_of(stage)} - {OWNER}) if made >= {"whole_step", "state"} else None

@@ -25,11 +25,11 @@ class CarriedFrames:
         self._present: dict[PartyLink, list[_Frame]] = {}
         self._past: dict[PartyLink, list[_Frame]] = {}
 
-    def renew(self) -> None:
+    def begin_attempt(self) -> None:
         """Begin another attempt; frames from before the last one are forgotten."""
         self._past, self._present = self._present, {}
 
-    def note(self, message: Message, header: SignedHeader) -> None:
+    def note_frame(self, message: Message, header: SignedHeader) -> None:
         """Note a carried frame under its sender's header, which was checked."""
         if isinstance(message, Activation | Bulk | Fetch | FetchReply):
             self._present.setdefault((header.fields.sender, header.fields.receiver), []).append((message, header))
@@ -48,13 +48,13 @@ class CarriedFrames:
                 activation.target,
             )
             == place
-            for activation, _ in self._of(link, Activation)
+            for activation, _ in self._frames_on(link, Activation)
         )
 
     def has_transfer(self, link: PartyLink, about: Bulk) -> bool:
         """Whether all parts of a transfer were carried, in order; `about.total` is its size, its offset is not read."""
         position = 0
-        for part, header in self._of(link, Bulk):
+        for part, header in self._frames_on(link, Bulk):
             if part.offset == 0:
                 position = 0
             due = min(PART_BYTES, about.total - position)
@@ -64,19 +64,19 @@ class CarriedFrames:
                 return True
         return False
 
-    def requests(self, link: PartyLink, request: Fetch) -> bool:
+    def has_request(self, link: PartyLink, request: Fetch) -> bool:
         """Whether a party asked for a tensor."""
-        return any(fetch == request for fetch, _ in self._of(link, Fetch))
+        return any(fetch == request for fetch, _ in self._frames_on(link, Fetch))
 
-    def answers(self, link: PartyLink, request: Fetch) -> list[tuple[FetchReply, str]]:
+    def find_answers(self, link: PartyLink, request: Fetch) -> list[tuple[FetchReply, str]]:
         """The answers to such a request, with the digests of their payloads."""
-        place = (request.epoch, request.claim, request.place)
+        place = (request.epoch, request.claim, request.tensor_place)
         return [
             (reply, header.fields.payload_digest)
-            for reply, header in self._of(link, FetchReply)
-            if (reply.epoch, reply.claim, reply.place) == place
+            for reply, header in self._frames_on(link, FetchReply)
+            if (reply.epoch, reply.claim, reply.tensor_place) == place
         ]
 
-    def _of(self, link: PartyLink, kind: type[_Kind]) -> list[tuple[_Kind, SignedHeader]]:
+    def _frames_on(self, link: PartyLink, kind: type[_Kind]) -> list[tuple[_Kind, SignedHeader]]:
         frames = (*self._past.get(link, ()), *self._present.get(link, ()))
         return [(message, header) for message, header in frames if isinstance(message, kind)]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from phalanx.config import StrictModel, printable
+from phalanx.config import StrictModel, printable_text
 from phalanx.pipeline.protocol.message import MOST_PARTIES, Address, Digest, Message, PartyName, Pem
 from phalanx.pipeline.tolerance.numeric_class import NumericClass
 from phalanx.security.audit import PublicHead
@@ -21,11 +21,11 @@ class Hello(Message):
     address: Address
     """`host:port`, with a host name of at most 255 characters."""
     numeric_class: NumericClass
-    """How it describes itself; what it is, is measured (`battery.py`)."""
+    """How it describes itself; what it is, is measured (`kernel_fingerprint.py`)."""
     memory: dict[Annotated[str, Field(max_length=64)], Annotated[int, Field(ge=0, le=2**60)]] = Field(
         default_factory=dict, max_length=16
     )
-    """Bytes that it can give to stages, by the name of what it shares them with; see `own_rooms`."""
+    """Bytes that it can give to stages, by the name of what it shares them with; see `measure_own_memory`."""
     log_head: PublicHead | None = None
     """The newest head of this run's audit log that it was told, in any session."""
 
@@ -49,7 +49,7 @@ class Challenge(Message):
 
 
 class KernelDigests(StrictModel):
-    """The digests of a kernel fingerprint; see `run_battery`."""
+    """The digests of a kernel fingerprint; see `fingerprint_kernels`."""
 
     forward: Digest
     backward: Digest
@@ -69,7 +69,7 @@ class NotLetIn(Message):
     """A worker does not take part: the reason, and what its user can do."""
 
     kind: ClassVar[str] = "not_let_in"
-    reason: Annotated[str, AfterValidator(partial(printable, limit=LONGEST_REASON))]
+    reason: Annotated[str, AfterValidator(partial(printable_text, limit=LONGEST_REASON))]
 
 
 class PreparedNotice(Message):

@@ -9,7 +9,7 @@ from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.message import Message, ReceivedMessage
 from phalanx.pipeline.protocol.messages import Activation, Carry, Fault, parse_message
 from phalanx.pipeline.protocol.relay import LinkRelay
-from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.pipeline.protocol.signed import StatementReader, to_signed
 from phalanx.security.crypto import Peer
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault, SignedHeader
 
@@ -27,14 +27,14 @@ class Mailbox:
     def __init__(self, endpoint: Endpoint, *, seals_own: bool = False) -> None:
         """`seals_own`: whether tensors between this party's own stages are signed; the owner is trusted."""
         self._seals_own = seals_own
-        self._me = me = endpoint.public
+        self._me = me = endpoint.public_peer
         self._name = me.name
         self._endpoint = endpoint
-        self._detour = LinkRelay(endpoint)
+        self._link_relay = LinkRelay(endpoint)
         self._local: deque[ReceivedMessage] = deque()
         self._waiting: deque[ReceivedMessage | LinkFault] = deque()
 
-    def post(self, receiver: str, message: Message, payload: Sequence[memoryview] = ()) -> SignedHeader | None:
+    def post_message(self, receiver: str, message: Message, payload: Sequence[memoryview] = ()) -> SignedHeader | None:
         """Send one message; where the link has failed, a worker's goes by way of the owner.
 
         A link that fails raises nothing here: the fault arrives in the mailbox, and its handler decides what follows.
@@ -47,9 +47,9 @@ class Mailbox:
         """
         if receiver != self._name:
             try:
-                header = self._endpoint.send(receiver, message.kind, message.model_dump(mode="json"), payload)
+                header = self._endpoint.send_frame(receiver, message.kind, message.model_dump(mode="json"), payload)
             except (PeerLostError, PeerRefusedError):
-                return self._detour.send(receiver, message, payload)
+                return self._link_relay.relay_message(receiver, message, payload)
             self._prune_receipts(header)
             return header
         sealed: SignedHeader | None = None
@@ -61,9 +61,9 @@ class Mailbox:
         return sealed
 
     @property
-    def carried(self) -> CarriedFrames:
+    def carried_frames(self) -> CarriedFrames:
         """As the owner: what went by its way between workers."""
-        return self._detour.carried
+        return self._link_relay.carried_frames
 
     def leave_link(self, receiver: str) -> None:
         """Send by way of the owner from now on, including undelivered messages of the link.
@@ -76,9 +76,9 @@ class Mailbox:
     def renew_allowances(self) -> None:
         """Let every party send as much again: another step, or another attempt at one, begins."""
         self._endpoint.allowances.renew_all()
-        self.carried.renew()
+        self.carried_frames.begin_attempt()
 
-    def refused(self, received: ReceivedMessage) -> None:
+    def count_refused(self, received: ReceivedMessage) -> None:
         """Count a message that its reader could make nothing of."""
         if received.header is not None and received.sender != self._name:
             self._endpoint.count_refusal(received.sender, len(received.header.header_bytes))
@@ -88,24 +88,24 @@ class Mailbox:
         if sequence % _RECEIPTS_KEPT == 0:
             self._endpoint.receipts.forget_before(header.fields.receiver, sequence - _RECEIPTS_KEPT)
 
-    def peer(self, name: str) -> Peer:
+    def find_peer(self, name: str) -> Peer:
         """The public key of a party, this one included.
 
         Raises:
             PeerRefusedError: No party of that name is known.
         """
-        peer = self._me if name == self._name else self._endpoint.peers.get(name)
+        peer = self._me if name == self._name else self._endpoint.known_peers.get(name)
         if peer is None:
             raise PeerRefusedError(f"{name!r} is not a party of this run")
         return peer
 
     @property
-    def statements(self) -> Statements:
+    def statement_reader(self) -> StatementReader:
         """The reader of headers that others pass on, in this session."""
-        return Statements(self._endpoint.run, self.peer)
+        return StatementReader(self._endpoint.session_name, self.find_peer)
 
     @property
-    def pending(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether something waits to be handled."""
         return bool(self._local or self._waiting)
 
@@ -114,40 +114,40 @@ class Mailbox:
         while self._local:
             yield self._local.popleft()
 
-    def drain(self) -> Iterator[ReceivedMessage | LinkFault]:
+    def drain_messages(self) -> Iterator[ReceivedMessage | LinkFault]:
         """Take received messages; of a flood only a part at once, so that the reader looks up in between."""
         yield from self.drain_local()
         for _ in range(_MOST_AT_ONCE):
-            if not self.wait(0.0):
+            if not self.wait_for_mail(0.0):
                 break
             yield self._waiting.popleft()
         yield from self.drain_local()
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait_for_mail(self, timeout_s: float) -> bool:
         """Wait until something has arrived from the network; False when the time is up."""
         if self._waiting:
             return True
         for _ in range(_MOST_AT_ONCE):
-            item = None if self._waiting else self._endpoint.receive(timeout_s)
+            item = None if self._waiting else self._endpoint.receive_item(timeout_s)
             if item is None:
                 break
             timeout_s = 0.0
-            self._take(item)
+            self._take_item(item)
         return bool(self._waiting)
 
-    def _take(self, item: CheckedFrame | LinkFault) -> None:
+    def _take_item(self, item: CheckedFrame | LinkFault) -> None:
         if isinstance(item, LinkFault):
-            self._detour.send_undelivered(item.peer)
+            self._link_relay.send_undelivered(item.peer)
             self._waiting.append(item)
             return
         frame = item
         try:
             message = parse_message(frame.kind, frame.body)
             if isinstance(message, Carry) and self._name == OWNER:
-                self._detour.forward(frame, message)
+                self._link_relay.forward_frame(frame, message)
                 return
             if isinstance(message, Carry):
-                frame, message = self._detour.open(frame, message)
+                frame, message = self._link_relay.unwrap_frame(frame, message)
         except PhalanxError as exc:
             # what a peer sends must not stop its reader
             # a value that nothing can have, under its sender's own signature, speaks for itself

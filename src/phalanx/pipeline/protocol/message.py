@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.pipeline.config import MOST_STAGES
 from phalanx.security.crypto import SESSION_NAME
 from phalanx.transport import Body, SignedHeader
@@ -42,7 +42,7 @@ StageName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")]
 """A stage's number where JSON has room for text only; one spelling each."""
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9._:%\[\]-]{1,261}$")]
 Label = Annotated[str, Field(pattern=r"^[ -~]{0,64}$")]
-Words = Annotated[str, AfterValidator(printable)]
+Words = Annotated[str, AfterValidator(printable_text)]
 """What a party says for people to read: cut off and made harmless where it is read."""
 Header = Annotated[str, Field(max_length=2**20)]
 """A header as long as a frame's own can be; the code that opens it checks what it holds."""

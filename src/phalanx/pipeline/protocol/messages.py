@@ -37,7 +37,7 @@ from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.planner.schedules import Direction
 from phalanx.security.audit import PublicHead
 from phalanx.telemetry import known_cost
-from phalanx.transport import by_kind, parse_body
+from phalanx.transport import bodies_by_kind, parse_body
 
 Purpose = Literal["state", "weights", "undo", "gradient", "audited", "snapshot", "duplicate", "kept"]
 """`audited`: a weight gradient as an auditor has recomputed it; `snapshot`: trained weights with their moments, to go
@@ -66,7 +66,7 @@ class TensorMessage(StepMessage):
     """The stage that sent it."""
 
     @property
-    def place(self) -> dict[str, object]:
+    def tensor_place(self) -> dict[str, object]:
         """Which tensor of its epoch it is about, by the names of the fields."""
         return {
             "step": self.step,
@@ -230,7 +230,7 @@ class Fetch(TensorMessage):
     """Counts the owner's requests of a session; the answer names it. 0 where an auditor asks."""
 
     @classmethod
-    def of(cls, epoch: int, step: int, key: tuple[int, Direction, int], *, claim: bool = False) -> "Fetch":
+    def from_key(cls, epoch: int, step: int, key: tuple[int, Direction, int], *, claim: bool = False) -> "Fetch":
         """Ask for (source stage, direction, microbatch)."""
         source, direction, microbatch = key
         place = {"epoch": epoch, "step": step, "microbatch": microbatch, "direction": direction, "source": source}
@@ -357,7 +357,7 @@ class Shutdown(Message):
     """As in `Setup`."""
 
 
-_MESSAGES = by_kind(
+_MESSAGES = bodies_by_kind(
     (
         *(Hello, Setup, Challenge, ChallengeReply, NotLetIn, PreparedNotice, Leave, Assign, NoiseKeys),
         Ready,

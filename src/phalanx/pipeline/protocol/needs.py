@@ -29,7 +29,7 @@ class Need(Generic[T]):
 
 
 @dataclass(frozen=True, eq=False)
-class Turn(Need[None]):
+class LoopTurn(Need[None]):
     """One turn of the loop: received messages are handled, and a piece of work done."""
 
 
@@ -100,7 +100,7 @@ class OwnerTask(Need[T]):
     work: Coroutine[Need[Any], Any, T]
 
 
-def task(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, OwnerTask[T]]:
+def owner_task(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, OwnerTask[T]]:
     """Let calls of a coroutine function be tasks."""
 
     @functools.wraps(function)

@@ -8,7 +8,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Carry, parse_message
-from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.pipeline.protocol.signed import StatementReader, to_signed
 from phalanx.security.crypto import Peer, digest_hex
 from phalanx.transport import CheckedFrame, Endpoint, SignedHeader
 
@@ -23,11 +23,11 @@ class LinkRelay:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.carried = CarriedFrames()
+        self.carried_frames = CarriedFrames()
         """As the owner: what was handed on."""
         self._endpoint = endpoint
 
-    def send(self, receiver: str, message: Message, payload: Sequence[memoryview]) -> SignedHeader:
+    def relay_message(self, receiver: str, message: Message, payload: Sequence[memoryview]) -> SignedHeader:
         """Sign a message for a party behind a failed link and hand it to the owner, after the link's remaining ones.
 
         What is for the owner, or from it, has no way around: it is signed and goes nowhere.
@@ -37,33 +37,33 @@ class LinkRelay:
         """
         self.send_undelivered(receiver)
         header = self._endpoint.put_aside(receiver, message.kind, message.model_dump(mode="json"), payload)
-        self._hand(receiver, header, payload)
+        self._send_to_owner(receiver, header, payload)
         return header
 
     def send_undelivered(self, receiver: str) -> None:
         """Hand a failed link's undelivered messages to the owner."""
         for header, payload in self._endpoint.take_undelivered(receiver):
-            self._hand(receiver, header, (payload,))
+            self._send_to_owner(receiver, header, (payload,))
 
-    def forward(self, frame: CheckedFrame, carry: Carry) -> None:
+    def forward_frame(self, frame: CheckedFrame, carry: Carry) -> None:
         """As the owner: pass a frame on to its receiver.
 
         Raises:
             FrameError: It is not its bringer's own, of another session, altered or malformed.
             SignatureError: Its bringer did not sign it.
         """
-        header = self._statements.frame(carry.header, (frame.sender, None))
+        header = self._statement_reader.open_frame_header(carry.header, (frame.sender, None))
         receiver = header.fields.receiver
         if header.fields.payload_digest != digest_hex(frame.payload):
             raise FrameError(f"{frame.sender!r} asks to relay an altered frame")
         # the receiver complains of what cannot be read
         with contextlib.suppress(FrameError):
-            self.carried.note(parse_message(header.fields.kind, header.fields.body), header)
+            self.carried_frames.note_frame(parse_message(header.fields.kind, header.fields.body), header)
         # a receiver that is gone by now, or has lost its link to the owner too, is being replaced
         with contextlib.suppress(TransportError):
-            self._endpoint.send(receiver, carry.kind, carry.model_dump(mode="json"), (frame.payload,))
+            self._endpoint.send_frame(receiver, carry.kind, carry.model_dump(mode="json"), (frame.payload,))
 
-    def open(self, frame: CheckedFrame, carry: Carry) -> tuple[CheckedFrame, Message]:
+    def unwrap_frame(self, frame: CheckedFrame, carry: Carry) -> tuple[CheckedFrame, Message]:
         """As the receiver: take a frame out of the owner's hands as if it had come over its own link.
 
         Raises:
@@ -72,7 +72,7 @@ class LinkRelay:
         """
         if frame.sender != OWNER:
             raise FrameError(f"{frame.sender!r} sent a frame of another party; only {OWNER!r} may")
-        header = self._statements.frame(carry.header, (None, self._endpoint.name))
+        header = self._statement_reader.open_frame_header(carry.header, (None, self._endpoint.party_name))
         fields = header.fields
         if fields.payload_digest != digest_hex(frame.payload):
             raise FrameError(f"{frame.sender!r} sent an altered frame of {fields.sender!r}")
@@ -83,19 +83,19 @@ class LinkRelay:
         return inner, message
 
     @property
-    def _statements(self) -> Statements:
-        return Statements(self._endpoint.run, self._peer)
+    def _statement_reader(self) -> StatementReader:
+        return StatementReader(self._endpoint.session_name, self._find_peer)
 
-    def _peer(self, name: str) -> Peer:
-        peer = self._endpoint.peers.get(name)
+    def _find_peer(self, name: str) -> Peer:
+        peer = self._endpoint.known_peers.get(name)
         if peer is None:
             raise PeerRefusedError(f"{name!r} is not a party of this run")
         return peer
 
-    def _hand(self, receiver: str, header: SignedHeader, payload: Sequence[memoryview]) -> None:
-        if OWNER in (self._endpoint.name, receiver):
+    def _send_to_owner(self, receiver: str, header: SignedHeader, payload: Sequence[memoryview]) -> None:
+        if OWNER in (self._endpoint.party_name, receiver):
             return
         carry = Carry(epoch=0, header=to_signed(header))
         # without a link to the owner this party ends as soon as it reads its mail
         with contextlib.suppress(PhalanxError):
-            self._endpoint.send(OWNER, carry.kind, carry.model_dump(mode="json"), payload)
+            self._endpoint.send_frame(OWNER, carry.kind, carry.model_dump(mode="json"), payload)

@@ -19,7 +19,7 @@ _KNOCK_SHARE = 1 / 3
 _LONGEST_LOOK_AWAY_S = 1.0
 
 
-class Awake:
+class AwakeClock:
     """An owner's monotonic clock; the time that others are held to stands still while its reader does not look at it.
 
     An owner that was stopped, swapped out or starved cannot tell how long others were silent meanwhile: of the time
@@ -30,14 +30,14 @@ class Awake:
         self._last = time.monotonic()
         self._awake_s = 0.0
 
-    def now(self) -> float:
+    def awake_seconds(self) -> float:
         """Seconds awake so far."""
         now = time.monotonic()
         self._awake_s += min(now - self._last, _LONGEST_LOOK_AWAY_S)
         self._last = now
         return self._awake_s
 
-    def wall(self) -> float:
+    def wall_seconds(self) -> float:
         """Seconds, those not looked at included: for how long the whole of something may take."""
         return time.monotonic()
 
@@ -52,58 +52,58 @@ class Patience:
         A party that makes every step slow, each a little more than the last, does not make the limit rise for ever.
     """
 
-    def __init__(self, patience_s: float, clock: Awake) -> None:
+    def __init__(self, patience_s: float, clock: AwakeClock) -> None:
         self.patience_s = patience_s
         self.clock = clock
-        self._honest: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
-        self._longest_s, self._was_broken, self._has_knocked = 0.0, False, False
-        self._since = clock.now()
+        self._honest_gaps_s: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+        self._max_gap_s, self._was_probed, self._has_announced_probe = 0.0, False, False
+        self._gap_started_s = clock.awake_seconds()
 
-    def begin(self) -> None:
+    def begin_attempt(self) -> None:
         """A step, or an attempt at one, begins."""
-        self._longest_s, self._was_broken = 0.0, False
-        self._restart()
+        self._max_gap_s, self._was_probed = 0.0, False
+        self._restart_gap()
 
-    def heard(self) -> None:
+    def note_message(self) -> None:
         """Something has happened."""
-        self._longest_s = max(self._longest_s, self.clock.now() - self._since)
-        self._restart()
+        self._max_gap_s = max(self._max_gap_s, self.clock.awake_seconds() - self._gap_started_s)
+        self._restart_gap()
 
-    def broken(self) -> None:
+    def note_probe(self) -> None:
         """Note that a party was asked for its progress: this attempt's gaps say nothing about honest ones."""
-        self._was_broken = True
-        self._restart()
+        self._was_probed = True
+        self._restart_gap()
 
-    def end(self) -> None:
+    def end_attempt(self) -> None:
         """The step was decided."""
-        if not self._was_broken:
-            self._honest.append(self._longest_s)
+        if not self._was_probed:
+            self._honest_gaps_s.append(self._max_gap_s)
 
     @property
     def limit_s(self) -> float:
         """Four times the longest gap of the last honest steps, but at least patience and at most four times that."""
-        max_gap_s = min(max(self._honest, default=0.0), self.patience_s)
+        max_gap_s = min(max(self._honest_gaps_s, default=0.0), self.patience_s)
         return max(self.patience_s, _HONEST_TIMES * max_gap_s)
 
     @property
-    def too_long(self) -> bool:
+    def is_too_long(self) -> bool:
         """Whether the present gap is longer than the limit."""
-        return self.clock.now() - self._since > self.limit_s
+        return self.clock.awake_seconds() - self._gap_started_s > self.limit_s
 
     @property
-    def too_long_for_anything(self) -> bool:
+    def is_beyond_any_limit(self) -> bool:
         """Whether the present gap is longer than any limit, where honest ones are not known: while roles change."""
-        return self.clock.now() - self._since > _HONEST_TIMES * self.patience_s
+        return self.clock.awake_seconds() - self._gap_started_s > _HONEST_TIMES * self.patience_s
 
     def is_time_to_probe(self) -> bool:
         """Whether a third of the limit has gone by; true once in a gap."""
-        if self._has_knocked or self.clock.now() - self._since <= _KNOCK_SHARE * self.limit_s:
+        if self._has_announced_probe or self.clock.awake_seconds() - self._gap_started_s <= _KNOCK_SHARE * self.limit_s:
             return False
-        self._has_knocked = True
+        self._has_announced_probe = True
         return True
 
-    def _restart(self) -> None:
-        self._since, self._has_knocked = self.clock.now(), False
+    def _restart_gap(self) -> None:
+        self._gap_started_s, self._has_announced_probe = self.clock.awake_seconds(), False
 
 
 @dataclass(eq=False)
@@ -120,23 +120,23 @@ class PendingRequest:
         standings: Answers of several parties to a question, by party.
     """
 
-    heard: float
+    last_heard_s: float
     party: str = ""
     number: int = 0
     answer: ReceivedMessage | None = None
     bulk: BulkReceiver | None = None
     tensors: dict[str, Tensor] | None = None
     num_steps: int = -1
-    standings: dict[str, ProgressReport | None] | None = None
+    progress_reports: dict[str, ProgressReport | None] | None = None
 
     @property
     def is_answered(self) -> bool:
         """Whether all of the answer is there."""
-        if self.standings is not None:
-            return None not in self.standings.values()
+        if self.progress_reports is not None:
+            return None not in self.progress_reports.values()
         return self.answer is not None or self.tensors is not None
 
-    def found(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> object:
+    def result_for(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> object:
         """What the need is worth to the code that awaits it."""
         match need:
             case MessageNeed():
@@ -144,7 +144,7 @@ class PendingRequest:
             case TensorsNeed():
                 return None if self.tensors is None else (self.tensors, self.num_steps)
             case ProgressNeed():
-                return {party: report for party, report in (self.standings or {}).items() if report is not None}
+                return {party: report for party, report in (self.progress_reports or {}).items() if report is not None}
 
 
 class Requests:
@@ -157,7 +157,7 @@ class Requests:
     """
 
     def __init__(
-        self, post: Post, clock: Awake, allowances: Allowances, answer_bytes: int, timeout_s: float = 30.0
+        self, post: Post, clock: AwakeClock, allowances: Allowances, answer_bytes: int, timeout_s: float = 30.0
     ) -> None:
         self.timeout_s = timeout_s
         self._post = post
@@ -173,20 +173,24 @@ class Requests:
 
     # --- what arrives -----------------------------------------------------------------------------
 
-    def accepts(self, received: ReceivedMessage) -> bool:
+    def accept_answer(self, received: ReceivedMessage) -> bool:
         """Take the answer to a request under way; False when it is none."""
         message = received.message
         if isinstance(message, FetchReply) and message.request in self._fetches:
             fetch, waiting = self._fetches[message.request]
-            if waiting.party == received.sender and message.place == fetch.place and message.claim == fetch.claim:
+            if (
+                waiting.party == received.sender
+                and message.tensor_place == fetch.tensor_place
+                and message.claim == fetch.claim
+            ):
                 waiting.answer = received
                 return True
         if isinstance(message, Bulk) and message.request in self._bulks:
             order, waiting = self._bulks[message.request]
             is_about = (message.stage, message.purpose) == (order.stage, order.purpose)
             if is_about and waiting.party == received.sender and waiting.bulk is not None:
-                waiting.heard = self._clock.now()
-                waiting.tensors = waiting.bulk.add(message.offset, message.total, received.payload)
+                waiting.last_heard_s = self._clock.awake_seconds()
+                waiting.tensors = waiting.bulk.add_part(message.offset, message.total, received.payload)
                 waiting.num_steps = message.step
                 return True
         if isinstance(message, ProgressReport) and received.sender in self._standings:
@@ -207,40 +211,40 @@ class Requests:
 
     def has_lapsed(self, pending: PendingRequest) -> bool:
         """Whether an answer, or the next part of it, has not come in time."""
-        return self._clock.now() - pending.heard >= self.timeout_s
+        return self._clock.awake_seconds() - pending.last_heard_s >= self.timeout_s
 
     # --- what is asked for ------------------------------------------------------------------------
 
-    def begin(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> PendingRequest:
+    def begin_request(self, need: MessageNeed | TensorsNeed | ProgressNeed) -> PendingRequest:
         """Ask; the answer comes in with everything else."""
         if isinstance(need, ProgressNeed):
-            return self._ask(need.parties, need.request)
+            return self._ask_progress(need.parties, need.request)
         if isinstance(need, TensorsNeed):
-            return self.order(need.party, need.request, need.expected)
+            return self.order_tensors(need.party, need.request, need.expected)
         party, request = need.party, need.request
         self._asked_before.add((party, request.source, request.direction))
         self._allowances.grant_frames(party, 1, self._answer_bytes)
         number = self._next_number()
-        pending = PendingRequest(self._clock.now(), party, number)
+        pending = PendingRequest(self._clock.awake_seconds(), party, number)
         self._fetches[number] = request, pending
         self._post(party, request.model_copy(update={"request": number}), ())
         return pending
 
-    def order(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> PendingRequest:
+    def order_tensors(self, party: str, request: FetchBulk, expected: Mapping[str, Tensor]) -> PendingRequest:
         """Ask for tensors."""
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
         num_parts = size_bytes // PART_BYTES + 1
         self._asked_before.add((party, request.stage, request.purpose))
         self._allowances.grant_frames(party, num_parts, size_bytes + num_parts * self._answer_bytes)
         number = self._next_number()
-        pending = PendingRequest(self._clock.now(), party, number, bulk=BulkReceiver(expected))
+        pending = PendingRequest(self._clock.awake_seconds(), party, number, bulk=BulkReceiver(expected))
         self._bulks[number] = request, pending
         self._post(party, request.model_copy(update={"request": number}), ())
         return pending
 
-    def end(self, pending: PendingRequest) -> None:
+    def end_request(self, pending: PendingRequest) -> None:
         """Take no more of an answer: it is whole, or its time is over."""
-        if pending.standings is not None:
+        if pending.progress_reports is not None:
             self._standings = {}
         self._fetches.pop(pending.number, None)
         self._bulks.pop(pending.number, None)
@@ -253,9 +257,9 @@ class Requests:
         self._last_number += 1
         return self._last_number
 
-    def _ask(self, parties: Collection[str], request: Ask) -> PendingRequest:
+    def _ask_progress(self, parties: Collection[str], request: Ask) -> PendingRequest:
         self._standings, self._asked = dict.fromkeys(parties), (request.epoch, request.step)
-        pending = PendingRequest(self._clock.now(), standings=self._standings)
+        pending = PendingRequest(self._clock.awake_seconds(), progress_reports=self._standings)
         for party in parties:
             self._post(party, request, ())
         return pending

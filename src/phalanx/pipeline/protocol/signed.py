@@ -41,7 +41,7 @@ class Statement(Generic[_Said]):
     header: SignedHeader
 
     @property
-    def digest(self) -> str:
+    def payload_digest(self) -> str:
         """Digest of the payload that was sent with it."""
         return self.header.fields.payload_digest
 
@@ -51,7 +51,7 @@ class Statement(Generic[_Said]):
         return self.header.fields.payload_size
 
 
-class Statements:
+class StatementReader:
     """A reader of passed-on headers, bound to one session of one run.
 
     Steps, epochs and microbatches have the same numbers in every session, and certificates outlive sessions. So a
@@ -71,7 +71,7 @@ class Statements:
         self.session = session
         self._peer = peer
 
-    def open(
+    def open_statement(
         self,
         signed: PassedOnHeader,
         kind: type[_Said],
@@ -103,10 +103,10 @@ class Statements:
         allowed = link(message)
         if allowed is None:
             raise FrameError("a passed-on header belongs to no link of this assignment")
-        self._bind(header, allowed)
+        self._check_link(header, allowed)
         return Statement(message, header)
 
-    def find(
+    def find_statement(
         self,
         signed: PassedOnHeader,
         kind: type[_Said],
@@ -116,11 +116,11 @@ class Statements:
     ) -> Statement[_Said] | None:
         """As `open`; None where that raises."""
         try:
-            return self.open(signed, kind, epoch, place, link)
+            return self.open_statement(signed, kind, epoch, place, link)
         except (FrameError, SignatureError):
             return None
 
-    def frame(self, signed: PassedOnHeader, link: Link) -> SignedHeader:
+    def open_frame_header(self, signed: PassedOnHeader, link: Link) -> SignedHeader:
         """Read the header of a frame that another party relays; its receiver reads its body as any frame's.
 
         Raises:
@@ -128,22 +128,24 @@ class Statements:
             SignatureError: Its sender did not sign it.
         """
         header = _header_of(signed)
-        self._bind(header, link)
+        self._check_link(header, link)
         return header
 
-    def log_head(self, found: PublicHead) -> PublicHead:
+    def open_log_head(self, found: PublicHead) -> PublicHead:
         """Read a head of the run's audit log, which outlives sessions: any of the same run may have told it.
 
         Raises:
             FrameError: It is of another run.
             SignatureError: The owner of this session did not sign it.
         """
-        if found.run != run_of(self.session):
-            raise FrameError(f"a head of an audit log belongs to run {found.run!r}, expected {run_of(self.session)!r}")
-        found.check(self._peer(OWNER))
+        if found.run != run_of_session(self.session):
+            raise FrameError(
+                f"a head of an audit log belongs to run {found.run!r}, expected {run_of_session(self.session)!r}"
+            )
+        found.check_owner_signature(self._peer(OWNER))
         return found
 
-    def _bind(self, header: SignedHeader, link: Link) -> None:
+    def _check_link(self, header: SignedHeader, link: Link) -> None:
         fields, (sender, receiver) = header.fields, link
         if fields.run != self.session:
             raise FrameError(f"a passed-on header of {fields.sender} belongs to another session: {fields.run!r}")
@@ -158,7 +160,7 @@ class Statements:
             raise SignatureError(
                 f"a passed-on header names {fields.sender} as its sender, which is not in the run"
             ) from exc
-        header.verify(peer)
+        header.verify_sender(peer)
 
 
 STATE = "state"
@@ -208,7 +210,7 @@ def statements_in(author: str, message: Message) -> list[tuple[StatementKey, obj
     return []
 
 
-def run_of(session: str) -> str:
+def run_of_session(session: str) -> str:
     """The run that a session belongs to: its name begins with the run's, see `session_name`."""
     return session.partition("-")[0]
 

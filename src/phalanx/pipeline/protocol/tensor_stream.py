@@ -12,7 +12,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Activation, Bulk, FetchBulk, GradientHeld, PassedOnHeader
-from phalanx.pipeline.protocol.signed import Link, Statement, Statements
+from phalanx.pipeline.protocol.signed import Link, Statement, StatementReader
 from phalanx.security.crypto import digest_hex
 from phalanx.transport import SignedHeader
 from phalanx.transport.tensors import tensor_buffers
@@ -31,7 +31,7 @@ def send_bulk(post: Post, receiver: str, about: FetchBulk, tensors: Mapping[str,
         The digest of the whole transfer, from the digests that the frames carry anyway.
     """
     digests = []
-    for offset, total, part in parts(tensors):
+    for offset, total, part in cut_parts(tensors):
         message = Bulk(
             epoch=about.epoch,
             purpose=about.purpose,
@@ -53,10 +53,10 @@ def digest_of_parts(digests: Sequence[str]) -> str:
 
 def transfer_digest(tensors: Mapping[str, Tensor]) -> str:
     """The digest that a transfer of these tensors would have."""
-    return digest_of_parts([digest_hex(*part) for _, _, part in parts(tensors)])
+    return digest_of_parts([digest_hex(*part) for _, _, part in cut_parts(tensors)])
 
 
-def parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, list[memoryview]]]:
+def cut_parts(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, list[memoryview]]]:
     """Cut tensors, in order of name, into parts.
 
     Yields:
@@ -106,13 +106,13 @@ class BulkReceiver:
         self._tensors = {
             name: torch.empty(expected[name].shape, dtype=expected[name].dtype) for name in sorted(expected)
         }
-        self._rooms = [tensor.view(-1).view(torch.uint8).numpy() for tensor in self._tensors.values()]
-        self.total = sum(len(room) for room in self._rooms)
+        self._buffers = [tensor.view(-1).view(torch.uint8).numpy() for tensor in self._tensors.values()]
+        self.total = sum(len(room) for room in self._buffers)
         self._filled = 0
-        self._room, self._position = 0, 0
+        self._buffer_index, self._position = 0, 0
         self._done = False
 
-    def add(self, offset: int, total: int, payload: memoryview) -> dict[str, Tensor] | None:
+    def add_part(self, offset: int, total: int, payload: memoryview) -> dict[str, Tensor] | None:
         """Take the next part.
 
         Returns:
@@ -131,13 +131,13 @@ class BulkReceiver:
         taken = 0
         data = numpy.frombuffer(payload, dtype=numpy.uint8)
         while taken < len(data):
-            room = self._rooms[self._room]
+            room = self._buffers[self._buffer_index]
             size = min(len(room) - self._position, len(data) - taken)
             room[self._position : self._position + size] = data[taken : taken + size]
             taken += size
             self._position += size
             if self._position == len(room):
-                self._room, self._position = self._room + 1, 0
+                self._buffer_index, self._position = self._buffer_index + 1, 0
         self._filled += taken
         if self._filled < self.total:
             return None
@@ -172,7 +172,7 @@ def is_whole_transfer(parts: Sequence[Statement[Bulk]], about: Bulk) -> bool:
 
 
 def whole_transfer(
-    statements: Statements, shown: Sequence[PassedOnHeader], about: Bulk, link: Link
+    statements: StatementReader, shown: Sequence[PassedOnHeader], about: Bulk, link: Link
 ) -> list[Statement[Bulk]] | None:
     """Return the parts of a transfer that a party shows.
 
@@ -186,17 +186,17 @@ def whole_transfer(
         transfer, prove nothing about this one.
     """
     place = {"step": about.step, "stage": about.stage, "purpose": about.purpose}
-    statements_found = [statements.find(part, Bulk, about.epoch, place, lambda bulk: link) for part in shown]
+    statements_found = [statements.find_statement(part, Bulk, about.epoch, place, lambda bulk: link) for part in shown]
     parts = [part for part in statements_found if part is not None]
     return parts if len(parts) == len(statements_found) and is_whole_transfer(parts, about) else None
 
 
-def sent_gradient(statements: Statements, held: GradientHeld, link: Link) -> str | None:
+def sent_gradient(statements: StatementReader, held: GradientHeld, link: Link) -> str | None:
     """The digest of the weight gradient that a server sent, from the headers that `held` shows; None without them."""
     place = {"epoch": held.epoch, "step": held.step, "stage": held.stage}
     transfer = Bulk.model_validate({**place, "purpose": "gradient", "offset": 0, "total": 0})
     parts = whole_transfer(statements, held.parts, transfer, link)
-    return None if parts is None else digest_of_parts([part.digest for part in parts])
+    return None if parts is None else digest_of_parts([part.payload_digest for part in parts])
 
 
 def announces_a_boundary(said: Statement[Activation], plan: StepPlan) -> bool:

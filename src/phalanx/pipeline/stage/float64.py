@@ -33,10 +33,12 @@ class WideRunner(StageRunner):
         with _WideCasts(self._dtype):
             return super().forward(step, microbatch, x.to(self._dtype))
 
-    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As `StageRunner.recompute`; the results are in the wider type."""
+    def recompute_microbatch(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `StageRunner.recompute_microbatch`; the results are in the wider type."""
         with _WideCasts(self._dtype):
-            return super().recompute(step, microbatch, x.to(self._dtype), gradient)
+            return super().recompute_microbatch(step, microbatch, x.to(self._dtype), gradient)
 
 
 def recompute_in(
@@ -54,7 +56,7 @@ def recompute_in(
     Returns:
         The output, and the gradient of the input when `gradient` is given, both in `dtype`.
     """
-    return WideRunner(runner, dtype).recompute(step, microbatch, x, gradient)
+    return WideRunner(runner, dtype).recompute_microbatch(step, microbatch, x, gradient)
 
 
 class _WideCasts(TorchFunctionMode):

@@ -33,6 +33,6 @@ def noisy_mean(
     noisy = {}
     for name in sorted(total):
         stream, like = noise_stream(noise_key, step, name), total[name]
-        noise = torch.from_numpy(gaussian_noise(stream, like.numel(), privacy.deviation)).view_as(like)
+        noise = torch.from_numpy(gaussian_noise(stream, like.numel(), privacy.noise_deviation)).view_as(like)
         noisy[name] = like.add(noise.to(like.device)).div_(privacy.mean_rows)
     return noisy

@@ -27,7 +27,6 @@ def rounding_noise(
 
     Args:
         runner: Holds the weights that both sides have signed.
-        direction: Direction of the message.
         x: The committed input ``[batch, seq, dim]``.
         gradient: The committed gradient of the output ``[batch, seq, dim]``; None for a forward message.
 
@@ -35,25 +34,25 @@ def rounding_noise(
         The largest `token_distance` from the result in float64 to results in the run's precision, on the inputs
         and on inputs that are off by half a unit in the last place.
     """
-    exact = _pick(recompute_in(torch.float64, runner, step, microbatch, x, gradient), direction)
+    exact = _pick_direction(recompute_in(torch.float64, runner, step, microbatch, x, gradient), direction)
     generator = torch.Generator().manual_seed(step * 2**16 + microbatch)
     noise = 0.0
     for probe in range(PROBES):
         near_x, near_gradient = x, gradient
         if probe:
             # half a unit: about every second number becomes its neighbour
-            near_x = _nudge(x, generator)
-            near_gradient = None if gradient is None else _nudge(gradient, generator)
-        rounded = _pick(runner.recompute(step, microbatch, near_x, near_gradient), direction)
+            near_x = _nudge_tensor(x, generator)
+            near_gradient = None if gradient is None else _nudge_tensor(gradient, generator)
+        rounded = _pick_direction(runner.recompute_microbatch(step, microbatch, near_x, near_gradient), direction)
         noise = max(noise, token_distance(rounded, exact))
     return noise
 
 
-def _nudge(tensor: Tensor, generator: torch.Generator) -> Tensor:
+def _nudge_tensor(tensor: Tensor, generator: torch.Generator) -> Tensor:
     signs = torch.randint(0, 2, tensor.shape, generator=generator, dtype=tensor.dtype) * 2 - 1
     return (tensor.double() * (1 + _HALF_UNIT * signs)).to(tensor.dtype)
 
 
-def _pick(found: tuple[Tensor, Tensor | None], direction: Direction) -> Tensor:
+def _pick_direction(found: tuple[Tensor, Tensor | None], direction: Direction) -> Tensor:
     y, x_gradient = found
     return y if direction == "forward" or x_gradient is None else x_gradient

@@ -27,7 +27,7 @@ class RunnableStage(Protocol):
     def shared_head(self) -> nn.Parameter | None:
         """The parameter of a tied head, at the last stage."""
 
-    def trainable(self) -> dict[str, nn.Parameter]:
+    def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that the optimizer moves, by name."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -91,11 +91,11 @@ class StageRunner:
         Returns:
             Hidden ``[batch, seq, dim]``, or logits ``[batch, seq, vocab]`` of the last stage, on the CPU.
         """
-        x, y = self._run(step, microbatch, x)
+        x, y = self._run_microbatch(step, microbatch, x)
         self._graphs[microbatch] = (x, y)
         return y.detach().cpu()
 
-    def loss(
+    def compute_loss(
         self,
         microbatch: int,
         labels: Tensor,
@@ -131,13 +131,15 @@ class StageRunner:
         x, y = self._graphs.pop(microbatch)
         self._swap_shared()
         torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
-        self._widen()
+        self._widen_gradients()
         self._swap_shared()
         if self._row_clip is not None:
             self._add_clipped(self._row_clip)
         return None if x.grad is None else x.grad.cpu()
 
-    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def recompute_microbatch(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Forward and input-backward from committed inputs; weight gradients are neither needed nor touched.
 
         Returns:
@@ -145,13 +147,13 @@ class StageRunner:
         """
         if gradient is None:
             with torch.no_grad():
-                _, y = self._run(step, microbatch, x)
+                _, y = self._run_microbatch(step, microbatch, x)
             return y.cpu(), None
-        x, y = self._run(step, microbatch, x)
+        x, y = self._run_microbatch(step, microbatch, x)
         (x_gradient,) = torch.autograd.grad(y, x, gradient.to(y.device, y.dtype))
         return y.detach().cpu(), x_gradient.cpu()
 
-    def redo(
+    def redo_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """All of the stage's work on one microbatch; no other one may be under way.
@@ -160,11 +162,11 @@ class StageRunner:
             The output, the gradient of the input, and the weight gradients of this microbatch alone, by name.
         """
         y = self.forward(step, microbatch, x)
-        return y, self.backward(step, microbatch, gradient), self.gradients()
+        return y, self.backward(step, microbatch, gradient), self.take_gradients()
 
-    def gradients(self) -> dict[str, Tensor]:
+    def take_gradients(self) -> dict[str, Tensor]:
         """Weight gradients added up since the last call, by name; a parameter that got none has zeros."""
-        parameters = self.module.trainable()
+        parameters = self.module.trainable_parameters()
         taken = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in parameters.items()
@@ -181,7 +183,7 @@ class StageRunner:
                 gradients[name] = gradients[name] + self._shared_gradient
         self._shared_gradient = None
 
-    def abandon(self) -> None:
+    def abandon_step(self) -> None:
         """Forget graphs and gradients of a step that will be redone."""
         self._graphs.clear()
         self._shared_gradient = None
@@ -189,15 +191,17 @@ class StageRunner:
 
     def _clear_gradients(self) -> None:
         self._wide, self._rows = {}, {}
-        for parameter in self.module.trainable().values():
+        for parameter in self.module.trainable_parameters().values():
             parameter.grad = None
 
     def _add_clipped(self, bound: float) -> None:
         """Add the gradient of the row that came last to the sum, at most so long."""
         gradients = {
-            name: parameter.grad for name, parameter in self.module.trainable().items() if parameter.grad is not None
+            name: parameter.grad
+            for name, parameter in self.module.trainable_parameters().items()
+            if parameter.grad is not None
         }
-        for parameter in self.module.trainable().values():
+        for parameter in self.module.trainable_parameters().values():
             parameter.grad = None
         norm = math.sqrt(gradient_norm_squared(gradients))
         if not math.isfinite(norm):
@@ -207,7 +211,7 @@ class StageRunner:
             gradient.mul_(weight)
             self._rows[name] = self._rows[name].add_(gradient) if name in self._rows else gradient
 
-    def _widen(self) -> None:
+    def _widen_gradients(self) -> None:
         """Add gradients of narrow weights up in float32, microbatch by microbatch, where there are masters."""
         for name, parameter in getattr(self.module, "computing", {}).items():
             if parameter.grad is not None:
@@ -225,23 +229,23 @@ class StageRunner:
         if self._shared is not None and self._shared.dtype == torch.float32:
             self._shared.grad, self._shared_gradient = self._shared_gradient, self._shared.grad
 
-    def _run(self, step: int, microbatch: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _run_microbatch(self, step: int, microbatch: int, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().to(self.device)
         if not self.spec.is_first:
             x.requires_grad_(torch.is_grad_enabled())
-        self._seed(dropout_seed(self.seed, step, self.spec.index, microbatch))
+        self._seed_dropout(dropout_seed(self.seed, step, self.spec.index, microbatch))
         if self._noise is not None:
-            self._noise.begin(self.seed, step)
-        with self._autocast():
+            self._noise.begin_step(self.seed, step)
+        with self._autocast_context():
             return x, self.module(x)
 
-    def _seed(self, seed: int) -> None:
+    def _seed_dropout(self, seed: int) -> None:
         # torch.manual_seed formats the whole call stack for every kind of device that is not there
         torch.default_generator.manual_seed(seed)
         if self.device != "cpu":
             torch.cuda.manual_seed_all(seed)
 
-    def _autocast(self) -> AbstractContextManager[object]:
+    def _autocast_context(self) -> AbstractContextManager[object]:
         if not self._bf16:
             return nullcontext()
         return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)

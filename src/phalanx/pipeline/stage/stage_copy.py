@@ -25,7 +25,7 @@ class StageCopy:
         self.plan = plan
         self.spec = spec
         self.module = module
-        module.attends = plan.attends
+        module.attends = plan.effective_attention
         module.router_share = 1.0 / plan.microbatches
         add_embedding_noise(module, plan.neftune_alpha)
         self.optimizer = optimizer
@@ -35,7 +35,7 @@ class StageCopy:
         self._frozen_digest: str | None = None
 
     @classmethod
-    def empty(cls, plan: StepPlan, stage: int, *, has_moments: bool = True) -> "StageCopy":
+    def build_empty(cls, plan: StepPlan, stage: int, *, has_moments: bool = True) -> "StageCopy":
         """Build a copy with parameters that will come over the network."""
         spec = stage_spec(plan, stage)
         module = build_empty_stage(
@@ -56,7 +56,7 @@ class StageCopy:
         if plan.precision == "bf16_weights":
             keep_masters(module)
         optimizer = StageOptimizer(
-            module.trainable(),
+            module.trainable_parameters(),
             plan.optimizer,
             has_moments=has_moments,
             single_rounding=plan.guard.classes == "mixed",
@@ -65,29 +65,29 @@ class StageCopy:
         return cls(plan, spec, module, optimizer)
 
     @property
-    def step(self) -> int:
+    def step_count(self) -> int:
         """Optimizer steps taken."""
         return self.optimizer.num_steps
 
-    def state(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """All tensors of the copy (not copies of them): frozen/..., weight/..., exp_avg/..., exp_avg_sq/..."""
-        return {**self._frozen(), **self.optimizer.state()}
+        return {**self._frozen_tensors(), **self.optimizer.state_tensors()}
 
-    def weights(self) -> dict[str, Tensor]:
+    def weight_tensors(self) -> dict[str, Tensor]:
         """The parameters alone, frozen ones included."""
-        return {**self._frozen(), **self.trained()}
+        return {**self._frozen_tensors(), **self.trained_tensors()}
 
-    def trained(self) -> dict[str, Tensor]:
+    def trained_tensors(self) -> dict[str, Tensor]:
         """The parameters that the optimizer moves: weight/..."""
-        return {name: t for name, t in self.optimizer.state().items() if name.startswith("weight/")}
+        return {name: t for name, t in self.optimizer.state_tensors().items() if name.startswith("weight/")}
 
-    def load(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
+    def load_tensors(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Copy a whole state in.
 
         Raises:
             CheckpointError: Names, shapes or types are not this stage's.
         """
-        frozen = self._frozen()
+        frozen = self._frozen_tensors()
         for name, tensor in frozen.items():
             tensor.copy_(tensors[name])
         rest = {name: tensor for name, tensor in tensors.items() if name not in frozen}
@@ -96,18 +96,18 @@ class StageCopy:
 
     def load_weights(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy parameters in and leave the optimizer as it is: enough to recompute messages."""
-        for name, tensor in self.weights().items():
+        for name, tensor in self.weight_tensors().items():
             tensor.copy_(tensors[name])
         self._frozen_digest = None
 
     def weights_digest(self) -> str:
         """The part of the digest that the parameters decide; moments are not read."""
-        state = self.optimizer.reading()
+        state = self.optimizer.readable_state()
         return self._frozen_part() + tensors_digest(state, (name for name in state if name.startswith("weight/")))
 
-    def digest(self) -> StateDigest:
+    def compute_digest(self) -> StateDigest:
         """Digest weights and optimizer moments."""
-        return state_digest(self.optimizer.reading(), self._frozen_part(), self.step)
+        return state_digest(self.optimizer.readable_state(), self._frozen_part(), self.step_count)
 
     def weight_gradient(self, step: int, noise_key: bytes | None) -> dict[str, Tensor]:
         """Return the gradient of a step with microbatches that have all run, as it is committed to and applied.
@@ -118,31 +118,31 @@ class StageCopy:
         Raises:
             TrainingError: Rows are to be hidden, and there is no key.
         """
-        gradients, privacy = self.runner.gradients(), self.plan.privacy
+        gradients, privacy = self.runner.take_gradients(), self.plan.privacy
         return gradients if privacy is None else noisy_mean(gradients, privacy, step, noise_key)
 
-    def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
+    def apply_update(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
         """Let the optimizer take step number `step` (from 0); with a guard it can be undone.
 
         Raises:
             StaleReplicaError: The copy is not at that step.
         """
         self._expect_step(step)
-        if self.plan.guard.enabled:
-            self.optimizer.snapshot()
+        if self.plan.guard.is_enabled:
+            self.optimizer.keep_snapshot()
         self.optimizer.step(dict(gradients), self.plan.learning_rate(step), clip_coefficient)
 
-    def rewind(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Go back to the state before `step`, bit for bit.
 
         Raises:
             StaleReplicaError: It is not kept.
         """
-        if self.step <= step:
+        if self.step_count <= step:
             return
         if not self.optimizer.can_undo(step):
             raise StaleReplicaError(f"stage {self.spec.index}: the state of step {step} is not saved")
-        self.optimizer.restore()
+        self.optimizer.restore_snapshot()
 
     def before_update(self, step: int) -> dict[str, Tensor]:
         """The parameters as they were before `step`, which is the present one or the last one.
@@ -150,22 +150,22 @@ class StageCopy:
         Raises:
             StaleReplicaError: They are not kept.
         """
-        if self.step == step:
-            return self.weights()
+        if self.step_count == step:
+            return self.weight_tensors()
         if not self.optimizer.can_undo(step):
             raise StaleReplicaError(f"stage {self.spec.index}: the weights of step {step} are not saved")
         undo = self.optimizer.undo_state()
-        return {**self._frozen(), **{name: undo[name] for name in undo if name.startswith("weight/")}}
+        return {**self._frozen_tensors(), **{name: undo[name] for name in undo if name.startswith("weight/")}}
 
     def _expect_step(self, step: int) -> None:
-        if self.step != step:
+        if self.step_count != step:
             raise StaleReplicaError(
-                f"stage {self.spec.index}: the copy is at step {self.step}, but the update is for {step}; "
+                f"stage {self.spec.index}: the copy is at step {self.step_count}, but the update is for {step}; "
                 "resynchronise it"
             )
 
-    def _frozen(self) -> dict[str, Tensor]:
-        trained = {id(parameter) for parameter in self.module.trainable().values()}
+    def _frozen_tensors(self) -> dict[str, Tensor]:
+        trained = {id(parameter) for parameter in self.module.trainable_parameters().values()}
         return {
             f"frozen/{name}": parameter.detach()
             for name, parameter in self.module.all_parameters().items()
@@ -175,7 +175,7 @@ class StageCopy:
     def _frozen_part(self) -> str:
         """The digest of frozen weights, which are hashed once."""
         if self._frozen_digest is None:
-            self._frozen_digest = tensors_digest(self._frozen())
+            self._frozen_digest = tensors_digest(self._frozen_tensors())
         return self._frozen_digest
 
 
@@ -183,7 +183,7 @@ WrapCopy = Callable[[StageCopy, bool], StageCopy]
 """Puts an attacker in the place of an honest copy in a drill; the flag says whether the copy is held or shadowed."""
 
 
-def unwrapped(copy: StageCopy, held: bool) -> StageCopy:
+def leave_unwrapped(copy: StageCopy, held: bool) -> StageCopy:
     """Return the wrapped copy itself, with which honest parties work."""
     del held
     return copy
@@ -210,7 +210,7 @@ def frozen_part(state: StateDigest) -> str:
 
 def trained_shapes(plan: StepPlan, stage: int) -> dict[str, Tensor]:
     """Return the trained tensors of a stage without values, on the meta device; the stage is built to know them."""
-    state = StageCopy.empty(plan, stage).optimizer.state()
+    state = StageCopy.build_empty(plan, stage).optimizer.state_tensors()
     return {name: tensor.detach().to("meta") for name, tensor in state.items()}
 
 

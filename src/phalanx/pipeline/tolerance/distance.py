@@ -39,7 +39,7 @@ def token_distances(claimed: Tensor, reference: Tensor) -> Tensor:
         claimed: ``[batch, seq, dim]``.
     """
     x, y = claimed.double(), reference.double()
-    distances: Tensor = (x - y).norm(dim=-1) / _scale(y)
+    distances: Tensor = (x - y).norm(dim=-1) / _token_scale(y)
     return distances
 
 
@@ -52,7 +52,7 @@ def token_residual(claimed: Tensor, reference: Tensor) -> Tensor:
         claimed: ``[batch, seq, dim]``.
     """
     x, y = claimed.double(), reference.double()
-    return (x - y) / _scale(y).unsqueeze(-1)
+    return (x - y) / _token_scale(y).unsqueeze(-1)
 
 
 def gradient_distance(claimed: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:
@@ -81,7 +81,7 @@ def gradient_distance(claimed: Mapping[str, Tensor], reference: Mapping[str, Ten
     return worst
 
 
-def band(distance: float, tolerance: float) -> Band:
+def classify_distance(distance: float, tolerance: float) -> Band:
     """Classify a distance.
 
     Args:
@@ -97,7 +97,7 @@ def band(distance: float, tolerance: float) -> Band:
     return "grey" if distance <= 2 * tolerance else "alarm"
 
 
-def _scale(y: Tensor) -> Tensor:
+def _token_scale(y: Tensor) -> Tensor:
     """``|y_t| + 0.1 rms_t |y|`` for every token."""
     norms = y.norm(dim=-1)
     scale: Tensor = norms + 0.1 * norms.square().mean().sqrt()

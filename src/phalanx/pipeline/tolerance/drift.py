@@ -88,13 +88,13 @@ class DriftWatch:
             sigmas: Honest sigma of a projected residual, as `phalanx calibrate` measured it.
         """
         self.allowance = smallest_bias / 2
-        self.threshold = _threshold(self.allowance, false_alarm_every * 2 * projections)
+        self.threshold = _find_threshold(self.allowance, false_alarm_every * 2 * projections)
         self._key = key
         self._projections = projections
         self._sigmas = dict(sigmas or {})
         self._charts: dict[tuple[int, Direction, int], _Chart] = {}
 
-    def observe(self, stage: int, direction: Direction, residual: Tensor) -> Drift | None:
+    def add_residual(self, stage: int, direction: Direction, residual: Tensor) -> Drift | None:
         """Take one audit into account.
 
         Args:
@@ -105,33 +105,35 @@ class DriftWatch:
             The strongest drift that this audit completes, None as a rule.
         """
         drifts = []
-        for n, score in enumerate(self.project(stage, direction, residual)):
+        for n, score in enumerate(self.project_residual(stage, direction, residual)):
             if not math.isfinite(score):
                 return Drift(stage, direction, n, NOT_FINITE_SIGMAS, 1)
             chart = self._charts.setdefault((stage, direction, n), _Chart())
-            hit = chart.add(score, self.allowance, self.threshold, self._sigmas.get(direction))
+            hit = chart.add_score(score, self.allowance, self.threshold, self._sigmas.get(direction))
             if hit is not None:
                 drifts.append(Drift(stage, direction, n, *hit))
         return max(drifts, key=lambda drift: abs(drift.bias_sigmas), default=None)
 
-    def project(self, stage: int, direction: Direction, residual: Tensor) -> list[float]:
+    def project_residual(self, stage: int, direction: Direction, residual: Tensor) -> list[float]:
         """Mean over tokens of the residual along each secret direction.
 
         Args:
             residual: ``[batch, seq, dim]``.
         """
         mean = residual.detach().cpu().double().flatten(0, -2).mean(dim=0)
-        return [float(mean @ self._secret(stage, direction, n, mean.numel())) for n in range(self._projections)]
+        return [
+            float(mean @ self._secret_direction(stage, direction, n, mean.numel())) for n in range(self._projections)
+        ]
 
     def expected_audits(self, bias_sigmas: float) -> float:
         """Audits until a constant bias shows in one chart, on average; the warm-up's are among them."""
         return run_length(bias_sigmas, self.allowance, self.threshold)
 
-    def state(self) -> dict[str, Any]:
+    def export_charts(self) -> dict[str, Any]:
         """Plain JSON for a checkpoint; holds neither the key nor the directions."""
-        return {"/".join(map(str, place)): chart.state() for place, chart in self._charts.items()}
+        return {"/".join(map(str, place)): chart.export_state() for place, chart in self._charts.items()}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def import_charts(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
 
         Raises:
@@ -141,12 +143,12 @@ class DriftWatch:
         try:
             for name, body in state.items():
                 stage, direction, projection = name.split("/")
-                charts[(int(stage), _DIRECTIONS[direction], int(projection))] = _Chart.of_state(body)
+                charts[(int(stage), _DIRECTIONS[direction], int(projection))] = _Chart.from_state(body)
         except (AttributeError, LookupError, TypeError, ValueError) as exc:
             raise CheckpointError(f"drift watch: its state is malformed ({exc}); use an older checkpoint") from exc
         self._charts = charts
 
-    def _secret(self, stage: int, direction: Direction, projection: int, dim: int) -> Tensor:
+    def _secret_direction(self, stage: int, direction: Direction, projection: int, dim: int) -> Tensor:
         """A unit vector ``[dim]`` that is made anew each time; normal, so that no direction is preferred."""
         domain = canonical_json(["drift", stage, direction, projection, dim])
         # a stream of the whole key: torch's generator would keep 32 bits of it
@@ -164,7 +166,7 @@ class _Side:
     level: float = 0.0
     audits: int = 0
 
-    def add(self, step: float) -> None:
+    def add_step(self, step: float) -> None:
         self.level = max(0.0, self.level + step)
         self.audits = self.audits + 1 if self.level > 0 else 0
 
@@ -177,36 +179,38 @@ class _Chart:
     down: _Side = field(default_factory=_Side)
     past: deque[float] = field(default_factory=lambda: deque(maxlen=_MEMORY))
 
-    def add(self, score: float, allowance: float, threshold: float, sigma: float | None) -> tuple[float, int] | None:
+    def add_score(
+        self, score: float, allowance: float, threshold: float, sigma: float | None
+    ) -> tuple[float, int] | None:
         """Take one score; the bias in sigma and the audits it took when a side crosses the threshold."""
         if sigma is None and len(self.past) < _WARM_UP:
             self.past.append(score)
             if len(self.past) < _WARM_UP:
                 return None
-            pending, sigma = list(self.past), self._sigma()
+            pending, sigma = list(self.past), self._estimate_sigma()
         else:
-            pending, sigma = [score], self._sigma() if sigma is None else sigma
+            pending, sigma = [score], self._estimate_sigma() if sigma is None else sigma
             self.past.append(score)
         hit = None
         for value in pending:
-            hit = self._step(_in_sigmas(value, sigma), allowance, threshold) or hit
+            hit = self._advance_sides(_in_sigmas(value, sigma), allowance, threshold) or hit
         return hit
 
-    def _step(self, z: float, allowance: float, threshold: float) -> tuple[float, int] | None:
+    def _advance_sides(self, z: float, allowance: float, threshold: float) -> tuple[float, int] | None:
         for sign, side in ((1.0, self.up), (-1.0, self.down)):
-            side.add(sign * z - allowance)
+            side.add_step(sign * z - allowance)
             if side.level > threshold:
                 bias, audits = sign * (allowance + side.level / side.audits), side.audits
                 self.up, self.down = _Side(), _Side()
                 return bias, audits
         return None
 
-    def _sigma(self) -> float:
+    def _estimate_sigma(self) -> float:
         middle = median(self.past)
         deviation = 1.4826 * median(abs(value - middle) for value in self.past)
         return deviation * (1.0 + 2.0 / math.sqrt(len(self.past)))
 
-    def state(self) -> dict[str, Any]:
+    def export_state(self) -> dict[str, Any]:
         return {
             "up": [self.up.level, self.up.audits],
             "down": [self.down.level, self.down.audits],
@@ -214,7 +218,7 @@ class _Chart:
         }
 
     @classmethod
-    def of_state(cls, body: Mapping[str, Any]) -> "_Chart":
+    def from_state(cls, body: Mapping[str, Any]) -> "_Chart":
         up, down = (_Side(float(body[name][0]), int(body[name][1])) for name in ("up", "down"))
         past = [float(value) for value in body["past"]]
         if not all(math.isfinite(value) for value in (*past, up.level, down.level)):
@@ -237,7 +241,7 @@ def run_length(bias: float, allowance: float, threshold: float) -> float:
     return (math.expm1(-x) + x) / (2.0 * drift * drift)
 
 
-def _threshold(allowance: float, num_observations: int) -> float:
+def _find_threshold(allowance: float, num_observations: int) -> float:
     """The threshold that noise alone crosses once in so many observations."""
     low, high = 0.0, 1.0
     while run_length(0.0, allowance, high) < num_observations:

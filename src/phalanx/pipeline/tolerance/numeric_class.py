@@ -17,8 +17,8 @@ Word = Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]
 class NumericClass(StrictModel):
     """A party's own description of what its bits depend on: for messages to people, and for nothing else.
 
-    Which parties are of one class is measured (`battery.py`). Attention kernel, optimizer and precision are in the
-    plan, and all parties of a run have the plan's digest in common.
+    Which parties are of one class is measured (`kernel_fingerprint.py`). Attention kernel, optimizer and precision are
+    in the plan, and all parties of a run have the plan's digest in common.
     """
 
     torch: Word
@@ -31,11 +31,11 @@ class NumericClass(StrictModel):
     """How they share it."""
 
     @property
-    def label(self) -> str:
+    def short_digest(self) -> str:
         """A short name for the description: equal labels, equal description."""
         return hashlib.sha256(canonical_json(self.model_dump(exclude_defaults=True))).hexdigest()[:16]
 
-    def unlike(self, other: "NumericClass") -> str:
+    def describe_difference(self, other: "NumericClass") -> str:
         """Describe in words where this description differs from the other; empty where they are equal."""
         mine, theirs = self.model_dump(), other.model_dump()
         return ", ".join(
@@ -61,16 +61,16 @@ def local_numeric_class(device: str, layout: PartyLayout | None = None) -> Numer
     """Describe this process, or a group of ranks like it."""
     on_gpu = device.startswith("cuda")
     return NumericClass(
-        torch=_shown(torch.__version__),
-        device=_shown(torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} {_cpu_model()}"),
+        torch=_printable_ascii(torch.__version__),
+        device=_printable_ascii(torch.cuda.get_device_name() if on_gpu else f"{platform.machine()} {_cpu_model()}"),
         instructions="cuda" if on_gpu else torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
-        ranks=1 if layout is None else layout.world,
-        layout="" if layout is None else layout.label,
+        ranks=1 if layout is None else layout.num_ranks,
+        layout="" if layout is None else layout.short_description,
     )
 
 
-def _shown(text: str) -> str:
+def _printable_ascii(text: str) -> str:
     return "".join(outgoing if " " <= outgoing <= "~" else "?" for outgoing in text)[:200]
 
 

@@ -23,7 +23,7 @@ _LEAST_COSINE = -0.3
 class _Average:
     """Exponential moving averages of one kind of message."""
 
-    seen: int = 0
+    num_seen: int = 0
     log_rms: float = 0.0
     variance: float = 0.0
     channels: Tensor | None = None
@@ -42,7 +42,7 @@ class Screen:
     def __init__(self) -> None:
         self._averages: dict[tuple[int, str], _Average] = {}
 
-    def check(self, source: int, direction: str, tensor: Tensor) -> str | None:
+    def check_message(self, source: int, direction: str, tensor: Tensor) -> str | None:
         """Check one message ``[batch, seq, dim]``.
 
         Returns:
@@ -55,35 +55,35 @@ class Screen:
         average = self._averages.setdefault((source, direction), _Average())
         channels = tensor.flatten(0, -2).mean(dim=0, dtype=torch.float32) if direction == "forward" else None
         log_rms = math.log(max(rms, 1e-30))
-        reason = self._compare(average, log_rms, channels)
+        reason = self._find_deviation(average, log_rms, channels)
         if reason is None:
-            self._learn(average, log_rms, channels)
+            self._update_average(average, log_rms, channels)
         return reason
 
-    def _compare(self, average: _Average, log_rms: float, channels: Tensor | None) -> str | None:
-        if average.seen < _WARM_UP:
+    def _find_deviation(self, average: _Average, log_rms: float, channels: Tensor | None) -> str | None:
+        if average.num_seen < _WARM_UP:
             return None
         off = abs(log_rms - average.log_rms)
         if off > max(_LEAST_LOG_RATIO, _SIGMAS * math.sqrt(average.variance)):
             return f"norm differs from its moving average by a factor of {math.exp(min(off, 99.0)):.1f}"
         if channels is not None and average.channels is not None:
-            cosine = _cosine(channels, average.channels)
+            cosine = _cosine_similarity(channels, average.channels)
             if not cosine >= _LEAST_COSINE:
                 return f"channel means point away from their moving average (cosine {cosine:.2f})"
         return None
 
-    def _learn(self, average: _Average, log_rms: float, channels: Tensor | None) -> None:
+    def _update_average(self, average: _Average, log_rms: float, channels: Tensor | None) -> None:
         # until warmed up, the plain mean of what was seen
-        weight = max(1 - _DECAY, 1 / (average.seen + 1))
+        weight = max(1 - _DECAY, 1 / (average.num_seen + 1))
         delta = log_rms - average.log_rms
         average.log_rms += weight * delta
         average.variance = (1 - weight) * (average.variance + weight * delta * delta)
         if channels is not None:
             average.channels = channels if average.channels is None else average.channels.lerp_(channels, weight)
-        average.seen += 1
+        average.num_seen += 1
 
 
-def _cosine(one: Tensor, other: Tensor) -> float:
+def _cosine_similarity(one: Tensor, other: Tensor) -> float:
     """Of two vectors; 0 where one has no direction."""
     lengths = float(torch.dot(one, one)) * float(torch.dot(other, other))
     return float(torch.dot(one, other)) / max(math.sqrt(lengths), 1e-30)
@@ -126,19 +126,19 @@ class _Products:
     own: float = 0.0
     numbers: int = 0
 
-    def add(self, claimed: Tensor, own: Tensor) -> None:
+    def add_pair(self, claimed: Tensor, own: Tensor) -> None:
         self.inner += float(torch.dot(claimed, own))
         self.claimed += float(torch.dot(claimed, claimed))
         self.own += float(torch.dot(own, own))
         self.numbers += len(own)
 
-    def less(self, part: "_Products") -> "_Products":
+    def without_part(self, part: "_Products") -> "_Products":
         """Return the products without a part."""
         own_norm = self.own - part.own
         return _Products(self.inner - part.inner, self.claimed - part.claimed, own_norm, self.numbers - part.numbers)
 
     @property
-    def cosine(self) -> float:
+    def cosine_similarity(self) -> float:
         """0 where one of the two has no direction."""
         square = self.claimed * self.own
         return self.inner / math.sqrt(square) if square > 0.0 else 0.0
@@ -172,7 +172,7 @@ class DoubtBudget:
         self._exhausted.discard(pair)
         return True
 
-    def is_news(self, stage: int, shadow: str) -> bool:
+    def is_first_unfollowed(self, stage: int, shadow: str) -> bool:
         """Whether this is the first doubt in a row that is not followed."""
         is_first = (stage, shadow) not in self._exhausted
         self._exhausted.add((stage, shadow))
@@ -200,11 +200,11 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
     all_products, large = _Products(), _Products()
     missing, present = 0, 0
     for name in sorted(own):
-        place = _window(own[name].numel())
+        place = _random_window(own[name].numel())
         g, total = (tensor.detach().flatten()[place].float() for tensor in (own[name], claimed[name]))
-        all_products.add(total, g)
+        all_products.add_pair(total, g)
         is_large = total.abs() > _LARGE * float(torch.linalg.vector_norm(total)) / math.sqrt(max(len(total), 1))
-        large.add(total[is_large], g[is_large])
+        large.add_pair(total[is_large], g[is_large])
         is_present = g != 0
         present += int(is_present.sum())
         missing += int((is_present & (total == 0)).sum())
@@ -213,17 +213,21 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
     if not all_products.own:
         # a microbatch without a single target has nothing to compare with
         return None
-    contrast = large.cosine - all_products.less(large).cosine if large.numbers >= _FEWEST_LARGE else 0.0
+    contrast = (
+        large.cosine_similarity - all_products.without_part(large).cosine_similarity
+        if large.numbers >= _FEWEST_LARGE
+        else 0.0
+    )
     odd: dict[Doubt, bool] = {
         "support": missing > _MOST_MISSING * present,
         "size": not _is_sum_of(num_microbatches, all_products.claimed / all_products.own),
-        "direction": not all_products.cosine >= _LEAST_GRADIENT_COSINE,
+        "direction": not all_products.cosine_similarity >= _LEAST_GRADIENT_COSINE,
         "largest": not contrast >= _LEAST_CONTRAST,
     }
     return next((doubt for doubt, is_odd in odd.items() if is_odd), None)
 
 
-def _window(size: int) -> slice:
+def _random_window(size: int) -> slice:
     """Where to look in a tensor of so many numbers."""
     length = max(_SMALL, size // _LOOKED_AT)
     if size <= length:

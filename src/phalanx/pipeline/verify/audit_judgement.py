@@ -7,10 +7,10 @@ from torch import Tensor
 from phalanx.errors import FrameError, SignatureError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchReply, ScreenHit
-from phalanx.pipeline.protocol.needs import MessageNeed, task
-from phalanx.pipeline.tolerance.distance import band, token_distance, token_residual
+from phalanx.pipeline.protocol.needs import MessageNeed, owner_task
+from phalanx.pipeline.tolerance.distance import classify_distance, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import DriftWatch
-from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts, present
+from phalanx.pipeline.verify.facts import CommittedMessage, Judgement, MessageKey, StepFacts, present_headers
 from phalanx.pipeline.verify.referee import Dispute, Referee
 from phalanx.planner.schedules import Direction
 
@@ -31,28 +31,28 @@ def compare_links(facts: StepFacts) -> Judgement | None:
             if not 0 <= target < stages:
                 continue
             for microbatch in range(facts.plan.microbatches):
-                if facts.holder(source) == facts.holder(target) == OWNER:
+                if facts.holder_of(source) == facts.holder_of(target) == OWNER:
                     continue
-                judgement = _compare(facts, (source, direction, microbatch), target)
+                judgement = _compare_message(facts, (source, direction, microbatch), target)
                 if judgement is not None:
                     return judgement
     return None
 
 
-def _compare(facts: StepFacts, key: MessageKey, target: int) -> Judgement | None:
+def _compare_message(facts: StepFacts, key: MessageKey, target: int) -> Judgement | None:
     source, direction, microbatch = key
-    sender, receiver = facts.holder(source), facts.holder(target)
+    sender, receiver = facts.holder_of(source), facts.holder_of(target)
     sent_digest, received = facts.ledger.said_digest(key), facts.ledger.messages.get(key)
     place = f"stage {source}, microbatch {microbatch}, {direction}"
     if received is None:
         reason = f"{place}: {receiver} did not commit to this input"
         headers = {"commit": facts.ledger.commit_header(target)}
-        return facts.judgement("forgery", receiver, target, reason, headers=headers)
+        return facts.make_judgement("forgery", receiver, target, reason, headers=headers)
     if sent_digest == received.digest:
         return None
     headers = {"message": received.header, "commit": facts.ledger.commit_header(source)}
     reason = f"{place}: {sender} committed to another tensor than it sent"
-    return facts.judgement("equivocation", sender, source, reason, accuser=receiver, headers=headers)
+    return facts.make_judgement("equivocation", sender, source, reason, accuser=receiver, headers=headers)
 
 
 _SOURCES: tuple[tuple[Direction, int], ...] = (("forward", -1), ("backward", 1))
@@ -63,15 +63,15 @@ class AuditJudgement:
 
     def __init__(self, facts: StepFacts, referee: Referee, watch: DriftWatch) -> None:
         self._watch = watch
-        self.leaning: set[int] = set()
+        self.leaning_stages: set[int] = set()
         """Stages with messages that drift to one side below the tolerance: to be audited in full from now on."""
-        self.undecided: set[int] = set()
+        self.undecided_orders: set[int] = set()
         """Orders with disputes that the referee could not settle, because no party brought an input."""
         self._facts = facts
         self._referee = referee
 
-    @task
-    async def weigh(
+    @owner_task
+    async def weigh_report(
         self,
         auditor: str,
         report: AuditReport,
@@ -95,17 +95,17 @@ class AuditJudgement:
             return judgement
         for direction in report.digests:
             output = known.get((stage, direction, microbatch))
-            if output is not None and not await self._matches(auditor, report, direction, output):
-                judgement = await self._dispute(auditor, report, direction, inputs, output)
+            if output is not None and not await self._is_output_confirmed(auditor, report, direction, output):
+                judgement = await self._judge_dispute(auditor, report, direction, inputs, output)
                 if judgement is not None:
                     return judgement
         return None
 
-    @task
-    async def committed_early(self, hit: ScreenHit) -> dict[MessageKey, CommittedMessage]:
+    @owner_task
+    async def fetch_early_commitments(self, hit: ScreenHit) -> dict[MessageKey, CommittedMessage]:
         """Ask both ends of a screened message for their signed statements, before their commitments are due."""
         stage, m = hit.source, hit.microbatch
-        holder = self._facts.holder
+        holder = self._facts.holder_of
         wanted_messages: list[tuple[str, MessageKey]] = [
             (holder(stage + (1 if hit.direction == "forward" else -1)), (stage, hit.direction, m)),
             (holder(stage), (stage - 1, "forward", m)),
@@ -114,12 +114,12 @@ class AuditJudgement:
             wanted_messages.append((holder(stage), (stage + 1, "backward", m)))
         messages = {}
         for party, key in wanted_messages:
-            answer = await MessageNeed(party, Fetch.of(hit.epoch, hit.step, key))
+            answer = await MessageNeed(party, Fetch.from_key(hit.epoch, hit.step, key))
             evidence = answer.message.evidence if answer and isinstance(answer.message, FetchReply) else None
             place = {"step": hit.step, "source": key[0], "direction": key[1], "microbatch": m}
             statement = None if evidence is None else self._facts.find_tensor(evidence, hit.epoch, place)
             if statement is not None:
-                messages[key] = CommittedMessage.of(statement, party)
+                messages[key] = CommittedMessage.from_statement(statement, party)
         return messages
 
     def _compare_work(self, auditor: str, report: AuditReport, directions: Sequence[Direction]) -> Judgement | None:
@@ -134,7 +134,9 @@ class AuditJudgement:
             "report": self._facts.record.header_of(auditor, report),
             "order": self._facts.order_header(report),
         }
-        judgement = self._facts.judgement("forgery", auditor, report.stage, reason, step=report.step, headers=headers)
+        judgement = self._facts.make_judgement(
+            "forgery", auditor, report.stage, reason, step=report.step, headers=headers
+        )
         judgement.verdict = judgement.verdict.model_copy(update={"microbatch": report.microbatch})
         return judgement
 
@@ -150,24 +152,26 @@ class AuditJudgement:
             topic = f"stage {stage}, microbatch {report.microbatch}"
             place = {"step": report.step, "microbatch": report.microbatch, "target": stage}
             try:
-                shown = facts.tensor(signed, report.epoch, place)
+                shown = facts.open_tensor(signed, report.epoch, place)
             except (FrameError, SignatureError) as exc:
                 reason = f"{topic}: {auditor} reported an input that no neighbour sent: {exc}"
                 headers = {"input": signed, "report": facts.record.header_of(auditor, report)}
-                return facts.judgement("forgery", auditor, stage, reason, step=report.step, headers=headers)
+                return facts.make_judgement("forgery", auditor, stage, reason, step=report.step, headers=headers)
             direction, sender = shown.message.direction, shown.header.fields.sender
-            committed = inputs.setdefault(direction, CommittedMessage.of(shown, auditor))
-            if committed.digest != shown.digest:
+            committed = inputs.setdefault(direction, CommittedMessage.from_statement(shown, auditor))
+            if committed.digest != shown.payload_digest:
                 reason = f"{topic}: {sender} signed two different {direction} messages"
                 told_headers = {"told_stage": committed.header, "told_auditor": signed}
                 source = shown.message.source
-                return facts.judgement(
+                return facts.make_judgement(
                     "equivocation", sender, source, reason, step=report.step, accuser=auditor, headers=told_headers
                 )
         return None
 
-    async def _matches(self, auditor: str, report: AuditReport, direction: Direction, output: CommittedMessage) -> bool:
-        holder = self._facts.holder(report.stage)
+    async def _is_output_confirmed(
+        self, auditor: str, report: AuditReport, direction: Direction, output: CommittedMessage
+    ) -> bool:
+        holder = self._facts.holder_of(report.stage)
         if report.digests[direction] == output.digest:
             return True
         if self._facts.bits_decide(holder, auditor):
@@ -177,14 +181,16 @@ class AuditJudgement:
             (holder, False, output.digest),
             (auditor, True, report.digests[direction]),
         ):
-            request = Fetch.of(report.epoch, report.step, (report.stage, direction, report.microbatch), claim=claim)
+            request = Fetch.from_key(
+                report.epoch, report.step, (report.stage, direction, report.microbatch), claim=claim
+            )
             tensor = await self._referee.signed_tensor(request, (party,), digest)
             if tensor is None:
                 return False
             tensors.append(tensor)
         distance = token_distance(tensors[0], tensors[1])
         # beyond twice tau one of the two is off by more than tau; between, the referee finds it or acquits both
-        if band(distance, self._facts.plan.guard.tolerance) != "honest":
+        if classify_distance(distance, self._facts.plan.guard.tolerance) != "honest":
             return False
         if self._facts.plan.precision == "fp32":
             # honest bf16 paths lean themselves
@@ -192,14 +198,14 @@ class AuditJudgement:
         return True
 
     def _watch_drift(self, report: AuditReport, direction: Direction, residual: Tensor) -> None:
-        drift = self._watch.observe(report.stage, direction, residual)
+        drift = self._watch.add_residual(report.stage, direction, residual)
         if drift is not None:
-            self.leaning.add(report.stage)
+            self.leaning_stages.add(report.stage)
             body = {"stage": drift.stage, "direction": drift.direction, "bias_sigmas": drift.bias_sigmas}
-            party = self._facts.holder(report.stage)
+            party = self._facts.holder_of(report.stage)
             self._facts.observe("drift", {"step": report.step, "party": party, **body, "audits": drift.num_audits})
 
-    async def _dispute(
+    async def _judge_dispute(
         self,
         auditor: str,
         report: AuditReport,
@@ -216,7 +222,7 @@ class AuditJudgement:
             stage=stage,
             microbatch=report.microbatch,
             direction=direction,
-            holder=facts.holder(stage),
+            holder=facts.holder_of(stage),
             accuser=auditor,
             assignment=facts.assignment,
             inputs=inputs,
@@ -229,10 +235,10 @@ class AuditJudgement:
             **facts.state_headers(stage, dispute.state, dispute.holder, facts.assignment.shadows.get(stage)),
         }
         verdict, compared = await self._referee.judge_message(dispute)
-        work = self._referee.spent()
+        work = self._referee.take_work()
         if verdict is None:
             if not compared.tensors:
-                self.undecided.add(report.order)
+                self.undecided_orders.add(report.order)
             facts.observe("dismissed", {**place, "accuser": auditor, "referee": work.model_dump()})
             return None
-        return Judgement(verdict, compared, dispute.headers() | present(signed), work)
+        return Judgement(verdict, compared, dispute.signed_headers() | present_headers(signed), work)

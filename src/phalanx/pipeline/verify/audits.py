@@ -5,7 +5,7 @@ from collections.abc import Collection
 from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import Audit, AuditReport, Release, ScreenHit
-from phalanx.pipeline.protocol.needs import task
+from phalanx.pipeline.protocol.needs import owner_task
 from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.tolerance.drift import DriftWatch
 from phalanx.pipeline.tolerance.screen import STEPS_PER_DOUBT, Doubt, DoubtBudget
@@ -28,52 +28,52 @@ class AuditRequests:
         self._doubts = DoubtBudget()
         self._num_orders = 0
 
-    def draw(self, leaning: Collection[int]) -> None:
+    def draw_audits(self, leaning: Collection[int]) -> None:
         """Draw the audits; no party may know them before every stage has committed to the whole step."""
         ledger, facts = self._facts.ledger, self._facts
         ledger.audits_drawn = True
         self._doubts.pass_step()
         everything = tuple(range(facts.plan.microbatches))
-        lockstep = facts.plan.guard.upkeep.in_lockstep
-        for stage in facts.watched:
-            auditor, place = facts.shadow(stage), {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
-            if self._draw.owners_step(**place):
+        lockstep = facts.plan.guard.shadow_upkeep.in_lockstep
+        for stage in facts.watched_stages:
+            auditor, place = facts.shadow_of(stage), {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
+            if self._draw.draws_owner_audit(**place):
                 ledger.owners_audits.add(stage)
-            if facts.holder(stage) == OWNER:
+            if facts.holder_of(stage) == OWNER:
                 # an interrupted change of roles can leave a shadow to a stage of the owner, which needs no audit
                 continue
-            is_whole = not lockstep and self._draw.whole_step(**place)
+            is_whole = not lockstep and self._draw.draws_whole_step(**place)
             if is_whole:
                 ledger.awaited_step_audits.add((stage, auditor))
             drawn = everything
             if not (lockstep or is_whole or stage in leaning):
-                drawn = self._draw.microbatches(**place, num_microbatches=facts.plan.microbatches)
+                drawn = self._draw.draw_microbatches(**place, num_microbatches=facts.plan.microbatches)
             ledger.awaited_audits |= {(stage, m, auditor) for m in drawn}
-            ledger.orders[(stage, auditor)] = self._ask(stage, drawn, BOTH, urgent=False, weights=is_whole)
+            ledger.orders[(stage, auditor)] = self._order_audit(stage, drawn, BOTH, urgent=False, weights=is_whole)
         ledger.may_lag = facts.plan.guard.commit_lag > 0 and not ledger.owners_audits
 
-    def urgent(self, hit: ScreenHit) -> int:
+    def order_urgent_audit(self, hit: ScreenHit) -> int:
         """Ask for the very microbatch that looked odd to its receiver; return the number of the order."""
-        return self._ask(hit.source, (hit.microbatch,), directions_of(hit), urgent=True)
+        return self._order_audit(hit.source, (hit.microbatch,), directions_of(hit), urgent=True)
 
-    def look_closer(self, ledger: StepLedger, stage: int, auditor: str, doubt: Doubt) -> None:
+    def audit_whole_step(self, ledger: StepLedger, stage: int, auditor: str, doubt: Doubt) -> None:
         """Ask an auditor to which a stage's weight gradient looks odd to recompute all of the step, once.
 
         That costs the auditor as much as any other audit; its findings are compared, and disputed, as ever. Of an
         auditor that doubts more often than the screen errs, only a bounded number of doubts are followed.
         """
         facts = self._facts
-        is_screened = facts.plan.guard.screens_gradients and auditor == facts.shadow(stage)
+        is_screened = facts.plan.guard.screens_gradients and auditor == facts.shadow_of(stage)
         if not is_screened or stage in ledger.doubted or (stage, auditor) in ledger.awaited_step_audits:
             return
         ledger.doubted[stage] = doubt
-        place = {"step": ledger.step, "stage": stage, "party": facts.holder(stage), "auditor": auditor}
+        place = {"step": ledger.step, "stage": stage, "party": facts.holder_of(stage), "auditor": auditor}
         if not self._doubts.may_follow(stage, auditor):
-            if self._doubts.is_news(stage, auditor):
+            if self._doubts.is_first_unfollowed(stage, auditor):
                 facts.observe("doubts_not_followed", {**place, "steps_per_doubt": STEPS_PER_DOUBT})
             if facts.plan.guard.commit_lag:
                 # it stays before its update until it is told
-                self._order(auditor, self._closer(ledger, stage, ()))
+                self._send_order(auditor, self._whole_step_audit(ledger, stage, ()))
             return
         facts.observe("gradient_doubted", {**place, "reason": doubt})
         everything = tuple(range(facts.plan.microbatches))
@@ -82,9 +82,9 @@ class AuditRequests:
         ledger.awaited_audits |= {(stage, microbatch, auditor) for microbatch in everything}
         ledger.num_audits += len(everything)
         ledger.awaited_step_audits.add((stage, auditor))
-        ledger.orders[(stage, auditor)] = self._order(auditor, self._closer(ledger, stage, everything))
+        ledger.orders[(stage, auditor)] = self._send_order(auditor, self._whole_step_audit(ledger, stage, everything))
 
-    def _closer(self, ledger: StepLedger, stage: int, microbatches: tuple[int, ...]) -> Audit:
+    def _whole_step_audit(self, ledger: StepLedger, stage: int, microbatches: tuple[int, ...]) -> Audit:
         """The answer to a doubt: what to recompute, or nothing."""
         return Audit(
             epoch=ledger.epoch,
@@ -97,20 +97,20 @@ class AuditRequests:
             weights=True,
         )
 
-    def _order(self, auditor: str, audit: Audit) -> int:
+    def _send_order(self, auditor: str, audit: Audit) -> int:
         """Send an order under the next number, which the reports on it name."""
         self._num_orders += 1
         self._post(auditor, audit.model_copy(update={"order": self._num_orders}), ())
         return self._num_orders
 
-    def release(self, hit: ScreenHit) -> None:
+    def release_screened(self, hit: ScreenHit) -> None:
         """Let the receiver use a screened message after all."""
         release = Release(
             epoch=hit.epoch, step=hit.step, microbatch=hit.microbatch, direction=hit.direction, source=hit.source
         )
-        self._post(self._facts.holder(target_of(hit)), release, ())
+        self._post(self._facts.holder_of(target_of(hit)), release, ())
 
-    def _ask(
+    def _order_audit(
         self,
         stage: int,
         microbatches: tuple[int, ...],
@@ -131,7 +131,7 @@ class AuditRequests:
             urgent=urgent,
             weights=weights,
         )
-        return self._order(self._facts.shadow(stage), audit)
+        return self._send_order(self._facts.shadow_of(stage), audit)
 
 
 def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:
@@ -159,7 +159,7 @@ class Audits:
     def __init__(self, facts: StepFacts, post: Post, referee: Referee, draw: AuditDraw) -> None:
         self.screened: dict[MessageKey, ScreenHit] = {}
         self._facts = facts
-        self._reports = AuditJudgement(facts, referee, DriftWatch(draw.derived(b"drift")))
+        self._reports = AuditJudgement(facts, referee, DriftWatch(draw.derive_secret(b"drift")))
         self._audit_requests = AuditRequests(facts, post, draw)
         self._unweighed: list[tuple[str, AuditReport]] = []
         self._doubted: set[MessageKey] = set()
@@ -167,9 +167,9 @@ class Audits:
         self._urgent_orders: dict[int, ScreenHit] = {}
         """Orders to audit a screened message, by number."""
 
-    def reset(self) -> None:
+    def reset_attempt(self) -> None:
         """Forget what belongs to another attempt, and keep reports on a step that lags."""
-        lagging = self._facts.lagging
+        lagging = self._facts.lagging_ledger
         self.screened.clear()
         # an urgent report is of the attempt that is over
         self._unweighed = [
@@ -179,13 +179,13 @@ class Audits:
         ]
         self._doubted.clear()
         self._urgent_orders.clear()
-        self._reports.undecided.clear()
+        self._reports.undecided_orders.clear()
 
-    def draw(self) -> None:
+    def draw_audits(self) -> None:
         """Draw the step's audits and ask for them."""
-        self._audit_requests.draw(self._reports.leaning)
+        self._audit_requests.draw_audits(self._reports.leaning_stages)
 
-    def doubt(self, hit: ScreenHit) -> None:
+    def note_doubt(self, hit: ScreenHit) -> None:
         """Note that a message looks odd to its receiver.
 
         Raises:
@@ -197,7 +197,7 @@ class Audits:
         self._doubted.add(key)
 
     @property
-    def progress(self) -> tuple[int, ...]:
+    def progress_counts(self) -> tuple[int, ...]:
         """Return numbers that grow with new statements, and with nothing else."""
         counts = (
             number for ledger in self._facts.open_ledgers for number in (len(ledger.reports), len(ledger.step_audits))
@@ -205,7 +205,7 @@ class Audits:
         return (len(self._doubted), len(self._unweighed), *counts)
 
     @property
-    def said(self) -> set[tuple[int, AuditKey]]:
+    def unweighed_audits(self) -> set[tuple[int, AuditKey]]:
         """Drawn audits, by step, that were reported on and are not weighed yet."""
         reports = [(party, report) for party, report in self._unweighed if report.order not in self._urgent_orders]
         return {(report.step, (report.stage, report.microbatch, party)) for party, report in reports}
@@ -213,11 +213,11 @@ class Audits:
     def ask_urgently(self, hit: ScreenHit) -> None:
         """Have the very microbatch recomputed that looked odd to its receiver."""
         self.screened[message_of(hit)] = hit
-        self._urgent_orders[self._audit_requests.urgent(hit)] = hit
+        self._urgent_orders[self._audit_requests.order_urgent_audit(hit)] = hit
 
-    def release(self, hit: ScreenHit) -> None:
+    def release_screened(self, hit: ScreenHit) -> None:
         """Let the receiver use a screened message after all."""
-        self._audit_requests.release(hit)
+        self._audit_requests.release_screened(hit)
 
     def check_asked(self, sender: str, report: AuditReport) -> None:
         """Compare a report with the order that it names.
@@ -229,7 +229,7 @@ class Audits:
         hit = self._urgent_orders.get(report.order)
         if hit is not None:
             is_asked = (hit.step, hit.source, hit.microbatch) == (report.step, stage, microbatch)
-            is_asked = is_asked and sender == self._facts.shadow(stage)
+            is_asked = is_asked and sender == self._facts.shadow_of(stage)
         else:
             is_asked = (stage, microbatch, sender) in ledger.awaited_audits
             is_asked = is_asked and report.order == ledger.orders.get((stage, sender))
@@ -238,7 +238,7 @@ class Audits:
                 f"{sender!r} reported on stage {stage}, microbatch {microbatch} for order {report.order}: not asked for"
             )
 
-    def has(self, sender: str, report: AuditReport) -> bool:
+    def has_report(self, sender: str, report: AuditReport) -> bool:
         """Whether this party has reported on the same microbatch for the same order before."""
         earlier = self._facts.ledger_of(report.step).reports.get((report.stage, report.microbatch, sender))
         if earlier is not None and earlier.order == report.order:
@@ -249,19 +249,19 @@ class Audits:
         place = (sender, report.order, report.microbatch)
         return any((party, other.order, other.microbatch) == place for party, other in self._unweighed)
 
-    def add(self, sender: str, report: AuditReport) -> None:
+    def add_report(self, sender: str, report: AuditReport) -> None:
         """Take a report.
 
         Raises:
             FrameError: This party was not asked for it, or it came before.
         """
         self.check_asked(sender, report)
-        if self.has(sender, report):
+        if self.has_report(sender, report):
             raise FrameError(f"{sender!r} reported on stage {report.stage}, microbatch {report.microbatch} again")
         self._unweighed.append((sender, report))
 
-    @task
-    async def weigh(self) -> Judgement | None:
+    @owner_task
+    async def weigh_reports(self) -> Judgement | None:
         """Weigh received reports; the first guilty party ends it."""
         for auditor, report in list(self._unweighed):
             # a dispute needs weights that both sides have signed
@@ -276,19 +276,19 @@ class Audits:
 
     async def _weigh_drawn(self, auditor: str, report: AuditReport) -> Judgement | None:
         ledger = self._facts.ledger_of(report.step)
-        judgement = await self._reports.weigh(auditor, report, ledger.messages, directions_of(None))
+        judgement = await self._reports.weigh_report(auditor, report, ledger.messages, directions_of(None))
         if judgement is None:
             ledger.reports[(report.stage, report.microbatch, auditor)] = report
             if report.doubt is not None:
-                self._audit_requests.look_closer(ledger, report.stage, auditor, report.doubt)
+                self._audit_requests.audit_whole_step(ledger, report.stage, auditor, report.doubt)
         return judgement
 
     async def _weigh_urgent(self, auditor: str, report: AuditReport) -> Judgement | None:
         hit = self._urgent_orders[report.order]
         if message_of(hit) not in self.screened:
             return None
-        messages = await self._reports.committed_early(hit)
-        judgement = await self._reports.weigh(auditor, report, messages, directions_of(hit))
-        if judgement is None and report.order not in self._reports.undecided:
-            self._audit_requests.release(self.screened.pop(message_of(hit)))
+        messages = await self._reports.fetch_early_commitments(hit)
+        judgement = await self._reports.weigh_report(auditor, report, messages, directions_of(hit))
+        if judgement is None and report.order not in self._reports.undecided_orders:
+            self._audit_requests.release_screened(self.screened.pop(message_of(hit)))
         return judgement

@@ -43,19 +43,19 @@ class DisputedLinks:
         """Whether a link goes by way of the owner."""
         return link in self._led
 
-    async def lead(self, link: PartyLink) -> None:
+    async def lead_link(self, link: PartyLink) -> None:
         """Let a sender send by way of the owner."""
         sender, receiver = link
         ledger = self._facts.ledger
-        self._led[link] = (self._attempt, frozenset())
+        self._led[link] = (self._present_attempt, frozenset())
         self._facts.observe("link_led", {"party": sender, "to": receiver, "step": ledger.step})
         await Delivery(sender, Detour(epoch=ledger.epoch, receiver=receiver), ())
 
     def note_received(self, link: PartyLink, keys: Collection[MessageKey]) -> None:
         """Note the receiver's reported messages, once the sender is known to have left the link itself."""
-        self._led[link] = (self._attempt, frozenset(keys))
+        self._led[link] = (self._present_attempt, frozenset(keys))
 
-    def blame(self, link: PartyLink, liar: str | None) -> Waits:
+    def blame_ends(self, link: PartyLink, liar: str | None) -> Waits:
         """Blame a party for the missing messages of a link; both ends where the liar is unknown."""
         if self.are_of_workers(link):
             return Waits(links=(link,)) if liar is None else Waits(parties=(liar,))
@@ -68,11 +68,11 @@ class DisputedLinks:
         ledger = self._facts.ledger
         attempt, received = self._led[link]
         is_there = self._carried.has_tensor(link, ledger.epoch, ledger.step, key)
-        return link[1] if is_there or (attempt == self._attempt and key in received) else link[0]
+        return link[1] if is_there or (attempt == self._present_attempt and key in received) else link[0]
 
     def liar_about_transfer(self, link: PartyLink, request: FetchBulk, size_bytes: int) -> str | None:
         """The end that withholds or denies a transfer; None unless the link was led before this attempt began."""
-        if link not in self._led or self._led[link][0] == self._attempt:
+        if link not in self._led or self._led[link][0] == self._present_attempt:
             return None
         place = request.model_dump(include={"epoch", "step", "stage", "purpose"})
         transfer = Bulk.model_validate({**place, "offset": 0, "total": size_bytes})
@@ -81,14 +81,17 @@ class DisputedLinks:
     def liar_about_answer(self, link: PartyLink, request: Fetch) -> str | None:
         """The end that withholds, denies or never asked for an input of an audit; None unless both ways were led."""
         sender, auditor = link
-        if any(self._led.get(way, (self._attempt,))[0] == self._attempt for way in (link, (auditor, sender))):
+        if any(
+            self._led.get(way, (self._present_attempt,))[0] == self._present_attempt
+            for way in (link, (auditor, sender))
+        ):
             return None
-        if not self._carried.requests((auditor, sender), request):
+        if not self._carried.has_request((auditor, sender), request):
             return auditor
-        for answer, digest in self._carried.answers(link, request):
+        for answer, digest in self._carried.find_answers(link, request):
             shown = answer.evidence
-            statement = None if shown is None else self._facts.find_tensor(shown, request.epoch, request.place)
-            if statement is not None and statement.digest == digest:
+            statement = None if shown is None else self._facts.find_tensor(shown, request.epoch, request.tensor_place)
+            if statement is not None and statement.payload_digest == digest:
                 return auditor
         return sender
 
@@ -99,20 +102,20 @@ class DisputedLinks:
         steps.append(step)
         return len(steps) > MAX_SILENCES and steps[0] > step - WINDOW_STEPS
 
-    def missing(self, link: PartyLink, standings: Mapping[str, ProgressReport]) -> list[MessageKey]:
+    def missing_messages(self, link: PartyLink, standings: Mapping[str, ProgressReport]) -> list[MessageKey]:
         """The tensors of this step that a sender says it sent to a receiver that says it lacks them."""
-        sent, received = self._places(link, standings)
+        sent, received = self._reported_messages(link, standings)
         return sorted(sent - received)
 
-    def received(self, link: PartyLink, standings: Mapping[str, ProgressReport]) -> set[MessageKey]:
+    def received_messages(self, link: PartyLink, standings: Mapping[str, ProgressReport]) -> set[MessageKey]:
         """The tensors of this step that the receiver says it has got over the link."""
-        return self._places(link, standings)[1]
+        return self._reported_messages(link, standings)[1]
 
-    def _places(
+    def _reported_messages(
         self, link: PartyLink, standings: Mapping[str, ProgressReport]
     ) -> tuple[set[MessageKey], set[MessageKey]]:
         sent, received = set[MessageKey](), set[MessageKey]()
-        for source, target in self._stages(link):
+        for source, target in self._adjacent_stages(link):
             direction = "forward" if target > source else "backward"
             for party, stage, places in ((link[0], source, sent), (link[1], target, received)):
                 report = standings.get(party)
@@ -122,7 +125,7 @@ class DisputedLinks:
                     places |= {(source, p.direction, p.microbatch) for p in reported if p.direction == direction}
         return sent, received
 
-    def _stages(self, link: PartyLink) -> Sequence[tuple[int, int]]:
+    def _adjacent_stages(self, link: PartyLink) -> Sequence[tuple[int, int]]:
         holders = self._facts.assignment.holders
         return [
             (source, target)
@@ -132,5 +135,5 @@ class DisputedLinks:
         ]
 
     @property
-    def _attempt(self) -> tuple[int, int]:
+    def _present_attempt(self) -> tuple[int, int]:
         return self._facts.ledger.step, self._facts.ledger.epoch

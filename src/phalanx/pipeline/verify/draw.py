@@ -43,13 +43,13 @@ class AuditDraw:
     ) -> None:
         self._key = key
         self.nonce = nonce
-        self._session_key = self.derived(b"draws/1 " + nonce)
+        self._session_key = self.derive_secret(b"draws/1 " + nonce)
         self.rate = rate
         self._step_rate = step_rate
         self._owner_rate = owner_rate
 
     @classmethod
-    def of(cls, key: bytes, nonce: bytes, guard: GuardConfig) -> "AuditDraw":
+    def from_guard(cls, key: bytes, nonce: bytes, guard: GuardConfig) -> "AuditDraw":
         """Draws at the rates of a run."""
         return cls(
             key,
@@ -60,38 +60,39 @@ class AuditDraw:
         )
 
     @property
-    def commitment(self) -> str:
+    def key_commitment(self) -> str:
         """SHA-256 of the key, hex."""
         return hashlib.sha256(self._key).hexdigest()
 
-    def derived(self, purpose: bytes) -> bytes:
+    def derive_secret(self, purpose: bytes) -> bytes:
         """A further secret for another purpose; tells nothing about the draws."""
         return hmac.digest(self._key, b"phalanx " + purpose, "sha256")
 
-    def microbatches(self, *, step: int, epoch: int, stage: int, num_microbatches: int) -> tuple[int, ...]:
+    def draw_microbatches(self, *, step: int, epoch: int, stage: int, num_microbatches: int) -> tuple[int, ...]:
         """Draw for one stage and one attempt at a step."""
         count = math.ceil(self.rate * num_microbatches)
         edges = [round(n * num_microbatches / count) for n in range(count + 1)]
         return tuple(
-            low + self._number(step, epoch, stage, n) % (high - low) for n, (low, high) in enumerate(pairwise(edges))
+            low + self._draw_number(step, epoch, stage, n) % (high - low)
+            for n, (low, high) in enumerate(pairwise(edges))
         )
 
-    def whole_step(self, *, step: int, epoch: int, stage: int) -> bool:
+    def draws_whole_step(self, *, step: int, epoch: int, stage: int) -> bool:
         """Whether all work on a stage is audited in this attempt, weight gradient included."""
-        return self._coin(_WHOLE_STEP, step, epoch, stage) < self._step_rate
+        return self._draw_share(_WHOLE_STEP, step, epoch, stage) < self._step_rate
 
-    def owners_step(self, *, step: int, epoch: int, stage: int) -> bool:
+    def draws_owner_audit(self, *, step: int, epoch: int, stage: int) -> bool:
         """Whether the owner itself redoes all of a stage's work in this attempt."""
-        return self._coin(_OWNER, step, epoch, stage) < self._owner_rate
+        return self._draw_share(_OWNER, step, epoch, stage) < self._owner_rate
 
-    def moment(self, *, step: int, epoch: int, number: int) -> float:
+    def draw_moment(self, *, step: int, epoch: int, number: int) -> float:
         """A share from 0 to 1, for a moment of an attempt that no worker may foresee."""
-        return self._coin(_MOMENT, step, epoch, number)
+        return self._draw_share(_MOMENT, step, epoch, number)
 
-    def _coin(self, purpose: int, *where: int) -> float:
-        return self._number(*where, purpose) / 2**64
+    def _draw_share(self, purpose: int, *where: int) -> float:
+        return self._draw_number(*where, purpose) / 2**64
 
-    def _number(self, *where: int) -> int:
+    def _draw_number(self, *where: int) -> int:
         # 64 bits more than any stratum needs, so that the modulo's bias is below 2^-48
         return int.from_bytes(hmac.digest(self._session_key, canonical_json(where), "sha256")[:8], "big")
 

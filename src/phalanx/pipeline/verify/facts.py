@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from phalanx.config import StrictModel
 from phalanx.engine import Verdict
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.assignment.budget import Sample
+from phalanx.pipeline.assignment.budget import EventSampler
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.plan import StepPlan
@@ -22,7 +22,7 @@ from phalanx.pipeline.protocol.messages import (
     StateDigest,
     StepAudited,
 )
-from phalanx.pipeline.protocol.signed import Statement, StatementKey, Statements, to_signed
+from phalanx.pipeline.protocol.signed import Statement, StatementKey, StatementReader, to_signed
 from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.pipeline.verify.statement_record import StatementRecord
 from phalanx.planner.schedules import Direction
@@ -52,9 +52,9 @@ class CommittedMessage:
     shown_by: str
 
     @classmethod
-    def of(cls, said: Statement[Activation], shown_by: str) -> "CommittedMessage":
+    def from_statement(cls, said: Statement[Activation], shown_by: str) -> "CommittedMessage":
         """Return the message that a statement announces."""
-        return cls(said.digest, to_signed(said.header), shown_by)
+        return cls(said.payload_digest, to_signed(said.header), shown_by)
 
 
 def same_norm(one: float | None, other: float | None, *, alike: bool) -> bool:
@@ -97,7 +97,7 @@ class StepLedger:
     """Whether it may be applied before its audits are in: the owner redoes no stage of it."""
     num_audits: int = 0
     clip_coefficient: float = 1.0
-    sample: Sample = field(default_factory=Sample)
+    event_sampler: EventSampler = field(default_factory=EventSampler)
     """Which of many like events of a party are written down."""
 
     def add_commit(
@@ -112,7 +112,7 @@ class StepLedger:
         for statement in received:
             message = statement.message
             shown_by = statement.header.fields.receiver
-            self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.of(
+            self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.from_statement(
                 statement, shown_by
             )
         self.commits[commit.stage] = commit
@@ -124,26 +124,28 @@ class StepLedger:
         return None if header is None else to_signed(header)
 
     @property
-    def unreported(self) -> list[AuditKey]:
+    def unreported_audits(self) -> list[AuditKey]:
         """Audits that were asked for and not yet reported on."""
         return sorted(self.awaited_audits - self.reports.keys())
 
     @property
-    def unfinished(self) -> list[tuple[int, str]]:
+    def unfinished_step_audits(self) -> list[tuple[int, str]]:
         """Stages with a weight gradient that was to be recomputed, and the parties that have not reported on it."""
         return sorted(self.awaited_step_audits - self.step_audits.keys())
 
     @property
-    def owing(self) -> list[tuple[int, str]]:
+    def owed_audits(self) -> list[tuple[int, str]]:
         """Stages with audits that are not done, and the parties that are to do them."""
-        return sorted({(stage, auditor) for stage, _, auditor in self.unreported} | {*self.unfinished})
+        return sorted(
+            {(stage, auditor) for stage, _, auditor in self.unreported_audits} | {*self.unfinished_step_audits}
+        )
 
     @property
     def is_audited(self) -> bool:
         """Whether audits were drawn and every one of them has found the step right."""
         return (
             self.audits_drawn
-            and not self.unreported
+            and not self.unreported_audits
             and self.awaited_step_audits <= self.steps_agreed
             and not self.owners_audits
         )
@@ -155,13 +157,13 @@ class StepLedger:
         sent = () if commit is None else commit.sent
         return next((s.digest for s in sent if (s.direction, s.microbatch) == (direction, microbatch)), None)
 
-    def norms(self) -> dict[int, float | None]:
+    def squared_norms(self) -> dict[int, float | None]:
         """Squared norm of the gradient of each stage; None where it is not finite."""
         return {stage: commit.norm_squared for stage, commit in self.commits.items()}
 
     def total_norm(self) -> float:
         """Norm of the gradient of all stages; NaN when one's is not finite."""
-        norms = self.norms()
+        norms = self.squared_norms()
         # ascending stages, so that every run adds in the same order
         squares = [norms[stage] for stage in sorted(norms)]
         finite = [square for square in squares if square is not None]
@@ -174,7 +176,7 @@ Signed = PassedOnHeader | None
 NO_HEADERS: Mapping[str, Signed] = {}
 
 
-def present(headers: Mapping[str, Signed]) -> dict[str, PassedOnHeader]:
+def present_headers(headers: Mapping[str, Signed]) -> dict[str, PassedOnHeader]:
     """Return the headers that there are."""
     return {role: header for role, header in headers.items() if header is not None}
 
@@ -236,7 +238,7 @@ class StepFacts:
     """
 
     plan: StepPlan
-    statements: Statements
+    statements: StatementReader
     observe: Observe
     assignment: Assignment = field(default_factory=lambda: Assignment({}, {}))
     classes: Mapping[str, str] = field(default_factory=dict)
@@ -256,17 +258,17 @@ class StepFacts:
         return None if self.noise is None else self.noise.key_of(epoch, stage)
 
     @property
-    def agreed(self) -> dict[int, StateDigest]:
+    def agreed_states(self) -> dict[int, StateDigest]:
         """Digest of each stage at the present step, once holder and shadow have both signed it."""
         return self.ledger.agreed
 
     @property
-    def before(self) -> Mapping[int, StateDigest]:
+    def previous_states(self) -> Mapping[int, StateDigest]:
         """The same at the step before."""
         return {} if self.previous is None else self.previous.agreed
 
     @property
-    def lagging(self) -> StepLedger | None:
+    def lagging_ledger(self) -> StepLedger | None:
         """The last applied step's ledger, as long as its audits are not done; None when nothing lags."""
         previous = self.previous
         lags = self.plan.guard.commit_lag and previous is not None and not previous.is_audited
@@ -275,29 +277,29 @@ class StepFacts:
     @property
     def open_ledgers(self) -> tuple[StepLedger, ...]:
         """The ledgers of all steps that parties may still say something about, in order."""
-        lagging = self.lagging
+        lagging = self.lagging_ledger
         return (self.ledger,) if lagging is None else (lagging, self.ledger)
 
     def ledger_of(self, step: int) -> StepLedger:
         """The ledger that a message about an open step belongs to."""
-        lagging = self.lagging
+        lagging = self.lagging_ledger
         return self.ledger if lagging is None or lagging.step != step else lagging
 
     @property
-    def watched(self) -> list[int]:
+    def watched_stages(self) -> list[int]:
         """Stages in other hands, which have a shadow."""
-        return sorted(self.assignment.shadows) if self.plan.guard.enabled else []
+        return sorted(self.assignment.shadows) if self.plan.guard.is_enabled else []
 
     @property
-    def present(self) -> set[str]:
+    def present_parties(self) -> set[str]:
         """Every party that holds or shadows a stage."""
         return {*self.assignment.holders.values(), *self.assignment.shadows.values()}
 
-    def holder(self, stage: int) -> str:
+    def holder_of(self, stage: int) -> str:
         """The holder of a stage."""
         return self.assignment.holders[stage]
 
-    def shadow(self, stage: int) -> str:
+    def shadow_of(self, stage: int) -> str:
         """The shadow of a stage."""
         return self.assignment.shadows[stage]
 
@@ -313,19 +315,19 @@ class StepFacts:
         """
         return one == other or (self.plan.guard.classes == "one" and self.same_class(one, other))
 
-    def tensor(self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
+    def open_tensor(self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
         """A tensor between stages, as its sender announced it to its receiver in the present assignment.
 
         Raises:
-            FrameError, SignatureError: As `Statements.open`.
+            FrameError, SignatureError: As `StatementReader.open_statement`.
         """
-        return self.statements.open(signed, Activation, epoch, place, self.assignment.link_of)
+        return self.statements.open_statement(signed, Activation, epoch, place, self.assignment.link_of)
 
     def find_tensor(
         self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]
     ) -> Statement[Activation] | None:
         """As `tensor`; None where that raises."""
-        return self.statements.find(signed, Activation, epoch, place, self.assignment.link_of)
+        return self.statements.find_statement(signed, Activation, epoch, place, self.assignment.link_of)
 
     def agreed_headers(self, stage: int, ledger: StepLedger) -> Mapping[str, Signed]:
         """As `state_headers`, of the state of a stage that was agreed on before a step."""
@@ -336,7 +338,7 @@ class StepFacts:
     def order_header(self, report: AuditReport) -> PassedOnHeader | None:
         """The order that a report answers, as the owner signed it; None where the owner asked itself."""
         key = StatementKey(Audit.kind, OWNER, report.epoch, report.step, report.stage, order=report.order)
-        stored = self.record.get(key)
+        stored = self.record.get_statement(key)
         return None if stored is None else stored.header
 
     def state_headers(self, stage: int, state: StateDigest, holder: str, other: str | None) -> Mapping[str, Signed]:
@@ -353,7 +355,7 @@ class StepFacts:
         self.previous = None
         self.record = StatementRecord()
 
-    def judgement(
+    def make_judgement(
         self,
         offence: str,
         party: str,
@@ -369,7 +371,6 @@ class StepFacts:
         """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it.
 
         Args:
-            stage: Stage of the verdict.
             step: Left out, the present one.
             accuser: The party that found it.
             headers: Proof by role in evidence; None for the owner's messages to itself.
@@ -385,4 +386,4 @@ class StepFacts:
                 "accuser": accuser,
             }
         )
-        return Judgement(verdict, compared or ComparedTensors(), present(headers), work or RefereeWork())
+        return Judgement(verdict, compared or ComparedTensors(), present_headers(headers), work or RefereeWork())

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
-from phalanx.pipeline.protocol.needs import TensorsNeed, task
+from phalanx.pipeline.protocol.needs import TensorsNeed, owner_task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.float64 import WideRunner
 from phalanx.pipeline.stage.rounding import MARGIN
@@ -27,54 +27,54 @@ class GradientBounds:
         self._facts = facts
         self._referee = referee
 
-    @task
-    async def claimed(self, ledger: StepLedger, stage: int) -> dict[str, Tensor] | None:
+    @owner_task
+    async def fetch_claimed(self, ledger: StepLedger, stage: int) -> dict[str, Tensor] | None:
         """The gradient that a stage committed to, from the other copy or from the stage; None when neither has it."""
         facts, digest = self._facts, ledger.commits[stage].gradient
-        for party in (facts.shadow(stage), facts.holder(stage)):
-            tensors = await self._fetch(ledger, stage, party, "gradient", digest)
+        for party in (facts.shadow_of(stage), facts.holder_of(stage)):
+            tensors = await self._fetch_gradient(ledger, stage, party, "gradient", digest)
             if tensors is not None:
                 return tensors
         return None
 
-    @task
+    @owner_task
     async def are_close(self, ledger: StepLedger, stage: int, auditor: str) -> bool:
         """Whether a stage's committed gradient lies within tau of its auditor's recomputation."""
-        claimed, audited = await self.claimed(ledger, stage), await self._audited(ledger, stage, auditor)
+        claimed, audited = await self.fetch_claimed(ledger, stage), await self._fetch_audited(ledger, stage, auditor)
         if claimed is None or audited is None:
             return False
         return gradient_distance(claimed, audited) <= self._facts.plan.guard.tolerance
 
-    @task
-    async def judge(self, ledger: StepLedger, stage: int, auditor: str) -> Ruling:
+    @owner_task
+    async def judge_gradient(self, ledger: StepLedger, stage: int, auditor: str) -> Ruling:
         """Redo a stage's step and name the party with the wrong gradient, if one is wrong."""
-        facts, holder = self._facts, self._facts.holder(stage)
-        copy = await self._referee.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
+        facts, holder = self._facts, self._facts.holder_of(stage)
+        copy = await self._referee.fetch_weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return Ruling(auditor, "transfer")
-        truth = await self.redo(copy.runner, ledger, stage)
+        truth = await self.redo_gradient(copy.runner, ledger, stage)
         if truth is None:
             return Ruling(holder, "transfer")
         if facts.bits_decide(holder):
             holder_off = transfer_digest(truth) != ledger.commits[stage].gradient
         else:
-            claimed = await self.claimed(ledger, stage)
+            claimed = await self.fetch_claimed(ledger, stage)
             if claimed is None:
                 return Ruling(holder, "transfer")
-            holder_off = not await self.allows(copy, ledger, claimed, truth)
+            holder_off = not await self.is_allowed(copy, ledger, claimed, truth)
         if holder_off:
             return Ruling(holder, "gradient")
         if facts.bits_decide(auditor):
             auditor_off = transfer_digest(truth) != ledger.step_audits[(stage, auditor)].gradient
         else:
-            audited = await self._audited(ledger, stage, auditor)
+            audited = await self._fetch_audited(ledger, stage, auditor)
             if audited is None:
                 return Ruling(auditor, "transfer")
-            auditor_off = not await self.allows(copy, ledger, audited, truth)
+            auditor_off = not await self.is_allowed(copy, ledger, audited, truth)
         return Ruling(auditor if auditor_off else None, "gradient")
 
-    @task
-    async def allows(
+    @owner_task
+    async def is_allowed(
         self,
         copy: StageCopy,
         ledger: StepLedger,
@@ -93,28 +93,32 @@ class GradientBounds:
         distance = float("inf") if claimed is None else gradient_distance(claimed, truth)
         if distance <= self._facts.plan.guard.tolerance:
             return True
-        exact = None if claimed is None else await self.redo(WideRunner(copy.runner), ledger, copy.spec.index)
+        exact = None if claimed is None else await self.redo_gradient(WideRunner(copy.runner), ledger, copy.spec.index)
         return exact is not None and distance <= MARGIN * gradient_distance(truth, exact)
 
-    @task
-    async def redo(self, runner: StageRunner, ledger: StepLedger, stage: int) -> dict[str, Tensor] | None:
+    @owner_task
+    async def redo_gradient(self, runner: StageRunner, ledger: StepLedger, stage: int) -> dict[str, Tensor] | None:
         """Recompute the weight gradient of a stage from committed inputs; None when no party brings one of them."""
         for microbatch in range(self._facts.plan.microbatches):
-            tensors = await self._referee.inputs(ledger, stage, microbatch, self._facts.assignment)
+            tensors = await self._referee.fetch_inputs(ledger, stage, microbatch, self._facts.assignment)
             if tensors is None:
                 return None
             runner.forward(ledger.step, microbatch, tensors[0])
             runner.backward(ledger.step, microbatch, tensors[1])
-        return runner.gradients()
+        return runner.take_gradients()
 
-    async def _audited(self, ledger: StepLedger, stage: int, auditor: str) -> dict[str, Tensor] | None:
+    async def _fetch_audited(self, ledger: StepLedger, stage: int, auditor: str) -> dict[str, Tensor] | None:
         statement = ledger.step_audits.get((stage, auditor))
-        return None if statement is None else await self._fetch(ledger, stage, auditor, "audited", statement.gradient)
+        return (
+            None
+            if statement is None
+            else await self._fetch_gradient(ledger, stage, auditor, "audited", statement.gradient)
+        )
 
-    async def _fetch(
+    async def _fetch_gradient(
         self, ledger: StepLedger, stage: int, party: str, purpose: Purpose, digest: str
     ) -> dict[str, Tensor] | None:
         request = FetchBulk(epoch=self._referee.epoch, step=ledger.step, stage=stage, purpose=purpose)
-        expected = StageCopy.empty(self._facts.plan, stage).module.trainable()
+        expected = StageCopy.build_empty(self._facts.plan, stage).module.trainable_parameters()
         answer = await TensorsNeed(party, request, expected)
         return answer[0] if answer is not None and transfer_digest(answer[0]) == digest else None

@@ -35,29 +35,31 @@ class FaultReports:
         self._facts = facts
         self._waiting: list[tuple[ReceivedMessage, Fault]] = []
 
-    def add(self, received: ReceivedMessage, fault: Fault) -> None:
+    def add_fault(self, received: ReceivedMessage, fault: Fault) -> None:
         """Take a report."""
         self._waiting.append((received, fault))
 
-    def weigh(self) -> Judgement | None:
+    def weigh_faults(self) -> Judgement | None:
         """Write reports down; the first that proves something by its signatures ends it."""
         while self._waiting:
             received, fault = self._waiting.pop(0)
-            self._note(received.sender, fault)
+            self._log_fault(received.sender, fault)
             nonsense = self._find_nonsense(received.sender, fault)
-            judgement = self._judge(received, fault) if nonsense is None else self._convict(nonsense, fault)
+            judgement = (
+                self._judge_fault(received, fault) if nonsense is None else self._convict_signer(nonsense, fault)
+            )
             if judgement is not None:
                 return judgement
         return None
 
-    def _note(self, sender: str, fault: Fault) -> None:
+    def _log_fault(self, sender: str, fault: Fault) -> None:
         # what the owner finds itself is of its author's making, whatever a worker reports of the worker's
-        number = self._facts.ledger.sample.number("fault", fault.about if sender == OWNER else sender)
+        number = self._facts.ledger.event_sampler.number_event("fault", fault.about if sender == OWNER else sender)
         if number is not None:
             details = {"about": fault.about, "error": fault.error, "reason": fault.reason}
             self._facts.observe("fault", {"party": sender, **details, "number": number})
 
-    def _judge(self, received: ReceivedMessage, fault: Fault) -> Judgement | None:
+    def _judge_fault(self, received: ReceivedMessage, fault: Fault) -> Judgement | None:
         """Name the sender of a tensor that is wrong whatever its bytes are, or the party that shows a forged header."""
         facts, sender = self._facts, received.sender
         if fault.evidence is None or fault.epoch != facts.ledger.epoch or fault.about == OWNER:
@@ -68,37 +70,37 @@ class FaultReports:
             return link if link == (fault.about, sender) else None
 
         try:
-            shown = facts.statements.open(fault.evidence, Activation, fault.epoch, {}, between)
+            shown = facts.statements.open_statement(fault.evidence, Activation, fault.epoch, {}, between)
         except (FrameError, SignatureError) as exc:
             if received.header is None:
                 # the owner's own word needs no signature, and convicts no party
                 return None
             reason = f"{sender} complained about a message that {fault.about} did not send: {exc}"
             stage = next(iter(facts.assignment.copies_of(sender)), 0)
-            return facts.judgement("forgery", sender, stage, reason, headers={"fault": to_signed(received.header)})
+            return facts.make_judgement("forgery", sender, stage, reason, headers={"fault": to_signed(received.header)})
         if announces_a_boundary(shown, facts.plan):
             return None
         headers = {"message": fault.evidence}
         stage = shown.message.source
-        return facts.judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
+        return facts.make_judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
 
     def _find_nonsense(self, sender: str, fault: Fault) -> SignedHeader | None:
         """A header of this session that went from one party to the other with a value that nothing can have."""
         if fault.evidence is None or fault.about == OWNER:
             return None
         try:
-            header = self._facts.statements.frame(fault.evidence, (fault.about, sender))
+            header = self._facts.statements.open_frame_header(fault.evidence, (fault.about, sender))
         except (FrameError, SignatureError):
             return None
         return None if out_of_bounds(header) is None else header
 
-    def _convict(self, nonsense: SignedHeader, fault: Fault) -> Judgement | None:
-        if fault.about not in self._facts.present:
+    def _convict_signer(self, nonsense: SignedHeader, fault: Fault) -> Judgement | None:
+        if fault.about not in self._facts.present_parties:
             return None
         reason = f"{fault.about} signed an impossible value: {out_of_bounds(nonsense)}"
         stage = next(iter(self._facts.assignment.copies_of(fault.about)), 0)
         headers = {NONSENSE: to_signed(nonsense)}
-        return self._facts.judgement("forgery", fault.about, stage, reason, headers=headers)
+        return self._facts.make_judgement("forgery", fault.about, stage, reason, headers=headers)
 
 
 class ClaimRecorder:
@@ -127,10 +129,10 @@ class ClaimRecorder:
         self._since = time.monotonic()
 
     @property
-    def _ledger(self) -> StepLedger:
+    def _step_ledger(self) -> StepLedger:
         return self._facts.ledger
 
-    def handle(self, received: ReceivedMessage) -> bool:
+    def record_message(self, received: ReceivedMessage) -> bool:
         """Record a message to the coordinator; False when it is not for it.
 
         Raises:
@@ -143,16 +145,16 @@ class ClaimRecorder:
             case Ready():
                 self._add_ready(received, message)
             case Fault():
-                self._faults.add(received, message)
+                self._faults.add_fault(received, message)
             case AuditReport() | StepAudited():
                 # of a step that lags, only its audits are still awaited
                 if any(_is_about(message, ledger) for ledger in self._facts.open_ledgers):
                     self._add_audit(received, message)
-            case Commit() if _is_about(message, self._ledger):
+            case Commit() if _is_about(message, self._step_ledger):
                 self._add_commit(received, message)
-            case GradientHeld() if _is_about(message, self._ledger):
+            case GradientHeld() if _is_about(message, self._step_ledger):
                 self._add_held(received, message)
-            case ScreenHit() if _is_about(message, self._ledger):
+            case ScreenHit() if _is_about(message, self._step_ledger):
                 self._add_screen_hit(sender, message)
             case Commit() | GradientHeld() | ScreenHit():
                 pass
@@ -161,7 +163,7 @@ class ClaimRecorder:
         self.has_news = True
         return True
 
-    def _store(self, received: ReceivedMessage, message: Message | None = None) -> bool:
+    def _store_statements(self, received: ReceivedMessage, message: Message | None = None) -> bool:
         """Store a message's statements; False where its author has signed another statement of the same identity."""
         message = received.message if message is None else message
         first = self._facts.record.add_message(received.sender, message, received.header)
@@ -170,13 +172,13 @@ class ClaimRecorder:
         headers = {"first": first, "second": to_signed(received.header)}
         reason = f"{received.sender} signed two different {message.kind!r} messages about one thing"
         stage = next(iter(self._facts.assignment.copies_of(received.sender)), 0)
-        judgement = self._facts.judgement("equivocation", received.sender, stage, reason, headers=headers)
+        judgement = self._facts.make_judgement("equivocation", received.sender, stage, reason, headers=headers)
         self.convictions.append(judgement)
         return False
 
     def _refuse_repetition(self, received: ReceivedMessage, where: str) -> None:
         """Refuse a repeated message; convict its author where it contradicts the first."""
-        if self._store(received):
+        if self._store_statements(received):
             raise FrameError(f"{received.sender!r} sent {received.message.kind!r} of {where} twice")
 
     def _add_applied(self, received: ReceivedMessage, message: UpdateReport) -> None:
@@ -185,14 +187,14 @@ class ClaimRecorder:
         for name in message.states:
             if sender not in (assignment.holders.get(int(name)), assignment.shadows.get(int(name))):
                 raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not hold")
-        if message.epoch != self._ledger.epoch:
+        if message.epoch != self._step_ledger.epoch:
             return
-        due = {name: state for name, state in message.states.items() if state.step == self._ledger.step}
-        if not self._store(received, message.model_copy(update={"states": due})):
+        due = {name: state for name, state in message.states.items() if state.step == self._step_ledger.step}
+        if not self._store_statements(received, message.model_copy(update={"states": due})):
             return
         for name, state in due.items():
             stage = int(name)
-            self._updates.said.setdefault(stage, {}).setdefault(sender, state)
+            self._updates.reported_states.setdefault(stage, {}).setdefault(sender, state)
 
     def _take_costs(self, sender: str, message: UpdateReport) -> None:
         """Take the costs that a party claims.
@@ -211,14 +213,14 @@ class ClaimRecorder:
 
     def _add_ready(self, received: ReceivedMessage, message: Ready) -> None:
         sender = received.sender
-        if message.epoch != self._ledger.epoch:
+        if message.epoch != self._step_ledger.epoch:
             return
         stray = sorted(message.states.keys() - {str(stage) for stage in self._facts.assignment.copies_of(sender)})
         if stray:
             raise FrameError(f"{sender!r} reported ready with stage {stray[0]}, which it does not hold")
         # a state of another step is not what the party was asked for, and is not stored
-        due = {name: state for name, state in message.states.items() if state.step == self._ledger.step}
-        is_consistent = self._store(received, message.model_copy(update={"states": due}))
+        due = {name: state for name, state in message.states.items() if state.step == self._step_ledger.step}
+        is_consistent = self._store_statements(received, message.model_copy(update={"states": due}))
         if sender in self.ready and is_consistent:
             raise FrameError(f"{sender!r} reported ready for epoch {message.epoch} twice")
         self.ready.setdefault(sender, message)
@@ -226,30 +228,30 @@ class ClaimRecorder:
     def _add_screen_hit(self, sender: str, message: ScreenHit) -> None:
         """Take note that the receiver of a message finds it odd."""
         assignment = self._facts.assignment
-        _expect(sender, assignment.holders.get(target_of(message)), message.kind)
-        if message.source not in assignment.shadows or self._facts.holder(message.source) == OWNER:
+        _expect_sender(sender, assignment.holders.get(target_of(message)), message.kind)
+        if message.source not in assignment.shadows or self._facts.holder_of(message.source) == OWNER:
             raise FrameError(f"{sender!r} screened a message of the owner, which needs no audit")
-        self._audits.doubt(message)
-        party = self._facts.holder(message.source)
+        self._audits.note_doubt(message)
+        party = self._facts.holder_of(message.source)
         self._facts.observe("screen_hit", {**message.model_dump(mode="json"), "party": party})
         self._audits.ask_urgently(message)
 
     def _add_held(self, received: ReceivedMessage, message: GradientHeld) -> None:
         """Record what a shadow has received."""
-        _expect(received.sender, self._facts.assignment.shadows.get(message.stage), message.kind)
-        if message.stage in self._ledger.held:
+        _expect_sender(received.sender, self._facts.assignment.shadows.get(message.stage), message.kind)
+        if message.stage in self._step_ledger.held:
             self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
-        elif self._store(received):
-            self._ledger.held[message.stage] = message
+        elif self._store_statements(received):
+            self._step_ledger.held[message.stage] = message
 
     def _add_commit(self, received: ReceivedMessage, commit: Commit) -> None:
         """Open every header that a stage shows; it has signed for all of them itself."""
         facts, sender = self._facts, received.sender
-        _expect(sender, facts.assignment.holders.get(commit.stage), commit.kind)
-        if commit.stage in self._ledger.commits:
+        _expect_sender(sender, facts.assignment.holders.get(commit.stage), commit.kind)
+        if commit.stage in self._step_ledger.commits:
             self._refuse_repetition(received, f"stage {commit.stage}, step {commit.step}")
             return
-        if not self._store(received):
+        if not self._store_statements(received):
             return
 
         def link_of(message: Activation) -> Link | None:
@@ -260,26 +262,26 @@ class ClaimRecorder:
         opened: list[Statement[Activation]] = []
         for signed in commit.received:
             try:
-                opened.append(facts.statements.open(signed, Activation, commit.epoch, place, link_of))
+                opened.append(facts.statements.open_statement(signed, Activation, commit.epoch, place, link_of))
                 _refuse_repeated_input(opened)
             except (FrameError, SignatureError) as exc:
                 # without a valid commitment the step could never end
                 headers = {"message": signed}
                 headers |= {} if received.header is None else {"commit": to_signed(received.header)}
                 reason = f"stage {commit.stage}: {sender} committed to an input that no party sent it: {exc}"
-                self.convictions.append(facts.judgement("forgery", sender, commit.stage, reason, headers=headers))
+                self.convictions.append(facts.make_judgement("forgery", sender, commit.stage, reason, headers=headers))
                 return
-        self._ledger.add_commit(commit, received.header, opened)
+        self._step_ledger.add_commit(commit, received.header, opened)
 
     def _add_audit(self, received: ReceivedMessage, message: AuditReport | StepAudited) -> None:
         sender, ledger = received.sender, self._facts.ledger_of(message.step)
         if isinstance(message, AuditReport):
             self._audits.check_asked(sender, message)
             place = f"stage {message.stage}, microbatch {message.microbatch}, order {message.order}"
-            if self._audits.has(sender, message):
+            if self._audits.has_report(sender, message):
                 self._refuse_repetition(received, place)
-            elif self._store(received):
-                self._audits.add(sender, message)
+            elif self._store_statements(received):
+                self._audits.add_report(sender, message)
             return
         key = (message.stage, sender)
         if key not in ledger.awaited_step_audits or message.order != ledger.orders.get(key):
@@ -288,13 +290,13 @@ class ClaimRecorder:
             )
         if key in ledger.step_audits:
             self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
-        elif self._store(received):
+        elif self._store_statements(received):
             ledger.step_audits[key] = message
 
 
 def _refuse_repeated_input(opened: Sequence[Statement[Activation]]) -> None:
     """Refuse a commitment with two headers for one input."""
-    if any(earlier.message.place == opened[-1].message.place for earlier in opened[:-1]):
+    if any(earlier.message.tensor_place == opened[-1].message.tensor_place for earlier in opened[:-1]):
         raise FrameError("it has one input twice")
 
 
@@ -302,6 +304,6 @@ def _is_about(message: StepMessage, ledger: StepLedger) -> bool:
     return (message.epoch, message.step) == (ledger.epoch, ledger.step)
 
 
-def _expect(sender: str, expected: str | None, kind: str) -> None:
+def _expect_sender(sender: str, expected: str | None, kind: str) -> None:
     if sender != expected:
         raise FrameError(f"{sender!r} sent {kind!r}; expected it from {expected!r}")

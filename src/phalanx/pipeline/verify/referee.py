@@ -20,7 +20,7 @@ from phalanx.pipeline.evidence.weighing import (
 )
 from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
-from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, task
+from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, owner_task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.runner import finite_norm_squared
@@ -56,7 +56,7 @@ class Dispute:
     report: AuditReport
     state: StateDigest
 
-    def headers(self) -> dict[str, PassedOnHeader]:
+    def signed_headers(self) -> dict[str, PassedOnHeader]:
         """Return the signed headers about it: the disputed message and its inputs."""
         return {"output": self.output.header} | {
             f"input_{name}": message.header for name, message in self.inputs.items()
@@ -92,7 +92,7 @@ class RedoneStep:
     outputs: dict[tuple[Direction, int], Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, microbatch: int, inputs: Sequence[Tensor], y: Tensor, x_gradient: Tensor | None) -> None:
+    def add_microbatch(self, microbatch: int, inputs: Sequence[Tensor], y: Tensor, x_gradient: Tensor | None) -> None:
         """Take one microbatch."""
         for name, tensor in zip(MICROBATCH_INPUTS, inputs, strict=True):
             self.inputs[f"{name}-{microbatch:05d}"] = tensor
@@ -101,14 +101,14 @@ class RedoneStep:
             self.outputs[("backward", microbatch)] = x_gradient
 
     @property
-    def signed(self) -> tuple[str, float | None]:
+    def signed_gradient(self) -> tuple[str, float | None]:
         """Digest and squared norm of the weight gradient, as an honest party signs them."""
         return transfer_digest(self.gradients), finite_norm_squared(self.gradients)
 
-    def compared(self, copy: StageCopy) -> ComparedTensors:
+    def compared_tensors(self, copy: StageCopy) -> ComparedTensors:
         """Return the tensors that prove the gradient to others: weights, inputs and results."""
         truth = {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in self.gradients.items()}
-        return ComparedTensors({**self.inputs, **truth}, copy.weights_digest(), copy.weights())
+        return ComparedTensors({**self.inputs, **truth}, copy.weights_digest(), copy.weight_tensors())
 
 
 class Referee:
@@ -134,29 +134,30 @@ class Referee:
         self._noise_key = noise_key
         self._work = RefereeWork()
 
-    def spent(self) -> RefereeWork:
+    def take_work(self) -> RefereeWork:
         """Return the work since the last call: that of one dispute, if it is asked after each."""
         spent, self._work = self._work, RefereeWork()
         return spent
 
-    @task
+    @owner_task
     async def judge_message(
         self, dispute: Dispute, copy: StageCopy | None = None
     ) -> tuple[Verdict | None, ComparedTensors]:
         """Redo the disputed microbatch.
 
         Args:
-            dispute: Claims of both parties.
             copy: The stage, if the referee has it already; else the accuser is asked for its weights.
 
         Returns:
             The verdict, and its tensors; None within tolerance, or where an input lacks that the holder never showed.
         """
-        copy = copy or await self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
+        copy = copy or await self.fetch_weights(
+            dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state
+        )
         if copy is None:
-            return self._guilty(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), ComparedTensors()
+            return self._guilty_verdict(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), ComparedTensors()
         directions: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
-        tensors_found = [await self._input(dispute, direction) for direction in directions]
+        tensors_found = [await self._fetch_input(dispute, direction) for direction in directions]
         inputs = [tensor for tensor in tensors_found if tensor is not None]
         if len(inputs) < len(directions):
             shown_by = {
@@ -167,57 +168,57 @@ class Referee:
             if shown_by != {dispute.holder}:
                 return None, ComparedTensors()
             reason = "sent no input with the committed digest"
-            return self._guilty(dispute, dispute.holder, "transfer", reason), ComparedTensors()
-        claim, sent_output = await self._claim(dispute), await self._output(dispute)
+            return self._guilty_verdict(dispute, dispute.holder, "transfer", reason), ComparedTensors()
+        claim, sent_output = await self._fetch_claim(dispute), await self._fetch_output(dispute)
         shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", sent_output)) if tensor is not None}
-        compared = self._redo(dispute, copy, inputs, shown)
-        limit = Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, copy, inputs))
+        compared = self._redo_message(dispute, copy, inputs, shown)
+        limit = Limit(self._plan.guard.tolerance, lambda: self._allowed_distance(dispute, copy, inputs))
         output = MessageClaim(dispute.holder, dispute.output.digest, sent_output, self._limit_of(dispute.holder, limit))
         reported = dispute.report.digests[dispute.direction]
         report = MessageClaim(dispute.accuser, reported, claim, self._limit_of(dispute.accuser, limit))
         finding = weigh_message(compared.tensors["recomputed"], output, report)
-        return None if finding is None else self._verdict(dispute, finding), compared
+        return None if finding is None else self._verdict_of_finding(dispute, finding), compared
 
     def _limit_of(self, party: str, limit: Limit) -> Limit | None:
         return None if self._bits_decide(party) else limit
 
-    def _redo(
+    def _redo_message(
         self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor], shown: Mapping[str, Tensor]
     ) -> ComparedTensors:
         """The disputed message as it comes out of these weights, with everything that it is compared with."""
-        self._count(microbatches=1)
+        self._count_work(microbatches=1)
         gradient = inputs[1] if len(inputs) > 1 else None
-        y, x_gradient = copy.runner.recompute(dispute.step, dispute.microbatch, inputs[0], gradient)
+        y, x_gradient = copy.runner.recompute_microbatch(dispute.step, dispute.microbatch, inputs[0], gradient)
         truth = y if dispute.direction == "forward" or x_gradient is None else x_gradient
         tensors = {"input": inputs[0], "recomputed": truth, **shown}
         if gradient is not None:
             tensors["gradient"] = gradient
-        return ComparedTensors(tensors, copy.weights_digest(), copy.weights())
+        return ComparedTensors(tensors, copy.weights_digest(), copy.weight_tensors())
 
-    @task
+    @owner_task
     async def stage_at(self, stage: int, parties: Sequence[str], state: StateDigest) -> StageCopy | None:
         """Return a stage with weights and moments, from the first party that brings the agreed ones."""
         for party in parties:
-            copy = StageCopy.empty(self._plan, stage)
+            copy = StageCopy.build_empty(self._plan, stage)
             request = FetchBulk(epoch=self.epoch, step=state.step, stage=stage, purpose="state")
-            state_and_step = await TensorsNeed(party, request, copy.state())
+            state_and_step = await TensorsNeed(party, request, copy.state_tensors())
             if state_and_step is not None:
-                copy.load(*state_and_step)
-                if copy.digest() == state:
+                copy.load_tensors(*state_and_step)
+                if copy.compute_digest() == state:
                     return copy
         return None
 
-    @task
-    async def inputs(
+    @owner_task
+    async def fetch_inputs(
         self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment
     ) -> list[Tensor] | None:
         """Activation and gradient that a stage committed to have used; None when no party brings one of them."""
         keys: tuple[MessageKey, ...] = ((stage - 1, "forward", microbatch), (stage + 1, "backward", microbatch))
-        tensors_found = [await self.committed(ledger, key, assignment, stage) for key in keys]
+        tensors_found = [await self.fetch_committed(ledger, key, assignment, stage) for key in keys]
         tensors = [tensor for tensor in tensors_found if tensor is not None]
         return tensors if len(tensors) == len(tensors_found) else None
 
-    @task
+    @owner_task
     async def judge_update(
         self,
         stage: int,
@@ -235,45 +236,47 @@ class Referee:
             gradient: The digest that the stage committed to, and the clip coefficient of the step.
             after: Reported state of each party with a copy.
         """
-        copy = await self._undone(stage, parties, before)
-        gradients = None if copy is None else await self._gradient(parties, copy, before.step, gradient[0])
+        copy = await self._fetch_undone(stage, parties, before)
+        gradients = None if copy is None else await self._fetch_gradient(parties, copy, before.step, gradient[0])
         if copy is None or gradients is None:
             return Ruling(parties[0], "transfer")
-        self._count(steps=1)
+        self._count_work(steps=1)
         return self.redo_update(copy, gradients, gradient[1], after)
 
     def redo_update(
         self, copy: StageCopy, gradients: dict[str, Tensor], clip_coefficient: float, after: Mapping[str, StateDigest]
     ) -> Ruling:
         """Let a copy of the agreed state take the step, and compare; the copy is one update further then."""
-        state = {name: tensor.clone() for name, tensor in copy.state().items()}
+        state = {name: tensor.clone() for name, tensor in copy.state_tensors().items()}
         shown = {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in gradients.items()}
         compared = ComparedTensors(shown, copy.weights_digest(), state)
-        copy.apply(copy.step, gradients, clip_coefficient)
-        truth = copy.digest()
+        copy.apply_update(copy.step_count, gradients, clip_coefficient)
+        truth = copy.compute_digest()
         guilty = weigh_update(truth, after)
         return Ruling(guilty[0] if guilty else None, "state", compared, truth)
 
-    async def _undone(self, stage: int, parties: Sequence[str], before: StateDigest) -> StageCopy | None:
+    async def _fetch_undone(self, stage: int, parties: Sequence[str], before: StateDigest) -> StageCopy | None:
         """A stage as it was before its last update, from the first party that brings the agreed state of it."""
         for party in parties:
-            copy = StageCopy.empty(self._plan, stage)
+            copy = StageCopy.build_empty(self._plan, stage)
             request = FetchBulk(epoch=self.epoch, step=before.step, stage=stage, purpose="undo")
-            undo = await TensorsNeed(party, request, copy.optimizer.state())
-            weights = await TensorsNeed(party, self._now(request, "weights"), copy.weights())
+            undo = await TensorsNeed(party, request, copy.optimizer.state_tensors())
+            weights = await TensorsNeed(party, self._present_request(request, "weights"), copy.weight_tensors())
             if undo is None or weights is None:
                 continue
             frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
-            copy.load({**frozen, **undo[0]}, before.step)
-            if copy.digest() == before:
+            copy.load_tensors({**frozen, **undo[0]}, before.step)
+            if copy.compute_digest() == before:
                 return copy
         return None
 
-    @task
+    @owner_task
     async def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> Ruling:
         """Compute the norm of a gradient that both agree on; the party with the wrong norm is guilty."""
         commit = ledger.commits[stage]
-        gradients = await self._gradient((shadow,), StageCopy.empty(self._plan, stage), ledger.step, commit.gradient)
+        gradients = await self._fetch_gradient(
+            (shadow,), StageCopy.build_empty(self._plan, stage), ledger.step, commit.gradient
+        )
         if gradients is None:
             return Ruling(shadow, "transfer")
         alike = self._bits_decide(holder)
@@ -283,18 +286,18 @@ class Referee:
         is_right = same_norm(finite_norm_squared(gradients), commit.norm_squared, alike=alike)
         return Ruling(shadow if is_right else holder, "gradient", compared)
 
-    async def _gradient(
+    async def _fetch_gradient(
         self, parties: Sequence[str], copy: StageCopy, step: int, digest: str
     ) -> dict[str, Tensor] | None:
         """Return a stage's weight gradient from the first party that brings the committed one."""
         request = FetchBulk(epoch=self.epoch, step=step, stage=copy.spec.index, purpose="gradient")
         for party in parties:
-            answer = await TensorsNeed(party, request, copy.module.trainable())
+            answer = await TensorsNeed(party, request, copy.module.trainable_parameters())
             if answer is not None and transfer_digest(answer[0]) == digest:
                 return answer[0]
         return None
 
-    @task
+    @owner_task
     async def judge_step(
         self, ledger: StepLedger, stage: int, assignment: Assignment, auditor: str, other: GradientClaim
     ) -> Ruling:
@@ -304,39 +307,39 @@ class Referee:
             auditor: The party that contradicts the stage; brings the weights.
         """
         holder, commit = assignment.holders[stage], ledger.commits[stage]
-        copy = await self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
+        copy = await self.fetch_weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return Ruling(auditor, "transfer")
-        self._count(steps=1)
+        self._count_work(steps=1)
         redone = await self.redo_step(copy, ledger, stage, assignment)
         if redone is None:
             return Ruling(holder, "transfer")
         claim = GradientClaim(holder, commit.gradient, commit.norm_squared)
-        return Ruling(weigh_gradient(redone.signed, claim, other), "gradient", redone.compared(copy))
+        return Ruling(weigh_gradient(redone.signed_gradient, claim, other), "gradient", redone.compared_tensors(copy))
 
-    @task
+    @owner_task
     async def redo_step(
         self, copy: StageCopy, ledger: StepLedger, stage: int, assignment: Assignment
     ) -> RedoneStep | None:
         """Run all microbatches of a stage again; None when no party brings an input that the stage committed to."""
         redone = RedoneStep()
         for m in range(self._plan.microbatches):
-            tensors = await self.inputs(ledger, stage, m, assignment)
+            tensors = await self.fetch_inputs(ledger, stage, m, assignment)
             if tensors is None:
                 return None
             y = copy.runner.forward(ledger.step, m, tensors[0])
-            redone.add(m, tensors, y, copy.runner.backward(ledger.step, m, tensors[1]))
+            redone.add_microbatch(m, tensors, y, copy.runner.backward(ledger.step, m, tensors[1]))
         redone.gradients = copy.weight_gradient(ledger.step, self._noise_key(ledger.epoch, stage))
         return redone
 
     epoch = 0
     """Epoch of requests; the engine keeps it at the present one."""
 
-    def _count(self, *, microbatches: int = 0, steps: int = 0) -> None:
+    def _count_work(self, *, microbatches: int = 0, steps: int = 0) -> None:
         work = self._work
         self._work = RefereeWork(microbatches=work.microbatches + microbatches, steps=work.steps + steps)
 
-    def _now(self, request: FetchBulk, purpose: str | None = None) -> FetchBulk:
+    def _present_request(self, request: FetchBulk, purpose: str | None = None) -> FetchBulk:
         return FetchBulk.model_validate(
             {
                 "epoch": self.epoch,
@@ -346,47 +349,51 @@ class Referee:
             }
         )
 
-    @task
-    async def weights(self, epoch: int, step: int, stage: int, party: str, state: StateDigest) -> StageCopy | None:
+    @owner_task
+    async def fetch_weights(
+        self, epoch: int, step: int, stage: int, party: str, state: StateDigest
+    ) -> StageCopy | None:
         """A stage with the weights of a signed state, from `party`; None when it does not bring them."""
-        copy = StageCopy.empty(self._plan, stage)
+        copy = StageCopy.build_empty(self._plan, stage)
         request = FetchBulk(epoch=epoch, step=step, stage=stage, purpose="weights")
-        answer = await TensorsNeed(party, request, copy.weights())
+        answer = await TensorsNeed(party, request, copy.weight_tensors())
         if answer is None:
             return None
         copy.load_weights(answer[0])
         return copy if copy.weights_digest() == state.weights else None
 
-    async def _input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
+    async def _fetch_input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
         source = dispute.stage - 1 if direction == "forward" else dispute.stage + 1
-        request = self._request(dispute, source, direction, claim=False)
+        request = self._make_request(dispute, source, direction, claim=False)
         sender = dispute.assignment.holders[source]
         return await self.signed_tensor(request, (sender, dispute.holder), dispute.inputs[direction].digest)
 
-    @task
-    async def committed(self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int) -> Tensor | None:
+    @owner_task
+    async def fetch_committed(
+        self, ledger: StepLedger, key: MessageKey, assignment: Assignment, stage: int
+    ) -> Tensor | None:
         """An input that a stage committed to, from its sender or from the stage itself; None when neither brings it."""
-        request = Fetch.of(ledger.epoch, ledger.step, key)
+        request = Fetch.from_key(ledger.epoch, ledger.step, key)
         parties = (assignment.holders[key[0]], assignment.holders[stage])
         return await self.signed_tensor(request, parties, ledger.messages[key].digest)
 
-    async def _claim(self, dispute: Dispute) -> Tensor | None:
+    async def _fetch_claim(self, dispute: Dispute) -> Tensor | None:
         if dispute.accuser == OWNER:
             return None
-        request = self._request(dispute, dispute.stage, dispute.direction, claim=True)
+        request = self._make_request(dispute, dispute.stage, dispute.direction, claim=True)
         return await self.signed_tensor(request, (dispute.accuser,), dispute.report.digests[dispute.direction])
 
-    async def _output(self, dispute: Dispute) -> Tensor | None:
+    async def _fetch_output(self, dispute: Dispute) -> Tensor | None:
         target = dispute.stage + 1 if dispute.direction == "forward" else dispute.stage - 1
-        request = self._request(dispute, dispute.stage, dispute.direction, claim=False)
+        request = self._make_request(dispute, dispute.stage, dispute.direction, claim=False)
         receiver = dispute.assignment.holders[target]
         return await self.signed_tensor(request, (receiver, dispute.holder), dispute.output.digest)
 
     @staticmethod
-    def _request(dispute: Dispute, source: int, direction: Direction, *, claim: bool) -> Fetch:
-        return Fetch.of(dispute.epoch, dispute.step, (source, direction, dispute.microbatch), claim=claim)
+    def _make_request(dispute: Dispute, source: int, direction: Direction, *, claim: bool) -> Fetch:
+        return Fetch.from_key(dispute.epoch, dispute.step, (source, direction, dispute.microbatch), claim=claim)
 
-    @task
+    @owner_task
     async def signed_tensor(self, request: Fetch, parties: Sequence[str], digest: str) -> Tensor | None:
         """Return the tensor from the first party that brings bytes with this digest: no other way hands bytes out."""
         for party in parties:
@@ -396,20 +403,20 @@ class Referee:
                 return tensor_from(answer.payload, BOUNDARY_DTYPE, self._plan.hidden_shape)
         return None
 
-    def _allowed(self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor]) -> float:
+    def _allowed_distance(self, dispute: Dispute, copy: StageCopy, inputs: Sequence[Tensor]) -> float:
         """How far an honest party of another numeric class may be off in this very message; tau at least."""
-        self._count(microbatches=PROBES + 1)
+        self._count_work(microbatches=PROBES + 1)
         x, gradient = inputs[0], inputs[1] if len(inputs) > 1 else None
         noise = rounding_noise(copy.runner, dispute.step, dispute.microbatch, dispute.direction, x, gradient)
         return max(self._plan.guard.tolerance, MARGIN * noise)
 
-    def _verdict(self, dispute: Dispute, finding: MessageFinding) -> Verdict:
+    def _verdict_of_finding(self, dispute: Dispute, finding: MessageFinding) -> Verdict:
         what = {"message": "sent a wrong tensor", "accusation": "accused an honest stage"}.get(
             finding.offence, "did not send the signed tensor"
         )
-        return self._guilty(dispute, finding.party, finding.offence, what, finding.distance, finding.allowed)
+        return self._guilty_verdict(dispute, finding.party, finding.offence, what, finding.distance, finding.allowed)
 
-    def _guilty(
+    def _guilty_verdict(
         self,
         dispute: Dispute,
         party: str,

@@ -19,7 +19,14 @@ from phalanx.pipeline.protocol.messages import (
     Relay,
     ScreenHit,
 )
-from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
+from phalanx.pipeline.protocol.needs import (
+    Delivery,
+    MessageNeed,
+    ProgressNeed,
+    TensorsDelivery,
+    TensorsNeed,
+    owner_task,
+)
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.disputed_links import DisputedLinks
@@ -51,30 +58,30 @@ class StallDiagnosis:
     _handed: set[tuple[object, ...]] = field(default_factory=set)
     _attempt: tuple[int, int] = (-1, -1)
 
-    @task
-    async def find(self, missing: MissingFacts) -> str | None:
+    @owner_task
+    async def find_silent_party(self, missing: MissingFacts) -> str | None:
         """Look for the silent party; None when there is none, or it is not yet clear which."""
-        ledger, lagging = self.facts.ledger, self.facts.lagging
+        ledger, lagging = self.facts.ledger, self.facts.lagging_ledger
         self._begin_attempt()
-        parties = sorted(self.facts.present)
+        parties = sorted(self.facts.present_parties)
         standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
         silent = [party for party in parties if party not in standings]
         if silent:
             return silent[0]
-        if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
+        if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owed_audits):
             # a party that still audits the step before has made no update, so nothing else can be asked of it
-            return await self._without_audit(lagging, missing.said)
+            return await self._diagnose_audits(lagging, missing.unweighed_audits)
         if missing.states:
             return missing.states[0]
         if missing.screened:
-            return await self._without_urgent_report(missing.screened[0])
+            return await self._diagnose_urgent_audit(missing.screened[0])
         num_handed = len(self._handed)
-        late = await self._behind(standings)
+        late = await self._diagnose_stages(standings)
         if late is None and len(self._handed) == num_handed:
-            late = await self._without_gradient(standings)
+            late = await self._diagnose_gradients(standings)
         if late is None and len(self._handed) == num_handed:
             # whoever was just given what it lacked is not late with what follows from that
-            late = await self._without_audit(ledger, missing.said)
+            late = await self._diagnose_audits(ledger, missing.unweighed_audits)
         return late
 
     def _begin_attempt(self) -> None:
@@ -83,17 +90,17 @@ class StallDiagnosis:
             self._attempt = attempt
             self._handed.clear()
 
-    @task
-    async def look(self, missing: MissingFacts) -> Waits:
+    @owner_task
+    async def find_waits(self, missing: MissingFacts) -> Waits:
         """Return what the step waits for at the moment, without acting on it."""
         self._begin_attempt()
-        parties, ledger = sorted(self.facts.present), self.facts.ledger
+        parties, ledger = sorted(self.facts.present_parties), self.facts.ledger
         standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
-        return StepWaits(self.facts, self.links, self._handed).of(missing, standings)
+        return StepWaits(self.facts, self.links, self._handed).list_waits(missing, standings)
 
     # --- commitments ------------------------------------------------------------------------------
 
-    async def _behind(self, standings: Mapping[str, ProgressReport]) -> str | None:
+    async def _diagnose_stages(self, standings: Mapping[str, ProgressReport]) -> str | None:
         """Look at each stage without a commitment: what it waits for, and whether that was sent."""
         for stage, party in sorted(self.facts.assignment.holders.items()):
             if stage in self.facts.ledger.commits:
@@ -107,14 +114,16 @@ class StallDiagnosis:
                     return party
                 continue
             source = stage + (-1 if place.direction == "forward" else 1)
-            sender = self.facts.holder(source)
+            sender = self.facts.holder_of(source)
             upstream = standings[sender].stages.get(str(source))
             if upstream is not None and place in upstream.sent:
                 key: MessageKey = (source, place.direction, place.microbatch)
-                return await self._hand_on((sender, party), key, standings)
+                return await self._hand_on_messages((sender, party), key, standings)
         return None
 
-    async def _hand_on(self, link: PartyLink, key: MessageKey, standings: Mapping[str, ProgressReport]) -> str | None:
+    async def _hand_on_messages(
+        self, link: PartyLink, key: MessageKey, standings: Mapping[str, ProgressReport]
+    ) -> str | None:
         """Hand on all missing messages of a link; name the party that withholds, or denies what it was given."""
         sender, receiver = link
         if ("tensor", receiver, *key) in self._handed:
@@ -125,30 +134,32 @@ class StallDiagnosis:
             if liar is not None:
                 return liar
             # the answers to this question come after the order was carried out
-            standings = await self._lead(link)
+            standings = await self._lead_and_ask(link)
             silent = [party for party in link if party not in standings]
             if silent:
                 return silent[0]
-            links.note_received(link, links.received(link, standings))
+            links.note_received(link, links.received_messages(link, standings))
         elif OWNER in link and links.has_silenced_too_often(sender if receiver == OWNER else receiver):
             return sender if receiver == OWNER else receiver
-        for missing in links.missing(link, standings):
+        for missing in links.missing_messages(link, standings):
             mark = ("tensor", receiver, *missing)
-            answer = None if mark in self._handed else await self._fetch(sender, missing, self.facts.ledger)
+            answer = None if mark in self._handed else await self._fetch_message(sender, missing, self.facts.ledger)
             if answer is not None:
                 self._handed.add(mark)
-                await self._relay(receiver, missing, answer[1], answer[2])
+                await self._relay_message(receiver, missing, answer[1], answer[2])
             elif mark not in self._handed:
                 # what the owner says to itself has no header, and is never lost
                 return None if sender == OWNER else sender
         return None
 
-    async def _lead(self, link: PartyLink) -> Mapping[str, ProgressReport]:
+    async def _lead_and_ask(self, link: PartyLink) -> Mapping[str, ProgressReport]:
         ledger = self.facts.ledger
-        await self.links.lead(link)
+        await self.links.lead_link(link)
         return await ProgressNeed(link, Ask(epoch=ledger.epoch, step=ledger.step))
 
-    async def _relay(self, receiver: str, key: MessageKey, evidence: PassedOnHeader, payload: memoryview) -> None:
+    async def _relay_message(
+        self, receiver: str, key: MessageKey, evidence: PassedOnHeader, payload: memoryview
+    ) -> None:
         source, direction, microbatch = key
         ledger = self.facts.ledger
         relay = Relay(
@@ -159,18 +170,18 @@ class StallDiagnosis:
             source=source,
             evidence=evidence,
         )
-        self._note(receiver, relay)
+        self._log_relayed(receiver, relay)
         await Delivery(receiver, relay, (payload,))
 
     # --- gradients and audits -------------------------------------------------------------------------
 
-    async def _without_gradient(self, standings: Mapping[str, ProgressReport]) -> str | None:
+    async def _diagnose_gradients(self, standings: Mapping[str, ProgressReport]) -> str | None:
         facts, ledger = self.facts, self.facts.ledger
-        for stage in facts.watched:
-            holder, auditor = facts.holder(stage), facts.shadow(stage)
+        for stage in facts.watched_stages:
+            holder, auditor = facts.holder_of(stage), facts.shadow_of(stage)
             if stage in ledger.held:
                 continue
-            if facts.plan.guard.upkeep.in_lockstep and self._has_followed(stage, auditor):
+            if facts.plan.guard.shadow_upkeep.in_lockstep and self._has_followed(stage, auditor):
                 return auditor
             if not facts.plan.guard.sends_gradient or stage not in ledger.commits:
                 continue
@@ -178,7 +189,7 @@ class StallDiagnosis:
             if mark in self._handed or (stage in standings[auditor].gradients and auditor != OWNER):
                 return holder if auditor == OWNER else auditor
             request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="gradient")
-            expected = StageCopy.empty(facts.plan, stage).module.trainable()
+            expected = StageCopy.build_empty(facts.plan, stage).module.trainable_parameters()
             return await self._hand_transfer_on(
                 (holder, auditor),
                 request,
@@ -191,7 +202,7 @@ class StallDiagnosis:
     def _has_followed(self, stage: int, auditor: str) -> bool:
         """Whether an auditor has reported on every microbatch of a stage: in lock-step it then has the gradient."""
         ledger = self.facts.ledger
-        owing = {(of, party) for of, _, party in ledger.unreported}
+        owing = {(of, party) for of, _, party in ledger.unreported_audits}
         return ledger.audits_drawn and auditor != OWNER and (stage, auditor) not in owing
 
     async def _hand_transfer_on(
@@ -215,32 +226,36 @@ class StallDiagnosis:
         if answer is None or not is_right(answer[0]):
             return holder
         self._handed.add(mark)
-        self._note(shadow, request)
+        self._log_relayed(shadow, request)
         await TensorsDelivery(shadow, request, answer[0], request.step)
         if self.links.are_of_workers(link) and not self.links.is_led(link):
-            await self.links.lead(link)
+            await self.links.lead_link(link)
         return None
 
-    async def _without_urgent_report(self, hit: ScreenHit) -> str | None:
+    async def _diagnose_urgent_audit(self, hit: ScreenHit) -> str | None:
         """Have the receiver show the screened message, and a party its inputs."""
-        receiver = self.facts.holder(hit.source + (1 if hit.direction == "forward" else -1))
-        if await self._fetch(receiver, (hit.source, hit.direction, hit.microbatch), self.facts.ledger) is None:
+        receiver = self.facts.holder_of(hit.source + (1 if hit.direction == "forward" else -1))
+        if await self._fetch_message(receiver, (hit.source, hit.direction, hit.microbatch), self.facts.ledger) is None:
             return receiver
         directions: tuple[Direction, ...] = ("forward", "backward")
-        audit = (hit.source, hit.microbatch, self.facts.shadow(hit.source))
+        audit = (hit.source, hit.microbatch, self.facts.shadow_of(hit.source))
         return await self._audit_inputs(
             self.facts.ledger, audit, directions[:1] if hit.direction == "forward" else directions, "urgent"
         )
 
-    async def _without_audit(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
+    async def _diagnose_audits(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
         """Name a party that owes an audit of this step although it has all that it takes."""
-        for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
+        for audit in (audit for audit in ledger.unreported_audits if (ledger.step, audit) not in said):
             stage, _, auditor = audit
-            order: AuditOrder = "whole step" if (stage, auditor) in ledger.unfinished else "drawn"
+            order: AuditOrder = "whole step" if (stage, auditor) in ledger.unfinished_step_audits else "drawn"
             silent = await self._audit_inputs(ledger, audit, ("forward", "backward"), order)
             if silent is not None:
                 return silent
-        late = [] if ledger.unreported else [auditor for _, auditor in ledger.unfinished if auditor != OWNER]
+        late = (
+            []
+            if ledger.unreported_audits
+            else [auditor for _, auditor in ledger.unfinished_step_audits if auditor != OWNER]
+        )
         return next(iter(late), None)
 
     async def _audit_inputs(
@@ -252,7 +267,7 @@ class StallDiagnosis:
         auditor keeps no inputs from one order to the next, so each order has them handed on anew.
         """
         facts, (stage, microbatch, auditor) = self.facts, audit
-        holder = facts.holder(stage)
+        holder = facts.holder_of(stage)
         mark = audit_mark(ledger, audit, order)
         if mark in self._handed:
             return None if auditor == OWNER else auditor
@@ -262,41 +277,41 @@ class StallDiagnosis:
         if liars and None not in liars:
             return next((liar for liar in liars if liar != auditor), auditor)
         for key in keys:
-            sender = facts.holder(key[0])
-            answer = await self._fetch(sender, key, ledger) or await self._fetch(holder, key, ledger)
+            sender = facts.holder_of(key[0])
+            answer = await self._fetch_message(sender, key, ledger) or await self._fetch_message(holder, key, ledger)
             if answer is None:
                 return holder
-            self._note(auditor, answer[0])
+            self._log_relayed(auditor, answer[0])
             await Delivery(auditor, answer[0], (answer[2],))
             for link in ((sender, auditor), (auditor, sender)):
                 if self.links.are_of_workers(link) and not self.links.is_led(link):
-                    await self.links.lead(link)
+                    await self.links.lead_link(link)
         return None
 
     def _liar_about_input(self, key: MessageKey, auditor: str, ledger: StepLedger) -> str | None:
         """The one of a sender and an auditor that keeps an input from the audit; None while that is not clear."""
-        link = (self.facts.holder(key[0]), auditor)
+        link = (self.facts.holder_of(key[0]), auditor)
         if not self.links.are_of_workers(link):
             # what the owner was asked for it has sent, and what a party has itself it need not be sent
             return auditor if link[0] == auditor else None
-        return self.links.liar_about_answer(link, Fetch.of(ledger.epoch, ledger.step, key))
+        return self.links.liar_about_answer(link, Fetch.from_key(ledger.epoch, ledger.step, key))
 
-    async def _fetch(
+    async def _fetch_message(
         self, party: str, key: MessageKey, ledger: StepLedger
     ) -> tuple[FetchReply, PassedOnHeader, memoryview] | None:
         """A tensor under its sender's own header; whatever else is shown is nothing, and is not handed on."""
-        answer = await MessageNeed(party, Fetch.of(ledger.epoch, ledger.step, key))
+        answer = await MessageNeed(party, Fetch.from_key(ledger.epoch, ledger.step, key))
         message = None if answer is None else answer.message
         if answer is None or not isinstance(message, FetchReply) or message.evidence is None:
             return None
         place = {"step": ledger.step, "source": key[0], "direction": key[1], "microbatch": key[2]}
         statement = self.facts.find_tensor(message.evidence, ledger.epoch, place)
-        is_right = statement is not None and statement.digest == digest_hex(answer.payload)
+        is_right = statement is not None and statement.payload_digest == digest_hex(answer.payload)
         # an answer that claims another epoch would be laid aside by its receiver
         now = message.model_copy(update={"epoch": ledger.epoch})
         return (now, message.evidence, answer.payload) if is_right else None
 
-    def _note(self, party: str, message: Message) -> None:
+    def _log_relayed(self, party: str, message: Message) -> None:
         body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})
         self.facts.observe("relayed", {"to": party, "what": message.kind, **body})
 

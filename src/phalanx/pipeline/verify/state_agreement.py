@@ -14,7 +14,7 @@ NOTHING_KNOWN: Mapping[int, StateDigest] = {}
 
 
 @dataclass(frozen=True)
-class Unready:
+class UnreadyParty:
     """A party with another state than the agreed one; without a judgement it is not known which party is at fault."""
 
     party: str
@@ -44,7 +44,7 @@ class StateAgreement:
         self._known = dict(known)
         self._doubted: set[tuple[int, str]] = set()
 
-    def check(self, ready: Mapping[str, Ready], old: Assignment | None) -> Unready | None:
+    def agree_states(self, ready: Mapping[str, Ready], old: Assignment | None) -> UnreadyParty | None:
         """Agree on every stage's state, or find the party that stands in the way.
 
         Args:
@@ -59,7 +59,7 @@ class StateAgreement:
         for stage, shadow in facts.assignment.shadows.items():
             holder = facts.assignment.holders[stage]
             states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
-            expected = self._known.get(stage) if old is None else facts.agreed.get(stage)
+            expected = self._known.get(stage) if old is None else facts.agreed_states.get(stage)
             if old is not None and expected is None:
                 signed = self._own_updates(stage, states)
                 if signed.keys() == states.keys():
@@ -71,21 +71,21 @@ class StateAgreement:
                     continue
             wrong = [name for name, state in states.items() if state != expected]
             if not wrong and expected is not None:
-                facts.agreed[stage] = expected
+                facts.agreed_states[stage] = expected
                 continue
             reason = (
                 f"stage {stage}: {', '.join(wrong) or holder} reported ready with a state other than the agreed one"
             )
             if old is None:
-                return Unready(wrong[0] if wrong else holder, reason)
-            return self._blame(stage, wrong[0], old, reason)
+                return UnreadyParty(wrong[0] if wrong else holder, reason)
+            return self._blame_party(stage, wrong[0], old, reason)
         return None
 
-    def _both(self, name: str, stage: int) -> Mapping[str, Signed]:
+    def _expected_and_ready(self, name: str, stage: int) -> Mapping[str, Signed]:
         """Return the expected state of a party as it signed it, and the state that it signed now."""
         facts = self._facts
-        agreed = facts.agreed.get(stage) or facts.before.get(stage)
-        ready = facts.record.get(StatementKey(STATE, name, facts.ledger.epoch, facts.ledger.step, stage))
+        agreed = facts.agreed_states.get(stage) or facts.previous_states.get(stage)
+        ready = facts.record.get_statement(StatementKey(STATE, name, facts.ledger.epoch, facts.ledger.step, stage))
         return {
             "agreed": None if agreed is None else facts.record.signed_state(name, stage, agreed),
             "ready": None if ready is None else ready.header,
@@ -102,14 +102,14 @@ class StateAgreement:
                 signed[party] = states[party]
             elif previous is not None:
                 key = StatementKey(STATE, party, previous.epoch, facts.ledger.step, stage)
-                stored = facts.record.get(key)
+                stored = facts.record.get_statement(key)
                 if stored is not None and isinstance(stored.content, StateDigest):
                     signed[party] = stored.content
         return signed
 
-    def confirmed(self, ready: Mapping[str, Ready]) -> set[tuple[int, str]]:
+    def confirmed_copies(self, ready: Mapping[str, Ready]) -> set[tuple[int, str]]:
         """Stages and parties that got ready in exactly the agreed state."""
-        agreed = self._facts.agreed
+        agreed = self._facts.agreed_states
         return {
             (stage, name)
             for stage, state in agreed.items()
@@ -117,18 +117,20 @@ class StateAgreement:
             if ready[name].states.get(str(stage)) == state
         }
 
-    def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
+    def _blame_party(self, stage: int, name: str, old: Assignment, reason: str) -> UnreadyParty:
         """Convict a party that altered a kept copy; of two newcomers the second speaks against their source."""
         former_parties = {old.holders[stage], old.shadows.get(stage)}
         if name in former_parties and name != OWNER:
-            judgement = self._facts.judgement("state", name, stage, reason, headers=self._both(name, stage))
-            return Unready(name, reason, judgement)
+            judgement = self._facts.make_judgement(
+                "state", name, stage, reason, headers=self._expected_and_ready(name, stage)
+            )
+            return UnreadyParty(name, reason, judgement)
         source = self._facts.sources[stage]
         doubtful = name == OWNER or (stage, source) in self._doubted
         self._doubted.add((stage, source))
         if source == OWNER and name == OWNER:
             raise VerificationError(f"{reason}; resume from the last checkpoint")
-        return Unready(source if doubtful and source != OWNER else name, reason)
+        return UnreadyParty(source if doubtful and source != OWNER else name, reason)
 
 
 def _agreed_among(signed: Mapping[str, StateDigest | None]) -> StateDigest | None:

@@ -10,7 +10,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient
 from phalanx.pipeline.protocol.messages import Apply, AuditReport, GradientHeld, StateDigest
-from phalanx.pipeline.protocol.needs import task
+from phalanx.pipeline.protocol.needs import owner_task
 from phalanx.pipeline.protocol.signed import WHOLE_MODEL, StatementKey
 from phalanx.pipeline.protocol.tensor_stream import sent_gradient
 from phalanx.pipeline.stage.runner import finite_norm_squared
@@ -25,7 +25,7 @@ from phalanx.pipeline.verify.facts import (
     StepFacts,
     StepLedger,
     UnwitnessedUpdate,
-    present,
+    present_headers,
     same_norm,
 )
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
@@ -42,26 +42,26 @@ class StateJudgement:
         self._facts = facts
         self._referee = referee
         self._bounds = bounds
-        self.said: dict[int, dict[str, StateDigest]] = {}
+        self.reported_states: dict[int, dict[str, StateDigest]] = {}
         """State digests of the present step, by stage and party."""
 
-    def forget(self) -> None:
+    def forget_reports(self) -> None:
         """Forget all reports: another step or attempt begins."""
-        self.said.clear()
+        self.reported_states.clear()
 
-    @task
+    @owner_task
     async def weigh_states(self) -> Judgement | None:
         """Agree on each stage's state after the last optimizer step."""
         facts = self._facts
-        for stage in facts.watched:
-            holder, shadow = facts.holder(stage), facts.shadow(stage)
-            reports = self.said.get(stage, {})
-            if stage in facts.agreed or holder not in reports:
+        for stage in facts.watched_stages:
+            holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
+            reports = self.reported_states.get(stage, {})
+            if stage in facts.agreed_states or holder not in reports:
                 continue
             if shadow not in reports:
                 continue
             if reports[holder] == reports[shadow]:
-                facts.agreed[stage] = reports[holder]
+                facts.agreed_states[stage] = reports[holder]
                 judgement = await self._weigh_undone(stage)
                 if judgement is not None:
                     return judgement
@@ -71,15 +71,15 @@ class StateJudgement:
                 return judgement
         return None
 
-    @task
+    @owner_task
     async def weigh_gradients(self) -> Judgement | None:
         """Agree on each stage's weight gradient of this step, and on its norm."""
         facts, ledger = self._facts, self._facts.ledger
-        for stage in facts.watched:
+        for stage in facts.watched_stages:
             commit, report = ledger.commits.get(stage), ledger.held.get(stage)
-            if commit is None or report is None or stage in ledger.gradients_agreed or stage not in facts.agreed:
+            if commit is None or report is None or stage in ledger.gradients_agreed or stage not in facts.agreed_states:
                 continue
-            holder, shadow = facts.holder(stage), facts.shadow(stage)
+            holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
             alike = facts.bits_decide(holder, shadow)
             if commit.gradient == report.gradient and same_norm(commit.norm_squared, report.norm_squared, alike=alike):
                 ledger.gradients_agreed.add(stage)
@@ -94,19 +94,19 @@ class StateJudgement:
                 "gradient_held": facts.record.header_of(shadow, report),
                 **facts.agreed_headers(stage, ledger),
             }
-            return facts.judgement(
+            return facts.make_judgement(
                 ruling.offence,
                 guilty,
                 stage,
                 reason,
                 accuser=shadow if guilty == holder else holder,
                 headers=headers,
-                work=self._referee.spent(),
+                work=self._referee.take_work(),
                 compared=ruling.compared,
             )
         return None
 
-    @task
+    @owner_task
     async def weigh_step_audits(self) -> Judgement | None:
         """Compare each recomputed weight gradient with the stage's committed one."""
         for ledger in self._facts.open_ledgers:
@@ -118,7 +118,7 @@ class StateJudgement:
     async def _weigh_recomputed(self, ledger: StepLedger) -> Judgement | None:
         facts = self._facts
         for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
-            holder = facts.holder(stage)
+            holder = facts.holder_of(stage)
             audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[stage]
             if audited is None:
                 continue
@@ -136,7 +136,7 @@ class StateJudgement:
                 claim = GradientClaim(auditor, audited.gradient, audited.norm_squared)
                 ruling = await self._referee.judge_step(ledger, stage, facts.assignment, auditor, claim)
             else:
-                ruling = await self._bounds.judge(ledger, stage, auditor)
+                ruling = await self._bounds.judge_gradient(ledger, stage, auditor)
             if ruling.party is None:
                 facts.observe("dismissed", alarm)
                 ledger.steps_agreed.add((stage, auditor))
@@ -145,13 +145,13 @@ class StateJudgement:
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
             reason = f"stage {stage}: {guilty} {what} that does not follow from the inputs of step {ledger.step}"
             accuser = auditor if guilty == holder else holder
-            work, step = self._referee.spent(), ledger.step
+            work, step = self._referee.take_work(), ledger.step
             headers = {
                 "commit": ledger.commit_header(stage),
                 "step_audited": facts.record.header_of(auditor, audited),
                 **facts.agreed_headers(stage, ledger),
             }
-            return facts.judgement(
+            return facts.make_judgement(
                 ruling.offence,
                 guilty,
                 stage,
@@ -166,28 +166,28 @@ class StateJudgement:
 
     async def _judge_state(self, stage: int, said: dict[str, StateDigest]) -> Judgement | None:
         facts = self._facts
-        holder, shadow = facts.holder(stage), facts.shadow(stage)
+        holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
         facts.observe("alarm", {"step": facts.ledger.step, "stage": stage, "kind": "state", "accuser": shadow})
-        before, previous = facts.before.get(stage), facts.previous
+        before, previous = facts.previous_states.get(stage), facts.previous
         commit = None if previous is None else previous.commits.get(stage)
         if before is None or previous is None or commit is None:
             reason = f"stage {stage}: {shadow} has another state than it received"
-            return facts.judgement("transfer", shadow, stage, reason, accuser=OWNER)
+            return facts.make_judgement("transfer", shadow, stage, reason, accuser=OWNER)
         gradient = (commit.gradient, previous.clip_coefficient)
         signed = {party: said[party] for party in (holder, shadow)}
         ruling = await self._referee.judge_update(stage, (shadow, holder), before, gradient, signed)
-        work, guilty = self._referee.spent(), ruling.party
+        work, guilty = self._referee.take_work(), ruling.party
         if guilty is None:
-            facts.agreed[stage] = said[holder]
+            facts.agreed_states[stage] = said[holder]
             return None
         other = shadow if guilty == holder else holder
         if said[other] == ruling.state:
             # the owner has made this update itself, and so stands for the copy that is left
-            facts.agreed[stage] = said[other]
+            facts.agreed_states[stage] = said[other]
         reason = (
             f"stage {stage}: {guilty} has a state that does not follow from the signed gradient of step {before.step}"
         )
-        return facts.judgement(
+        return facts.make_judgement(
             ruling.offence,
             guilty,
             stage,
@@ -201,7 +201,7 @@ class StateJudgement:
     async def _weigh_undone(self, stage: int) -> Judgement | None:
         """Compare the state after an update with the one that a party signed when it had made that update alone."""
         facts, undone = self._facts, self._facts.unwitnessed.pop(stage, None)
-        before, state = facts.before.get(stage), facts.agreed[stage]
+        before, state = facts.previous_states.get(stage), facts.agreed_states[stage]
         if (
             undone is None
             or before is None
@@ -211,11 +211,11 @@ class StateJudgement:
         present = {
             party: signed_state
             for party, signed_state in undone.signed.items()
-            if party in facts.present and signed_state != state
+            if party in facts.present_parties and signed_state != state
         }
         if not present:
             return None
-        parties = (facts.shadow(stage), facts.holder(stage))
+        parties = (facts.shadow_of(stage), facts.holder_of(stage))
         ruling = await self._referee.judge_update(stage, parties, before, undone.gradient, present)
         if ruling.party is None or ruling.offence == "transfer":
             return None
@@ -223,8 +223,8 @@ class StateJudgement:
             f"stage {stage}: {ruling.party} made an update, without a second copy, that does not follow from step "
             f"{before.step}"
         )
-        work = self._referee.spent()
-        judgement = facts.judgement(
+        work = self._referee.take_work()
+        judgement = facts.make_judgement(
             "state", ruling.party, stage, reason, headers=undone.headers, work=work, compared=ruling.compared
         )
         judgement.is_undone = True
@@ -232,8 +232,8 @@ class StateJudgement:
 
     async def _judge_held(self, stage: int, held: GradientHeld) -> Ruling:
         facts, ledger = self._facts, self._facts.ledger
-        holder, shadow = facts.holder(stage), facts.shadow(stage)
-        if facts.plan.guard.upkeep.in_lockstep:
+        holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
+        if facts.plan.guard.shadow_upkeep.in_lockstep:
             claim = GradientClaim(shadow, held.gradient, held.norm_squared)
             return await self._referee.judge_step(ledger, stage, facts.assignment, shadow, claim)
         if held.gradient == ledger.commits[stage].gradient:
@@ -265,8 +265,8 @@ def update_headers(facts: StepFacts, stage: int, after: Mapping[str, StateDigest
     if previous is None:
         return NO_HEADERS
     holder, shadow = facts.updated_by.holders.get(stage, OWNER), facts.updated_by.shadows.get(stage)
-    decided = facts.record.get(StatementKey(Apply.kind, OWNER, previous.epoch, previous.step, WHOLE_MODEL))
-    before = facts.before.get(stage)
+    decided = facts.record.get_statement(StatementKey(Apply.kind, OWNER, previous.epoch, previous.step, WHOLE_MODEL))
+    before = facts.previous_states.get(stage)
     states = NO_HEADERS if before is None else facts.state_headers(stage, before, holder, shadow)
     return {
         "commit": previous.commit_header(stage),
@@ -280,22 +280,22 @@ def update_headers(facts: StepFacts, stage: int, after: Mapping[str, StateDigest
     }
 
 
-def vouched(facts: StepFacts, stage: int, microbatch: int, direction: Direction) -> bool:
+def has_vouched(facts: StepFacts, stage: int, microbatch: int, direction: Direction) -> bool:
     """Whether the auditor with the other copy reported the very digest that was committed to."""
     ledger = facts.ledger
-    report = ledger.reports.get((stage, microbatch, facts.shadow(stage)))
+    report = ledger.reports.get((stage, microbatch, facts.shadow_of(stage)))
     said = None if report is None else report.digests.get(direction)
     return said is not None and said == ledger.messages[(stage, direction, microbatch)].digest
 
 
-def accomplice(facts: StepFacts, found: Judgement) -> Judgement | None:
+def judge_accomplice(facts: StepFacts, found: Judgement) -> Judgement | None:
     """The auditor that vouched for a message which was judged wrong; None when it did not."""
     verdict = found.verdict
     stage, microbatch, direction = verdict.stage, verdict.microbatch, verdict.direction
     if microbatch is None or direction is None or verdict.offence != "message":
         return None
-    auditor = facts.shadow(stage)
-    if auditor in (OWNER, verdict.accuser) or not vouched(facts, stage, microbatch, direction):
+    auditor = facts.shadow_of(stage)
+    if auditor in (OWNER, verdict.accuser) or not has_vouched(facts, stage, microbatch, direction):
         return None
     where = f"stage {stage}, microbatch {microbatch}, {direction}"
     reason = f"{where}: {auditor} vouched for the wrong tensor of {verdict.party}"
@@ -305,22 +305,22 @@ def accomplice(facts: StepFacts, found: Judgement) -> Judgement | None:
         tensors["accuser"] = tensors["claimed"].clone()
     shown = replace(found.compared, tensors=tensors)
     report = facts.record.header_of(auditor, facts.ledger.reports[(stage, microbatch, auditor)])
-    headers = dict(found.headers) | present({"report": report})
+    headers = dict(found.headers) | present_headers({"report": report})
     return Judgement(verdict.model_copy(update=update), shown, headers)
 
 
-def vouched_for_gradient(facts: StepFacts, stage: int) -> Judgement | None:
+def judge_gradient_accomplice(facts: StepFacts, stage: int) -> Judgement | None:
     """The auditor that claims to have recomputed a made-up weight gradient; None when it does not."""
-    ledger, auditor = facts.ledger, facts.shadow(stage)
-    lockstep = facts.plan.guard.upkeep.in_lockstep
+    ledger, auditor = facts.ledger, facts.shadow_of(stage)
+    lockstep = facts.plan.guard.shadow_upkeep.in_lockstep
     said = ledger.held.get(stage) if lockstep else ledger.step_audits.get((stage, auditor))
     commit = ledger.commits[stage]
     if said is None or auditor == OWNER or (said.gradient, said.norm_squared) != (commit.gradient, commit.norm_squared):
         return None
-    holder = facts.holder(stage)
+    holder = facts.holder_of(stage)
     reason = f"stage {stage}: {auditor} vouched for the forged weight gradient of {holder} in step {ledger.step}"
     headers = {"commit": ledger.commit_header(stage), said.kind: facts.record.header_of(auditor, said)}
-    return facts.judgement("collusion", auditor, stage, reason, headers=headers)
+    return facts.make_judgement("collusion", auditor, stage, reason, headers=headers)
 
 
 _Wrong = tuple[int, Direction, Mapping[Direction, str]]
@@ -328,7 +328,7 @@ _Wrong = tuple[int, Direction, Mapping[Direction, str]]
 
 
 @dataclass(frozen=True)
-class _Redone:
+class _OwnerRedoneStep:
     """A stage's step as the owner did it; waits for the state that its parties agree on after the update."""
 
     step: int
@@ -351,35 +351,35 @@ class OwnerAudits:
         self._facts = facts
         self._referee = referee
         self._bounds = bounds
-        self._redone: dict[int, _Redone] = {}
+        self._redone: dict[int, _OwnerRedoneStep] = {}
 
-    @task
-    async def run(self, stage: int) -> list[Judgement]:
+    @owner_task
+    async def audit_stage(self, stage: int) -> list[Judgement]:
         """Audit a stage and return judgements, the culprit's before its accomplice's.
 
         The accomplice's copy reaches back far enough to undo what both did.
         """
         facts, ledger = self._facts, self._facts.ledger
-        holder, shadow = facts.holder(stage), facts.shadow(stage)
+        holder, shadow = facts.holder_of(stage), facts.shadow_of(stage)
         if holder == OWNER:
             return []
-        copy = await self._referee.stage_at(stage, (shadow, holder), facts.agreed[stage])
+        copy = await self._referee.stage_at(stage, (shadow, holder), facts.agreed_states[stage])
         if copy is None:
-            return [self._brought_nothing(stage)]
+            return [self._judge_missing_state(stage)]
         redone = await self._referee.redo_step(copy, ledger, stage, facts.assignment)
         if redone is None:
-            return [self._brought_nothing(stage)]
+            return [self._judge_missing_state(stage)]
         truth, wrong = redone.gradients, await self._find_wrong(stage, redone)
         # a lie that its auditor has vouched for tells of two parties
-        for place in sorted(wrong, key=lambda place: not vouched(facts, stage, place[0], place[1])):
-            named = await self._name(copy, *place)
+        for place in sorted(wrong, key=lambda place: not has_vouched(facts, stage, place[0], place[1])):
+            named = await self._judge_wrong_message(copy, *place)
             if named:
                 return named
         # what both copies apply: where bits may differ that is the stage's own gradient, once it is known to be close
-        applied = truth if facts.bits_decide(holder) else await self._bounds.claimed(ledger, stage)
+        applied = truth if facts.bits_decide(holder) else await self._bounds.fetch_claimed(ledger, stage)
         guilty = await self._compare_gradient(copy, redone, applied)
         if not guilty and applied is not None:
-            self._redone[stage] = _Redone(ledger.step, copy, applied, (holder, shadow))
+            self._redone[stage] = _OwnerRedoneStep(ledger.step, copy, applied, (holder, shadow))
         return guilty
 
     async def _find_wrong(self, stage: int, redone: RedoneStep) -> list["_Wrong"]:
@@ -396,13 +396,13 @@ class OwnerAudits:
     async def _is_close(self, key: MessageKey, truth: Tensor) -> bool:
         """Whether a message of a stage of another numeric class lies within tau of the owner's own result."""
         facts, (stage, direction, _) = self._facts, key
-        if facts.bits_decide(facts.holder(stage)):
+        if facts.bits_decide(facts.holder_of(stage)):
             return False
         target = stage + (1 if direction == "forward" else -1)
-        committed = await self._referee.committed(facts.ledger, key, facts.assignment, target)
+        committed = await self._referee.fetch_committed(facts.ledger, key, facts.assignment, target)
         return committed is not None and distance_to_truth(committed, truth) <= facts.plan.guard.tolerance
 
-    def forget(self) -> None:
+    def forget_redone(self) -> None:
         """Let go of redone steps: the run goes back before them."""
         self._redone.clear()
 
@@ -411,7 +411,7 @@ class OwnerAudits:
         facts = self._facts
         guilty: list[Judgement] = []
         for stage, redone in list(self._redone.items()):
-            state, previous = facts.agreed.get(stage), facts.previous
+            state, previous = facts.agreed_states.get(stage), facts.previous
             if facts.ledger.step == redone.step + 1 and (state is None or previous is None):
                 continue
             if facts.ledger.step == redone.step and facts.ledger.audits_drawn:
@@ -426,7 +426,7 @@ class OwnerAudits:
         return guilty
 
     def _name_signers(
-        self, stage: int, redone: _Redone, state: StateDigest, compared: ComparedTensors
+        self, stage: int, redone: _OwnerRedoneStep, state: StateDigest, compared: ComparedTensors
     ) -> list[Judgement]:
         """Name the parties that made the update, whichever of them have a copy of the stage now.
 
@@ -436,9 +436,9 @@ class OwnerAudits:
         facts, guilty = self._facts, list[Judgement]()
         headers = update_headers(facts, stage, dict.fromkeys(redone.parties, state))
         for party in dict.fromkeys(redone.parties):
-            if party != OWNER and party in facts.present:
+            if party != OWNER and party in facts.present_parties:
                 reason = f"stage {stage}: {party} agreed on a state that does not follow from step {redone.step}"
-                guilty.append(facts.judgement("state", party, stage, reason, headers=headers, compared=compared))
+                guilty.append(facts.make_judgement("state", party, stage, reason, headers=headers, compared=compared))
         if not guilty:
             raise NoHolderError(
                 f"stage {stage}: its state after step {redone.step} is wrong, and the parties that made it are "
@@ -446,13 +446,13 @@ class OwnerAudits:
             )
         return guilty
 
-    def _brought_nothing(self, stage: int) -> Judgement:
-        holder = self._facts.holder(stage)
-        return self._facts.judgement(
+    def _judge_missing_state(self, stage: int) -> Judgement:
+        holder = self._facts.holder_of(stage)
+        return self._facts.make_judgement(
             "transfer", holder, stage, f"stage {stage}: no party sent the data that {holder} committed to"
         )
 
-    async def _name(
+    async def _judge_wrong_message(
         self, copy: StageCopy, microbatch: int, direction: Direction, digests: Mapping[Direction, str]
     ) -> list[Judgement]:
         """Name the stage that sent a wrong message, and before it an auditor that reported those very bytes."""
@@ -468,21 +468,21 @@ class OwnerAudits:
             stage=stage,
             microbatch=microbatch,
             direction=direction,
-            holder=facts.holder(stage),
+            holder=facts.holder_of(stage),
             accuser=OWNER,
             assignment=facts.assignment,
             inputs=inputs,
             output=ledger.messages[(stage, direction, microbatch)],
             report=report,
-            state=facts.agreed[stage],
+            state=facts.agreed_states[stage],
         )
         verdict, compared = await self._referee.judge_message(dispute, copy)
-        work = self._referee.spent()
+        work = self._referee.take_work()
         if verdict is None:
             return []
         states = facts.state_headers(stage, dispute.state, dispute.holder, facts.assignment.shadows.get(stage))
-        culprit = Judgement(verdict, compared, dispute.headers() | present(states), work)
-        second = accomplice(facts, culprit)
+        culprit = Judgement(verdict, compared, dispute.signed_headers() | present_headers(states), work)
+        second = judge_accomplice(facts, culprit)
         return [culprit] if second is None else [culprit, second]
 
     async def _compare_gradient(
@@ -492,20 +492,20 @@ class OwnerAudits:
         facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
         commit, truth, compared = ledger.commits[stage], redone.gradients, ComparedTensors()
         if claimed is truth:
-            claim = GradientClaim(facts.holder(stage), commit.gradient, commit.norm_squared)
-            is_right = weigh_gradient(redone.signed, claim, None) is None
-            compared = redone.compared(copy)
+            claim = GradientClaim(facts.holder_of(stage), commit.gradient, commit.norm_squared)
+            is_right = weigh_gradient(redone.signed_gradient, claim, None) is None
+            compared = redone.compared_tensors(copy)
         else:
             norm = None if claimed is None else finite_norm_squared(claimed)
             is_right = same_norm(commit.norm_squared, norm, alike=False)
-            is_right = is_right and await self._bounds.allows(copy, ledger, claimed, truth)
+            is_right = is_right and await self._bounds.is_allowed(copy, ledger, claimed, truth)
         if is_right:
             return []
-        holder, step = facts.holder(stage), ledger.step
+        holder, step = facts.holder_of(stage), ledger.step
         reason = f"stage {stage}: {holder} committed to a weight gradient or norm that does not follow from step {step}"
         headers = {"commit": ledger.commit_header(stage), **facts.agreed_headers(stage, ledger)}
-        culprit = facts.judgement("gradient", holder, stage, reason, headers=headers, compared=compared)
-        second = vouched_for_gradient(facts, stage)
+        culprit = facts.make_judgement("gradient", holder, stage, reason, headers=headers, compared=compared)
+        second = judge_gradient_accomplice(facts, stage)
         if second is None:
             return [culprit]
         second.compared, second.headers = compared, culprit.headers | second.headers

@@ -32,7 +32,7 @@ class StatementRecord:
 
     _statements: dict[StatementKey, StoredStatement] = field(default_factory=dict)
 
-    def add(self, key: StatementKey, content: object, header: SignedHeader | None) -> PassedOnHeader | None:
+    def add_statement(self, key: StatementKey, content: object, header: SignedHeader | None) -> PassedOnHeader | None:
         """Store a statement that counts.
 
         Returns:
@@ -48,10 +48,10 @@ class StatementRecord:
 
     def add_message(self, author: str, message: Message, header: SignedHeader | None) -> PassedOnHeader | None:
         """Store everything that a message states; see `add`."""
-        contradicted = [self.add(key, content, header) for key, content in statements_in(author, message)]
+        contradicted = [self.add_statement(key, content, header) for key, content in statements_in(author, message)]
         return next((first for first in contradicted if first is not None), None)
 
-    def get(self, key: StatementKey) -> StoredStatement | None:
+    def get_statement(self, key: StatementKey) -> StoredStatement | None:
         """Return the first statement of this identity, None where there is none."""
         return self._statements.get(key)
 
@@ -65,10 +65,12 @@ class StatementRecord:
 
     def signed_state(self, author: str, stage: int, state: StateDigest) -> PassedOnHeader | None:
         """Return the last header in which a party signed this state of a stage, None where there is none."""
-        headers = [stored.header for _, stored in self._states(author, stage, state.step) if stored.content == state]
+        headers = [
+            stored.header for _, stored in self._signed_states(author, stage, state.step) if stored.content == state
+        ]
         return headers[-1] if headers else None
 
-    def _states(self, author: str, stage: int, step: int) -> Iterator[tuple[int, StoredStatement]]:
+    def _signed_states(self, author: str, stage: int, step: int) -> Iterator[tuple[int, StoredStatement]]:
         """Yield signed states by epoch, in order."""
         identity = (STATE, author, stage, step)
         stored = [

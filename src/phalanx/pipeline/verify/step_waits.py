@@ -11,7 +11,7 @@ from phalanx.pipeline.protocol.messages import Place, Progress, ProgressReport, 
 from phalanx.pipeline.verify.disputed_links import DisputedLinks
 from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
 from phalanx.pipeline.verify.wait_tally import Waits
-from phalanx.planner.schedules import Direction, actions
+from phalanx.planner.schedules import Direction, stage_actions
 
 AuditOrder = Literal["urgent", "drawn", "whole step"]
 
@@ -28,14 +28,14 @@ class MissingFacts:
 
     states: Sequence[str]
     screened: Sequence[ScreenHit]
-    said: Collection[tuple[int, AuditKey]] = ()
+    unweighed_audits: Collection[tuple[int, AuditKey]] = ()
 
 
 def next_input(plan: StepPlan, stage: int, progress: Progress) -> Place | None:
     """The input that keeps a stage from its next action; None when it has all it needs."""
     last = len(plan.stages) - 1
     needless: Direction | None = "forward" if stage == 0 else "backward" if stage == last else None
-    for action in actions(plan.schedule, stage, last + 1, plan.microbatches):
+    for action in stage_actions(plan.schedule, stage, last + 1, plan.microbatches):
         place = Place(direction=action.direction, microbatch=action.microbatch)
         if action.direction == needless or (needless is None and place in progress.sent):
             continue
@@ -65,19 +65,21 @@ class StepWaits:
     links: DisputedLinks
     handed: Collection[tuple[object, ...]]
 
-    def of(self, missing: MissingFacts, standings: Mapping[str, ProgressReport]) -> Waits:
+    def list_waits(self, missing: MissingFacts, standings: Mapping[str, ProgressReport]) -> Waits:
         """Return the parties and links that the step waits for."""
-        facts, ledger, lagging = self.facts, self.facts.ledger, self.facts.lagging
-        silent = [party for party in sorted(facts.present) if party not in standings]
+        facts, ledger, lagging = self.facts, self.facts.ledger, self.facts.lagging_ledger
+        silent = [party for party in sorted(facts.present_parties) if party not in standings]
         if silent or missing.states:
             return Waits(silent or missing.states)
-        if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
-            return self._audit_waits(lagging, missing.said)
+        if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owed_audits):
+            return self._audit_waits(lagging, missing.unweighed_audits)
         if len(ledger.commits) < len(facts.assignment.holders):
-            return self._roots(standings)
-        audits = self._audit_waits(ledger, missing.said)
+            return self._stage_waits(standings)
+        audits = self._audit_waits(ledger, missing.unweighed_audits)
         shadowed_stages = {stage for party, report in standings.items() if party != OWNER for stage in report.gradients}
-        unheld = [stage for stage in facts.watched if stage not in ledger.held and facts.plan.guard.sends_gradient]
+        unheld = [
+            stage for stage in facts.watched_stages if stage not in ledger.held and facts.plan.guard.sends_gradient
+        ]
         gradients = self._gradient_waits(unheld, shadowed_stages)
         return Waits([*audits.parties, *gradients.parties], [*audits.links, *gradients.links])
 
@@ -85,7 +87,7 @@ class StepWaits:
         """Shadows that have what they wait for, by their own word or from the owner; and the links of the others."""
         parties, links = list[str](), list[PartyLink]()
         for stage in stages:
-            holder, shadow = self.facts.holder(stage), self.facts.shadow(stage)
+            holder, shadow = self.facts.holder_of(stage), self.facts.shadow_of(stage)
             if shadow != OWNER and (stage in arrived or ("gradient", shadow, stage) in self.handed):
                 parties.append(shadow)
             elif self.links.are_of_workers((holder, shadow)):
@@ -97,19 +99,19 @@ class StepWaits:
     def _audit_waits(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> Waits:
         """Auditors that were handed all they need, and the links on which the others get it."""
         parties, links = set[str](), set[PartyLink]()
-        for audit in (audit for audit in ledger.unreported if (ledger.step, audit) not in said):
+        for audit in (audit for audit in ledger.unreported_audits if (ledger.step, audit) not in said):
             stage, _, auditor = audit
-            order: AuditOrder = "whole step" if (stage, auditor) in ledger.unfinished else "drawn"
-            senders = {self.facts.holder(stage - 1), self.facts.holder(stage + 1)} - {OWNER, auditor}
+            order: AuditOrder = "whole step" if (stage, auditor) in ledger.unfinished_step_audits else "drawn"
+            senders = {self.facts.holder_of(stage - 1), self.facts.holder_of(stage + 1)} - {OWNER, auditor}
             if auditor == OWNER or not senders or audit_mark(ledger, audit, order) in self.handed:
                 parties.add(auditor)
             else:
                 links |= {(sender, auditor) for sender in senders}
-        if not ledger.unreported:
-            parties |= {auditor for _, auditor in ledger.unfinished}
+        if not ledger.unreported_audits:
+            parties |= {auditor for _, auditor in ledger.unfinished_step_audits}
         return Waits(parties, links)
 
-    def _roots(self, standings: Mapping[str, ProgressReport]) -> Waits:
+    def _stage_waits(self, standings: Mapping[str, ProgressReport]) -> Waits:
         """The stages that have all they need and do nothing, and the links with a tensor under way."""
         parties, links = set[str](), set[PartyLink]()
         for stage, party in self.facts.assignment.holders.items():
@@ -121,10 +123,10 @@ class StepWaits:
                 parties.add(party)
                 continue
             source = stage + (-1 if place.direction == "forward" else 1)
-            link = (self.facts.holder(source), party)
+            link = (self.facts.holder_of(source), party)
             key: MessageKey = (source, place.direction, place.microbatch)
-            if key in self.links.missing(link, standings):
-                blame = self.links.blame(link, self.links.liar_about_tensor(link, key))
+            if key in self.links.missing_messages(link, standings):
+                blame = self.links.blame_ends(link, self.links.liar_about_tensor(link, key))
                 parties.update(blame.parties)
                 links.update(blame.links)
         return Waits(parties, links)

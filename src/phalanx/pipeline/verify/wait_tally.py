@@ -30,19 +30,19 @@ class WaitTally:
     parties: Counter[str] = field(default_factory=Counter)
     links: Counter[PartyLink] = field(default_factory=Counter)
 
-    def add(self, waits: Waits) -> None:
+    def add_waits(self, waits: Waits) -> None:
         """Count one look."""
         self.parties.update(waits.parties)
         self.links.update(waits.links)
 
-    def disputed(self) -> list[PartyLink]:
+    def most_awaited_links(self) -> list[PartyLink]:
         """The links that the step has waited for most; empty where it has waited more for one party.
 
         Of a link the owner cannot tell which end delays it, so no end pays before the link has been led.
         """
         return sorted(self.links) if self.links.total() > max(self.parties.values(), default=0) else []
 
-    def debtor(self) -> str | None:
+    def find_debtor(self) -> str | None:
         """Return the worker that the step has waited for most; None where that is the owner, or no party is."""
         max_waits = max(self.parties.values(), default=0)
         debtors = sorted(party for party, number in self.parties.items() if number == max_waits)

@@ -34,7 +34,7 @@ class AuditTask:
     inputs: dict[InputKey, AuditInput] = field(default_factory=dict)
 
     @property
-    def needs(self) -> tuple[InputKey, ...]:
+    def needed_inputs(self) -> tuple[InputKey, ...]:
         """The messages to recompute from: the activation, and the gradient for a backward audit."""
         forward: InputKey = (self.stage - 1, "forward", self.microbatch)
         if "backward" not in self.directions:
@@ -42,17 +42,17 @@ class AuditTask:
         return (forward, (self.stage + 1, "backward", self.microbatch))
 
     @property
-    def ready(self) -> bool:
+    def has_all_inputs(self) -> bool:
         """Whether every input has arrived."""
-        return all(key in self.inputs for key in self.needs)
+        return all(key in self.inputs for key in self.needed_inputs)
 
-    def tensor(self, direction: Direction) -> Tensor | None:
+    def input_tensor(self, direction: Direction) -> Tensor | None:
         """The input of one direction, None when it is not needed."""
-        return next((self.inputs[key].tensor for key in self.needs if key[1] == direction), None)
+        return next((self.inputs[key].tensor for key in self.needed_inputs if key[1] == direction), None)
 
-    def headers(self) -> tuple[PassedOnHeader, ...]:
+    def input_headers(self) -> tuple[PassedOnHeader, ...]:
         """Headers of all inputs that came with one."""
-        headers = (self.inputs[key].header for key in self.needs)
+        headers = (self.inputs[key].header for key in self.needed_inputs)
         return tuple(header for header in headers if header is not None)
 
 
@@ -62,7 +62,7 @@ class AuditQueue:
     def __init__(self) -> None:
         self._tasks: list[AuditTask] = []
 
-    def add(self, audit: Audit, local: Callable[[InputKey], AuditInput | None]) -> list[InputKey]:
+    def add_audit(self, audit: Audit, local: Callable[[InputKey], AuditInput | None]) -> list[InputKey]:
         """Queue an audit.
 
         Returns:
@@ -73,7 +73,7 @@ class AuditQueue:
             task = AuditTask(
                 audit.step, audit.stage, microbatch, audit.directions, audit.order, audit.urgent, audit.weights
             )
-            for key in task.needs:
+            for key in task.needed_inputs:
                 statement = local(key)
                 if statement is not None:
                     task.inputs[key] = statement
@@ -82,22 +82,24 @@ class AuditQueue:
             self._tasks.append(task)
         return missing
 
-    def deliver(self, step: int, key: InputKey, found: AuditInput) -> bool:
+    def deliver_input(self, step: int, key: InputKey, found: AuditInput) -> bool:
         """Hand a fetched input to the tasks that wait for it; False when none does."""
-        waiting = [task for task in self._tasks if task.step == step and key in task.needs and key not in task.inputs]
+        waiting = [
+            task for task in self._tasks if task.step == step and key in task.needed_inputs and key not in task.inputs
+        ]
         for task in waiting:
             task.inputs[key] = found
         return bool(waiting)
 
-    def concerns(self, stage: int, step: int) -> bool:
+    def has_audit(self, stage: int, step: int) -> bool:
         """Whether an audit of this stage and step is still to be done."""
         return any((task.stage, task.step) == (stage, step) for task in self._tasks)
 
-    def has_drawn(self, stage: int, step: int) -> bool:
+    def has_drawn_audit(self, stage: int, step: int) -> bool:
         """Whether a drawn audit of this stage and step, urgent ones apart, is still to be done."""
         return any((task.stage, task.step) == (stage, step) and not task.urgent for task in self._tasks)
 
-    def pop(self, can_audit: Callable[[int, int], bool], *, urgent: bool) -> AuditTask | None:
+    def pop_ready(self, can_audit: Callable[[int, int], bool], *, urgent: bool) -> AuditTask | None:
         """Take the first task that is ready and can be done, in the order in which they were asked for.
 
         Microbatches of one weight gradient keep their order: another sum has other bits.
@@ -107,13 +109,13 @@ class AuditQueue:
         """
         waiting: set[int] = set()
         for n, task in enumerate(self._tasks):
-            able = task.ready and can_audit(task.stage, task.step)
+            able = task.has_all_inputs and can_audit(task.stage, task.step)
             if task.urgent == urgent and able and not (task.weights and task.stage in waiting):
                 return self._tasks.pop(n)
             if task.weights:
                 waiting.add(task.stage)
         return None
 
-    def clear(self) -> None:
+    def drop_tasks(self) -> None:
         """Drop everything: the epoch has changed."""
         self._tasks.clear()

@@ -39,10 +39,10 @@ def fetch_kept(
         CheckpointError: The worker keeps no such state, is gone, sends something else, or says nothing for long.
     """
     request = FetchBulk(epoch=0, step=step, stage=stage, purpose="kept")
-    endpoint.send(party, request.kind, request.model_dump(mode="json"))
+    endpoint.send_frame(party, request.kind, request.model_dump(mode="json"))
     receiver, heard = BulkReceiver(expected), time.monotonic()
     while time.monotonic() - heard < patience_s:
-        frame = endpoint.receive(0.2)
+        frame = endpoint.receive_item(0.2)
         if isinstance(frame, LinkFault) and frame.peer == party:
             raise CheckpointError(f"stage {stage}: {party} is lost: {frame.error}")
         if frame is None or isinstance(frame, LinkFault) or frame.sender != party:
@@ -54,7 +54,7 @@ def fetch_kept(
             place = (request.purpose, request.stage, request.step)
             if not isinstance(message, Bulk) or (message.purpose, message.stage, message.step) != place:
                 continue
-            tensors = receiver.add(message.offset, message.total, frame.payload)
+            tensors = receiver.add_part(message.offset, message.total, frame.payload)
         except FrameError as exc:
             raise CheckpointError(f"stage {stage}: {party} sent a message that is not a state: {exc}") from exc
         heard = time.monotonic()

@@ -30,7 +30,7 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
 )
 from phalanx.pipeline.worker.request_handlers import StateUploads, answer_ask, answer_fetch, answer_fetch_bulk
-from phalanx.pipeline.worker.roles import Library, PartyContext, Roles
+from phalanx.pipeline.worker.roles import BuildHeldStage, PartyContext, Roles
 from phalanx.pipeline.worker.serving import ServedStages
 from phalanx.pipeline.worker.shadowing import ShadowedStages
 from phalanx.security.crypto import digest_hex
@@ -46,7 +46,7 @@ _MOST_EARLY = 4096
 class Party:
     """A party: the stages and shadows of one process, driven by messages."""
 
-    def __init__(self, context: PartyContext, library: Library | None = None) -> None:
+    def __init__(self, context: PartyContext, library: BuildHeldStage | None = None) -> None:
         """`library`: the owner's alone."""
         self.name = context.name
         self.roles = roles = Roles(context, library)
@@ -56,7 +56,7 @@ class Party:
         self._serving = ServedStages(context, roles)
         self._shadowing = ShadowedStages(context, roles)
         self._uploads = StateUploads(context.post)
-        self._early: list[ReceivedMessage] = []
+        self._early_messages: list[ReceivedMessage] = []
         self._states_due = False
 
     @property
@@ -66,7 +66,7 @@ class Party:
 
     # --- messages -------------------------------------------------------------------------------
 
-    def handle(self, received: ReceivedMessage) -> None:
+    def handle_message(self, received: ReceivedMessage) -> None:
         """Record one message.
 
         Raises:
@@ -83,14 +83,14 @@ class Party:
             self.roles.take_noise_keys(message, received.payload)
         elif message.epoch == self.roles.epoch and not isinstance(message, ProgressReport):
             # the answer to a probe says no more than that it came over its link
-            self._dispatch(received)
+            self._dispatch_message(received)
 
-    def _dispatch(self, received: ReceivedMessage) -> None:
+    def _dispatch_message(self, received: ReceivedMessage) -> None:
         match received.message:
             case Activation() as message:
-                self._serving.take(received, message)
+                self._serving.take_tensor(received, message)
             case Release() as message:
-                self._serving.release(message)
+                self._serving.release_tensor(message)
             case Bulk() as message:
                 self._take_bulk(received, message)
             case Relay() as message:
@@ -102,7 +102,7 @@ class Party:
                 if message.step == self.roles.step + 1:
                     self._keep_for_later(received)
                     return
-                self._shadowing.ask(message)
+                self._shadowing.queue_audit(message)
             case Fetch() as message:
                 answer_fetch(self._context, self.roles, received.sender, message)
             case FetchReply(claim=False) as message if self._shadowing.is_due(message.step):
@@ -119,11 +119,11 @@ class Party:
         if message.epoch <= self.roles.epoch:
             return
         # what was decided is applied before the roles change, so that every copy is at the same step
-        self._shadowing.clear()
+        self._shadowing.drop_audits()
         self.finish_applies()
-        self._uploads.clear()
+        self._uploads.drop_uploads()
         self._states_due = False
-        self.roles.take(message)
+        self.roles.take_assignment(message)
         self._announce_if_ready()
         self._replay_early()
 
@@ -142,23 +142,25 @@ class Party:
         self._shadowing.take_gradient(received, message)
 
     def _keep_for_later(self, received: ReceivedMessage) -> None:
-        if sum(item.sender == received.sender for item in self._early) >= _MOST_EARLY:
+        if sum(item.sender == received.sender for item in self._early_messages) >= _MOST_EARLY:
             raise FrameError(f"{self.name}: {received.sender!r} sent more than {_MOST_EARLY} messages too early")
-        self._early.append(received)
+        self._early_messages.append(received)
 
     def _take_relay(self, received: ReceivedMessage, message: Relay) -> None:
         """Take a tensor from the owner's hands as if it had come from its signer."""
         link_of = self.roles.assignment.link_of
-        sent = self._context.statements.open(message.evidence, Activation, message.epoch, message.place, link_of)
-        if sent.digest != digest_hex(received.payload):
+        sent = self._context.statements.open_statement(
+            message.evidence, Activation, message.epoch, message.tensor_place, link_of
+        )
+        if sent.payload_digest != digest_hex(received.payload):
             raise FrameError(f"{self.name}: a relayed tensor differs from its header")
         sender = sent.header.fields.sender
-        self._serving.take(ReceivedMessage(sender, sent.message, received.payload, sent.header), sent.message)
+        self._serving.take_tensor(ReceivedMessage(sender, sent.message, received.payload, sent.header), sent.message)
 
     def _mark_applies(self, message: Apply) -> None:
         if message.step != self.roles.step:
             return
-        for role in self.roles.all():
+        for role in self.roles.all_copies():
             role.pending_apply = message.clip_coefficient
         self.roles.forget_given_up()
         self._states_due = True
@@ -168,16 +170,16 @@ class Party:
             return
         for stage in self.hosted:
             self.roles.keep_state(stage)
-        states = self._digests() if self._context.guarded else {}
+        states = self._state_digests() if self._context.is_guarded else {}
         self._context.post(OWNER, Ready(epoch=self.roles.epoch, states=states), ())
         if self.name != OWNER:
-            self.begin(self.roles.step)
+            self.begin_step(self.roles.step)
 
     def _replay_early(self) -> None:
-        early, self._early = self._early, []
+        early, self._early_messages = self._early_messages, []
         for item in early:
             try:
-                self.handle(item)
+                self.handle_message(item)
             except PhalanxError as exc:
                 # no request waits for the answer any more, and what a peer sent too early must not end this party
                 reason = f"{exc}"[:500]
@@ -192,28 +194,28 @@ class Party:
 
     # --- work -----------------------------------------------------------------------------------
 
-    def begin(self, step: int, batch: StepInputs | None = None) -> None:
+    def begin_step(self, step: int, batch: StepInputs | None = None) -> None:
         """Start a step in every stage and shadow of this party; only the owner has a batch."""
         self.roles.step = step
         for holder in self.hosted.values():
-            holder.begin(step, batch)
+            holder.begin_step(step, batch)
         for shadow in self.shadows.values():
             if shadow.pending_apply is None:
-                shadow.begin()
+                shadow.reset_step()
 
-    def work(self) -> bool:
+    def do_next_work(self) -> bool:
         """Do the most urgent thing that can be done; False when there is nothing to do but wait."""
         if self.roles.loading:
             return False
         for holder in self.hosted.values():
             if holder.pending_apply is not None:
-                self._serving.apply(holder)
+                self._serving.apply_to_stage(holder)
                 self._replay_early()
                 return True
         shadowing = self._shadowing
         worked = (
             shadowing.audit_next(urgent=True)
-            or self._serving.act()
+            or self._serving.run_next_action()
             or shadowing.audit_next(urgent=False)
             or shadowing.apply_next()
             or self._report_states()
@@ -226,9 +228,9 @@ class Party:
         """Let every optimizer take the verified step; early messages of the next one are then in time."""
         before = self.roles.step
         for holder in self.hosted.values():
-            self._serving.apply(holder)
+            self._serving.apply_to_stage(holder)
         for shadow in self.shadows.values():
-            self._shadowing.apply(shadow)
+            self._shadowing.apply_to_shadow(shadow)
         if self._shadowing.has_moved() or self.roles.step != before:
             self._replay_early()
 
@@ -241,19 +243,23 @@ class Party:
         usage, bytes_sent = context.usage()
         applied = UpdateReport(
             epoch=self.roles.epoch,
-            step=max((role.copy.step for role in self.roles.all()), default=0),
-            states=self._digests() if context.guarded else {},
+            step=max((role.copy.step_count for role in self.roles.all_copies()), default=0),
+            states=self._state_digests() if context.is_guarded else {},
             usage=usage,
             bytes_sent=bytes_sent,
         )
         context.post(OWNER, applied, ())
         return True
 
-    def _digests(self) -> dict[str, StateDigest]:
+    def _state_digests(self) -> dict[str, StateDigest]:
         """Digests of the copies that two parties have, by stage: the owner's own stages have no shadow."""
         covered = self.roles.assignment.shadows
-        with self._context.timer.phase("state_digest"):
-            return {str(role.index): role.copy.digest() for role in self.roles.all() if role.index in covered}
+        with self._context.timer.time_phase("state_digest"):
+            return {
+                str(role.stage_index): role.copy.compute_digest()
+                for role in self.roles.all_copies()
+                if role.stage_index in covered
+            }
 
 
 class RunningCosts:

@@ -18,13 +18,13 @@ from phalanx.pipeline.protocol.messages import (
     ProgressReport,
 )
 from phalanx.pipeline.protocol.signed import to_signed
-from phalanx.pipeline.protocol.tensor_stream import Post, parts, send_bulk
+from phalanx.pipeline.protocol.tensor_stream import Post, cut_parts, send_bulk
 from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
 from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.transport.tensors import tensor_buffers
 
 
-class _Parcel(NamedTuple):
+class _Upload(NamedTuple):
     receiver: str
     about: FetchBulk
     rest: Generator[None]
@@ -35,9 +35,11 @@ class StateUploads:
 
     def __init__(self, post: Post) -> None:
         self._post = post
-        self._waiting: dict[int, _Parcel] = {}
+        self._waiting: dict[int, _Upload] = {}
 
-    def put(self, receiver: str, about: FetchBulk, state: Callable[[], Mapping[str, Tensor]], num_steps: int) -> None:
+    def put_state(
+        self, receiver: str, about: FetchBulk, state: Callable[[], Mapping[str, Tensor]], num_steps: int
+    ) -> None:
         """Copy a state and keep it for sending; an earlier copy of the stage is let go of.
 
         Raises:
@@ -49,7 +51,7 @@ class StateUploads:
                 f"stage {about.stage}: the state of step {about.step} was requested, but the stage is at {num_steps}"
             )
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in state().items()}
-        self._waiting[about.stage] = _Parcel(receiver, about, self._send(receiver, about, tensors))
+        self._waiting[about.stage] = _Upload(receiver, about, self._send_parts(receiver, about, tensors))
 
     def send_next(self) -> bool:
         """Send one part of one copy; False when nothing waits."""
@@ -59,12 +61,12 @@ class StateUploads:
             return True
         return False
 
-    def clear(self) -> None:
+    def drop_uploads(self) -> None:
         """Let go of everything: roles have changed."""
         self._waiting.clear()
 
-    def _send(self, receiver: str, about: FetchBulk, tensors: Mapping[str, Tensor]) -> Generator[None]:
-        for offset, total, part in parts(tensors):
+    def _send_parts(self, receiver: str, about: FetchBulk, tensors: Mapping[str, Tensor]) -> Generator[None]:
+        for offset, total, part in cut_parts(tensors):
             place = {"epoch": about.epoch, "stage": about.stage, "step": about.step}
             of_whole = {"purpose": about.purpose, "offset": offset, "total": total, "request": about.request}
             message = Bulk.model_validate({**place, **of_whole})
@@ -85,7 +87,7 @@ def answer_fetch(context: PartyContext, roles: Roles, sender: str, message: Fetc
         raise FrameError(
             f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it does not hold that stage"
         )
-    tensor = _claim(roles, message) if message.claim else _message(roles, message)
+    tensor = _find_claim(roles, message) if message.claim else _find_message(roles, message)
     if tensor is None and sender != OWNER:
         return
     answer = FetchReply(
@@ -119,7 +121,7 @@ def answer_ask(context: PartyContext, roles: Roles, message: Ask) -> None:
     gradients = tuple(
         index
         for index, shadow in sorted(roles.shadows.items())
-        if shadow.gradients is not None and shadow.copy.step == message.step
+        if shadow.gradients is not None and shadow.copy.step_count == message.step
     )
     context.post(OWNER, ProgressReport(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
 
@@ -140,18 +142,18 @@ def answer_fetch_bulk(
         raise FrameError(f"{context.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
     copy = roles.copy_of(message.stage)
     audit = roles.shadows.get(message.stage)
-    gradient = _gradient(roles, message.stage, message.step)
+    gradient = _find_gradient(roles, message.stage, message.step)
     if message.purpose == "duplicate":
-        uploads.put(sender, message, copy.optimizer.state, copy.step)
+        uploads.put_state(sender, message, copy.optimizer.state_tensors, copy.step_count)
         return
-    lags = context.plan.guard.commit_lag > 0 and message.step == copy.step - 1
-    num_steps = message.step if message.purpose == "weights" and lags else copy.step
+    lags = context.plan.guard.commit_lag > 0 and message.step == copy.step_count - 1
+    num_steps = message.step if message.purpose == "weights" and lags else copy.step_count
     if message.purpose == "state":
-        tensors = copy.state()
+        tensors = copy.state_tensors()
     elif message.purpose == "weights":
         tensors = copy.before_update(num_steps)
     elif message.purpose == "snapshot":
-        tensors = copy.optimizer.state()
+        tensors = copy.optimizer.state_tensors()
     elif message.purpose == "gradient" and gradient is not None:
         tensors = gradient
     elif message.purpose == "audited" and audit is not None and audit.audited:
@@ -163,15 +165,15 @@ def answer_fetch_bulk(
     send_bulk(context.post, sender, message, tensors, num_steps)
 
 
-def _gradient(roles: Roles, stage: int, step: int) -> dict[str, Tensor] | None:
+def _find_gradient(roles: Roles, stage: int, step: int) -> dict[str, Tensor] | None:
     """The weight gradient of this step, or a shadow's of the last one, as far as this party has it."""
     holder, shadow = roles.hosted.get(stage), roles.shadows.get(stage)
     if shadow is None:
         return None if holder is None else holder.gradients
-    return shadow.last_gradients if step < shadow.copy.step else shadow.gradients or {}
+    return shadow.last_gradients if step < shadow.copy.step_count else shadow.gradients or {}
 
 
-def sent_here(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
+def find_sent(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
     """A message that a stage of this party sent in this step or a kept one."""
     source, direction, microbatch = key
     holder = roles.hosted.get(source)
@@ -181,9 +183,9 @@ def sent_here(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
     return AuditInput(sent.tensor, None if sent.header is None else to_signed(sent.header))
 
 
-def _message(roles: Roles, message: Fetch) -> AuditInput | None:
+def _find_message(roles: Roles, message: Fetch) -> AuditInput | None:
     """A message of this step or a kept one, from its sender or else from its receiver."""
-    sent = sent_here(roles, message.step, (message.source, message.direction, message.microbatch))
+    sent = find_sent(roles, message.step, (message.source, message.direction, message.microbatch))
     if sent is not None:
         return sent
     target = roles.hosted.get(message.source + (1 if message.direction == "forward" else -1))
@@ -193,7 +195,7 @@ def _message(roles: Roles, message: Fetch) -> AuditInput | None:
     return AuditInput(target.inputs[slot], to_signed(target.headers[slot]))
 
 
-def _claim(roles: Roles, message: Fetch) -> AuditInput | None:
+def _find_claim(roles: Roles, message: Fetch) -> AuditInput | None:
     shadow = roles.shadows.get(message.source)
     claims = {} if shadow is None else shadow.claims
     tensor = claims.get((message.step, message.direction, message.microbatch))

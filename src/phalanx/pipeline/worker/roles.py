@@ -11,9 +11,9 @@ from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.assignment.assignment import Assignment, assignment_of
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import Assign, Bulk, FetchBulk, NoiseKeys, Role
-from phalanx.pipeline.protocol.signed import Statements
+from phalanx.pipeline.protocol.signed import StatementReader
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver, Post, send_bulk
-from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, unwrapped
+from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, leave_unwrapped
 from phalanx.pipeline.worker.stages import HostedStage, ShadowStage
 from phalanx.security.privacy import SEED_BYTES
 from phalanx.telemetry import PhaseTimer
@@ -28,7 +28,7 @@ class TrainedState:
 
 
 @runtime_checkable
-class Library(Protocol):
+class BuildHeldStage(Protocol):
     """Where the owner reads a stage that no party holds yet: a model directory or a checkpoint."""
 
     def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
@@ -55,22 +55,22 @@ class PartyContext:
     name: str
     plan: StepPlan
     post: Post
-    statements: Statements
+    statements: StatementReader
     timer: PhaseTimer
-    wrap_copy: WrapCopy = unwrapped
+    wrap_copy: WrapCopy = leave_unwrapped
     usage: Usage = lambda: ({}, {})
     state_files: StateFiles | None = None
 
     @property
-    def guarded(self) -> bool:
+    def is_guarded(self) -> bool:
         """Whether anything is committed to, audited or shadowed."""
-        return self.plan.guard.enabled
+        return self.plan.guard.is_enabled
 
 
 class Roles:
     """The copies of one party; `take` moves them to a new assignment with as little traffic as possible."""
 
-    def __init__(self, context: PartyContext, library: Library | None = None) -> None:
+    def __init__(self, context: PartyContext, library: BuildHeldStage | None = None) -> None:
         """`library`: the owner's alone."""
         self.name = context.name
         self.epoch = -1
@@ -84,10 +84,10 @@ class Roles:
         """Keys of the noise of this epoch, by stage; none where rows are not hidden."""
         self.loading: dict[int, tuple[StageCopy, BulkReceiver, str]] = {}
         self.library = library
-        self._kept_library: Library | None = None
+        self._kept_library: BuildHeldStage | None = None
         self._context = context
 
-    def take(self, assign: Assign) -> None:
+    def take_assignment(self, assign: Assign) -> None:
         """Move to a new epoch: promote, drop, build; send state to newcomers and wait for one's own."""
         # what was given up in a change of roles that may have failed
         self.hosted.update(self.given_up[0])
@@ -106,14 +106,14 @@ class Roles:
         self._drop_and_promote()
         for role in assign.roles:
             if self.name in (role.holder, role.shadow) and role.stage not in {**self.hosted, **self.shadows}:
-                self._build(role)
-        for mine in self.all():
-            if mine.index not in self.loading:
-                mine.copy.rewind(assign.step)
+                self._build_copy(role)
+        for mine in self.all_copies():
+            if mine.stage_index not in self.loading:
+                mine.copy.rewind_to(assign.step)
         for holder in self.hosted.values():
             holder.discard_inputs()
         for shadow in self.shadows.values():
-            shadow.begin()
+            shadow.reset_step()
         for role in assign.roles:
             self._send_state(role, before[0].get(role.stage) or before[1].get(role.stage))
         self._give_up(*before)
@@ -147,14 +147,14 @@ class Roles:
             raise FrameError(
                 f"{self.name}: state of stage {message.stage} from {sender!r}; expected it from {source!r}"
             )
-        tensors = receiver.add(message.offset, message.total, payload)
+        tensors = receiver.add_part(message.offset, message.total, payload)
         if tensors is None:
             return False
-        copy.load(tensors, message.step)
+        copy.load_tensors(tensors, message.step)
         del self.loading[message.stage]
         return True
 
-    def owed_by(self) -> set[str]:
+    def parties_awaited(self) -> set[str]:
         """Parties from which this party still waits for a state."""
         return {source for _, _, source in self.loading.values()}
 
@@ -163,9 +163,9 @@ class Roles:
         files = self._context.state_files
         if files is not None and self.assignment.holders.get(stage) == self.name and stage in self.hosted:
             copy = self.hosted[stage].copy
-            files.keep(stage, copy.step, copy.optimizer.state())
+            files.keep_state(stage, copy.step_count, copy.optimizer.state_tensors())
 
-    def all(self) -> list[HostedStage | ShadowStage]:
+    def all_copies(self) -> list[HostedStage | ShadowStage]:
         """Every copy that this party has, in order of stages."""
         stages: dict[int, HostedStage | ShadowStage] = {**self.shadows, **self.hosted}
         return [stages[stage] for stage in sorted(stages)]
@@ -183,14 +183,14 @@ class Roles:
             )
         return hosted.copy
 
-    def begin_anew(self, library: Library) -> None:
+    def begin_anew(self, library: BuildHeldStage) -> None:
         """Drop all stages, as these states are of another timeline, and build further ones from this library."""
         for mine in (self.hosted, self.shadows, self.loading):
             mine.clear()
         self.forget_given_up()
         self.library = library
 
-    def use_kept_library(self, library: Library | None) -> None:
+    def use_kept_library(self, library: BuildHeldStage | None) -> None:
         """Build stages as all parties are to have them, whatever they have now: the owner's alone, in a rollback."""
         self._kept_library = library
 
@@ -214,19 +214,19 @@ class Roles:
         for stage in [stage for stage in self.shadows if self.assignment.shadows.get(stage) != self.name]:
             shadow = self.shadows.pop(stage)
             if self.assignment.holders.get(stage) == self.name:
-                shadow.copy.runner.abandon()
+                shadow.copy.runner.abandon_step()
                 self.hosted[stage] = HostedStage(self._context.plan, self._context.wrap_copy(shadow.copy, True))
         for stage, copy in demoted.items():
-            copy.runner.abandon()
+            copy.runner.abandon_step()
             self.shadows[stage] = ShadowStage(self._context.wrap_copy(copy, False))
 
-    def _build(self, role: Role) -> None:
+    def _build_copy(self, role: Role) -> None:
         is_held = role.holder == self.name
         library = self._kept_library or self.library
         bare = library(role.stage) if role.source == self.name and library is not None else None
-        copy = self._context.wrap_copy(bare or StageCopy.empty(self._context.plan, role.stage), is_held)
+        copy = self._context.wrap_copy(bare or StageCopy.build_empty(self._context.plan, role.stage), is_held)
         if bare is None:
-            self.loading[role.stage] = (copy, BulkReceiver(copy.state()), role.source)
+            self.loading[role.stage] = (copy, BulkReceiver(copy.state_tensors()), role.source)
         if is_held:
             self.hosted[role.stage] = HostedStage(self._context.plan, copy)
         else:
@@ -246,6 +246,6 @@ class Roles:
             copy = self.library(role.stage)
         else:
             raise NoHolderError(f"{self.name} must send stage {role.stage} but has no copy of it")
-        request = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
+        request = FetchBulk(epoch=self.epoch, step=copy.step_count, stage=role.stage, purpose="state")
         for target in targets:
-            send_bulk(self._context.post, target, request, copy.state(), copy.step)
+            send_bulk(self._context.post, target, request, copy.state_tensors(), copy.step_count)

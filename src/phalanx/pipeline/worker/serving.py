@@ -33,11 +33,11 @@ class ServedStages:
         self._roles = roles
         self._hosted = roles.hosted
         self._shape, self._size_bytes = context.plan.hidden_shape, context.plan.hidden_bytes
-        self._screen = Screen() if context.guarded and context.plan.guard.screen else None
+        self._screen = Screen() if context.is_guarded and context.plan.guard.screen else None
 
     # --- in -------------------------------------------------------------------------------------
 
-    def take(self, received: ReceivedMessage, message: Activation) -> None:
+    def take_tensor(self, received: ReceivedMessage, message: Activation) -> None:
         """Take a tensor between stages, if it is of this step or the next and from an adjacent stage.
 
         Raises:
@@ -61,22 +61,22 @@ class ServedStages:
             )
         if slot in holder.inputs:
             raise FrameError(f"{context.name}: tensor for {slot} arrived twice from {received.sender!r}")
-        tensor = self._read(received, message)
+        tensor = self._read_tensor(received, message)
         if tensor is None:
             return
         holder.inputs[slot] = tensor
         if received.header is not None:
             holder.headers[slot] = received.header
         if self._screen is not None and received.sender not in (OWNER, context.name):
-            self._look_at(self._screen, message, tensor, holder)
+            self._screen_tensor(self._screen, message, tensor, holder)
 
-    def release(self, message: Release) -> None:
+    def release_tensor(self, message: Release) -> None:
         """Use a screened tensor after all: an audit has cleared it."""
         target = message.source + (1 if message.direction == "forward" else -1)
         if target in self._hosted:
             self._hosted[target].withheld.discard((message.step, message.direction, message.microbatch))
 
-    def _read(self, received: ReceivedMessage, message: Activation) -> Tensor | None:
+    def _read_tensor(self, received: ReceivedMessage, message: Activation) -> Tensor | None:
         """Read the payload in the expected shape; a signed header with another one proves itself wrong."""
         shape, dtype = self._shape, BOUNDARY_DTYPE
         as_expected = message.shape == shape and message.dtype == str(dtype).removeprefix("torch.")
@@ -89,9 +89,9 @@ class ServedStages:
         self._context.post(OWNER, fault, ())
         return None
 
-    def _look_at(self, screen: Screen, message: Activation, tensor: Tensor, holder: HostedStage) -> None:
-        with self._context.timer.phase("screen"):
-            reason = screen.check(message.source, message.direction, tensor)
+    def _screen_tensor(self, screen: Screen, message: Activation, tensor: Tensor, holder: HostedStage) -> None:
+        with self._context.timer.time_phase("screen"):
+            reason = screen.check_message(message.source, message.direction, tensor)
         if reason is None:
             return
         holder.withheld.add((message.step, message.direction, message.microbatch))
@@ -107,82 +107,82 @@ class ServedStages:
 
     # --- out ------------------------------------------------------------------------------------
 
-    def act(self) -> bool:
+    def run_next_action(self) -> bool:
         """Run one action of one stage and send its result; False when none has its input."""
         # the last stage first: it feeds the backwards that others wait for
         for stage in sorted(self._hosted, reverse=True):
             holder = self._hosted[stage]
-            if holder.ready():
-                with self._context.timer.phase("compute"):
+            if holder.is_ready():
+                with self._context.timer.time_phase("compute"):
                     action, tensor = holder.run_next()
                 if tensor is not None:
-                    self._send(holder, action.direction, action.microbatch, tensor)
-                if holder.finished:
-                    self._commit(holder)
+                    self._send_result(holder, action.direction, action.microbatch, tensor)
+                if holder.is_finished:
+                    self._commit_step(holder)
                 return True
         return False
 
-    def apply(self, holder: HostedStage) -> None:
+    def apply_to_stage(self, holder: HostedStage) -> None:
         """Let a stage's optimizer take the step that was verified; a worker then begins the next one."""
         gradients = holder.gradients
         if holder.pending_apply is None or gradients is None:
             return
-        with self._context.timer.phase("optimizer"):
-            holder.copy.apply(holder.step, gradients, holder.pending_apply)
+        with self._context.timer.time_phase("optimizer"):
+            holder.copy.apply_update(holder.step, gradients, holder.pending_apply)
         holder.pending_apply = None
-        with self._context.timer.phase("journal"):
-            self._roles.keep_state(holder.index)
+        with self._context.timer.time_phase("journal"):
+            self._roles.keep_state(holder.stage_index)
         if self._context.name == OWNER:
             # the owner begins when it has the next batch
             holder.gradients = None
             return
         self._roles.step = holder.step + 1
-        holder.begin(holder.step + 1)
+        holder.begin_step(holder.step + 1)
 
-    def _send(self, holder: HostedStage, direction: Direction, microbatch: int, tensor: Tensor) -> None:
-        target = holder.index + (1 if direction == "forward" else -1)
+    def _send_result(self, holder: HostedStage, direction: Direction, microbatch: int, tensor: Tensor) -> None:
+        target = holder.stage_index + (1 if direction == "forward" else -1)
         tensor = tensor.contiguous()
         message = Activation(
             epoch=self._roles.epoch,
             step=holder.step,
             microbatch=microbatch,
             direction=direction,
-            source=holder.index,
+            source=holder.stage_index,
             target=target,
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=tuple(tensor.shape),
         )
-        with self._context.timer.phase("send"):
+        with self._context.timer.time_phase("send"):
             receiver = self._roles.assignment.holders[target]
             header = self._context.post(receiver, message, (tensor_buffers(tensor),))
         holder.sent[(direction, microbatch)] = SentTensor(tensor, header)
 
-    def _commit(self, holder: HostedStage) -> None:
+    def _commit_step(self, holder: HostedStage) -> None:
         context = self._context
-        key = self._roles.noise_keys.get(holder.index)
+        key = self._roles.noise_keys.get(holder.stage_index)
         gradients = holder.gradients = holder.copy.weight_gradient(holder.step, key)
         shadows, digest = self._roles.assignment.shadows, ""
-        shadow = shadows.get(holder.index)
-        if context.guarded and shadow is not None:
-            with context.timer.phase("shadow_send"):
+        shadow = shadows.get(holder.stage_index)
+        if context.is_guarded and shadow is not None:
+            with context.timer.time_phase("shadow_send"):
                 if context.plan.guard.sends_gradient:
                     # that is what keeps the other copy fresh
-                    place = {"epoch": self._roles.epoch, "step": holder.step, "stage": holder.index}
+                    place = {"epoch": self._roles.epoch, "step": holder.step, "stage": holder.stage_index}
                     request = FetchBulk.model_validate({**place, "purpose": "gradient"})
                     digest = send_bulk(context.post, shadow, request, gradients, holder.step)
                 else:
                     digest = transfer_digest(gradients)
-        with context.timer.phase("commit"):
+        with context.timer.time_phase("commit"):
             received = [header for slot, header in sorted(holder.headers.items()) if slot[0] == holder.step]
             commit = Commit(
                 epoch=self._roles.epoch,
                 step=holder.step,
-                stage=holder.index,
-                received=tuple(to_signed(header) for header in received) if context.guarded else (),
+                stage=holder.stage_index,
+                received=tuple(to_signed(header) for header in received) if context.is_guarded else (),
                 sent=tuple(
                     SentDigest(direction=direction, microbatch=m, digest=out.header.fields.payload_digest)
                     for (direction, m), out in sorted(holder.sent.items())
-                    if out.header is not None and context.guarded
+                    if out.header is not None and context.is_guarded
                 ),
                 norm_squared=finite_norm_squared(gradients),
                 gradient=digest,

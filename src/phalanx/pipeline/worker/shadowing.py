@@ -23,7 +23,7 @@ from phalanx.pipeline.protocol.tensor_stream import digest_of_parts, may_continu
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey
-from phalanx.pipeline.worker.request_handlers import sent_here
+from phalanx.pipeline.worker.request_handlers import find_sent
 from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.pipeline.worker.stages import ShadowStage
 from phalanx.security.crypto import digest_hex
@@ -42,9 +42,9 @@ class ShadowedStages:
         self._moved = False
         self._shape = context.plan.hidden_shape
 
-    def clear(self) -> None:
+    def drop_audits(self) -> None:
         """Drop every audit: the epoch has changed."""
-        self._audits.clear()
+        self._audits.drop_tasks()
 
     # --- upkeep ---------------------------------------------------------------------------------
 
@@ -63,16 +63,16 @@ class ShadowedStages:
                 f"{context.name}: {received.sender!r} sent {message.purpose} of stage {message.stage}, step "
                 f"{message.step}; expected gradients of {sorted(self._shadows)} at step {roles.step}"
             )
-        self.apply(shadow)
+        self.apply_to_shadow(shadow)
         if shadow.gradients is not None or not may_continue(shadow.source, received.sender, message.offset):
             raise FrameError(
                 f"{context.name}: the gradient of stage {message.stage} arrived twice, or from two parties"
             )
-        with context.timer.phase("shadow_receive"):
+        with context.timer.time_phase("shadow_receive"):
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
-                shadow.restart(received.sender)
-            shadow.gradients = shadow.expect_gradient().add(message.offset, message.total, received.payload)
+                shadow.restart_transfer(received.sender)
+            shadow.gradients = shadow.expect_gradient().add_part(message.offset, message.total, received.payload)
             # only now: a part that does not fit is none, and would spoil what the others prove
             if received.header is not None:
                 shadow.parts.append(received.header)
@@ -84,14 +84,14 @@ class ShadowedStages:
         report = GradientHeld(
             epoch=self._roles.epoch,
             step=self._roles.step,
-            stage=shadow.index,
+            stage=shadow.stage_index,
             norm_squared=finite_norm_squared(gradients),
             gradient=digest_of_parts([part.fields.payload_digest for part in shadow.parts]),
             parts=tuple(to_signed(part) for part in shadow.parts),
         )
         self._context.post(OWNER, report, ())
 
-    def apply(self, shadow: ShadowStage) -> bool:
+    def apply_to_shadow(self, shadow: ShadowStage) -> bool:
         """Let a shadow's own optimizer take the step that was decided; the state before it is kept.
 
         Returns:
@@ -100,28 +100,28 @@ class ShadowedStages:
         gradients, clip = shadow.gradients, shadow.pending_apply
         # where verdicts lag, the owner's order can come after its decision
         waits = shadow.order == "awaited" and self._guard.commit_lag > 0
-        busy = waits or self._audits.concerns(shadow.index, shadow.copy.step)
+        busy = waits or self._audits.has_audit(shadow.stage_index, shadow.copy.step_count)
         if gradients is None or clip is None or busy:
             return False
-        with self._context.timer.phase("shadow_apply"):
-            shadow.copy.apply(shadow.copy.step, gradients, clip)
+        with self._context.timer.time_phase("shadow_apply"):
+            shadow.copy.apply_update(shadow.copy.step_count, gradients, clip)
         shadow.last_gradients, shadow.pending_apply = gradients, None
-        shadow.begin()
+        shadow.reset_step()
         self._moved = True
         if not self._roles.hosted and self._context.name != OWNER:
-            self._roles.step = shadow.copy.step
+            self._roles.step = shadow.copy.step_count
         return True
 
     def apply_next(self) -> bool:
         """Bring one shadow up to date; False when none can be."""
-        return any(self.apply(shadow) for shadow in self._shadows.values())
+        return any(self.apply_to_shadow(shadow) for shadow in self._shadows.values())
 
     def is_behind(self, message: Bulk) -> bool:
         """Whether a gradient is of a step that the shadow has not reached: audits of the one before hold it up."""
         shadow = self._shadows.get(message.stage)
         if shadow is not None:
-            self.apply(shadow)
-        return shadow is not None and shadow.pending_apply is not None and message.step == shadow.copy.step + 1
+            self.apply_to_shadow(shadow)
+        return shadow is not None and shadow.pending_apply is not None and message.step == shadow.copy.step_count + 1
 
     def has_moved(self) -> bool:
         """Whether a shadow has taken a step since the last call: early messages may be in time now."""
@@ -130,7 +130,7 @@ class ShadowedStages:
 
     # --- audits ---------------------------------------------------------------------------------
 
-    def ask(self, message: Audit) -> None:
+    def queue_audit(self, message: Audit) -> None:
         """Queue an audit and fetch what it needs.
 
         Raises:
@@ -139,7 +139,7 @@ class ShadowedStages:
         roles = self._roles
         shadow = self._shadows.get(message.stage)
         # what a shadow has told of a step that lags may have the whole of it recomputed when others are at the next one
-        is_ordered = shadow is not None and shadow.order == "awaited" and message.step == shadow.copy.step
+        is_ordered = shadow is not None and shadow.order == "awaited" and message.step == shadow.copy.step_count
         if shadow is None or not (message.step == roles.step or is_ordered):
             raise FrameError(
                 f"{self._context.name}: asked to audit stage {message.stage} at step {message.step}; "
@@ -147,8 +147,8 @@ class ShadowedStages:
             )
         if is_ordered and not message.urgent:
             shadow.order = "given"
-        for key in self._audits.add(message, lambda key: sent_here(roles, message.step, key)):
-            self._fetch(roles.assignment.holders[key[0]], message.step, key)
+        for key in self._audits.add_audit(message, lambda key: find_sent(roles, message.step, key)):
+            self._request_input(roles.assignment.holders[key[0]], message.step, key)
 
     def is_due(self, step: int) -> bool:
         """Whether an audit of this step can still be under way here."""
@@ -167,40 +167,42 @@ class ShadowedStages:
         key: InputKey = (message.source, message.direction, message.microbatch)
         source, holder = roles.assignment.holders.get(key[0]), roles.assignment.holders[stage]
         link_of = roles.assignment.link_of
-        sent = context.statements.find(message.evidence, Activation, message.epoch, message.place, link_of)
+        sent = context.statements.find_statement(
+            message.evidence, Activation, message.epoch, message.tensor_place, link_of
+        )
         # of a frame the digest was checked when it arrived
         header = received.header
         came = digest_hex(received.payload) if header is None else header.fields.payload_digest
-        if sent is None or sent.digest != came:
+        if sent is None or sent.payload_digest != came:
             if received.sender != source or source == holder:
                 raise FrameError(
                     f"{context.name}: {received.sender!r} sent a tensor that differs from the one announced by "
                     f"{source!r}"
                 )
             # a wrong copy from the sender convicts no party; the receiver has the bytes under the same header
-            self._fetch(holder, message.step, key)
+            self._request_input(holder, message.step, key)
             return
         tensor = tensor_from(received.payload, BOUNDARY_DTYPE, self._shape)
-        self._audits.deliver(message.step, key, AuditInput(tensor, message.evidence))
+        self._audits.deliver_input(message.step, key, AuditInput(tensor, message.evidence))
 
     def audit_next(self, *, urgent: bool) -> bool:
         """Do one audit and report the result; False when none is ready."""
         context = self._context
         for behind in self._shadows.values():
-            if self._audits.concerns(behind.index, behind.copy.step + 1):
-                self.apply(behind)
-        task = self._audits.pop(functools.partial(self._can_audit, urgent=urgent), urgent=urgent)
+            if self._audits.has_audit(behind.stage_index, behind.copy.step_count + 1):
+                self.apply_to_shadow(behind)
+        task = self._audits.pop_ready(functools.partial(self._can_audit, urgent=urgent), urgent=urgent)
         shadow = None if task is None else self._shadows.get(task.stage)
         if task is None or shadow is None:
             return False
-        with context.timer.phase("audit"):
-            doubt = self._recompute(shadow, task)
+        with context.timer.time_phase("audit"):
+            doubt = self._recompute_audit(shadow, task)
         report = AuditReport(
             epoch=self._roles.epoch,
             step=task.step,
             stage=task.stage,
             microbatch=task.microbatch,
-            inputs=task.headers(),
+            inputs=task.input_headers(),
             digests={
                 d: digest_hex(tensor_buffers(shadow.claims[(task.step, d, task.microbatch)])) for d in task.directions
             },
@@ -221,40 +223,40 @@ class ShadowedStages:
             # the owner asks when the stage has committed, and its gradient may come over another link
             return False
         # a copy that is past the step is a fault, and says so when it is asked to audit
-        return shadow is not None and shadow.copy.step >= step
+        return shadow is not None and shadow.copy.step_count >= step
 
     def _report_recomputed(self, shadow: ShadowStage, order: int) -> None:
         """Every microbatch was followed: say what weight gradient that gives; in lockstep it is the shadow's own."""
         shadow.recomputed = 0
-        key = self._roles.noise_keys.get(shadow.index)
-        with self._context.timer.phase("audit"):
-            gradients = shadow.copy.weight_gradient(shadow.copy.step, key)
+        key = self._roles.noise_keys.get(shadow.stage_index)
+        with self._context.timer.time_phase("audit"):
+            gradients = shadow.copy.weight_gradient(shadow.copy.step_count, key)
             digest = transfer_digest(gradients)
         if self._guard.classes == "mixed":
             shadow.audited = gradients
-        place = {"epoch": self._roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
+        place = {"epoch": self._roles.epoch, "step": shadow.copy.step_count, "stage": shadow.stage_index}
         fields = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
-        if self._guard.upkeep.in_lockstep:
+        if self._guard.shadow_upkeep.in_lockstep:
             shadow.gradients = gradients
             self._context.post(OWNER, GradientHeld.model_validate({**fields, "parts": ()}), ())
             return
         self._context.post(OWNER, StepAudited.model_validate({**fields, "order": order}), ())
 
-    def _recompute(self, shadow: ShadowStage, task: AuditTask) -> Doubt | None:
+    def _recompute_audit(self, shadow: ShadowStage, task: AuditTask) -> Doubt | None:
         """Do an audit; with the last one of a step's drawn ones, say why the step's weight gradient looks odd."""
-        x, gradient = task.tensor("forward"), task.tensor("backward")
+        x, gradient = task.input_tensor("forward"), task.input_tensor("backward")
         if x is None:
             return None
         step, guard = task.step, self._guard
-        if gradient is not None and (task.weights or (guard.upkeep.in_lockstep and not task.urgent)):
-            shadow.follow(step, task.microbatch, x, gradient)
+        if gradient is not None and (task.weights or (guard.shadow_upkeep.in_lockstep and not task.urgent)):
+            shadow.follow_microbatch(step, task.microbatch, x, gradient)
         elif gradient is not None and guard.screens_gradients and not task.urgent and shadow.order == "none":
             shadow.audit_and_screen(step, task.microbatch, x, gradient)
-            return None if self._audits.has_drawn(task.stage, step) else shadow.doubt
+            return None if self._audits.has_drawn_audit(task.stage, step) else shadow.doubt
         else:
-            shadow.audit(step, task.microbatch, x, gradient)
+            shadow.audit_microbatch(step, task.microbatch, x, gradient)
         return None
 
-    def _fetch(self, target: str, step: int, key: InputKey) -> None:
+    def _request_input(self, target: str, step: int, key: InputKey) -> None:
         roles = self._roles
-        self._context.post(target, Fetch.of(roles.epoch, step, key), ())
+        self._context.post(target, Fetch.from_key(roles.epoch, step, key), ())

@@ -16,7 +16,7 @@ from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.screen import Doubt, doubt_about
-from phalanx.planner.schedules import Action, Direction, actions
+from phalanx.planner.schedules import Action, Direction, stage_actions
 from phalanx.transport import SignedHeader
 
 Slot = tuple[int, Direction, int]
@@ -42,7 +42,7 @@ class HostedStage:
     withheld: set[Slot] = field(default_factory=set)
     """Received, but not to be used before an audit has cleared it."""
     sent: dict[tuple[Direction, int], SentTensor] = field(default_factory=dict)
-    past: dict[int, dict[tuple[Direction, int], SentTensor]] = field(default_factory=dict)
+    past_sent: dict[int, dict[tuple[Direction, int], SentTensor]] = field(default_factory=dict)
     """What was sent in earlier steps, as long as they can be audited."""
     losses: list[float] = field(default_factory=list)
     step: int = -1
@@ -52,18 +52,18 @@ class HostedStage:
     _todo: list[Action] = field(default_factory=list)
 
     @property
-    def runner(self) -> StageRunner:
+    def stage_runner(self) -> StageRunner:
         """Runs the copy's microbatches."""
         return self.copy.runner
 
     @property
-    def index(self) -> int:
+    def stage_index(self) -> int:
         """The stage's number."""
         return self.copy.spec.index
 
-    def begin(self, step: int, batch: StepInputs | None = None) -> None:
+    def begin_step(self, step: int, batch: StepInputs | None = None) -> None:
         """Start a step, or start it again; inputs of later steps that came early, and of one that lags, are kept."""
-        self.runner.abandon()
+        self.stage_runner.abandon_step()
         if self.plan.guard.commit_lag:
             self._keep_sent(step)
         self.step, self.batch, self.gradients = step, batch, None
@@ -72,31 +72,31 @@ class HostedStage:
         for table in (self.inputs, self.headers):
             for slot in [slot for slot in table if slot[0] < step - self.plan.guard.commit_lag]:
                 del table[slot]
-        self._todo = list(reversed(self._order))
+        self._todo = list(reversed(self._action_order))
 
     @cached_property
-    def _order(self) -> tuple[Action, ...]:
-        return actions(self.plan.schedule, self.index, len(self.plan.stages), self.plan.microbatches)
+    def _action_order(self) -> tuple[Action, ...]:
+        return stage_actions(self.plan.schedule, self.stage_index, len(self.plan.stages), self.plan.microbatches)
 
     @cached_property
-    def _objective(self) -> Objective:
+    def _stage_objective(self) -> Objective:
         """What the last stage minimises; code of the user's own is looked for where that stage is, and once."""
         return objective_of(self.plan.objective)
 
     def _keep_sent(self, step: int) -> None:
         if self.step >= 0 and step > self.step:
-            self.past[self.step] = dict(self.sent)
+            self.past_sent[self.step] = dict(self.sent)
         steps = range(step - self.plan.guard.commit_lag, step)
-        self.past = {number: sent for number, sent in self.past.items() if number in steps}
+        self.past_sent = {number: sent for number, sent in self.past_sent.items() if number in steps}
 
     def sent_in(self, step: int) -> dict[tuple[Direction, int], SentTensor]:
         """Return the tensors sent in a step, as far as they are kept."""
-        return self.sent if step == self.step else self.past.get(step, {})
+        return self.sent if step == self.step else self.past_sent.get(step, {})
 
     def discard_inputs(self) -> None:
         """Forget every message and the rest of the step: the epoch has changed, nothing runs before `begin`."""
-        self.runner.abandon()
-        if self.plan.guard.commit_lag and 0 <= self.step < self.copy.step:
+        self.stage_runner.abandon_step()
+        if self.plan.guard.commit_lag and 0 <= self.step < self.copy.step_count:
             self._keep_sent(self.step + 1)
         self.step, self.batch = -1, None
         self._todo.clear()
@@ -106,13 +106,13 @@ class HostedStage:
         self.withheld.clear()
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether every microbatch of the step has gone both ways."""
         return self.step >= 0 and not self._todo
 
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether the next action has its input and the optimizer is up to date."""
-        if not self._todo or self.pending_apply is not None or self.copy.step != self.step:
+        if not self._todo or self.pending_apply is not None or self.copy.step_count != self.step:
             return False
         direction, microbatch = self._todo[-1]
         if (direction == "forward" and self.copy.spec.is_first) or (direction == "backward" and self.copy.spec.is_last):
@@ -128,28 +128,28 @@ class HostedStage:
         """
         action = self._todo.pop()
         if action.direction == "forward":
-            return action, self._forward(action.microbatch)
+            return action, self._run_forward(action.microbatch)
         gradient = None if self.copy.spec.is_last else self.inputs[(self.step, "backward", action.microbatch)]
-        result = self.runner.backward(self.step, action.microbatch, gradient)
+        result = self.stage_runner.backward(self.step, action.microbatch, gradient)
         return action, result
 
-    def _forward(self, microbatch: int) -> Tensor | None:
+    def _run_forward(self, microbatch: int) -> Tensor | None:
         spec = self.copy.spec
         if spec.is_first and self.batch is not None:
             x = with_marks(self.batch.ids[microbatch], self.batch.extras_of(microbatch))
         else:
             x = self.inputs[(self.step, "forward", microbatch)]
-        y = self.runner.forward(self.step, microbatch, x)
+        y = self.stage_runner.forward(self.step, microbatch, x)
         if not spec.is_last:
             return y
         if self.batch is not None:
             batch = self.batch
-            loss = self.runner.loss(
+            loss = self.stage_runner.compute_loss(
                 microbatch,
                 batch.labels[microbatch],
                 batch.num_targets,
                 without_attention(batch.extras_of(microbatch)),
-                self._objective,
+                self._stage_objective,
             )
             self.losses.append(loss)
         return None
@@ -183,21 +183,21 @@ class ShadowStage:
     """The weight gradient that was recomputed last, where others are to compare its distance."""
 
     @property
-    def index(self) -> int:
+    def stage_index(self) -> int:
         """The stage's number."""
         return self.copy.spec.index
 
-    def begin(self) -> None:
+    def reset_step(self) -> None:
         """Forget what belongs to the last step or attempt."""
-        self.copy.runner.abandon()
+        self.copy.runner.abandon_step()
         self.gradients, self.incoming, self.recomputed, self.source = None, None, 0, ""
         self.doubt, self.order = None, "none"
         copy = self.copy
-        steps = range(copy.step - copy.plan.guard.commit_lag, copy.step)
+        steps = range(copy.step_count - copy.plan.guard.commit_lag, copy.step_count)
         self.claims = {place: claim for place, claim in self.claims.items() if place[0] in steps}
         self.parts.clear()
 
-    def restart(self, source: str) -> None:
+    def restart_transfer(self, source: str) -> None:
         """Forget the received parts of a transfer: `source` begins it."""
         self.incoming, self.source = None, source
         self.parts.clear()
@@ -205,17 +205,17 @@ class ShadowStage:
     def expect_gradient(self) -> BulkReceiver:
         """Make room for the stage's gradient."""
         if self.incoming is None:
-            self.incoming = BulkReceiver(self.copy.module.trainable())
+            self.incoming = BulkReceiver(self.copy.module.trainable_parameters())
         return self.incoming
 
-    def audit(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> None:
+    def audit_microbatch(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> None:
         """Recompute one microbatch from committed inputs and keep the result as this auditor's claim.
 
         Raises:
             StaleReplicaError: The copy is not at that step.
         """
         self._expect_step(step)
-        self._claim(step, microbatch, *self.copy.runner.recompute(step, microbatch, x, gradient))
+        self._store_claims(step, microbatch, *self.copy.runner.recompute_microbatch(step, microbatch, x, gradient))
 
     def audit_and_screen(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
         """As `audit`, and look at the stage's weight gradient with that of the microbatch in hand.
@@ -224,25 +224,27 @@ class ShadowStage:
             StaleReplicaError: The copy is not at that step.
         """
         self._expect_step(step)
-        y, x_gradient, own_gradients = self.copy.runner.redo(step, microbatch, x, gradient)
-        self._claim(step, microbatch, y, x_gradient)
+        y, x_gradient, own_gradients = self.copy.runner.redo_microbatch(step, microbatch, x, gradient)
+        self._store_claims(step, microbatch, y, x_gradient)
         if self.doubt is None and self.gradients is not None:
             self.doubt = doubt_about(self.gradients, own_gradients, self.copy.plan.microbatches)
 
     def _expect_step(self, step: int) -> None:
-        if self.copy.step != step:
+        if self.copy.step_count != step:
             raise StaleReplicaError(
-                f"stage {self.index}: the shadow is at step {self.copy.step}, but the claim is from step {step}; no "
-                "verdict is possible before it is resynchronised"
+                f"stage {self.stage_index}: the shadow is at step {self.copy.step_count}, but the claim is from step "
+                f"{step}; no verdict is possible before it is resynchronised"
             )
 
-    def _claim(self, step: int, microbatch: int, y: Tensor, x_gradient: Tensor | None) -> None:
+    def _store_claims(self, step: int, microbatch: int, y: Tensor, x_gradient: Tensor | None) -> None:
         self.claims[(step, "forward", microbatch)] = y
         if x_gradient is not None:
             self.claims[(step, "backward", microbatch)] = x_gradient
 
-    def follow(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
+    def follow_microbatch(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
         """Lockstep: do all of the stage's work on one microbatch, weight gradients included."""
         runner = self.copy.runner
-        self._claim(step, microbatch, runner.forward(step, microbatch, x), runner.backward(step, microbatch, gradient))
+        self._store_claims(
+            step, microbatch, runner.forward(step, microbatch, x), runner.backward(step, microbatch, gradient)
+        )
         self.recomputed += 1

@@ -62,7 +62,7 @@ def open_model_shape(name: str) -> ModelShape:
         return known_models()[name]
     if not Path(name).exists():
         choices = ", ".join(sorted(known_models()))
-        raise ConfigError(f"--model {name}: is no file and no known model; choices: {choices}").about(
+        raise ConfigError(f"--model {name}: is no file and no known model; choices: {choices}").with_facts(
             code="PHX-C002", key="--model", found=name
         )
     return read_shape(Path(name))
@@ -82,13 +82,13 @@ def open_cluster(name: str) -> Cluster:
     path = Path(name)
     if not path.exists() and path.suffix != ".toml":
         choices = ", ".join(sorted(known_clusters()))
-        raise ConfigError(f"--cluster {name}: is no file and no known cluster; choices: {choices}").about(
+        raise ConfigError(f"--cluster {name}: is no file and no known cluster; choices: {choices}").with_facts(
             code="PHX-C002", key="--cluster", found=name, expected=choices, do="give one of the choices, or a file"
         )
     cluster = load_config(path, Cluster)
     for pool in cluster.pools:
         device_of(cluster, pool.device, str(path))
-    for side in sides(cluster):
+    for side in link_sides(cluster):
         link_of(cluster, side, str(path))
     return cluster
 
@@ -105,7 +105,7 @@ def device_of(cluster: Cluster, name: str, where: str = "cluster") -> Device:
     return devices[name]
 
 
-def sides(cluster: Cluster) -> tuple[str, ...]:
+def link_sides(cluster: Cluster) -> tuple[str, ...]:
     """Return where a cluster has links."""
     return ("inside", "between") if cluster.islands is None else ("inside", "between", "islands")
 

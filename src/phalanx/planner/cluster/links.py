@@ -33,7 +33,7 @@ class Link(StrictModel):
     scatter_work: float = Field(default=1.0, gt=0)
     busy: float = Field(default=1.0, gt=0)
 
-    def at_work(self) -> "Link":
+    def without_waiting(self) -> "Link":
         """The same link by the seconds in which a core works, without any waiting."""
         return self.model_copy(
             update={"latency_s": self.latency_s * self.busy, "bytes_per_s": self.bytes_per_s / self.busy, "busy": 1.0}
@@ -79,7 +79,7 @@ def fit_machine(rows: Iterable[Any], cores: int | None, where: str = "probe") ->
     mappings = [row for row in rows if isinstance(row, Mapping)]
     alone = [row for row in mappings if cores is None or not isinstance(row.get("ranks"), int) or row["ranks"] <= cores]
     used = alone if any(row.get("op") == "all_reduce" for row in alone) else mappings
-    link = fit(used, where)
+    link = fit_link(used, where)
     ops = {row.get("op") for row in used}
     op = "reduce_scatter_direct" if "reduce_scatter_direct" in ops else "reduce_scatter"
     scatters = [_read_point(row, where) for row in used if row.get("op") == op]
@@ -92,7 +92,7 @@ def fit_machine(rows: Iterable[Any], cores: int | None, where: str = "probe") ->
     return link.model_copy(update={"scatter_work": statistics.median(shares)})
 
 
-def fit(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:
+def fit_link(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:
     """Fit latency and bandwidth to measured all-reduces.
 
     The model is ``seconds = rounds * latency + traffic / bandwidth`` with ``2 (n - 1)`` rounds and ``2 (n - 1) / n``
@@ -104,11 +104,11 @@ def fit(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:
     points = [_read_point(row, where) for row in rows if isinstance(row, Mapping) and row.get("op") == "all_reduce"]
     if len({traffic for _, traffic, _ in points}) < 2:
         raise InputError(f"{where}: needs all_reduce rows of at least two sizes, found {len(points)} rows")
-    latency, per_byte = through(points)
+    latency, per_byte = fit_latency_and_cost(points)
     return Link(latency_s=latency, bytes_per_s=1.0 / per_byte)
 
 
-def through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+def fit_latency_and_cost(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """Return the latency and the seconds per byte that fit rounds, traffic and seconds best; neither is below zero.
 
     Args:
@@ -156,7 +156,7 @@ def all_to_all(size: float, ranks: int, link: Link) -> float:
     return (ranks - 1) * link.latency_s + (ranks - 1) / ranks * size / link.bytes_per_s
 
 
-def send(size: float, link: Link) -> float:
+def send_seconds(size: float, link: Link) -> float:
     """Seconds until one other rank has `size` bytes."""
     return link.latency_s + size / link.bytes_per_s
 

@@ -60,20 +60,20 @@ class Machine:
     overlap: bool = True
     cores: int | None = None
     exchanges: Mapping[Exchange, Link] = field(default_factory=dict)
-    apart: Link | None = None
+    island_link: Link | None = None
 
-    def crowd(self, ranks: int) -> float:
+    def crowding_factor(self, ranks: int) -> float:
         """Return the factor by which work takes longer while so many ranks of all nodes do it at once."""
         if self.cores is None:
             return 1.0
         return max(1.0, min(ranks, self.per_node) / self.cores)
 
-    def at_work(self) -> "Machine":
+    def without_waiting(self) -> "Machine":
         """The same machine without any waiting: exchanges take only as long as they keep a core busy."""
         return replace(
             self,
-            inside=self.inside.at_work(),
-            between=self.between.at_work(),
-            exchanges={name: link.at_work() for name, link in self.exchanges.items()},
-            apart=None if self.apart is None else self.apart.at_work(),
+            inside=self.inside.without_waiting(),
+            between=self.between.without_waiting(),
+            exchanges={name: link.without_waiting() for name, link in self.exchanges.items()},
+            island_link=None if self.island_link is None else self.island_link.without_waiting(),
         )

@@ -6,7 +6,7 @@ Source: Douillard et al. 2023 (DiLoCo); the figures describe the engine, which j
 from phalanx.planner.cluster.links import Link, all_gather, all_reduce
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.adapter import adapted_linears, block_tensors
-from phalanx.planner.model.recipe import EXACT_BYTES, Outer, Recipe
+from phalanx.planner.model.recipe import EXACT_BYTES, OuterLoop, Recipe
 from phalanx.planner.model.shape import ModelShape
 
 _ROUNDED_BYTES = 1 + 4 / 1024
@@ -21,15 +21,15 @@ _MOVED_ROUNDING = 40
 
 def outer_numbers(trained: int, layout: Layout) -> int:
     """Return how many numbers one rank joins with other islands: as many as its optimizer updates."""
-    return -(-trained // layout.shards) if layout.zero >= 2 else trained
+    return -(-trained // layout.num_shards) if layout.zero >= 2 else trained
 
 
-def outer_bytes(numbers: int, outer: Outer) -> int:
+def outer_bytes(numbers: int, outer: OuterLoop) -> int:
     """Return the bytes that a rank stores between outer steps: anchor and momentum, and the rounding errors."""
     return numbers * EXACT_BYTES * (3 if outer.rounds else 2)
 
 
-def working_copies(outer: Outer) -> int:
+def working_copies(outer: OuterLoop) -> int:
     """Copies of one tensor, in fp32, that are there at once while it is joined."""
     return 6 if outer.rounds else 1
 
@@ -41,14 +41,14 @@ def num_tensors(shape: ModelShape, recipe: Recipe, layers: int) -> int:
     return layers * block_tensors(shape) + _AROUND
 
 
-def sent_bytes(numbers: int, islands: int, outer: Outer) -> float:
+def sent_bytes(numbers: int, islands: int, outer: OuterLoop) -> float:
     """Return the bytes that a rank sends to other islands in one outer step."""
     if outer.rounds:
         return (islands - 1) * numbers * _ROUNDED_BYTES
     return 2 * (islands - 1) / islands * numbers * EXACT_BYTES
 
 
-def outer_seconds(numbers: int, tensors: int, layout: Layout, outer: Outer, link: Link) -> float:
+def outer_seconds(numbers: int, tensors: int, layout: Layout, outer: OuterLoop, link: Link) -> float:
     """Return the seconds of one exchange between islands; nothing of it is hidden.
 
     Args:
@@ -63,6 +63,6 @@ def outer_seconds(numbers: int, tensors: int, layout: Layout, outer: Outer, link
     return all_reduce(numbers * EXACT_BYTES, islands, link) + (tensors - 1) * 2 * (islands - 1) * link.latency_s
 
 
-def moved_bytes(numbers: int, outer: Outer) -> int:
+def moved_bytes(numbers: int, outer: OuterLoop) -> int:
     """Return the bytes that a rank reads and writes in its own memory in one outer step."""
     return numbers * EXACT_BYTES * (_MOVED_ROUNDING if outer.rounds else _MOVED)

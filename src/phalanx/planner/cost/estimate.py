@@ -8,12 +8,12 @@ from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import device_of, link_of
 from phalanx.planner.cluster.hardware import GIB, Cluster, Device
 from phalanx.planner.cluster.machine import Machine
-from phalanx.planner.cost.exchanging import Traffic, traffic
+from phalanx.planner.cost.exchanging import Traffic, count_traffic
 from phalanx.planner.cost.memory import RankMemory, worst_rank
 from phalanx.planner.cost.step import StepTime, step_time
 from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import Layout
-from phalanx.planner.model.compute import DAY_S, HOUR_S, training_flops, utilization
+from phalanx.planner.model.compute import DAY_S, HOUR_S, flops_utilization, training_flops
 from phalanx.planner.model.recipe import Precision, Recipe
 from phalanx.planner.model.shape import ModelShape
 
@@ -31,7 +31,7 @@ def daly_interval(save_s: float, mtbf_s: float) -> float:
     return math.sqrt(2 * save_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
 
 
-def goodput(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
+def goodput_share(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
     """Share of the time in which work is done that lasts, for failures that come at random.
 
     Args:
@@ -100,24 +100,24 @@ class Estimate:
     devices: tuple[str, ...] | None = None
     sent: Traffic | None = None
 
-    def row(self) -> dict[str, Any]:
+    def estimate_row(self) -> dict[str, Any]:
         """Return its figures as one flat JSON object; bytes are in GiB."""
         totals = self.totals
         return {
             "layout": str(self.layout),
-            **self.layout.section(),
+            **self.layout.parallel_section(),
             "replicas": self.layout.replicas,
             "islands": self.layout.islands,
             "microbatches": self.recipe.microbatches,
             "checkpointing": self.recipe.checkpointing,
             "sequence_parallel": self.recipe.sequence_parallel,
-            **{f"{name}_gib": size / GIB for name, size in self.memory.parts().items()},
-            "memory_gib": self.memory.total / GIB,
+            **{f"{name}_gib": size / GIB for name, size in self.memory.parts_by_name().items()},
+            "memory_gib": self.memory.total_bytes / GIB,
             "host_gib": self.memory.host / GIB,
-            **{f"{name}_s": seconds for name, seconds in self.step.parts().items()},
+            **{f"{name}_s": seconds for name, seconds in self.step.parts_by_name().items()},
             "hidden_s": self.step.hidden,
             **{f"sent_{part.name}_bytes": self.sent and getattr(self.sent, part.name) for part in fields(Traffic)},
-            "step_s": self.step.total,
+            "step_s": self.step.total_seconds,
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
             "goodput": totals.goodput if totals else None,
@@ -131,7 +131,7 @@ class Estimate:
         }
 
 
-def estimate(
+def estimate_layout(
     shape: ModelShape,
     layout: Layout,
     recipe: Recipe,
@@ -144,7 +144,7 @@ def estimate(
     """Estimate one valid layout on the first pool of a cluster.
 
     Args:
-        layout: Layout that `why_not` accepts.
+        layout: Layout that `describe_refusal` accepts.
         tokens: Tokens of the training; None leaves out days, energy and cost.
         guard: Verification between trust domains; None inside one.
         exact: Play the pipeline through instead of taking the formula for equal stages.
@@ -152,11 +152,11 @@ def estimate(
     Raises:
         ConfigError: The device's peak in this precision is not known.
     """
-    recipe = as_done(recipe, cluster)
+    recipe = effective_recipe(recipe, cluster)
     device = device_of(cluster, cluster.pools[0].device)
     machine = machine_of(cluster, device, recipe.precision)
     step = step_time(shape, layout, recipe, machine, guard, exact=exact)
-    per_s = recipe.tokens / step.total
+    per_s = recipe.tokens_per_step / step.total_seconds
     peak = machine.flops_per_s / cluster.efficiency
     return Estimate(
         layout=layout,
@@ -165,13 +165,13 @@ def estimate(
         limit=usable_bytes(cluster),
         step=step,
         tokens_per_s=per_s,
-        mfu=utilization(per_s, training_flops(shape, recipe), layout.world, peak),
-        totals=None if tokens is None else totals_of(tokens, per_s, cluster, [(device, layout.world)]),
-        sent=traffic(shape, layout, recipe),
+        mfu=flops_utilization(per_s, training_flops(shape, recipe), layout.num_ranks, peak),
+        totals=None if tokens is None else totals_of(tokens, per_s, cluster, [(device, layout.num_ranks)]),
+        sent=count_traffic(shape, layout, recipe),
     )
 
 
-def as_done(recipe: Recipe, cluster: Cluster) -> Recipe:
+def effective_recipe(recipe: Recipe, cluster: Cluster) -> Recipe:
     """Return a recipe as a cluster carries it out: where the device is the host, offloading moves nothing."""
     return replace(recipe, offload="none") if cluster.device_is_host else recipe
 
@@ -181,13 +181,13 @@ def usable_bytes(cluster: Cluster) -> float:
     return device_of(cluster, cluster.pools[0].device).memory_bytes * cluster.usable_memory
 
 
-def why_too_large(memory: RankMemory, limit: float) -> str | None:
+def describe_excess(memory: RankMemory, limit: float) -> str | None:
     """Say how much is missing and what takes most, or None where it fits."""
-    if memory.total <= limit:
+    if memory.total_bytes <= limit:
         return None
-    name, size = max(memory.parts().items(), key=lambda item: item[1])
+    name, size = max(memory.parts_by_name().items(), key=lambda item: item[1])
     return (
-        f"needs {memory.total / GIB:.4g} GiB a rank, {limit / GIB:.4g} GiB are usable; "
+        f"needs {memory.total_bytes / GIB:.4g} GiB a rank, {limit / GIB:.4g} GiB are usable; "
         f"most is {name}, {size / GIB:.4g} GiB"
     )
 
@@ -223,7 +223,7 @@ def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machin
         overlap=cluster.overlap,
         cores=cluster.cores,
         exchanges=cluster.exchanges,
-        apart=None if cluster.islands is None else link_of(cluster, "islands"),
+        island_link=None if cluster.islands is None else link_of(cluster, "islands"),
     )
 
 
@@ -239,7 +239,7 @@ def totals_of(tokens: float, tokens_per_s: float, cluster: Cluster, used: list[t
     if cluster.failures is not None:
         mtbf = device_to_cluster_mtbf(cluster.failures.device_mtbf_h * HOUR_S, number)
         interval = daly_interval(cluster.failures.save_s, mtbf)
-        share = goodput(interval, cluster.failures.save_s, cluster.failures.restart_s, mtbf)
+        share = goodput_share(interval, cluster.failures.save_s, cluster.failures.restart_s, mtbf)
     if share <= 0:
         raise ConfigError(
             f"cluster: failures: {number} devices fail before a checkpoint is written; nothing would last"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from phalanx.planner.cluster.links import Link, all_gather, all_reduce, all_to_all, reduce_scatter, send
+from phalanx.planner.cluster.links import Link, all_gather, all_reduce, all_to_all, reduce_scatter, send_seconds
 from phalanx.planner.cluster.machine import Exchange, Machine
 from phalanx.planner.cost.diloco_cost import outer_numbers, sent_bytes
 from phalanx.planner.cost.memory import ParameterCounts, held_parameters, rank_parameters, stage_layers
@@ -32,10 +32,10 @@ class Traffic:
     islands: float
 
 
-def traffic(shape: ModelShape, layout: Layout, recipe: Recipe) -> Traffic:
+def count_traffic(shape: ModelShape, layout: Layout, recipe: Recipe) -> Traffic:
     """Count the bytes that a rank sends; tensor, context and pipeline parallel ranks are not included."""
-    parameters = most_held(shape, layout, recipe)
-    gradients, others = parameters.trained * recipe.weight_bytes, (layout.shards - 1) / layout.shards
+    parameters = max_held_parameters(shape, layout, recipe)
+    gradients, others = parameters.trained * recipe.weight_bytes, (layout.num_shards - 1) / layout.num_shards
     if layout.zero < SHARED_GRADIENTS:
         copies = others * gradients * (3 if layout.zero == 1 else 2)
     else:
@@ -45,7 +45,7 @@ def traffic(shape: ModelShape, layout: Layout, recipe: Recipe) -> Traffic:
             # what is outside blocks stays whole from its forward to its backward pass
             gathered -= recipe.microbatches * rank_parameters(shape, layout, 0, 0)
         copies = others * (scatters * gradients + gathered * recipe.inner_bytes)
-    groups = 2 * (layout.replicas - 1) / layout.replicas * gradients / layout.shards
+    groups = 2 * (layout.replicas - 1) / layout.replicas * gradients / layout.num_shards
     islands = 0.0
     if recipe.outer is not None and layout.islands > 1:
         numbers = outer_numbers(parameters.trained, layout)
@@ -65,7 +65,7 @@ def num_calls(layout: Layout, recipe: Recipe) -> tuple[int, int]:
     return (1, recipe.microbatches + 1) if late else (recipe.microbatches, 2 * recipe.microbatches)
 
 
-def most_held(shape: ModelShape, layout: Layout, recipe: Recipe) -> ParameterCounts:
+def max_held_parameters(shape: ModelShape, layout: Layout, recipe: Recipe) -> ParameterCounts:
     """Parameters of the pipeline rank that has most, before ZeRO shares them."""
     counts = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
     ranks = (held_parameters(shape, layout, recipe, sum(counts[rank :: layout.pp]), rank) for rank in range(layout.pp))
@@ -88,21 +88,21 @@ class Exchanges:
 
 
 def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange | None = None) -> Link:
-    """Return the slowest link that a group along an axis crosses; ranks count up as in `Layout.sizes`.
+    """Return the slowest link that a group along an axis crosses; ranks count up as in `Layout.axis_sizes`.
 
     Args:
         exchange: Exchange that stops the computation; None for an exchange beside it.
     """
     stride = 1
-    for name, size in layout.sizes().items():
+    for name, size in layout.axis_sizes().items():
         if name == axis:
-            if axis == "island" and machine.apart is not None:
-                return machine.apart
+            if axis == "island" and machine.island_link is not None:
+                return machine.island_link
             if stride * size > machine.per_node:
                 return machine.between
             return machine.inside if exchange is None else machine.exchanges.get(exchange, machine.inside)
         stride *= size
-    raise ValueError(f"axis: found {axis!r}; expected one of {', '.join(layout.sizes())}")
+    raise ValueError(f"axis: found {axis!r}; expected one of {', '.join(layout.axis_sizes())}")
 
 
 def block_exchanges(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> Exchanges:
@@ -153,12 +153,12 @@ def data_exchange(
         compute: Seconds of computation that it may go on beside.
     """
     settled = _settling_seconds(shape, layout, recipe, machine)
-    if layout.shards == 1:
+    if layout.num_shards == 1:
         return settled, 0.0
     link = link_of_axis(layout, "dp" if layout.dp > 1 else "cp", machine)
-    parameters = most_held(shape, layout, recipe)
+    parameters = max_held_parameters(shape, layout, recipe)
     size = parameters.trained * recipe.weight_bytes
-    shards, microbatches = layout.shards, recipe.microbatches
+    shards, microbatches = layout.num_shards, recipe.microbatches
     # beside frozen weights the way back takes as long as the way ahead
     backward = compute * (2 / 3 if recipe.adapter is None else 1 / 2) if machine.overlap else 0.0
     if layout.zero < SHARED_GRADIENTS:
@@ -220,7 +220,7 @@ def _ring_exchange(shape: ModelShape, layout: Layout, recipe: Recipe, machine: M
     tokens, rounds = microbatch_tokens(layout, recipe), layout.cp - 1
     link = link_of_axis(layout, "cp", machine)
     numbers = 2 * tokens * shape.kv_heads * shape.head_dim / layout.tp
-    shared, back = send(numbers * recipe.inner_bytes, link), send(numbers * EXACT_BYTES, link)
+    shared, back = send_seconds(numbers * recipe.inner_bytes, link), send_seconds(numbers * EXACT_BYTES, link)
     scores = tokens * forward_flops(shape, recipe.sequence_length).scores / (machine.flops_per_s * layout.tp)
     beside = scores / layout.cp if machine.overlap else 0.0
     ahead, behind = _split_shown(shared, beside, 0.0), _split_shown(shared + back, 2 * beside, 0.0)
@@ -235,14 +235,14 @@ def _settling_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine
     """
     seconds = 0.0
     if recipe.adapter is not None:
-        link, shares = link_of_axis(layout, "tp", machine), layout.shards if layout.zero >= SHARED_GRADIENTS else 1
+        link, shares = link_of_axis(layout, "tp", machine), layout.num_shards if layout.zero >= SHARED_GRADIENTS else 1
         sizes = [
             linear.inputs * recipe.adapter.rank * recipe.weight_bytes
             for linear in adapted_linears(shape, recipe.adapter)
         ]
         return -(-shape.layers // layout.pp) * sum(all_reduce(size / shares, layout.tp, link) for size in sizes)
     if layout.pp > 1 and shape.tied:
-        table = shape.head_matrix * recipe.weight_bytes / layout.tp / (layout.shards if layout.zero >= 2 else 1)
+        table = shape.head_matrix * recipe.weight_bytes / layout.tp / (layout.num_shards if layout.zero >= 2 else 1)
         seconds += all_reduce(table, 2, link_of_axis(layout, "pp", machine))
     if layout.tp > 1 and recipe.sequence_parallel:
         vectors = shape.layer_whole // shape.hidden * -(-shape.layers // layout.pp)
@@ -255,7 +255,7 @@ def _settling_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine
 
 def _of_blocks(kind: Exchange, size: float, calls: int, layout: Layout, machine: Machine) -> float:
     """Seconds to gather parameters, or to sum gradients and share them, block by block in so many calls."""
-    axis, shards = "dp" if layout.dp > 1 else "cp", layout.shards
+    axis, shards = "dp" if layout.dp > 1 else "cp", layout.num_shards
     link = link_of_axis(layout, axis, machine, kind)
     if kind in machine.exchanges and link is machine.exchanges[kind]:
         # what was measured holds a block's copies too

@@ -4,14 +4,14 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from phalanx.planner.cost.diloco_cost import outer_bytes, outer_numbers, working_copies
-from phalanx.planner.cost.partition import balanced
+from phalanx.planner.cost.partition import balanced_layers
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.activations import block_bytes, boundary_bytes, head_bytes, microbatch_tokens, peak_bytes
 from phalanx.planner.model.adapter import adapter_numbers
 from phalanx.planner.model.compute import forward_flops
 from phalanx.planner.model.recipe import EXACT_BYTES, Recipe
 from phalanx.planner.model.shape import ModelShape
-from phalanx.planner.schedules import SCHEDULES, most_in_flight, orders
+from phalanx.planner.schedules import SCHEDULES, max_in_flight, rank_orders
 
 AUTOCAST_BYTES = 2
 """Autocast keeps a 16-bit copy of the weights that it has used."""
@@ -30,7 +30,7 @@ class TransientMemory:
     buffers: int
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         """Both."""
         return self.activations + self.buffers
 
@@ -75,8 +75,8 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     head = table if share.has_head and recipe.adapter is None else 0
     summed = around if recipe.adapter is None else 0
     late = layout.shares_late
-    shares = layout.zero >= 2 and layout.shards > 1 and not late
-    gathers = (layout.zero >= 3 and layout.shards > 1) or (recipe.offload == "all" and layout.zero != 2)
+    shares = layout.zero >= 2 and layout.num_shards > 1 and not late
+    gathers = (layout.zero >= 3 and layout.num_shards > 1) or (recipe.offload == "all" and layout.zero != 2)
     fetched, held_around = (block, around) if gathers else (0, 0)
     working = peak_bytes(shape, layout, recipe)
     block_size = block_bytes(shape, layout, recipe)
@@ -102,27 +102,27 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
         others = max(0, share.kept - share.layers * block_size // layout.stages_per_rank)
         moments.append(TransientMemory(others + working, parameters))
         # what lies around the blocks is the first that is summed, while all others are whole still
-        moments.append(TransientMemory(0, parameters + summed + -(-summed // layout.shards)))
+        moments.append(TransientMemory(0, parameters + summed + -(-summed // layout.num_shards)))
     has_buckets = (
-        layout.zero < 2 and layout.shards > 1 and (layout.pp == 1 or not SCHEDULES[layout.schedule].splits_backward)
+        layout.zero < 2 and layout.num_shards > 1 and (layout.pp == 1 or not SCHEDULES[layout.schedule].splits_backward)
     )
     if has_buckets:
         # after the first step DDP makes its buckets anew, in the order in which gradients came, beside the old ones
         moments.append(TransientMemory(0, share.trained * recipe.weight_bytes))
     if recipe.outer is not None:
         largest = max(table if around and recipe.adapter is None else 0, added) // recipe.weight_bytes * EXACT_BYTES
-        slices = layout.shards if layout.zero >= 2 else 1
+        slices = layout.num_shards if layout.zero >= 2 else 1
         moments.append(TransientMemory(0, working_copies(recipe.outer) * -(-largest // slices)))
-    worst = max(moments, key=lambda moment: moment.total)
+    worst = max(moments, key=lambda moment: moment.total_bytes)
     return TransientMemory(worst.activations, worst.buffers + lasting)
 
 
 def _lasting_buffers(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> int:
     """Bytes of buffers that are there at all of these moments."""
     size = 0
-    if layout.zero == 2 and layout.shards > 1 and recipe.offload != "all":
+    if layout.zero == 2 and layout.num_shards > 1 and recipe.offload != "all":
         # the rank's own part stays beside the whole that was gathered
-        size += -(-share.parameters * recipe.weight_bytes // layout.shards)
+        size += -(-share.parameters * recipe.weight_bytes // layout.num_shards)
     if layout.pp > 1:
         size += 4 * boundary_bytes(shape, layout, recipe)
     tokens = microbatch_tokens(layout, recipe)
@@ -163,11 +163,11 @@ class RankMemory:
     outer: int = 0
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         """Bytes on the device."""
-        return sum(self.parts().values())
+        return sum(self.parts_by_name().values())
 
-    def parts(self) -> dict[str, int]:
+    def parts_by_name(self) -> dict[str, int]:
         """Return the parts that add up to the total, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "host"}
 
@@ -187,7 +187,7 @@ class ParameterCounts:
 
 def checkpoint_bytes(shape: ModelShape, recipe: Recipe, *, weights_only: bool = False) -> int:
     """Return the size of a checkpoint: 16-bit weights alone, or all that training goes on from."""
-    return shape.parameters * (2 if weights_only else recipe.weight_bytes + recipe.state_bytes)
+    return shape.num_parameters * (2 if weights_only else recipe.weight_bytes + recipe.state_bytes)
 
 
 @lru_cache(maxsize=512)
@@ -196,7 +196,7 @@ def stage_layers(shape: ModelShape, sequence_length: int, num_stages: int) -> tu
     flops = forward_flops(shape, sequence_length)
     costs = [float(flops.block + flops.scores)] * shape.layers
     costs[-1] += flops.head
-    return balanced(costs, num_stages)
+    return balanced_layers(costs, num_stages)
 
 
 def worst_rank(shape: ModelShape, layout: Layout, recipe: Recipe) -> RankMemory:
@@ -205,7 +205,7 @@ def worst_rank(shape: ModelShape, layout: Layout, recipe: Recipe) -> RankMemory:
     # of ranks with equally many layers the first holds most microbatches; both ends hold more than layers
     first = {every[rank :: layout.pp]: rank for rank in reversed(range(layout.pp))}
     ranks = {0, layout.pp - 1, *first.values()}
-    return max((rank_memory(shape, layout, recipe, rank) for rank in ranks), key=lambda found: found.total)
+    return max((rank_memory(shape, layout, recipe, rank) for rank in ranks), key=lambda found: found.total_bytes)
 
 
 def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) -> RankMemory:
@@ -223,7 +223,7 @@ def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) ->
 def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> RankMemory:
     """Return the memory of a pipeline rank that has stages of so many layers each."""
     parameters_held = held_parameters(shape, layout, recipe, sum(layers), rank)
-    weights, shards = recipe.weight_bytes, layout.shards
+    weights, shards = recipe.weight_bytes, layout.num_shards
     late = layout.shares_late
     parameters = _shared_bytes(parameters_held.stored * weights, shards, layout.zero >= 3)
     gradients = _shared_bytes(parameters_held.trained * weights, shards, layout.zero >= 2 and not late)
@@ -270,7 +270,7 @@ def held_parameters(shape: ModelShape, layout: Layout, recipe: Recipe, layers: i
         return ParameterCounts(base, base)
     added = layers * adapter_numbers(shape, recipe.adapter, layout.tp)
     if rank == 0 and recipe.adapter.prompt is not None:
-        added += recipe.adapter.prompt.numbers(shape.hidden)
+        added += recipe.adapter.prompt.num_parameters(shape.hidden)
     return ParameterCounts(base + added, added)
 
 
@@ -301,7 +301,7 @@ def in_flight(layout: Layout, microbatches: int, rank: int) -> int:
 
 @lru_cache(maxsize=512)
 def _in_flight(schedule: str, num_ranks: int, microbatches: int, chunks: int) -> tuple[int, ...]:
-    return tuple(most_in_flight(order) for order in orders(schedule, num_ranks, microbatches, chunks))
+    return tuple(max_in_flight(order) for order in rank_orders(schedule, num_ranks, microbatches, chunks))
 
 
 def _kept_bytes(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:

@@ -41,7 +41,7 @@ def mixed_layouts(cluster: Cluster) -> list[Layout]:
     ]
 
 
-def place(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster) -> StageDevices | None:
+def place_pipeline(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster) -> StageDevices | None:
     """Return the order of devices and the layers of each that make the slowest stage fastest.
 
     Returns:
@@ -80,7 +80,7 @@ def estimate_mixed(
     data, update = _exchange_seconds(shape, layout, recipe, cluster, placed)
     step = StepTime(busy, 0.0, 0.0, played.length_s - busy, data, update, 0.0, 0.0, 0.0)
     tight, memory = _tightest_memory(shape, layout, recipe, cluster, placed)
-    per_s = recipe.tokens / step.total
+    per_s = recipe.tokens_per_step / step.total_seconds
     peak = sum(device.peak_flops(recipe.precision) or 0.0 for device in devices) * layout.dp
     used = [(device, layout.dp) for device in devices]
     return Estimate(
@@ -132,7 +132,7 @@ def _fits_memory(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Clu
 
     @cache
     def needed(stage: int, layers: int) -> int:
-        return memory_of(shape, layout, recipe, (layers,), stage).total
+        return memory_of(shape, layout, recipe, (layers,), stage).total_bytes
 
     return lambda stage, first, end: needed(stage, end - first) <= limits[stage]
 
@@ -169,4 +169,4 @@ def _tightest_memory(
     ranks = []
     for rank, (kind, layers) in enumerate(zip(placed.devices, placed.layers, strict=True)):
         ranks.append((device_of(cluster, kind), memory_of(shape, layout, recipe, (layers,), rank)))
-    return max(ranks, key=lambda item: item[1].total / item[0].memory_bytes)
+    return max(ranks, key=lambda item: item[1].total_bytes / item[0].memory_bytes)

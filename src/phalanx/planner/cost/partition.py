@@ -9,7 +9,7 @@ Fits = Callable[[int, int, int], bool]
 """Whether a stage fits: its index, its first layer and the one after its last."""
 
 
-def balanced(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     """Return layers per stage for equal ranks, so that the slowest stage is as fast as can be.
 
     Raises:
@@ -64,7 +64,7 @@ def uneven_layers(costs: Sequence[float], speeds: Sequence[float], fits: Fits | 
     return tuple(stop - first for first, stop in pairwise(ends))
 
 
-def slowest(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
+def slowest_stage_seconds(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
     """Return the seconds of the slowest stage; infinite where the layers are not all there."""
     if sum(counts) != len(costs):
         return math.inf

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.planner.schedules import Kind, Order, Work, orders
+from phalanx.planner.schedules import Kind, Order, Work, rank_orders
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class StageTimes:
     inputs: float
     weights: float
 
-    def of(self, kind: Kind) -> float:
+    def seconds_of(self, kind: Kind) -> float:
         """Seconds of one kind of work."""
         if kind == "backward":
             return self.inputs + self.weights
@@ -58,7 +58,7 @@ class Timeline:
         return sum(slot.end - slot.start for slot in self.slots)
 
     @property
-    def bubble(self) -> float:
+    def bubble_share(self) -> float:
         """Share of the ranks' time in which they wait."""
         return 1.0 - self.busy_s / (self.num_ranks * self.length_s)
 
@@ -79,11 +79,11 @@ def simulate_step(
         latency_s: Seconds from the end of sending until the next stage has the result.
         transfer_s: Seconds that sending one result occupies the link; the rank goes on working.
     """
-    every = orders(schedule, num_ranks, num_microbatches, len(times) // num_ranks)
-    return play(every, times, latency_s, transfer_s)
+    every = rank_orders(schedule, num_ranks, num_microbatches, len(times) // num_ranks)
+    return play_orders(every, times, latency_s, transfer_s)
 
 
-def play(
+def play_orders(
     every: Sequence[Order], times: Sequence[StageTimes], latency_s: float = 0.0, transfer_s: float = 0.0
 ) -> Timeline:
     """Play the orders of all ranks through: each does its next piece of work as soon as its inputs are there.
@@ -106,7 +106,7 @@ def play(
                 if ready is None:
                     break
                 start = max(clocks[rank], ready)
-                stop = start + times[work.stage].of(work.kind)
+                stop = start + times[work.stage].seconds_of(work.kind)
                 slots[rank].append(Slot(rank, work, start, stop))
                 ended[work] = clocks[rank] = stop
                 link = (work.stage, work.kind == "forward")

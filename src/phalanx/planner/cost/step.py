@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from phalanx.planner.cluster.links import send
+from phalanx.planner.cluster.links import send_seconds
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.diloco_cost import moved_bytes, num_tensors, outer_numbers, outer_seconds
 from phalanx.planner.cost.exchanging import (
@@ -11,7 +11,7 @@ from phalanx.planner.cost.exchanging import (
     block_exchanges,
     data_exchange,
     link_of_axis,
-    most_held,
+    max_held_parameters,
     vocabulary_exchange,
 )
 from phalanx.planner.cost.memory import stage_layers
@@ -22,7 +22,7 @@ from phalanx.planner.model.activations import boundary_bytes, microbatch_tokens
 from phalanx.planner.model.compute import adapter_flops, backward_factor, forward_flops
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
-from phalanx.planner.schedules import SCHEDULES, Kind, Order, Work, orders
+from phalanx.planner.schedules import SCHEDULES, Kind, Order, Work, rank_orders
 
 
 def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: float, latency_s: float = 0.0) -> Timeline:
@@ -48,7 +48,7 @@ def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: flo
         for rank, order in enumerate(waiting):
             ready = _inputs_ready(order[0], ended, len(times), latency_s) if order and remaining[rank] is None else None
             if ready is not None and ready <= now:
-                began[rank], remaining[rank] = now, times[order[0].stage].of(order[0].kind)
+                began[rank], remaining[rank] = now, times[order[0].stage].seconds_of(order[0].kind)
             elif ready is not None:
                 starts.append(ready)
         at_work = [seconds for seconds in remaining if seconds is not None]
@@ -122,11 +122,11 @@ class StepTime:
     outer: float = 0.0
 
     @property
-    def total(self) -> float:
+    def total_seconds(self) -> float:
         """Seconds of the step."""
-        return sum(self.parts().values())
+        return sum(self.parts_by_name().values())
 
-    def parts(self) -> dict[str, float]:
+    def parts_by_name(self) -> dict[str, float]:
         """Return the parts that add up to the total, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "hidden"}
 
@@ -143,15 +143,15 @@ def step_time(
     """Estimate one step.
 
     Args:
-        layout: Layout that `why_not` accepts.
+        layout: Layout that `describe_refusal` accepts.
         guard: Verification of workers; None verifies nothing.
         exact: Play the pipeline through; else take the formula for equal stages, which is much quicker.
     """
     alone = _with_a_core_each(shape, layout, recipe, machine, exact=exact)
-    crowd = machine.crowd(layout.world)
+    crowd = machine.crowding_factor(layout.num_ranks)
     if crowd > 1:
-        work = _with_a_core_each(shape, layout, recipe, machine.at_work(), exact=exact)
-        shared = _shared_length(shape, layout, recipe, machine.at_work(), exact=exact)
+        work = _with_a_core_each(shape, layout, recipe, machine.without_waiting(), exact=exact)
+        shared = _shared_length(shape, layout, recipe, machine.without_waiting(), exact=exact)
         alone = _sharing_cores(alone, work, crowd, shared)
     if guard is None:
         return alone
@@ -161,11 +161,11 @@ def step_time(
 
 def work_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Return the seconds of a step in which the cores of all ranks together are at work; waiting takes none."""
-    busy = machine.at_work()
+    busy = machine.without_waiting()
     times, _ = stage_times(shape, layout, recipe, busy)
     step = _with_a_core_each(shape, layout, recipe, busy, exact=False)
-    passes = _total_work_seconds(times) * recipe.microbatches * layout.world / layout.pp
-    return passes + (step.data + step.optimizer + step.outer) * layout.world
+    passes = _total_work_seconds(times) * recipe.microbatches * layout.num_ranks / layout.pp
+    return passes + (step.data + step.optimizer + step.outer) * layout.num_ranks
 
 
 def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, *, exact: bool) -> StepTime:
@@ -230,11 +230,11 @@ def _sharing_cores(alone: StepTime, work: StepTime, crowd: float, shared: float)
     )
 
 
-def timeline(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, most: int = 16) -> Timeline:
+def play_timeline(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, most: int = 16) -> Timeline:
     """Play the first microbatches of a step through, for a picture."""
     shown = min(recipe.microbatches, max(layout.pp, min(recipe.microbatches, most) // layout.pp * layout.pp))
-    if machine.crowd(layout.world) > 1:
-        return _play_crowded(shape, layout, recipe, machine.at_work(), shown)
+    if machine.crowding_factor(layout.num_ranks) > 1:
+        return _play_crowded(shape, layout, recipe, machine.without_waiting(), shown)
     times, _ = stage_times(shape, layout, recipe, machine)
     link = link_of_axis(layout, "pp", machine, "send")
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
@@ -311,7 +311,7 @@ def _shared_length(shape: ModelShape, layout: Layout, recipe: Recipe, machine: M
     if layout.pp == 1:
         return 0.0
     times, _ = stage_times(shape, layout, recipe, machine)
-    pace = _total_work_seconds(times) * machine.crowd(layout.world) / layout.pp
+    pace = _total_work_seconds(times) * machine.crowding_factor(layout.num_ranks) / layout.pp
     if not exact:
         return recipe.microbatches * pace
     played = _num_played(layout, recipe)
@@ -323,9 +323,9 @@ def _play_crowded(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Ma
     link = link_of_axis(layout, "pp", machine, "send")
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
     times, _ = stage_times(shape, layout, recipe, machine)
-    every = orders(layout.schedule, layout.pp, played, layout.stages_per_rank)
+    every = rank_orders(layout.schedule, layout.pp, played, layout.stages_per_rank)
     # every place of the pipeline is taken by as many ranks as share it
-    lanes = layout.pp / machine.crowd(layout.world)
+    lanes = layout.pp / machine.crowding_factor(layout.num_ranks)
     return play_sharing(every, times, lanes, link.latency_s + transfer)
 
 
@@ -355,14 +355,14 @@ def _quick_seconds(
     # a link that is slower than the stages sets the pace
     busy = recipe.microbatches * _slowest_rank_seconds(times, layout.pp)
     total = max(busy / (1 - bubble), recipe.microbatches * layout.stages_per_rank * size / link.bytes_per_s)
-    return total + 2 * (layout.pp - 1) * send(size, link)
+    return total + 2 * (layout.pp - 1) * send_seconds(size, link)
 
 
 def _update_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to read and write weights, gradients and state once; bound by memory, not by arithmetic."""
     if machine.memory_bytes_per_s is None or recipe.offload != "none":
         return 0.0
-    number = most_held(shape, layout, recipe).trained / (layout.shards if layout.zero else 1)
+    number = max_held_parameters(shape, layout, recipe).trained / (layout.num_shards if layout.zero else 1)
     moved = number * (2 * (recipe.weight_bytes + recipe.state_bytes) + recipe.weight_bytes)
     return moved / machine.memory_bytes_per_s
 
@@ -371,10 +371,10 @@ def _offload_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine:
     """Seconds to bring gradients to the host and parameters back, and with ``all`` parameters for both passes."""
     if recipe.offload == "none" or machine.host_bytes_per_s is None:
         return 0.0
-    parameters = most_held(shape, layout, recipe)
+    parameters = max_held_parameters(shape, layout, recipe)
     passes = 2 * recipe.microbatches * parameters.stored
     number = parameters.trained + (parameters.trained if recipe.offload == "optimizer" else passes)
-    return number / (layout.shards if layout.zero else 1) * recipe.weight_bytes / machine.host_bytes_per_s
+    return number / (layout.num_shards if layout.zero else 1) * recipe.weight_bytes / machine.host_bytes_per_s
 
 
 def _outer_step_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
@@ -382,7 +382,7 @@ def _outer_step_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machi
     if recipe.outer is None or layout.islands == 1:
         return 0.0
     layers = max(sum(_layers_per_stage(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
-    numbers = outer_numbers(most_held(shape, layout, recipe).trained, layout)
+    numbers = outer_numbers(max_held_parameters(shape, layout, recipe).trained, layout)
     link = link_of_axis(layout, "island", machine)
     seconds = outer_seconds(numbers, num_tensors(shape, recipe, layers), layout, recipe.outer, link)
     if machine.memory_bytes_per_s is not None:

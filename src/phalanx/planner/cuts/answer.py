@@ -12,7 +12,7 @@ from phalanx.planner.model.activations import block_bytes, head_bytes, microbatc
 from phalanx.planner.model.compute import FORWARD, forward_flops
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
-from phalanx.planner.validity import why_not
+from phalanx.planner.validity import describe_refusal
 
 WIRE_BYTES = {"fp32": 4, "bf16": 2}
 LABEL_BYTES = 8
@@ -61,10 +61,10 @@ def cost_of(shape: ModelShape, recipe: Recipe, parties: Parties, depth: int) -> 
     tokens, back = microbatch_tokens(_ALONE, recipe), shape.layers - depth
     flops = forward_flops(shape, recipe.sequence_length)
     # each client has its share of the microbatches, and they work side by side
-    client_s = tokens * depth * (flops.block + flops.scores) / parties.client.flops / parties.clients
+    client_s = tokens * depth * (flops.block + flops.scores) / parties.client.flops_per_s / parties.clients
     work = back * (_FROZEN * flops.block + _SCORES * flops.scores) + _FROZEN * flops.head
     work += 3 * FORWARD * back * adapter_numbers(shape, parties.adapter_rank)
-    enclave_s = tokens * work / parties.enclave.flops
+    enclave_s = tokens * work / parties.enclave.flops_per_s
     link = parties.link_as_used()
     sent = tokens * (shape.hidden * WIRE_BYTES[parties.wire] + LABEL_BYTES)
     wire_s = sent / link.bytes_per_s
@@ -88,14 +88,14 @@ def adapter_numbers(shape: ModelShape, rank: int) -> int:
 
 
 def _client_bytes(shape: ModelShape, recipe: Recipe, depth: int) -> int:
-    weights = (shape.embedding + depth * shape.layer) * recipe.weight_bytes
+    weights = (shape.embedding + depth * shape.layer_parameters) * recipe.weight_bytes
     sent = microbatch_tokens(_ALONE, recipe) * shape.hidden * recipe.stream_bytes
     return weights + sent + (block_bytes(shape, _ALONE, recipe) if depth else 0)
 
 
 def _enclave_bytes(shape: ModelShape, recipe: Recipe, parties: Parties, back: int) -> int:
     # a tied head is a copy of the embedding here
-    weights = (back * shape.layer + shape.final + shape.head_matrix) * recipe.weight_bytes
+    weights = (back * shape.layer_parameters + shape.final + shape.head_matrix) * recipe.weight_bytes
     adapters = back * adapter_numbers(shape, parties.adapter_rank) * ADAPTER_BYTES
     activations = back * block_bytes(shape, _ALONE, recipe) + peak_bytes(shape, _ALONE, recipe)
     return weights + adapters + activations + head_bytes(shape, _ALONE, recipe)
@@ -118,7 +118,7 @@ class PricedCut:
     leak: Leak
     reason: str | None
 
-    def row(self) -> dict[str, Any]:
+    def cut_row(self) -> dict[str, Any]:
         """Return the cut as one flat object."""
         cost = self.cost
         return {
@@ -156,22 +156,22 @@ class CutAnswer:
     cuts: tuple[PricedCut, ...]
 
     @property
-    def usable(self) -> list[PricedCut]:
+    def usable_cuts(self) -> list[PricedCut]:
         """The cuts that can be used: the fastest first, of equally fast ones that with the least in the enclave."""
         fitting = [cut for cut in self.cuts if cut.reason is None]
         return sorted(fitting, key=lambda cut: (cut.cost.step_s, cut.cost.enclave_bytes))
 
-    def require(self, depth: int | None = None) -> PricedCut:
+    def require_cut(self, depth: int | None = None) -> PricedCut:
         """Return the best cut, or the requested one.
 
         Raises:
             ConfigError: It cannot be used; the message names the nearest that can, or says why none can.
         """
-        usable = self.usable
+        usable = self.usable_cuts
         if depth is None:
             if usable:
                 return usable[0]
-            raise ConfigError(f"plan: no cut of {self.model} can be used: {self._describe_reasons()}").about(
+            raise ConfigError(f"plan: no cut of {self.model} can be used: {self._describe_reasons()}").with_facts(
                 code="PHX-C020"
             )
         if not 0 <= depth < len(self.cuts):
@@ -193,7 +193,7 @@ class CutAnswer:
         link = self.parties.link_as_used()
         return {
             "name": "split-plan",
-            "model": {"name": self.model, **asdict(self.shape), "parameters": self.shape.parameters},
+            "model": {"name": self.model, **asdict(self.shape), "parameters": self.shape.num_parameters},
             "recipe": asdict(self.recipe),
             "parties": self.parties.model_dump(mode="json"),
             "link_as_used": link.model_dump(),
@@ -202,7 +202,7 @@ class CutAnswer:
                 "command": self.leaks.command,
                 "commit": self.leaks.commit,
             },
-            "rows": [cut.row() for cut in self.usable],
+            "rows": [cut.cut_row() for cut in self.usable_cuts],
             "refused": [{"cut": cut.depth, "reason": cut.reason} for cut in self.cuts if cut.reason is not None],
         }
 
@@ -218,7 +218,7 @@ def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, le
     Raises:
         ConfigError: The link is not known, or the batch or its sequences do not fit the model.
     """
-    wrong = why_not(Layout(), shape, replace(recipe, microbatches=1))
+    wrong = describe_refusal(Layout(), shape, replace(recipe, microbatches=1))
     if wrong is not None:
         raise ConfigError(f"plan: {wrong}")
     cuts = tuple(_judge_cut(shape, recipe, parties, leaks, depth) for depth in range(shape.layers))
@@ -227,12 +227,12 @@ def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, le
 
 def _judge_cut(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable, depth: int) -> PricedCut:
     """Choose the number of microbatches that is fastest among the ones that fit, else the one that needs least."""
-    leak = leaks.at(shape, depth, parties.mode)
+    leak = leaks.leak_at(shape, depth, parties.mode)
     options = []
     for number in [divisor for divisor in range(1, recipe.sequences + 1) if recipe.sequences % divisor == 0]:
         variant = replace(recipe, microbatches=number)
         cost = cost_of(shape, variant, parties, depth)
-        reason = _why_unsplit(depth, shape.layers - depth, parties) or _why_not(cost, leak, parties)
+        reason = _describe_bad_split(depth, shape.layers - depth, parties) or _describe_refusal(cost, leak, parties)
         options.append(PricedCut(depth, variant, cost, leak, reason))
     usable = [option for option in options if option.reason is None]
     if usable:
@@ -240,7 +240,7 @@ def _judge_cut(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakT
     return min(options, key=lambda option: option.cost.enclave_bytes)
 
 
-def _why_unsplit(front: int, back: int, parties: Parties) -> str | None:
+def _describe_bad_split(front: int, back: int, parties: Parties) -> str | None:
     if front < 1:
         return "the client has no block, and the engine gives it one at least"
     if back < parties.min_back:
@@ -248,7 +248,7 @@ def _why_unsplit(front: int, back: int, parties: Parties) -> str | None:
     return None
 
 
-def _why_not(cost: Cost, leak: Leak, parties: Parties) -> str | None:
+def _describe_refusal(cost: Cost, leak: Leak, parties: Parties) -> str | None:
     # what no machine can mend comes first
     if leak.beyond_chance > parties.max_leak:
         return (
@@ -256,12 +256,12 @@ def _why_not(cost: Cost, leak: Leak, parties: Parties) -> str | None:
             f"chance, at most {parties.max_leak:.1%} more are allowed"
             + ("; take mode sealed" if parties.mode == "plaintext" else "")
         )
-    return _too_large("enclave", cost.enclave_bytes, parties.enclave) or _too_large(
+    return _describe_excess("enclave", cost.enclave_bytes, parties.enclave) or _describe_excess(
         "client", cost.client_bytes, parties.client
     )
 
 
-def _too_large(side: str, needed: int, machine: PartyMachine) -> str | None:
+def _describe_excess(side: str, needed: int, machine: PartyMachine) -> str | None:
     if needed <= machine.usable_bytes:
         return None
     return f"the {side} needs {needed / GIB:.3g} GiB, {machine.usable_bytes / GIB:.3g} are usable"

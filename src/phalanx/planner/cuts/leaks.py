@@ -78,7 +78,7 @@ class LeakTable(StrictModel):
     commit: str | None
     rows: tuple[LeakRow, ...] = Field(min_length=1)
 
-    def at(self, shape: ModelShape, depth: int, mode: Mode) -> Leak:
+    def leak_at(self, shape: ModelShape, depth: int, mode: Mode) -> Leak:
         """Return what leaks at a cut of a model.
 
         Between two cuts that were measured it is the worse of both; for another model, that at the same share of its

@@ -33,7 +33,7 @@ class PartyMachine(StrictModel):
         return self.memory_gib * GIB * self.usable_memory
 
     @property
-    def flops(self) -> float:
+    def flops_per_s(self) -> float:
         """Operations a second."""
         return self.tflops * TERA
 

@@ -104,12 +104,12 @@ class AuditRates:
     kept_every: int = 0
 
     @property
-    def drawn(self) -> int:
+    def num_drawn(self) -> int:
         """Microbatches of a stage that are recomputed in every step."""
         return math.ceil(self.audit_rate * self.microbatches)
 
     @property
-    def whole(self) -> float:
+    def whole_step_chance(self) -> float:
         """Chance that a step of one stage is recomputed as a whole, by its shadow or by the owner."""
         return 1.0 - (1.0 - self.step_audit_rate) * (1.0 - self.owner_audit_rate)
 
@@ -152,19 +152,19 @@ def miss_probability(drawn: int, wrong: int, microbatches: int) -> float:
     return math.comb(microbatches - wrong, drawn) / math.comb(microbatches, drawn)
 
 
-def findings(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
+def odds_by_lie(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
     """Every kind of lie of a stage in other hands; the screen's share is that of the least found gross lie."""
-    shared = 1.0 - watch.whole
-    few = 1.0 - miss_probability(watch.drawn, 1, watch.microbatches) * shared
+    shared = 1.0 - watch.whole_step_chance
+    few = 1.0 - miss_probability(watch.num_drawn, 1, watch.microbatches) * shared
     gross = 1.0 - (1.0 - (costs.found_gross if watch.gradient_screen else 0.0)) * shared
     half = watch.microbatches // 2 or 1
     chances = {
         "messages of every microbatch": 1.0,
         f"messages of {half} of {watch.microbatches} microbatches": 1.0
-        - miss_probability(watch.drawn, half, watch.microbatches) * shared,
+        - miss_probability(watch.num_drawn, half, watch.microbatches) * shared,
         f"messages of 1 of {watch.microbatches} microbatches": few,
         "weight gradient, gross (sign, largest numbers, ten times)": gross,
-        "weight gradient, subtle": watch.whole,
+        "weight gradient, subtle": watch.whole_step_chance,
         "optimizer or state": 1.0,
         "anything, holder and shadow in league": watch.owner_audit_rate,
         "anything, all workers in league": watch.owner_audit_rate,
@@ -183,7 +183,7 @@ def price_guard(watch: AuditRates, costs: GuardCosts, untrusted_share: float, up
     doubted = costs.doubted_honest if watch.gradient_screen else 0.0
     # weights and both moments
     state = 12.0
-    redone = audited * watch.drawn / watch.microbatches + watch.step_audit_rate + watch.owner_audit_rate + doubted
+    redone = audited * watch.num_drawn / watch.microbatches + watch.step_audit_rate + watch.owner_audit_rate + doubted
     return GuardPrice(
         extra_compute=untrusted_share * redone + costs.fixed_share,
         # the owner fetches a stage that it redoes, and those that it keeps

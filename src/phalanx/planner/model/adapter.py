@@ -30,7 +30,7 @@ class Linear:
 def linears_of(shape: ModelShape) -> tuple[Linear, ...]:
     """Return the matrices of one block, in the order of the module."""
     return tuple(
-        Linear(name, feed, shape.inputs(feed), shape.outputs(out))
+        Linear(name, feed, shape.input_width(feed), shape.output_width(out))
         for name, feed, out in FAMILIES[shape.family].matrices
     )
 
@@ -59,7 +59,7 @@ class PlannedPrompt:
     encoder: PromptEncoding
     encoder_size: int | None = None
 
-    def numbers(self, hidden: int) -> int:
+    def num_parameters(self, hidden: int) -> int:
         """Return the number of trained parameters beside a model of this width."""
         inner = self.encoder_size or hidden
         table = self.tokens * hidden
@@ -112,12 +112,12 @@ def adapted_linears(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
         return ()
     matrices, targets = linears_of(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
     for target in targets:
-        if not any(_is_meant(linear, target) for linear in matrices):
+        if not any(_is_target(linear, target) for linear in matrices):
             raise ConfigError(
                 f"model.adapter.targets: found {target!r}; the matrices of {shape.family} are "
                 f"{', '.join(linear.name for linear in matrices)}"
             )
-    return tuple(linear for linear in matrices if any(_is_meant(linear, target) for target in targets))
+    return tuple(linear for linear in matrices if any(_is_target(linear, target) for target in targets))
 
 
 def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
@@ -133,7 +133,7 @@ def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
     )
 
 
-def why_not_adapted(shape: ModelShape, adapter: Adapter, tp: int) -> str | None:
+def describe_adapter_refusal(shape: ModelShape, adapter: Adapter, tp: int) -> str | None:
     """Say why tensor parallel ranks cannot have these adapters; None where they can."""
     stray = [linear.name for linear in adapted_linears(shape, adapter) if linear.is_row]
     if tp == 1 or not stray:
@@ -145,5 +145,5 @@ def why_not_adapted(shape: ModelShape, adapter: Adapter, tp: int) -> str | None:
     )
 
 
-def _is_meant(one: Linear, target: str) -> bool:
+def _is_target(one: Linear, target: str) -> bool:
     return f".{one.name}".endswith(f".{target}")

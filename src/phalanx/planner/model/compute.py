@@ -65,6 +65,6 @@ def backward_factor(checkpointing: Checkpointing) -> float:
     return 3.0 if checkpointing == "full" else 2.0
 
 
-def utilization(tokens_per_s: float, flops_per_token: float, num_devices: int, peak_flops: float) -> float:
+def flops_utilization(tokens_per_s: float, flops_per_token: float, num_devices: int, peak_flops: float) -> float:
     """Return model FLOPs utilization: useful operations over the devices' peak. Source: Chowdhery et al. 2022."""
     return tokens_per_s * flops_per_token / (num_devices * peak_flops)

@@ -34,7 +34,7 @@ class ConfigKeys:
         self._config = config
         self._where = where
 
-    def size(self, *names: str, default: int | None = None) -> int:
+    def read_size(self, *names: str, default: int | None = None) -> int:
         """Return the first of the names that is there and not null."""
         for name in names:
             value = self._config.get(name)
@@ -47,14 +47,14 @@ class ConfigKeys:
             raise ModelError(f"{self._where}: {names[0]}: missing; add it")
         return default
 
-    def flag(self, name: str, default: bool) -> bool:
+    def read_flag(self, name: str, default: bool) -> bool:
         """Return a truth value."""
         value = self._config.get(name, default)
         if not isinstance(value, bool):
             raise ModelError(f"{self._where}: {name}: found {value!r}; expected true or false")
         return value
 
-    def share(self, name: str, default: float) -> float:
+    def read_share(self, name: str, default: float) -> float:
         """Return a number from 0 to 1."""
         value = self._config.get(name)
         if value is None:
@@ -63,7 +63,7 @@ class ConfigKeys:
             raise ModelError(f"{self._where}: {name}: found {value!r}; expected a number from 0 to 1")
         return float(value)
 
-    def word(self, name: str, default: str) -> str:
+    def read_word(self, name: str, default: str) -> str:
         """Return a text, or the default where it is missing or empty."""
         return str(self._config.get(name) or default)
 
@@ -76,17 +76,17 @@ class ConfigKeys:
         value = self._config.get(name)
         return not isinstance(value, list | tuple) or word in value
 
-    def saved(self, name: str, default: str) -> int:
+    def saved_tensors(self, name: str, default: str) -> int:
         """Return how many inner tensors the activation function named there keeps; the most for an unknown one."""
-        return saved_by(self.word(name, default))
+        return saved_by(self.read_word(name, default))
 
-    def composed(self, name: str, default: str) -> int:
+    def composed_tensors(self, name: str, default: str) -> int:
         """Return how many of them one kernel would not keep."""
-        return composed_by(self.word(name, default))
+        return composed_by(self.read_word(name, default))
 
-    def heads(self, hidden: int, *names: str) -> tuple[int, int]:
+    def read_heads(self, hidden: int, *names: str) -> tuple[int, int]:
         """Return the number of heads and the width of one."""
-        heads = self.size(*names)
+        heads = self.read_size(*names)
         if hidden % heads and self._config.get("head_dim") is None:
             raise ModelError(
                 f"{self._where}: hidden size {hidden} is no multiple of {heads} attention heads; change one of them"

@@ -49,4 +49,4 @@ def shape_of(config: Mapping[str, Any], where: str = "config.json") -> ModelShap
     keys, facts = ConfigKeys(config, where), FAMILIES[family]
     shape = with_head(facts.shape(keys), head_kind(config))
     windows = facts.slicing is not None and facts.slicing.may_have_windows(keys)
-    return replace(shape, family=family, attention_dropout=keys.share(*facts.dropout), windows=windows)
+    return replace(shape, family=family, attention_dropout=keys.read_share(*facts.dropout), windows=windows)

@@ -18,7 +18,7 @@ _MASTER_BYTES = {"fp32": 0, "bf16": 4, "fp16": 4, "autocast": 0}
 
 
 @dataclass(frozen=True)
-class Outer:
+class OuterLoop:
     """Islands of copies step by themselves, and are joined every so many steps.
 
     Attributes:
@@ -63,10 +63,10 @@ class Recipe:
     fused_attention: bool = True
     fused_activation: bool = True
     adapter: Adapter | None = None
-    outer: Outer | None = None
+    outer: OuterLoop | None = None
 
     @property
-    def tokens(self) -> int:
+    def tokens_per_step(self) -> int:
         """Tokens of one optimizer step."""
         return self.sequences * self.sequence_length
 

@@ -56,13 +56,13 @@ class ModelShape:
     head_norms: bool = False
     windows: bool = False
 
-    def inputs(self, feed: str) -> int:
+    def input_width(self, feed: str) -> int:
         """Return the input width of a matrix of a block, by `families.facts.Feed`."""
         return {"first": self.hidden, "mixed": self.heads * self.head_dim, "second": self.hidden, "inner": self.ffn}[
             feed
         ]
 
-    def outputs(self, width: str) -> int:
+    def output_width(self, width: str) -> int:
         """Return the output width of a matrix of a block, by `families.facts.Width`."""
         queries, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
@@ -75,14 +75,14 @@ class ModelShape:
         }[width]
 
     @property
-    def layer(self) -> int:
+    def layer_parameters(self) -> int:
         """Parameters of one block."""
         return self.layer_split + self.layer_whole
 
     @property
-    def parameters(self) -> int:
+    def num_parameters(self) -> int:
         """All parameters; a tied head counts once."""
-        return self.layers * self.layer + self.embedding + self.final + self.head
+        return self.layers * self.layer_parameters + self.embedding + self.final + self.head
 
 
 def plain_shape(

@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.planner.cluster.catalog import device_of, link_of, sides
+from phalanx.planner.cluster.catalog import device_of, link_of, link_sides
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cost.estimate import Estimate, machine_of
 from phalanx.planner.cost.mixed import StageDevices, mixed_timeline
 from phalanx.planner.cost.schedule import Timeline
-from phalanx.planner.cost.step import timeline
+from phalanx.planner.cost.step import play_timeline
 from phalanx.planner.model.compute import training_flops
 from phalanx.planner.search.question import Question
-from phalanx.planner.search.rank import Ranking, RefusedLayout, merged, rank
-from phalanx.planner.validity import nearest
+from phalanx.planner.search.rank import Ranking, RefusedLayout, merge_rankings, rank_layouts
+from phalanx.planner.validity import nearest_valid_layout
 
 _SHOWN_MICROBATCHES = 16
 _SHOWN_CAUSES = 6
@@ -30,7 +30,7 @@ class PlanAnswer:
     ranking: Ranking
 
     @property
-    def best(self) -> Estimate | None:
+    def best_layout(self) -> Estimate | None:
         """The best layout; None when none can be used."""
         return self.ranking.valid[0] if self.ranking.valid else None
 
@@ -40,21 +40,21 @@ class PlanAnswer:
         Raises:
             ConfigError: None can be used; the message has every cause, with the number of layouts that it rules out.
         """
-        if self.best is not None:
-            return self.best
+        if self.best_layout is not None:
+            return self.best_layout
         question = self.question
         reasons = [refused.reason for refused in self.ranking.refused]
         asked = question.fixed
         if asked is not None:
-            other = nearest(asked, question.shape, question.recipe)
+            other = nearest_valid_layout(asked, question.shape, question.recipe)
             hint = f"; the nearest that can work is {other}" if other is not None and other != asked else ""
-            raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}").about(code="PHX-C020")
+            raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}").with_facts(code="PHX-C020")
         raise ConfigError(
             f"plan: none of {len(reasons):,} layouts of {_any_of(question.counts)} devices can be used:\n"
             + ("\n".join(refusal_causes(self.ranking.refused)) or "  there are no devices")
-        ).about(code="PHX-C020")
+        ).with_facts(code="PHX-C020")
 
-    def pipeline(self) -> tuple[Estimate, Timeline] | None:
+    def best_pipeline(self) -> tuple[Estimate, Timeline] | None:
         """Return the best layout that has a pipeline, with a step of it played through; None without one."""
         question = self.question
         for estimated in self.ranking.valid:
@@ -68,7 +68,9 @@ class PlanAnswer:
                 )
             device = device_of(question.cluster, question.cluster.pools[0].device)
             machine = machine_of(question.cluster, device, estimated.recipe.precision)
-            return estimated, timeline(question.shape, estimated.layout, estimated.recipe, machine, _SHOWN_MICROBATCHES)
+            return estimated, play_timeline(
+                question.shape, estimated.layout, estimated.recipe, machine, _SHOWN_MICROBATCHES
+            )
         return None
 
     def as_json(self) -> dict[str, Any]:
@@ -79,7 +81,7 @@ class PlanAnswer:
             "model": {
                 "name": question.model,
                 **asdict(question.shape),
-                "parameters": question.shape.parameters,
+                "parameters": question.shape.num_parameters,
                 "flops_per_token": training_flops(question.shape, question.recipe),
             },
             "recipe": asdict(question.recipe),
@@ -88,12 +90,12 @@ class PlanAnswer:
             "guard": None if question.guard is None else asdict(question.guard),
             "by": question.by,
             "assumptions": list_assumptions(question.cluster),
-            "rows": [estimated.row() for estimated in self.ranking.valid],
+            "rows": [estimated.estimate_row() for estimated in self.ranking.valid],
             "refused": [{"layout": str(refused.layout), "reason": refused.reason} for refused in self.ranking.refused],
         }
 
 
-def ask(question: Question) -> PlanAnswer:
+def answer_question(question: Question) -> PlanAnswer:
     """Answer a question.
 
     Raises:
@@ -104,7 +106,7 @@ def ask(question: Question) -> PlanAnswer:
         if not 1 <= number <= num_devices:
             raise ConfigError(f"--gpus {number}: the cluster has {num_devices} devices; give 1 to {num_devices}")
     rankings = [
-        rank(
+        rank_layouts(
             question.shape,
             question.recipe,
             question.cluster,
@@ -117,7 +119,7 @@ def ask(question: Question) -> PlanAnswer:
         )
         for number in dict.fromkeys(question.counts)
     ]
-    return PlanAnswer(question, merged(rankings, question.by))
+    return PlanAnswer(question, merge_rankings(rankings, question.by))
 
 
 def refusal_causes(refused: Sequence[RefusedLayout]) -> list[str]:
@@ -141,7 +143,7 @@ def _any_of(counts: tuple[int, ...]) -> str:
 def list_assumptions(cluster: Cluster) -> dict[str, Any]:
     """Return what figures of a cluster rest on: devices, links, shares, and where each comes from."""
     devices = {pool.device: device_of(cluster, pool.device) for pool in cluster.pools}
-    links = {side: link_of(cluster, side).model_dump() for side in sides(cluster)}
+    links = {side: link_of(cluster, side).model_dump() for side in link_sides(cluster)}
     return {
         "cluster": cluster.title,
         "pools": {pool.device: pool.count for pool in cluster.pools},

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.planner.cost.exchanging import SHARED_GRADIENTS
-from phalanx.planner.layout import Layout, layouts
-from phalanx.planner.model.recipe import Outer
+from phalanx.planner.layout import Layout, all_layouts
+from phalanx.planner.model.recipe import OuterLoop
 
 
-def candidates(world: int, per_node: int, outer: Outer | None, own: Layout | None = None) -> Iterator[Layout]:
+def candidate_layouts(
+    world: int, per_node: int, outer: OuterLoop | None, own: Layout | None = None
+) -> Iterator[Layout]:
     """Yield every layout of so many ranks once.
 
     Where copies that share gradients or parameters lie on several nodes, they are tried in groups as large as a node
@@ -20,25 +22,25 @@ def candidates(world: int, per_node: int, outer: Outer | None, own: Layout | Non
         own: One that is to be among them, if it has so many ranks.
     """
     unique: dict[Layout, None] = {}
-    for bare in layouts(world):
+    for bare in all_layouts(world):
         layout = in_islands(bare, outer)
         unique[layout] = None
         replicas = _groups_of_a_node(layout, per_node)
         if replicas > 1:
             unique[replace(layout, replicas=replicas)] = None
-    if own is not None and own.world == world:
+    if own is not None and own.num_ranks == world:
         unique[own] = None
     yield from unique
 
 
-def in_islands(layout: Layout, outer: Outer | None) -> Layout:
+def in_islands(layout: Layout, outer: OuterLoop | None) -> Layout:
     """Return a layout with its copies cut into the islands of a recipe."""
     if outer is None:
         return layout
     return replace(layout, islands=layout.dp if outer.islands is None else outer.islands)
 
 
-def why_not_apart(layout: Layout, outer: Outer | None) -> str | None:
+def describe_island_mismatch(layout: Layout, outer: OuterLoop | None) -> str | None:
     """Say why a layout's islands differ from the recipe's; None where they agree."""
     if outer is None:
         if layout.islands == 1:

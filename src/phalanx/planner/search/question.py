@@ -42,7 +42,7 @@ class Question:
     fixed: Layout | None = None
     own: Layout | None = None
 
-    def judged(self, *, layout: str | None, by: str, gpus: Sequence[int], tokens: float | None) -> "Question":
+    def with_options(self, *, layout: str | None, by: str, gpus: Sequence[int], tokens: float | None) -> "Question":
         """Return the same question, narrowed.
 
         Args:
@@ -61,9 +61,11 @@ class Question:
         fixed = None if layout is None else parse_layout(layout)
         if fixed is not None and fixed.islands == 1:
             fixed = in_islands(fixed, self.recipe.outer)
-        counts = tuple(gpus) or self.counts if fixed is None else (fixed.world,)
-        if fixed is not None and set(gpus) - {fixed.world}:
-            raise ConfigError(f"--layout {layout} has {fixed.world} ranks, not --gpus {max(gpus)}; leave --gpus out")
+        counts = tuple(gpus) or self.counts if fixed is None else (fixed.num_ranks,)
+        if fixed is not None and set(gpus) - {fixed.num_ranks}:
+            raise ConfigError(
+                f"--layout {layout} has {fixed.num_ranks} ranks, not --gpus {max(gpus)}; leave --gpus out"
+            )
         num_tokens = self.tokens if tokens is None else tokens
         return replace(self, by=cast(By, by), fixed=fixed, counts=counts, tokens=num_tokens)
 

@@ -6,15 +6,15 @@ from typing import Literal
 
 from phalanx.errors import ConfigError
 from phalanx.planner.cluster.hardware import Cluster
-from phalanx.planner.cost.estimate import Estimate, as_done, estimate, usable_bytes, why_too_large
+from phalanx.planner.cost.estimate import Estimate, describe_excess, effective_recipe, estimate_layout, usable_bytes
 from phalanx.planner.cost.memory import RankMemory, worst_rank
-from phalanx.planner.cost.mixed import estimate_mixed, mixed_layouts, place
+from phalanx.planner.cost.mixed import estimate_mixed, mixed_layouts, place_pipeline
 from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.recipe import Checkpointing, Recipe
 from phalanx.planner.model.shape import ModelShape
-from phalanx.planner.search.candidates import candidates, why_not_apart
-from phalanx.planner.validity import why_not
+from phalanx.planner.search.candidates import candidate_layouts, describe_island_mismatch
+from phalanx.planner.validity import describe_refusal
 
 By = Literal["speed", "cost"]
 PLAYED = 24
@@ -46,7 +46,7 @@ class Ranking:
     refused: tuple[RefusedLayout, ...]
 
 
-def rank(
+def rank_layouts(
     shape: ModelShape,
     recipe: Recipe,
     cluster: Cluster,
@@ -77,7 +77,7 @@ def rank(
         return _rank_mixed(shape, recipe, cluster, tokens)
     valid: list[Estimate] = []
     refused: list[RefusedLayout] = []
-    every = candidates(num_devices, cluster.per_node, recipe.outer, own)
+    every = candidate_layouts(num_devices, cluster.per_node, recipe.outer, own)
     for layout in [fixed] if fixed is not None else every:
         result = _best_recipe(shape, layout, recipe, cluster, tokens, guard)
         if isinstance(result, RefusedLayout):
@@ -86,12 +86,13 @@ def rank(
             valid.append(result)
     valid.sort(key=lambda found: _sort_key(found, by))
     played = [
-        estimate(shape, ranked.layout, ranked.recipe, cluster, tokens=tokens, guard=guard) for ranked in valid[:PLAYED]
+        estimate_layout(shape, ranked.layout, ranked.recipe, cluster, tokens=tokens, guard=guard)
+        for ranked in valid[:PLAYED]
     ]
-    return merged([Ranking(tuple(played), tuple(refused)), Ranking(tuple(valid[PLAYED:]), ())], by, keep=PLAYED)
+    return merge_rankings([Ranking(tuple(played), tuple(refused)), Ranking(tuple(valid[PLAYED:]), ())], by, keep=PLAYED)
 
 
-def merged(rankings: Sequence[Ranking], by: By, keep: int | None = None) -> Ranking:
+def merge_rankings(rankings: Sequence[Ranking], by: By, keep: int | None = None) -> Ranking:
     """Return several rankings as one.
 
     Args:
@@ -101,11 +102,11 @@ def merged(rankings: Sequence[Ranking], by: By, keep: int | None = None) -> Rank
     """
     valid = [estimated for ranking in rankings for estimated in ranking.valid]
     first = len(valid) if keep is None else keep
-    head = ordered(valid[:first], by)
+    head = order_estimates(valid[:first], by)
     return Ranking((*head, *valid[first:]), tuple(refused for ranking in rankings for refused in ranking.refused))
 
 
-def ordered(found: Iterable[Estimate], by: By) -> list[Estimate]:
+def order_estimates(found: Iterable[Estimate], by: By) -> list[Estimate]:
     """Put the best first, and of those that are as good within `ERROR` the one that most people would run.
 
     A layout of more axes that promises 2 % more is no better choice: that much lies within what the estimate is off by.
@@ -113,18 +114,18 @@ def ordered(found: Iterable[Estimate], by: By) -> list[Estimate]:
     left = sorted(found, key=lambda one: _sort_key(one, by))
     order: list[Estimate] = []
     while left:
-        bound = _spent(left[0], by) * (1 + ERROR)
-        alike = [one for one in left if _spent(one, by) <= bound]
-        order += sorted(alike, key=lambda one: _rarity(one.layout))
+        bound = _cost_per_token(left[0], by) * (1 + ERROR)
+        alike = [one for one in left if _cost_per_token(one, by) <= bound]
+        order += sorted(alike, key=lambda one: _rarity_key(one.layout))
         left = left[len(alike) :]
     return order
 
 
-def _spent(found: Estimate, by: By) -> float:
-    return (found.layout.world if by == "cost" else 1) / found.tokens_per_s
+def _cost_per_token(found: Estimate, by: By) -> float:
+    return (found.layout.num_ranks if by == "cost" else 1) / found.tokens_per_s
 
 
-def _rarity(layout: Layout) -> tuple[int, ...]:
+def _rarity_key(layout: Layout) -> tuple[int, ...]:
     """Return a key by which common layouts come first: copies, then sharded copies, then ever more axes."""
     axes = (layout.islands > 1, layout.cp > 1, layout.pp > 1, layout.tp > 1, layout.replicas > 1)
     # of sharding whole copies, then FSDP, are what people run; a pipeline's plain schedule before the clever ones
@@ -133,7 +134,7 @@ def _rarity(layout: Layout) -> tuple[int, ...]:
 
 def _sort_key(found: Estimate, by: By) -> tuple[float, float, str]:
     # of equally good ones the one that leaves most memory free; dollars are proportional to device-seconds
-    return (_spent(found, by), found.memory.total, str(found.layout))
+    return (_cost_per_token(found, by), found.memory.total_bytes, str(found.layout))
 
 
 def _best_recipe(
@@ -149,7 +150,7 @@ def _best_recipe(
         return RefusedLayout(
             layout, f"tp={layout.tp} exchanges in every block across nodes of {cluster.per_node}; lower tp"
         )
-    apart = why_not_apart(layout, recipe.outer)
+    apart = describe_island_mismatch(layout, recipe.outer)
     if apart is not None:
         return RefusedLayout(layout, apart)
     limit = usable_bytes(cluster)
@@ -157,20 +158,20 @@ def _best_recipe(
     reason: str | None = None
     smallest: RankMemory | None = None
     for variants in _recipe_variants(layout, recipe):
-        why = why_not(layout, shape, variants[0])
+        why = describe_refusal(layout, shape, variants[0])
         if why is not None:
             reason = reason or why
             continue
         for variant in variants:
-            memory = worst_rank(shape, layout, as_done(variant, cluster))
-            if memory.total <= limit:
-                estimated = estimate(shape, layout, variant, cluster, tokens=tokens, guard=guard, exact=False)
+            memory = worst_rank(shape, layout, effective_recipe(variant, cluster))
+            if memory.total_bytes <= limit:
+                estimated = estimate_layout(shape, layout, variant, cluster, tokens=tokens, guard=guard, exact=False)
                 best = estimated if best is None or estimated.tokens_per_s > best.tokens_per_s else best
                 break
-            smallest = memory if smallest is None or memory.total < smallest.total else smallest
+            smallest = memory if smallest is None or memory.total_bytes < smallest.total_bytes else smallest
     if best is not None:
         return best
-    too_large = None if smallest is None else why_too_large(smallest, limit)
+    too_large = None if smallest is None else describe_excess(smallest, limit)
     return RefusedLayout(layout, too_large or reason or "no number of microbatches divides the batch")
 
 
@@ -202,11 +203,11 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
         reason = "no microbatches fit"
         options: list[Estimate] = []
         for variants in _recipe_variants(layout, recipe):
-            why = why_not(layout, shape, variants[0])
+            why = describe_refusal(layout, shape, variants[0])
             if why is not None:
                 reason = why if reason != TOO_LARGE else reason
                 continue
-            placements = ((variant, place(shape, layout, variant, cluster)) for variant in variants)
+            placements = ((variant, place_pipeline(shape, layout, variant, cluster)) for variant in variants)
             chosen = next(((variant, placed) for variant, placed in placements if placed is not None), None)
             if chosen is None:
                 reason = TOO_LARGE
@@ -216,4 +217,4 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
             valid.append(max(options, key=lambda found: found.tokens_per_s))
         else:
             refused.append(RefusedLayout(layout, reason))
-    return Ranking(tuple(ordered(valid, "speed")), tuple(refused))
+    return Ranking(tuple(order_estimates(valid, "speed")), tuple(refused))

@@ -39,7 +39,7 @@ def run_text(data: dict[str, Any], found: Estimate) -> str:
     run["train"] = {**run.get("train", {}), "microbatches": found.recipe.microbatches}
     run["model"] = {key: value for key, value in run.get("model", {}).items() if key != "activation_checkpointing"}
     before = run.get("parallel") or {}
-    run["parallel"] = {**found.layout.section(), **{key: before[key] for key in _KEPT if key in before}}
+    run["parallel"] = {**found.layout.parallel_section(), **{key: before[key] for key in _KEPT if key in before}}
     if found.layout.replicas > 1:
         run["parallel"]["replicas"] = found.layout.replicas
     if found.recipe.sequence_parallel:
@@ -57,7 +57,7 @@ def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
         recipe: Training recipe; the weights of a run are in fp32, whatever it computes in.
         tokens: Tokens of the training; None is one step.
     """
-    steps = max(1, round((tokens or 0.0) / recipe.tokens))
+    steps = max(1, round((tokens or 0.0) / recipe.tokens_per_step))
     return {
         "model": {**_model_origin(model), "from_scratch": True},
         "data": {

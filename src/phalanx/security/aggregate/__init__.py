@@ -17,7 +17,7 @@ from phalanx.security.aggregate.encoding import RingEncoding as RingEncoding, Va
 from phalanx.security.aggregate.graph import (
     Degree as Degree,
     degree_of as degree_of,
-    most_colluding as most_colluding,
+    max_colluding as max_colluding,
     threshold_of as threshold_of,
 )
 from phalanx.security.aggregate.messages import SumRefusal as SumRefusal

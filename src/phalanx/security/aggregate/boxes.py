@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate.masks import agree_secret, derived
+from phalanx.security.aggregate.masks import agree_secret, derive_round_key
 from phalanx.security.aggregate.messages import ShareBox, SumRefusal, share_digest
 from phalanx.security.aggregate.shamir import SHARE_BYTES, split_secret
 from phalanx.security.aggregate.terms import SumTerms
@@ -52,7 +52,7 @@ def seal_box(
         terms, (dealer, keys[0].public_key().public_bytes_raw().hex()), (holder, keys[1]), keys[0], holder
     )
     return ShareBox(
-        terms=terms.digest,
+        terms=terms.terms_digest,
         sender=dealer,
         adverts=adverts,
         holder=holder,
@@ -97,4 +97,4 @@ def _open_cipher(
 ) -> AESGCM:
     public = holder[1] if other == holder[0] else dealer[1]
     secret = agree_secret(private, (other, public))
-    return AESGCM(derived(secret, "aggregate-box/1", [terms.digest, dealer, holder]))
+    return AESGCM(derive_round_key(secret, "aggregate-box/1", [terms.terms_digest, dealer, holder]))

@@ -55,7 +55,7 @@ class ExpectedRound:
     roster: Mapping[str, Peer]
     minimum: int
 
-    def check(self, terms: SumTerms, name: str) -> None:
+    def check_terms(self, terms: SumTerms, name: str) -> None:
         """Raise unless the terms belong to this round and protect the client of this name.
 
         Raises:
@@ -70,7 +70,7 @@ class ExpectedRound:
             entry = self.roster.get(member.name)
             if entry is None or entry.public_key.hex() != member.key:
                 raise AggregationError(SumRefusal.FOREIGN_PARTY, f"terms: {member.name} has not the key of the roster")
-        if name not in terms.names:
+        if name not in terms.client_names:
             raise AggregationError(SumRefusal.NOT_INCLUDED, f"terms: {name} is not in the cohort")
         if terms.minimum < self.minimum:
             raise AggregationError(
@@ -121,7 +121,7 @@ class SumClient:
         self._sharers: tuple[str, ...] = ()
         self._included: dict[str, str] = {}
 
-    def join(self, terms: bytes) -> bytes:
+    def join_round(self, terms: bytes) -> bytes:
         """Take the terms of a round; enter it, and return this client's keys.
 
         Raises:
@@ -131,34 +131,34 @@ class SumClient:
         """
         self._check_phase(SumPhase.TERMS)
         round_terms = m.read_terms(terms, self._expected.server)
-        self._expected.check(round_terms, self._name)
-        self._rounds.enter(round_terms.run, round_terms.round)
+        self._expected.check_terms(round_terms, self._name)
+        self._rounds.enter_round(round_terms.run, round_terms.round)
         self._terms = round_terms
         self._peers = {member.name: Peer.from_hex(member.name, member.key) for member in round_terms.cohort}
         self._box_key, self._mask_key = (X25519PrivateKey.from_private_bytes(self._fresh(32)) for _ in range(2))
         self._seed = self._fresh(32)
         advert = m.Advert(
-            terms=round_terms.digest,
+            terms=round_terms.terms_digest,
             sender=self._name,
             box_key=self._box_key.public_key().public_bytes_raw().hex(),
             mask_key=self._mask_key.public_key().public_bytes_raw().hex(),
             seed_digest=m.seed_digest(round_terms, self._name, self._seed),
         )
-        self._own_advert = m.signed(advert, self._identity)
+        self._own_advert = m.sign_message(advert, self._identity)
         self.phase = SumPhase.ADVERTS
-        return m.encoded(self._own_advert)
+        return m.encode_message(self._own_advert)
 
     @property
-    def terms(self) -> SumTerms:
+    def round_terms(self) -> SumTerms:
         """The terms of the round that it has joined."""
         return self._terms
 
     @property
-    def included(self) -> tuple[str, ...]:
+    def included_clients(self) -> tuple[str, ...]:
         """The clients in the sum that it has given its word for, by name; empty before."""
         return tuple(sorted(self._included))
 
-    def share(self, adverts: bytes) -> bytes:
+    def share_secrets(self, adverts: bytes) -> bytes:
         """Take all clients' keys; return sealed shares of this client's two secrets, one box a neighbour.
 
         Raises:
@@ -173,13 +173,15 @@ class SumClient:
         if self._own_advert not in heard:
             raise AggregationError(SumRefusal.NOT_INCLUDED, "adverts: this client's own is not there as it sent it")
         digest = m.adverts_digest(terms, heard)
-        graph = terms.neighbours(digest)
+        graph = terms.neighbours_by_client(digest)
         check_view(terms, graph, self._name, list(bodies))
-        holders = {name: terms.names.index(name) + 1 for name in graph[self._name]}
+        holders = {name: terms.client_names.index(name) + 1 for name in graph[self._name]}
         # a neighbour that sent no keys gets no box; its number stays its own
-        dealt = deal_shares((self._mask_key.private_bytes_raw(), self._seed), holders, terms.degree.shares, self._fresh)
+        dealt = deal_shares(
+            (self._mask_key.private_bytes_raw(), self._seed), holders, terms.graph_degree.shares, self._fresh
+        )
         boxes = tuple(
-            m.signed(
+            m.sign_message(
                 seal_box(terms, digest, (self._name, name), (self._box_key, bodies[name].box_key), shares),
                 self._identity,
             )
@@ -188,9 +190,9 @@ class SumClient:
         )
         self._adverts, self._adverts_digest, self._graph = bodies, digest, graph
         self.phase = SumPhase.DELIVERY
-        return m.encoded(m.Boxes(boxes=boxes))
+        return m.encode_message(m.Boxes(boxes=boxes))
 
-    def mask(
+    def mask_values(
         self, delivery: bytes, values: Values, weight: int = 1, noise: NDArray[np.int64] | None = None
     ) -> MaskedDeposit:
         """Take the neighbours' shares; return this client's values, clipped, rounded and masked.
@@ -222,20 +224,20 @@ class SumClient:
         self._sharers, self._shares = heard.sharers, shares
         self._view = m.view_digest(terms, self._adverts_digest, heard.sharers)
         masks = [
-            pair_key(terms.digest, (self._name, self._mask_key), (name, self._adverts[name].mask_key))
+            pair_key(terms.terms_digest, (self._name, self._mask_key), (name, self._adverts[name].mask_key))
             for name in sorted(shares)
         ]
-        masks.append(self_mask(terms.digest, self._name, self._seed))
-        masked = masked_values(values, terms.encoding, (scale, weight), self._fresh(32), masks, noise)
+        masks.append(self_mask(terms.terms_digest, self._name, self._seed))
+        masked = masked_values(values, terms.ring_encoding, (scale, weight), self._fresh(32), masks, noise)
         self._payload = digest_hex(masked.data.cast("B"))
-        deposit = m.Deposit(terms=terms.digest, sender=self._name, view=self._view, payload=self._payload)
-        message = m.encoded(m.signed(deposit, self._identity))
+        deposit = m.Deposit(terms=terms.terms_digest, sender=self._name, view=self._view, payload=self._payload)
+        message = m.encode_message(m.sign_message(deposit, self._identity))
         # others keep shares of these; this client needs them no more
         del self._seed, self._mask_key
         self.phase = SumPhase.DEPOSITS
         return MaskedDeposit(message, masked)
 
-    def consent(self, deposits: bytes) -> bytes:
+    def sign_consent(self, deposits: bytes) -> bytes:
         """Take the list of those in the sum; return this client's word for it.
 
         Raises:
@@ -256,10 +258,10 @@ class SumClient:
         self._included = included
         self._included_digest = m.included_digest(terms, self._view, included)
         self.phase = SumPhase.CONSENTS
-        consent = m.Consent(terms=terms.digest, sender=self._name, included=self._included_digest)
-        return m.encoded(m.signed(consent, self._identity))
+        consent = m.Consent(terms=terms.terms_digest, sender=self._name, included=self._included_digest)
+        return m.encode_message(m.sign_message(consent, self._identity))
 
-    def release(self, consents: bytes) -> bytes:
+    def release_shares(self, consents: bytes) -> bytes:
         """Take the words of the others; return the shares that take the masks off this sum.
 
         Raises:
@@ -270,7 +272,7 @@ class SumClient:
         bodies = [m.check_signed(message, terms, self._peers) for message in heard]
         check_consents(terms, self._included, self._included_digest, bodies)
         release = m.ShareRelease(
-            terms=terms.digest,
+            terms=terms.terms_digest,
             sender=self._name,
             included=self._included_digest,
             key_shares={name: pair.key for name, pair in self._shares.items() if name not in self._included},
@@ -278,7 +280,7 @@ class SumClient:
         )
         self.phase = SumPhase.NOTHING
         self._shares = {}
-        return m.encoded(m.signed(release, self._identity))
+        return m.encode_message(m.sign_message(release, self._identity))
 
     def _open_delivery(self, delivery: m.ShareDelivery) -> dict[str, SharePair]:
         """Check a delivery and open its boxes; every neighbour that shared must have sent exactly one."""
@@ -306,10 +308,10 @@ class SumClient:
         norm = norm_of(values)
         if not np.isfinite(norm):
             raise AggregationError(SumRefusal.BAD_INPUT, "values: one is NaN, infinite or too large to square")
-        return terms.encoding.scale_for(norm)
+        return terms.ring_encoding.scale_for(norm)
 
     def _read_message(self, data: bytes, kind: type[m.Message]) -> m.Message:
-        return m.decoded(data, kind, len(self._terms.cohort))
+        return m.decode_message(data, kind, len(self._terms.cohort))
 
     def _check_phase(self, due: SumPhase) -> None:
         if self.phase is not due:

@@ -34,18 +34,18 @@ class RingEncoding:
     max_weight: int
 
     @property
-    def levels(self) -> int:
+    def max_level(self) -> int:
         """The largest integer that a value becomes."""
         return LARGEST // (self.clients * self.max_weight)
 
     @property
-    def step(self) -> float:
+    def step_size(self) -> float:
         """The real number that one unit of the ring stands for."""
-        return self.clip / self.levels
+        return self.clip / self.max_level
 
     def scale_for(self, norm: float) -> float:
         """Return what values of this norm are multiplied with to become integers."""
-        return min(1.0, self.clip / norm if norm > 0 else 1.0) / self.step
+        return min(1.0, self.clip / norm if norm > 0 else 1.0) / self.step_size
 
     def round_into(self, values: Values, scale: float, weight: int, random: Words, out: Words) -> None:
         """Encode some values, by rounding that is right on average.
@@ -61,15 +61,15 @@ class RingEncoding:
         exact += np.multiply(random, 2.0**-32, dtype=np.float64)
         np.floor(exact, out=exact)
         # a rounding error of the product must not exceed the bound by one
-        np.clip(exact, -self.levels, self.levels, out=exact)
+        np.clip(exact, -self.max_level, self.max_level, out=exact)
         integers = out.view(np.int32)
         np.copyto(integers, exact, casting="unsafe")
         if weight != 1:
             integers *= np.int32(weight)
 
-    def mean(self, total: Words, weight: int) -> NDArray[np.float32]:
+    def weighted_mean(self, total: Words, weight: int) -> NDArray[np.float32]:
         """Return the weighted mean of the clients' values, given the sum of their messages without its last element."""
-        return (total.view(np.int32) * (self.step / weight)).astype(np.float32)
+        return (total.view(np.int32) * (self.step_size / weight)).astype(np.float32)
 
 
 def norm_of(values: Values) -> float:

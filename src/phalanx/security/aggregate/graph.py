@@ -41,7 +41,7 @@ def threshold_of(count: int) -> int:
     return 2 * count // 3 + 1
 
 
-def most_colluding(count: int) -> int:
+def max_colluding(count: int) -> int:
     """Return how many clients may collude with the server: fewer than a third."""
     return (count - 1) // 3
 
@@ -81,16 +81,16 @@ def neighbours_of(names: Sequence[str], seed: bytes, minimum: int) -> dict[str, 
 
 def _sparse_degree(count: int, minimum: int, degree: int) -> Degree | None:
     """Return the numbers for a degree, or None where a round would end too seldom."""
-    shares = _most_colluding_neighbours(count, degree) + minimum - 1
+    shares = _max_colluding_neighbours(count, degree) + minimum - 1
     alive = threshold_of(count) - 1
     lost = sum(_count_ways(count - 1, alive, degree, few) for few in range(min(shares, degree + 1)))
     ends = shares <= degree and lost * count << _LIVENESS_BITS <= comb(count - 1, degree)
     return Degree(degree, shares) if ends else None
 
 
-def _most_colluding_neighbours(count: int, degree: int) -> int:
+def _max_colluding_neighbours(count: int, degree: int) -> int:
     """Return how many neighbours of any one client collude, but for the chance of the bound."""
-    colluding, more = most_colluding(count), 0
+    colluding, more = max_colluding(count), 0
     for number in range(min(colluding, degree), 0, -1):
         more += _count_ways(count - 1, colluding, degree, number)
         if more * count << _PRIVACY_BITS > comb(count - 1, degree):

@@ -39,7 +39,7 @@ class Mask(NamedTuple):
     is_added: bool
 
     @property
-    def opposite(self) -> "Mask":
+    def cancelling_mask(self) -> "Mask":
         """The mask that cancels this one."""
         return Mask(self.key, not self.is_added)
 
@@ -51,7 +51,7 @@ class KeyStream:
         self._encryptor = Cipher(AES256(key), CTR(bytes(16))).encryptor()
         self._buffer = bytearray(_WORD_BYTES * CHUNK)
 
-    def words(self, count: int) -> Words:
+    def next_words(self, count: int) -> Words:
         """Return the next words, at most `CHUNK` of them."""
         size = _WORD_BYTES * count
         self._encryptor.update_into(memoryview(_ZEROS)[:size], memoryview(self._buffer)[:size])
@@ -71,12 +71,12 @@ def pair_key(terms: str, own: tuple[str, X25519PrivateKey], other: tuple[str, st
     public = own[1].public_key().public_bytes_raw().hex()
     ends = sorted([(own[0], public), other])
     secret = agree_secret(own[1], other)
-    return Mask(derived(secret, "aggregate-mask/1", [terms, *ends]), own[0] < other[0])
+    return Mask(derive_round_key(secret, "aggregate-mask/1", [terms, *ends]), own[0] < other[0])
 
 
 def self_mask(terms: str, name: str, seed: bytes) -> Mask:
     """Return the mask of one client that the sum's server takes off once it is settled which clients are in the sum."""
-    return Mask(derived(seed, "aggregate-self-mask/1", [terms, name]), True)
+    return Mask(derive_round_key(seed, "aggregate-self-mask/1", [terms, name]), True)
 
 
 def agree_secret(private: X25519PrivateKey, other: tuple[str, str]) -> bytes:
@@ -93,7 +93,7 @@ def agree_secret(private: X25519PrivateKey, other: tuple[str, str]) -> bytes:
         ) from exc
 
 
-def derived(secret: bytes, domain: str, about: Sequence[object]) -> bytes:
+def derive_round_key(secret: bytes, domain: str, about: Sequence[object]) -> bytes:
     """Return 32 bytes made of a secret for one purpose."""
     info = in_domain(domain, canonical_json(about))
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
@@ -105,7 +105,7 @@ def add_masks(total: Words, masks: Sequence[Mask]) -> None:
     for chunk in chunk_slices(len(total)):
         part = total[chunk]
         for stream, is_added in streams:
-            (np.add if is_added else np.subtract)(part, stream.words(len(part)), out=part)
+            (np.add if is_added else np.subtract)(part, stream.next_words(len(part)), out=part)
 
 
 def masked_values(
@@ -130,9 +130,11 @@ def masked_values(
     out[-1] = weight
     for chunk in chunk_slices(len(out)):
         part, chunk_values = out[chunk], values[chunk]
-        encoding.round_into(chunk_values, scale, weight, rounding.words(len(chunk_values)), part[: len(chunk_values)])
+        encoding.round_into(
+            chunk_values, scale, weight, rounding.next_words(len(chunk_values)), part[: len(chunk_values)]
+        )
         if noise is not None:
             part[: len(chunk_values)] += noise[chunk].astype(np.uint32)
         for stream, is_added in streams:
-            (np.add if is_added else np.subtract)(part, stream.words(len(part)), out=part)
+            (np.add if is_added else np.subtract)(part, stream.next_words(len(part)), out=part)
     return out

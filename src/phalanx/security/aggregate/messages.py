@@ -194,12 +194,12 @@ class Consents(StrictModel):
 Message = TypeVar("Message", bound=StrictModel)
 
 
-def encoded(message: StrictModel) -> bytes:
+def encode_message(message: StrictModel) -> bytes:
     """Return a message's one form."""
     return canonical_json(message.model_dump(mode="json"))
 
 
-def decoded(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Message:
+def decode_message(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Message:
     """Read a message that must be in its one form.
 
     Args:
@@ -212,7 +212,7 @@ def decoded(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Me
         raise AggregationError(SumRefusal.MALFORMED, f"{len(data)} bytes, at most {limit}")
     try:
         message = kind.model_validate_json(data)
-        is_canonical = encoded(message) == data
+        is_canonical = encode_message(message) == data
     except ValidationError as exc:
         error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, error["loc"]))[:80]
@@ -222,9 +222,9 @@ def decoded(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Me
     return message
 
 
-def signed(body: Body, identity: Identity) -> SignedMessage[Body]:
+def sign_message(body: Body, identity: Identity) -> SignedMessage[Body]:
     """Sign a body."""
-    signature = identity.sign(_to_sign(body.kind, body))
+    signature = identity.sign_data(_signed_bytes(body.kind, body))
     form = cast("type[SignedMessage[Body]]", SignedMessage.__class_getitem__(type(body)))
     return form(body=body, signature=signature.hex())
 
@@ -237,7 +237,7 @@ def check_signed(message: SignedMessage[Body], terms: SumTerms, peers: dict[str,
     """
     body = message.body
     # a statement for other terms blames nobody: it may be of another sum, and brought by another party
-    if body.terms != terms.digest:
+    if body.terms != terms.terms_digest:
         raise AggregationError(SumRefusal.FOREIGN_TERMS, f"{body.sender}: signed for other terms")
     if body.sender not in peers:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{body.sender}: is not in the cohort")
@@ -252,14 +252,14 @@ def check_signature(signature: str, body: SumMessage, peer: Peer) -> None:
         AggregationError: It did not.
     """
     try:
-        peer.verify(bytes.fromhex(signature), _to_sign(body.kind, body))
+        peer.verify_signature(bytes.fromhex(signature), _signed_bytes(body.kind, body))
     except SignatureError as exc:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{peer.name}: the signature does not match") from exc
 
 
 def sign_terms(terms: SumTerms, server: Identity) -> bytes:
     """Return the terms as the server sends them."""
-    return encoded(SignedTerms(body=terms, signature=server.sign(_to_sign("terms", terms)).hex()))
+    return encode_message(SignedTerms(body=terms, signature=server.sign_data(_signed_bytes("terms", terms)).hex()))
 
 
 def read_terms(data: bytes, server: Peer) -> SumTerms:
@@ -268,9 +268,9 @@ def read_terms(data: bytes, server: Peer) -> SumTerms:
     Raises:
         AggregationError: They are malformed or impossible, or the server did not sign them.
     """
-    message = decoded(data, SignedTerms)
+    message = decode_message(data, SignedTerms)
     try:
-        server.verify(bytes.fromhex(message.signature), _to_sign("terms", message.body))
+        server.verify_signature(bytes.fromhex(message.signature), _signed_bytes("terms", message.body))
     except SignatureError as exc:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"terms: {server.name} did not sign them") from exc
     return message.body
@@ -283,28 +283,28 @@ def digest_of(domain: str, *parts: object) -> str:
 
 def adverts_digest(terms: SumTerms, adverts: Sequence[SignedMessage[Advert]]) -> str:
     """Return the digest of all adverts."""
-    return digest_of("aggregate-adverts/1", terms.digest, [advert.model_dump(mode="json") for advert in adverts])
+    return digest_of("aggregate-adverts/1", terms.terms_digest, [advert.model_dump(mode="json") for advert in adverts])
 
 
 def view_digest(terms: SumTerms, adverts: str, sharers: Sequence[str]) -> str:
     """Return the digest of the adverts and sharers that a client received before it masked its values."""
-    return digest_of("aggregate-view/1", terms.digest, adverts, list(sharers))
+    return digest_of("aggregate-view/1", terms.terms_digest, adverts, list(sharers))
 
 
 def included_digest(terms: SumTerms, view: str, payloads: dict[str, str]) -> str:
     """Return the digest of the clients in the sum and of their values."""
-    return digest_of("aggregate-included/1", terms.digest, view, payloads)
+    return digest_of("aggregate-included/1", terms.terms_digest, view, payloads)
 
 
 def share_digest(kind: str, terms: SumTerms, dealer: str, holder: str, share: str) -> str:
     """Return the digest that binds a share to its dealer and its holder."""
-    return digest_of("aggregate-share/1", kind, terms.digest, dealer, holder, share)
+    return digest_of("aggregate-share/1", kind, terms.terms_digest, dealer, holder, share)
 
 
 def seed_digest(terms: SumTerms, name: str, seed: bytes) -> str:
     """Return the digest that binds a seed to the client that drew it."""
-    return digest_of("aggregate-seed/1", terms.digest, name, seed.hex())
+    return digest_of("aggregate-seed/1", terms.terms_digest, name, seed.hex())
 
 
-def _to_sign(kind: str, body: StrictModel) -> bytes:
+def _signed_bytes(kind: str, body: StrictModel) -> bytes:
     return in_domain(f"aggregate-{kind}-signature/1", canonical_json(body.model_dump(mode="json")))

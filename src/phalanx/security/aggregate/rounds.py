@@ -11,7 +11,7 @@ from phalanx.security.crypto import digest_hex, lock_file, read_number, write_nu
 class EnteredRounds(Protocol):
     """The rounds that one client has entered, which outlive its process."""
 
-    def enter(self, run: str, number: int) -> None:
+    def enter_round(self, run: str, number: int) -> None:
         """Write down that the client enters a round.
 
         Raises:
@@ -32,7 +32,7 @@ class RoundFile:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def enter(self, run: str, number: int) -> None:
+    def enter_round(self, run: str, number: int) -> None:
         """As `EnteredRounds` says."""
         path = self._directory / f"round-{digest_hex(run.encode())[:32]}.json"
         with lock_file(path):

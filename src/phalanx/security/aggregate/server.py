@@ -54,9 +54,9 @@ class SumResult:
     dropped: tuple[str, ...]
     liars: dict[str, str] = field(default_factory=dict)
 
-    def mean(self) -> NDArray[np.float32]:
+    def mean_values(self) -> NDArray[np.float32]:
         """Return the weighted mean of the clients' values."""
-        return self.encoding.mean(self.total.view(np.uint32), self.weight)
+        return self.encoding.weighted_mean(self.total.view(np.uint32), self.weight)
 
 
 class SumServer:
@@ -95,7 +95,7 @@ class SumServer:
         self._adverts[body.sender] = message
         return body.sender
 
-    def adverts(self) -> bytes:
+    def close_adverts(self) -> bytes:
         """Close the phase; return all keys, for each client that sent some.
 
         Raises:
@@ -104,8 +104,8 @@ class SumServer:
         self._close_phase(ServerPhase.ADVERTS, self._adverts)
         ordered = tuple(self._adverts[name] for name in sorted(self._adverts))
         self._adverts_digest = m.adverts_digest(self.terms, ordered)
-        self._graph = self.terms.neighbours(self._adverts_digest)
-        return m.encoded(m.Adverts(adverts=ordered))
+        self._graph = self.terms.neighbours_by_client(self._adverts_digest)
+        return m.encode_message(m.Adverts(adverts=ordered))
 
     def take_boxes(self, data: bytes, bringer: str = "") -> str:
         """Take a client's boxes, and return its name.
@@ -114,7 +114,7 @@ class SumServer:
             AggregationError: They are not one box for each of its neighbours, signed by it in this round.
         """
         self._check_phase(ServerPhase.BOXES)
-        heard = m.decoded(data, m.Boxes, len(self.terms.cohort)).boxes
+        heard = m.decode_message(data, m.Boxes, len(self.terms.cohort)).boxes
         bodies = [m.check_signed(message, self.terms, self._peers) for message in heard]
         senders = {body.sender for body in bodies}
         if len(senders) != 1 or not senders <= self._adverts.keys() or senders & self._boxes.keys():
@@ -129,7 +129,7 @@ class SumServer:
         self._boxes[sender] = {message.body.holder: message for message in heard}
         return sender
 
-    def deliveries(self) -> dict[str, bytes]:
+    def close_boxes(self) -> dict[str, bytes]:
         """Close the phase; return the delivery of each client that shared.
 
         Raises:
@@ -139,7 +139,7 @@ class SumServer:
         self._sharers = tuple(sorted(self._boxes))
         self._view = m.view_digest(self.terms, self._adverts_digest, self._sharers)
         return {
-            holder: m.encoded(
+            holder: m.encode_message(
                 m.ShareDelivery(
                     sharers=self._sharers,
                     boxes=tuple(self._boxes[name][holder] for name in self._graph[holder] if name in self._boxes),
@@ -170,7 +170,7 @@ class SumServer:
         self._deposits[body.sender] = message
         return body.sender
 
-    def deposits(self) -> bytes:
+    def close_deposits(self) -> bytes:
         """Close the phase; return the list of those in the sum, for each of them.
 
         Raises:
@@ -180,10 +180,10 @@ class SumServer:
         self._included = {name: self._deposits[name].body.payload for name in sorted(self._deposits)}
         check_included(self.terms, self._graph, self._sharers, self._included)
         self._included_digest = m.included_digest(self.terms, self._view, self._included)
-        return m.encoded(m.Deposits(deposits=tuple(self._deposits[name] for name in self._included)))
+        return m.encode_message(m.Deposits(deposits=tuple(self._deposits[name] for name in self._included)))
 
     @property
-    def included(self) -> tuple[str, ...]:
+    def included_clients(self) -> tuple[str, ...]:
         """The clients in the sum, by name; known once `deposits` has closed its phase."""
         return tuple(self._included)
 
@@ -201,14 +201,14 @@ class SumServer:
         self._consents[body.sender] = message
         return body.sender
 
-    def consents(self) -> bytes:
+    def close_consents(self) -> bytes:
         """Close the phase; return all words, for each client that gave one.
 
         Raises:
             AggregationError: Fewer came than the threshold.
         """
         self._close_phase(ServerPhase.CONSENTS, self._consents)
-        return m.encoded(m.Consents(consents=tuple(self._consents[name] for name in sorted(self._consents))))
+        return m.encode_message(m.Consents(consents=tuple(self._consents[name] for name in sorted(self._consents))))
 
     def take_release(self, data: bytes, bringer: str = "") -> str:
         """Take a client's shares, and return its name.
@@ -217,7 +217,7 @@ class SumServer:
             AggregationError: They are malformed, or not signed by a client that gave its word.
         """
         self._check_phase(ServerPhase.RELEASES)
-        message = m.decoded(data, m.SignedMessage[m.ShareRelease], len(self.terms.cohort))
+        message = m.decode_message(data, m.SignedMessage[m.ShareRelease], len(self.terms.cohort))
         body = m.check_signed(message, self.terms, self._peers)
         _check_bringer(body.sender, bringer)
         is_due = body.sender in self._consents and body.sender not in self._releases
@@ -226,7 +226,7 @@ class SumServer:
         self._releases[body.sender] = body
         return body.sender
 
-    def result(self) -> SumResult:
+    def unmask_sum(self) -> SumResult:
         """Take the masks off and return the sum; the last step.
 
         Raises:
@@ -239,20 +239,20 @@ class SumServer:
         for name in self._sharers:
             secret = self._recover_secret(name, "seed" if name in self._included else "key", liars)
             masks += self._masks_left(name, secret)
-        add_masks(self._total, [mask.opposite for mask in masks])
+        add_masks(self._total, [mask.cancelling_mask for mask in masks])
         self.phase = ServerPhase.NOTHING
-        dropped = tuple(name for name in self.terms.names if name not in self._included)
+        dropped = tuple(name for name in self.terms.client_names if name not in self._included)
         weight = int(self._total[-1])
         if not 1 <= weight <= self.terms.max_weight * len(self._included):
             raise AggregationError(
                 SumRefusal.BAD_INPUT, "the sum has an impossible weight: a client's masks are not its own"
             )
         total = self._total[:-1].view(np.int32)
-        return SumResult(total, weight, self.terms.encoding, tuple(self._included), dropped, liars)
+        return SumResult(total, weight, self.terms.ring_encoding, tuple(self._included), dropped, liars)
 
     def _masks_left(self, name: str, secret: bytes) -> list[Mask]:
         """Return the masks that a client left in the sum: its own, or the ones that it shares with its neighbours."""
-        terms, advert = self.terms.digest, self._adverts[name].body
+        terms, advert = self.terms.terms_digest, self._adverts[name].body
         if name in self._included:
             if m.seed_digest(self.terms, name, secret) != advert.seed_digest:
                 raise _bad_dealer(name)
@@ -261,7 +261,7 @@ class SumServer:
         if private.public_key().public_bytes_raw().hex() != advert.mask_key:
             raise _bad_dealer(name)
         others = [(other, self._adverts[other].body.mask_key) for other in self._graph[name] if other in self._included]
-        return [pair_key(terms, (name, private), other).opposite for other in others]
+        return [pair_key(terms, (name, private), other).cancelling_mask for other in others]
 
     def _recover_secret(self, dealer: str, kind: str, liars: dict[str, str]) -> bytes:
         """Return a client's secret from the shares that are, by its own signed digests, those it dealt."""
@@ -270,10 +270,10 @@ class SumServer:
             release = self._releases.get(holder)
             share = None if release is None else getattr(release, f"{kind}_shares").get(dealer)
             if share is not None and is_share_of(self.terms, self._boxes[dealer][holder].body, kind, share):
-                shares[self.terms.names.index(holder) + 1] = bytes.fromhex(share)
+                shares[self.terms.client_names.index(holder) + 1] = bytes.fromhex(share)
             elif release is not None:
                 liars[holder] = f"gave out another share of {dealer} than it was dealt"
-        needed = self.terms.degree.shares
+        needed = self.terms.graph_degree.shares
         if len(shares) < needed:
             raise AggregationError(
                 SumRefusal.TOO_FEW, f"{dealer}: {len(shares)} right shares of its {kind}, {needed} are needed"
@@ -292,7 +292,7 @@ class SumServer:
         bringer: str,
     ) -> tuple[m.SignedMessage[m.Body], m.Body]:
         self._check_phase(phase)
-        message = m.decoded(data, kind)
+        message = m.decode_message(data, kind)
         body = m.check_signed(message, self.terms, self._peers)
         _check_bringer(body.sender, bringer)
         if body.sender in known:
@@ -305,10 +305,11 @@ class SumServer:
         came: Sequence[str] | dict[str, m.SignedMessage[m.Body]] | dict[str, dict[str, m.SignedMessage[m.ShareBox]]],
     ) -> None:
         self._check_phase(phase)
-        if len(came) < self.terms.threshold:
+        if len(came) < self.terms.consent_threshold:
             raise AggregationError(
                 SumRefusal.TOO_FEW,
-                f"{phase.name.lower()}: {len(came)} of {len(self.terms.cohort)} clients, {self.terms.threshold} needed",
+                f"{phase.name.lower()}: {len(came)} of {len(self.terms.cohort)} clients, "
+                f"{self.terms.consent_threshold} needed",
             )
         self.phase = ServerPhase(phase + 1)
 

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.security.aggregate.encoding import LEAST_LEVELS, RingEncoding
-from phalanx.security.aggregate.graph import Degree, degree_of, most_colluding, neighbours_of, threshold_of
+from phalanx.security.aggregate.graph import Degree, degree_of, max_colluding, neighbours_of, threshold_of
 from phalanx.security.crypto import digest_hex, in_domain
 
 MOST_CLIENTS = 1000
@@ -64,48 +64,48 @@ class SumTerms(StrictModel):
             raise ValueError("cohort: expected each name once, in order")
         if len({member.key for member in self.cohort}) != len(names):
             raise ValueError("cohort: two names have one key")
-        if self.minimum > self.threshold:
+        if self.minimum > self.consent_threshold:
             raise ValueError(
-                f"minimum = {self.minimum}: a round of {len(names)} clients may end with {self.threshold}; "
+                f"minimum = {self.minimum}: a round of {len(names)} clients may end with {self.consent_threshold}; "
                 "lower it, or ask more clients"
             )
-        if self.encoding.levels < LEAST_LEVELS:
+        if self.ring_encoding.max_level < LEAST_LEVELS:
             raise ValueError(
-                f"max_weight = {self.max_weight} times {len(names)} clients leaves {self.encoding.levels} levels for "
-                f"a value, expected {LEAST_LEVELS}; lower it"
+                f"max_weight = {self.max_weight} times {len(names)} clients leaves {self.ring_encoding.max_level} "
+                f"levels for a value, expected {LEAST_LEVELS}; lower it"
             )
         return self
 
     @cached_property
-    def names(self) -> tuple[str, ...]:
+    def client_names(self) -> tuple[str, ...]:
         """The clients' names, in order."""
         return tuple(member.name for member in self.cohort)
 
     @property
-    def threshold(self) -> int:
+    def consent_threshold(self) -> int:
         """Clients that must agree on the list of those in the sum: more than two thirds of all."""
         return threshold_of(len(self.cohort))
 
     @property
-    def most_colluding(self) -> int:
+    def max_colluding(self) -> int:
         """Clients that may collude with the server without learning more than a sum."""
-        return most_colluding(len(self.cohort))
+        return max_colluding(len(self.cohort))
 
     @property
-    def degree(self) -> Degree:
+    def graph_degree(self) -> Degree:
         """Neighbours of a client, and shares that give its secrets back."""
         return degree_of(len(self.cohort), self.minimum)
 
     @property
-    def encoding(self) -> RingEncoding:
+    def ring_encoding(self) -> RingEncoding:
         """The encoding of values as elements of the ring."""
         return RingEncoding(len(self.cohort), self.clip, self.max_weight)
 
     @cached_property
-    def digest(self) -> str:
+    def terms_digest(self) -> str:
         """BLAKE3 over all of them; every signature and key of the round is bound to it."""
         return digest_hex(in_domain("aggregate-terms/1", canonical_json(self.model_dump(mode="json"))))
 
-    def neighbours(self, adverts_digest: str) -> dict[str, tuple[str, ...]]:
+    def neighbours_by_client(self, adverts_digest: str) -> dict[str, tuple[str, ...]]:
         """Return the neighbours of each client, once all adverts are known."""
-        return neighbours_of(self.names, bytes.fromhex(adverts_digest), self.minimum)
+        return neighbours_of(self.client_names, bytes.fromhex(adverts_digest), self.minimum)

@@ -20,9 +20,10 @@ def check_view(terms: SumTerms, graph: Graph, own: str, present: Collection[str]
     """
     if own not in present:
         raise AggregationError(SumRefusal.NOT_INCLUDED, f"{own}: is not among those that are said to be here")
-    if len(present) < terms.threshold:
+    if len(present) < terms.consent_threshold:
         raise AggregationError(
-            SumRefusal.TOO_FEW, f"{len(present)} of {len(terms.cohort)} clients are here, {terms.threshold} are needed"
+            SumRefusal.TOO_FEW,
+            f"{len(present)} of {len(terms.cohort)} clients are here, {terms.consent_threshold} are needed",
         )
     _check_neighbours(terms, graph, own, frozenset(present))
 
@@ -40,9 +41,10 @@ def check_included(terms: SumTerms, graph: Graph, sharers: Collection[str], incl
     names = frozenset(included)
     if not names <= set(sharers):
         raise AggregationError(SumRefusal.OTHER_VIEW, "deposits: a client is said to be in the sum that never shared")
-    if len(names) < terms.threshold:
+    if len(names) < terms.consent_threshold:
         raise AggregationError(
-            SumRefusal.TOO_FEW, f"{len(names)} of {len(terms.cohort)} clients in the sum, {terms.threshold} are needed"
+            SumRefusal.TOO_FEW,
+            f"{len(names)} of {len(terms.cohort)} clients in the sum, {terms.consent_threshold} are needed",
         )
     for name in names:
         _check_neighbours(terms, graph, name, names)
@@ -63,15 +65,16 @@ def check_consents(
         raise AggregationError(SumRefusal.MALFORMED, "consents: expected each sender once, all of them in the sum")
     if any(consent.included != included_digest for consent in consents):
         raise AggregationError(SumRefusal.OTHER_VIEW, "consents: the server shows others another sum")
-    if len(senders) < terms.threshold:
+    if len(senders) < terms.consent_threshold:
         raise AggregationError(
-            SumRefusal.TOO_FEW, f"{len(senders)} of {len(terms.cohort)} consents, {terms.threshold} are needed"
+            SumRefusal.TOO_FEW, f"{len(senders)} of {len(terms.cohort)} consents, {terms.consent_threshold} are needed"
         )
 
 
 def _check_neighbours(terms: SumTerms, graph: Graph, name: str, present: frozenset[str]) -> None:
     num_present = sum(neighbour in present for neighbour in graph[name])
-    if num_present < terms.degree.shares:
+    if num_present < terms.graph_degree.shares:
         raise AggregationError(
-            SumRefusal.TOO_FEW, f"{name}: {num_present} of its neighbours are here, {terms.degree.shares} are needed"
+            SumRefusal.TOO_FEW,
+            f"{name}: {num_present} of its neighbours are here, {terms.graph_degree.shares} are needed",
         )

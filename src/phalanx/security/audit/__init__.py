@@ -2,14 +2,14 @@
 
 from phalanx.security.audit.head import HeadEntry as HeadEntry, KnownHead as KnownHead, read_head as read_head
 from phalanx.security.audit.leaves import LEAVES_FILE as LEAVES_FILE, LeafBatch as LeafBatch, read_batch as read_batch
-from phalanx.security.audit.line import Line as Line, LogHead as LogHead
+from phalanx.security.audit.line import LogEntry as LogEntry, LogHead as LogHead
 from phalanx.security.audit.log import AuditLog as AuditLog
 from phalanx.security.audit.public_head import (
     MOST_BYTES as MOST_BYTES,
     PUBLIC_KINDS as PUBLIC_KINDS,
     PublicHead as PublicHead,
-    PublicLines as PublicLines,
-    lacks as lacks,
+    PublicEntries as PublicEntries,
+    describe_missing_entry as describe_missing_entry,
     read_public_head as read_public_head,
 )
 from phalanx.security.audit.verify import LogSummary as LogSummary, verify_log as verify_log

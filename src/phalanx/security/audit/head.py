@@ -29,7 +29,7 @@ class HeadEntry(StrictModel):
     digest: Digest
 
     @property
-    def head(self) -> LogHead:
+    def log_head(self) -> LogHead:
         """The same as the log has it."""
         return LogHead(self.num_events, self.digest)
 
@@ -61,7 +61,7 @@ class KnownHead:
 def sign_head(identity: Identity, run: str, head: LogHead) -> dict[str, Any]:
     """Return a signed head, as JSON data, that every holder of the owner's public key can check."""
     statement = {"run": run, "num_events": head.num_events, "digest": head.digest}
-    return {**statement, "signature": identity.sign(in_domain(_DOMAIN, canonical_json(statement))).hex()}
+    return {**statement, "signature": identity.sign_data(in_domain(_DOMAIN, canonical_json(statement))).hex()}
 
 
 def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
@@ -78,15 +78,15 @@ def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
     try:
         signed = SignedHead.model_validate(found)
         statement = signed.model_dump(exclude={"signature"})
-        peer.verify(bytes.fromhex(signed.signature), in_domain(_DOMAIN, canonical_json(statement)))
+        peer.verify_signature(bytes.fromhex(signed.signature), in_domain(_DOMAIN, canonical_json(statement)))
     except (ValidationError, SignatureError) as exc:
         raise AuditLogError(f"{where}: holds no head of an audit log that {peer.name!r} signed") from exc
     if run is not None and signed.run != run:
         raise AuditLogError(f"{where}: holds the head of run {signed.run[:80]!r}, expected {run!r}")
-    return signed.head
+    return signed.log_head
 
 
-def keep_head(path: Path, signed: dict[str, Any]) -> None:
+def write_signed_head(path: Path, signed: dict[str, Any]) -> None:
     """Put a signed head into a file of its own, in the place of an older one.
 
     Raises:
@@ -105,7 +105,7 @@ class KnownHeads:
         self._path = path
         self._waiting = sorted(known, key=lambda one: one.head.num_events)
 
-    def see(self, head: LogHead) -> None:
+    def compare_head(self, head: LogHead) -> None:
         """Compare the head after one more line.
 
         Raises:
@@ -119,7 +119,7 @@ class KnownHeads:
                     "put back the log that belongs to it"
                 )
 
-    def end(self, num_events: int) -> None:
+    def check_log_end(self, num_events: int) -> None:
         """Compare the end of the log.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Self
 
 from phalanx.closing import Closeable
 from phalanx.errors import AuditLogError, DiskError
-from phalanx.security.audit.line import Line
+from phalanx.security.audit.line import LogEntry
 from phalanx.security.crypto import DIGEST_PATTERN, digest_hex
 
 _LEAF, _NODE = b"\x00", b"\x01"
@@ -60,7 +60,7 @@ class LeafBatch:
     size_bytes: int
 
     @classmethod
-    def of(cls, line: Line) -> Self:
+    def from_log_entry(cls, line: LogEntry) -> Self:
         """Read what an event says.
 
         Raises:
@@ -98,7 +98,7 @@ class LeafFile(Closeable):
             raise AuditLogError(f"{path}: has {size} bytes, the audit log names {size_bytes}; put the whole file back")
         self._size_bytes = size_bytes
 
-    def append(self, leaves: Sequence[bytes]) -> LeafBatch:
+    def append_leaves(self, leaves: Sequence[bytes]) -> LeafBatch:
         """Write leaves; the line of the audit log that names them comes after.
 
         Raises:
@@ -123,7 +123,7 @@ class LeafFile(Closeable):
         self._size_bytes += len(data)
         return LeafBatch(merkle_root(leaves), len(leaves), offset, len(data))
 
-    def sync(self) -> None:
+    def sync_leaves(self) -> None:
         """Force all leaves to disk.
 
         Raises:

@@ -37,7 +37,7 @@ class LogHead:
 
 
 @dataclass(frozen=True)
-class Line:
+class LogEntry:
     """One checked event.
 
     Attributes:
@@ -72,7 +72,7 @@ def signed_part(event: dict[str, Any]) -> bytes:
     return in_domain("log/1", canonical_json({key: event[key] for key in event if key != "signature"}))
 
 
-def walk(file: BinaryIO, path: Path, peer: Peer, run: str | None) -> Iterator[Line]:
+def read_entries(file: BinaryIO, path: Path, peer: Peer, run: str | None) -> Iterator[LogEntry]:
     """Yield checked lines until the first broken one.
 
     Args:
@@ -93,11 +93,11 @@ def walk(file: BinaryIO, path: Path, peer: Peer, run: str | None) -> Iterator[Li
             run = event["run"] if run is None else run
             head = first_head(run) if head is None else head
             _check_place(event, run, head)
-            peer.verify(bytes.fromhex(event["signature"]), signed_part(event))
+            peer.verify_signature(bytes.fromhex(event["signature"]), signed_part(event))
         except (ValueError, SignatureError) as exc:
             raise AuditLogError(f"{path}: line {number} is broken: {exc}") from exc
         head = next_head(head, raw[:-1])
-        yield Line(
+        yield LogEntry(
             event["sequence"],
             event["time"],
             run,

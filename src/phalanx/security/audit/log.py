@@ -12,11 +12,11 @@ from typing import Any
 from phalanx.closing import Closeable
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError, DiskError
-from phalanx.interrupts import uninterrupted
-from phalanx.security.audit.head import KnownHead, KnownHeads, keep_head, sign_head
+from phalanx.interrupts import hold_interrupts
+from phalanx.security.audit.head import KnownHead, KnownHeads, sign_head, write_signed_head
 from phalanx.security.audit.leaves import LEAVES_FILE, STEP, LeafBatch, LeafFile
-from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, signed_part, walk
-from phalanx.security.audit.public_head import PublicLines
+from phalanx.security.audit.line import MAX_LINE_BYTES, LogHead, first_head, next_head, read_entries, signed_part
+from phalanx.security.audit.public_head import PublicEntries
 from phalanx.security.crypto import Identity, digest_hex, parse_canonical
 
 
@@ -56,11 +56,11 @@ class AuditLog(Closeable):
         known: Iterable[KnownHead] = (),
         kept_at: Path | None = None,
     ) -> None:
-        self._path, self._identity, self._run, self._kept_at = path, identity, run, kept_at
+        self._path, self._identity, self._run, self._head_path = path, identity, run, kept_at
         self._lock, self._sync_lock = threading.Lock(), threading.Lock()
         self._head = first_head(run)
         self._digests: list[bytes] = []
-        self.public_lines = PublicLines(identity, run)
+        self.public_entries = PublicEntries(identity, run)
         self._leaves: LeafFile | None = None
         self._leaves_end = 0
         try:
@@ -72,11 +72,11 @@ class AuditLog(Closeable):
             self._lock_file()
             self._resume_log(KnownHeads(path, known))
         except (AuditLogError, DiskError):
-            self._let_go()
+            self._release_file()
             raise
 
     @property
-    def head(self) -> LogHead:
+    def current_head(self) -> LogHead:
         """Present end of the log; `verify_log` compares a log with it."""
         return self._head
 
@@ -85,14 +85,14 @@ class AuditLog(Closeable):
         """The same as JSON data that proves itself, see `read_head`."""
         return sign_head(self._identity, self._run, self._head)
 
-    def contains(self, head: LogHead) -> bool:
+    def contains_head(self, head: LogHead) -> bool:
         """Whether the log has ended like this once."""
         if head.num_events == 0:
             return head == first_head(self._run)
         is_inside = 0 < head.num_events <= len(self._digests)
         return is_inside and self._digests[head.num_events - 1].hex() == head.digest
 
-    def append(self, kind: str, body: dict[str, Any]) -> None:
+    def append_event(self, kind: str, body: dict[str, Any]) -> None:
         """Write one event.
 
         Args:
@@ -103,7 +103,7 @@ class AuditLog(Closeable):
             DiskError: The line cannot be written. After either the log is as it was before.
         """
         # a line that is written but not counted would be followed by another one of its number
-        with self._lock, uninterrupted():
+        with self._lock, hold_interrupts():
             entry = self._sign_entry(kind, body)
             self._write_bytes(entry + b"\n")
             self._advance_head(kind, next_head(self._head, entry))
@@ -120,10 +120,10 @@ class AuditLog(Closeable):
         """
         if self._leaves is None:
             self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)
-        batch = self._leaves.append(leaves)
-        self.append(STEP, {**body, **asdict(batch)})
+        batch = self._leaves.append_leaves(leaves)
+        self.append_event(STEP, {**body, **asdict(batch)})
 
-    def sync(self) -> LogHead:
+    def sync_events(self) -> LogHead:
         """Force all events to disk, as a checkpoint that refers to them needs.
 
         Returns:
@@ -133,29 +133,29 @@ class AuditLog(Closeable):
             DiskError: The disk refuses.
         """
         with self._sync_lock:
-            head, public = self._head, len(self.public_lines)
+            head, public = self._head, len(self.public_entries)
             # what a line names must not be lost before the line is
             if self._leaves is not None:
-                self._leaves.sync()
+                self._leaves.sync_leaves()
             try:
                 os.fsync(self._fd)
-                if self._kept_at is not None:
-                    keep_head(self._kept_at, sign_head(self._identity, self._run, head))
+                if self._head_path is not None:
+                    write_signed_head(self._head_path, sign_head(self._identity, self._run, head))
             except OSError as exc:
                 raise DiskError(f"{self._path}: cannot be forced to disk ({exc.strerror})") from exc
-            self.public_lines.forced(public)
+            self.public_entries.note_forced(public)
             return head
 
     def close(self) -> None:
         """Force all events to disk and let others open the log; closing twice is harmless."""
         with self._lock:
             if self._leaves is not None:
-                self._leaves.sync()
+                self._leaves.sync_leaves()
             if self._fd >= 0:
                 os.fsync(self._fd)
-            self._let_go()
+            self._release_file()
 
-    def _let_go(self) -> None:
+    def _release_file(self) -> None:
         if self._leaves is not None:
             self._leaves.close()
             self._leaves = None
@@ -171,7 +171,7 @@ class AuditLog(Closeable):
 
     def _advance_head(self, kind: str, head: LogHead) -> None:
         self._head = head
-        self.public_lines.take(kind, head.digest)
+        self.public_entries.count_entry(kind, head.digest)
         self._digests.append(bytes.fromhex(head.digest))
 
     def _resume_log(self, known: KnownHeads) -> None:
@@ -184,31 +184,31 @@ class AuditLog(Closeable):
             if partial:
                 os.ftruncate(self._fd, size_bytes - len(partial))
             if self._leaves is not None:
-                self._leaves.sync()
+                self._leaves.sync_leaves()
             # others may be told what is here already
             os.fsync(self._fd)
-            self.public_lines.forced(len(self.public_lines))
+            self.public_entries.note_forced(len(self.public_entries))
         except OSError as exc:
             raise DiskError(f"{self._path}: cannot be read again ({exc.strerror})") from exc
         if partial:
-            self.append("log_healed", {"removed_bytes": len(partial), "removed_digest": digest_hex(partial)})
-            self.sync()
+            self.append_event("log_healed", {"removed_bytes": len(partial), "removed_digest": digest_hex(partial)})
+            self.sync_events()
 
     def _check_lines(self, complete_bytes: int, known: KnownHeads) -> None:
         with self._path.open("rb") as file:
-            lines = walk(file, self._path, self._identity.public, self._run)
+            lines = read_entries(file, self._path, self._identity.public, self._run)
             checked_bytes = 0
             while checked_bytes < complete_bytes:
                 entry = next(lines, None)
                 if entry is None:
                     raise AuditLogError(f"{self._path}: became shorter while it was read")
-                known.see(entry.head)
+                known.compare_head(entry.head)
                 self._advance_head(entry.kind, entry.head)
                 if entry.kind == STEP:
-                    batch = LeafBatch.of(entry)
+                    batch = LeafBatch.from_log_entry(entry)
                     self._leaves_end = batch.offset + batch.size_bytes
                 checked_bytes += entry.size_bytes
-        known.end(self._head.num_events)
+        known.check_log_end(self._head.num_events)
 
     def _partial_line(self, size_bytes: int) -> bytes:
         tail = os.pread(self._fd, MAX_LINE_BYTES, max(0, size_bytes - MAX_LINE_BYTES))
@@ -224,7 +224,7 @@ class AuditLog(Closeable):
             "previous": self._head.digest,
         }
         try:
-            event["signature"] = self._identity.sign(signed_part(event)).hex()
+            event["signature"] = self._identity.sign_data(signed_part(event)).hex()
             entry = canonical_json(event)
             # what a reader would refuse must not be written: numeric keys, 65-bit integers, deep nesting
             parse_canonical(entry)

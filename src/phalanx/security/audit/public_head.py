@@ -22,7 +22,7 @@ MOST_BYTES = 4096
 _HEAD_DOMAIN, _BOOT_DOMAIN = "log-public-head/1", "log-boot/1"
 
 
-class PublicLine(StrictModel):
+class PublicEntry(StrictModel):
     """A line of a public kind.
 
     Attributes:
@@ -44,20 +44,20 @@ class PublicHead(StrictModel):
     """
 
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
-    last: PublicLine
-    forced: PublicLine | None
+    last: PublicEntry
+    forced: PublicEntry | None
     boot: Digest | None
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
 
-    def check(self, owner: Peer) -> None:
+    def check_owner_signature(self, owner: Peer) -> None:
         """Return when `owner` signed it.
 
         Raises:
             SignatureError: It did not.
         """
-        owner.verify(bytes.fromhex(self.signature), _signed_part(self))
+        owner.verify_signature(bytes.fromhex(self.signature), _signed_part(self))
 
-    def due(self, boot: str | None) -> PublicLine | None:
+    def required_entry(self, boot: str | None) -> PublicEntry | None:
         """The last line that the log must still have, after whatever honest crash; None where it need have none.
 
         Args:
@@ -66,7 +66,7 @@ class PublicHead(StrictModel):
         return self.last if boot is not None and self.boot == boot else self.forced
 
 
-class PublicLines:
+class PublicEntries:
     """The public lines of one log, from which the heads for workers are made.
 
     Args:
@@ -78,33 +78,33 @@ class PublicLines:
         self._identity, self._run = identity, run
         self._digests: list[str] = []
         self._num_forced = 0
-        self._told: PublicHead | None = None
+        self._last_head: PublicHead | None = None
         self._boot = hashed_boot(run, boot_name())
 
     def __len__(self) -> int:
         return len(self._digests)
 
-    def take(self, kind: str, digest: str) -> None:
+    def count_entry(self, kind: str, digest: str) -> None:
         """Count a line that was written or read."""
         if kind in PUBLIC_KINDS:
             self._digests.append(digest)
 
-    def forced(self, number: int) -> None:
+    def note_forced(self, number: int) -> None:
         """Note that the first `number` of them are on the disk."""
         self._num_forced = number
 
-    def head(self) -> PublicHead | None:
+    def signed_public_head(self) -> PublicHead | None:
         """Present end of the log, for workers; None while it has no public line."""
-        last, forced = self._public_line(len(self._digests)), self._public_line(self._num_forced)
+        last, forced = self._public_entry(len(self._digests)), self._public_entry(self._num_forced)
         if last is None:
             return None
-        if self._told is None or (self._told.last, self._told.forced) != (last, forced):
+        if self._last_head is None or (self._last_head.last, self._last_head.forced) != (last, forced):
             head = PublicHead(run=self._run, last=last, forced=forced, boot=self._boot, signature="0" * 128)
-            signature = self._identity.sign(_signed_part(head)).hex()
-            self._told = head.model_copy(update={"signature": signature})
-        return self._told
+            signature = self._identity.sign_data(_signed_part(head)).hex()
+            self._last_head = head.model_copy(update={"signature": signature})
+        return self._last_head
 
-    def check(self, known: PublicHead, where: str) -> None:
+    def check_known_head(self, known: PublicHead, where: str) -> None:
         """Compare the log with a head that its owner has signed.
 
         Args:
@@ -114,16 +114,16 @@ class PublicLines:
         Raises:
             CutLogError: The log lacks a line that it must have, or has another one in its place.
         """
-        lack = lacks(self._digests, known.due(self._boot), where)
+        lack = describe_missing_entry(self._digests, known.required_entry(self._boot), where)
         if lack is not None:
             raise CutLogError(f"the audit log {lack}, by this owner's signature")
 
-    def _public_line(self, number: int) -> PublicLine | None:
+    def _public_entry(self, number: int) -> PublicEntry | None:
         is_there = 0 < number <= len(self._digests)
-        return PublicLine(number=number, digest=self._digests[number - 1]) if is_there else None
+        return PublicEntry(number=number, digest=self._digests[number - 1]) if is_there else None
 
 
-def lacks(digests: Sequence[str], due: PublicLine | None, where: str) -> str | None:
+def describe_missing_entry(digests: Sequence[str], due: PublicEntry | None, where: str) -> str | None:
     """Describe the missing line of a log that must contain a known line; None where nothing is missing.
 
     Args:
@@ -152,7 +152,7 @@ def read_public_head(path: Path, owner: Peer) -> PublicHead:
         raise AuditLogError(f"{path}: cannot be read ({exc.strerror}); give a file of a worker's log_heads") from exc
     except ValidationError as exc:
         raise AuditLogError(f"{path}: is not a head that a worker has kept; give a file of its log_heads") from exc
-    head.check(owner)
+    head.check_owner_signature(owner)
     return head
 
 

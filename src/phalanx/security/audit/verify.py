@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx.errors import AuditLogError
 from phalanx.security.audit.head import KnownHead, KnownHeads
-from phalanx.security.audit.line import Line, LogHead, walk
+from phalanx.security.audit.line import LogEntry, LogHead, read_entries
 from phalanx.security.crypto import Peer
 
 
@@ -37,7 +37,7 @@ def verify_log(
     run: str | None = None,
     *,
     known: Iterable[KnownHead] = (),
-    visit: Callable[[Line], None] = lambda line: None,
+    visit: Callable[[LogEntry], None] = lambda line: None,
 ) -> LogSummary:
     """Check every line of a log.
 
@@ -53,17 +53,17 @@ def verify_log(
             the sequence, a broken chain, a bad signature, cut off, shorter or longer than expected.
     """
     kinds: Counter[str] = Counter()
-    first: Line | None = None
-    last: Line | None = None
+    first: LogEntry | None = None
+    last: LogEntry | None = None
     heads = KnownHeads(path, known)
     try:
         with path.open("rb") as file:
-            for entry in walk(file, path, peer, run):
+            for entry in read_entries(file, path, peer, run):
                 kinds[entry.kind] += 1
                 first, last = first or entry, entry
                 if expected is not None and entry.head.num_events == expected.num_events:
                     _compare_ends(path, entry.head, expected)
-                heads.see(entry.head)
+                heads.compare_head(entry.head)
                 visit(entry)
     except OSError as exc:
         raise AuditLogError(f"{path}: cannot be read ({exc.strerror})") from exc
@@ -74,7 +74,7 @@ def verify_log(
             f"{path}: line {number} is {'missing' if num_events < expected.num_events else 'not expected'}: "
             f"the log has {num_events} events, expected {expected.num_events}"
         )
-    heads.end(num_events)
+    heads.check_log_end(num_events)
     return LogSummary(
         run=last.run if last else run,
         num_events=num_events,

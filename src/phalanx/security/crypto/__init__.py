@@ -8,7 +8,7 @@ from phalanx.security.crypto.canonical import (
 )
 from phalanx.security.crypto.certificate import (
     certificate_facts as certificate_facts,
-    fingerprint as fingerprint,
+    certificate_fingerprint as certificate_fingerprint,
     peer_from_certificate as peer_from_certificate,
     tls_server_name as tls_server_name,
 )
@@ -41,7 +41,7 @@ from phalanx.security.crypto.identity import (
 from phalanx.security.crypto.pki import (
     LOCAL_HOSTS as LOCAL_HOSTS,
     create_authority as create_authority,
-    issue as issue,
+    issue_certificate as issue_certificate,
     load_authority as load_authority,
     load_identity as load_identity,
     sign_request as sign_request,

@@ -82,7 +82,7 @@ def peer_from_certificate(
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as exc:
         raise CertificateError(
             f"{where}: not signed by {_common_name(authority)!r}; let that authority issue one"
-        ).about(
+        ).with_facts(
             code="PHX-V012",
             file=where,
             found="another signer",
@@ -107,7 +107,7 @@ def _check_authority(authority: x509.Certificate, now: datetime | None, where: s
     _check_time(authority, now, where)
 
 
-def fingerprint(pem: bytes, where: str = "certificate") -> str:
+def certificate_fingerprint(pem: bytes, where: str = "certificate") -> str:
     """Return the SHA-256 of a certificate in hex, by which people and tokens tell it from others.
 
     Raises:
@@ -210,14 +210,14 @@ def _check_time(certificate: x509.Certificate, now: datetime | None, where: str)
     moment = now or steady_now()
     if moment < certificate.not_valid_before_utc:
         start = certificate.not_valid_before_utc.isoformat()
-        raise CertificateError(f"{where}: not valid before {start}; check this machine's clock").about(
+        raise CertificateError(f"{where}: not valid before {start}; check this machine's clock").with_facts(
             code="PHX-V013", file=where, do="check this machine's clock"
         )
     if moment > certificate.not_valid_after_utc:
         expiry = certificate.not_valid_after_utc.isoformat()
         raise CertificateError(
             f"{where}: expired at {expiry}; have a new one made with phalanx pki sign, or issue"
-        ).about(
+        ).with_facts(
             code="PHX-V013",
             file=where,
             found=f"expired at {expiry}",

@@ -38,7 +38,7 @@ class SteadyClock:
         self._elapsed = elapsed
         self._start, self._start_s = wall(), elapsed()
 
-    def now(self) -> datetime:
+    def current_time(self) -> datetime:
         """The time of day, in UTC."""
         return self._start + timedelta(seconds=self._elapsed() - self._start_s)
 
@@ -48,4 +48,4 @@ _CLOCK = SteadyClock(lambda: datetime.now(UTC), seconds_since_boot)
 
 def steady_now() -> datetime:
     """The time of day by the clock of this process."""
-    return _CLOCK.now()
+    return _CLOCK.current_time()

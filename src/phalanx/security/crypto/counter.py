@@ -23,7 +23,7 @@ class MonotonicCounter(Protocol):
         """Whether the machine that hosts it cannot turn it back; shown wherever a tier is shown."""
         ...
 
-    def read(self) -> int:
+    def read_count(self) -> int:
         """Return the last number that `increment` gave, or where it began.
 
         Raises:
@@ -55,14 +55,14 @@ class NotRollbackProofCounter:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def read(self) -> int:
+    def read_count(self) -> int:
         """As `MonotonicCounter` says."""
         return read_number(self._path, "count") or 0
 
     def increment(self) -> int:
         """As `MonotonicCounter` says."""
         with lock_file(self._path):
-            count = self.read() + 1
+            count = self.read_count() + 1
             write_number(self._path, "count", count)
             return count
 

@@ -85,7 +85,7 @@ def _read_file(path: Path, made_by: str, *, private: bool) -> bytes:
             status = os.fstat(file.fileno())
             data = file.read(MAX_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
     except OSError as exc:
-        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); {made_by}").about(
+        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); {made_by}").with_facts(
             code="PHX-V011", file=str(path), found=exc.strerror or "", expected="a key or a certificate", do=made_by
         ) from exc
     if not stat.S_ISREG(status.st_mode) or len(data) > MAX_FILE_BYTES:

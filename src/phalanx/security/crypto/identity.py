@@ -90,7 +90,7 @@ class Peer:
             raise CertificateError(f"public key of {name[:80]!r}: expected 64 hex characters") from exc
         return cls(name, raw)
 
-    def called(self, name: str) -> Self:
+    def with_session_name(self, name: str) -> Self:
         """The same party as it is called in a session.
 
         Raises:
@@ -98,7 +98,7 @@ class Peer:
         """
         return type(self)(_of_same_certificate(self.name, name), self.public_key)
 
-    def verify(self, signature: bytes, data: bytes) -> None:
+    def verify_signature(self, signature: bytes, data: bytes) -> None:
         """Return when the peer signed exactly this data.
 
         Raises:
@@ -140,7 +140,7 @@ class Identity:
         """Make a fresh identity that can sign but not open a TLS link: for simulations and tests."""
         return cls(name, Ed25519PrivateKey.generate())
 
-    def called(self, name: str) -> Self:
+    def with_session_name(self, name: str) -> Self:
         """The same keys under the name that this party has in a session.
 
         Raises:
@@ -148,7 +148,7 @@ class Identity:
         """
         return replace(self, name=_of_same_certificate(self.name, name))
 
-    def sign(self, data: bytes) -> bytes:
+    def sign_data(self, data: bytes) -> bytes:
         """Return the 64-byte Ed25519 signature; callers separate purposes with `in_domain`."""
         return self.signing_key.sign(data)
 

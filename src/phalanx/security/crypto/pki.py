@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from phalanx.errors import CertificateError
 from phalanx.security.crypto.certificate import (
     certificate_facts,
-    fingerprint,
+    certificate_fingerprint,
     parse_authority,
     party_uri,
     peer_from_certificate,
@@ -81,7 +81,7 @@ def create_authority(directory: Path, days: int = 365, now: datetime | None = No
     write_private(directory / "authority.pem", certificate.public_bytes(Encoding.PEM))
 
 
-def issue(
+def issue_certificate(
     directory: Path,
     name: str,
     hosts: tuple[str, ...] = LOCAL_HOSTS,
@@ -102,17 +102,17 @@ def issue(
         CertificateError: Malformed name or host, no authority, or the party has keys already, or was revoked.
     """
     check_party_name(name)
-    RevokedParties(directory).check(name)
+    RevokedParties(directory).check_not_revoked(name)
     authority = _Authority(directory)
     home = directory / name
     if home.exists():
         raise CertificateError(f"{home}: exists already and is not overwritten; choose another name or move it away")
     names = [_general_name(host) for host in hosts]
-    period = authority.period(name, days, now)
+    period = authority.validity_period(name, days, now)
     tls_key, signing_key = make_party_keys(home)
     peer = Identity(name, signing_key).public
     write_private(home / "authority.pem", authority.pem)
-    write_private(home / CERTIFICATE, authority.certify(peer, tls_key.public_key(), names, period))
+    write_private(home / CERTIFICATE, authority.certify_party(peer, tls_key.public_key(), names, period))
     return home
 
 
@@ -146,17 +146,17 @@ def sign_request(
     if name is not None and peer.name != name:
         raise CertificateError(f"{where}: is of {peer.name!r}, expected {name!r}")
     authority = _Authority(directory)
-    if request.authority not in (None, fingerprint(authority.pem)):
+    if request.authority not in (None, certificate_fingerprint(authority.pem)):
         raise CertificateError(f"{where}: asks another authority, {request.authority}; this one is {directory}")
     names = [_general_name(host) for host in hosts]
-    period = authority.period(peer.name, days, now)
+    period = authority.validity_period(peer.name, days, now)
     home = directory / peer.name
     with lock_file(directory / "signing"):
-        RevokedParties(directory).check(peer.name, peer)
+        RevokedParties(directory).check_not_revoked(peer.name, peer)
         if not _has_certificate(directory, request, period[0], where):
             make_private_directory(home)
             write_public(home / "authority.pem", authority.pem)
-            write_public(home / CERTIFICATE, authority.certify(peer, request.tls_key, names, period))
+            write_public(home / CERTIFICATE, authority.certify_party(peer, request.tls_key, names, period))
     return home
 
 
@@ -195,7 +195,7 @@ class _Authority:
         if self._key.public_key() != self._certificate.public_key():
             raise CertificateError(f"{directory / 'authority.key'}: is not the key of authority.pem beside it")
 
-    def period(self, name: str, days: int, now: datetime | None) -> tuple[datetime, datetime]:
+    def validity_period(self, name: str, days: int, now: datetime | None) -> tuple[datetime, datetime]:
         """Return from when to when a certificate that is made now is valid.
 
         Raises:
@@ -207,7 +207,7 @@ class _Authority:
             raise CertificateError(f"{self._path}: ends before the certificate of {name} would begin")
         return start, last
 
-    def certify(
+    def certify_party(
         self,
         peer: Peer,
         tls_key: ec.EllipticCurvePublicKey,

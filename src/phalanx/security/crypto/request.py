@@ -63,7 +63,7 @@ def make_request(home: Path, name: str, authority: str | None = None) -> bytes:
         x509.DNSName(tls_server_name(name)),
         x509.UniformResourceIdentifier(party_uri(identity.public)),
     ]
-    proof = identity.sign(_proven_bytes(identity.public, tls_key.public_key(), authority))
+    proof = identity.sign_data(_proven_bytes(identity.public, tls_key.public_key(), authority))
     return (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
@@ -140,7 +140,7 @@ def _check_proof(
         raise CertificateError(f"{where}: does not show that its sender holds the message key of {peer.name}")
     authority = None if proof["authority"] == "-" else proof["authority"]
     try:
-        peer.verify(bytes.fromhex(proof["signature"]), _proven_bytes(peer, key, authority))
+        peer.verify_signature(bytes.fromhex(proof["signature"]), _proven_bytes(peer, key, authority))
     except SignatureError as exc:
         raise CertificateError(
             f"{where}: the message key of {peer.name} did not sign for this name, TLS key and authority"

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from phalanx.config import StrictModel, printable
+from phalanx.config import StrictModel, printable_text
 from phalanx.errors import CertificateError
 from phalanx.security.crypto.certificate import certificate_facts
 from phalanx.security.crypto.clock import steady_now
@@ -54,7 +54,7 @@ class RevokedParties:
         self._directory = directory
         self._path = directory / REVOKED_FILE
 
-    def read(self) -> dict[str, Revocation]:
+    def read_revocations(self) -> dict[str, Revocation]:
         """Return the revocations by party.
 
         Raises:
@@ -62,7 +62,7 @@ class RevokedParties:
         """
         return {revocation.party: revocation for revocation in self._read_file().revoked}
 
-    def check(self, party: str, keys: Peer | None = None) -> None:
+    def check_not_revoked(self, party: str, keys: Peer | None = None) -> None:
         """Return where neither a name nor the keys that are to have it are revoked.
 
         Raises:
@@ -76,7 +76,7 @@ class RevokedParties:
                     f"{party} shows the keys of {revocation.party}, which were revoked; make new ones"
                 )
 
-    def add(self, party: str, reason: str) -> Revocation:
+    def revoke_party(self, party: str, reason: str) -> Revocation:
         """Revoke the certificate of a party, or return its earlier revocation.
 
         Raises:
@@ -102,7 +102,7 @@ class RevokedParties:
             party=party,
             message_key=facts.peer.public_key.hex(),
             time=int(steady_now().timestamp()),
-            reason=printable(reason, LONGEST_REASON),
+            reason=printable_text(reason, LONGEST_REASON),
         )
 
     def _read_file(self) -> _RevokedFile:

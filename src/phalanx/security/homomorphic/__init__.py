@@ -16,10 +16,10 @@ from phalanx.security.homomorphic.shares import join_sums as join_sums, share_ou
 from phalanx.security.homomorphic.sums import (
     EncryptedSum as EncryptedSum,
     HomomorphicTerms as HomomorphicTerms,
-    add_up as add_up,
+    sum_ciphertexts as sum_ciphertexts,
     check_part as check_part,
     decrypt_sum as decrypt_sum,
-    encrypt as encrypt,
+    encrypt_values as encrypt_values,
     encrypt_integers as encrypt_integers,
-    rounded as rounded,
+    round_values as round_values,
 )

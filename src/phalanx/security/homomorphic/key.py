@@ -40,7 +40,7 @@ class SumKey:
     secret: bytes
 
     @cached_property
-    def digest(self) -> str:
+    def public_digest(self) -> str:
         """The digest of the public key, by which ciphertexts name it."""
         return digest_hex(self.public)
 
@@ -90,7 +90,7 @@ def split_key(key: SumKey, members: Sequence[int], threshold: int) -> KeyCommitt
     if not 2 <= threshold <= len(members):
         raise ConfigError(f"key committee: {threshold} of {len(members)} members; expected 2 at least, and no more")
     sealing, nonce = os.urandom(32), os.urandom(_NONCE_BYTES)
-    sealed = nonce + AESGCM(sealing).encrypt(nonce, key.secret, key.digest.encode())
+    sealed = nonce + AESGCM(sealing).encrypt(nonce, key.secret, key.public_digest.encode())
     return KeyCommittee(sealed, split_secret(sealing, members, threshold, os.urandom), threshold)
 
 

@@ -47,7 +47,7 @@ def join_sums(terms: HomomorphicTerms, clients: tuple[str, ...], sums: Sequence[
         raise AggregationError(SumRefusal.MALFORMED, f"sums: expected {terms.length} integers of each keeper")
     total = sum(sums[1:], sums[0]) % MODULUS
     total = np.where(total > MODULUS // 2, total - MODULUS, total)
-    step = terms.clip / terms.levels
+    step = terms.clip / terms.max_level
     norm, rounding = float(np.linalg.norm(total * step)), math.sqrt(terms.length) * step / 2
     if norm > len(clients) * (terms.clip * (1 + _SLACK) + rounding):
         raise AggregationError(
@@ -64,7 +64,7 @@ def _draw_integers(count: int) -> NDArray[np.int64]:
     parts: list[NDArray[np.int64]] = []
     missing = count
     while missing > 0:
-        candidates = stream.words(min(CHUNK, missing + 64)).astype(np.int64) & _WORD
+        candidates = stream.next_words(min(CHUNK, missing + 64)).astype(np.int64) & _WORD
         accepted = candidates[candidates < MODULUS][:missing]
         parts.append(accepted)
         missing -= len(accepted)

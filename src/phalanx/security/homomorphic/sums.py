@@ -63,19 +63,19 @@ class HomomorphicTerms:
             raise AggregationError(SumRefusal.FOREIGN_TERMS, "length and clip: expected positive numbers")
 
     @property
-    def levels(self) -> int:
+    def max_level(self) -> int:
         """The largest integer that a value becomes: all clients' together stay within half of the modulus."""
         return (MODULUS // 2) // len(self.clients)
 
     @property
-    def digest(self) -> str:
+    def terms_digest(self) -> str:
         """BLAKE3 over all of them."""
         return digest_hex(
             in_domain("homomorphic-terms/1", canonical_json({**asdict(self), "clients": [*self.clients]}))
         )
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         """Ciphertexts of one client."""
         return -(-self.length // _SLOTS)
 
@@ -94,7 +94,7 @@ class EncryptedSum:
     mean: NDArray[np.float32]
 
 
-def encrypt(public: bytes, terms: HomomorphicTerms, name: str, values: Values) -> bytes:
+def encrypt_values(public: bytes, terms: HomomorphicTerms, name: str, values: Values) -> bytes:
     """Return one client's values, clipped, rounded and encrypted.
 
     Args:
@@ -103,10 +103,10 @@ def encrypt(public: bytes, terms: HomomorphicTerms, name: str, values: Values) -
     Raises:
         AggregationError: Key or values do not fit the terms.
     """
-    return encrypt_integers(public, terms, name, rounded(terms, values))
+    return encrypt_integers(public, terms, name, round_values(terms, values))
 
 
-def rounded(terms: HomomorphicTerms, values: Values) -> NDArray[np.int64]:
+def round_values(terms: HomomorphicTerms, values: Values) -> NDArray[np.int64]:
     """Return a client's values, clipped, as integers within the terms' levels.
 
     Raises:
@@ -117,9 +117,9 @@ def rounded(terms: HomomorphicTerms, values: Values) -> NDArray[np.int64]:
             SumRefusal.BAD_INPUT, f"values: {values.dtype}{list(values.shape)}, expected {terms.length} finite ones"
         )
     norm = float(np.linalg.norm(values.astype(np.float64)))
-    scale = min(1.0, terms.clip / norm if norm else 1.0) * terms.levels / terms.clip
+    scale = min(1.0, terms.clip / norm if norm else 1.0) * terms.max_level / terms.clip
     integers: NDArray[np.int64] = np.clip(
-        np.rint(values.astype(np.float64) * scale), -terms.levels, terms.levels
+        np.rint(values.astype(np.float64) * scale), -terms.max_level, terms.max_level
     ).astype(np.int64)
     return integers
 
@@ -159,7 +159,7 @@ def check_part(public: bytes, terms: HomomorphicTerms, name: str, part: bytes) -
         _load_vector(context, block)
 
 
-def add_up(public: bytes, terms: HomomorphicTerms, parts: Sequence[bytes]) -> bytes:
+def sum_ciphertexts(public: bytes, terms: HomomorphicTerms, parts: Sequence[bytes]) -> bytes:
     """Return the encrypted sum of what clients sent; the server needs no secret.
 
     Args:
@@ -185,7 +185,7 @@ def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> Encrypted
 
     Args:
         key: Key with its secret half.
-        total: Ciphertext from `add_up`.
+        total: Ciphertext from `sum_ciphertexts`.
 
     Raises:
         AggregationError: The sum is of too few clients, of another key or of other terms, or was altered.
@@ -198,13 +198,13 @@ def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> Encrypted
     names, blocks = _unpack_blocks(terms, total)
     _check_names(terms, list(names))
     opened = np.array([_load_vector(context, block).decrypt() for block in blocks], np.int64)
-    if opened.shape != (terms.blocks, RING) or (opened[:, _SLOTS] != len(names)).any():
+    if opened.shape != (terms.num_blocks, RING) or (opened[:, _SLOTS] != len(names)).any():
         raise AggregationError(
             SumRefusal.BAD_INPUT,
             f"sum: does not open to {len(names)} clients' values; it is of another key, or altered",
         )
     integers = opened[:, :_SLOTS].reshape(-1)[: terms.length]
-    step = terms.clip / terms.levels
+    step = terms.clip / terms.max_level
     return EncryptedSum(tuple(names), integers, (integers * (step / len(names))).astype(np.float32))
 
 
@@ -234,26 +234,28 @@ def _load_vector(context: Any, block: bytes) -> Any:
 
 
 def _pack_blocks(terms: HomomorphicTerms, names: Sequence[str], blocks: Sequence[bytes]) -> bytes:
-    header = canonical_json({"terms": terms.digest, "clients": list(names), "sizes": [len(block) for block in blocks]})
+    header = canonical_json(
+        {"terms": terms.terms_digest, "clients": list(names), "sizes": [len(block) for block in blocks]}
+    )
     return len(header).to_bytes(_LENGTH_BYTES, "big") + header + b"".join(blocks)
 
 
 def _unpack_blocks(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...], list[bytes]]:
     """Return names and ciphertexts; every size is checked before it is used."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "big")
-    if length > _MOST_HEADER + _LONGEST_SIZE * terms.blocks:
+    if length > _MOST_HEADER + _LONGEST_SIZE * terms.num_blocks:
         raise AggregationError(SumRefusal.MALFORMED, f"encrypted values: a header of {length} bytes")
     try:
         header = _Header.model_validate_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
     except ValidationError as exc:
         raise AggregationError(SumRefusal.MALFORMED, "encrypted values: the header is malformed") from exc
     sizes, body_start = header.sizes, _LENGTH_BYTES + length
-    if len(sizes) != terms.blocks or len(data) != body_start + sum(sizes):
+    if len(sizes) != terms.num_blocks or len(data) != body_start + sum(sizes):
         raise AggregationError(
             SumRefusal.MALFORMED,
-            f"encrypted values: {len(data)} bytes, expected {body_start + sum(sizes)} in {terms.blocks}",
+            f"encrypted values: {len(data)} bytes, expected {body_start + sum(sizes)} in {terms.num_blocks}",
         )
-    if header.terms != terms.digest:
+    if header.terms != terms.terms_digest:
         raise AggregationError(SumRefusal.FOREIGN_TERMS, "encrypted values: are of other terms")
     edges = np.cumsum([body_start, *sizes]).tolist()
     return header.clients, [data[start:stop] for start, stop in itertools.pairwise(edges)]

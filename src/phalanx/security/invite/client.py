@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import CertificateError, FrameError, PeerGoneError, PeerLostError, PeerRefusedError
 from phalanx.security.crypto import (
-    fingerprint,
+    certificate_fingerprint,
     load_identity,
     make_request,
     peer_from_certificate,
@@ -19,7 +19,7 @@ from phalanx.security.crypto import (
     tls_server_name,
     write_public,
 )
-from phalanx.security.invite.line import EXCHANGE_S, client_context, receive_line, send_line, text
+from phalanx.security.invite.line import EXCHANGE_S, client_context, read_text_field, receive_object, send_object
 from phalanx.security.invite.token import JoinToken, split_address
 
 _OWNER = "owner"
@@ -54,7 +54,7 @@ class JoinOffer:
     """An invited machine's description of itself; to the owner all but the address is a claim for people.
 
     Attributes:
-        port: Port at which the machine will be reached; an `OpenDoor` answers there now.
+        port: Port at which the machine will be reached; an `ReachabilityListener` answers there now.
         advertise: The name or address beside it; None for the one by which it reaches the owner.
         free_mib: Memory that it can give to stages; None where it does not know.
         gflops: Measured speed of its processor on a stage's kernels, in billions of operations a second.
@@ -65,7 +65,7 @@ class JoinOffer:
     free_mib: int | None = None
     gflops: int | None = None
 
-    def said(self, own_host: str) -> dict[str, str | int]:
+    def question_fields(self, own_host: str) -> dict[str, str | int]:
         """Return it as part of the question."""
         host = self.advertise or own_host
         claims = {"free_mib": self.free_mib, "gflops": self.gflops}
@@ -73,7 +73,7 @@ class JoinOffer:
         return {"reach": f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}", **claims_made}
 
 
-def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinAnswer:
+def enrol_machine(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinAnswer:
     """Make keys in a directory, or reuse existing ones, and have them certified.
 
     The first connection checks no certificate and asks for the authority's, which the fingerprint in the token proves;
@@ -91,8 +91,8 @@ def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinA
         FrameError: The answer is malformed.
     """
     with _connect_tls(token.address, None, None) as stranger:
-        authority = text(_ask_owner(stranger, {"ask": "authority"}), "authority").encode()
-    if not hmac.compare_digest(fingerprint(authority, f"authority at {token.address}"), token.authority):
+        authority = read_text_field(_ask_owner(stranger, {"ask": "authority"}), "authority").encode()
+    if not hmac.compare_digest(certificate_fingerprint(authority, f"authority at {token.address}"), token.authority):
         raise CertificateError(
             f"{token.address}: has another authority than the token names; something else listens there, or somebody "
             "stands between"
@@ -102,10 +102,12 @@ def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinA
         _check_owner(connection, authority, token.address)
         own_host = str(connection.getsockname()[0])
         question = {"name": token.name, "secret": token.secret, "request": request.decode("ascii")}
-        answer = _ask_owner(connection, question | ({} if offer is None else offer.said(own_host)))
+        answer = _ask_owner(connection, question | ({} if offer is None else offer.question_fields(own_host)))
     if "refused" in answer:
-        raise PeerRefusedError(f"the owner at {token.address} refuses: {printable(text(answer, 'refused'))}")
-    certificate = text(answer, "certificate").encode()
+        raise PeerRefusedError(
+            f"the owner at {token.address} refuses: {printable_text(read_text_field(answer, 'refused'))}"
+        )
+    certificate = read_text_field(answer, "certificate").encode()
     peer = peer_from_certificate(certificate, authority, where="certificate that came")
     if peer.name != token.name:
         raise CertificateError(f"certificate that came: is of {peer.name!r}, expected {token.name!r}")
@@ -129,7 +131,7 @@ def _read_terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> Join
             f"this machine's clock is {abs(skew_s)} s {'ahead of' if skew_s > 0 else 'behind'} the owner's; set it and "
             "join again, with the same token"
         )
-    lines = tuple(printable(text) for text in asks[:_MOST_ASKS] if isinstance(text, str))
+    lines = tuple(printable_text(text) for text in asks[:_MOST_ASKS] if isinstance(text, str))
     host = token.address.rpartition(":")[0]
     return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s, needs_mib, answer.get("run", ""))
 
@@ -165,5 +167,5 @@ def _check_owner(connection: ssl.SSLSocket, authority: bytes, address: str) -> N
 
 
 def _ask_owner(connection: ssl.SSLSocket, question: dict[str, Any]) -> dict[str, Any]:
-    send_line(connection, question)
-    return receive_line(connection, time.monotonic() + EXCHANGE_S)
+    send_object(connection, question)
+    return receive_object(connection, time.monotonic() + EXCHANGE_S)

@@ -36,7 +36,7 @@ def client_context(authority_pem: bytes | None) -> ssl.SSLContext:
     return context
 
 
-def send_line(connection: socket.socket, fields: dict[str, Any]) -> None:
+def send_object(connection: socket.socket, fields: dict[str, Any]) -> None:
     """Send one object.
 
     Raises:
@@ -48,7 +48,7 @@ def send_line(connection: socket.socket, fields: dict[str, Any]) -> None:
         raise PeerLostError(f"the other end is gone ({exc})") from exc
 
 
-def receive_line(connection: socket.socket, deadline: float) -> dict[str, Any]:
+def receive_object(connection: socket.socket, deadline: float) -> dict[str, Any]:
     """Return the one object that the other end sends.
 
     Args:
@@ -77,7 +77,7 @@ def receive_line(connection: socket.socket, deadline: float) -> dict[str, Any]:
         raise FrameError(f"no JSON object came: {exc}") from exc
 
 
-def text(fields: dict[str, Any], name: str, most: int = MOST_BYTES) -> str:
+def read_text_field(fields: dict[str, Any], name: str, most: int = MOST_BYTES) -> str:
     """Return a text of an object.
 
     Raises:

@@ -14,7 +14,7 @@ _HOST_BITS = 64
 
 
 @dataclass(eq=False)
-class Visitor:
+class ServedConnection:
     """A connection.
 
     Attributes:
@@ -26,7 +26,7 @@ class Visitor:
     is_known: bool = False
 
 
-class Lobby:
+class ConnectionServer:
     """Accepts connections on one port and has each served in a thread of its own.
 
     Args:
@@ -41,18 +41,23 @@ class Lobby:
     """
 
     def __init__(
-        self, listener: socket.socket, serve: Callable[[Visitor], None], *, max_visitors: int, max_stay_s: float
+        self,
+        listener: socket.socket,
+        serve: Callable[[ServedConnection], None],
+        *,
+        max_visitors: int,
+        max_stay_s: float,
     ) -> None:
-        self._listener, self._serve, self._max_visitors = listener, serve, max_visitors
+        self._listener, self._serve, self._max_connections = listener, serve, max_visitors
         self._max_stay_s = max_stay_s
-        self._visitors: list[Visitor] = []
+        self._connections: list[ServedConnection] = []
         self._changed = threading.Condition()
         self._closed = threading.Event()
         listener.settimeout(_LOOK_S)
-        self._thread = threading.Thread(target=self._accept_visitors, name="lobby", daemon=True)
+        self._thread = threading.Thread(target=self._accept_connections, name="lobby", daemon=True)
         self._thread.start()
 
-    def know(self, visitor: Visitor) -> None:
+    def mark_known(self, visitor: ServedConnection) -> None:
         """Let a visitor keep its place until it ends."""
         with self._changed:
             visitor.is_known = True
@@ -63,12 +68,12 @@ class Lobby:
         self._thread.join()
         self._listener.close()
         with self._changed:
-            for visitor in self._visitors:
+            for visitor in self._connections:
                 if not visitor.is_known:
                     _cut_connection(visitor.connection)
-            self._changed.wait_for(lambda: not self._visitors, self._max_stay_s)
+            self._changed.wait_for(lambda: not self._connections, self._max_stay_s)
 
-    def _accept_visitors(self) -> None:
+    def _accept_connections(self) -> None:
         while not self._closed.is_set():
             try:
                 connection, address = self._listener.accept()
@@ -78,28 +83,28 @@ class Lobby:
                 # such as too many open files: what is open ends within seconds
                 self._closed.wait(_LOOK_S)
                 continue
-            visitor = Visitor(connection, str(address[0]))
-            if self._admit_visitor(visitor):
-                threading.Thread(target=self._host_visitor, args=(visitor,), daemon=True).start()
+            visitor = ServedConnection(connection, str(address[0]))
+            if self._admit_connection(visitor):
+                threading.Thread(target=self._serve_connection, args=(visitor,), daemon=True).start()
             else:
                 connection.close()
 
-    def _admit_visitor(self, visitor: Visitor) -> bool:
+    def _admit_connection(self, visitor: ServedConnection) -> bool:
         """Give a visitor a place, that of another one where all are taken."""
         with self._changed:
-            if len(self._visitors) >= self._max_visitors:
-                strangers = [other for other in self._visitors if not other.is_known]
+            if len(self._connections) >= self._max_connections:
+                strangers = [other for other in self._connections if not other.is_known]
                 if not strangers:
                     return False
                 crowds = Counter(_address_block(other.host) for other in strangers)
                 crowded = max(crowds.values())
                 leaving = next(other for other in strangers if crowds[_address_block(other.host)] == crowded)
-                self._visitors.remove(leaving)
+                self._connections.remove(leaving)
                 _cut_connection(leaving.connection)
-            self._visitors.append(visitor)
+            self._connections.append(visitor)
             return True
 
-    def _host_visitor(self, visitor: Visitor) -> None:
+    def _serve_connection(self, visitor: ServedConnection) -> None:
         # each read has a timeout of its own, so that only this bounds one that comes byte by byte
         timer = threading.Timer(self._max_stay_s, _cut_connection, (visitor.connection,))
         timer.daemon = True
@@ -110,8 +115,8 @@ class Lobby:
             timer.cancel()
             visitor.connection.close()
             with self._changed:
-                if visitor in self._visitors:
-                    self._visitors.remove(visitor)
+                if visitor in self._connections:
+                    self._connections.remove(visitor)
                 self._changed.notify_all()
 
 

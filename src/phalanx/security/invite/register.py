@@ -18,9 +18,9 @@ from phalanx.errors import CertificateError, PeerRefusedError
 from phalanx.security.crypto import (
     Revocation,
     RevokedParties,
+    certificate_fingerprint,
     check_party_name,
     digest_hex,
-    fingerprint,
     load_authority,
     lock_file,
     make_private_directory,
@@ -60,7 +60,7 @@ class Invitations:
         self._directory = directory
         self._now = now
 
-    def invite(self, name: str, address: str, lasts: timedelta) -> JoinToken:
+    def invite_party(self, name: str, address: str, lasts: timedelta) -> JoinToken:
         """Make a token for a party; an earlier one for the same name is void from now on.
 
         One that is certified already is invited to a further run so: its own keys alone are let in with the token.
@@ -70,22 +70,22 @@ class Invitations:
             ConfigError: The address is malformed.
         """
         check_party_name(name)
-        authority = fingerprint(load_authority(self._directory / "authority.pem"))
-        RevokedParties(self._directory).check(name)
-        token = JoinToken.new(name, address, authority, self._now() + lasts)
+        authority = certificate_fingerprint(load_authority(self._directory / "authority.pem"))
+        RevokedParties(self._directory).check_not_revoked(name)
+        token = JoinToken.with_fresh_secret(name, address, authority, self._now() + lasts)
         with self._lock_entries():
             self._write_entry(name, _Entry(secret_digest=secret_digest(token.secret), expires=token.expires))
         return token
 
     def open_names(self) -> list[str]:
         """Return the names of invited parties that have not come yet."""
-        if not self._home.is_dir():
+        if not self._entries_directory.is_dir():
             return []
-        names = sorted(path.stem for path in self._home.glob("*.json"))
+        names = sorted(path.stem for path in self._entries_directory.glob("*.json"))
         entries = {name: self._read_entry(name) for name in names}
         return [name for name, entry in entries.items() if entry is not None and self._is_open(entry)]
 
-    def revoke(self, name: str, reason: str) -> tuple[bool, Revocation | None]:
+    def revoke_party(self, name: str, reason: str) -> tuple[bool, Revocation | None]:
         """Revoke the unused invitation of a party, and its certificate.
 
         Returns:
@@ -103,9 +103,9 @@ class Invitations:
                 raise CertificateError(f"{name} is neither invited nor certified in {self._directory}")
             if entry is not None:
                 self._write_entry(name, entry.model_copy(update={"taken_back": True}))
-            return was_open, RevokedParties(self._directory).add(name, reason) if is_certified else None
+            return was_open, RevokedParties(self._directory).revoke_party(name, reason) if is_certified else None
 
-    def admit(self, name: str, secret: str, request: bytes) -> Path:
+    def admit_party(self, name: str, secret: str, request: bytes) -> Path:
         """Certify the keys in a request that shows the secret of an invitation.
 
         Asked again by the same keys, as after an answer that was lost, it gives the same certificate.
@@ -129,7 +129,7 @@ class Invitations:
             self._write_entry(name, entry.model_copy(update={"used_by": keys}))
             return home
 
-    def check(self, name: str, secret: str) -> None:
+    def check_secret(self, name: str, secret: str) -> None:
         """Return where a secret is that of an invitation which still counts, whether its keys are made or not.
 
         Raises:
@@ -147,26 +147,26 @@ class Invitations:
             raise PeerRefusedError("this token is not valid here: it is wrong, or a newer one has replaced it")
         if entry.taken_back:
             raise PeerRefusedError(f"the token of {name} was taken back by the owner")
-        if self._is_over(entry):
+        if self._is_expired(entry):
             raise PeerRefusedError(f"the token of {name} has expired; ask for a new one")
         return entry
 
     def _is_open(self, entry: _Entry) -> bool:
-        return not (entry.used_by or entry.taken_back or self._is_over(entry))
+        return not (entry.used_by or entry.taken_back or self._is_expired(entry))
 
-    def _is_over(self, entry: _Entry) -> bool:
+    def _is_expired(self, entry: _Entry) -> bool:
         return self._now().timestamp() >= entry.expires
 
     @property
-    def _home(self) -> Path:
+    def _entries_directory(self) -> Path:
         return self._directory / "invitations"
 
     def _lock_entries(self) -> "contextlib.AbstractContextManager[None]":
-        make_private_directory(self._home)
-        return lock_file(self._home / "all")
+        make_private_directory(self._entries_directory)
+        return lock_file(self._entries_directory / "all")
 
     def _read_entry(self, name: str) -> _Entry | None:
-        path = self._home / f"{name}.json"
+        path = self._entries_directory / f"{name}.json"
         if not path.exists():
             return None
         try:
@@ -176,4 +176,4 @@ class Invitations:
 
     def _write_entry(self, name: str, entry: _Entry) -> None:
         # the writer of public files makes 0600 as well, and replaces what is there at once
-        write_public(self._home / f"{name}.json", json.dumps(entry.model_dump()).encode())
+        write_public(self._entries_directory / f"{name}.json", json.dumps(entry.model_dump()).encode())

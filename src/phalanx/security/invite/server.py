@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from phalanx.closing import Closeable
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import CertificateError, ConfigError, FrameError, PeerRefusedError, PhalanxError, TransportError
 from phalanx.security.crypto import load_authority, load_identity, read_public, steady_now
-from phalanx.security.invite.knock import knock
-from phalanx.security.invite.line import EXCHANGE_S, receive_line, send_line, server_context, text
-from phalanx.security.invite.lobby import Lobby, Visitor
+from phalanx.security.invite.line import EXCHANGE_S, read_text_field, receive_object, send_object, server_context
+from phalanx.security.invite.lobby import ConnectionServer, ServedConnection
+from phalanx.security.invite.reachability import probe_reachability
 from phalanx.security.invite.register import Invitations
 
 _MAX_VISITORS = 64
@@ -55,9 +55,9 @@ class EnrolmentServer(Closeable):
     Guarantees:
         TLS 1.3. Nothing but the authority's certificate is told without the secret of an invitation. A caller gets ten
         seconds and 16 KiB; what others do at its address costs it nothing, and idle connections make room for it
-        (`Lobby`). A secret has 256 bits, so wrong ones need no bound. The owner makes a reachability probe only for a
-        caller with the secret of an invitation, at most five failed ones a minute and name. Each refusal is said once,
-        of at most 1,000. No bytes from outside end the server.
+        (`ConnectionServer`). A secret has 256 bits, so wrong ones need no bound. The owner probes reachability only
+        for a caller with the secret of an invitation, at most five failed ones a minute and name. Each refusal is
+        printed once, of at most 1,000. No bytes from outside end the server.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class EnrolmentServer(Closeable):
         self._authority = load_authority(directory / "authority.pem").decode("ascii")
         self._context = server_context(directory / "owner")
         self._invitations, self._terms, self._say, self._clock = invitations, terms, say, clock
-        self._knocks: dict[str, deque[float]] = {}
-        self._told: set[str] = set()
+        self._failed_probes: dict[str, deque[float]] = {}
+        self._told_refusals: set[str] = set()
         self._lock = threading.Lock()
-        self._lobby: Lobby | None = None
+        self._server: ConnectionServer | None = None
         self.port = 0
 
-    def listen(self, bind: str, port: int) -> Self:
+    def start_listening(self, bind: str, port: int) -> Self:
         """Begin to answer.
 
         Raises:
@@ -89,19 +89,21 @@ class EnrolmentServer(Closeable):
         try:
             listener = socket.create_server((bind, port), family=family)
         except OSError as exc:
-            raise TransportError(f"{bind}:{port}: cannot listen ({exc.strerror}); is the port taken?").about(
+            raise TransportError(f"{bind}:{port}: cannot listen ({exc.strerror}); is the port taken?").with_facts(
                 code="PHX-T002", key="--port", found=f"{bind}:{port}", do="end what listens there, or choose another"
             ) from exc
         self.port = listener.getsockname()[1]
-        self._lobby = Lobby(listener, self._serve_visitor, max_visitors=_MAX_VISITORS, max_stay_s=EXCHANGE_S)
+        self._server = ConnectionServer(
+            listener, self._serve_connection, max_visitors=_MAX_VISITORS, max_stay_s=EXCHANGE_S
+        )
         return self
 
     def close(self) -> None:
         """Take no more connections, and finish with the connections that are being answered."""
-        if self._lobby is not None:
-            self._lobby.close()
+        if self._server is not None:
+            self._server.close()
 
-    def _serve_visitor(self, visitor: Visitor) -> None:
+    def _serve_connection(self, visitor: ServedConnection) -> None:
         deadline = time.monotonic() + EXCHANGE_S
         try:
             visitor.connection.settimeout(EXCHANGE_S)
@@ -110,23 +112,23 @@ class EnrolmentServer(Closeable):
                 # the wrapper has taken the socket over, and it alone can be cut off in its handshake
                 visitor.connection = secure
                 secure.do_handshake()
-                send_line(secure, self._answer_question(receive_line(secure, deadline), visitor))
+                send_object(secure, self._answer_question(receive_object(secure, deadline), visitor))
         except (OSError, ssl.SSLError, ValueError, PhalanxError):
             # a caller that speaks another language, or has gone, needs no answer
             return
 
-    def _answer_question(self, question: dict[str, Any], visitor: Visitor) -> dict[str, Any]:
+    def _answer_question(self, question: dict[str, Any], visitor: ServedConnection) -> dict[str, Any]:
         if question == {"ask": "authority"}:
             return {"authority": self._authority}
         try:
-            name, secret = text(question, "name", 63), text(question, "secret", 64)
-            request = text(question, "request").encode()
-            self._invitations.check(name, secret)
-            self._keep_visitor(visitor)
+            name, secret = read_text_field(question, "name", 63), read_text_field(question, "secret", 64)
+            request = read_text_field(question, "request").encode()
+            self._invitations.check_secret(name, secret)
+            self._keep_connection(visitor)
             self._probe_address(question, name, secret)
-            home = self._invitations.admit(name, secret, request)
+            home = self._invitations.admit_party(name, secret, request)
         except (PeerRefusedError, CertificateError, FrameError, ConfigError) as exc:
-            self._tell_refusal(printable(f"a caller at {visitor.host} is refused: {exc}"))
+            self._tell_refusal(printable_text(f"a caller at {visitor.host} is refused: {exc}"))
             return {"refused": str(exc)}
         self._say(f"{name} has made its keys at {visitor.host} and is certified{_describe_machine(question)}")
         return {
@@ -138,18 +140,18 @@ class EnrolmentServer(Closeable):
             **({"run": self._terms.run} if self._terms.run else {}),
         }
 
-    def _keep_visitor(self, visitor: Visitor) -> None:
-        if self._lobby is not None:
-            self._lobby.know(visitor)
+    def _keep_connection(self, visitor: ServedConnection) -> None:
+        if self._server is not None:
+            self._server.mark_known(visitor)
 
     def _probe_address(self, question: dict[str, Any], name: str, secret: str) -> None:
         if "reach" not in question:
             return
         with self._lock:
-            tries = self._knocks.setdefault(name, deque(maxlen=_KNOCKS))
+            tries = self._failed_probes.setdefault(name, deque(maxlen=_KNOCKS))
             if len(tries) == _KNOCKS and tries[0] > self._clock() - _KNOCKS_WINDOW_S:
                 raise FrameError("too many tries in vain; wait a minute")
-        refusal = knock(text(question, "reach", 300), secret)
+        refusal = probe_reachability(read_text_field(question, "reach", 300), secret)
         if refusal is not None:
             # who has a token must not use the owner to look at its network
             with self._lock:
@@ -158,9 +160,9 @@ class EnrolmentServer(Closeable):
 
     def _tell_refusal(self, line: str) -> None:
         with self._lock:
-            if line in self._told or len(self._told) >= _MAX_LINES:
+            if line in self._told_refusals or len(self._told_refusals) >= _MAX_LINES:
                 return
-            self._told.add(line)
+            self._told_refusals.add(line)
         self._say(line)
 
 

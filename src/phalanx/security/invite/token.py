@@ -47,12 +47,12 @@ class JoinToken:
         split_address(self.address)
         digests = all(isinstance(text, str) and _HEX.fullmatch(text) for text in (self.authority, self.secret))
         if not digests or type(self.expires) is not int or not 0 <= self.expires <= _LAST_SECOND:
-            raise ConfigError("token: a field of it is malformed; ask for a new one").about(
+            raise ConfigError("token: a field of it is malformed; ask for a new one").with_facts(
                 code="PHX-C019", key="TOKEN", do="ask for a new one"
             )
 
     @classmethod
-    def new(cls, name: str, address: str, authority: str, expires: datetime) -> "JoinToken":
+    def with_fresh_secret(cls, name: str, address: str, authority: str, expires: datetime) -> "JoinToken":
         """Make a token with a fresh secret.
 
         Raises:
@@ -62,7 +62,7 @@ class JoinToken:
         return cls(name, address, authority, secrets.token_hex(_SECRET_BYTES), int(expires.timestamp()))
 
     @classmethod
-    def parse(cls, line: str) -> "JoinToken":
+    def from_text(cls, line: str) -> "JoinToken":
         """Read a token.
 
         Raises:
@@ -71,7 +71,7 @@ class JoinToken:
         """
         text = line.strip()
         if len(text) > _MOST_CHARACTERS or not text.startswith(_PREFIX):
-            raise ConfigError(f"token: expected one line that begins with {_PREFIX}; copy the whole of it").about(
+            raise ConfigError(f"token: expected one line that begins with {_PREFIX}; copy the whole of it").with_facts(
                 code="PHX-C019",
                 key="TOKEN",
                 found="a wrong checksum",
@@ -83,7 +83,7 @@ class JoinToken:
             raw = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
             checksum, data = raw[:_CHECKSUM_BYTES], raw[_CHECKSUM_BYTES:]
             if checksum != hashlib.sha256(data).digest()[:_CHECKSUM_BYTES]:
-                raise ConfigError("token: is cut or altered; copy the whole line again").about(
+                raise ConfigError("token: is cut or altered; copy the whole line again").with_facts(
                     code="PHX-C019",
                     key="TOKEN",
                     found="a wrong checksum",
@@ -93,18 +93,18 @@ class JoinToken:
             fields = parse_canonical(data)
             return cls(**{name: fields.pop(name) for name in cls.__annotations__}, **fields)
         except (ValueError, KeyError, TypeError, binascii.Error) as exc:
-            raise ConfigError("token: is malformed; ask for a new one").about(
+            raise ConfigError("token: is malformed; ask for a new one").with_facts(
                 code="PHX-C019", key="TOKEN", do="ask for a new one"
             ) from exc
 
-    def line(self) -> str:
+    def to_text(self) -> str:
         """Return the token as one line."""
         data = canonical_json(asdict(self))
         raw = hashlib.sha256(data).digest()[:_CHECKSUM_BYTES] + data
         return _PREFIX + base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")
 
     @property
-    def digest(self) -> str:
+    def token_digest(self) -> str:
         """What may be kept of the token: it tells nothing of its secret."""
         return secret_digest(self.secret)
 

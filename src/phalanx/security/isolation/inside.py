@@ -17,9 +17,9 @@ import tempfile
 from typing import Any
 
 from phalanx.security.isolation.landlock import python_needs, restrict_files
-from phalanx.security.isolation.memory import find_secret_memory, keep_from_swap
+from phalanx.security.isolation.memory import find_secret_memory, prevent_swapping
 from phalanx.security.isolation.namespaces import enter_namespaces, mount_own_processes, mount_scratch, remove_scratch
-from phalanx.security.isolation.process import become_unreadable, die_with, find_unreadable, give_up_rights
+from phalanx.security.isolation.process import become_unreadable, die_with_parent, find_unreadable, give_up_rights
 from phalanx.security.isolation.report import IsolationReport, MeasureFinding
 from phalanx.security.isolation.sandbox import SandboxArguments
 from phalanx.security.isolation.system_calls import load_library, refuse_system_calls
@@ -48,7 +48,7 @@ def main(order: SandboxArguments) -> None:
             remove_scratch(scratch)
         os._exit(code)
     findings = _confine_process(order, process, seccomp, namespaces, scratch)
-    if IsolationReport(findings).missing(order.sandbox.required):
+    if IsolationReport(findings).missing_measures(order.sandbox.required_measures):
         os._exit(REFUSED_TO_RUN)
     _run_module(order)
 
@@ -57,10 +57,10 @@ def _confine_process(
     order: SandboxArguments, parent: int, seccomp: Any, namespaces: MeasureFinding, scratch: str | None
 ) -> tuple[MeasureFinding, ...]:
     """Close everything around this process, and report; the order matters: each step needs what later ones close."""
-    dies, unreadable = die_with(parent), find_unreadable()
+    dies, unreadable = die_with_parent(parent), find_unreadable()
     shows_own = namespaces.holds and mount_own_processes()
     writable = (*order.sandbox.writable, *(_own_scratch(scratch) if shows_own and scratch else ()))
-    findings = [namespaces, dies, unreadable, find_secret_memory(), keep_from_swap(), *give_up_rights()]
+    findings = [namespaces, dies, unreadable, find_secret_memory(), prevent_swapping(), *give_up_rights()]
     _keep_only(order.report_fd, *order.program.inherited)
     findings.append(restrict_files(order.sandbox.readable, writable, python_needs(with_processes=shows_own)))
     findings.append(refuse_system_calls(seccomp))

@@ -37,12 +37,12 @@ class SecretMemory(Closeable):
         self._view = memoryview(self._map)
 
     @property
-    def view(self) -> memoryview:
+    def writable_view(self) -> memoryview:
         """Its bytes, to be written and read."""
         return self._view
 
     @property
-    def address(self) -> int:
+    def memory_address(self) -> int:
         """Address in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
@@ -62,14 +62,14 @@ def find_secret_memory() -> MeasureFinding:
     """Try whether there is memory for keys."""
     try:
         with SecretMemory(mmap.PAGESIZE) as memory:
-            memory.view[:1] = b"\x01"
+            memory.writable_view[:1] = b"\x01"
     except OSError as exc:
         detail = f"memfd_secret: {exc.strerror}; Linux 5.14 or later, and before 6.5 secretmem.enable=1 at boot"
         return MeasureFinding(Measure.SECRET_MEMORY, False, detail)
     return MeasureFinding(Measure.SECRET_MEMORY, True, "memfd_secret gives memory for keys")
 
 
-def keep_from_swap() -> MeasureFinding:
+def prevent_swapping() -> MeasureFinding:
     """Lock this process's memory where the user may lock any amount; else look whether the machine swaps at all."""
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
         try:

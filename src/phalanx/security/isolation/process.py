@@ -42,7 +42,7 @@ def find_unreadable() -> MeasureFinding:
     )
 
 
-def die_with(parent_fd: int) -> MeasureFinding:
+def die_with_parent(parent_fd: int) -> MeasureFinding:
     """Have the kernel end this process when its parent ends.
 
     Args:

@@ -43,7 +43,7 @@ class Sandbox:
     unsafe_without: tuple[Measure, ...] = ()
 
     @property
-    def required(self) -> tuple[Measure, ...]:
+    def required_measures(self) -> tuple[Measure, ...]:
         """Measures without which nothing is run."""
         return tuple(measure for measure in Measure if measure not in self.unsafe_without)
 

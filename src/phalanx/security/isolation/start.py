@@ -129,7 +129,7 @@ def _read_report(data: bytes) -> tuple[int, IsolationReport]:
 
 
 def _check_report(report: IsolationReport, sandbox: Sandbox) -> None:
-    if lacking := report.missing(sandbox.required):
+    if lacking := report.missing_measures(sandbox.required_measures):
         reasons = "; ".join(f"{finding.measure.value}: {finding.detail}" for finding in lacking)
         raise IsolationError(f"isolation: nothing was run, for what is required does not hold: {reasons}")
 

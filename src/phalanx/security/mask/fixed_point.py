@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import FixedPointError
-from phalanx.security.mask.ring import HALF, Ring, blocks, centred_residues, to_ring
+from phalanx.security.mask.ring import HALF, Ring, block_slices, centred_residues, to_ring
 
 LENGTH = math.isqrt(HALF)
 """Euclidean length that no quantised row and no quantised column exceeds."""
@@ -88,13 +88,15 @@ def encode_rows(rows: Reals, bound: float | None = None, where: str = "activatio
         lengths = np.full(len(rows), bound, np.float64)
     scales = _scaled_length(rows.shape[1]) / lengths
     values = np.empty(rows.shape, np.uint32)
-    for block in blocks(*rows.shape):
+    for block in block_slices(*rows.shape):
         scaled = rows[block] * scales[block, None]
         values[block] = to_ring(np.rint(scaled, out=scaled).astype(np.int32))
     return FixedRows(values, scales)
 
 
-def decode(product: Ring, rows: NDArray[np.float64], columns: NDArray[np.float64], where: str = "product") -> Reals:
+def decode_product(
+    product: Ring, rows: NDArray[np.float64], columns: NDArray[np.float64], where: str = "product"
+) -> Reals:
     """Return a product of quantised numbers as real numbers.
 
     Args:
@@ -107,7 +109,7 @@ def decode(product: Ring, rows: NDArray[np.float64], columns: NDArray[np.float64
     result, row_steps, column_steps = np.empty(product.shape, np.float32), 1 / rows[:, None], 1 / columns
     # most scales are so far from float32's end that no product can be beyond it
     may_overflow = LARGEST * row_steps.max(initial=0.0) * column_steps.max(initial=0.0) >= _MOST_FLOAT32
-    for block in blocks(*product.shape):
+    for block in block_slices(*product.shape):
         integers = centred_residues(product[block])
         if max(integers.max(initial=0), -integers.min(initial=0)) > LARGEST:
             raise FixedPointError(

@@ -13,10 +13,10 @@ from phalanx.security.mask.ring import Ring, to_ring
 NUM_VECTORS = 2
 
 
-class Check(Protocol):
+class ProductChecker(Protocol):
     """A check of products with one fixed right factor."""
 
-    def require(self, left: Ring, product: Ring, where: str) -> None:
+    def require_product(self, left: Ring, product: Ring, where: str) -> None:
         """Accept a product, or raise.
 
         Args:
@@ -45,20 +45,20 @@ class ProductCheck:
     """
 
     def __init__(self, right: NDArray[np.int32], secrets: PadSource) -> None:
-        vectors = secrets.draw(right.shape[1], NUM_VECTORS).take()
+        vectors = secrets.draw_pad(right.shape[1], NUM_VECTORS).take_values()
         self._vectors = ring_matrix(vectors)
-        self._images = ring_matrix(self._vectors.multiply(to_ring(right)))
+        self._images = ring_matrix(self._vectors.left_multiply(to_ring(right)))
         self._spent = False
 
-    def require(self, left: Ring, product: Ring, where: str) -> None:
-        """As `Check` says.
+    def require_product(self, left: Ring, product: Ring, where: str) -> None:
+        """As `ProductChecker` says.
 
         Raises:
             WrongProductError: It is not, or this check has refused before.
         """
         if self._spent:
             raise WrongProductError(f"{where}: its check has refused before and proves nothing now; make a new one")
-        if not np.array_equal(self._vectors.multiply(product), self._images.multiply(left)):
+        if not np.array_equal(self._vectors.left_multiply(product), self._images.left_multiply(left)):
             self._spent = True
             raise WrongProductError(
                 f"{where}: is not the product of what was sent; the worker, or its machine, computes wrongly"
@@ -68,8 +68,8 @@ class ProductCheck:
         return "ProductCheck(...)"
 
 
-class UnsafeNoCheck:
+class UnsafeNoChecker:
     """A check that accepts everything: it shows the damage of a worker whose products are not checked."""
 
-    def require(self, left: Ring, product: Ring, where: str) -> None:
+    def require_product(self, left: Ring, product: Ring, where: str) -> None:
         """Accept."""

@@ -44,7 +44,7 @@ class Int8Matrix:
         filled[: self.shape[0], : self.shape[1]] = integers
         self._limbs = [torch.from_numpy(limb.astype(np.int8)).to(device) for limb in balanced_limbs(filled, _BITS)]
 
-    def multiply(self, z: Ring) -> Ring:
+    def left_multiply(self, z: Ring) -> Ring:
         """As `RingMatrix` says."""
         import torch  # noqa: PLC0415
 

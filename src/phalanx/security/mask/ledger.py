@@ -27,11 +27,11 @@ from phalanx.security.crypto import MonotonicCounter, in_domain, parse_canonical
 class LedgerStore(Protocol):
     """One small record that outlives the process."""
 
-    def read(self) -> bytes | None:
+    def read_record(self) -> bytes | None:
         """Return the bytes that were written last; None if nothing ever was."""
         ...
 
-    def write(self, data: bytes) -> None:
+    def write_record(self, data: bytes) -> None:
         """Replace the record; when this returns, a crash of the machine does not undo it.
 
         Raises:
@@ -45,7 +45,7 @@ MOST_PADS = 2**24
 _KEY_BYTES, _SALT_BYTES = 32, 16
 
 
-class Record(StrictModel):
+class LedgerRecord(StrictModel):
     """The record that a store keeps; the key that authenticates it is of one run and one master key.
 
     Attributes:
@@ -60,7 +60,7 @@ class Record(StrictModel):
 
 
 @dataclass(frozen=True)
-class Ticket:
+class PadTicket:
     """The right to make one pad.
 
     Attributes:
@@ -104,10 +104,10 @@ class PadLedger:
         self._mac_key = _mac_key(master, run)
         last = self._read_record()
         self._next = self._end = last.reserved
-        self._last = Record(epoch=last.epoch + 1, reserved=last.reserved, counter=last.counter)
+        self._last = LedgerRecord(epoch=last.epoch + 1, reserved=last.reserved, counter=last.counter)
         self._salt, self._is_sound = b"", True
 
-    def take(self) -> Ticket:
+    def take_ticket(self) -> PadTicket:
         """Give out the next number.
 
         Raises:
@@ -127,12 +127,12 @@ class PadLedger:
                 self._reserve_range()
             number = self._next
             self._next += 1
-            return Ticket(self._last.epoch, number, self._salt)
+            return PadTicket(self._last.epoch, number, self._salt)
 
     def _reserve_range(self) -> None:
         counter = self._last.counter + 1 if self._counter is not None else 0
-        record = Record(epoch=self._last.epoch, reserved=self._end + self._range_size, counter=counter)
-        self._store.write(_seal_record(record, self._mac_key))
+        record = LedgerRecord(epoch=self._last.epoch, reserved=self._end + self._range_size, counter=counter)
+        self._store.write_record(_seal_record(record, self._mac_key))
         if self._counter is not None:
             # where the counter failed, its value is unknown: opening the ledger finds out
             self._is_sound = False
@@ -141,12 +141,12 @@ class PadLedger:
         # only now: whatever failed above leaves this ledger without numbers
         self._last, self._end, self._salt = record, record.reserved, self._fresh(_SALT_BYTES)
 
-    def _read_record(self) -> Record:
-        data = self._store.read()
+    def _read_record(self) -> LedgerRecord:
+        data = self._store.read_record()
         if data is None:
             raise PadError("pad ledger: is missing; bring it back, or begin a new one under a new master key")
         record = _open_record(data, self._mac_key)
-        if self._counter is not None and record.counter < (now := self._counter.read()):
+        if self._counter is not None and record.counter < (now := self._counter.read_count()):
             raise PadError(
                 f"pad ledger: is of counter value {record.counter}, the counter is at {now}: an older ledger was put "
                 "back, or it is another ledger's counter; begin a new one under a new master key"
@@ -163,13 +163,13 @@ def begin_ledger(store: LedgerStore, master: bytes, run: str, counter: Monotonic
     Raises:
         PadError: There is a ledger already, or it cannot be written.
     """
-    if store.read() is not None:
+    if store.read_record() is not None:
         raise PadError("pad ledger: exists already; open it, or name a new file")
-    record = Record(epoch=0, reserved=0, counter=0 if counter is None else counter.read())
-    store.write(_seal_record(record, _mac_key(master, run)))
+    record = LedgerRecord(epoch=0, reserved=0, counter=0 if counter is None else counter.read_count())
+    store.write_record(_seal_record(record, _mac_key(master, run)))
 
 
-def derived(secret: bytes, salt: bytes, about: list[str | int]) -> bytes:
+def derive_pad_key(secret: bytes, salt: bytes, about: list[str | int]) -> bytes:
     """Return 32 bytes made of a secret for one purpose, by HKDF-SHA256.
 
     Raises:
@@ -195,21 +195,21 @@ def _raise_to(counter: MonotonicCounter, target: int) -> None:
 
 
 def _mac_key(master: bytes, run: str) -> bytes:
-    return derived(master, b"", ["ledger", run])
+    return derive_pad_key(master, b"", ["ledger", run])
 
 
-def _seal_record(record: Record, key: bytes) -> bytes:
+def _seal_record(record: LedgerRecord, key: bytes) -> bytes:
     body = record.model_dump(mode="json")
     return canonical_json({"body": body, "mac": _record_mac(body, key).hex()})
 
 
-def _open_record(data: bytes, key: bytes) -> Record:
+def _open_record(data: bytes, key: bytes) -> LedgerRecord:
     try:
         envelope = parse_canonical(data)
         body, mac = envelope["body"], bytes.fromhex(envelope["mac"])
         if not hmac.compare_digest(mac, _record_mac(body, key)):
             raise PadError("pad ledger: was altered, or is of another run or master key; bring the right one back")
-        return Record.model_validate(body)
+        return LedgerRecord.model_validate(body)
     except (ValueError, KeyError, TypeError, ValidationError) as exc:
         raise PadError("pad ledger: malformed; it is written whole or not at all, so it was altered") from exc
 

@@ -13,7 +13,7 @@ class RingMatrix(Protocol):
     shape: tuple[int, int]
     """(inner, columns)."""
 
-    def multiply(self, z: Ring) -> Ring:
+    def left_multiply(self, z: Ring) -> Ring:
         """Return ``z @ self mod p``.
 
         Args:

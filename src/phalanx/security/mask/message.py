@@ -38,7 +38,7 @@ class MaskedMessage:
     values: Ring = field(repr=False)
 
 
-def answered(request: MaskedMessage, answer: MaskedMessage, columns: int) -> Ring:
+def check_answer(request: MaskedMessage, answer: MaskedMessage, columns: int) -> Ring:
     """Return the numbers of an answer once they have the form that the request asks for.
 
     Raises:

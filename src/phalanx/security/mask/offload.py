@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import FrameError
-from phalanx.security.mask.fixed_point import FixedColumns, Reals, decode, encode_columns, encode_rows
-from phalanx.security.mask.freivalds import Check, ProductCheck
+from phalanx.security.mask.fixed_point import FixedColumns, Reals, decode_product, encode_columns, encode_rows
+from phalanx.security.mask.freivalds import ProductCheck, ProductChecker
 from phalanx.security.mask.matrix import RingMatrix, ring_matrix
-from phalanx.security.mask.message import Direction, MaskedMessage, ProductMessage, answered
+from phalanx.security.mask.message import Direction, MaskedMessage, ProductMessage, check_answer
 from phalanx.security.mask.pads import PadSource
 from phalanx.security.mask.pool import PadPool
-from phalanx.security.mask.ring import Ring, add, subtract_mod_p
+from phalanx.security.mask.ring import Ring, add_mod_p, subtract_mod_p
 
 
 class MaskedWorker:
@@ -33,11 +33,11 @@ class MaskedWorker:
         self._device = device
         self._matrices: dict[ProductMessage, RingMatrix] = {}
 
-    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
+    def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """Keep a quantised matrix, ``[inner, columns]``."""
         self._matrices[product] = ring_matrix(values, self._device)
 
-    def answer(self, request: MaskedMessage) -> MaskedMessage:
+    def answer_request(self, request: MaskedMessage) -> MaskedMessage:
         """Multiply.
 
         Raises:
@@ -46,7 +46,7 @@ class MaskedWorker:
         matrix = self._matrices.get(request.product)
         if matrix is None:
             raise FrameError(f"{request.product}: is not loaded here; load it before it is asked for")
-        return MaskedMessage(request.product, request.number, matrix.multiply(request.values))
+        return MaskedMessage(request.product, request.number, matrix.left_multiply(request.values))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +76,10 @@ class MaskedProduct:
     product: ProductMessage
     weight: FixedColumns = field(repr=False)
     pool: PadPool
-    check: Check
+    check: ProductChecker
     bound: float | None = None
 
-    def send(self, x: Reals) -> PendingProduct:
+    def mask_rows(self, x: Reals) -> PendingProduct:
         """Quantise and mask.
 
         Args:
@@ -90,12 +90,12 @@ class MaskedProduct:
             PadError: No pad is ready, or the pads have fewer rows.
         """
         rows = encode_rows(x, self.bound, str(self.product))
-        unmask = self.pool.take(len(x))
+        unmask = self.pool.take_pad(len(x))
         return PendingProduct(
-            MaskedMessage(self.product, unmask.number, add(rows.values, unmask.pad)), unmask.product, rows.scales
+            MaskedMessage(self.product, unmask.number, add_mod_p(rows.values, unmask.pad)), unmask.product, rows.scales
         )
 
-    def receive(self, sent: PendingProduct, answer: MaskedMessage) -> Reals:
+    def unmask_answer(self, sent: PendingProduct, answer: MaskedMessage) -> Reals:
         """Check and unmask.
 
         Returns:
@@ -106,9 +106,9 @@ class MaskedProduct:
             WrongProductError: The answer is not the product of the request.
             FixedPointError: A number is too large for float32.
         """
-        values = answered(sent.request, answer, self.weight.values.shape[1])
-        self.check.require(sent.request.values, values, f"{self.product}, pad {sent.request.number}")
-        return decode(subtract_mod_p(values, sent.unmask), sent.scales, self.weight.scales, str(self.product))
+        values = check_answer(sent.request, answer, self.weight.values.shape[1])
+        self.check.require_product(sent.request.values, values, f"{self.product}, pad {sent.request.number}")
+        return decode_product(subtract_mod_p(values, sent.unmask), sent.scales, self.weight.scales, str(self.product))
 
 
 @dataclass(frozen=True)

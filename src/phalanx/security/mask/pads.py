@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 from phalanx.errors import PadError
-from phalanx.security.mask.ledger import PadLedger, Ticket, derived
+from phalanx.security.mask.ledger import PadLedger, PadTicket, derive_pad_key
 from phalanx.security.mask.ring import P, Ring
 
 MOST_ELEMENTS = 2**26
@@ -40,7 +40,7 @@ class Pad:
         self.shape: tuple[int, int] = (values.shape[0], values.shape[1])
         self._values: Ring | None = values
 
-    def take(self) -> Ring:
+    def take_values(self) -> Ring:
         """Return the elements.
 
         Raises:
@@ -58,7 +58,7 @@ class Pad:
 class PadSource(Protocol):
     """A source of pads."""
 
-    def draw(self, rows: int, columns: int) -> Pad:
+    def draw_pad(self, rows: int, columns: int) -> Pad:
         """Make a pad.
 
         Raises:
@@ -82,19 +82,19 @@ class AesPads:
         self._ledger, self._master, self._about = ledger, master, about
         self._latest: tuple[tuple[int, bytes], bytes] | None = None
 
-    def draw(self, rows: int, columns: int) -> Pad:
+    def draw_pad(self, rows: int, columns: int) -> Pad:
         """As `PadSource` says."""
         _check_size(rows, columns)
-        ticket = self._ledger.take()
-        values = draw_elements(rows * columns, keystream(self.key(ticket), ticket.number))
+        ticket = self._ledger.take_ticket()
+        values = draw_elements(rows * columns, open_keystream(self.range_key(ticket), ticket.number))
         return Pad(ticket.number, values.reshape(rows, columns))
 
-    def key(self, ticket: Ticket) -> bytes:
+    def range_key(self, ticket: PadTicket) -> bytes:
         """Return the key of the range that a number belongs to; derived once for the numbers that follow each other."""
         place, latest = (ticket.epoch, ticket.salt), self._latest
         if latest is not None and latest[0] == place:
             return latest[1]
-        key = derived(self._master, ticket.salt, ["pad", ticket.epoch, *self._about])
+        key = derive_pad_key(self._master, ticket.salt, ["pad", ticket.epoch, *self._about])
         self._latest = (place, key)
         return key
 
@@ -111,7 +111,7 @@ class OsPads:
     def __init__(self) -> None:
         self._next = 0
 
-    def draw(self, rows: int, columns: int) -> Pad:
+    def draw_pad(self, rows: int, columns: int) -> Pad:
         """As `PadSource` says."""
         _check_size(rows, columns)
         self._next += 1
@@ -139,7 +139,7 @@ def draw_elements(count: int, words: Words) -> Ring:
     return elements
 
 
-def keystream(key: bytes, number: int) -> Words:
+def open_keystream(key: bytes, number: int) -> Words:
     """Return the words of the AES-CTR key stream that begins with this block number, at most 2^18 at a time.
 
     Raises:

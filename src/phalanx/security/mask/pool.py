@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import FrameError, PadError
-from phalanx.security.mask.freivalds import Check
+from phalanx.security.mask.freivalds import ProductChecker
 from phalanx.security.mask.matrix import RingMatrix, ring_matrix
-from phalanx.security.mask.message import MaskedMessage, ProductMessage, answered
+from phalanx.security.mask.message import MaskedMessage, ProductMessage, check_answer
 from phalanx.security.mask.pads import PadSource
 from phalanx.security.mask.ring import Ring
 
@@ -50,7 +50,7 @@ class PadPool:
         """Pads that are ready."""
         return len(self._ready)
 
-    def make(self) -> None:
+    def make_pad(self) -> None:
         """Make a pad and its product here: one whole matrix product on the trusted side.
 
         Raises:
@@ -58,11 +58,11 @@ class PadPool:
         """
         if self._matrix is None:
             self._matrix = ring_matrix(self._weight)
-        pad = self._pads.draw(self.rows, self._weight.shape[0])
-        values = pad.take()
-        self._ready.append(PadProduct(pad.number, values, self._matrix.multiply(values)))
+        pad = self._pads.draw_pad(self.rows, self._weight.shape[0])
+        values = pad.take_values()
+        self._ready.append(PadProduct(pad.number, values, self._matrix.left_multiply(values)))
 
-    def ask(self) -> MaskedMessage:
+    def request_pad(self) -> MaskedMessage:
         """Make a pad, and the message that asks the second worker for its product.
 
         A party that sees both this message and the first worker's request sees the plain factor: send it to the second
@@ -71,12 +71,12 @@ class PadPool:
         Raises:
             PadError: No fresh pad can be made.
         """
-        pad = self._pads.draw(self.rows, self._weight.shape[0])
-        request = MaskedMessage(self._product, pad.number, pad.take())
+        pad = self._pads.draw_pad(self.rows, self._weight.shape[0])
+        request = MaskedMessage(self._product, pad.number, pad.take_values())
         self._asked[request.number] = request
         return request
 
-    def accept(self, answer: MaskedMessage, check: Check) -> None:
+    def accept_product(self, answer: MaskedMessage, check: ProductChecker) -> None:
         """Take the second worker's answer; a refused answer costs its pad.
 
         Raises:
@@ -86,11 +86,11 @@ class PadPool:
         request = self._asked.pop(answer.number, None)
         if request is None:
             raise FrameError(f"{self._product}: got a product of pad {answer.number}, which was not asked for")
-        values = answered(request, answer, self._weight.shape[1])
-        check.require(request.values, values, f"{self._product}, pad {request.number}")
+        values = check_answer(request, answer, self._weight.shape[1])
+        check.require_product(request.values, values, f"{self._product}, pad {request.number}")
         self._ready.append(PadProduct(request.number, request.values, values))
 
-    def take(self, rows: int) -> PadProduct:
+    def take_pad(self, rows: int) -> PadProduct:
         """Hand out a pad, cut to so many rows; it is gone from here.
 
         Raises:

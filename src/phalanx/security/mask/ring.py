@@ -51,7 +51,7 @@ class FloatMatrix:
         self.num_limbs = len(limbs)
         self._limbs = np.ascontiguousarray(np.concatenate(limbs, axis=1), dtype=np.float64)
 
-    def multiply(self, z: Ring) -> Ring:
+    def left_multiply(self, z: Ring) -> Ring:
         """As `RingMatrix` says."""
         inner, columns = self.shape
         require_ring(z, (None, inner))
@@ -158,7 +158,7 @@ def centred_residues(values: Ring) -> NDArray[np.int32]:
     return signed
 
 
-def add(a: Ring, b: Ring) -> Ring:
+def add_mod_p(a: Ring, b: Ring) -> Ring:
     """Return ``a + b mod p``."""
     total: Ring = a + b
     np.minimum(total, total - np.uint32(P), out=total)
@@ -180,7 +180,7 @@ def reduce_mod_p(sums: NDArray[np.float64]) -> Ring:
     remainder is below p in absolute value, and every number on the way is an integer that float64 holds.
     """
     out = np.empty(sums.shape, np.uint32)
-    for rows in blocks(*sums.shape):
+    for rows in block_slices(*sums.shape):
         block = sums[rows]
         quotient = block * _INVERSE
         np.rint(quotient, out=quotient)
@@ -190,7 +190,7 @@ def reduce_mod_p(sums: NDArray[np.float64]) -> Ring:
     return out
 
 
-def blocks(rows: int, width: int) -> Iterator[slice]:
+def block_slices(rows: int, width: int) -> Iterator[slice]:
     """Cut rows into blocks that stay in the cache; 64-bit numbers take twice that."""
     step = max(1, _BLOCK // max(width, 1))
     return (slice(start, start + step) for start in range(0, rows, step))

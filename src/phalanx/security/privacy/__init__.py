@@ -19,9 +19,12 @@ The guarantee, its adversary and its limits: docs/privacy.md.
 from phalanx.security.privacy.accountant import (
     PoissonGaussian as PoissonGaussian,
     check_rate as check_rate,
-    noise_for as noise_for,
+    min_noise_multiplier as min_noise_multiplier,
 )
-from phalanx.security.privacy.capped import CappedPoissonGaussian as CappedPoissonGaussian, room_for as room_for
+from phalanx.security.privacy.capped import (
+    CappedPoissonGaussian as CappedPoissonGaussian,
+    max_mean_rows as max_mean_rows,
+)
 from phalanx.security.privacy.config import PrivacyConfig as PrivacyConfig
 from phalanx.security.privacy.derived import (
     NoiseSecret as NoiseSecret,

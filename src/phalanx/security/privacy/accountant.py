@@ -32,7 +32,7 @@ class PoissonGaussian:
     noise_multiplier: float
     rate: float
 
-    def epsilon(self, steps: int, delta: float) -> float:
+    def epsilon_after(self, steps: int, delta: float) -> float:
         """Return the epsilon that so many steps spend at a delta; an upper bound."""
         if steps == 0:
             return 0.0
@@ -45,7 +45,7 @@ class PoissonGaussian:
             warnings.filterwarnings("ignore", message="Optimal order is the")
             return float(accountant.get_epsilon(delta))
 
-    def roughly(self, steps: int, delta: float) -> float:
+    def rough_epsilon(self, steps: int, delta: float) -> float:
         """Return about the epsilon of so many steps, by the central limit: never to be quoted, it may be too low.
 
         Source: Bu et al. 2020.
@@ -53,12 +53,12 @@ class PoissonGaussian:
         exponent = min(self.noise_multiplier**-2, _LARGEST_EXPONENT)
         return _epsilon_of_normal(self.rate * math.sqrt(steps * math.expm1(exponent)), delta)
 
-    def affordable(self, epsilon: float, delta: float, at_most: int) -> int:
+    def affordable_steps(self, epsilon: float, delta: float, at_most: int) -> int:
         """Return how many steps stay within an epsilon, or `at_most` where as many do."""
 
         def is_within(steps: int) -> bool:
             # far beyond the budget the accountant takes much memory to say so
-            return self.roughly(steps, delta) <= 2 * epsilon and self.epsilon(steps, delta) <= epsilon
+            return self.rough_epsilon(steps, delta) <= 2 * epsilon and self.epsilon_after(steps, delta) <= epsilon
 
         if is_within(at_most):
             return at_most
@@ -69,7 +69,7 @@ class PoissonGaussian:
         return low
 
 
-def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
+def min_noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
     """Return the least noise multiplier, to a thousandth, with which so many steps stay within an epsilon.
 
     Raises:
@@ -77,12 +77,12 @@ def noise_for(epsilon: float, delta: float, rate: float, steps: int) -> float:
     """
 
     def is_enough(noise: float) -> bool:
-        return PoissonGaussian(noise, rate).epsilon(steps, delta) <= epsilon
+        return PoissonGaussian(noise, rate).epsilon_after(steps, delta) <= epsilon
 
     low, high = LEAST_NOISE, _LARGEST_NOISE
     while high - low > _CLOSE * high:
         middle = (low + high) / 2
-        is_low = PoissonGaussian(middle, rate).roughly(steps, delta) > epsilon
+        is_low = PoissonGaussian(middle, rate).rough_epsilon(steps, delta) > epsilon
         low, high = (middle, high) if is_low else (low, middle)
     while not is_enough(high):
         low, high = high, high * _NEAR

@@ -31,11 +31,11 @@ class CappedPoissonGaussian(PoissonGaussian):
     rows: int
     places: int
 
-    def epsilon(self, steps: int, delta: float) -> float:
+    def epsilon_after(self, steps: int, delta: float) -> float:
         """Return the epsilon that so many steps spend at a delta; an upper bound."""
-        epsilon = super().epsilon(steps, (1 - SPILLED) * delta)
+        epsilon = super().epsilon_after(steps, (1 - SPILLED) * delta)
         chance = spill_chance(self.rows, self.rate, self.places)
-        return epsilon if _is_paid(chance, steps, epsilon, delta) else math.inf
+        return epsilon if _is_within_delta(chance, steps, epsilon, delta) else math.inf
 
 
 def spill_chance(rows: int, rate: float, places: int) -> float:
@@ -62,7 +62,7 @@ def spill_chance(rows: int, rate: float, places: int) -> float:
     return 1.0 if ratio >= 1 else min(1.0, math.exp(log_first) / (1 - ratio))
 
 
-def room_for(rows: int, places: int, steps: int, epsilon: float, delta: float) -> int:
+def max_mean_rows(rows: int, places: int, steps: int, epsilon: float, delta: float) -> int:
     """Return the most rows that a step may draw in the mean, so that samples fit into its places for all of a run.
 
     Args:
@@ -75,7 +75,7 @@ def room_for(rows: int, places: int, steps: int, epsilon: float, delta: float) -
     """
 
     def fits(mean: int) -> bool:
-        return _is_paid(spill_chance(rows, mean / rows, places), steps, epsilon, delta)
+        return _is_within_delta(spill_chance(rows, mean / rows, places), steps, epsilon, delta)
 
     low, high = 0, min(rows, places) + 1
     while high - low > 1:
@@ -84,7 +84,7 @@ def room_for(rows: int, places: int, steps: int, epsilon: float, delta: float) -
     return low
 
 
-def _is_paid(chance: float, steps: int, epsilon: float, delta: float) -> bool:
+def _is_within_delta(chance: float, steps: int, epsilon: float, delta: float) -> bool:
     """Whether the share of delta that is kept for it pays for this chance in each of so many steps."""
     # by logarithms: e^epsilon may be more than a float holds
     cost = (

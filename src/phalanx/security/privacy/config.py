@@ -35,7 +35,7 @@ class PrivacyConfig(StrictModel):
     mean_rows: int | None = Field(default=None, ge=1)
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize_privacy(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out a key that came later where it says nothing, so that an older run file keeps its digest."""
         return {name: value for name, value in write(self).items() if (name, value) != ("mean_rows", None)}
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import ConfigError
-from phalanx.security.aggregate import RingEncoding, most_colluding
+from phalanx.security.aggregate import RingEncoding, max_colluding
 from phalanx.security.privacy.noise import discrete_gaussian
 
 _TAIL = 12
@@ -51,9 +51,9 @@ class NoisySum:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if self.honest < 1:
+        if self.num_honest < 1:
             raise ConfigError(
-                f"a sum of {self.minimum} clients, {most_colluding(self.clients)} of which may collude, has no noise "
+                f"a sum of {self.minimum} clients, {max_colluding(self.clients)} of which may collude, has no noise "
                 "of an honest one; raise the minimum"
             )
         if not 0 < self.noise_multiplier <= _MOST_NOISE:
@@ -64,45 +64,45 @@ class NoisySum:
     @property
     def max_weight(self) -> int:
         """`max_weight` of the terms of the sum, of which every client has the weight 1: the rest is for the noise."""
-        deviations = _TAIL * self.noise_multiplier * math.sqrt(self.clients / self.honest)
+        deviations = _TAIL * self.noise_multiplier * math.sqrt(self.clients / self.num_honest)
         return 2 + math.ceil(deviations / self.clients)
 
     @property
-    def encoding(self) -> RingEncoding:
+    def ring_encoding(self) -> RingEncoding:
         """The encoding of values as integers; the clip does not matter for counting."""
         return RingEncoding(self.clients, 1.0, self.max_weight)
 
     @property
-    def honest(self) -> int:
+    def num_honest(self) -> int:
         """Clients that bring noise which no adversary knows, at least."""
-        return self.minimum - most_colluding(self.clients)
+        return self.minimum - max_colluding(self.clients)
 
     @property
-    def bound(self) -> float:
+    def norm_bound(self) -> float:
         """Norm of a client's integers at most: rounding moves each by less than one."""
-        return self.encoding.levels + math.sqrt(self.length)
+        return self.ring_encoding.max_level + math.sqrt(self.length)
 
     @property
-    def share(self) -> Fraction:
+    def noise_variance(self) -> Fraction:
         """The parameter sigma^2 of one client's noise."""
-        return Fraction(math.ceil((self.noise_multiplier * self.bound) ** 2 / self.honest))
+        return Fraction(math.ceil((self.noise_multiplier * self.norm_bound) ** 2 / self.num_honest))
 
-    def concentrated(self, rounds: int) -> float:
+    def rho_after(self, rounds: int) -> float:
         """Return the rho of zero-concentrated privacy of so many sums."""
         # sums of discrete Gaussians are not quite discrete Gaussian
-        variance = float(self.share)
-        away = 10 * sum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, self.honest))
-        ratio = self.bound / math.sqrt(self.honest * variance)
+        variance = float(self.noise_variance)
+        away = 10 * sum(math.exp(-2 * math.pi**2 * variance * k / (k + 1)) for k in range(1, self.num_honest))
+        ratio = self.norm_bound / math.sqrt(self.num_honest * variance)
         spent = min(math.sqrt(ratio**2 + away * self.length / 2), ratio + away * math.sqrt(self.length))
         return rounds * spent**2 / 2
 
-    def epsilon(self, rounds: int, delta: float) -> float:
+    def epsilon_after(self, rounds: int, delta: float) -> float:
         """Return the epsilon of so many sums at a delta."""
-        return epsilon_of_rho(self.concentrated(rounds), delta)
+        return epsilon_of_rho(self.rho_after(rounds), delta)
 
-    def draw(self) -> NDArray[np.int64]:
+    def draw_noise(self) -> NDArray[np.int64]:
         """Draw one client's share of the noise; for one sum alone."""
-        return discrete_gaussian(self.length, self.share)
+        return discrete_gaussian(self.length, self.noise_variance)
 
 
 @dataclass(frozen=True)
@@ -124,47 +124,47 @@ class NoisyRounds:
         earns nothing: it is known which clients take part.
     """
 
-    fewest: int
-    most: int
+    min_clients: int
+    max_clients: int
     minimum: int
     length: int
     noise_multiplier: float
     rate: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
-        for clients in range(self.fewest, self.most + 1):
-            self.of(clients)
+        for clients in range(self.min_clients, self.max_clients + 1):
+            self.noisy_sum(clients)
 
-    def of(self, clients: int) -> NoisySum:
+    def noisy_sum(self, clients: int) -> NoisySum:
         """Return the sum of a cohort of so many.
 
         Raises:
             ConfigError: No cohort has so many.
         """
-        if not self.fewest <= clients <= self.most:
-            raise ConfigError(f"a noisy sum of {clients} clients: expected {self.fewest} to {self.most}")
+        if not self.min_clients <= clients <= self.max_clients:
+            raise ConfigError(f"a noisy sum of {clients} clients: expected {self.min_clients} to {self.max_clients}")
         return NoisySum(clients, self.minimum, self.length, self.noise_multiplier)
 
-    def epsilon(self, steps: int, delta: float) -> float:
+    def epsilon_after(self, steps: int, delta: float) -> float:
         """Return the epsilon of so many sums, each of the size that tells most."""
-        return epsilon_of_rho(steps * self.rho, delta) if steps else 0.0
+        return epsilon_of_rho(steps * self.rho_per_sum, delta) if steps else 0.0
 
-    def affordable(self, epsilon: float, delta: float, at_most: int) -> int:
+    def affordable_steps(self, epsilon: float, delta: float, at_most: int) -> int:
         """Return how many sums stay within an epsilon, or `at_most` where as many do."""
         low, high = 0, at_most + 1
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(middle, delta) <= epsilon else (low, middle)
+            low, high = (middle, high) if self.epsilon_after(middle, delta) <= epsilon else (low, middle)
         return low
 
-    def enough_for(self, steps: int, epsilon: float, delta: float) -> "NoisyRounds":
+    def with_noise_for(self, steps: int, epsilon: float, delta: float) -> "NoisyRounds":
         """Return these sums with the least noise, in thousandths, that keeps so many of them within an epsilon.
 
         Raises:
             ConfigError: No noise is enough.
         """
         low, high = 0, round(_MOST_NOISE * _THOUSAND)
-        if self._with_multiplier(high).epsilon(steps, delta) > epsilon:
+        if self._with_multiplier(high).epsilon_after(steps, delta) > epsilon:
             raise ConfigError(
                 f"federated.privacy.epsilon = {epsilon}: no noise keeps {steps} rounds within it; raise it, or take "
                 "fewer rounds"
@@ -172,14 +172,16 @@ class NoisyRounds:
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (
-                (low, middle) if self._with_multiplier(middle).epsilon(steps, delta) <= epsilon else (middle, high)
+                (low, middle)
+                if self._with_multiplier(middle).epsilon_after(steps, delta) <= epsilon
+                else (middle, high)
             )
         return self._with_multiplier(high)
 
     @cached_property
-    def rho(self) -> float:
+    def rho_per_sum(self) -> float:
         """The rho of one sum in zero-concentrated differential privacy, where the rho of sums add up."""
-        return max(self.of(clients).concentrated(1) for clients in range(self.fewest, self.most + 1))
+        return max(self.noisy_sum(clients).rho_after(1) for clients in range(self.min_clients, self.max_clients + 1))
 
     def _with_multiplier(self, thousandths: int) -> "NoisyRounds":
         return replace(self, noise_multiplier=thousandths / _THOUSAND)

@@ -30,11 +30,11 @@ class PrivateMechanism(Protocol):
         """Chance to be in one sample; 1 where nothing is known of it."""
         ...
 
-    def epsilon(self, steps: int, delta: float) -> float:
+    def epsilon_after(self, steps: int, delta: float) -> float:
         """Return the epsilon that so many spend at a delta; an upper bound."""
         ...
 
-    def affordable(self, epsilon: float, delta: float, at_most: int) -> int:
+    def affordable_steps(self, epsilon: float, delta: float, at_most: int) -> int:
         """Return how many stay within an epsilon, or `at_most` where as many do."""
         ...
 
@@ -50,7 +50,7 @@ class PastCharges:
     terms: dict[str, Any] | None = None
     count: int = 0
 
-    def take(self, kind: str, body: dict[str, Any]) -> None:
+    def read_entry(self, kind: str, body: dict[str, Any]) -> None:
         """Take one line, in the order of the log.
 
         Raises:
@@ -99,7 +99,7 @@ class BudgetLedger:
 
     def __post_init__(self) -> None:
         """Compute the number of affordable charges, and compare the terms with the terms of earlier sessions."""
-        self.affordable = self.step.affordable(self.epsilon, self.delta, self.past.count + self.session)
+        self.affordable = self.step.affordable_steps(self.epsilon, self.delta, self.past.count + self.session)
         self.terms = {
             **self.terms,
             "noise_multiplier": self.step.noise_multiplier,
@@ -114,7 +114,7 @@ class BudgetLedger:
                     "take back what was changed, or begin another run"
                 )
 
-    def charge(self) -> int:
+    def charge_batch(self) -> int:
         """Charge one batch, and return the number of the charge; no other batch of the run has it.
 
         Raises:
@@ -123,7 +123,7 @@ class BudgetLedger:
         """
         if self.is_spent:
             raise PrivacyBudgetError(
-                f"privacy: {self.charges} steps have spent epsilon {self.epsilon_spent:.3f} of {self.epsilon}, and "
+                f"privacy: {self.num_charges} steps have spent epsilon {self.epsilon_spent:.3f} of {self.epsilon}, and "
                 "another one would spend more; the run has to end here"
             )
         if self.past.terms is None:
@@ -132,7 +132,7 @@ class BudgetLedger:
         self._write_entry(CHARGED, {"number": number})
         return number
 
-    def charge_all(self, count: int) -> range:
+    def charge_batches(self, count: int) -> range:
         """Charge so many batches, all of them or none, and have that on the disk; return the numbers of the charges.
 
         Raises:
@@ -141,45 +141,45 @@ class BudgetLedger:
         """
         if self.num_left < count:
             raise PrivacyBudgetError(
-                f"privacy: {self.charges} steps have spent epsilon {self.epsilon_spent:.3f} of {self.epsilon}, and "
+                f"privacy: {self.num_charges} steps have spent epsilon {self.epsilon_spent:.3f} of {self.epsilon}, and "
                 f"{count} more would spend more; no further one is made"
             )
-        numbers = [self.charge() for _ in range(count)]
-        self.log.sync()
+        numbers = [self.charge_batch() for _ in range(count)]
+        self.log.sync_events()
         return range(numbers[0], numbers[-1] + 1)
 
     @property
     def num_left(self) -> int:
         """Number of further batches that the budget pays for."""
-        return max(0, self.affordable - self.charges)
+        return max(0, self.affordable - self.num_charges)
 
     @property
-    def charges(self) -> int:
+    def num_charges(self) -> int:
         """Number of charged batches."""
         return self.past.count
 
     @property
     def is_spent(self) -> bool:
         """Whether the budget does not pay for another batch."""
-        return self.charges >= self.affordable
+        return self.num_charges >= self.affordable
 
     @property
     def epsilon_spent(self) -> float:
         """The epsilon that all charges have spent."""
-        return self.step.epsilon(self.charges, self.delta)
+        return self.step.epsilon_after(self.num_charges, self.delta)
 
     @property
-    def epsilon_at_most(self) -> float:
+    def epsilon_bound(self) -> float:
         """A bound of `epsilon_spent` that is quickly told: of the charges, rounded up by a quarter at most."""
-        if self.charges > self._known[0]:
-            steps = min(self.affordable, int(self.charges * _GROWTH) + 1)
-            self._known = (steps, self.step.epsilon(steps, self.delta))
+        if self.num_charges > self._known[0]:
+            steps = min(self.affordable, int(self.num_charges * _GROWTH) + 1)
+            self._known = (steps, self.step.epsilon_after(steps, self.delta))
         return self._known[1]
 
-    def told(self) -> dict[str, Any]:
+    def summary_fields(self) -> dict[str, Any]:
         """Return what summary and report say."""
-        return {**self.terms, "charges": self.charges, "epsilon_spent": self.epsilon_spent}
+        return {**self.terms, "charges": self.num_charges, "epsilon_spent": self.epsilon_spent}
 
     def _write_entry(self, kind: str, body: dict[str, Any]) -> None:
-        self.log.append(kind, body)
-        self.past.take(kind, body)
+        self.log.append_event(kind, body)
+        self.past.read_entry(kind, body)

@@ -38,14 +38,14 @@ class SecureStream:
     def __init__(self, seed: bytes) -> None:
         self._encryptor = Cipher(AES256(seed), CTR(bytes(16))).encryptor()
 
-    def words(self, count: int) -> NDArray[np.uint64]:
+    def next_words(self, count: int) -> NDArray[np.uint64]:
         """Return the next words."""
         return np.frombuffer(self._encryptor.update(bytes(8 * count)), "<u8")
 
-    def normal(self, count: int) -> NDArray[np.float64]:
+    def next_normals(self, count: int) -> NDArray[np.float64]:
         """Return the next standard normal values."""
         pairs = -(-count * _SUMMANDS // 2)
-        uniform = (self.words(2 * pairs) >> np.uint64(11)).astype(np.float64)
+        uniform = (self.next_words(2 * pairs) >> np.uint64(11)).astype(np.float64)
         # from (0, 1], for the logarithm
         radius = np.sqrt(-2.0 * np.log((uniform[:pairs] + 1.0) * 2.0**-53))
         angle = uniform[pairs:] * (2.0 * np.pi * 2.0**-53)
@@ -64,7 +64,7 @@ def gaussian_noise(stream: SecureStream, count: int, deviation: float) -> NDArra
     out = np.empty(count, np.float32)
     for start in range(0, count, _CHUNK):
         part = out[start : start + _CHUNK]
-        part[:] = stream.normal(len(part)) * deviation
+        part[:] = stream.next_normals(len(part)) * deviation
     return out
 
 
@@ -140,7 +140,7 @@ def poisson_sample(key: bytes, number: int, rows: int, batch_size: int) -> NDArr
         return np.arange(rows)
     seed = hmac.digest(key, in_domain("privacy-sample/1", canonical_json([number])), "sha256")
     threshold = np.uint64((batch_size << 64) // rows)
-    return np.flatnonzero(SecureStream(seed).words(rows) < threshold)
+    return np.flatnonzero(SecureStream(seed).next_words(rows) < threshold)
 
 
 def sampling_key(directory: Path) -> bytes:

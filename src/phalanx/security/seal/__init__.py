@@ -19,7 +19,7 @@ from phalanx.security.seal.context import (
     Terms as Terms,
 )
 from phalanx.security.seal.epochs import EpochSource as EpochSource, EpochStore as EpochStore
-from phalanx.security.seal.handshake import Offer as Offer, answer as answer
+from phalanx.security.seal.handshake import HandshakeOffer as HandshakeOffer, answer_hello as answer_hello
 from phalanx.security.seal.release import (
     PermittedRelease as PermittedRelease,
     ReleaseGate as ReleaseGate,

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError, RollbackError
 from phalanx.security.crypto import MonotonicCounter, in_domain
-from phalanx.security.seal.direction import Readable, flat
+from phalanx.security.seal.direction import Readable, flat_view
 from phalanx.security.seal.header import TAG_BYTES, count_chunks
 from phalanx.security.seal.keys import KEY_BYTES, derived_cipher, wipe_buffer
 
@@ -41,7 +41,7 @@ class BlobPlace:
     step: int
 
     @property
-    def encoded(self) -> bytes:
+    def encoded_place(self) -> bytes:
         """All of it in one unambiguous way."""
         return canonical_json([self.run, self.name, self.step])
 
@@ -65,7 +65,7 @@ class BlobSealer:
             raise CheckpointError(f"blob: a key of {len(key)} bytes, expected {KEY_BYTES}")
         self._key, self._counter = bytearray(key), counter
 
-    def seal(self, place: BlobPlace, data: Readable) -> bytearray:
+    def seal_blob(self, place: BlobPlace, data: Readable) -> bytearray:
         """Encrypt a state; every blob before it is void from now on.
 
         Raises:
@@ -73,7 +73,7 @@ class BlobSealer:
             RollbackError: The counter cannot be moved.
         """
         self._check_open()
-        view, salt = flat(data, f"blob {place.name}"), secrets.token_bytes(_SALT_BYTES)
+        view, salt = flat_view(data, f"blob {place.name}"), secrets.token_bytes(_SALT_BYTES)
         number = self._counter.increment()
         header = _HEADER.pack(_MAGIC, _VERSION, number, salt, view.nbytes)
         cipher, associated = self._derive_cipher(place, number, salt), _associated_data(place, header)
@@ -87,7 +87,7 @@ class BlobSealer:
             cipher.encrypt_into(_chunk_nonce(index), chunk, associated, out[start : start + chunk.nbytes + TAG_BYTES])
         return blob
 
-    def open(self, place: BlobPlace, blob: Readable, *, unsafe_accept_behind: int = 0) -> bytearray:
+    def open_blob(self, place: BlobPlace, blob: Readable, *, unsafe_accept_behind: int = 0) -> bytearray:
         """Decrypt the newest state.
 
         Args:
@@ -101,12 +101,12 @@ class BlobSealer:
                 sealer is closed.
         """
         self._check_open()
-        view = flat(blob, f"blob {place.name}")
+        view = flat_view(blob, f"blob {place.name}")
         header, number, salt, size = _parse_blob(view, place)
         plain = bytearray(size)
         self._decrypt_chunks(place, (header, number, salt), view, plain)
         # only of a blob that is ours does the number mean anything
-        newest = self._counter.read()
+        newest = self._counter.read_count()
         if not newest - unsafe_accept_behind <= number <= newest:
             wipe_buffer(plain)
             cause = (
@@ -149,7 +149,7 @@ class BlobSealer:
             ) from exc
 
     def _derive_cipher(self, place: BlobPlace, number: int, salt: bytes) -> AESGCM:
-        info = in_domain("seal-blob-key/1", number.to_bytes(8, "big") + place.encoded)
+        info = in_domain("seal-blob-key/1", number.to_bytes(8, "big") + place.encoded_place)
         return derived_cipher(self._key, salt, info)
 
     def _check_open(self) -> None:
@@ -173,7 +173,7 @@ def _parse_blob(view: memoryview, place: BlobPlace) -> tuple[bytes, int, bytes, 
 
 
 def _associated_data(place: BlobPlace, header: bytes) -> bytes:
-    return in_domain("seal-blob/1", header + place.encoded)
+    return in_domain("seal-blob/1", header + place.encoded_place)
 
 
 def _chunk_nonce(index: int) -> bytes:

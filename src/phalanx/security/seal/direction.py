@@ -11,7 +11,7 @@ from phalanx.closing import Closeable
 from phalanx.errors import SealError
 from phalanx.security.crypto import in_domain
 from phalanx.security.seal.context import Context, Direction, Purpose
-from phalanx.security.seal.header import TAG_BYTES, Header, SealRefusal, count_chunks, header_size
+from phalanx.security.seal.header import TAG_BYTES, FrameHeader, SealRefusal, count_chunks, header_size
 from phalanx.security.seal.tensor import TensorKind
 
 
@@ -46,7 +46,7 @@ MAX_CHUNKS = 2**32
 MAX_EPOCH = 2**32 - 1
 
 
-class Lane(BoundToProcess):
+class DirectionState(BoundToProcess):
     """The common part of sender and receiver of one direction in one epoch: its ciphers and its counter.
 
     Args:
@@ -80,7 +80,7 @@ class Lane(BoundToProcess):
         self._nonce_prefix = epoch.to_bytes(4, "big")
         self._about = in_domain("seal-chunk/1", context.encoded)
 
-    def cipher(self, purpose: Purpose) -> AESGCM:
+    def cipher_for(self, purpose: Purpose) -> AESGCM:
         """Return the cipher for a purpose.
 
         Raises:
@@ -93,10 +93,10 @@ class Lane(BoundToProcess):
             raise SealError(SealRefusal.CLOSED, "channel: is closed; shake hands again for the next epoch")
         return cipher
 
-    def header(self, kind: TensorKind, step: int, microbatch: int) -> Header:
+    def next_header(self, kind: TensorKind, step: int, microbatch: int) -> FrameHeader:
         """Return the header of the next frame."""
         chunk_bytes = self.context.terms.chunk_bytes
-        return Header(
+        return FrameHeader(
             self.direction,
             self.context.session,
             self.epoch,
@@ -108,7 +108,7 @@ class Lane(BoundToProcess):
             kind.encoded,
         )
 
-    def check_room(self, chunks: int) -> None:
+    def check_counters_left(self, chunks: int) -> None:
         """Return when the lane has counters for so many chunks.
 
         Raises:
@@ -120,11 +120,11 @@ class Lane(BoundToProcess):
                 f"channel: {self.counter} of {self._max_chunks} chunks are used; shake hands again for the next epoch",
             )
 
-    def nonce(self, counter: int) -> bytes:
+    def chunk_nonce(self, counter: int) -> bytes:
         """Return the 12 bytes of a chunk: epoch, then counter."""
         return self._nonce_prefix + counter.to_bytes(8, "big")
 
-    def about(self, header: bytes) -> bytes:
+    def associated_data(self, header: bytes) -> bytes:
         """Return the associated data of each chunk, without the chunk's index."""
         return self._about + header
 
@@ -136,36 +136,36 @@ class Lane(BoundToProcess):
         return f"Lane({self.direction.name}, epoch {self.epoch}, counter {self.counter})"
 
 
-class LaneEnd(Closeable):
+class DirectionEnd(Closeable):
     """One of the two ends of a direction, with what sender and receiver have in common.
 
     Args:
         lane: Used by no other object.
     """
 
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
+    def __init__(self, lane: DirectionState) -> None:
+        self._direction_state = lane
 
     @property
-    def epoch(self) -> int:
+    def sender_epoch(self) -> int:
         """The epoch of the side that sends."""
-        return self._lane.epoch
+        return self._direction_state.epoch
 
     @property
     def cipher_seconds(self) -> float:
         """In the cipher alone so far, by the clock of `measure`; 0 without one."""
-        return self._lane.cipher_seconds
+        return self._direction_state.cipher_seconds
 
-    def measure(self, clock: Callable[[], float]) -> None:
+    def time_cipher(self, clock: Callable[[], float]) -> None:
         """Read a clock, of seconds, before and after each call of the cipher from now on."""
-        self._lane.clock = clock
+        self._direction_state.clock = clock
 
     def close(self) -> None:
         """Forget the keys; closing twice is harmless."""
-        self._lane.close()
+        self._direction_state.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._lane!r})"
+        return f"{type(self).__name__}({self._direction_state!r})"
 
 
 def frame_size(kind: TensorKind, chunk_bytes: int) -> int:
@@ -173,7 +173,7 @@ def frame_size(kind: TensorKind, chunk_bytes: int) -> int:
     return header_size(kind.encoded) + kind.size_bytes + TAG_BYTES * count_chunks(kind.size_bytes, chunk_bytes)
 
 
-def flat(buffer: Readable, what: str) -> memoryview:
+def flat_view(buffer: Readable, what: str) -> memoryview:
     """View a buffer as one run of bytes, without a copy.
 
     Raises:

@@ -57,7 +57,7 @@ class EpochStore:
         with lock_file(path):
             if read_number(path, _KEY) is not None:
                 raise RollbackError(f"{path}: exists already; a party is set up once")
-            write_number(path, _KEY, counter.read())
+            write_number(path, _KEY, counter.read_count())
         return cls(path, counter)
 
     def raise_epoch(self) -> int:
@@ -81,7 +81,7 @@ class EpochStore:
 
     def _settle_epoch(self) -> int:
         """Return where both stand, after giving up an epoch that a crash left half-taken."""
-        epoch, count = read_number(self._path, _KEY), self._counter.read()
+        epoch, count = read_number(self._path, _KEY), self._counter.read_count()
         if epoch is None:
             raise RollbackError(f"{self._path}: is missing; it was deleted, or this party was never set up")
         if epoch < count:

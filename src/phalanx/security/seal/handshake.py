@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from phalanx.errors import SealError
 from phalanx.security.crypto import Identity, Peer, in_domain
 from phalanx.security.seal.context import SESSION_BYTES, Context, Direction, Terms
-from phalanx.security.seal.direction import BoundToProcess, Lane
+from phalanx.security.seal.direction import BoundToProcess, DirectionState
 from phalanx.security.seal.epochs import EpochSource
 from phalanx.security.seal.header import SealRefusal
 from phalanx.security.seal.hello import SALT_BYTES, HandshakeHello, read_hello
@@ -29,7 +29,7 @@ from phalanx.security.seal.keys import derive_ciphers, wipe_buffer
 from phalanx.security.seal.sender import Channel, Receiver, Sender
 
 
-class Offer(BoundToProcess):
+class HandshakeOffer(BoundToProcess):
     """The client's side, between its hello and the server's reply.
 
     Args:
@@ -49,16 +49,16 @@ class Offer(BoundToProcess):
         _check_name(identity.name, terms.client)
         self._lock = threading.Lock()
         self._private: X25519PrivateKey | None = X25519PrivateKey.generate()
-        self._said = HandshakeHello(
+        self._sent_hello = HandshakeHello(
             terms,
             secrets.token_bytes(SESSION_BYTES),
             epochs.raise_epoch(),
             secrets.token_bytes(SALT_BYTES),
             self._private.public_key().public_bytes_raw(),
         )
-        self.hello = self._said.sign(identity)
+        self.hello = self._sent_hello.sign_hello(identity)
 
-    def accept(self, reply: bytes, server: Peer, *, after_epoch: int = 0) -> Channel:
+    def accept_reply(self, reply: bytes, server: Peer, *, after_epoch: int = 0) -> Channel:
         """Take the server's reply; a refused one changes nothing, and the right one is accepted once.
 
         Args:
@@ -71,7 +71,7 @@ class Offer(BoundToProcess):
             SealError: It is malformed, for other terms, or no reply to this hello; or the offer was used.
             SignatureError: The server did not sign it.
         """
-        hello = self._said
+        hello = self._sent_hello
         _check_name(server.name, hello.terms.server)
         heard = read_hello(reply, hello.terms, server)
         if not hmac.compare_digest(heard.reply_to, _hello_digest(self.hello)) or heard.session != hello.session:
@@ -87,7 +87,7 @@ class Offer(BoundToProcess):
         return _open_channel(secret, (self.hello, reply), Direction.TO_SERVER, hello, heard)
 
 
-def answer(
+def answer_hello(
     hello: bytes, terms: Terms, identity: Identity, epochs: EpochSource, client: Peer, *, after_epoch: int = 0
 ) -> tuple[bytes, Channel]:
     """Take a client's hello on the server's side.
@@ -99,7 +99,7 @@ def answer(
         terms: Terms of the server; `terms.server` is its name.
         epochs: Raised once the hello was found good.
         client: The party that must have signed the hello.
-        after_epoch: Last epoch of the client that is refused, as in `Offer.accept`.
+        after_epoch: Last epoch of the client that is refused, as in `HandshakeOffer.accept_reply`.
 
     Returns:
         The reply for the client, and the server's end.
@@ -125,7 +125,7 @@ def answer(
         private.public_key().public_bytes_raw(),
         _hello_digest(hello),
     )
-    reply = own_hello.sign(identity)
+    reply = own_hello.sign_hello(identity)
     return reply, _open_channel(secret, (hello, reply), Direction.TO_CLIENT, own_hello, heard)
 
 
@@ -136,7 +136,7 @@ def _open_channel(
     transcript = hashlib.sha256(in_domain("seal-handshake/1", b"".join(map(_hello_digest, hellos)))).digest()
     receives = Direction.TO_CLIENT if sends is Direction.TO_SERVER else Direction.TO_SERVER
     lanes = [
-        Lane(context, direction, epoch, derive_ciphers(secret, transcript, context, direction, epoch))
+        DirectionState(context, direction, epoch, derive_ciphers(secret, transcript, context, direction, epoch))
         for direction, epoch in ((sends, said.epoch), (receives, heard.epoch))
     ]
     wipe_buffer(secret)

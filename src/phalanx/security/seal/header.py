@@ -47,7 +47,7 @@ _MAGIC = b"PHSF"
 _FIXED = struct.Struct(">4sBB16sIQQIIIH")
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """The claims of a frame's header.
 
     Attributes:
@@ -69,7 +69,7 @@ class Header(NamedTuple):
     chunks: int
     kind: bytes
 
-    def encode(self) -> bytes:
+    def encode_header(self) -> bytes:
         """Return the bytes that begin the frame.
 
         Raises:
@@ -83,7 +83,7 @@ class Header(NamedTuple):
             ) from exc
 
 
-def parse_header(frame: memoryview) -> tuple[Header, int]:
+def parse_header(frame: memoryview) -> tuple[FrameHeader, int]:
     """Read the header of a frame without believing it.
 
     Returns:
@@ -106,7 +106,7 @@ def parse_header(frame: memoryview) -> tuple[Header, int]:
     size = _FIXED.size + kind_size
     if frame.nbytes < size:
         raise SealError(SealRefusal.TRUNCATED, f"frame: {frame.nbytes} bytes, its header alone has {size}")
-    return Header._make([*fields, bytes(frame[_FIXED.size : size])]), size
+    return FrameHeader._make([*fields, bytes(frame[_FIXED.size : size])]), size
 
 
 def header_size(kind: bytes) -> int:

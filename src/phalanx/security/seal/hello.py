@@ -51,10 +51,10 @@ class HandshakeHello:
     share: bytes
     reply_to: bytes = b""
 
-    def sign(self, identity: Identity) -> bytes:
+    def sign_hello(self, identity: Identity) -> bytes:
         """Return the bytes to send."""
         body = _to_json(self)
-        signature = identity.sign(in_domain(_DOMAIN, canonical_json(body)))
+        signature = identity.sign_data(in_domain(_DOMAIN, canonical_json(body)))
         return canonical_json({"body": body, "signature": signature.hex()})
 
 
@@ -77,7 +77,7 @@ def read_hello(data: bytes, terms: Terms, peer: Peer) -> HandshakeHello:
     if body["version"] != _VERSION:
         raise SealError(SealRefusal.OTHER_VERSION, f"hello: version {body['version']}, expected {_VERSION}")
     try:
-        peer.verify(signature, in_domain(_DOMAIN, canonical_json(body)))
+        peer.verify_signature(signature, in_domain(_DOMAIN, canonical_json(body)))
     except SignatureError as exc:
         raise SignatureError(f"hello of {peer.name}: the signature does not match") from exc
     return _from_json(body, terms)

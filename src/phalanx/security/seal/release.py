@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from phalanx.config import StrictModel, digest
+from phalanx.config import StrictModel, digest_config
 from phalanx.errors import CertificateError, ReleaseRefusedError
 from phalanx.security.crypto import check_party_name
 
@@ -97,7 +97,7 @@ class ReleaseGate:
         if state is not None:
             self._restore_state(state)
 
-    def contributed(self, client: str, num_examples: int) -> None:
+    def note_contribution(self, client: str, num_examples: int) -> None:
         """Note that a verified step used examples of a client.
 
         Raises:
@@ -105,7 +105,7 @@ class ReleaseGate:
         """
         self._examples[_checked_name(client)] = self._examples.get(client, 0) + _check_positive(num_examples)
 
-    def permit(self, update: ReleaseRequest) -> PermittedRelease:
+    def permit_release(self, update: ReleaseRequest) -> PermittedRelease:
         """Let one update out, and begin to count anew.
 
         Raises:
@@ -120,12 +120,16 @@ class ReleaseGate:
         self._num_releases += 1
         self._examples.clear()
         return PermittedRelease(
-            self._num_releases, clients, self._policy.clip_norm, update.noise_std, digest(self._policy)
+            self._num_releases, clients, self._policy.clip_norm, update.noise_std, digest_config(self._policy)
         )
 
-    def state(self) -> dict[str, Any]:
+    def release_counts(self) -> dict[str, Any]:
         """Return the counts as JSON data, for a sealed blob: turned back, they would allow a release too many."""
-        return {"examples": dict(self._examples), "num_releases": self._num_releases, "policy": digest(self._policy)}
+        return {
+            "examples": dict(self._examples),
+            "num_releases": self._num_releases,
+            "policy": digest_config(self._policy),
+        }
 
     def _check_clients(self) -> int:
         enough = [name for name, num in self._examples.items() if num >= self._policy.min_examples]
@@ -159,7 +163,7 @@ class ReleaseGate:
             raise ReleaseRefusedError(
                 ReleaseRefusal.MALFORMED, "release state: expected examples, num_releases and policy"
             )
-        if state["policy"] != digest(self._policy):
+        if state["policy"] != digest_config(self._policy):
             raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: was kept under another policy")
         if type(state["num_releases"]) is not int or state["num_releases"] < 0:
             raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: num_releases is no number")

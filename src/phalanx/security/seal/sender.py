@@ -8,13 +8,13 @@ from cryptography.exceptions import InvalidTag
 from phalanx.closing import Closeable
 from phalanx.errors import SealError
 from phalanx.security.seal.context import Context
-from phalanx.security.seal.direction import LaneEnd, Readable, Writable, flat, frame_size
-from phalanx.security.seal.header import TAG_BYTES, Header, SealRefusal, parse_header
+from phalanx.security.seal.direction import DirectionEnd, Readable, Writable, flat_view, frame_size
+from phalanx.security.seal.header import TAG_BYTES, FrameHeader, SealRefusal, parse_header
 from phalanx.security.seal.keys import wipe_buffer
 from phalanx.security.seal.tensor import TensorKind
 
 
-class Sender(LaneEnd):
+class Sender(DirectionEnd):
     """A sender that seals the frames of one direction.
 
     A frame that is lost on the way is sent again as the same bytes; sealing its tensor again makes another frame, which
@@ -31,9 +31,9 @@ class Sender(LaneEnd):
 
     def frame_size(self, kind: TensorKind) -> int:
         """Return the bytes of a frame that holds such a tensor."""
-        return frame_size(kind, self._lane.context.terms.chunk_bytes)
+        return frame_size(kind, self._direction_state.context.terms.chunk_bytes)
 
-    def seal(self, kind: TensorKind, step: int, microbatch: int, data: Readable) -> bytearray:
+    def seal_tensor(self, kind: TensorKind, step: int, microbatch: int, data: Readable) -> bytearray:
         """Return the frame of a tensor; as `seal_into` with a new buffer."""
         frame = bytearray(self.frame_size(kind))
         self.seal_into(kind, step, microbatch, data, frame)
@@ -50,11 +50,11 @@ class Sender(LaneEnd):
             SealError: A size or number is wrong, or the lane is exhausted, closed or forked. Where nothing
                 was encrypted the sender is as it was before.
         """
-        lane, plain, out = self._lane, flat(data, f"tensor {kind.name}"), flat(frame, "frame")
+        lane, plain, out = self._direction_state, flat_view(data, f"tensor {kind.name}"), flat_view(frame, "frame")
         with lane.lock:
-            cipher, clock = lane.cipher(kind.purpose), lane.clock
-            header = lane.header(kind, step, microbatch)
-            encoded = header.encode()
+            cipher, clock = lane.cipher_for(kind.purpose), lane.clock
+            header = lane.next_header(kind, step, microbatch)
+            encoded = header.encode_header()
             size = len(encoded) + kind.size_bytes + TAG_BYTES * header.chunks
             if plain.nbytes != kind.size_bytes or out.nbytes != size or out.readonly:
                 raise SealError(
@@ -62,15 +62,15 @@ class Sender(LaneEnd):
                     f"tensor {kind}: {plain.nbytes} bytes into a frame of {out.nbytes}, expected {kind.size_bytes} "
                     f"into {size} that can be written",
                 )
-            lane.check_room(header.chunks)
+            lane.check_counters_left(header.chunks)
             lane.counter += header.chunks
             try:
-                associated, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
+                associated, chunk_bytes, position = lane.associated_data(encoded), header.chunk_bytes, len(encoded)
                 out[:position] = encoded
                 for index in range(header.chunks):
                     chunk = plain[index * chunk_bytes : (index + 1) * chunk_bytes]
                     stop = position + chunk.nbytes + TAG_BYTES
-                    nonce, extra = lane.nonce(header.counter + index), associated + index.to_bytes(4, "big")
+                    nonce, extra = lane.chunk_nonce(header.counter + index), associated + index.to_bytes(4, "big")
                     started = clock() if clock is not None else 0.0
                     cipher.encrypt_into(nonce, chunk, extra, out[position:stop])
                     if clock is not None:
@@ -90,7 +90,7 @@ class ClaimedContents(NamedTuple):
     microbatch: int
 
 
-class Receiver(LaneEnd):
+class Receiver(DirectionEnd):
     """A receiver that opens the frames of one direction, each once, in the order in which they were sealed.
 
     Args:
@@ -101,7 +101,7 @@ class Receiver(LaneEnd):
         in the buffer. Safe to use from several threads.
     """
 
-    def announced(self, frame: Readable) -> ClaimedContents:
+    def claimed_contents(self, frame: Readable) -> ClaimedContents:
         """Read the claimed contents of the next frame, where a shape is not known before.
 
         The caller compares them with its own limits, and then opens the frame as exactly that. A tensor that is
@@ -110,16 +110,16 @@ class Receiver(LaneEnd):
         Raises:
             SealError: The frame is malformed, or not the next one of this lane.
         """
-        view = flat(frame, "frame")
+        view = flat_view(frame, "frame")
         header, _ = parse_header(view)
-        kind = TensorKind.parse(header.kind)
-        with self._lane.lock:
-            due = self._lane.header(kind, header.step, header.microbatch)
+        kind = TensorKind.from_bytes(header.kind)
+        with self._direction_state.lock:
+            due = self._direction_state.next_header(kind, header.step, header.microbatch)
         _compare_headers(header, due)
         _explain_size(view.nbytes, frame_size(kind, due.chunk_bytes))
         return ClaimedContents(kind, header.step, header.microbatch)
 
-    def open(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:
+    def open_tensor(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:
         """Return the plain tensor; as `open_into` with a new buffer."""
         plain = bytearray(kind.size_bytes)
         self.open_into(frame, kind, step, microbatch, plain)
@@ -137,24 +137,24 @@ class Receiver(LaneEnd):
         Raises:
             SealError: It is any other frame, or altered; `reason` tells which. Or the lane is closed or forked.
         """
-        lane, view, out = self._lane, flat(frame, "frame"), flat(plain, f"tensor {kind.name}")
+        lane, view, out = self._direction_state, flat_view(frame, "frame"), flat_view(plain, f"tensor {kind.name}")
         if out.nbytes != kind.size_bytes or out.readonly:
             raise SealError(SealRefusal.MALFORMED, f"tensor {kind}: to {out.nbytes} bytes, expected {kind.size_bytes}")
         with lane.lock:
-            cipher, clock = lane.cipher(kind.purpose), lane.clock
-            header = lane.header(kind, step, microbatch)
+            cipher, clock = lane.cipher_for(kind.purpose), lane.clock
+            header = lane.next_header(kind, step, microbatch)
             # what is authenticated is what this side expects; the peer's header is only compared with it
-            encoded = header.encode()
+            encoded = header.encode_header()
             size = len(encoded) + kind.size_bytes + TAG_BYTES * header.chunks
             if view.nbytes != size or view[: len(encoded)] != encoded:
                 _explain_refusal(view, header, size)
-            lane.check_room(header.chunks)
+            lane.check_counters_left(header.chunks)
             try:
-                associated, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
+                associated, chunk_bytes, position = lane.associated_data(encoded), header.chunk_bytes, len(encoded)
                 for index in range(header.chunks):
                     chunk = out[index * chunk_bytes : (index + 1) * chunk_bytes]
                     stop = position + chunk.nbytes + TAG_BYTES
-                    nonce, extra = lane.nonce(header.counter + index), associated + index.to_bytes(4, "big")
+                    nonce, extra = lane.chunk_nonce(header.counter + index), associated + index.to_bytes(4, "big")
                     started = clock() if clock is not None else 0.0
                     cipher.decrypt_into(nonce, view[position:stop], extra, chunk)
                     if clock is not None:
@@ -171,7 +171,7 @@ class Receiver(LaneEnd):
             lane.counter += header.chunks
 
 
-def _explain_refusal(frame: memoryview, due: Header, size: int) -> NoReturn:
+def _explain_refusal(frame: memoryview, due: FrameHeader, size: int) -> NoReturn:
     """Raise the reason for which a frame is not the due frame."""
     header, _ = parse_header(frame)
     _compare_headers(header, due)
@@ -190,7 +190,7 @@ def _explain_size(found: int, due: int) -> None:
         raise SealError(SealRefusal.TOO_LONG, f"frame: {found} bytes, expected {due}")
 
 
-def _compare_headers(found: Header, due: Header) -> None:
+def _compare_headers(found: FrameHeader, due: FrameHeader) -> None:
     if found.session != due.session:
         raise SealError(SealRefusal.FOREIGN_SESSION, "frame: belongs to another session than this channel")
     if found.direction != due.direction:
@@ -207,8 +207,8 @@ def _compare_headers(found: Header, due: Header) -> None:
         raise SealError(SealRefusal.OUT_OF_ORDER, f"frame: number {found.counter} is too early, due is {due.counter}")
 
 
-def _describe_header(header: Header) -> str:
-    kind = TensorKind.parse(header.kind)
+def _describe_header(header: FrameHeader) -> str:
+    kind = TensorKind.from_bytes(header.kind)
     return f"{kind} of step {header.step}, microbatch {header.microbatch}, {header.chunks} x {header.chunk_bytes} bytes"
 
 
@@ -223,10 +223,10 @@ class Channel(Closeable):
         """In the ciphers of both directions so far, by the clock of `measure`; 0 without one."""
         return self.sender.cipher_seconds + self.receiver.cipher_seconds
 
-    def measure(self, clock: Callable[[], float]) -> None:
+    def time_ciphers(self, clock: Callable[[], float]) -> None:
         """Read a clock, such as `time.thread_time`, before and after each call of a cipher from now on."""
-        self.sender.measure(clock)
-        self.receiver.measure(clock)
+        self.sender.time_cipher(clock)
+        self.receiver.time_cipher(clock)
 
     def close(self) -> None:
         """Forget the keys of both directions; closing twice is harmless."""
@@ -234,4 +234,4 @@ class Channel(Closeable):
         self.receiver.close()
 
     def __repr__(self) -> str:
-        return f"Channel(sends in epoch {self.sender.epoch}, receives in epoch {self.receiver.epoch})"
+        return f"Channel(sends in epoch {self.sender.sender_epoch}, receives in epoch {self.receiver.sender_epoch})"

@@ -73,7 +73,7 @@ class TensorKind:
         object.__setattr__(self, "encoded", prefix + name + shape)
 
     @classmethod
-    def parse(cls, encoded: bytes) -> Self:
+    def from_bytes(cls, encoded: bytes) -> Self:
         """Read what `encoded` says.
 
         Raises:

@@ -30,7 +30,7 @@ class ChainHead:
     num_frames: int
     digest: str
 
-    def then(self, frame_digest: str) -> "ChainHead":
+    def after_frame(self, frame_digest: str) -> "ChainHead":
         """Return the head after one more frame.
 
         Raises:
@@ -80,33 +80,33 @@ class Transcript:
             direction: first_head(
                 channel.context,
                 direction,
-                channel.sender.epoch if direction is sends else channel.receiver.epoch,
+                channel.sender.sender_epoch if direction is sends else channel.receiver.sender_epoch,
             )
             for direction in Direction
         }
 
-    def sent(self, frame_digest: str) -> None:
+    def note_sent(self, frame_digest: str) -> None:
         """Note a frame by its `digest_hex`, such as the payload digest of the transport's frame around it.
 
         Raises:
             TranscriptError: That is no digest.
         """
-        self._heads[self._sends] = self._heads[self._sends].then(frame_digest)
+        self._heads[self._sends] = self._heads[self._sends].after_frame(frame_digest)
 
-    def received(self, frame_digest: str) -> None:
+    def note_received(self, frame_digest: str) -> None:
         """Note a frame that opened.
 
         Raises:
             TranscriptError: That is no digest.
         """
         (other,) = set(Direction) - {self._sends}
-        self._heads[other] = self._heads[other].then(frame_digest)
+        self._heads[other] = self._heads[other].after_frame(frame_digest)
 
-    def head(self, direction: Direction) -> ChainHead:
+    def direction_head(self, direction: Direction) -> ChainHead:
         """Return where a direction is now."""
         return self._heads[direction]
 
-    def sign(self) -> bytes:
+    def sign_transcript(self) -> bytes:
         """Return this side's statement about all frames so far."""
         body = {
             "party": self._identity.name,
@@ -115,7 +115,7 @@ class Transcript:
             "to_server": _head_to_json(self._heads[Direction.TO_SERVER]),
             "to_client": _head_to_json(self._heads[Direction.TO_CLIENT]),
         }
-        signature = self._identity.sign(in_domain(_DOMAIN, canonical_json(body)))
+        signature = self._identity.sign_data(in_domain(_DOMAIN, canonical_json(body)))
         return canonical_json({"body": body, "signature": signature.hex()})
 
 
@@ -127,14 +127,14 @@ def read_statement(data: bytes, peer: Peer) -> TranscriptStatement:
         SignatureError: The peer did not sign it.
     """
     try:
-        body, signature = _taken_apart(parse_canonical(data))
+        body, signature = _split_signed(parse_canonical(data))
         statement = _read_statement(body)
     except ValueError as exc:
         raise TranscriptError(f"statement: is malformed: {exc}") from exc
     if statement.party != peer.name:
         raise TranscriptError(f"statement: of {statement.party[:80]!r}, expected {peer.name}")
     try:
-        peer.verify(signature, in_domain(_DOMAIN, canonical_json(body)))
+        peer.verify_signature(signature, in_domain(_DOMAIN, canonical_json(body)))
     except SignatureError as exc:
         raise SignatureError(f"statement of {peer.name}: the signature does not match") from exc
     return statement
@@ -161,7 +161,7 @@ def compare_statements(one: TranscriptStatement, other: TranscriptStatement) -> 
             )
 
 
-def _taken_apart(whole: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def _split_signed(whole: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     if whole.keys() != {"body", "signature"} or not isinstance(whole["body"], dict):
         raise ValueError("expected a body and a signature")
     if not isinstance(whole["signature"], str) or _SIGNATURE.fullmatch(whole["signature"]) is None:

@@ -2,7 +2,7 @@
 
 from phalanx.security.tee.appraisal import (
     AppraisalResult as AppraisalResult,
-    appraise as appraise,
+    appraise_evidence as appraise_evidence,
     appraise_together as appraise_together,
 )
 from phalanx.security.tee.attesters import (
@@ -30,7 +30,7 @@ from phalanx.security.tee.policy import (
     Policy as Policy,
     PolicyConfig as PolicyConfig,
     build_policy as build_policy,
-    files_of as files_of,
+    policy_files as policy_files,
     load_policy as load_policy,
     packaged_roots as packaged_roots,
 )
@@ -41,7 +41,7 @@ from phalanx.security.tee.ra_tls import (
     read_tls_key_digest as read_tls_key_digest,
     tls_key_digest as tls_key_digest,
 )
-from phalanx.security.tee.refusal_reason import Reason as Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason as RefusedEvidenceReason
 from phalanx.security.tee.roles import Attester as Attester, Verifier as Verifier
 from phalanx.security.tee.sim import SimAttester as SimAttester, make_sim_evidence as make_sim_evidence
 from phalanx.security.tee.tiers import TIERS as TIERS

@@ -11,7 +11,7 @@ from phalanx.security.tee.binding import Binding, Expected, check_report_data, c
 from phalanx.security.tee.claims import Claims, check_measurements
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.policy import Policy
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class AppraisalResult:
         }
 
 
-def appraise(evidence: Evidence, policy: Policy, expected: Expected, now: datetime) -> AppraisalResult:
+def appraise_evidence(evidence: Evidence, policy: Policy, expected: Expected, now: datetime) -> AppraisalResult:
     """Appraise one piece of evidence, offline.
 
     Args:
@@ -77,13 +77,15 @@ def appraise(evidence: Evidence, policy: Policy, expected: Expected, now: dateti
     backend = backend_of(evidence.kind)
     if evidence.kind == "sim" and not policy.allow_insecure_sim:
         raise RefusedEvidenceError(
-            Reason.INSECURE_KIND, "simulated evidence proves nothing; it passes with allow_insecure_sim only"
+            RefusedEvidenceReason.INSECURE_KIND,
+            "simulated evidence proves nothing; it passes with allow_insecure_sim only",
         )
-    reference = policy.reference(evidence.kind)
-    trust = policy.trust(evidence.kind, now)
+    reference = policy.reference_for(evidence.kind)
+    trust = policy.trust_for(evidence.kind, now)
     if backend.needs_roots and not trust.roots:
         raise RefusedEvidenceError(
-            Reason.NO_ROOT, f"{evidence.kind}: no root is pinned; name the vendor's root in the policy (roots = [...])"
+            RefusedEvidenceReason.NO_ROOT,
+            f"{evidence.kind}: no root is pinned; name the vendor's root in the policy (roots = [...])",
         )
     claims = backend.appraise(evidence, reference, trust)
     check_statement(evidence.statement, expected)
@@ -113,8 +115,8 @@ def appraise_together(
     missing = sorted(set(required) - set(kinds))
     if missing or not pieces or len(set(kinds)) != len(kinds):
         raise RefusedEvidenceError(
-            Reason.MISSING_ENDORSEMENT,
+            RefusedEvidenceReason.MISSING_ENDORSEMENT,
             f"evidence of {', '.join(kinds) or 'nothing'}; expected one of each kind, {', '.join(missing) or 'none'} "
             "is missing",
         )
-    return tuple(appraise(piece, policy, expected, now) for piece in pieces)
+    return tuple(appraise_evidence(piece, policy, expected, now) for piece in pieces)

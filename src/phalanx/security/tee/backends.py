@@ -11,7 +11,7 @@ from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.intel.sgx import SGX
 from phalanx.security.tee.intel.tdx import TDX
 from phalanx.security.tee.nvidia.gpu import NV_GPU
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 from phalanx.security.tee.sim import SIM
 from phalanx.security.tee.tpm.quote import TPM
 
@@ -44,7 +44,7 @@ def backend_of(kind: str) -> Backend:
         choices = f"known: {', '.join(BACKENDS)}"
         reason = _UNSUPPORTED.get(kind)
         detail = f"kind {kind[:40]!r}; {choices}" if reason is None else f"kind {kind!r} {reason}; {choices}"
-        raise RefusedEvidenceError(Reason.UNKNOWN_KIND, detail)
+        raise RefusedEvidenceError(RefusedEvidenceReason.UNKNOWN_KIND, detail)
     return backend
 
 

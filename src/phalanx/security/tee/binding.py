@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto.canonical import in_domain
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 NONCE_BYTES = 32
 _ROLE = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -41,7 +41,7 @@ class Binding:
         if _ROLE.fullmatch(self.role) is None:
             raise ValueError(f"binding: role {self.role[:40]!r}, expected 1 to 32 of a-z, 0-9 and hyphen")
 
-    def digest(self) -> bytes:
+    def binding_digest(self) -> bytes:
         """Return the 32 bytes that evidence must carry: SHA-256 over fields of known length, in a domain of its own."""
         role = self.role.encode("ascii")
         fields = self.nonce + self.tls_key + self.run + bytes([len(role)]) + role
@@ -73,16 +73,16 @@ def check_report_data(found: bytes, expected: Expected) -> None:
     if isinstance(expected, RawReportData):
         if not hmac.compare_digest(found, expected.data):
             raise RefusedEvidenceError(
-                Reason.WRONG_NONCE,
+                RefusedEvidenceReason.WRONG_NONCE,
                 f"report data {_shorten_bytes(found)}, expected {_shorten_bytes(expected.data)}; "
                 "ask for evidence with a fresh nonce",
             )
         return
     # a field shorter than the digest can hold no binding, so it must not be cut to fit
-    expected_bytes = expected.digest().ljust(len(found), b"\0")
+    expected_bytes = expected.binding_digest().ljust(len(found), b"\0")
     if not hmac.compare_digest(found, expected_bytes):
         raise RefusedEvidenceError(
-            Reason.WRONG_BINDING,
+            RefusedEvidenceReason.WRONG_BINDING,
             f"report data {_shorten_bytes(found)} is not made of this nonce, TLS key, run and role; "
             f"expected {_shorten_bytes(expected_bytes)}",
         )
@@ -99,19 +99,23 @@ def check_statement(stated: Binding | None, expected: Expected) -> None:
     if stated is None or isinstance(expected, RawReportData):
         return
     if not hmac.compare_digest(stated.nonce, expected.nonce):
-        raise RefusedEvidenceError(Reason.WRONG_NONCE, "made for another nonce; it is stale, replayed or relayed")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.WRONG_NONCE, "made for another nonce; it is stale, replayed or relayed"
+        )
     if stated.tls_key != expected.tls_key:
         raise RefusedEvidenceError(
-            Reason.WRONG_KEY,
+            RefusedEvidenceReason.WRONG_KEY,
             f"bound to TLS key {_shorten_bytes(stated.tls_key)}, expected {_shorten_bytes(expected.tls_key)}",
         )
     if stated.run != expected.run:
         raise RefusedEvidenceError(
-            Reason.WRONG_RUN,
+            RefusedEvidenceReason.WRONG_RUN,
             f"bound to run {_shorten_bytes(stated.run)}, expected {_shorten_bytes(expected.run)}; compare run files",
         )
     if stated.role != expected.role:
-        raise RefusedEvidenceError(Reason.WRONG_ROLE, f"bound to role {stated.role!r}, expected {expected.role!r}")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.WRONG_ROLE, f"bound to role {stated.role!r}, expected {expected.role!r}"
+        )
 
 
 def _shorten_bytes(data: bytes) -> str:

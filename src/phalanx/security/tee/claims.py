@@ -10,7 +10,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.formats.chain import Trust
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ def check_measurements(found: Mapping[str, str], reference: Reference, revoked: 
     """
     for name, value in found.items():
         if value in revoked:
-            raise RefusedEvidenceError(Reason.REVOKED, f"measurement {name} {value[:16]}... is revoked by the policy")
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.REVOKED, f"measurement {name} {value[:16]}... is revoked by the policy"
+            )
     for name, accepted in reference.measurements.items():
         value = found.get(name, "")
         if value not in accepted:
@@ -99,6 +101,6 @@ def check_measurements(found: Mapping[str, str], reference: Reference, revoked: 
                 f"{value[:16]}..." if value else f"absent; the evidence has {', '.join(sorted(found)) or 'none'}"
             )
             raise RefusedEvidenceError(
-                Reason.WRONG_MEASUREMENT,
+                RefusedEvidenceReason.WRONG_MEASUREMENT,
                 f"{name} is {description}; the policy accepts {', '.join(f'{digest[:16]}...' for digest in accepted)}",
             )

@@ -12,10 +12,10 @@ from phalanx.errors import RefusedEvidenceError, SignatureError
 from phalanx.security.crypto import Identity, Peer
 from phalanx.security.tee.appraisal import AppraisalResult
 from phalanx.security.tee.binding import Binding
-from phalanx.security.tee.formats.cbor import COSE_SIGN1, decode, encode
+from phalanx.security.tee.formats.cbor import COSE_SIGN1, decode_cbor, encode_cbor
 from phalanx.security.tee.formats.cose import ALGORITHM, EDDSA, parse_sign1, to_be_signed
-from phalanx.security.tee.formats.reader import malformed
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.formats.reader import malformed_error
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 PROFILE = "tag:phalanx,2026:appraisal/1"
 MAX_LIFETIME = timedelta(minutes=10)
@@ -77,11 +77,12 @@ def issue_token(
     """
     if result.binding is None:
         raise RefusedEvidenceError(
-            Reason.WRONG_BINDING, "the evidence is bound to no TLS key, so no token says anything about a peer"
+            RefusedEvidenceReason.WRONG_BINDING,
+            "the evidence is bound to no TLS key, so no token says anything about a peer",
         )
     expires = min(now + min(lifetime, MAX_LIFETIME), result.claims.expires)
     if expires <= now:
-        raise RefusedEvidenceError(Reason.EXPIRED, f"the evidence's certificates ended at {expires}")
+        raise RefusedEvidenceError(RefusedEvidenceReason.EXPIRED, f"the evidence's certificates ended at {expires}")
     claims: dict[int, Any] = {
         _ISSUER: verifier.name,
         _EXPIRES: math.floor(expires.timestamp()),
@@ -97,9 +98,9 @@ def issue_token(
     }
     if result.claims.debug_off:
         claims[_DEBUG_STATUS] = _DISABLED_SINCE_BOOT
-    protected, payload = encode({ALGORITHM: EDDSA}), encode(claims)
-    signature = verifier.sign(to_be_signed(protected, payload))
-    return bytes([0xC0 | COSE_SIGN1]) + encode([protected, {}, payload, signature])
+    protected, payload = encode_cbor({ALGORITHM: EDDSA}), encode_cbor(claims)
+    signature = verifier.sign_data(to_be_signed(protected, payload))
+    return bytes([0xC0 | COSE_SIGN1]) + encode_cbor([protected, {}, payload, signature])
 
 
 def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -> Token:
@@ -115,24 +116,26 @@ def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -
         RefusedEvidenceError: Malformed, another's, expired, or about another nonce, key, run or role.
     """
     if len(token) > MAX_TOKEN_BYTES:
-        raise malformed(_WHERE, f"{len(token)} bytes, allowed {MAX_TOKEN_BYTES}")
+        raise malformed_error(_WHERE, f"{len(token)} bytes, allowed {MAX_TOKEN_BYTES}")
     message = parse_sign1(token, _WHERE)
     if message.algorithm != EDDSA:
-        raise malformed(_WHERE, f"algorithm {message.algorithm}, expected {EDDSA} (EdDSA)")
+        raise malformed_error(_WHERE, f"algorithm {message.algorithm}, expected {EDDSA} (EdDSA)")
     try:
-        verifier.verify(message.signature, message.signed)
+        verifier.verify_signature(message.signature, message.signed)
     except SignatureError as exc:
-        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{_WHERE}: not signed by {verifier.name}") from exc
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.BAD_SIGNATURE, f"{_WHERE}: not signed by {verifier.name}"
+        ) from exc
     claims = _read_claims(message.payload)
     parsed = _read_token(claims)
     if parsed.issuer != verifier.name:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{_WHERE}: issued by {parsed.issuer[:63]!r}")
+        raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_SIGNER, f"{_WHERE}: issued by {parsed.issuer[:63]!r}")
     _check_times(claims, parsed, now)
     for reason, actual, other in (
-        (Reason.WRONG_NONCE, parsed.binding.nonce, expected.nonce),
-        (Reason.WRONG_KEY, parsed.binding.tls_key, expected.tls_key),
-        (Reason.WRONG_RUN, parsed.binding.run, expected.run),
-        (Reason.WRONG_ROLE, parsed.binding.role, expected.role),
+        (RefusedEvidenceReason.WRONG_NONCE, parsed.binding.nonce, expected.nonce),
+        (RefusedEvidenceReason.WRONG_KEY, parsed.binding.tls_key, expected.tls_key),
+        (RefusedEvidenceReason.WRONG_RUN, parsed.binding.run, expected.run),
+        (RefusedEvidenceReason.WRONG_ROLE, parsed.binding.role, expected.role),
     ):
         if actual != other:
             raise RefusedEvidenceError(reason, f"{_WHERE}: is about another one than this")
@@ -140,35 +143,39 @@ def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -
 
 
 def _read_claims(payload: bytes) -> dict[int, Any]:
-    claims = decode(payload, _WHERE)
+    claims = decode_cbor(payload, _WHERE)
     if not isinstance(claims, dict) or set(claims) | {_DEBUG_STATUS} != set(_TYPES):
-        raise malformed(_WHERE, "its claims are not those of a Phalanx result")
+        raise malformed_error(_WHERE, "its claims are not those of a Phalanx result")
     if any(type(value) is not _TYPES[name] for name, value in claims.items()):
-        raise malformed(_WHERE, "a claim is of another type")
+        raise malformed_error(_WHERE, "a claim is of another type")
     if claims[_PROFILE] != PROFILE or claims.get(_DEBUG_STATUS, _DISABLED_SINCE_BOOT) != _DISABLED_SINCE_BOOT:
-        raise malformed(_WHERE, "another profile, or debug not disabled")
+        raise malformed_error(_WHERE, "another profile, or debug not disabled")
     return claims
 
 
 def _read_token(claims: dict[int, Any]) -> Token:
     measurements, confirmation = claims[_MEASUREMENTS], claims[_CONFIRMATION]
     if not all(isinstance(name, str) and isinstance(value, str) for name, value in measurements.items()):
-        raise malformed(_WHERE, "its measurements")
+        raise malformed_error(_WHERE, "its measurements")
     if set(confirmation) != {_KEY_ID} or not isinstance(confirmation[_KEY_ID], bytes):
-        raise malformed(_WHERE, "its confirmation key")
+        raise malformed_error(_WHERE, "its confirmation key")
     try:
         binding = Binding(claims[_NONCE], confirmation[_KEY_ID], claims[_RUN], claims[_ROLE])
         expires = datetime.fromtimestamp(claims[_EXPIRES], UTC)
     except (ValueError, OverflowError, OSError) as exc:
-        raise malformed(_WHERE, "a claim is out of range") from exc
+        raise malformed_error(_WHERE, "a claim is out of range") from exc
     return Token(claims[_ISSUER], claims[_KIND], measurements, binding, claims[_POLICY], expires)
 
 
 def _check_times(claims: dict[int, Any], found: Token, now: datetime) -> None:
     moment = now.timestamp()
     if claims[_EXPIRES] - claims[_ISSUED] > MAX_LIFETIME.total_seconds():
-        raise malformed(_WHERE, f"lives longer than {MAX_LIFETIME}")
+        raise malformed_error(_WHERE, f"lives longer than {MAX_LIFETIME}")
     if moment < claims[_ISSUED]:
-        raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{_WHERE}: issued after {now}; compare the clocks")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.NOT_YET_VALID, f"{_WHERE}: issued after {now}; compare the clocks"
+        )
     if moment >= claims[_EXPIRES]:
-        raise RefusedEvidenceError(Reason.EXPIRED, f"{_WHERE}: ended at {found.expires}, the clock says {now}")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.EXPIRED, f"{_WHERE}: ended at {found.expires}, the clock says {now}"
+        )

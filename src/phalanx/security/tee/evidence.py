@@ -10,8 +10,8 @@ from phalanx.config import canonical_json
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto.canonical import parse_canonical
 from phalanx.security.tee.binding import Binding
-from phalanx.security.tee.formats.reader import malformed
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.formats.reader import malformed_error
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 FORMAT = 1
 MAX_ENVELOPE_BYTES = 4 * 1024 * 1024
@@ -35,7 +35,7 @@ class Evidence:
     endorsements: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     statement: Binding | None = None
 
-    def endorsement(self, name: str) -> bytes:
+    def find_endorsement(self, name: str) -> bytes:
         """Return one endorsement.
 
         Raises:
@@ -43,7 +43,9 @@ class Evidence:
         """
         document = self.endorsements.get(name)
         if document is None:
-            raise RefusedEvidenceError(Reason.MISSING_ENDORSEMENT, f"{self.kind}: {name!r} was not sent along")
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.MISSING_ENDORSEMENT, f"{self.kind}: {name!r} was not sent along"
+            )
         return document
 
     def check_names(self, known: set[str]) -> None:
@@ -54,7 +56,9 @@ class Evidence:
         """
         unknown = sorted(set(self.endorsements) - known)
         if unknown:
-            raise malformed(self.kind, f"endorsement {unknown[0][:40]!r} is unknown; known: {', '.join(sorted(known))}")
+            raise malformed_error(
+                self.kind, f"endorsement {unknown[0][:40]!r} is unknown; known: {', '.join(sorted(known))}"
+            )
 
     def to_bytes(self) -> bytes:
         """Write the envelope: canonical JSON, binary parts in base64."""
@@ -82,16 +86,16 @@ def parse_evidence(data: bytes) -> Evidence:
         RefusedEvidenceError: It is not exactly one envelope in canonical JSON.
     """
     if len(data) > MAX_ENVELOPE_BYTES:
-        raise malformed("envelope", f"{len(data)} bytes, allowed {MAX_ENVELOPE_BYTES}")
+        raise malformed_error("envelope", f"{len(data)} bytes, allowed {MAX_ENVELOPE_BYTES}")
     try:
         value = parse_canonical(data)
     except ValueError as exc:
-        raise malformed("envelope", f"{exc}; make one with phalanx enclave pack") from exc
+        raise malformed_error("envelope", f"{exc}; make one with phalanx enclave pack") from exc
     if set(value) != _KEYS or value["phalanx_evidence"] != FORMAT or isinstance(value["phalanx_evidence"], bool):
-        raise malformed("envelope", f"expected the keys {', '.join(sorted(_KEYS))} and format {FORMAT}")
+        raise malformed_error("envelope", f"expected the keys {', '.join(sorted(_KEYS))} and format {FORMAT}")
     kind, endorsements = value["kind"], value["endorsements"]
     if not isinstance(kind, str) or not isinstance(endorsements, dict):
-        raise malformed("envelope", "kind must be text and endorsements an object")
+        raise malformed_error("envelope", "kind must be text and endorsements an object")
     return Evidence(
         kind=kind,
         data=_decode_text(value["evidence"], "evidence"),
@@ -108,12 +112,12 @@ def _read_statement(value: Any) -> Binding | None:
         or set(value) != _STATED
         or not all(isinstance(value_text, str) for value_text in value.values())
     ):
-        raise malformed("envelope", f"its statement must have the keys {', '.join(sorted(_STATED))}, all text")
+        raise malformed_error("envelope", f"its statement must have the keys {', '.join(sorted(_STATED))}, all text")
     try:
         raw = {name: bytes.fromhex(value[name]) for name in ("nonce", "tls_key", "run")}
         return Binding(**raw, role=value["role"])
     except ValueError as exc:
-        raise malformed("envelope", f"its statement: {exc}") from exc
+        raise malformed_error("envelope", f"its statement: {exc}") from exc
 
 
 def _encode_bytes(data: bytes) -> str:
@@ -122,12 +126,12 @@ def _encode_bytes(data: bytes) -> str:
 
 def _decode_text(text: Any, where: str) -> bytes:
     if not isinstance(text, str):
-        raise malformed("envelope", f"{where} must be base64 text")
+        raise malformed_error("envelope", f"{where} must be base64 text")
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise malformed("envelope", f"{where} is not base64") from exc
+        raise malformed_error("envelope", f"{where} is not base64") from exc
     # the last character of base64 has spare bits: two texts must not stand for one evidence
     if _encode_bytes(data) != text:
-        raise malformed("envelope", f"{where} is not in the one form of base64")
+        raise malformed_error("envelope", f"{where} is not in the one form of base64")
     return data

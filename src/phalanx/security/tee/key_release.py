@@ -7,7 +7,7 @@ from phalanx.errors import RefusedEvidenceError
 from phalanx.security.crypto import Peer
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.eat import Token, read_token
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 
 class KeyRelease:
@@ -28,7 +28,7 @@ class KeyRelease:
         self._kinds = frozenset(kinds)
         self._used: dict[bytes, datetime] = {}
 
-    def release(self, token: bytes, nonce: bytes, tls_key: bytes, now: datetime) -> bytes:
+    def release_key(self, token: bytes, nonce: bytes, tls_key: bytes, now: datetime) -> bytes:
         """Return the key for one connection.
 
         Args:
@@ -43,7 +43,8 @@ class KeyRelease:
         claims = read_token(token, self._verifier, Binding(nonce, tls_key, self._run, self._role), now)
         if claims.kind not in self._kinds:
             raise RefusedEvidenceError(
-                Reason.INSECURE_KIND, f"key: evidence of kind {claims.kind[:40]!r}, accepted {', '.join(self._kinds)}"
+                RefusedEvidenceReason.INSECURE_KIND,
+                f"key: evidence of kind {claims.kind[:40]!r}, accepted {', '.join(self._kinds)}",
             )
         self._use_nonce(claims, now)
         return self._key
@@ -51,7 +52,9 @@ class KeyRelease:
     def _use_nonce(self, token: Token, now: datetime) -> None:
         self._used = {nonce: expires for nonce, expires in self._used.items() if expires > now}
         if token.binding.nonce in self._used:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, "key: was released for this nonce before; draw a new one")
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.WRONG_NONCE, "key: was released for this nonce before; draw a new one"
+            )
         self._used[token.binding.nonce] = token.expires
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ from datetime import datetime
 from importlib import resources
 from pathlib import Path
 
-from phalanx.config import StrictModel, digest, load_config
+from phalanx.config import StrictModel, digest_config, load_config
 from phalanx.errors import ConfigError, RefusedEvidenceError
 from phalanx.security.tee.amd.snp import SnpReference
 from phalanx.security.tee.aws.nitro import NitroReference
@@ -19,7 +19,7 @@ from phalanx.security.tee.formats.x509 import Certificate, RevocationList, parse
 from phalanx.security.tee.intel.sgx import SgxReference
 from phalanx.security.tee.intel.tdx import TdxReference
 from phalanx.security.tee.nvidia.gpu import NvGpuReference
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 from phalanx.security.tee.sim import SimReference
 from phalanx.security.tee.tpm.key import TpmReference
 
@@ -43,7 +43,7 @@ class ExpectedConfig(StrictModel):
     role: str = "server"
     report_data: str | None = None
 
-    def expected(self) -> Expected:
+    def build_expected(self) -> Expected:
         """Build the expected values for a comparison with the evidence.
 
         Raises:
@@ -89,7 +89,7 @@ class PolicyConfig(StrictModel):
     sim: SimReference | None = None
 
     @property
-    def kinds(self) -> tuple[str, ...]:
+    def evidence_kinds(self) -> tuple[str, ...]:
         """Names in `BACKENDS` of the kinds that it has reference values of."""
         return tuple(kind for kind in BACKENDS if getattr(self, kind.replace("-", "_")) is not None)
 
@@ -113,7 +113,7 @@ class Policy:
     manifest_roots: Mapping[str, tuple[Certificate, ...]] = field(default_factory=dict)
     digest: str = ""
 
-    def reference(self, kind: str) -> Reference:
+    def reference_for(self, kind: str) -> Reference:
         """Return the reference values of a kind.
 
         Raises:
@@ -122,11 +122,12 @@ class Policy:
         reference = self.references.get(kind)
         if reference is None:
             raise RefusedEvidenceError(
-                Reason.NO_REFERENCE, f"{kind}: the policy has no reference values, so nothing of it is accepted"
+                RefusedEvidenceReason.NO_REFERENCE,
+                f"{kind}: the policy has no reference values, so nothing of it is accepted",
             )
         return reference
 
-    def trust(self, kind: str, now: datetime) -> Trust:
+    def trust_for(self, kind: str, now: datetime) -> Trust:
         """Return roots, clock and revocation for a kind; its packaged roots where the policy pins none."""
         roots = self.roots.get(kind) or packaged_roots(kind)
         manifests = self.manifest_roots.get(kind) or _read_packaged(BACKENDS[kind].manifest_roots)
@@ -161,7 +162,7 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
     Raises:
         ConfigError: A file is missing or malformed.
     """
-    references: dict[str, Reference] = {kind: getattr(config, kind.replace("-", "_")) for kind in config.kinds}
+    references: dict[str, Reference] = {kind: getattr(config, kind.replace("-", "_")) for kind in config.evidence_kinds}
     return Policy(
         references=references,
         roots={
@@ -180,14 +181,14 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
         revoked_measurements=frozenset(config.revoked_measurements),
         revoked_certificates=frozenset(config.revoked_certificates),
         allow_insecure_sim=config.allow_insecure_sim,
-        digest=digest(config),
+        digest=digest_config(config),
     )
 
 
-def files_of(config: PolicyConfig) -> tuple[str, ...]:
+def policy_files(config: PolicyConfig) -> tuple[str, ...]:
     """Return the names of the files that a policy needs beside it; roots that stand in the policy itself are none."""
     files: list[str] = []
-    for kind in config.kinds:
+    for kind in config.evidence_kinds:
         reference = getattr(config, kind.replace("-", "_"))
         roots = (*reference.roots, *getattr(reference, "manifest_roots", ()))
         files += [root for root in roots if not root.startswith(_PEM)]

@@ -17,15 +17,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from cryptography.x509.oid import NameOID
 
 from phalanx.errors import RefusedEvidenceError
-from phalanx.security.tee.appraisal import AppraisalResult, appraise
+from phalanx.security.tee.appraisal import AppraisalResult, appraise_evidence
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.evidence import Evidence, parse_evidence
-from phalanx.security.tee.formats.cbor import decode, encode
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.cbor import decode_cbor, encode_cbor
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import check_x509_signature
 from phalanx.security.tee.formats.x509 import parse_certificate
 from phalanx.security.tee.policy import Policy
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 EXTENSION_OID = "2.23.133.5.4.9"
 MEDIA_TYPE = "application/vnd.phalanx.evidence+json"
@@ -68,7 +68,7 @@ def make_certificate(
         PEM of the certificate.
     """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    wrapped = encode([MEDIA_TYPE, evidence.to_bytes(), _EVIDENCE])
+    wrapped = encode_cbor([MEDIA_TYPE, evidence.to_bytes(), _EVIDENCE])
     extension = x509.UnrecognizedExtension(x509.ObjectIdentifier(EXTENSION_OID), wrapped)
     certificate = (
         x509.CertificateBuilder()
@@ -95,16 +95,16 @@ def read_evidence(certificate: bytes) -> tuple[Evidence, bytes]:
         RefusedEvidenceError: Malformed, or no evidence in it.
     """
     if len(certificate) > MAX_CERTIFICATE_BYTES:
-        raise malformed(_WHERE, f"{len(certificate)} bytes, allowed {MAX_CERTIFICATE_BYTES}")
+        raise malformed_error(_WHERE, f"{len(certificate)} bytes, allowed {MAX_CERTIFICATE_BYTES}")
     parsed = parse_certificate(certificate, _WHERE, MAX_CERTIFICATE_BYTES)
-    value = parsed.extension(EXTENSION_OID)
+    value = parsed.find_extension(EXTENSION_OID)
     if value is None:
-        raise RefusedEvidenceError(Reason.MISSING_ENDORSEMENT, f"{_WHERE}: carries no evidence")
-    wrapped = decode(value, _WHERE)
+        raise RefusedEvidenceError(RefusedEvidenceReason.MISSING_ENDORSEMENT, f"{_WHERE}: carries no evidence")
+    wrapped = decode_cbor(value, _WHERE)
     if not isinstance(wrapped, list) or len(wrapped) != 3 or wrapped[0] != MEDIA_TYPE or wrapped[2] != _EVIDENCE:
-        raise malformed(_WHERE, f"its evidence is not of type {MEDIA_TYPE}")
+        raise malformed_error(_WHERE, f"its evidence is not of type {MEDIA_TYPE}")
     if not isinstance(wrapped[1], bytes):
-        raise malformed(_WHERE, "its evidence is no bytes")
+        raise malformed_error(_WHERE, "its evidence is no bytes")
     return parse_evidence(wrapped[1]), hashlib.sha256(parsed.spki).digest()
 
 
@@ -121,10 +121,10 @@ def appraise_certificate(
     evidence, key = read_evidence(certificate)
     parsed = parse_certificate(certificate, _WHERE, MAX_CERTIFICATE_BYTES)
     if parsed.subject != parsed.issuer:
-        raise RefusedEvidenceError(Reason.BAD_CHAIN, f"{_WHERE}: is not self-signed")
+        raise RefusedEvidenceError(RefusedEvidenceReason.BAD_CHAIN, f"{_WHERE}: is not self-signed")
     check_x509_signature(parsed.spki, parsed.algorithm, parsed.signature, parsed.signed, _WHERE)
     if now < parsed.not_before:
-        raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{_WHERE}: begins at {parsed.not_before}")
+        raise RefusedEvidenceError(RefusedEvidenceReason.NOT_YET_VALID, f"{_WHERE}: begins at {parsed.not_before}")
     if now > parsed.not_after:
-        raise RefusedEvidenceError(Reason.EXPIRED, f"{_WHERE}: ended at {parsed.not_after}")
-    return appraise(evidence, policy, Binding(nonce, key, run, role), now)
+        raise RefusedEvidenceError(RefusedEvidenceReason.EXPIRED, f"{_WHERE}: ended at {parsed.not_after}")
+    return appraise_evidence(evidence, policy, Binding(nonce, key, run, role), now)

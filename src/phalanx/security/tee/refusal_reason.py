@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 
-class Reason(StrEnum):
+class RefusedEvidenceReason(StrEnum):
     """Every reason for which appraisal refuses; the values appear in messages, JSON and the audit log."""
 
     UNKNOWN_KIND = "unknown_kind"

@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from phalanx.errors import RefusedEvidenceError
-from phalanx.security.tee.appraisal import AppraisalResult, appraise
+from phalanx.security.tee.appraisal import AppraisalResult, appraise_evidence
 from phalanx.security.tee.binding import NONCE_BYTES, Binding
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.policy import Policy
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 NONCE_LIFETIME = timedelta(minutes=2)
 _MAX_OPEN = 4096
@@ -23,7 +23,7 @@ class Attester(Protocol):
     def kind(self) -> str:
         """Kind of the evidence, a name in `BACKENDS`."""
 
-    def evidence(self, binding: Binding) -> Evidence:
+    def make_evidence(self, binding: Binding) -> Evidence:
         """Have the hardware sign a binding."""
 
 
@@ -49,7 +49,7 @@ class Verifier:
             self._open[nonce] = now + NONCE_LIFETIME
         return nonce
 
-    def appraise(self, evidence: Evidence, binding: Binding, now: datetime) -> AppraisalResult:
+    def appraise_evidence(self, evidence: Evidence, binding: Binding, now: datetime) -> AppraisalResult:
         """Appraise evidence for a nonce of this verifier, which is used up whatever the result.
 
         Args:
@@ -62,6 +62,7 @@ class Verifier:
             until = self._open.pop(binding.nonce, None)
         if until is None or now > until:
             raise RefusedEvidenceError(
-                Reason.WRONG_NONCE, "the nonce was not drawn here, was used before or is too old; ask for a new one"
+                RefusedEvidenceReason.WRONG_NONCE,
+                "the nonce was not drawn here, was used before or is too old; ask for a new one",
             )
-        return appraise(evidence, self._policy, binding, now)
+        return appraise_evidence(evidence, self._policy, binding, now)

@@ -14,8 +14,8 @@ from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.claims import Backend, Claims, Reference
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.formats.chain import Trust
-from phalanx.security.tee.formats.reader import malformed
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.formats.reader import malformed_error
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 _DOMAIN = "sim-evidence/1"
 _KEYS = {"measurement", "report_data", "debug", "key", "signature"}
@@ -39,7 +39,7 @@ class SimAttester:
         self._identity = identity
         self._measurement = measurement
 
-    def evidence(self, binding: Binding) -> Evidence:
+    def make_evidence(self, binding: Binding) -> Evidence:
         """Make simulated evidence for a binding."""
         return make_sim_evidence(self._identity, self._measurement, binding)
 
@@ -53,11 +53,11 @@ def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, 
     """
     body: dict[str, Any] = {
         "measurement": measurement.hex(),
-        "report_data": binding.digest().hex(),
+        "report_data": binding.binding_digest().hex(),
         "debug": debug,
         "key": identity.public.public_key.hex(),
     }
-    signature = identity.sign(in_domain(_DOMAIN, canonical_json(body)))
+    signature = identity.sign_data(in_domain(_DOMAIN, canonical_json(body)))
     return Evidence("sim", canonical_json({**body, "signature": signature.hex()}), {}, binding)
 
 
@@ -74,11 +74,13 @@ def appraise_sim(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, in_domain(_DOMAIN, canonical_json(body)))
     except InvalidSignature as exc:
-        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{_WHERE}: the signature does not match") from exc
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.BAD_SIGNATURE, f"{_WHERE}: the signature does not match"
+        ) from exc
     except ValueError as exc:
-        raise malformed(_WHERE, "its key") from exc
+        raise malformed_error(_WHERE, "its key") from exc
     if body["debug"]:
-        raise RefusedEvidenceError(Reason.DEBUG_ENABLED, f"{_WHERE}: says that it is in debug mode")
+        raise RefusedEvidenceError(RefusedEvidenceReason.DEBUG_ENABLED, f"{_WHERE}: says that it is in debug mode")
     return Claims(
         kind="sim",
         measurements={"code": body["measurement"]},
@@ -98,9 +100,9 @@ def _read_body(data: bytes) -> dict[str, Any]:
     try:
         body = parse_canonical(data)
     except ValueError as exc:
-        raise malformed(_WHERE, str(exc)) from exc
+        raise malformed_error(_WHERE, str(exc)) from exc
     if set(body) != _KEYS or not isinstance(body["debug"], bool):
-        raise malformed(_WHERE, f"expected the keys {', '.join(sorted(_KEYS))}")
+        raise malformed_error(_WHERE, f"expected the keys {', '.join(sorted(_KEYS))}")
     for name in _KEYS - {"debug"}:
         _decode_hex(body[name])
     return body
@@ -108,11 +110,11 @@ def _read_body(data: bytes) -> dict[str, Any]:
 
 def _decode_hex(value: Any) -> bytes:
     if not isinstance(value, str) or value != value.lower():
-        raise malformed(_WHERE, "a value is not lowercase hex")
+        raise malformed_error(_WHERE, "a value is not lowercase hex")
     try:
         return bytes.fromhex(value)
     except ValueError as exc:
-        raise malformed(_WHERE, "a value is not lowercase hex") from exc
+        raise malformed_error(_WHERE, "a value is not lowercase hex") from exc
 
 
 SIM = Backend(SimReference, appraise_sim, inspect_sim, needs_roots=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from phalanx.errors import NoEvidenceError, RefusedEvidenceError
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.evidence import Evidence
-from phalanx.security.tee.formats.reader import Reader
+from phalanx.security.tee.formats.reader import ByteReader
 
 REPORTS = Path("sys/kernel/config/tsm/report")
 PROVIDERS = {"sev_guest": "snp", "tdx_guest": "tdx"}
@@ -37,11 +37,11 @@ _VCEK, _VLEK, _ASK, _ARK, _CRL = (
 class ReportEntries:
     """Directories of configfs: the kernel fills one when it is made, and empties it when it is removed."""
 
-    def make(self, entry: Path) -> None:
+    def make_entry(self, entry: Path) -> None:
         """Begin a request."""
         entry.mkdir()
 
-    def remove(self, entry: Path) -> None:
+    def remove_entry(self, entry: Path) -> None:
         """End a request."""
         entry.rmdir()
 
@@ -70,7 +70,7 @@ class TsmAttester:
         self._reports, self._entries = root / REPORTS, entries
         self._endorsements = dict(endorsements or {})
 
-    def evidence(self, binding: Binding) -> Evidence:
+    def make_evidence(self, binding: Binding) -> Evidence:
         """Have the hardware sign a binding.
 
         Raises:
@@ -78,11 +78,11 @@ class TsmAttester:
         """
         entry = self._reports / f"phalanx-{secrets.token_hex(8)}"
         try:
-            self._entries.make(entry)
+            self._entries.make_entry(entry)
             try:
                 return self._read_evidence(entry, binding)
             finally:
-                self._entries.remove(entry)
+                self._entries.remove_entry(entry)
         except OSError as exc:
             raise NoEvidenceError(
                 f"{exc.filename or entry}: {exc.strerror}; {self.kind} evidence needs Linux 6.7 in a confidential "
@@ -93,7 +93,7 @@ class TsmAttester:
         provider = _read_provider(entry)
         if PROVIDERS.get(provider) != self.kind:
             raise NoEvidenceError(f"{entry}: the kernel's provider is {provider[:40]!r}, which gives no {self.kind}")
-        (entry / "inblob").write_bytes(binding.digest().ljust(_REPORT_DATA_BYTES, b"\0"))
+        (entry / "inblob").write_bytes(binding.binding_digest().ljust(_REPORT_DATA_BYTES, b"\0"))
         report = (entry / "outblob").read_bytes()
         sent = _read_certificates((entry / "auxblob").read_bytes()) if self.kind == "snp" else {}
         # every write raises it: more than one means that the report is about another process's data
@@ -106,11 +106,11 @@ def provider_kind(root: Path = Path("/"), entries: ReportEntries = _ENTRIES) -> 
     """Return which kind the kernel offers; None where it offers none, or not to this user."""
     entry = root / REPORTS / f"phalanx-{secrets.token_hex(8)}"
     try:
-        entries.make(entry)
+        entries.make_entry(entry)
         try:
             return PROVIDERS.get(_read_provider(entry))
         finally:
-            entries.remove(entry)
+            entries.remove_entry(entry)
     except OSError:
         return None
 
@@ -137,15 +137,15 @@ def _read_certificates(table: bytes) -> dict[str, bytes]:
 
 
 def _read_table(data: bytes) -> dict[uuid.UUID, bytes]:
-    reader = Reader(data, "SNP certificate table")
+    reader = ByteReader(data, "SNP certificate table")
     certificates: dict[uuid.UUID, bytes] = {}
     for _ in range(_MAX_CERTIFICATES):
-        raw, offset, size = reader.take(16), reader.number(4), reader.number(4)
+        raw, offset, size = reader.take_bytes(16), reader.read_unsigned(4), reader.read_unsigned(4)
         if not any(raw):
             break
-        part = Reader(data, "SNP certificate table")
-        part.take(offset)
-        certificate = part.take(size)
+        part = ByteReader(data, "SNP certificate table")
+        part.take_bytes(offset)
+        certificate = part.take_bytes(size)
         # written as the digits stand in print; some hosts reverse the first three groups
         for guid in (uuid.UUID(bytes=raw), uuid.UUID(bytes_le=raw)):
             certificates[guid] = certificate

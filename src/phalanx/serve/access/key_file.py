@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from phalanx.config import StrictModel, canonical_json, printable
+from phalanx.config import StrictModel, canonical_json, printable_text
 from phalanx.errors import KeyFileError, SignatureError
 from phalanx.security.crypto import Identity, Peer, digest_hex, in_domain, parse_canonical, replace_file
 
@@ -27,7 +27,7 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 
 
 def _check_plain(text: str) -> str:
-    if printable(text) != text:
+    if printable_text(text) != text:
         raise ValueError("holds a character that a terminal does not show as itself")
     return text
 
@@ -162,7 +162,7 @@ def read_key_file(path: Path, operator: Peer) -> KeyFile:
     try:
         envelope = _Envelope.model_validate(parse_canonical(data))
         statement = canonical_json(envelope.statement)
-        operator.verify(bytes.fromhex(envelope.signature), in_domain(_DOMAIN, statement))
+        operator.verify_signature(bytes.fromhex(envelope.signature), in_domain(_DOMAIN, statement))
         content = KeyFile.model_validate_json(statement)
     except (ValueError, SignatureError) as exc:
         # a validation error would quote digests, and is a ValueError
@@ -182,6 +182,6 @@ def write_key_file(path: Path, operator: Identity, content: KeyFile) -> None:
         DiskError: The disk refuses; the old file is still there.
     """
     statement = content.model_dump(mode="json")
-    signature = operator.sign(in_domain(_DOMAIN, canonical_json(statement))).hex()
+    signature = operator.sign_data(in_domain(_DOMAIN, canonical_json(statement))).hex()
     # a server of another user reads it by its group
     replace_file(path, canonical_json({"signature": signature, "statement": statement}), 0o640)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.closing import Closeable
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import AuditLogError
-from phalanx.security.audit import AuditLog, Line, LogHead, verify_log
+from phalanx.security.audit import AuditLog, LogEntry, LogHead, verify_log
 from phalanx.security.crypto import Identity, Peer
 from phalanx.serve.access.key_store import Caller
 
@@ -118,7 +118,7 @@ class RequestLog(Closeable):
         Raises:
             DiskError: The disk refuses.
         """
-        self._log.sync()
+        self._log.sync_events()
 
     def close(self) -> None:
         """Write pending lines, force all to disk and let others open the log; closing twice is harmless."""
@@ -126,16 +126,16 @@ class RequestLog(Closeable):
         self._log.close()
 
     def _append(self, kind: str, body: dict[str, object]) -> None:
-        if self._log.head.num_events >= self._max_lines:
+        if self._log.current_head.num_events >= self._max_lines:
             self._begin_file()
-        self._log.append(kind, body)
+        self._log.append_event(kind, body)
 
     def _begin_file(self) -> None:
-        head, name = self._log.head, _name_of(self._number)
+        head, name = self._log.current_head, _name_of(self._number)
         self._log.close()
         self._number += 1
         self._log = self._open_file()
-        self._log.append(_CONTINUES, {"file": name, "num_events": head.num_events, "digest": head.digest})
+        self._log.append_event(_CONTINUES, {"file": name, "num_events": head.num_events, "digest": head.digest})
 
     def _open_file(self) -> AuditLog:
         return AuditLog(self._directory / _name_of(self._number), self._identity, LOG_RUN)
@@ -154,7 +154,7 @@ def log_files(directory: Path) -> list[Path]:
 
 
 def verify_request_log(
-    directory: Path, server: Peer, visit: Callable[[Line], None] = lambda line: None
+    directory: Path, server: Peer, visit: Callable[[LogEntry], None] = lambda line: None
 ) -> Counter[str]:
     """Check every line of every file and return the number of lines by kind.
 
@@ -168,9 +168,9 @@ def verify_request_log(
     kinds: Counter[str] = Counter()
     head: LogHead | None = None
     for path in log_files(directory):
-        links: list[Line] = []
+        links: list[LogEntry] = []
 
-        def visit_line(line: Line, links: list[Line] = links) -> None:
+        def visit_line(line: LogEntry, links: list[LogEntry] = links) -> None:
             if line.kind == _CONTINUES:
                 links.append(line)
             visit(line)
@@ -184,7 +184,7 @@ def verify_request_log(
     return kinds
 
 
-def _is_end(link: Line, head: LogHead) -> bool:
+def _is_end(link: LogEntry, head: LogHead) -> bool:
     return (link.body.get("num_events"), link.body.get("digest")) == (head.num_events, head.digest)
 
 
@@ -193,4 +193,4 @@ def _name_of(number: int) -> str:
 
 
 def _word(text: str) -> str:
-    return printable(text, _MAX_WORD)
+    return printable_text(text, _MAX_WORD)

@@ -363,5 +363,5 @@ def _check_turns(messages: Sequence[ChatMessage]) -> None:
         raise BadRequestError(
             "the last message is the assistant's; a chat ends with the user's or a tool's", "messages"
         )
-    if any(message.says_nothing and message.role == "user" for message in messages):
+    if any(message.has_no_content and message.role == "user" for message in messages):
         raise BadRequestError("a message of the user says nothing", "messages")

@@ -209,7 +209,7 @@ class BatchingEngine:
         Raises:
             BadRequestError: The prompt leaves no room, or the request needs more than the engine has.
         """
-        window = self.served.text_model.window
+        window = self.served.text_model.context_length
         room = window - len(prompt)
         if room < 1:
             raise BadRequestError(f"the prompt has {len(prompt)} tokens, the model's window is {window}", "messages")

@@ -70,13 +70,13 @@ class HostedModel:
         adopt_attention(self.module)
         self._peft = self._load_adapters() if self.adapters else None
         self._turn = threading.Lock()
-        digest = self.text_model.digest
+        digest = self.text_model.model_digest
         if self.weights == "int8":
             if self.adapters:
                 raise ModelError("adapters: stand on float weights alone; leave --weights int8 or the adapters out")
             quantize_model(self.module)
             digest = hashlib.sha256(f"{digest}\nint8 by output and row".encode()).hexdigest()
-        window = self.text_model.window
+        window = self.text_model.context_length
         base = ModelCard(self.name, digest, self.created, window)
         self.cards: tuple[ModelCard, ...] = (base, *(self._card_of(name, base) for name in self.adapters))
 
@@ -174,7 +174,7 @@ class HostedModel:
             return self._check_ids(request.ids or ())
         self._check_special(request.text)
         try:
-            return tuple(self.text_model.prompt(request.text))
+            return tuple(self.text_model.encode_prompt(request.text))
         except DataError as exc:
             raise BadRequestError(str(exc), "prompt") from exc
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from phalanx.data.rules.word_files import folded, on_borders, read_entries, search_all
+from phalanx.data.rules.word_files import fold_case, is_whole_word, read_entries, search_all
 from phalanx.data.scan.homoglyphs import LOOK_ALIKES
 from phalanx.data.scan.instructions_in_text import InstructionsInText, InstructionsInTextConfig
 from phalanx.errors import DataError
@@ -46,7 +46,7 @@ class Phrases:
         del is_cut
         plain = _plain(text)
         for _, start, end in self._hits(plain):
-            if on_borders(plain, start, end):
+            if is_whole_word(plain, start, end):
                 yield Finding(self._kind, start, end)
 
     def open_start(self, text: str) -> int:
@@ -65,7 +65,7 @@ class Phrases:
 
 
 def _plain(text: str) -> str:
-    return _BLANK.sub(" ", folded(text).translate(_LATIN))
+    return _BLANK.sub(" ", fold_case(text).translate(_LATIN))
 
 
 class Orders:

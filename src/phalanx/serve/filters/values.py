@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from phalanx.data.rules.pii import find
+from phalanx.data.rules.pii import find_personal_data
 from phalanx.data.rules.secrets import SHAPES, find_secrets
 from phalanx.serve.filters.note import Finding
 from phalanx.serve.filters.scan import open_number, open_word
@@ -21,7 +21,7 @@ class PersonalData:
     def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
         """Name the kinds of the data rule ``pii``."""
         del is_cut
-        for span in find(text):
+        for span in find_personal_data(text):
             yield Finding(span.kind, span.start, span.end)
 
     def open_start(self, text: str) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.data.rules.duplicates.gram_index import sampled_grams
-from phalanx.data.rules.word_files import folded
+from phalanx.data.rules.word_files import fold_case
 from phalanx.errors import DataError
 from phalanx.serve.filters.note import Finding
 
@@ -109,7 +109,7 @@ def _characters(text: str, start: int, end: int) -> Finding:
 
 def _bytes_of(text: str) -> NDArray[np.uint8]:
     plain = text.translate(_BLANKS)
-    low = folded(plain)
+    low = fold_case(plain)
     if not plain.isascii():
         # the lower case of a few letters has another number of bytes; they are left as they are
         pairs = zip(plain, low, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.requests import ForwardedRequest
@@ -81,7 +81,7 @@ class AnswerFacts:
         )
         marks = described.get("marked")
         if isinstance(marks, list):
-            self.marks = tuple(printable(str(mark), _MAX_MARK) for mark in marks[:_MAX_MARKS])
+            self.marks = tuple(printable_text(str(mark), _MAX_MARK) for mark in marks[:_MAX_MARKS])
         return {**described, "marked": list(self.marks), "gateway_filters": list(self.verdicts)}
 
     def add_notes(self, stream: StreamFilter) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from phalanx.config import StrictModel
-from phalanx.data.rules.pii import find
+from phalanx.data.rules.pii import find_personal_data
 from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.filters import TextFilters, TextRefused
 from phalanx.serve.gateway.config import GatewayLimits, RouteName
@@ -137,7 +137,7 @@ def holds_personal_data(texts: list[str]) -> bool:
     """
     joined = {"\n".join(texts), "".join(texts)}
     plain = {unicodedata.normalize("NFKC", text) for text in joined}
-    return any(find(text) for text in joined | plain)
+    return any(find_personal_data(text) for text in joined | plain)
 
 
 def _parse_object(body: bytes) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class ClientAdmissionConfig(StrictModel):
     patience: int = Field(default=3, ge=1)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_rule(self) -> Self:
         if (self.rule == "mean") != (self.byzantine == 0):
             raise ValueError(
                 f'rule = "{self.rule}" with byzantine = {self.byzantine}: a mean tolerates no lying client; set '

@@ -35,7 +35,7 @@ class ClientRefusal:
     is_excluded: bool
 
 
-class _Books(StrictModel):
+class _StandingsState(StrictModel):
     """What a sealed state keeps of standings."""
 
     in_a_row: dict[str, dict[RefusalReason, int]] = Field(default={})
@@ -53,14 +53,14 @@ class ClientStandings:
         self._excluded: dict[str, RefusalReason] = {}
         self._suspended: set[str] = set()
         self._measured: dict[str, tuple[float, int]] = {}
-        self._news: list[ClientRefusal] = []
+        self._new_refusals: list[ClientRefusal] = []
 
     @property
-    def excluded(self) -> Mapping[str, RefusalReason]:
+    def excluded_clients(self) -> Mapping[str, RefusalReason]:
         """Clients that are shut out, with the reasons."""
         return self._excluded
 
-    def counts(self, client: str) -> bool:
+    def is_counted(self, client: str) -> bool:
         """Whether a client's microbatches are learned at all."""
         return client not in self._excluded and client not in self._suspended
 
@@ -69,9 +69,9 @@ class ClientStandings:
         passed = []
         for client, norm in norms.items():
             max_norm = math.inf if self._config.max_norm is None else self._config.max_norm
-            if not self._take(client, step, "not_finite", norm, math.inf, is_fine=math.isfinite(norm)):
+            if not self._note_result(client, step, "not_finite", norm, math.inf, is_fine=math.isfinite(norm)):
                 continue
-            if self._take(client, step, "over_norm", norm, max_norm, is_fine=norm <= max_norm):
+            if self._note_result(client, step, "over_norm", norm, max_norm, is_fine=norm <= max_norm):
                 passed.append(client)
         return passed
 
@@ -86,9 +86,9 @@ class ClientStandings:
         bound = self._config.far * statistics.median_low(distances.values())
         for client, distance in distances.items():
             if len(self._excluded) < self._config.byzantine:
-                self._take(client, step, "far", distance, bound, is_fine=distance <= bound)
+                self._note_result(client, step, "far", distance, bound, is_fine=distance <= bound)
 
-    def measured(self, client: str, loss: float, targets: int) -> None:
+    def note_measurement(self, client: str, loss: float, targets: int) -> None:
         """Take what some held-out rows of a client came to."""
         total, count = self._measured.get(client, (0.0, 0))
         # a loss that is no number is one that is too large, and has a place in canonical metadata
@@ -103,49 +103,51 @@ class ClientStandings:
         total, _ = self._measured.get(client, (0.0, 0))
         if client in self._excluded or total >= _NO_NUMBER:
             return False
-        compared = self._compared()
-        return client not in compared or compared[client] <= self._bound_of(compared)
+        compared = self._mean_losses()
+        return client not in compared or compared[client] <= self._loss_bound(compared)
 
     def judge_measurements(self, step: int) -> None:
         """Judge the held-out losses of the last measurement, if there was one since the last step."""
         for client, (total, _) in self._measured.items():
             if total >= _NO_NUMBER and client not in self._excluded:
                 # told, and held against it by what it trains on: the steps in a row are those of gradients
-                self._news.append(ClientRefusal(client, step, "not_finite", math.inf, math.inf, is_excluded=False))
-        compared = self._compared()
+                self._new_refusals.append(
+                    ClientRefusal(client, step, "not_finite", math.inf, math.inf, is_excluded=False)
+                )
+        compared = self._mean_losses()
         self._measured.clear()
         if self._config.held_out_factor is None or not compared:
             return
         self._suspended.clear()
         if len(compared) < _FEWEST_COMPARED:
             return
-        bound = self._bound_of(compared)
+        bound = self._loss_bound(compared)
         for client, loss in compared.items():
-            if not self._take(client, step, "held_out_loss", loss, bound, is_fine=loss <= bound):
+            if not self._note_result(client, step, "held_out_loss", loss, bound, is_fine=loss <= bound):
                 self._suspended.add(client)
 
-    def news(self) -> list[ClientRefusal]:
+    def pop_refusals(self) -> list[ClientRefusal]:
         """Hand out, once, the refusals since the last call."""
-        refusals, self._news = self._news, []
+        refusals, self._new_refusals = self._new_refusals, []
         return refusals
 
-    def books(self) -> dict[str, object]:
+    def dump_standings(self) -> dict[str, object]:
         """All of it as JSON data, for a sealed state."""
-        return _Books(
+        return _StandingsState(
             in_a_row={name: dict(counts) for name, counts in self._in_a_row.items()},
             excluded=dict(self._excluded),
             suspended=tuple(sorted(self._suspended)),
             measured=dict(self._measured),
         ).model_dump(mode="json")
 
-    def load(self, books: object) -> None:
+    def restore_standings(self, books: object) -> None:
         """Load metadata.
 
         Raises:
             CheckpointError: They are of another run, or of one without this section.
         """
         try:
-            state = _Books.model_validate(books, strict=False)
+            state = _StandingsState.model_validate(books, strict=False)
         except ValidationError as exc:
             raise CheckpointError(
                 "sealed state: has no standings of clients, and [split.admission] keeps them"
@@ -155,21 +157,21 @@ class ClientStandings:
             raise CheckpointError(f"sealed state: has standings of {sorted(named)[:5]}, which are not in this run")
         self._in_a_row = {name: dict(state.in_a_row.get(name, {})) for name in self._clients}
         self._excluded, self._suspended = dict(state.excluded), set(state.suspended)
-        self._measured, self._news = dict(state.measured), []
+        self._measured, self._new_refusals = dict(state.measured), []
 
-    def _compared(self) -> dict[str, float]:
+    def _mean_losses(self) -> dict[str, float]:
         """The mean held-out loss of each client that was measured and is not shut out."""
         means = {name: total / count for name, (total, count) in self._measured.items() if count}
         return {name: loss for name, loss in means.items() if name not in self._excluded}
 
-    def _bound_of(self, compared: Mapping[str, float]) -> float:
+    def _loss_bound(self, compared: Mapping[str, float]) -> float:
         """What held-out losses may be; anything where too few clients are compared."""
         factor = self._config.held_out_factor
         if factor is None or len(compared) < _FEWEST_COMPARED:
             return math.inf
         return factor * statistics.median_low(compared.values())
 
-    def _take(
+    def _note_result(
         self, client: str, step: int, reason: RefusalReason, figure: float, bound: float, *, is_fine: bool
     ) -> bool:
         counts = self._in_a_row[client]
@@ -180,11 +182,11 @@ class ClientStandings:
         is_out = counts[reason] >= self._config.patience
         if is_out:
             self._excluded[client] = reason
-        self._news.append(ClientRefusal(client, step, reason, figure, bound, is_out))
+        self._new_refusals.append(ClientRefusal(client, step, reason, figure, bound, is_out))
         return False
 
 
-def as_facts(refusal: ClientRefusal) -> dict[str, object]:
+def refusal_facts(refusal: ClientRefusal) -> dict[str, object]:
     """Return a refusal as JSON data, with null for numbers that are not finite."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value

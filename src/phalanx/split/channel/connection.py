@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.split.channel.costs import Costs
-from phalanx.split.channel.link import PackedFrame, post
+from phalanx.split.channel.link import PackedFrame, post_message
 from phalanx.split.channel.message import SplitMessage
 from phalanx.split.channel.messages import RefusedRequest, error_of, parse_message
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault
@@ -37,8 +37,8 @@ class Connection:
         aside: Aside = lambda message: False,
     ) -> None:
         self._endpoint, self._peer, self._timeout_s, self._look = endpoint, peer, timeout_s, look
-        self._aside = aside
-        self._unheard: deque[CheckedFrame] = deque()
+        self._handle_aside = aside
+        self._pending: deque[CheckedFrame] = deque()
 
     @property
     def bytes_crossed(self) -> int:
@@ -46,35 +46,35 @@ class Connection:
         return self._endpoint.bytes_sent.get(self._peer, 0) + self._endpoint.bytes_received.get(self._peer, 0)
 
     @property
-    def costs(self) -> Costs:
+    def transport_costs(self) -> Costs:
         """CPU time of the transport's digests and signatures so far."""
         return Costs(digest_s=self._endpoint.seconds_hashing, signing_s=self._endpoint.seconds_signing)
 
-    def say(self, message: SplitMessage, payload: Payload = ()) -> None:
+    def send_message(self, message: SplitMessage, payload: Payload = ()) -> None:
         """Send and go on.
 
         Raises:
             PeerLostError: The link has failed.
             FrameError: It is larger than a frame may be.
         """
-        self._endpoint.send(self._peer, message.kind, message.model_dump(mode="json"), payload)
+        self._endpoint.send_frame(self._peer, message.kind, message.model_dump(mode="json"), payload)
 
-    def say_packed(self, message: SplitMessage, frame: PackedFrame) -> None:
+    def send_packed(self, message: SplitMessage, frame: PackedFrame) -> None:
         """Send a frame of a `FrameLink` and go on; raises as `say`."""
-        post(self._endpoint, self._peer, message, frame)
+        post_message(self._endpoint, self._peer, message, frame)
 
-    def hear(self, answer: type[Answer]) -> tuple[Answer, memoryview]:
+    def await_message(self, answer: type[Answer]) -> tuple[Answer, memoryview]:
         """Wait for a message of this kind; as `hear_one_of`."""
-        return self.hear_one_of((answer,))
+        return self.await_one_of((answer,))
 
-    def glance(self, wanted: type[Answer]) -> Answer | None:
+    def peek_message(self, wanted: type[Answer]) -> Answer | None:
         """Return the oldest message if it is there and of this kind; another one is kept for the call that awaits it.
 
         Raises:
             PhalanxError: The enclave refused, with its error; or `PeerLostError`, the link has failed; or `FrameError`,
                 the message is malformed.
         """
-        item = self._unheard[0] if self._unheard else self._endpoint.receive(0.0)
+        item = self._pending[0] if self._pending else self._endpoint.receive_item(0.0)
         if item is None:
             return None
         if isinstance(item, LinkFault):
@@ -83,27 +83,27 @@ class Connection:
         if isinstance(message, RefusedRequest):
             raise error_of(message, self._peer)
         if isinstance(message, wanted):
-            if self._unheard:
-                self._unheard.popleft()
+            if self._pending:
+                self._pending.popleft()
             return message
-        if not self._unheard:
-            self._unheard.append(item)
+        if not self._pending:
+            self._pending.append(item)
         return None
 
-    def heed(self) -> None:
+    def handle_unrequested(self) -> None:
         """Take an unrequested message that has arrived; keep any other for the call that awaits it.
 
         Raises:
             PeerLostError: The link has failed.
             FrameError: A message is malformed.
         """
-        while (item := self._endpoint.receive(0.0)) is not None:
+        while (item := self._endpoint.receive_item(0.0)) is not None:
             if isinstance(item, LinkFault):
                 raise PeerLostError(f"{self._peer}: {item.error}; continue with --resume")
-            if not self._aside(parse_message(item.kind, item.body)):
-                self._unheard.append(item)
+            if not self._handle_aside(parse_message(item.kind, item.body)):
+                self._pending.append(item)
 
-    def hear_one_of(
+    def await_one_of(
         self, answers: tuple[type[Answer], ...], meanwhile: Callable[[], None] | None = None
     ) -> tuple[Answer, memoryview]:
         """Wait for a message of one of these kinds; call `meanwhile` now and then.
@@ -118,7 +118,7 @@ class Connection:
         expected = " or ".join(repr(answer.kind) for answer in answers)
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
-            item = self._unheard.popleft() if self._unheard else self._endpoint.receive(_LOOK_EVERY_S)
+            item = self._pending.popleft() if self._pending else self._endpoint.receive_item(_LOOK_EVERY_S)
             if item is None:
                 self._look()
                 if meanwhile is not None:
@@ -130,7 +130,7 @@ class Connection:
             message = parse_message(item.kind, item.body)
             if isinstance(message, RefusedRequest):
                 raise error_of(message, self._peer)
-            if self._aside(message):
+            if self._handle_aside(message):
                 continue
             if not isinstance(message, answers):
                 raise FrameError(f"{self._peer}: said {item.kind!r}, expected {expected}")
@@ -139,23 +139,25 @@ class Connection:
             f"{self._peer}: no {expected} within {self._timeout_s:g} s; raise split.step_timeout_s, then --resume"
         )
 
-    def ask(self, message: SplitMessage, answer: type[Answer], payload: Payload = ()) -> tuple[Answer, memoryview]:
+    def request_answer(
+        self, message: SplitMessage, answer: type[Answer], payload: Payload = ()
+    ) -> tuple[Answer, memoryview]:
         """Send, then wait for the answer.
 
         Raises:
             PhalanxError: As `say` and `hear`.
         """
-        self.say(message, payload)
-        return self.hear(answer)
+        self.send_message(message, payload)
+        return self.await_message(answer)
 
-    def meet_at(self, address: str) -> None:
+    def set_enclave_address(self, address: str) -> None:
         """The enclave listens there."""
-        self._endpoint.add_peer(self._endpoint.peers[self._peer], address)
+        self._endpoint.add_peer(self._endpoint.known_peers[self._peer], address)
 
-    def flush(self) -> None:
+    def flush_messages(self) -> None:
         """Wait until everything said was taken.
 
         Raises:
             PeerLostError: It was not in time.
         """
-        self._endpoint.flush(self._timeout_s)
+        self._endpoint.flush_frames(self._timeout_s)

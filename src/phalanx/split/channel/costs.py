@@ -30,10 +30,10 @@ class Costs(NamedTuple):
         """Packing and unpacking as a whole."""
         return self.cipher_s + self.digest_s + self.framing_s
 
-    def plus(self, other: "Costs") -> "Costs":
+    def add_costs(self, other: "Costs") -> "Costs":
         """Both together."""
         return Costs(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
-    def since(self, before: "Costs") -> "Costs":
+    def subtract_costs(self, before: "Costs") -> "Costs":
         """What has been added since an earlier state."""
         return Costs(*(now - then for now, then in zip(self, before, strict=True)))

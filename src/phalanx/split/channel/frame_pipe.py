@@ -44,20 +44,20 @@ class FramePipe:
         self._reader = threading.Thread(target=self._read_all, name="frame-pipe-reader", daemon=True)
         self._reader.start()
 
-    def wire(self, name: str) -> "PipeWire":
+    def open_wire(self, name: str) -> "PipeWire":
         """Return the wire of a party at this end."""
         return PipeWire(self, name)
 
-    def serve(self, name: str, handle: Handle) -> None:
+    def serve_party(self, name: str, handle: Handle) -> None:
         """Pass frames for a party of this end to `handle`, those first that came before it served."""
         with self._lock:
             self._handles[name] = handle
             early = [frames for frames in self._early if frames[2] == name]
             self._early = [frame for frame in self._early if frame[2] != name]
         for number, sender, receiver, raw in early:
-            self._pool.submit(self._answer, handle, number, sender, receiver, raw)
+            self._pool.submit(self._send_answer, handle, number, sender, receiver, raw)
 
-    def ask(self, sender: str, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+    def exchange_frame(self, sender: str, receiver: str, raw: bytes, timeout_s: float) -> bytes:
         """Return the other end's answer to a frame.
 
         Raises:
@@ -69,7 +69,7 @@ class FramePipe:
                 raise PeerGoneError(f"{receiver}: the other end of the pipe is closed")
             self._waiting[number] = answer
         try:
-            self._send(_QUESTION, number, sender, receiver, raw)
+            self._send_frame(_QUESTION, number, sender, receiver, raw)
             return answer.result(timeout_s)
         except FutureTimeoutError as exc:
             raise PeerLostError(f"{receiver}: no answer within {timeout_s:g} s") from exc
@@ -86,11 +86,11 @@ class FramePipe:
         """End both directions; calls that wait for an answer fail. Closing twice is harmless."""
         with contextlib.suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
-        self._fail()
+        self._fail_waiting()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._end.close()
 
-    def _send(self, kind: int, number: int, sender: str, receiver: str, raw: bytes) -> None:
+    def _send_frame(self, kind: int, number: int, sender: str, receiver: str, raw: bytes) -> None:
         names = bytes([len(sender)]) + sender.encode("ascii") + bytes([len(receiver)]) + receiver.encode("ascii")
         body = _HEAD.pack(kind, number, 0)[:-1] + names
         try:
@@ -103,17 +103,17 @@ class FramePipe:
     def _read_all(self) -> None:
         try:
             while True:
-                size = _SIZE.unpack(self._take(_SIZE.size))[0]
+                size = _SIZE.unpack(self._read_bytes(_SIZE.size))[0]
                 if not _HEAD.size <= size <= self._most:
                     return
-                self._sort(self._take(size))
+                self._dispatch_message(self._read_bytes(size))
         except (OSError, EOFError, ValueError, IndexError, struct.error):
             # closed, or no pipe of ours: nothing more can be made of it
             return
         finally:
-            self._fail()
+            self._fail_waiting()
 
-    def _sort(self, message: memoryview) -> None:
+    def _dispatch_message(self, message: memoryview) -> None:
         kind, number, length = _HEAD.unpack_from(message)
         start = _HEAD.size
         sender, start = str(message[start : start + length], "ascii"), start + length
@@ -130,14 +130,14 @@ class FramePipe:
             if handle is None and len(self._early) < _MOST_EARLY:
                 self._early.append((number, sender, receiver, message[start:]))
         if handle is not None:
-            self._pool.submit(self._answer, handle, number, sender, receiver, message[start:])
+            self._pool.submit(self._send_answer, handle, number, sender, receiver, message[start:])
 
-    def _answer(self, handle: Handle, number: int, sender: str, receiver: str, raw: memoryview) -> None:
+    def _send_answer(self, handle: Handle, number: int, sender: str, receiver: str, raw: memoryview) -> None:
         # the asker is gone where this fails, and has been told
         with contextlib.suppress(PeerLostError):
-            self._send(_ANSWER, number, receiver, sender, handle(raw, sender))
+            self._send_frame(_ANSWER, number, receiver, sender, handle(raw, sender))
 
-    def _take(self, size: int) -> memoryview:
+    def _read_bytes(self, size: int) -> memoryview:
         data = bytearray(size)
         buffer = view = memoryview(data)
         while view:
@@ -147,7 +147,7 @@ class FramePipe:
             view = view[count:]
         return buffer.toreadonly()
 
-    def _fail(self) -> None:
+    def _fail_waiting(self) -> None:
         with self._lock:
             self._is_closed = True
             waiting, self._waiting = list(self._waiting.values()), {}
@@ -163,16 +163,16 @@ class PipeWire:
     def __init__(self, pipe: FramePipe, name: str) -> None:
         self._pipe, self._name = pipe, name
 
-    def serve(self, handle: Handle, run: str) -> None:
+    def serve_frames(self, handle: Handle, run: str) -> None:
         """As `Wire` says."""
-        self._pipe.serve(self._name, handle)
+        self._pipe.serve_party(self._name, handle)
 
     def add_route(self, name: str, address: str) -> None:
         """Do nothing: every other party is at the other end."""
 
-    def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+    def deliver_frame(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
         """As `Wire` says."""
-        return self._pipe.ask(self._name, receiver, raw, timeout_s)
+        return self._pipe.exchange_frame(self._name, receiver, raw, timeout_s)
 
     def close(self) -> None:
         """As `Wire` says; the pipe's maker closes the pipe itself."""

@@ -28,17 +28,17 @@ class PackedFrame(bytearray):
     digest: str = ""
 
 
-def post(endpoint: Endpoint, receiver: str, message: SplitMessage, frame: PackedFrame) -> None:
+def post_message(endpoint: Endpoint, receiver: str, message: SplitMessage, frame: PackedFrame) -> None:
     """Send a message with a frame.
 
     Raises:
-        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send`.
+        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send_frame`.
     """
     body, payload = message.model_dump(mode="json"), memoryview(frame)
     if frame.digest:
         endpoint.send_hashed(receiver, message.kind, body, payload, frame.digest)
     else:
-        endpoint.send(receiver, message.kind, body, (payload,))
+        endpoint.send_frame(receiver, message.kind, body, (payload,))
 
 
 Frame = bytes | bytearray | memoryview
@@ -50,15 +50,15 @@ class FrameLink(Protocol):
     """One end, whatever protects it."""
 
     @property
-    def costs(self) -> Costs:
+    def link_costs(self) -> Costs:
         """CPU time so far."""
         ...
 
-    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
+    def pack_tensor(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
         """Return the frame of a tensor of this kind, which lies contiguously on the CPU."""
         ...
 
-    def unpack(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
+    def unpack_tensor(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
         """Return the tensor of a frame; of a refused one nothing is left, and the due one is still accepted.
 
         Args:
@@ -70,7 +70,7 @@ class FrameLink(Protocol):
         """
         ...
 
-    def statement(self) -> bytes:
+    def signed_statement(self) -> bytes:
         """This side's signed word on all that has crossed; empty for a link that cannot tell."""
         ...
 
@@ -92,44 +92,44 @@ class SealedLink:
         self._seconds, self._digest_seconds = 0.0, 0.0
         self._channel = channel
         self._transcript = Transcript(channel, identity)
-        channel.measure(time.thread_time)
+        channel.time_ciphers(time.thread_time)
 
     @property
-    def costs(self) -> Costs:
+    def link_costs(self) -> Costs:
         """As `FrameLink` says."""
         cipher_s, digest_s = self._channel.cipher_seconds, self._digest_seconds
         framing_s = max(0.0, self._seconds - cipher_s - digest_s)
         return Costs(cipher_s=cipher_s, digest_s=digest_s, framing_s=framing_s)
 
-    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
+    def pack_tensor(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
         """As `FrameLink` says."""
         started = time.thread_time()
         sender = self._channel.sender
         frame = PackedFrame(sender.frame_size(kind))
         sender.seal_into(kind, step, microbatch, tensor_buffers(tensor), frame)
-        frame.digest = self._digest(frame)
-        self._transcript.sent(frame.digest)
+        frame.digest = self._hash_frame(frame)
+        self._transcript.note_sent(frame.digest)
         self._seconds += time.thread_time() - started
         return frame
 
-    def unpack(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
+    def unpack_tensor(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
         """As `FrameLink` says."""
         started = time.thread_time()
         tensor = torch.empty(kind.shape, dtype=DTYPES[kind.dtype])
         self._channel.receiver.open_into(frame, kind, step, microbatch, tensor_memory(tensor))
-        self._transcript.received(digest or self._digest(frame))
+        self._transcript.note_received(digest or self._hash_frame(frame))
         self._seconds += time.thread_time() - started
         return tensor
 
-    def _digest(self, frame: Frame) -> str:
+    def _hash_frame(self, frame: Frame) -> str:
         started = time.thread_time()
         digest = digest_hex(memoryview(frame))
         self._digest_seconds += time.thread_time() - started
         return digest
 
-    def statement(self) -> bytes:
+    def signed_statement(self) -> bytes:
         """As `FrameLink` says."""
-        return self._transcript.sign()
+        return self._transcript.sign_transcript()
 
     def close(self) -> None:
         """As `FrameLink` says."""
@@ -143,18 +143,18 @@ class PlainLink:
     """
 
     @property
-    def costs(self) -> Costs:
+    def link_costs(self) -> Costs:
         """None."""
         return Costs()
 
-    def pack(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
+    def pack_tensor(self, kind: TensorKind, step: int, microbatch: int, tensor: Tensor) -> PackedFrame:
         """As `FrameLink` says."""
         header = _PLAIN.pack(_MAGIC, step, microbatch, len(kind.encoded)) + kind.encoded
         frame = PackedFrame(header)
         frame += tensor_buffers(tensor)
         return frame
 
-    def unpack(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
+    def unpack_tensor(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
         """Open a frame that claims to be the due one; see `FrameLink`."""
         header = _PLAIN.pack(_MAGIC, step, microbatch, len(kind.encoded)) + kind.encoded
         view = memoryview(frame)
@@ -164,7 +164,7 @@ class PlainLink:
         tensor_memory(tensor)[:] = view[len(header) :]
         return tensor
 
-    def statement(self) -> bytes:
+    def signed_statement(self) -> bytes:
         """Return nothing: no side has signed what crossed."""
         return b""
 
@@ -176,9 +176,9 @@ def costs_of(links: Iterable[FrameLink]) -> Costs:
     """What several links of this process have cost together."""
     total = Costs()
     for link in links:
-        total = total.plus(link.costs)
+        total = total.add_costs(link.link_costs)
     return total
 
 
 REFUSALS = (SealError, FrameError)
-"""What `FrameLink.unpack` raises."""
+"""What `FrameLink.unpack_tensor` raises."""

@@ -42,7 +42,7 @@ from phalanx.split.channel.turn_messages import (
     TurnDone,
     TurnTotal,
 )
-from phalanx.transport import by_kind, parse_body
+from phalanx.transport import bodies_by_kind, parse_body
 
 _MOST_WORKERS = 2000
 
@@ -65,7 +65,7 @@ class _BothWays(SplitMessage):
     """A message with a field for appraisals of both sides; it is left out where only the enclave is appraised."""
 
     @model_serializer(mode="wrap")
-    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize_both_ways(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {name: value for name, value in write(self).items() if value or name not in ("nonce", "evidence_bytes")}
 
 
@@ -77,7 +77,7 @@ class EvidenceReply(_BothWays):
     """For the evidence of the party that has asked; None where none is needed."""
 
 
-class Call(_BothWays):
+class HandshakeCall(_BothWays):
     """Payload: a token of so many bytes, the caller's own evidence, and the hello of a handshake.
 
     Evidence is empty where the enclave asks for none, and all three are in a plaintext split.
@@ -136,13 +136,13 @@ class Reply(SplitMessage):
     """CPU seconds of the enclave so far."""
 
 
-class Repeat(SplitMessage):
+class RepeatRequest(SplitMessage):
     """The last reply did not open: send it again, the same bytes."""
 
     kind: ClassVar[str] = "repeat"
 
 
-class Restore(SplitMessage):
+class RestoreRequest(SplitMessage):
     """A sealed state, as payload: go on from it."""
 
     kind: ClassVar[str] = "restore"
@@ -156,7 +156,7 @@ class RestoreReply(SplitMessage):
     step: Count
 
 
-class Keep(SplitMessage):
+class StateRequest(SplitMessage):
     """A request for the sealed state."""
 
     kind: ClassVar[str] = "keep"
@@ -170,7 +170,7 @@ class SealedState(SplitMessage):
     number: Count
 
 
-class Settle(SplitMessage):
+class SettleRequest(SplitMessage):
     """Word that a sealed state is safe on the disk: every one before it is void."""
 
     kind: ClassVar[str] = "settle"
@@ -183,7 +183,7 @@ class SettleReply(SplitMessage):
     kind: ClassVar[str] = "settled"
 
 
-class Weigh(SplitMessage):
+class WeightsRequest(SplitMessage):
     """A request for the digest of the final weights."""
 
     kind: ClassVar[str] = "weigh"
@@ -196,7 +196,7 @@ class WeightsReply(SplitMessage):
     digest: Hex32
 
 
-class AskRelease(SplitMessage):
+class AdaptersRequest(SplitMessage):
     """The adapters are asked for."""
 
     kind: ClassVar[str] = "ask_release"
@@ -227,7 +227,7 @@ class ReleaseEnd(SplitMessage):
     release: ReleaseFacts
 
 
-class AskStatement(SplitMessage):
+class StatementRequest(SplitMessage):
     """Ask for the enclave's statement about the frames that have crossed."""
 
     kind: ClassVar[str] = "ask_statement"
@@ -288,31 +288,31 @@ class End(SplitMessage):
     kind: ClassVar[str] = "end"
 
 
-_KINDS = by_kind(
+_KINDS = bodies_by_kind(
     (
         EnclaveReady,
         EvidenceRequest,
         EvidenceReply,
-        Call,
+        HandshakeCall,
         ClientEvidence,
         ClientEvidenceReply,
         Welcome,
         Upload,
         ResendRequest,
         Reply,
-        Repeat,
-        Restore,
+        RepeatRequest,
+        RestoreRequest,
         RestoreReply,
-        Keep,
+        StateRequest,
         SealedState,
-        Settle,
+        SettleRequest,
         SettleReply,
-        Weigh,
+        WeightsRequest,
         WeightsReply,
-        AskRelease,
+        AdaptersRequest,
         ReleasePart,
         ReleaseEnd,
-        AskStatement,
+        StatementRequest,
         StatementReply,
         WorkersWanted,
         WorkerDismissed,

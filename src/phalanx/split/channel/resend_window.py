@@ -23,11 +23,11 @@ class ReceiveWindow:
     """
 
     def __init__(self, client: str, most: int) -> None:
-        self._client, self._most = client, most
+        self._client, self._max_waiting = client, most
         self._queue: deque[tuple[say.Upload, CheckedFrame]] = deque()
         self._taken = self._attempt = self._refused = 0
 
-    def add(self, message: say.Upload, frame: CheckedFrame) -> None:
+    def add_frame(self, message: say.Upload, frame: CheckedFrame) -> None:
         """Keep a frame until it is due.
 
         Raises:
@@ -37,27 +37,27 @@ class ReceiveWindow:
             return
         if message.attempt > self._attempt:
             raise FrameError(f"{self._client}: resent a frame that was not refused")
-        if len(self._queue) >= self._most:
+        if len(self._queue) >= self._max_waiting:
             raise FrameError(
-                f"{self._client}: {self._most} frames are waiting, the maximum of a step; wait for feedback"
+                f"{self._client}: {self._max_waiting} frames are waiting, the maximum of a step; wait for feedback"
             )
         self._queue.append((message, frame))
 
     @property
-    def first(self) -> say.Upload | None:
+    def oldest_upload(self) -> say.Upload | None:
         """What is said of the oldest frame; None where none waits."""
         return self._queue[0][0] if self._queue else None
 
-    def pop(self) -> tuple[say.Upload, CheckedFrame]:
+    def pop_frame(self) -> tuple[say.Upload, CheckedFrame]:
         """Take the oldest frame out."""
         return self._queue.popleft()
 
-    def took(self) -> None:
+    def note_opened(self) -> None:
         """The frame that was taken out last has opened."""
         self._taken += 1
         self._refused = 0
 
-    def again(self) -> say.ResendRequest | None:
+    def refuse_frame(self) -> say.ResendRequest | None:
         """The frame that was taken out last was refused: what to ask the client for; None after too many tries."""
         self._queue.clear()
         self._refused += 1
@@ -65,22 +65,18 @@ class ReceiveWindow:
         self._attempt += 1
         return None if self._refused >= TRIES else say.ResendRequest(taken=self._taken, attempt=self._attempt)
 
-    def clear(self) -> None:
+    def drop_waiting(self) -> None:
         """Drop what waits."""
         self._queue.clear()
 
-    def begin_again(self) -> None:
+    def reset_window(self) -> None:
         """The client has met the enclave anew, and counts from nothing."""
         self._queue.clear()
         self._taken = self._attempt = self._refused = 0
 
 
 class SendWindow:
-    """A client's window: the frames of the step under way, until the feedback says that they were taken.
-
-    Args:
-        post: Sends one frame.
-    """
+    """A client's window: the frames of the step under way, until the feedback says that they were taken."""
 
     def __init__(self, name: str, post: Callable[[say.Upload, PackedFrame], None]) -> None:
         self._name, self._post = name, post
@@ -88,19 +84,19 @@ class SendWindow:
         self._settled = self._attempt = 0
         self._asked_for, self._times_asked = 0, 0
 
-    def send(self, message: say.Upload, frames: Sequence[PackedFrame]) -> None:
+    def send_frames(self, message: say.Upload, frames: Sequence[PackedFrame]) -> None:
         """Send the frames of a microbatch, and keep them."""
         for frame in frames:
             sent_frame = (message.model_copy(update={"attempt": self._attempt}), frame)
             self._kept.append(sent_frame)
             self._post(*sent_frame)
 
-    def settle(self) -> None:
+    def note_taken(self) -> None:
         """All that was sent has been taken."""
         self._settled += len(self._kept)
         self._kept.clear()
 
-    def send_again(self, asked: say.ResendRequest) -> None:
+    def resend_frames(self, asked: say.ResendRequest) -> None:
         """Send the same bytes again, from the refused frame on.
 
         Raises:

@@ -40,42 +40,42 @@ class TensorKinds:
     num_answers: Callable[[int], int] = lambda rows: 0
     extras: Mapping[str, ExtraRows] = field(default_factory=dict)
 
-    def cut(self, what: What, rows: int) -> TensorKind:
+    def cut_kind(self, what: What, rows: int) -> TensorKind:
         """Hidden states behind the front part, ``[rows, seq, hidden]``."""
-        dtype = _name(WIRE_DTYPES[self.wire])
+        dtype = _dtype_name(WIRE_DTYPES[self.wire])
         return TensorKind(Purpose.ACTIVATION, f"cut.{what}", dtype, (rows, self.seq, self.hidden))
 
-    def labels(self, what: What, rows: int) -> TensorKind:
+    def label_kind(self, what: What, rows: int) -> TensorKind:
         """What the task learns, int64."""
         return TensorKind(Purpose.LABEL, f"labels.{what}", "int64", self.label_shape(rows, self.seq))
 
-    def parts(self, what: What, rows: int) -> tuple[TensorKind, ...]:
+    def microbatch_kinds(self, what: What, rows: int) -> tuple[TensorKind, ...]:
         """All tensors of a microbatch, in the order in which they cross: activations, labels, extra rows by name."""
         if what == "held_out":
-            return self.cut(what, rows), self.labels(what, rows)
-        more = (self.extra_rows(name, rows) for name in sorted(self.extras))
-        return self.cut(what, rows), self.labels(what, rows), *more
+            return self.cut_kind(what, rows), self.label_kind(what, rows)
+        more = (self.extra_rows_kind(name, rows) for name in sorted(self.extras))
+        return self.cut_kind(what, rows), self.label_kind(what, rows), *more
 
-    def extra_rows(self, name: str, rows: int) -> TensorKind:
+    def extra_rows_kind(self, name: str, rows: int) -> TensorKind:
         """Extra rows of one name, as the objective declares them."""
         kind = self.extras[name]
-        return TensorKind(Purpose.LABEL, f"extra.{name}", kind.dtype, kind.shape(rows, self.seq))
+        return TensorKind(Purpose.LABEL, f"extra.{name}", kind.dtype, kind.rows_shape(rows, self.seq))
 
     @staticmethod
-    def result(what: What, numbers: int) -> TensorKind:
+    def result_kind(what: What, numbers: int) -> TensorKind:
         """What comes back: losses, counts and the gradient's norm, float64."""
         return TensorKind(Purpose.RESULT, f"result.{what}", "float64", (numbers,))
 
     @staticmethod
-    def total(what: What, numbers: int) -> TensorKind:
+    def total_kind(what: What, numbers: int) -> TensorKind:
         """What a turn came to over all clients, for the owner, float64."""
         return TensorKind(Purpose.RESULT, f"total.{what}", "float64", (numbers,))
 
     @staticmethod
-    def adapter(name: str, shape: tuple[int, ...]) -> TensorKind:
+    def adapter_kind(name: str, shape: tuple[int, ...]) -> TensorKind:
         """A released parameter, float32."""
         return TensorKind(Purpose.ADAPTER, name, "float32", shape)
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from phalanx.errors import ConfigError, RefusedEvidenceError
 from phalanx.security.crypto import steady_now
-from phalanx.security.tee import AppraisalResult, Policy, Reason, Verifier, build_policy, parse_evidence
+from phalanx.security.tee import AppraisalResult, Policy, RefusedEvidenceReason, Verifier, build_policy, parse_evidence
 from phalanx.split.config import SplitConfig
 from phalanx.split.handshake.terms import HandshakeTerms
 
@@ -22,7 +22,7 @@ class ClientAppraisal:
 
     Attributes:
         result: None where the evidence did not pass.
-        reason: Why it did not, one of `Reason`; empty where it did.
+        reason: Why it did not, one of `RefusedEvidenceReason`; empty where it did.
     """
 
     client: str
@@ -54,9 +54,9 @@ class ClientAppraiser:
         self._verifiers = {client: Verifier(policy) for client, policy in policies.items()}
         self._asked: dict[str, bytes] = {}
         self._appraised_at: dict[str, float] = {}
-        self._news: list[ClientAppraisal] = []
+        self._new_appraisals: list[ClientAppraisal] = []
 
-    def ask(self, client: str) -> bytes | None:
+    def draw_nonce(self, client: str) -> bytes | None:
         """Draw the nonce for a client's evidence; an earlier nonce is void. None where the client needs no evidence."""
         verifier = self._verifiers.get(client)
         if verifier is None:
@@ -64,7 +64,7 @@ class ClientAppraiser:
         nonce = self._asked[client] = verifier.new_nonce(steady_now())
         return nonce
 
-    def judge(self, client: str, evidence: bytes) -> None:
+    def appraise_client(self, client: str, evidence: bytes) -> None:
         """Appraise a client's evidence for its last nonce, which is used up.
 
         Args:
@@ -78,19 +78,20 @@ class ClientAppraiser:
         if verifier is None:
             if evidence:
                 raise RefusedEvidenceError(
-                    Reason.NO_REFERENCE, f"{client}: sent evidence, but the run file has no policy for it"
+                    RefusedEvidenceReason.NO_REFERENCE,
+                    f"{client}: sent evidence, but the run file has no policy for it",
                 )
             return
         self._appraised_at.pop(client, None)
         try:
-            result = self._appraise(verifier, client, evidence)
+            result = self._appraise_once(verifier, client, evidence)
         except RefusedEvidenceError as exc:
-            self._news.append(ClientAppraisal(client, None, exc.reason))
+            self._new_appraisals.append(ClientAppraisal(client, None, exc.reason))
             raise
         self._appraised_at[client] = self._clock()
-        self._news.append(ClientAppraisal(client, result))
+        self._new_appraisals.append(ClientAppraisal(client, result))
 
-    def expect_again(self, *, now: bool, every_s: float) -> None:
+    def require_renewal(self, *, now: bool, every_s: float) -> None:
         """Have clients bring new evidence before they send more, except where the last one is recent enough.
 
         Args:
@@ -104,30 +105,35 @@ class ClientAppraiser:
         for client in due:
             del self._appraised_at[client]
 
-    def check(self, client: str) -> None:
+    def check_appraised(self, client: str) -> None:
         """Return where nothing of a client must be awaited before its tensors are taken.
 
         Raises:
             RefusedEvidenceError: Its evidence was refused, has not come, or is due again.
         """
         if client in self._verifiers and client not in self._appraised_at:
-            raise RefusedEvidenceError(Reason.MISSING_EVIDENCE, f"{client}: must send accepted evidence first")
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.MISSING_EVIDENCE, f"{client}: must send accepted evidence first"
+            )
 
-    def news(self) -> tuple[ClientAppraisal, ...]:
+    def pop_appraisals(self) -> tuple[ClientAppraisal, ...]:
         """Hand out, once, the results of appraisals so far."""
-        appraisals, self._news = tuple(self._news), []
+        appraisals, self._new_appraisals = tuple(self._new_appraisals), []
         return appraisals
 
-    def _appraise(self, verifier: Verifier, client: str, evidence: bytes) -> AppraisalResult:
+    def _appraise_once(self, verifier: Verifier, client: str, evidence: bytes) -> AppraisalResult:
         nonce = self._asked.pop(client, None)
         if nonce is None:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, f"{client}: got no nonce; request evidence first")
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.WRONG_NONCE, f"{client}: got no nonce; request evidence first"
+            )
         if not evidence:
             raise RefusedEvidenceError(
-                Reason.MISSING_EVIDENCE, f"{client}: sent no evidence, but the run file has a policy for it"
+                RefusedEvidenceReason.MISSING_EVIDENCE,
+                f"{client}: sent no evidence, but the run file has a policy for it",
             )
         binding = self._terms.client_binding(nonce, self._keys[client])
-        return verifier.appraise(parse_evidence(evidence), binding, steady_now())
+        return verifier.appraise_evidence(parse_evidence(evidence), binding, steady_now())
 
 
 def client_policies_of(split: SplitConfig) -> dict[str, Policy]:

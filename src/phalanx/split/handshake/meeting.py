@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 
 from phalanx.errors import PeerRefusedError, RefusedEvidenceError
 from phalanx.security.crypto import Identity, Peer, steady_now
-from phalanx.security.seal import EpochSource, Offer, answer
+from phalanx.security.seal import EpochSource, HandshakeOffer, answer_hello
 from phalanx.security.tee import (
     AppraisalResult,
     Attester,
     Binding,
     Policy,
-    Reason,
+    RefusedEvidenceReason,
     Verifier,
     check_measurements,
     issue_token,
@@ -60,7 +60,7 @@ class EnclaveHandshake:
         self._epochs, self._clients = epochs, clients
         self._nonces: dict[str, bytes] = {}
 
-    def evidence(self, client: str, nonce: bytes) -> bytes:
+    def enclave_evidence(self, client: str, nonce: bytes) -> bytes:
         """Return evidence for a client's nonce.
 
         Raises:
@@ -69,17 +69,17 @@ class EnclaveHandshake:
         if client not in self._clients:
             raise PeerRefusedError(f"{client}: is not a client of this run")
         try:
-            binding = self._terms.binding(nonce)
+            binding = self._terms.enclave_binding(nonce)
         except ValueError as exc:
             raise PeerRefusedError(f"{client}: {exc}") from exc
         self._nonces[client] = nonce
-        return self._attester.evidence(binding).to_bytes()
+        return self._attester.make_evidence(binding).to_bytes()
 
-    def ask(self, client: str) -> bytes | None:
+    def draw_client_nonce(self, client: str) -> bytes | None:
         """Draw the nonce for a client's own evidence; None where none is asked for."""
-        return self._appraiser.ask(client)
+        return self._appraiser.draw_nonce(client)
 
-    def admit(self, client: str, token: bytes, hello: bytes, evidence: bytes = b"") -> tuple[bytes, SealedLink]:
+    def admit_client(self, client: str, token: bytes, hello: bytes, evidence: bytes = b"") -> tuple[bytes, SealedLink]:
         """Return the reply to a client's hello, and this side's link.
 
         Args:
@@ -96,11 +96,13 @@ class EnclaveHandshake:
         """
         nonce, peer = self._nonces.pop(client, None), self._clients.get(client)
         if nonce is None or peer is None:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, f"{client}: was given no evidence; ask for it first")
-        read_token(token, peer, self._terms.binding(nonce), steady_now())
-        self._appraiser.judge(client, evidence)
-        terms = self._terms.terms(client, token, evidence)
-        reply, channel = answer(hello, terms, self._identity, self._epochs, peer)
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.WRONG_NONCE, f"{client}: was given no evidence; ask for it first"
+            )
+        read_token(token, peer, self._terms.enclave_binding(nonce), steady_now())
+        self._appraiser.appraise_client(client, evidence)
+        terms = self._terms.channel_terms(client, token, evidence)
+        reply, channel = answer_hello(hello, terms, self._identity, self._epochs, peer)
         return reply, SealedLink(channel, self._identity)
 
 
@@ -128,28 +130,30 @@ class ClientHandshake:
         self._make_evidence = make_evidence
         self._identity, self._terms, self._epochs, self._policy = identity, terms_of_run, epochs, policy
         self._asked: tuple[Verifier, bytes] | None = None
-        self._offer: Offer | None = None
+        self._offer: HandshakeOffer | None = None
 
-    def ask(self) -> bytes:
+    def draw_nonce(self) -> bytes:
         """Draw the nonce of the next appraisal."""
         verifier = Verifier(self._policy())
         nonce = verifier.new_nonce(steady_now())
         self._asked = (verifier, nonce)
         return nonce
 
-    def judge(self, evidence: bytes) -> AppraisalResult:
+    def appraise_enclave(self, evidence: bytes) -> AppraisalResult:
         """Appraise the evidence for the nonce that was drawn last, which is used up.
 
         Raises:
             RefusedEvidenceError: It does not pass; `reason` says why.
         """
         if self._asked is None:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, "unexpected evidence")
+            raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "unexpected evidence")
         (verifier, nonce), self._asked = self._asked, None
-        self.result = verifier.appraise(parse_evidence(evidence), self._terms.binding(nonce), steady_now())
+        self.result = verifier.appraise_evidence(
+            parse_evidence(evidence), self._terms.enclave_binding(nonce), steady_now()
+        )
         return self.result
 
-    def prove(self, nonce: bytes) -> bytes:
+    def client_evidence(self, nonce: bytes) -> bytes:
         """Return this client's evidence for the enclave's nonce, after `judge`.
 
         Raises:
@@ -157,15 +161,18 @@ class ClientHandshake:
             PhalanxError: The hardware gives none.
         """
         if self.result is None:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, "the enclave was not appraised, so it is given no evidence")
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.WRONG_NONCE, "the enclave was not appraised, so it is given no evidence"
+            )
         if self._make_evidence is None:
             raise RefusedEvidenceError(
-                Reason.MISSING_EVIDENCE, "the enclave requires this client's evidence, but its file sets no attester"
+                RefusedEvidenceReason.MISSING_EVIDENCE,
+                "the enclave requires this client's evidence, but its file sets no attester",
             )
         keys = attested_keys(self._identity.public, self._identity.certificate_pem)
         return self._make_evidence(self._terms.client_binding(nonce, keys))
 
-    def hello(self, evidence: bytes = b"") -> tuple[bytes, bytes]:
+    def make_hello(self, evidence: bytes = b"") -> tuple[bytes, bytes]:
         """Return the token and the hello for the enclave, after `judge`.
 
         Args:
@@ -176,13 +183,15 @@ class ClientHandshake:
             RollbackError: There is no fresh epoch.
         """
         if self.result is None:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, "nothing was appraised, so no key is agreed on")
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.WRONG_NONCE, "nothing was appraised, so no key is agreed on"
+            )
         token = issue_token(self.result, self._identity, steady_now())
-        terms = self._terms.terms(self._identity.name, token, evidence)
-        self._offer = Offer(terms, self._identity, self._epochs)
+        terms = self._terms.channel_terms(self._identity.name, token, evidence)
+        self._offer = HandshakeOffer(terms, self._identity, self._epochs)
         return token, self._offer.hello
 
-    def accept(self, reply: bytes) -> SealedLink:
+    def accept_reply(self, reply: bytes) -> SealedLink:
         """Return this side's link.
 
         Raises:
@@ -190,9 +199,9 @@ class ClientHandshake:
             SignatureError: The attested key did not sign it.
         """
         if self._offer is None:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, "a reply came to no hello")
+            raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "a reply came to no hello")
         offer, self._offer = self._offer, None
-        return SealedLink(offer.accept(reply, self._terms.enclave), self._identity)
+        return SealedLink(offer.accept_reply(reply, self._terms.enclave), self._identity)
 
     def check_still_accepted(self) -> None:
         """Compare the appraised evidence with the policy as it is now.
@@ -201,6 +210,6 @@ class ClientHandshake:
             RefusedEvidenceError: A measurement was revoked, or is no reference value any more.
         """
         if self.result is None:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, "nothing was appraised yet")
+            raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "nothing was appraised yet")
         policy, claims = self._policy(), self.result.claims
-        check_measurements(claims.measurements, policy.reference(claims.kind), policy.revoked_measurements)
+        check_measurements(claims.measurements, policy.reference_for(claims.kind), policy.revoked_measurements)

@@ -30,14 +30,14 @@ class EnclavePeer:
         handshake: ClientHandshake | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.name, self.line = identity.name, line
+        self.name, self.connection = identity.name, line
         self._identity, self._handshake, self._clock = identity, handshake, clock
         self.meeting_s = 0.0
         self._link: FrameLink | None = None
         self._appraised_at = clock()
 
     @property
-    def link(self) -> FrameLink:
+    def tensor_link(self) -> FrameLink:
         """What tensors cross by.
 
         Raises:
@@ -48,27 +48,29 @@ class EnclavePeer:
         return self._link
 
     @property
-    def appraisal(self) -> AppraisalResult | None:
+    def latest_appraisal(self) -> AppraisalResult | None:
         """What the latest evidence proved; None in a plaintext split."""
         return None if self._handshake is None else self._handshake.result
 
-    def meet(self) -> None:
+    def meet_enclave(self) -> None:
         """Appraise the enclave, be appraised where it asks for that, and agree on keys with the appraised enclave.
 
         Raises:
             RefusedEvidenceError: Its evidence does not pass, or this party's own does not.
-            PhalanxError: As `Connection.ask` and `ClientHandshake.accept`.
+            PhalanxError: As `Connection.request_answer` and `ClientHandshake.accept_reply`.
         """
         if self._handshake is None:
-            self.line.ask(say.Call(token_bytes=0), say.Welcome)
+            self.connection.request_answer(say.HandshakeCall(token_bytes=0), say.Welcome)
             self._link = PlainLink()
             return
         started = time.thread_time()
-        evidence = self._appraise(self._handshake)
-        token, hello = self._handshake.hello(evidence)
-        call = say.Call(token_bytes=len(token), evidence_bytes=len(evidence))
-        _, reply = self.line.ask(call, say.Welcome, (token, evidence, hello) if evidence else (token, hello))
-        self._link = self._handshake.accept(bytes(reply))
+        evidence = self._appraise_enclave(self._handshake)
+        token, hello = self._handshake.make_hello(evidence)
+        call = say.HandshakeCall(token_bytes=len(token), evidence_bytes=len(evidence))
+        _, reply = self.connection.request_answer(
+            call, say.Welcome, (token, evidence, hello) if evidence else (token, hello)
+        )
+        self._link = self._handshake.accept_reply(bytes(reply))
         self.meeting_s += time.thread_time() - started
 
     def appraise_again(self) -> None:
@@ -82,8 +84,8 @@ class EnclavePeer:
         if self._handshake is None:
             return
         started = time.thread_time()
-        if evidence := self._appraise(self._handshake):
-            self.line.ask(say.ClientEvidence(), say.ClientEvidenceReply, (evidence,))
+        if evidence := self._appraise_enclave(self._handshake):
+            self.connection.request_answer(say.ClientEvidence(), say.ClientEvidenceReply, (evidence,))
         self.meeting_s += time.thread_time() - started
 
     def check_trust(self, *, every_s: float, now: bool) -> None:
@@ -114,22 +116,24 @@ class EnclavePeer:
             TranscriptError: Both ends did not see the same frames.
             SignatureError: The enclave did not sign its own.
         """
-        mine = self.link.statement()
+        mine = self.tensor_link.signed_statement()
         if not mine:
             return None
-        _, payload = self.line.ask(say.AskStatement(), say.StatementReply)
+        _, payload = self.connection.request_answer(say.StatementRequest(), say.StatementReply)
         theirs = bytes(payload)
         compare_statements(read_statement(mine, self._identity.public), read_statement(theirs, enclave))
         return mine, theirs
 
-    def _appraise(self, handshake: ClientHandshake) -> bytes:
+    def _appraise_enclave(self, handshake: ClientHandshake) -> bytes:
         """Appraise the enclave, and return this party's own evidence for it; empty where it asks for none."""
         # before the enclave's own clock begins: this party is the first to notice that an appraisal is too old
         asked_at = self._clock()
-        request, evidence = self.line.ask(say.EvidenceRequest(nonce=handshake.ask().hex()), say.EvidenceReply)
-        handshake.judge(bytes(evidence))
+        request, evidence = self.connection.request_answer(
+            say.EvidenceRequest(nonce=handshake.draw_nonce().hex()), say.EvidenceReply
+        )
+        handshake.appraise_enclave(bytes(evidence))
         self._appraised_at = asked_at
-        return b"" if request.nonce is None else handshake.prove(bytes.fromhex(request.nonce))
+        return b"" if request.nonce is None else handshake.client_evidence(bytes.fromhex(request.nonce))
 
     def close(self) -> None:
         """Forget keys."""

@@ -31,7 +31,7 @@ class HandshakeTerms:
     keys: bytes
     chunk_bytes: int
 
-    def terms(self, client: str, token: bytes, evidence: bytes = b"") -> Terms:
+    def channel_terms(self, client: str, token: bytes, evidence: bytes = b"") -> Terms:
         """Return the terms of a channel with a client.
 
         Args:
@@ -44,7 +44,7 @@ class HandshakeTerms:
             rests_on = hashlib.sha256(in_domain("both-appraisals/1", appraisals)).digest()
         return Terms(self.run, self.config_digest, rests_on, client, self.enclave.name, self.chunk_bytes)
 
-    def binding(self, nonce: bytes) -> Binding:
+    def enclave_binding(self, nonce: bytes) -> Binding:
         """Return the binding of the enclave's evidence for a client's nonce."""
         return Binding(nonce, self.keys, self.config_digest, ROLE)
 

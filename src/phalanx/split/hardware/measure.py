@@ -21,7 +21,7 @@ def measure_code() -> bytes:
     Both ends compute it from their installed files. The measurement is worth as much as the tier.
     """
     root = Path(__file__).parents[2]
-    total = hashlib.sha256(canonical_json([sys.version, [_version(name) for name in _LIBRARIES]]))
+    total = hashlib.sha256(canonical_json([sys.version, [_package_version(name) for name in _LIBRARIES]]))
     for path in sorted(root.rglob("*.py")):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         total.update(f"{path.relative_to(root).as_posix()}\n{content}\n".encode())
@@ -43,7 +43,7 @@ def policy_of(split: SplitConfig) -> Policy:
     return build_policy(config, Path())
 
 
-def _version(name: str) -> str:
+def _package_version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -36,7 +36,7 @@ class StateKeeper:
     def __init__(self, key: bytes, run: str, sealed: MonotonicCounter, settled: MonotonicCounter) -> None:
         self._sealer, self._run, self._sealed, self._settled = BlobSealer(key, sealed), run, sealed, settled
 
-    def seal(self, tensors: dict[str, Tensor], books: dict[str, object], step: int) -> tuple[bytearray, int]:
+    def seal_state(self, tensors: dict[str, Tensor], books: dict[str, object], step: int) -> tuple[bytearray, int]:
         """Seal a state; the ones before stay usable until this one is settled.
 
         Returns:
@@ -48,18 +48,18 @@ class StateKeeper:
         plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         plain[_BOOKS] = torch.frombuffer(bytearray(canonical_json(books)), dtype=torch.uint8)
         # the last number given is this one: an enclave has one thread that seals
-        blob = self._sealer.seal(self._place(step), save_tensors(plain))
-        return blob, self._sealed.read()
+        blob = self._sealer.seal_blob(self._blob_place(step), save_tensors(plain))
+        return blob, self._sealed.read_count()
 
-    def open(self, blob: bytes | memoryview, step: int) -> tuple[dict[str, Tensor], dict[str, object]]:
+    def open_state(self, blob: bytes | memoryview, step: int) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Open a state that is not older than the newest settled one.
 
         Raises:
             RollbackError: It is older.
             CheckpointError: It is altered, or another enclave's, run's or step's.
         """
-        behind = self._sealed.read() - self._settled.read()
-        plain = self._sealer.open(self._place(step), blob, unsafe_accept_behind=behind)
+        behind = self._sealed.read_count() - self._settled.read_count()
+        plain = self._sealer.open_blob(self._blob_place(step), blob, unsafe_accept_behind=behind)
         try:
             tensors = load_tensors(bytes(plain))
             books = parse_canonical(tensors.pop(_BOOKS).numpy().tobytes())
@@ -67,27 +67,27 @@ class StateKeeper:
             raise CheckpointError(f"sealed state of step {step}: holds no state of this release: {exc}") from exc
         return tensors, books
 
-    def settle(self, number: int) -> None:
+    def settle_state(self, number: int) -> None:
         """A state is kept: every one that was sealed before it is void.
 
         Raises:
             CheckpointError: No state has that number.
             RollbackError: The counter cannot be moved.
         """
-        if number > self._sealed.read():
-            raise CheckpointError(f"sealed state {number}: was never sealed; the newest is {self._sealed.read()}")
-        while self._settled.read() < number:
+        if number > self._sealed.read_count():
+            raise CheckpointError(f"sealed state {number}: was never sealed; the newest is {self._sealed.read_count()}")
+        while self._settled.read_count() < number:
             self._settled.increment()
 
     @property
     def has_kept(self) -> bool:
         """Whether there is a state that the enclave must go on from."""
-        return self._settled.read() > 0
+        return self._settled.read_count() > 0
 
     @property
     def rollback_proof(self) -> bool:
         """Whether the machine cannot turn either counter back."""
         return self._sealed.rollback_proof and self._settled.rollback_proof
 
-    def _place(self, step: int) -> BlobPlace:
+    def _blob_place(self, step: int) -> BlobPlace:
         return BlobPlace(self._run, "state", step)

@@ -20,10 +20,8 @@ class Tier:
 
     Attributes:
         name: A key of `TIERS`.
-        attester: Signs evidence for it.
         key: 32 bytes for its sealed states.
         counter: Gives the monotonic counter of a purpose: "epoch", "sealed" or "settled".
-        close: Releases its resources.
     """
 
     name: str
@@ -33,7 +31,7 @@ class Tier:
     close: Callable[[], None] = lambda: None
 
 
-def worth(split: SplitConfig) -> str:
+def describe_protection(split: SplitConfig) -> str:
     """Describe in one line what a split's guard protects."""
     if split.mode == "plaintext":
         return "plaintext: NOT SECURE: the enclave's host can read and alter everything"
@@ -58,7 +56,7 @@ def open_epochs(directory: Path, counter: MonotonicCounter) -> EpochStore:
         RollbackError: Its file is damaged.
     """
     path = directory / "epoch"
-    if not path.exists() and counter.read() == 0:
+    if not path.exists() and counter.read_count() == 0:
         return EpochStore.create(path, counter)
     return EpochStore(path, counter)
 
@@ -81,7 +79,7 @@ def _open_files(split: SplitConfig, directory: Path, identity: Identity) -> Tier
 def _open_tpm(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
     del identity
     means = open_tpm_tier(directory, split.tpm)
-    return Tier(split.tier, means.attester, means.key, means.counter, means.close)
+    return Tier(split.tier, means.attester, means.key, means.counter_for, means.close)
 
 
 _OPENERS: Mapping[str, Callable[[SplitConfig, Path, Identity], Tier]] = MappingProxyType(

@@ -27,9 +27,9 @@ class CountFromStart:
         self._counter, self._start = counter, start
         self.rollback_proof = counter.rollback_proof
 
-    def read(self) -> int:
+    def read_count(self) -> int:
         """As `MonotonicCounter` says."""
-        return self._from_start(self._counter.read())
+        return self._from_start(self._counter.read_count())
 
     def increment(self) -> int:
         """As `MonotonicCounter` says."""
@@ -57,7 +57,7 @@ class TpmMeans:
     _starts: tuple[int, ...]
     _opened: contextlib.ExitStack
 
-    def counter(self, purpose: str) -> MonotonicCounter:
+    def counter_for(self, purpose: str) -> MonotonicCounter:
         """Return the counter of one of `PURPOSES`."""
         slot = PURPOSES.index(purpose)
         return CountFromStart(TpmCounter(self._device, self._base + slot), self._starts[slot])
@@ -72,7 +72,6 @@ def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
 
     Args:
         directory: The enclave's own; gets one sealed file.
-        address: Address of the TPM.
 
     Raises:
         TpmError: The TPM is not there, or the machine is in another state than at the first start.
@@ -83,9 +82,9 @@ def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
         attester, sealer = stack.enter_context(TpmAttester(device)), TpmSealer(device)
         path = directory / "tpm.sealed"
         if not path.exists():
-            write_private(path, sealer.seal(_make_secret(device)))
+            write_private(path, sealer.seal_secret(_make_secret(device)))
         key, base, *starts = _SECRET.unpack(
-            sealer.unseal(read_private(path, "the enclave makes it at its first start"))
+            sealer.unseal_secret(read_private(path, "the enclave makes it at its first start"))
         )
         return TpmMeans(attester, key, device, base, tuple(starts), stack.pop_all())
 
@@ -93,5 +92,5 @@ def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
 def _make_secret(device: TpmDevice) -> bytes:
     """Make a key, and the place and beginning of fresh counters: moving those to others takes the sealed file."""
     base = _FIRST_INDEX + 4 * secrets.randbelow(_NUM_SLOTS)
-    starts = [TpmCounter.create(device, base + slot).read() for slot in range(len(PURPOSES))]
+    starts = [TpmCounter.create_counter(device, base + slot).read_count() for slot in range(len(PURPOSES))]
     return _SECRET.pack(secrets.token_bytes(32), base, *starts)

@@ -28,20 +28,20 @@ class AnswerSorter:
         self._faults: dict[str, TransportError | VerificationError] = {}
         self._changed = threading.Condition()
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="masked-answers", daemon=True)
+        self._thread = threading.Thread(target=self._receive_answers, name="masked-answers", daemon=True)
         self._thread.start()
 
-    def expect(self, worker: str, requests: Sequence[MaskedMessage]) -> None:
+    def expect_answers(self, worker: str, requests: Sequence[MaskedMessage]) -> None:
         """Say, before they are sent, which requests will be answered.
 
         Raises:
             TransportError, VerificationError: What ended the link to this worker.
         """
         with self._changed:
-            self._check(worker)
-            self._expected[worker].update(_key(request) for request in requests)
+            self._check_worker(worker)
+            self._expected[worker].update(_answer_key(request) for request in requests)
 
-    def collect(
+    def collect_answers(
         self, worker: str, requests: Sequence[MaskedMessage], timeout_s: float, is_alive: Callable[[], bool]
     ) -> list[MaskedMessage]:
         """Wait for the answers to requests, and return them in the order of these.
@@ -50,13 +50,13 @@ class AnswerSorter:
             PeerLostError: They did not come within the time, or the worker's process has ended.
             TransportError, VerificationError: What ended the link to this worker.
         """
-        keys = [_key(request) for request in requests]
+        keys = [_answer_key(request) for request in requests]
         deadline = time.monotonic() + timeout_s
         with self._changed:
             came = self._answers[worker]
             try:
                 while not all(key in came for key in keys):
-                    self._check(worker)
+                    self._check_worker(worker)
                     remaining_s = deadline - time.monotonic()
                     missing = sum(key not in came for key in keys)
                     if remaining_s <= 0:
@@ -77,35 +77,35 @@ class AnswerSorter:
             self._changed.notify_all()
         self._thread.join(2 * _LOOK_EVERY_S)
 
-    def _check(self, worker: str) -> None:
+    def _check_worker(self, worker: str) -> None:
         if worker in self._faults:
             raise self._faults[worker]
         if self._is_over:
             raise PeerLostError(f"{worker}: the links to workers are closed")
 
-    def _run(self) -> None:
+    def _receive_answers(self) -> None:
         while not self._is_over:
-            item = self._endpoint.receive(_LOOK_EVERY_S)
+            item = self._endpoint.receive_item(_LOOK_EVERY_S)
             if item is None:
                 continue
             with self._changed:
                 if isinstance(item, LinkFault):
                     self._faults.setdefault(item.peer, item.error)
                 else:
-                    self._sort(item)
+                    self._sort_answer(item)
                 self._changed.notify_all()
 
-    def _sort(self, item: CheckedFrame) -> None:
+    def _sort_answer(self, item: CheckedFrame) -> None:
         try:
-            answer = _read(item)
+            answer = _read_answer(item)
         except FrameError as exc:
             self._faults.setdefault(item.sender, exc)
             return
-        if _key(answer) in self._expected[item.sender]:
-            self._answers[item.sender][_key(answer)] = answer
+        if _answer_key(answer) in self._expected[item.sender]:
+            self._answers[item.sender][_answer_key(answer)] = answer
 
 
-def _read(item: CheckedFrame) -> MaskedMessage:
+def _read_answer(item: CheckedFrame) -> MaskedMessage:
     if item.kind == REFUSED:
         raise FrameError(f"{item.sender}: has no answer: {read_refusal(item.body)}")
     if item.kind != PRODUCT:
@@ -113,5 +113,5 @@ def _read(item: CheckedFrame) -> MaskedMessage:
     return read_masked(item.body, item.payload)
 
 
-def _key(masked: MaskedMessage) -> Key:
+def _answer_key(masked: MaskedMessage) -> Key:
     return masked.product, masked.number

@@ -16,7 +16,7 @@ _LOOK_EVERY_S = 0.2
 _SECONDS_TO_END = 10.0
 
 
-class IdlePads:
+class PadFiller:
     """A thread that keeps a number of pads ready at an offload client; a context manager.
 
     The products of matrices leave Python's lock alone, so this runs while a step waits for its worker, and takes
@@ -30,7 +30,7 @@ class IdlePads:
     def __init__(self, offload: MaskingClient, reserve: int) -> None:
         self._offload, self._reserve = offload, reserve
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="idle-pads", daemon=True)
+        self._thread = threading.Thread(target=self._keep_filled, name="idle-pads", daemon=True)
         self.full = threading.Event()
         """Set while every product has its reserve, as far as this thread has seen."""
         self.ended = threading.Event()
@@ -46,25 +46,25 @@ class IdlePads:
         self._is_over.set()
         self._thread.join(_SECONDS_TO_END)
 
-    def _run(self) -> None:
+    def _keep_filled(self) -> None:
         try:
-            self._fill()
+            self._fill_reserve()
             while not self._is_over.is_set():
                 if self._offload.pads_wanted.wait(_LOOK_EVERY_S):
                     self._offload.pads_wanted.clear()
                     self.full.clear()
-                    self._fill()
+                    self._fill_reserve()
         except PhalanxError as exc:
             self.failure = exc
         finally:
             self.ended.set()
 
-    def _fill(self) -> None:
+    def _fill_reserve(self) -> None:
         # one of each at a time: a product that is out of pads must not wait for the reserve of all others
         for count in range(1, self._reserve + 1):
             if self._is_over.is_set():
                 return
-            self._offload.fill(count)
+            self._offload.fill_pools(count)
         self.full.set()
 
 
@@ -80,7 +80,6 @@ def open_masking_client(
 
     Args:
         config: Kind and number of pads.
-        worker: Receives masked numbers only.
         second: Makes the pads' products, where the config says so.
         counter: A hardware counter of these pads alone.
 
@@ -89,5 +88,5 @@ def open_masking_client(
         PadError: The counter fails.
     """
     offload = MaskingClient(worker, pad_sources(config, run, counter), config, second)
-    with IdlePads(offload, config.reserve):
+    with PadFiller(offload, config.reserve):
         yield offload

@@ -45,7 +45,7 @@ class MaskedLinear(nn.Module):
         self.bias = bias if isinstance(bias, nn.Parameter) else None
         self._offload = offload
         self._forward, self._backward = ProductMessage(name, "forward"), ProductMessage(name, "backward")
-        offload.add(name, weight.float().contiguous().numpy())
+        offload.add_layer(name, weight.float().contiguous().numpy())
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute ``x @ W + bias``, ``[..., out_features]`` for ``[..., in_features]``, in the dtype of `x`.
@@ -87,7 +87,7 @@ def mask_linears(module: nn.Module, offload: OffloadClient, names: Sequence[str]
         FixedPointError: A weight is NaN or infinite.
         ConfigError: The client has a layer of such a name already.
     """
-    places_by_name = dict(_places(module))
+    places_by_name = dict(_layer_places(module))
     if names is None:
         chosen_names = [name for name, places in places_by_name.items() if _can_be_masked(places[0])]
     else:
@@ -118,17 +118,17 @@ class _MaskedProduct(torch.autograd.Function):
         ctx: Any, x: Tensor, offload: OffloadClient, forward: ProductMessage, backward: ProductMessage
     ) -> Tensor:
         ctx.offload, ctx.backward_product = offload, backward
-        return _multiply(offload, forward, x)
+        return _multiply_tensor(offload, forward, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _multiply(ctx.offload, ctx.backward_product, gradient), None, None, None
+        return _multiply_tensor(ctx.offload, ctx.backward_product, gradient), None, None, None
 
 
-def _multiply(offload: OffloadClient, product: ProductMessage, x: Tensor) -> Tensor:
+def _multiply_tensor(offload: OffloadClient, product: ProductMessage, x: Tensor) -> Tensor:
     rows = x.detach().reshape(-1, x.shape[-1]).to("cpu", torch.float32).contiguous()
-    y = torch.from_numpy(offload.multiply(product, rows.numpy()))
+    y = torch.from_numpy(offload.multiply_rows(product, rows.numpy()))
     return y.reshape(*x.shape[:-1], y.shape[-1]).to(x.device, x.dtype)
 
 
@@ -153,7 +153,7 @@ _Place = tuple[nn.Module, list[tuple[nn.Module, str]]]
 """A layer, and all parents that have it with the names under which they do."""
 
 
-def _places(module: nn.Module) -> Iterator[tuple[str, _Place]]:
+def _layer_places(module: nn.Module) -> Iterator[tuple[str, _Place]]:
     """Every layer under its first name; one that occurs twice stays one."""
     by_id: dict[int, list[tuple[nn.Module, str]]] = {}
     for parent in module.modules():

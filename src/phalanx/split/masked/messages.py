@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from phalanx.config import StrictModel, printable
+from phalanx.config import StrictModel, printable_text
 from phalanx.errors import FrameError
 from phalanx.security.mask import MaskedMessage, ProductMessage
 from phalanx.security.mask.message import Direction
@@ -30,19 +30,19 @@ _MOST_ROWS = 2**24
 _RECEIPTS_KEPT = 64
 
 
-class About(StrictModel):
+class ProductReference(StrictModel):
     """The product that a message is about."""
 
     layer: str = Field(min_length=1, max_length=512)
     direction: Direction
 
     @property
-    def product(self) -> ProductMessage:
+    def product_message(self) -> ProductMessage:
         """The product."""
         return ProductMessage(self.layer, self.direction)
 
 
-class Load(About):
+class Load(ProductReference):
     """Rows of a matrix, from `first` on; the last ones complete it."""
 
     inner: int = Field(ge=1, le=2**22)
@@ -51,7 +51,7 @@ class Load(About):
     rows: int = Field(ge=1)
 
 
-class Numbers(About):
+class Numbers(ProductReference):
     """Masked numbers, or their product under the number of the request."""
 
     number: int = Field(ge=0)
@@ -100,10 +100,10 @@ def read_load(body: dict[str, Any], payload: memoryview) -> tuple[Load, NDArray[
     Raises:
         FrameError: The frame is anything else.
     """
-    load = _read(Load, body)
+    load = _parse_body(Load, body)
     if load.first + load.rows > load.inner:
-        raise FrameError(f"{load.product}: rows {load.first} to {load.first + load.rows} of {load.inner} came")
-    return load, _numbers(payload, "<i2", load.rows, load.columns, load.product).astype(np.int32)
+        raise FrameError(f"{load.product_message}: rows {load.first} to {load.first + load.rows} of {load.inner} came")
+    return load, _view_numbers(payload, "<i2", load.rows, load.columns, load.product_message).astype(np.int32)
 
 
 def write_masked(masked: MaskedMessage) -> tuple[dict[str, Any], memoryview]:
@@ -122,9 +122,9 @@ def read_masked(body: dict[str, Any], payload: memoryview) -> MaskedMessage:
     Raises:
         FrameError: The frame is anything else.
     """
-    numbers = _read(Numbers, body)
-    values = _numbers(payload, "<u4", numbers.rows, numbers.columns, numbers.product)
-    return MaskedMessage(numbers.product, numbers.number, values.astype(np.uint32))
+    numbers = _parse_body(Numbers, body)
+    values = _view_numbers(payload, "<u4", numbers.rows, numbers.columns, numbers.product_message)
+    return MaskedMessage(numbers.product_message, numbers.number, values.astype(np.uint32))
 
 
 def read_refusal(body: dict[str, Any]) -> str:
@@ -133,25 +133,25 @@ def read_refusal(body: dict[str, Any]) -> str:
     Raises:
         FrameError: The frame is anything else.
     """
-    return printable(_read(Refusal, body).reason)
+    return printable_text(_parse_body(Refusal, body).reason)
 
 
 _Body = TypeVar("_Body", bound=StrictModel)
 
 
-def send(
+def send_unreceipted(
     endpoint: Endpoint, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[memoryview] = ()
 ) -> None:
     """Send a frame and forget old receipts: masked products are disputed by their check, not by signatures.
 
     Raises:
-        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send`.
+        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send_frame`.
     """
-    header = endpoint.send(receiver, kind, body, payload)
+    header = endpoint.send_frame(receiver, kind, body, payload)
     endpoint.receipts.forget_before(receiver, header.fields.sequence - _RECEIPTS_KEPT)
 
 
-def _read(kind: type[_Body], body: dict[str, Any]) -> _Body:
+def _parse_body(kind: type[_Body], body: dict[str, Any]) -> _Body:
     try:
         return kind.model_validate(body)
     except ValidationError as exc:
@@ -160,7 +160,7 @@ def _read(kind: type[_Body], body: dict[str, Any]) -> _Body:
         ) from exc
 
 
-def _numbers(payload: memoryview, kind: str, rows: int, columns: int, product: ProductMessage) -> NDArray[Any]:
+def _view_numbers(payload: memoryview, kind: str, rows: int, columns: int, product: ProductMessage) -> NDArray[Any]:
     expected = rows * columns * np.dtype(kind).itemsize
     if payload.nbytes != expected:
         raise FrameError(f"{product}: got {payload.nbytes} bytes, expected {expected} for {rows} x {columns} numbers")

@@ -29,7 +29,7 @@ _DEFAULTS = MaskedConfig()
 class OffloadClient(Protocol):
     """The interface through which masked layers have their products made."""
 
-    def add(self, layer: str, weight: Reals) -> None:
+    def add_layer(self, layer: str, weight: Reals) -> None:
         """Take on a frozen layer.
 
         Args:
@@ -38,7 +38,7 @@ class OffloadClient(Protocol):
         """
         ...
 
-    def multiply(self, product: ProductMessage, x: Reals) -> Reals:
+    def multiply_rows(self, product: ProductMessage, x: Reals) -> Reals:
         """Return ``x @ W``, ``[rows, columns]``, for the forward product, ``x @ W^T`` for the backward one.
 
         Args:
@@ -82,7 +82,7 @@ class MaskingClient:
                 f"{worker.name}: is named as both workers and would see pads and masked values; name two workers"
             )
         self._worker, self._second, self._pads, self._config = worker, second, pads, config
-        self._sides: dict[ProductMessage, MaskedProduct] = {}
+        self._masked_products: dict[ProductMessage, MaskedProduct] = {}
         # one fills and one takes at a time, which may be two threads: the pools are made for that
         self._filling, self._taking = threading.Lock(), threading.Lock()
         self.pads_wanted = threading.Event()
@@ -90,7 +90,7 @@ class MaskingClient:
         self.late_pads = 0
         """Pads that were made while a layer waited for them."""
 
-    def add(self, layer: str, weight: Reals) -> None:
+    def add_layer(self, layer: str, weight: Reals) -> None:
         """As `OffloadClient` says.
 
         Raises:
@@ -99,17 +99,17 @@ class MaskingClient:
             PadError: No fresh secret can be drawn.
             TransportError: A worker cannot be reached.
         """
-        products = masked_linear(layer, weight, self._rows(weight), self._pads, self._config.bound)
-        if products.forward.product in self._sides:
+        products = masked_linear(layer, weight, self._rows_per_request(weight), self._pads, self._config.bound)
+        if products.forward.product in self._masked_products:
             raise ConfigError(f"{layer}: is at this client already; give each module a name of its own")
         for side in (products.forward, products.backward):
             for worker in (self._worker, self._second):
                 if worker is not None:
-                    worker.load(side.product, side.weight.values)
-        self._sides.update({side.product: side for side in (products.forward, products.backward)})
+                    worker.load_matrix(side.product, side.weight.values)
+        self._masked_products.update({side.product: side for side in (products.forward, products.backward)})
         self.pads_wanted.set()
 
-    def multiply(self, product: ProductMessage, x: Reals) -> Reals:
+    def multiply_rows(self, product: ProductMessage, x: Reals) -> Reals:
         """As `OffloadClient` says.
 
         Raises:
@@ -118,17 +118,17 @@ class MaskingClient:
             WrongProductError: A worker lied; its name is in the message, and the product's check is spent.
             TransportError: A worker is gone, silent, or answers with nonsense.
         """
-        side = self._side(product)
+        side = self._masked_product(product)
         columns = side.weight.values.shape[1]
         if not len(x):
             return np.empty((0, columns), np.float32)
         rows = side.pool.rows
-        sent = self._mask(side, [x[start : start + rows] for start in range(0, len(x), rows)])
-        answers = self._worker.multiply([side.request for side in sent])
-        blocks = [self._unmask(side, *pair) for pair in zip(sent, answers, strict=True)]
+        sent = self._mask_parts(side, [x[start : start + rows] for start in range(0, len(x), rows)])
+        answers = self._worker.multiply_masked([side.request for side in sent])
+        blocks = [self._unmask_answer(side, *pair) for pair in zip(sent, answers, strict=True)]
         return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
-    def fill(self, count: int) -> int:
+    def fill_pools(self, count: int) -> int:
         """Make pads until every product has so many ready.
 
         Returns:
@@ -139,29 +139,29 @@ class MaskingClient:
             WrongProductError: The second worker lied.
             TransportError: The second worker is gone, silent, or answers with nonsense.
         """
-        return sum(self._fill(side, count) for side in tuple(self._sides.values()))
+        return sum(self._fill_pool(side, count) for side in tuple(self._masked_products.values()))
 
     def renew_check(self, product: ProductMessage) -> None:
         """Draw new secret vectors for a product with a check that has refused, before another worker computes it."""
-        side = self._side(product)
+        side = self._masked_product(product)
         check = ProductCheck(side.weight.values, self._pads(product))
-        self._sides[product] = replace(side, check=check)
+        self._masked_products[product] = replace(side, check=check)
 
-    def ready(self) -> dict[ProductMessage, int]:
+    def ready_pads(self) -> dict[ProductMessage, int]:
         """Pads that are ready, by product."""
-        return {product: len(side.pool) for product, side in self._sides.items()}
+        return {product: len(side.pool) for product, side in self._masked_products.items()}
 
-    def _side(self, product: ProductMessage) -> MaskedProduct:
-        if product not in self._sides:
+    def _masked_product(self, product: ProductMessage) -> MaskedProduct:
+        if product not in self._masked_products:
             raise ConfigError(f"{product}: is not at this client; add its layer first")
-        return self._sides[product]
+        return self._masked_products[product]
 
-    def _rows(self, weight: Reals) -> int:
+    def _rows_per_request(self, weight: Reals) -> int:
         """Return the rows of one request: those of the config, or fewer where request or answer would be too large."""
-        max_numbers = min(worker.most_numbers for worker in (self._worker, self._second) if worker is not None)
+        max_numbers = min(worker.max_numbers for worker in (self._worker, self._second) if worker is not None)
         return max(1, min(self._config.rows or MOST_ROWS, max_numbers // int(max(weight.shape))))
 
-    def _mask(self, side: MaskedProduct, parts: Sequence[Reals]) -> list[PendingProduct]:
+    def _mask_parts(self, side: MaskedProduct, parts: Sequence[Reals]) -> list[PendingProduct]:
         with self._taking:
             missing = len(parts) - len(side.pool)
             if missing > 0 and not self._config.late_pads:
@@ -170,31 +170,31 @@ class MaskingClient:
                     "without; raise masked.reserve, or set masked.late_pads = true"
                 )
             if missing > 0:
-                self.late_pads += self._fill(side, len(parts))
-            sent = [side.send(part) for part in parts]
+                self.late_pads += self._fill_pool(side, len(parts))
+            sent = [side.mask_rows(part) for part in parts]
         self.pads_wanted.set()
         return sent
 
-    def _fill(self, side: MaskedProduct, count: int) -> int:
+    def _fill_pool(self, side: MaskedProduct, count: int) -> int:
         with self._filling:
             missing = max(0, count - len(side.pool))
             if self._second is None:
                 for _ in range(missing):
-                    side.pool.make()
+                    side.pool.make_pad()
             elif missing:
-                asked = [side.pool.ask() for _ in range(missing)]
-                for answer in self._second.multiply(asked):
-                    with _named(self._second):
-                        side.pool.accept(answer, side.check)
+                asked = [side.pool.request_pad() for _ in range(missing)]
+                for answer in self._second.multiply_masked(asked):
+                    with _naming_worker(self._second):
+                        side.pool.accept_product(answer, side.check)
             return missing
 
-    def _unmask(self, side: MaskedProduct, sent: PendingProduct, answer: MaskedMessage) -> Reals:
-        with _named(self._worker):
-            return side.receive(sent, answer)
+    def _unmask_answer(self, side: MaskedProduct, sent: PendingProduct, answer: MaskedMessage) -> Reals:
+        with _naming_worker(self._worker):
+            return side.unmask_answer(sent, answer)
 
 
 @contextlib.contextmanager
-def _named(worker: WorkerPort) -> Iterator[None]:
+def _naming_worker(worker: WorkerPort) -> Iterator[None]:
     """Name the worker that lied."""
     try:
         yield

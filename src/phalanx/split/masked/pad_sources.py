@@ -30,11 +30,11 @@ class ProcessMemory:
     def __init__(self) -> None:
         self._data: bytes | None = None
 
-    def read(self) -> bytes | None:
+    def read_record(self) -> bytes | None:
         """Return the last written value."""
         return self._data
 
-    def write(self, data: bytes) -> None:
+    def write_record(self, data: bytes) -> None:
         """Keep it."""
         self._data = data
 

@@ -15,10 +15,10 @@ class WorkerPort(Protocol):
 
     name: str
     """How errors call the worker."""
-    most_numbers: int
+    max_numbers: int
     """Numbers that one request and one answer may have."""
 
-    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
+    def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """Give the worker a quantised matrix, ``[inner, columns]``.
 
         Raises:
@@ -26,7 +26,7 @@ class WorkerPort(Protocol):
         """
         ...
 
-    def multiply(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
+    def multiply_masked(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
         """Ask for products, all at once; nothing about the answers is checked here but which request they are to.
 
         Raises:
@@ -43,13 +43,13 @@ class SimulatedWorker:
     """
 
     def __init__(self, name: str = "simulated worker", device: str = "cpu") -> None:
-        self.name, self.most_numbers = name, MOST_ELEMENTS
+        self.name, self.max_numbers = name, MOST_ELEMENTS
         self._worker = MaskedWorker(device)
 
-    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
+    def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """As `WorkerPort` says."""
-        self._worker.load(product, values)
+        self._worker.load_matrix(product, values)
 
-    def multiply(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
+    def multiply_masked(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
         """As `WorkerPort` says."""
-        return [self._worker.answer(request) for request in requests]
+        return [self._worker.answer_request(request) for request in requests]

@@ -17,7 +17,7 @@ from phalanx.security.mask.pads import MOST_ELEMENTS
 from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
 from phalanx.split.masked.answers import AnswerSorter
 from phalanx.split.masked.config import MaskedWorkerConfig
-from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send, write_masked
+from phalanx.split.masked.messages import END, LOAD, MULTIPLY, load_parts, send_unreceipted, write_masked
 from phalanx.split.masked.serving import ProductService
 from phalanx.transport import Endpoint, Handle, LocalWorkerProcesses, OwnerLink, TransportConfig, joined_workers
 
@@ -42,7 +42,7 @@ class RemoteWorker:
         limits: TransportConfig,
         is_alive: Callable[[], bool] | None = None,
     ) -> None:
-        self.name, self.most_numbers = name, min(MOST_ELEMENTS, (limits.max_frame_bytes - _HEADER_BYTES) // 4)
+        self.name, self.max_numbers = name, min(MOST_ELEMENTS, (limits.max_frame_bytes - _HEADER_BYTES) // 4)
         self._endpoint, self._answers, self._limits = endpoint, answers, limits
         self._is_alive = is_alive or _seems_alive
 
@@ -56,23 +56,23 @@ class RemoteWorker:
         """Bytes of the worker's frames."""
         return self._endpoint.bytes_received.get(self.name, 0)
 
-    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
+    def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """As `WorkerPort` says; the matrix travels in as many frames as it needs."""
         for body, payload in load_parts(product, values, self._limits.max_frame_bytes - _HEADER_BYTES):
-            send(self._endpoint, self.name, LOAD, body, [payload])
+            send_unreceipted(self._endpoint, self.name, LOAD, body, [payload])
 
-    def multiply(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
+    def multiply_masked(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
         """As `WorkerPort` says.
 
         Raises:
             FrameError: A request is larger than a frame, or an answer is malformed.
             PeerLostError: The worker is gone or silent.
         """
-        self._answers.expect(self.name, requests)
+        self._answers.expect_answers(self.name, requests)
         for request in requests:
             body, payload = write_masked(request)
-            send(self._endpoint, self.name, MULTIPLY, body, [payload])
-        answers = self._answers.collect(self.name, requests, self._limits.timeout_s, self._is_alive)
+            send_unreceipted(self._endpoint, self.name, MULTIPLY, body, [payload])
+        answers = self._answers.collect_answers(self.name, requests, self._limits.timeout_s, self._is_alive)
         for request, answer in zip(requests, answers, strict=True):
             if len(answer.values) != len(request.values):
                 raise FrameError(
@@ -115,17 +115,18 @@ def remote_workers(
         answers = AnswerSorter(joined.endpoint)
         with contextlib.closing(answers):
             yield {
-                name: RemoteWorker(name, joined.endpoint, answers, transport, _watch(name, processes)) for name in names
+                name: RemoteWorker(name, joined.endpoint, answers, transport, _liveness_check(name, processes))
+                for name in names
             }
             # a worker that is gone by now need not be told
             with contextlib.suppress(TransportError):
                 for name in names:
-                    joined.endpoint.send(name, END, {})
-                joined.endpoint.flush(_FLUSH_S)
+                    joined.endpoint.send_frame(name, END, {})
+                joined.endpoint.flush_frames(_FLUSH_S)
 
 
-def _watch(name: str, processes: LocalWorkerProcesses | None) -> Callable[[], bool]:
-    return _seems_alive if processes is None else partial(processes.is_alive, name)
+def _liveness_check(name: str, processes: LocalWorkerProcesses | None) -> Callable[[], bool]:
+    return _seems_alive if processes is None else partial(processes.is_running, name)
 
 
 def _seems_alive() -> bool:
@@ -163,21 +164,21 @@ class PipeWires:
     address = "pipes"
 
     def __init__(self, name: str, pipes: Mapping[str, FramePipe]) -> None:
-        self._wires: dict[str, PipeWire] = {other: pipe.wire(name) for other, pipe in pipes.items()}
+        self._wires: dict[str, PipeWire] = {other: pipe.open_wire(name) for other, pipe in pipes.items()}
 
-    def serve(self, handle: Handle, run: str) -> None:
+    def serve_frames(self, handle: Handle, run: str) -> None:
         """As `Wire` says."""
         for wire in self._wires.values():
-            wire.serve(handle, run)
+            wire.serve_frames(handle, run)
 
     def add_route(self, name: str, address: str) -> None:
         """Do nothing: each is at the end of its own pipe."""
 
-    def deliver(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
+    def deliver_frame(self, receiver: str, raw: bytes, timeout_s: float) -> bytes:
         """As `Wire` says."""
         if receiver not in self._wires:
             raise FrameError(f"{receiver}: there is no pipe to it")
-        return self._wires[receiver].deliver(receiver, raw, timeout_s)
+        return self._wires[receiver].deliver_frame(receiver, raw, timeout_s)
 
     def close(self) -> None:
         """As `Wire` says; the pipes' makers close them."""
@@ -214,8 +215,8 @@ def piped_workers(
         # a worker that is gone by now need not be told
         with contextlib.suppress(PeerLostError):
             for name in ends:
-                endpoint.send(name, END, {})
-            endpoint.flush(_FLUSH_S)
+                endpoint.send_frame(name, END, {})
+            endpoint.flush_frames(_FLUSH_S)
 
 
 def serve_pipe(config: PipedWorkerConfig, end: socket.socket) -> None:
@@ -235,8 +236,10 @@ def serve_pipe(config: PipedWorkerConfig, end: socket.socket) -> None:
         return config.session
 
     try:
-        wire = pipe.wire(identity.name)
+        wire = pipe.open_wire(identity.name)
         with Endpoint(identity, {owner.name: owner}, config.session, wire, config.transport) as endpoint:
-            ProductService(endpoint, MaskedWorker(config.device)).run(OwnerLink(endpoint, owner.name, _LOOK_S, look))
+            ProductService(endpoint, MaskedWorker(config.device)).serve_link(
+                OwnerLink(endpoint, owner.name, _LOOK_S, look)
+            )
     finally:
         pipe.close()

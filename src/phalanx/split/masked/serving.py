@@ -17,7 +17,7 @@ from phalanx.split.masked.messages import (
     Refusal,
     read_load,
     read_masked,
-    send,
+    send_unreceipted,
     write_masked,
 )
 from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner
@@ -26,11 +26,11 @@ from phalanx.transport import CheckedFrame, Endpoint, OwnerLink, join_owner
 class Multiplier(Protocol):
     """The interface to the arithmetic of a worker process."""
 
-    def load(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
+    def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
         """Keep a quantised matrix, ``[inner, columns]``."""
         ...
 
-    def answer(self, request: MaskedMessage) -> MaskedMessage:
+    def answer_request(self, request: MaskedMessage) -> MaskedMessage:
         """Multiply."""
         ...
 
@@ -47,7 +47,7 @@ def run_masked_worker(config: MaskedWorkerConfig, multiplier: Multiplier | None 
         CertificateError: This worker's own identity is unusable.
     """
     with join_owner(config) as link:
-        ProductService(link.endpoint, multiplier or MaskedWorker(config.device)).run(link)
+        ProductService(link.endpoint, multiplier or MaskedWorker(config.device)).serve_link(link)
 
 
 class ProductService:
@@ -62,33 +62,33 @@ class ProductService:
         self._loading: dict[ProductMessage, NDArray[np.int32]] = {}
         self._filled: dict[ProductMessage, int] = {}
 
-    def run(self, link: OwnerLink) -> None:
+    def serve_link(self, link: OwnerLink) -> None:
         """Serve until told to end.
 
         Raises:
             PeerLostError: The trusted side is gone, or serves another run by now.
         """
-        for item in link.frames():
+        for item in link.receive_frames():
             if item.kind == END:
                 return
-            self.take(item)
+            self.handle_frame(item)
 
-    def take(self, item: CheckedFrame) -> None:
+    def handle_frame(self, item: CheckedFrame) -> None:
         """Handle one frame; what cannot be answered is refused with its reason."""
-        handle = {LOAD: self._load, MULTIPLY: self._multiply}.get(item.kind, _refuse)
+        handle = {LOAD: self._load_rows, MULTIPLY: self._answer_product}.get(item.kind, _refuse_frame)
         try:
             handle(item)
         except (FrameError, ValueError) as exc:
             # a matrix for which this device has no exact way is a ValueError
-            send(self._endpoint, item.sender, REFUSED, Refusal(reason=str(exc)[:1000]).model_dump())
+            send_unreceipted(self._endpoint, item.sender, REFUSED, Refusal(reason=str(exc)[:1000]).model_dump())
 
-    def _multiply(self, item: CheckedFrame) -> None:
-        body, payload = write_masked(self._multiplier.answer(read_masked(item.body, item.payload)))
-        send(self._endpoint, item.sender, PRODUCT, body, [payload])
+    def _answer_product(self, item: CheckedFrame) -> None:
+        body, payload = write_masked(self._multiplier.answer_request(read_masked(item.body, item.payload)))
+        send_unreceipted(self._endpoint, item.sender, PRODUCT, body, [payload])
 
-    def _load(self, item: CheckedFrame) -> None:
+    def _load_rows(self, item: CheckedFrame) -> None:
         load, rows = read_load(item.body, item.payload)
-        product = load.product
+        product = load.product_message
         if load.first == 0:
             self._loading[product], self._filled[product] = np.empty((load.inner, load.columns), np.int32), 0
         values = self._loading.get(product)
@@ -98,8 +98,8 @@ class ProductService:
         self._filled[product] = load.first + load.rows
         if self._filled[product] == load.inner:
             del self._loading[product], self._filled[product]
-            self._multiplier.load(product, values)
+            self._multiplier.load_matrix(product, values)
 
 
-def _refuse(item: CheckedFrame) -> None:
+def _refuse_frame(item: CheckedFrame) -> None:
     raise FrameError(f"{item.kind!r} is no request")

@@ -27,7 +27,7 @@ class Arrivals:
         self._names, self._say = tuple(names), say
         self._came: set[str] = set()
         self._returned: str | None = None
-        self._said: set[str] = set()
+        self._told_lines: set[str] = set()
         self._lock = threading.Lock()
 
     def name_of(self, certified: str, begins: bool) -> str | None:
@@ -38,7 +38,7 @@ class Arrivals:
         """
         with self._lock:
             if certified not in self._names:
-                self._tell(f"refused a caller: {certified} is not a party of this run")
+                self._tell_once(f"refused a caller: {certified} is not a party of this run")
                 raise PeerRefusedError(
                     f"{certified}: is not a party of this run; split.remote_clients lists its clients"
                 )
@@ -47,15 +47,15 @@ class Arrivals:
                 return None
             if begins:
                 self._came.add(certified)
-                self._tell(f"{certified} has called")
+                self._tell_once(f"{certified} has called")
             return certified
 
-    def missing(self) -> list[str]:
+    def missing_parties(self) -> list[str]:
         """Return the parties that have not called."""
         with self._lock:
             return [name for name in self._names if name not in self._came]
 
-    def look(self) -> None:
+    def check_returned(self) -> None:
         """Return while every party is the process that it was.
 
         Raises:
@@ -64,7 +64,7 @@ class Arrivals:
         if self._returned is not None:
             raise PeerLostError(f"{self._returned}: has restarted, so this session is over; continue with --resume")
 
-    def wait(self, wire: GrpcWire) -> dict[str, JoinedPeer]:
+    def wait_for_all(self, wire: GrpcWire) -> dict[str, JoinedPeer]:
         """Wait, however long, until all have called.
 
         Raises:
@@ -74,17 +74,17 @@ class Arrivals:
         while len(joined_peers) < len(self._names):
             for name in self._names:
                 joined = wire.wait_joined(name, _LOOK_EVERY_S)
-                self.look()
+                self.check_returned()
                 with self._lock:
                     has_begun = name in self._came
                 if joined is not None and has_begun:
                     joined_peers[name] = joined
         return joined_peers
 
-    def _tell(self, line: str) -> None:
+    def _tell_once(self, line: str) -> None:
         # a caller cannot fill a terminal
-        if line not in self._said and len(self._said) < _MOST_LINES:
-            self._said.add(line)
+        if line not in self._told_lines and len(self._told_lines) < _MOST_LINES:
+            self._told_lines.add(line)
             self._say(line)
 
 
@@ -99,16 +99,16 @@ class PipeRelay:
     def __init__(self, pipe: FramePipe, wire: GrpcWire, names: Sequence[str], timeout_s: float) -> None:
         self._pipe, self._wire, self._timeout_s = pipe, wire, timeout_s
         for name in names:
-            pipe.serve(name, self._outward(name))
+            pipe.serve_party(name, self._outward_handler(name))
 
-    def inward(self, raw: bytes | memoryview, tls_peer: str) -> bytes:
+    def pass_inward(self, raw: bytes | memoryview, tls_peer: str) -> bytes:
         """Pass a frame of a party, as TLS has proven it, to the enclave; return the answer."""
-        return _answer_of(lambda: self._pipe.ask(tls_peer, ENCLAVE, bytes(raw), self._timeout_s))
+        return _answer_of(lambda: self._pipe.exchange_frame(tls_peer, ENCLAVE, bytes(raw), self._timeout_s))
 
-    def _outward(self, name: str) -> Callable[[bytes | memoryview, str], bytes]:
+    def _outward_handler(self, name: str) -> Callable[[bytes | memoryview, str], bytes]:
         def pass_on(raw: bytes | memoryview, sender: str) -> bytes:
             del sender
-            return _answer_of(lambda: self._wire.deliver(name, bytes(raw), self._timeout_s))
+            return _answer_of(lambda: self._wire.deliver_frame(name, bytes(raw), self._timeout_s))
 
         return pass_on
 

@@ -21,7 +21,6 @@ class ConfinedEnclave:
     """A child process behind namespaces, Landlock and seccomp; a context manager that ends it.
 
     Args:
-        directory: Directory for its file.
         end: Its end of the pipe; handed over.
         workers: Its ends of pipes to masked workers; handed over.
     """
@@ -67,7 +66,7 @@ class ConfinedEnclave:
             pipe_end.close()
 
     @property
-    def report(self) -> IsolationReport | None:
+    def isolation_report(self) -> IsolationReport | None:
         """Which measures hold; None before it is started."""
         return None if self._process is None else self._process.report
 
@@ -75,7 +74,7 @@ class ConfinedEnclave:
         """Its exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
 
-    def look(self) -> None:
+    def check_running(self) -> None:
         """Return while it runs.
 
         Raises:
@@ -108,7 +107,6 @@ def confined_workers(
     """Start workers, give the enclave's end of each one's pipe, and end them whatever happens.
 
     Args:
-        directory: Directory for their files.
         threads: Threads of tensor kernels in each worker.
 
     Raises:
@@ -121,11 +119,11 @@ def confined_workers(
             near, far = socket.socketpair()
             stack.callback(near.close)
             ends[name] = near
-            stack.callback(_start(directory / f"{name}.toml", config, far, threads).close)
+            stack.callback(_start_worker(directory / f"{name}.toml", config, far, threads).close)
         yield ends
 
 
-def _start(path: Path, config: PipedWorkerConfig, end: socket.socket, threads: int) -> IsolatedProcess:
+def _start_worker(path: Path, config: PipedWorkerConfig, end: socket.socket, threads: int) -> IsolatedProcess:
     path.write_text(dump_toml(config), encoding="utf-8")
     program = Program(
         "phalanx.split.masked",

@@ -42,11 +42,11 @@ class LocalEnclave:
         self._process = PythonProcess((*self._command, str(path)), threads, self._directory / "enclave.log", renew=True)
 
     @property
-    def pid(self) -> int | None:
+    def process_id(self) -> int | None:
         """Its process id; None before it is started."""
         return None if self._process is None else self._process.pid
 
-    def look(self) -> None:
+    def check_running(self) -> None:
         """Return while it runs.
 
         Raises:
@@ -59,7 +59,7 @@ class LocalEnclave:
     def close(self) -> None:
         """Give the enclave, which has been told to end, a moment; then kill it."""
         if self._process is not None:
-            self._process.end()
+            self._process.end_or_kill()
 
     def __enter__(self) -> Self:
         return self

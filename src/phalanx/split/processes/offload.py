@@ -15,12 +15,12 @@ Prepare = Callable[[StageModule], object]
 """Changes the back part before it is trained."""
 
 
-def as_it_is(back: StageModule) -> None:
+def keep_layers(back: StageModule) -> None:
     """Leave every layer in the enclave."""
 
 
 @contextlib.contextmanager
-def offloaded(
+def start_offload(
     config: EnclaveConfig, identity: Identity, ends: Mapping[str, socket.socket] | None = None
 ) -> Iterator[Prepare]:
     """Start the workers that multiply for the enclave, where the mode asks for them, and end them whatever happens.
@@ -38,13 +38,13 @@ def offloaded(
     """
     split, names = config.split, config.split.masked_workers
     if not names:
-        yield as_it_is
+        yield keep_layers
         return
     with contextlib.ExitStack() as stack:
         opened_workers = (
             piped_workers(identity, config.workers, ends, masked_session(config.session), split.transport)
             if ends
-            else _started(config, identity)
+            else _start_workers(config, identity)
         )
         workers = stack.enter_context(opened_workers)
         first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
@@ -58,7 +58,9 @@ def masked_session(session: str) -> str:
     return f"{session}-masked"
 
 
-def _started(config: EnclaveConfig, identity: Identity) -> contextlib.AbstractContextManager[dict[str, RemoteWorker]]:
+def _start_workers(
+    config: EnclaveConfig, identity: Identity
+) -> contextlib.AbstractContextManager[dict[str, RemoteWorker]]:
     split = config.split
     identities = Path(config.identity).parent
     processes = local_masked_workers(

@@ -57,5 +57,7 @@ def open_back(config: EnclaveConfig, source: ModelSource, prepare: Prepare) -> B
     admission = split.admission
     admitting = None if admission is None else AdmittingTrainer(trainer, split.client_names, admission)
     width = source.hidden_size + config.document_attention
-    kinds = TensorKinds(config.rows, config.seq, width, split.wire, task.label_shape, task.num_answers, task.extras)
+    kinds = TensorKinds(
+        config.rows, config.seq, width, split.wire, task.label_shape, task.num_answers, task.extra_kinds
+    )
     return BackPart(trainer, admitting, kinds)

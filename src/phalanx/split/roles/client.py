@@ -56,7 +56,7 @@ class SplitClient:
         self.name, self.link = name, link
         self._front, self._kinds = front, kinds
 
-    def pack(
+    def pack_microbatch(
         self,
         what: What,
         step: int,
@@ -71,11 +71,11 @@ class SplitClient:
             SealError: The link is closed or exhausted.
             DataError: The extra rows are not those that the objective reads.
         """
-        rows, kinds = ids.shape[0], self._kinds.parts(what, ids.shape[0])
+        rows, kinds = ids.shape[0], self._kinds.microbatch_kinds(what, ids.shape[0])
         self._check_extras(what, extras)
         tensors = (self._front(ids), labels.contiguous(), *(extras[name].contiguous() for name in sorted(extras)))
         frames = tuple(
-            self.link.pack(kind, step, microbatch, tensor) for kind, tensor in zip(kinds, tensors, strict=True)
+            self.link.pack_tensor(kind, step, microbatch, tensor) for kind, tensor in zip(kinds, tensors, strict=True)
         )
         return PackedMicrobatch(what, step, microbatch, rows, frames)
 
@@ -84,24 +84,26 @@ class SplitClient:
         if sorted(extras) != expected_extras:
             raise DataError(f"extras: the batch has {sorted(extras)}, the objective reads {expected_extras}")
 
-    def read(self, frame: Frame, what: What, step: int, microbatch: int, count: int) -> Feedback:
+    def read_feedback(self, frame: Frame, what: What, step: int, microbatch: int, count: int) -> Feedback:
         """Open the feedback on `count` microbatches, the last of which is `microbatch`.
 
         Raises:
             SealError: It is not the frame that is due.
             FrameError: The same, of a link that seals nothing.
         """
-        numbers = self.link.unpack(frame, self._kinds.result(what, 1 + 2 * count), step, microbatch).tolist()
-        targets = self._counts(numbers[2::2])
+        numbers = self.link.unpack_tensor(
+            frame, self._kinds.result_kind(what, 1 + 2 * count), step, microbatch
+        ).tolist()
+        targets = self._check_counts(numbers[2::2])
         return Feedback(numbers[0], tuple(zip(numbers[1::2], targets, strict=True)))
 
-    def read_measured(self, frame: Frame, step: int, microbatch: int, rows: int) -> HeldOutScores:
+    def read_scores(self, frame: Frame, step: int, microbatch: int, rows: int) -> HeldOutScores:
         """Open what so many held-out rows came to; as `read` otherwise."""
-        kind = self._kinds.result("held_out", _FIGURES + self._kinds.num_answers(rows))
-        _, loss, targets, *answers = self.link.unpack(frame, kind, step, microbatch).tolist()
-        return HeldOutScores(loss, self._counts([targets])[0], tuple(self._counts(answers)))
+        kind = self._kinds.result_kind("held_out", _FIGURES + self._kinds.num_answers(rows))
+        _, loss, targets, *answers = self.link.unpack_tensor(frame, kind, step, microbatch).tolist()
+        return HeldOutScores(loss, self._check_counts([targets])[0], tuple(self._check_counts(answers)))
 
-    def _counts(self, numbers: Sequence[float]) -> list[int]:
+    def _check_counts(self, numbers: Sequence[float]) -> list[int]:
         if any(not (number >= 0 and number.is_integer()) for number in numbers):
             raise FrameError(f"{self.name}: the enclave counts {numbers[:5]}, which are no counts")
         return [int(number) for number in numbers]

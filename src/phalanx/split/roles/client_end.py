@@ -21,7 +21,7 @@ from phalanx.telemetry import PhaseTimer
 _Read = TypeVar("_Read", Feedback, HeldOutScores)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing while waiting."""
 
 
@@ -39,20 +39,20 @@ class ClientEnd:
 
     def __init__(self, party: EnclavePeer, front: Front, kinds: TensorKinds, timer: PhaseTimer) -> None:
         self._party, self._front, self._kinds, self._timer = party, front, kinds, timer
-        self._sending = SendWindow(party.name, party.line.say_packed)
+        self._sending = SendWindow(party.name, party.connection.send_packed)
         self.enclave_costs = Costs()
         self.side: SplitClient | None = None
 
-    def meet(self) -> None:
+    def meet_enclave(self) -> None:
         """Appraise the enclave, and agree on keys with it.
 
         Raises:
-            PhalanxError: As `EnclavePeer.meet`.
+            PhalanxError: As `EnclavePeer.meet_enclave`.
         """
-        self._party.meet()
-        self.side = SplitClient(self._party.name, self._front, self._kinds, self._party.link)
+        self._party.meet_enclave()
+        self.side = SplitClient(self._party.name, self._front, self._kinds, self._party.tensor_link)
 
-    def send(
+    def send_microbatch(
         self,
         what: What,
         step: int,
@@ -64,61 +64,65 @@ class ClientEnd:
         """Run the front on a microbatch and send what leaves.
 
         Raises:
-            PhalanxError: As `SplitClient.pack` and `Connection.say`.
+            PhalanxError: As `SplitClient.pack_microbatch` and `Connection.send_message`.
         """
-        with self._timer.phase("front"):
-            packed = self._side.pack(what, step, number, ids, labels, extras)
-        with self._timer.phase("send"):
-            self._sending.send(say.Upload(what=what, microbatch=number, rows=packed.rows), packed.frames)
+        with self._timer.time_phase("front"):
+            packed = self._split_client.pack_microbatch(what, step, number, ids, labels, extras)
+        with self._timer.time_phase("send"):
+            self._sending.send_frames(say.Upload(what=what, microbatch=number, rows=packed.rows), packed.frames)
 
-    def losses(self, step: int, mine: Sequence[int], meanwhile: Callable[[], None] = _nothing) -> Feedback:
+    def await_losses(self, step: int, mine: Sequence[int], meanwhile: Callable[[], None] = _do_nothing) -> Feedback:
         """Wait for the enclave's feedback on this client's microbatches of a step.
 
         Raises:
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
-        side = self._side
-        return self._told(lambda frame: side.read(frame, "train", step, mine[-1], len(mine)), meanwhile)
+        side = self._split_client
+        return self._await_feedback(
+            lambda frame: side.read_feedback(frame, "train", step, mine[-1], len(mine)), meanwhile
+        )
 
-    def scores(self, step: int, number: int, rows: int, meanwhile: Callable[[], None] = _nothing) -> HeldOutScores:
+    def await_scores(
+        self, step: int, number: int, rows: int, meanwhile: Callable[[], None] = _do_nothing
+    ) -> HeldOutScores:
         """Wait for the enclave's feedback on held-out rows; raises as `losses`."""
-        side = self._side
-        return self._told(lambda frame: side.read_measured(frame, step, number, rows), meanwhile)
+        side = self._split_client
+        return self._await_feedback(lambda frame: side.read_scores(frame, step, number, rows), meanwhile)
 
-    def send_again_where_asked(self) -> None:
+    def resend_requested(self) -> None:
         """Send frames again that the enclave has refused and asks for."""
-        asked = self._party.line.glance(say.ResendRequest)
+        asked = self._party.connection.peek_message(say.ResendRequest)
         if asked is not None:
-            self._sending.send_again(asked)
+            self._sending.resend_frames(asked)
 
     @property
-    def _side(self) -> SplitClient:
+    def _split_client(self) -> SplitClient:
         if self.side is None:
             raise PeerRefusedError(f"{self._party.name}: has not met the enclave yet")
         return self.side
 
-    def _told(self, read: Callable[[memoryview], _Read], meanwhile: Callable[[], None]) -> _Read:
+    def _await_feedback(self, read: Callable[[memoryview], _Read], meanwhile: Callable[[], None]) -> _Read:
         """What the enclave says of microbatches; a reply that does not open is asked for again."""
         for attempt in range(TRIES):
-            frame = self._hear(meanwhile)
+            frame = self._await_reply(meanwhile)
             try:
-                with self._timer.phase("open"):
+                with self._timer.time_phase("open"):
                     feedback = read(frame)
             except REFUSALS:
                 if attempt == TRIES - 1:
                     raise
-                self._party.line.say(say.Repeat())
+                self._party.connection.send_message(say.RepeatRequest())
             else:
-                self._sending.settle()
+                self._sending.note_taken()
                 return feedback
         raise FrameError(f"{self._party.name}: no reply opened")
 
-    def _hear(self, meanwhile: Callable[[], None]) -> memoryview:
-        with self._timer.phase("wait"):
+    def _await_reply(self, meanwhile: Callable[[], None]) -> memoryview:
+        with self._timer.time_phase("wait"):
             while True:
-                answer, frame = self._party.line.hear_one_of((say.Reply, say.ResendRequest), meanwhile)
+                answer, frame = self._party.connection.await_one_of((say.Reply, say.ResendRequest), meanwhile)
                 if isinstance(answer, say.Reply):
                     self.enclave_costs = answer.costs
                     return frame
                 if isinstance(answer, say.ResendRequest):
-                    self._sending.send_again(answer)
+                    self._sending.resend_frames(answer)

@@ -31,7 +31,6 @@ class SplitStep:
     """The result of one step.
 
     Attributes:
-        norm: Gradient norm before clipping.
         guard: Report of the guard of middle stages; None where the enclave holds them itself.
     """
 
@@ -69,79 +68,78 @@ class SplitDriver(OwnerRequests):
         self._ends = {party.name: ClientEnd(party, front, kinds, self.timer) for party in clients}
 
     @property
-    def parties(self) -> tuple[EnclavePeer, ...]:
+    def enclave_peers(self) -> tuple[EnclavePeer, ...]:
         """The owner, then the clients."""
         return (self._owner, *self._clients)
 
     @property
-    def costs(self) -> Costs:
+    def process_costs(self) -> Costs:
         """CPU time of both processes so far, as far as the enclave has told."""
         heard = max((client_end.enclave_costs for client_end in self._ends.values()), key=lambda one: one.cpu_s)
-        total = heard.plus(costs_of(party.link for party in self._clients))
-        for party in self.parties:
-            total = total.plus(party.line.costs).plus(Costs(meeting_s=party.meeting_s))
-        return total.plus(Costs(cpu_s=time.process_time()))
+        total = heard.add_costs(costs_of(party.tensor_link for party in self._clients))
+        for party in self.enclave_peers:
+            total = total.add_costs(party.connection.transport_costs).add_costs(Costs(meeting_s=party.meeting_s))
+        return total.add_costs(Costs(cpu_s=time.process_time()))
 
     @property
     def bytes_crossed(self) -> Mapping[str, int]:
         """Bytes on each client's line so far, both ways."""
-        return {party.name: party.line.bytes_crossed for party in self._clients}
+        return {party.name: party.connection.bytes_crossed for party in self._clients}
 
-    def meet(self) -> None:
+    def meet_enclave(self) -> None:
         """Have every party wait for the enclave, appraise it and agree on keys with it.
 
         Raises:
-            PhalanxError: As `EnclavePeer.meet`; nothing was sent to an enclave that did not pass.
+            PhalanxError: As `EnclavePeer.meet_enclave`; nothing was sent to an enclave that did not pass.
         """
-        for party in self.parties:
-            ready, _ = party.line.hear(say.EnclaveReady)
-            party.line.meet_at(ready.address)
-            self._ends.get(party.name, party).meet()
+        for party in self.enclave_peers:
+            ready, _ = party.connection.await_message(say.EnclaveReady)
+            party.connection.set_enclave_address(ready.address)
+            self._ends.get(party.name, party).meet_enclave()
 
-    def step(self, step: int, inputs: StepInputs) -> SplitStep:
+    def train_step(self, step: int, inputs: StepInputs) -> SplitStep:
         """Train one step.
 
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; nothing of the step was sent.
             FailedBatchError: Loss or gradient is not finite; nothing was applied.
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
         self._check_trust(step)
         for number in range(len(inputs.ids)):
-            self._send("train", step, number, client_of(number, self._split.client_names), inputs)
+            self._send_microbatch("train", step, number, client_of(number, self._split.client_names), inputs)
         losses: dict[int, tuple[float, int]] = {}
         norm = 0.0
         for name, client_end in self._ends.items():
             mine = microbatches_of(name, self._microbatches, self._split.client_names)
-            feedback = client_end.losses(step, mine, self._send_what_others_are_asked_for)
+            feedback = client_end.await_losses(step, mine, self._resend_requested)
             norm = feedback.norm
             losses.update(zip(mine, feedback.losses, strict=True))
-        guard = self._hear_of_guard() if self._split.workers_see_hidden_states else None
+        guard = self._receive_guard_events() if self._split.workers_see_hidden_states else None
         if not norm >= 0:
             raise FailedBatchError(f"step {step}: the enclave computed a loss or gradient that is not finite")
         in_order = [losses[number] for number in sorted(losses)]
         targets = sum(count for _, count in in_order)
         return SplitStep(sum(loss for loss, _ in in_order) / targets, targets, norm, guard)
 
-    def measure(
+    def measure_held_out(
         self, step: int, batches: Iterator[tuple[Tensor, Tensor]], senders: Sequence[str] = ()
     ) -> HeldOutScores:
         """Return what held-out rows come to, with answers in their order.
 
         Args:
-            step: Number of finished steps.
             senders: The client that sends each of them; clients take turns when left out.
 
         Raises:
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
         losses: list[float] = []
         count = 0
         answers: list[int] = []
         for number, (ids, labels) in enumerate(batches):
             name = senders[number] if senders else client_of(number, self._split.client_names)
-            self._send("held_out", step, number, name, StepInputs((ids,), (labels,), 0))
-            scores = self._ends[name].scores(step, number, ids.shape[0], self._send_what_others_are_asked_for)
+            self._send_microbatch("held_out", step, number, name, StepInputs((ids,), (labels,), 0))
+            scores = self._ends[name].await_scores(step, number, ids.shape[0], self._resend_requested)
             losses.append(scores.loss)
             count += scores.targets
             answers += scores.answers
@@ -156,33 +154,33 @@ class SplitDriver(OwnerRequests):
         Raises:
             TranscriptError: Two of them do not.
         """
-        comparisons = {party.name: party.compare_transcripts(enclave) for party in self.parties}
+        comparisons = {party.name: party.compare_transcripts(enclave) for party in self.enclave_peers}
         return {name: statements for name, statements in comparisons.items() if statements is not None}
 
     def close(self) -> None:
         """Forget keys."""
-        for party in self.parties:
+        for party in self.enclave_peers:
             party.close()
 
     def _check_trust(self, step: int) -> None:
         is_time = self._split.reattests_at(step)
-        with self.timer.phase("attest"):
-            for party in self.parties:
+        with self.timer.time_phase("attest"):
+            for party in self.enclave_peers:
                 party.check_trust(every_s=self._split.reattest_s, now=is_time)
 
-    def _send(self, what: What, step: int, number: int, name: str, inputs: StepInputs) -> None:
+    def _send_microbatch(self, what: What, step: int, number: int, name: str, inputs: StepInputs) -> None:
         row_number = number if what == "train" else 0
         extras = inputs.extras_of(row_number)
         ids = with_marks(inputs.ids[row_number], extras)
-        self._ends[name].send(what, step, number, ids, inputs.labels[row_number], without_attention(extras))
+        self._ends[name].send_microbatch(what, step, number, ids, inputs.labels[row_number], without_attention(extras))
 
-    def _hear_of_guard(self) -> GuardReport:
-        with self.timer.phase("wait"):
-            report, _ = self._owner.line.hear(say.GuardedStep)
+    def _receive_guard_events(self) -> GuardReport:
+        with self.timer.time_phase("wait"):
+            report, _ = self._owner.connection.await_message(say.GuardedStep)
         return GuardReport(**{field.name: getattr(report, field.name) for field in fields(GuardReport)})
 
-    def _send_what_others_are_asked_for(self) -> None:
+    def _resend_requested(self) -> None:
         """One client's reply waits for every client's frames, and for the enclave's requests to the owner meanwhile."""
-        self._owner.line.heed()
+        self._owner.connection.handle_unrequested()
         for client_end in self._ends.values():
-            client_end.send_again_where_asked()
+            client_end.resend_requested()

@@ -25,11 +25,13 @@ _MAX_MEASURED_ROWS = 4096
 class Tally(Protocol):
     """What sums over all clients."""
 
-    def stepped(self, norm: float, losses: Sequence[tuple[float, int]]) -> object:
+    def note_step(self, norm: float, losses: Sequence[tuple[float, int]]) -> object:
         """Take a step's norm, and summed loss and targets of each of its microbatches."""
         ...
 
-    def measured(self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]) -> object:
+    def note_measurement(
+        self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]
+    ) -> object:
         """Take summed loss and targets of a client's held-out rows, the class found for each, and its own."""
         ...
 
@@ -38,12 +40,12 @@ class ClientAdmission(Protocol):
     """What decides which clients count."""
 
     @property
-    def counted(self) -> Collection[str]:
+    def counted_clients(self) -> Collection[str]:
         """The clients that the last step was made of."""
         ...
 
     @property
-    def standings(self) -> ClientStandings:
+    def client_standings(self) -> ClientStandings:
         """Of the clients; they take what held-out rows come to."""
         ...
 
@@ -80,7 +82,7 @@ class Enclave:
         self._links: dict[str, FrameLink] = {}
         self._parts: dict[tuple[str, What], tuple[torch.Tensor, ...]] = {}
 
-    def connect(self, client: str, link: FrameLink) -> None:
+    def connect_client(self, client: str, link: FrameLink) -> None:
         """Take a client's link; frames over an earlier link are void.
 
         Raises:
@@ -92,30 +94,32 @@ class Enclave:
         if earlier is not None:
             earlier.close()
         self._links[client] = link
-        self.begin_again()
+        self.restart_step()
 
     @property
-    def due(self) -> tuple[str, int]:
+    def due_microbatch(self) -> tuple[str, int]:
         """The client and the microbatch that are due in the step under way."""
         number = self.trainer.num_learned
         return client_of(number, self._clients), number
 
     @property
-    def costs(self) -> Costs:
+    def link_costs(self) -> Costs:
         """CPU time that the clients' links have cost so far."""
         return costs_of(self._links.values())
 
     @property
     def crypto_seconds(self) -> float:
         """CPU time spent on sealing and opening so far, digests and buffers included."""
-        return self.costs.link_s
+        return self.link_costs.link_s
 
-    def begin_again(self) -> None:
+    def restart_step(self) -> None:
         """Give up the step that is under way; its microbatches are learned again."""
-        self.trainer.forget()
+        self.trainer.drop_microbatches()
         self._parts.clear()
 
-    def take(self, client: str, what: What, microbatch: int, rows: int, frame: Frame, digest: str = "") -> Replies:
+    def take_frame(
+        self, client: str, what: What, microbatch: int, rows: int, frame: Frame, digest: str = ""
+    ) -> Replies:
         """Take the next frame of a client: activations, labels, extra rows by name.
 
         Args:
@@ -123,7 +127,7 @@ class Enclave:
             what: Whether it is to be learned from, as the carrier says; the frame must agree.
             microbatch: Index that the carrier claims; the frame must agree.
             rows: Rows that the carrier claims; the frame must agree.
-            digest: Digest of the frame; see `FrameLink.unpack`.
+            digest: Digest of the frame; see `FrameLink.unpack_tensor`.
 
         Returns:
             Feedback for clients, where this frame completes a step, or a measurement.
@@ -134,34 +138,34 @@ class Enclave:
             DataError: The labels are not the task's.
         """
         self._check_turn(client, what, microbatch, rows)
-        link, step = self._link(client), self.trainer.num_steps
-        kinds, taken = self._kinds.parts(what, rows), self._parts.get((client, what), ())
-        taken = (*taken, link.unpack(frame, kinds[len(taken)], step, microbatch, digest))
+        link, step = self._require_link(client), self.trainer.num_steps
+        kinds, taken = self._kinds.microbatch_kinds(what, rows), self._parts.get((client, what), ())
+        taken = (*taken, link.unpack_tensor(frame, kinds[len(taken)], step, microbatch, digest))
         if len(taken) < len(kinds):
             self._parts[client, what] = taken
             return {}
         self._parts.pop((client, what), None)
         hidden, labels, *more = taken
         if what == "held_out":
-            loss, targets, answers = self.trainer.measure(hidden, labels)
+            loss, targets, answers = self.trainer.measure_microbatch(hidden, labels)
             if self.admission is not None:
-                self.admission.standings.measured(client, loss, targets)
+                self.admission.client_standings.note_measurement(client, loss, targets)
             if self.tally is not None:
                 # a language model answers no row
                 true = labels[labels != IGNORE].tolist() if answers else ()
-                self.tally.measured(client, loss, targets, answers, true)
-            return {client: self._reply(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
+                self.tally.note_measurement(client, loss, targets, answers, true)
+            return {client: self._pack_result(client, what, microbatch, [math.nan, loss, targets, *answers], step)}
         extras = dict(zip(sorted(self._kinds.extras), more, strict=True))
-        self.trainer.learn(hidden, labels, extras)
-        return {} if self.trainer.num_learned < self._microbatches else self._finish(rows)
+        self.trainer.learn_microbatch(hidden, labels, extras)
+        return {} if self.trainer.num_learned < self._microbatches else self._finish_step(rows)
 
     def counts_in_sums(self, client: str) -> bool:
         """Whether sums over all clients contain the last measurement of this client."""
-        return self.admission is None or self.admission.standings.is_measured(client)
+        return self.admission is None or self.admission.client_standings.is_measured(client)
 
-    def statement(self, client: str) -> bytes:
+    def client_statement(self, client: str) -> bytes:
         """Return this side's signed statement about the frames that have crossed a client's link."""
-        return self._link(client).statement()
+        return self._require_link(client).signed_statement()
 
     def link_of(self, client: str) -> FrameLink:
         """A client's link, for what goes beside the steps.
@@ -169,14 +173,14 @@ class Enclave:
         Raises:
             FrameError: The client has none.
         """
-        return self._link(client)
+        return self._require_link(client)
 
     def close(self) -> None:
         """Forget all keys."""
         for link in self._links.values():
             link.close()
 
-    def _finish(self, rows: int) -> Replies:
+    def _finish_step(self, rows: int) -> Replies:
         """Take the step, and tell every client its own losses."""
         step = self.trainer.num_steps
         try:
@@ -184,35 +188,39 @@ class Enclave:
         except FailedBatchError:
             # said by a norm that is no number: the other ends know no exceptions of this process
             norm = math.nan
-        learned, replies = self.trainer.losses, {}
+        learned, replies = self.trainer.step_losses, {}
         if self.tally is not None:
-            self.tally.stepped(norm, learned)
+            self.tally.note_step(norm, learned)
         for client in self._clients:
             mine = microbatches_of(client, self._microbatches, self._clients)
             if not mine:
                 continue
             numbers = [norm, *(number for index in mine for number in learned[index])]
-            replies[client] = self._reply(client, "train", mine[-1], numbers, step)
-            has_counted = self.admission is None or client in self.admission.counted
+            replies[client] = self._pack_result(client, "train", mine[-1], numbers, step)
+            has_counted = self.admission is None or client in self.admission.counted_clients
             if self.gate is not None and math.isfinite(norm) and has_counted:
-                self.gate.contributed(client, rows * len(mine))
+                self.gate.note_contribution(client, rows * len(mine))
         return replies
 
-    def _reply(self, client: str, what: What, microbatch: int, numbers: Sequence[float], step: int) -> PackedFrame:
-        kind = self._kinds.result(what, len(numbers))
-        return self._link(client).pack(kind, step, microbatch, torch.tensor(numbers, dtype=torch.float64))
+    def _pack_result(
+        self, client: str, what: What, microbatch: int, numbers: Sequence[float], step: int
+    ) -> PackedFrame:
+        kind = self._kinds.result_kind(what, len(numbers))
+        return self._require_link(client).pack_tensor(
+            kind, step, microbatch, torch.tensor(numbers, dtype=torch.float64)
+        )
 
     def _check_turn(self, client: str, what: What, microbatch: int, rows: int) -> None:
         if what == "train":
-            if (client, microbatch) != self.due or rows != self._kinds.rows:
+            if (client, microbatch) != self.due_microbatch or rows != self._kinds.rows:
                 raise FrameError(
-                    f"{client}: microbatch {microbatch} of {rows} rows came, due is {self.due[1]} of {self.due[0]} "
-                    f"with {self._kinds.rows}"
+                    f"{client}: microbatch {microbatch} of {rows} rows came, due is {self.due_microbatch[1]} of "
+                    f"{self.due_microbatch[0]} with {self._kinds.rows}"
                 )
         elif self.trainer.num_learned or not 1 <= rows <= _MAX_MEASURED_ROWS or microbatch < 0:
             raise FrameError(f"{client}: a measurement of {rows} rows came inside of a step, or is none")
 
-    def _link(self, client: str) -> FrameLink:
+    def _require_link(self, client: str) -> FrameLink:
         link = self._links.get(client)
         if link is None:
             raise FrameError(f"{client}: has not met the enclave yet")

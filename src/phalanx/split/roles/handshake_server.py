@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.security.crypto import Identity, Peer
 from phalanx.security.seal import EpochSource
 from phalanx.security.tee import Attester
@@ -14,14 +14,11 @@ from phalanx.split.handshake.client_appraisal import ClientAppraiser, client_pol
 from phalanx.split.handshake.meeting import EnclaveHandshake
 from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 from phalanx.split.processes.local_enclave import EnclaveConfig
-from phalanx.transport import Meter
+from phalanx.transport import CpuMeter
 
 
 class HandshakeServer:
     """The enclave's side of all handshakes of one session.
-
-    Args:
-        attester: Signs its evidence.
 
     Raises:
         ConfigError: A client's policy in the run file is unusable.
@@ -46,25 +43,25 @@ class HandshakeServer:
         }
         self._appraiser = ClientAppraiser(terms, client_policies_of(split), clients)
         self._handshake = EnclaveHandshake(identity, attester, terms, epochs, parties, self._appraiser)
-        self._meter = Meter()
+        self._meter = CpuMeter()
 
     @property
-    def seconds(self) -> float:
+    def meeting_seconds(self) -> float:
         """CPU time of handshakes so far."""
-        return self._meter.seconds("meeting")
+        return self._meter.cpu_seconds("meeting")
 
-    def prove(self, party: str, message: say.EvidenceRequest) -> tuple[say.EvidenceReply, bytes]:
+    def make_evidence_reply(self, party: str, message: say.EvidenceRequest) -> tuple[say.EvidenceReply, bytes]:
         """Return evidence for a party's nonce, and the nonce for its own where the run file has a policy for it.
 
         Raises:
             PeerRefusedError: It is no party of the run.
         """
-        with self._meter.measure("meeting"):
-            evidence = self._handshake.evidence(party, bytes.fromhex(message.nonce))
-            nonce = self._handshake.ask(party)
+        with self._meter.measure_cpu_time("meeting"):
+            evidence = self._handshake.enclave_evidence(party, bytes.fromhex(message.nonce))
+            nonce = self._handshake.draw_client_nonce(party)
         return say.EvidenceReply(nonce=None if nonce is None else nonce.hex()), evidence
 
-    def admit(self, party: str, message: say.Call, payload: memoryview) -> tuple[bytes, FrameLink]:
+    def admit_party(self, party: str, message: say.HandshakeCall, payload: memoryview) -> tuple[bytes, FrameLink]:
         """Return the reply to a party's call, and the link to it.
 
         Raises:
@@ -76,8 +73,8 @@ class HandshakeServer:
             return b"", PlainLink()
         hello_at = message.token_bytes + message.evidence_bytes
         token, evidence = bytes(payload[: message.token_bytes]), bytes(payload[message.token_bytes : hello_at])
-        with self._meter.measure("meeting"):
-            return self._handshake.admit(party, token, bytes(payload[hello_at:]), evidence)
+        with self._meter.measure_cpu_time("meeting"):
+            return self._handshake.admit_client(party, token, bytes(payload[hello_at:]), evidence)
 
     def appraise_again(self, client: str, payload: memoryview) -> None:
         """Appraise new evidence of a client.
@@ -85,25 +82,25 @@ class HandshakeServer:
         Raises:
             RefusedEvidenceError: It does not pass; nothing more of this client is taken.
         """
-        with self._meter.measure("meeting"):
-            self._appraiser.judge(client, bytes(payload))
+        with self._meter.measure_cpu_time("meeting"):
+            self._appraiser.appraise_client(client, bytes(payload))
 
-    def expect_again(self, turn: ask.ClientTurn) -> None:
+    def require_renewal(self, turn: ask.ClientTurn) -> None:
         """Have clients bring new evidence before they send anything, where the last one is too old for a turn."""
         now = turn.what == "train" and self._split.reattests_at(turn.step)
-        self._appraiser.expect_again(now=now, every_s=self._split.reattest_s)
+        self._appraiser.require_renewal(now=now, every_s=self._split.reattest_s)
 
-    def check(self, client: str) -> None:
+    def check_client(self, client: str) -> None:
         """Return where a client's tensors may be taken.
 
         Raises:
             RefusedEvidenceError: Evidence of it was refused, or is awaited.
         """
-        self._appraiser.check(client)
+        self._appraiser.check_appraised(client)
 
-    def news(self) -> Iterator[SplitMessage]:
+    def pop_appraisal_messages(self) -> Iterator[SplitMessage]:
         """What the owner is to be told of clients' evidence, once."""
-        for appraisal in self._appraiser.news():
+        for appraisal in self._appraiser.pop_appraisals():
             if appraisal.result is None:
                 yield ask.ClientEvidenceRefused(client=appraisal.client, reason=appraisal.reason)
                 continue
@@ -111,7 +108,7 @@ class HandshakeServer:
             yield ask.ClientAppraised(
                 client=appraisal.client,
                 evidence=claims.kind,
-                policy=digest(self._split.client_policies[appraisal.client]),
+                policy=digest_config(self._split.client_policies[appraisal.client]),
                 device=claims.device[:500],
                 measurements=dict(claims.measurements),
             )

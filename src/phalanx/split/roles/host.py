@@ -26,7 +26,7 @@ MakeConfig = Callable[[str, Mapping[str, str]], EnclaveConfig]
 
 
 @dataclass(frozen=True)
-class EnclavePlace:
+class EnclaveSettings:
     """Where an enclave is, and which parties call it.
 
     Attributes:
@@ -49,13 +49,12 @@ class EnclaveHost:
 
     Args:
         place: Place and parties of the enclave.
-        say: Prints one line.
     """
 
-    def __init__(self, place: EnclavePlace, make_config: MakeConfig, say: Callable[[str], None]) -> None:
+    def __init__(self, place: EnclaveSettings, make_config: MakeConfig, say: Callable[[str], None]) -> None:
         self._place, self._make_config, self._say = place, make_config, say
 
-    def serve(self) -> None:
+    def serve_sessions(self) -> None:
         """Serve until the owner ends the run; a session that breaks off is followed by another one.
 
         Raises:
@@ -77,7 +76,7 @@ class EnclaveHost:
         with contextlib.ExitStack() as stack:
             wire = GrpcWire(place.identity, place.transport)
             stack.callback(wire.close)
-            wire.name_of, wire.awaited = arrivals.name_of, arrivals.missing
+            wire.name_of, wire.awaited = arrivals.name_of, arrivals.missing_parties
             self._say(f"listening on {wire.address} for {', '.join(place.parties)}")
             serve = self._serve_confined if place.is_confined else self._serve_here
             serve(stack, session, wire, arrivals)
@@ -85,18 +84,18 @@ class EnclaveHost:
     def _serve_here(self, stack: contextlib.ExitStack, session: str, wire: GrpcWire, arrivals: Arrivals) -> None:
         place = self._place
         endpoint = stack.enter_context(Endpoint(place.identity, {}, session, wire, place.transport))
-        joined = arrivals.wait(wire)
+        joined = arrivals.wait_for_all(wire)
         for party in joined.values():
             endpoint.add_peer(party.peer, party.address)
-        config = self._make_config(session, _certificates(joined))
+        config = self._make_config(session, _certificates_by_party(joined))
         torch.set_num_threads(config.threads)
         torch.use_deterministic_algorithms(True)
         source = open_model(config.model, Path(config.cache), config.seed)
         self._say("all parties are connected; the session begins")
         server = EnclaveServer(config, place.identity, endpoint, source)
         # each party knows already where it has called
-        server.announce("")
-        server.run(arrivals.look)
+        server.announce_address("")
+        server.serve_messages(arrivals.check_returned)
 
     def _serve_confined(self, stack: contextlib.ExitStack, session: str, wire: GrpcWire, arrivals: Arrivals) -> None:
         place = self._place
@@ -105,16 +104,16 @@ class EnclaveHost:
         pipe = FramePipe(near, place.transport.max_frame_bytes)
         stack.callback(pipe.close)
         relay = PipeRelay(pipe, wire, place.parties, place.transport.timeout_s)
-        wire.serve(relay.inward, session)
-        joined = arrivals.wait(wire)
+        wire.serve_frames(relay.pass_inward, session)
+        joined = arrivals.wait_for_all(wire)
         for name, party in joined.items():
             wire.add_route(name, party.address)
-        config = self._make_config(session, _certificates(joined))
+        config = self._make_config(session, _certificates_by_party(joined))
         process = stack.enter_context(ConfinedEnclave(place.directory, config, far))
         process.start()
         self._say("all parties are connected; the session begins in a sandbox without network")
         while (code := process.poll()) is None:
-            arrivals.look()
+            arrivals.check_returned()
             # None for as long as nothing of that name calls: a pause that ends with the wire
             wire.wait_joined("", _LOOK_EVERY_S)
         if code == PeerLostError.exit_code:
@@ -123,5 +122,5 @@ class EnclaveHost:
             raise IsolationError(f"the confined enclave ended with exit code {code}; its last lines are above")
 
 
-def _certificates(joined: Mapping[str, JoinedPeer]) -> dict[str, str]:
+def _certificates_by_party(joined: Mapping[str, JoinedPeer]) -> dict[str, str]:
     return {name: party.certificate.decode("ascii") for name, party in joined.items()}

@@ -13,46 +13,46 @@ class OwnerRequests:
     def __init__(self, owner: EnclavePeer) -> None:
         self._owner = owner
 
-    def restore(self, step: int, blob: memoryview) -> None:
+    def restore_state(self, step: int, blob: memoryview) -> None:
         """Have the enclave go on from a sealed state.
 
         Raises:
             RollbackError: It is older than one that is known to be kept.
             CheckpointError: It is altered, or another run's.
         """
-        self._owner.line.ask(say.Restore(step=step), say.RestoreReply, (blob,))
+        self._owner.connection.request_answer(say.RestoreRequest(step=step), say.RestoreReply, (blob,))
 
-    def keep(self) -> tuple[int, int, memoryview]:
+    def request_state(self) -> tuple[int, int, memoryview]:
         """Return finished steps, number and bytes of the sealed state."""
-        state, blob = self._owner.line.ask(say.Keep(), say.SealedState)
+        state, blob = self._owner.connection.request_answer(say.StateRequest(), say.SealedState)
         return state.step, state.number, blob
 
-    def settle(self, number: int) -> None:
+    def settle_state(self, number: int) -> None:
         """A sealed state is safe: the ones before it are void."""
-        self._owner.line.ask(say.Settle(number=number), say.SettleReply)
+        self._owner.connection.request_answer(say.SettleRequest(number=number), say.SettleReply)
 
-    def weigh(self) -> str:
+    def request_weights_digest(self) -> str:
         """Return the digest of the weights."""
-        weighed, _ = self._owner.line.ask(say.Weigh(), say.WeightsReply)
+        weighed, _ = self._owner.connection.request_answer(say.WeightsRequest(), say.WeightsReply)
         return weighed.digest
 
-    def release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:
+    def request_release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:
         """Return the permission and the adapters.
 
         Raises:
             ReleaseRefusedError: They stay sealed.
         """
-        self._owner.line.say(say.AskRelease())
+        self._owner.connection.send_message(say.AdaptersRequest())
         tensors: dict[str, Tensor] = {}
         while True:
-            message, frame = self._owner.line.hear_one_of((say.ReleasePart, say.ReleaseEnd))
+            message, frame = self._owner.connection.await_one_of((say.ReleasePart, say.ReleaseEnd))
             if isinstance(message, say.ReleasePart):
-                kind = TensorKinds.adapter(message.name, message.shape)
-                tensors[message.name] = self._owner.link.unpack(frame, kind, step, len(tensors))
+                kind = TensorKinds.adapter_kind(message.name, message.shape)
+                tensors[message.name] = self._owner.tensor_link.unpack_tensor(frame, kind, step, len(tensors))
             elif isinstance(message, say.ReleaseEnd):
                 return message.release.model_dump(), tensors
 
-    def end(self) -> None:
+    def end_session(self) -> None:
         """The session is over."""
-        self._owner.line.say(say.End())
-        self._owner.line.flush()
+        self._owner.connection.send_message(say.End())
+        self._owner.connection.flush_messages()

@@ -23,14 +23,13 @@ class ScoreTotals:
     """Held-out scores over all clients.
 
     Attributes:
-        targets: Number of texts.
         classes: For each class: its texts, the texts that were taken for it, and the right ones; empty of a language
             model.
     """
 
     def __init__(self, numbers: Sequence[float]) -> None:
-        self.loss, self.targets = numbers[0], _count(numbers[1])
-        counts = [_count(number) for number in numbers[2:]]
+        self.loss, self.targets = numbers[0], _check_count(numbers[1])
+        counts = [_check_count(number) for number in numbers[2:]]
         self.classes = tuple(
             (counts[index], counts[index + 1], counts[index + 2]) for index in range(0, len(counts), _CLASS_NUMBERS)
         )
@@ -72,55 +71,57 @@ class RemoteLead(OwnerRequests):
         self._enclave_costs = Costs()
 
     @property
-    def parties(self) -> tuple[EnclavePeer, ...]:
+    def enclave_peers(self) -> tuple[EnclavePeer, ...]:
         """The owner: what others have appraised is theirs to tell."""
         return (self._owner,)
 
     @property
-    def costs(self) -> Costs:
+    def process_costs(self) -> Costs:
         """CPU time of this process and of the enclave's so far, as far as the enclave has told."""
-        mine = self._owner.line.costs.plus(Costs(meeting_s=self._owner.meeting_s, cpu_s=time.process_time()))
-        return self._enclave_costs.plus(mine)
+        mine = self._owner.connection.transport_costs.add_costs(
+            Costs(meeting_s=self._owner.meeting_s, cpu_s=time.process_time())
+        )
+        return self._enclave_costs.add_costs(mine)
 
     @property
     def bytes_crossed(self) -> Mapping[str, int]:
         """Return the bytes on the owner's line so far, both ways; clients count their own lines."""
-        return {self._owner.name: self._owner.line.bytes_crossed}
+        return {self._owner.name: self._owner.connection.bytes_crossed}
 
-    def meet(self) -> None:
+    def meet_enclave(self) -> None:
         """Wait until every party has called the enclave, appraise it, and wait until all clients have done the same.
 
         Raises:
-            PhalanxError: As `EnclavePeer.meet` and `Connection.hear`.
+            PhalanxError: As `EnclavePeer.meet_enclave` and `Connection.await_message`.
         """
-        self._owner.line.hear(say.EnclaveReady)
-        self._owner.meet()
-        ready, _ = self._owner.line.hear(ask.ClientsReady)
+        self._owner.connection.await_message(say.EnclaveReady)
+        self._owner.meet_enclave()
+        ready, _ = self._owner.connection.await_message(ask.ClientsReady)
         if tuple(sorted(ready.data)) != tuple(sorted(self._split.client_names)):
             raise FrameError(f"{len(ready.data)} clients are ready, but differ from those of the run file")
         self.commitments = ready.data
 
-    def step(self, step: int, draw: int) -> SplitStep:
+    def train_step(self, step: int, draw: int) -> SplitStep:
         """Have all clients train one step.
 
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; no turn was asked for.
             FailedBatchError: Loss or gradient is not finite; nothing was applied.
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
-        with self.timer.phase("attest"):
+        with self.timer.time_phase("attest"):
             self._owner.check_trust(every_s=self._split.reattest_s, now=self._split.reattests_at(step))
-        norm, loss, targets = self._turn("train", step, draw, _STEP_NUMBERS)
+        norm, loss, targets = self._request_turn("train", step, draw, _STEP_NUMBERS)
         if not norm >= 0:
             raise FailedBatchError(f"step {step}: the enclave computed a loss or gradient that is not finite")
-        count = _count(targets)
+        count = _check_count(targets)
         if not count:
             raise FrameError(f"step {step}: the enclave counts no target of a step that it took")
         return SplitStep(loss / count, count, norm)
 
-    def scores(self, step: int) -> ScoreTotals:
+    def request_scores(self, step: int) -> ScoreTotals:
         """Have all clients measure their held-out texts after so many finished steps; raises as `step`."""
-        return ScoreTotals(self._turn("held_out", step, 0, 2 + _CLASS_NUMBERS * self._num_classes))
+        return ScoreTotals(self._request_turn("held_out", step, 0, 2 + _CLASS_NUMBERS * self._num_classes))
 
     def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
         """Have all clients compare transcripts with the enclave, and compare the owner's here.
@@ -131,7 +132,7 @@ class RemoteLead(OwnerRequests):
         Raises:
             TranscriptError: Two statements do not agree.
         """
-        self._owner.line.ask(ask.Conclude(), ask.ConcludeReply)
+        self._owner.connection.request_answer(ask.Conclude(), ask.ConcludeReply)
         statements = self._owner.compare_transcripts(enclave)
         return {} if statements is None else {self._owner.name: statements}
 
@@ -139,20 +140,24 @@ class RemoteLead(OwnerRequests):
         """Forget keys."""
         self._owner.close()
 
-    def _turn(self, what: What, step: int, draw: int, numbers: int) -> list[float]:
-        with self.timer.phase("wait"):
-            turn_total, frame = self._owner.line.ask(ask.ClientTurn(what=what, step=step, draw=draw), ask.TurnTotal)
+    def _request_turn(self, what: What, step: int, draw: int, numbers: int) -> list[float]:
+        with self.timer.time_phase("wait"):
+            turn_total, frame = self._owner.connection.request_answer(
+                ask.ClientTurn(what=what, step=step, draw=draw), ask.TurnTotal
+            )
         if (turn_total.what, turn_total.step) != (what, step):
             raise FrameError(
                 f"the enclave reported {turn_total.what} at step {turn_total.step}, but {what} at {step} was requested"
             )
         self._enclave_costs = turn_total.costs
-        with self.timer.phase("open"):
-            total: list[float] = self._owner.link.unpack(frame, TensorKinds.total(what, numbers), step, 0).tolist()
+        with self.timer.time_phase("open"):
+            total: list[float] = self._owner.tensor_link.unpack_tensor(
+                frame, TensorKinds.total_kind(what, numbers), step, 0
+            ).tolist()
         return total
 
 
-def _count(number: float) -> int:
+def _check_count(number: float) -> int:
     if not (number >= 0 and number.is_integer()):
         raise FrameError(f"the enclave counts {number}, which is no count")
     return int(number)

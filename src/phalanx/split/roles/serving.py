@@ -12,7 +12,7 @@ from phalanx.security.crypto import load_identity, peer_from_certificate
 from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
 from phalanx.split.config import ENCLAVE
 from phalanx.split.processes.local_enclave import EnclaveConfig
-from phalanx.split.processes.offload import offloaded
+from phalanx.split.processes.offload import start_offload
 from phalanx.split.roles.server import EnclaveServer, MakeTrainer
 from phalanx.transport import Endpoint, GrpcWire
 
@@ -27,7 +27,7 @@ def _in_this_process(endpoint: Endpoint, source: ModelSource) -> Iterator[MakeTr
     yield lambda whole: whole
 
 
-def serve(
+def serve_enclave(
     config: EnclaveConfig,
     end: socket.socket | None = None,
     workers: Mapping[str, socket.socket] | None = None,
@@ -54,10 +54,10 @@ def serve(
         else:
             pipe = FramePipe(end, limits.max_frame_bytes)
             stack.callback(pipe.close)
-            wire = pipe.wire(ENCLAVE)
+            wire = pipe.open_wire(ENCLAVE)
         stack.callback(wire.close)
         with (
-            offloaded(config, identity, workers) as prepare,
+            start_offload(config, identity, workers) as prepare,
             Endpoint(identity, {}, config.session, wire, limits) as endpoint,
             # what trains may have something to say to the owner until its end
             contextlib.ExitStack() as inside,
@@ -68,5 +68,5 @@ def serve(
             source = open_model(config.model, Path(config.cache), config.seed)
             trains = inside.enter_context(open_trainer(endpoint, source))
             server = EnclaveServer(config, identity, endpoint, source, prepare, trains)
-            server.announce(wire.address)
-            server.run()
+            server.announce_address(wire.address)
+            server.serve_messages()

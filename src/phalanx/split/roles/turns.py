@@ -49,7 +49,7 @@ class ClientTurns:
         self._sums: dict[str, _ClientSums] = {}
         self._finished: tuple[ask.ClientTurn, list[float]] | None = None
         self._clock = clock
-        self._moved = self._told = clock()
+        self._moved_at = self._told_at = clock()
         self._is_concluding = False
 
     @property
@@ -58,11 +58,11 @@ class ClientTurns:
         return len(self._ready) == len(self._clients)
 
     @property
-    def commitments(self) -> Mapping[str, str]:
+    def data_commitments(self) -> Mapping[str, str]:
         """Of each client's data, in the order of their turns."""
         return {name: self._ready[name].data for name in self._clients if name in self._ready}
 
-    def ready(self, client: str, message: ask.ClientReady) -> None:
+    def note_ready(self, client: str, message: ask.ClientReady) -> None:
         """Take a client's word that it is ready, once: the owner waits for word of all clients once as well.
 
         Raises:
@@ -77,7 +77,7 @@ class ClientTurns:
             raise DataError(f"{client}: its tokenizer differs from the other clients'; give all parties the same one")
         self._ready[client] = message
 
-    def begin(self, message: ask.ClientTurn, num_steps: int) -> None:
+    def begin_turn(self, message: ask.ClientTurn, num_steps: int) -> None:
         """Begin a turn.
 
         Raises:
@@ -89,10 +89,10 @@ class ClientTurns:
                 f"{len(self._clients)} clients are ready, and {len(self._waits_for)} have a turn to finish"
             )
         self._turn = message
-        self._wait()
+        self._wait_for_all()
         self._sums.clear()
 
-    def check(self, client: str, what: str) -> None:
+    def check_turn(self, client: str, what: str) -> None:
         """Refuse a microbatch that no turn asked this client for.
 
         Raises:
@@ -101,11 +101,13 @@ class ClientTurns:
         if self._turn is None or self._turn.what != what or client not in self._waits_for:
             raise FrameError(f"{client}: was asked for no microbatch of {what!r}")
 
-    def stepped(self, norm: float, losses: Sequence[tuple[float, int]]) -> None:
+    def note_step(self, norm: float, losses: Sequence[tuple[float, int]]) -> None:
         """Record the result of a step: its turn is complete, with norm, summed loss and targets."""
-        self._complete("train", [norm, sum(loss for loss, _ in losses), float(sum(count for _, count in losses))])
+        self._complete_turn("train", [norm, sum(loss for loss, _ in losses), float(sum(count for _, count in losses))])
 
-    def measured(self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]) -> None:
+    def note_measurement(
+        self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]
+    ) -> None:
         """Take what some held-out rows of a client came to."""
         sums = self._sums.setdefault(client, _ClientSums())
         sums.losses.append(loss)
@@ -114,9 +116,9 @@ class ClientTurns:
             sums.classes["found", predicted_class] += 1
             sums.classes["true", other] += 1
             sums.classes["right", predicted_class] += predicted_class == other
-        self._moved = self._clock()
+        self._moved_at = self._clock()
 
-    def done(self, client: str, message: ask.TurnDone) -> None:
+    def note_done(self, client: str, message: ask.TurnDone) -> None:
         """Take a client's word that its held-out texts are measured.
 
         Where it was the last one the turn is complete, with summed loss, targets, then for each class texts of it,
@@ -125,19 +127,19 @@ class ClientTurns:
         Raises:
             FrameError: No such turn waits for it.
         """
-        self.check(client, "held_out")
+        self.check_turn(client, "held_out")
         if self._turn is None or message.step != self._turn.step:
             raise FrameError(f"{client}: has measured at step {message.step}, which is not that of the turn")
         self._waits_for.discard(client)
         if not self._waits_for:
-            self._complete("held_out", self._totals())
+            self._complete_turn("held_out", self._sum_totals())
 
-    def finished(self) -> tuple[ask.ClientTurn, list[float]] | None:
+    def pop_finished_turn(self) -> tuple[ask.ClientTurn, list[float]] | None:
         """Hand out, once, the complete turn and its result."""
         turn, self._finished = self._finished, None
         return turn
 
-    def conclude(self) -> None:
+    def begin_conclusion(self) -> None:
         """Begin the end.
 
         Raises:
@@ -146,9 +148,9 @@ class ClientTurns:
         if self._waits_for:
             raise FrameError(f"the end: {len(self._waits_for)} clients have a turn to finish")
         self._is_concluding = True
-        self._wait()
+        self._wait_for_all()
 
-    def concluded(self, client: str) -> bool:
+    def note_concluded(self, client: str) -> bool:
         """Take a client's word that it has compared; True where it was the last one.
 
         Raises:
@@ -159,7 +161,7 @@ class ClientTurns:
         self._waits_for.discard(client)
         return not self._waits_for
 
-    def awaited(self, due: str) -> tuple[str, ...]:
+    def overdue_clients(self, due: str) -> tuple[str, ...]:
         """Return the clients that a turn waits for where it is time to tell the owner, else none; ask often.
 
         It is time when nothing was measured for a while, and when the turn as a whole takes long: neither a frame that
@@ -169,25 +171,25 @@ class ClientTurns:
             due: The client that the step under way waits for.
         """
         now = self._clock()
-        if not self._waits_for or (now - self._moved < _QUIET_S and now - self._told < _LONG_S):
+        if not self._waits_for or (now - self._moved_at < _QUIET_S and now - self._told_at < _LONG_S):
             return ()
-        self._moved = self._told = now
+        self._moved_at = self._told_at = now
         if self._turn is not None and self._turn.what == "train" and not self._is_concluding:
             return (due,)
         return tuple(name for name in self._clients if name in self._waits_for)
 
-    def _wait(self) -> None:
+    def _wait_for_all(self) -> None:
         self._waits_for = set(self._clients)
-        self._moved = self._told = self._clock()
+        self._moved_at = self._told_at = self._clock()
 
-    def _complete(self, what: str, numbers: list[float]) -> None:
+    def _complete_turn(self, what: str, numbers: list[float]) -> None:
         if self._turn is None or self._turn.what != what:
             raise FrameError(f"no turn of {what!r} is under way")
         self._finished = (self._turn, numbers)
         self._turn = None
         self._waits_for.clear()
 
-    def _totals(self) -> list[float]:
+    def _sum_totals(self) -> list[float]:
         sums = [client_sums for name, client_sums in self._sums.items() if self._counts_in(name)]
         # exact, so that it does not matter in which order clients have measured
         loss = math.fsum(loss for client_sums in sums for loss in client_sums.losses)
@@ -212,15 +214,15 @@ Rows = tuple[Tensor, Tensor]
 """Ids and labels of some rows."""
 
 
-class OwnTexts(Protocol):
+class ClientRows(Protocol):
     """The texts of one client."""
 
     @property
-    def microbatches(self) -> Sequence[int]:
+    def own_microbatches(self) -> Sequence[int]:
         """This client's microbatches of a step."""
         ...
 
-    def drawn(self, draw: int) -> Sequence[Rows]:
+    def draw_rows(self, draw: int) -> Sequence[Rows]:
         """The rows of a draw, an entry for each microbatch of this client."""
         ...
 
@@ -249,54 +251,54 @@ class TurnTaker:
         steps: int,
         party: EnclavePeer,
         end: ClientEnd,
-        texts: OwnTexts,
+        texts: ClientRows,
         tell: Callable[[int, Feedback], None] = lambda step, told: None,
     ) -> None:
         self._split, self._steps = split, steps
         self._party, self._end, self._texts, self._tell = party, end, texts, tell
 
-    def work(self) -> None:
+    def take_turns(self) -> None:
         """Take turns until the owner concludes.
 
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; nothing of the turn was sent.
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
         while True:
-            message, _ = self._party.line.hear_one_of((ask.ClientTurn, ask.Conclude))
+            message, _ = self._party.connection.await_one_of((ask.ClientTurn, ask.Conclude))
             if not isinstance(message, ask.ClientTurn):
                 return
-            self._take(message)
+            self._take_turn(message)
 
-    def conclude(self, enclave: Peer) -> tuple[bytes, bytes] | None:
+    def conclude_session(self, enclave: Peer) -> tuple[bytes, bytes] | None:
         """Compare transcripts with the enclave, log the result, and return both statements.
 
         Raises:
             TranscriptError: Both ends did not see the same frames.
         """
         statements = self._party.compare_transcripts(enclave)
-        self._party.line.say(ask.ConcludeReply())
-        self._party.line.flush()
+        self._party.connection.send_message(ask.ConcludeReply())
+        self._party.connection.flush_messages()
         return statements
 
-    def _take(self, turn: ask.ClientTurn) -> None:
+    def _take_turn(self, turn: ask.ClientTurn) -> None:
         if turn.step > self._steps:
             raise FrameError(f"a turn of step {turn.step} is asked for, the run has {self._steps}")
         now = turn.what == "train" and self._split.reattests_at(turn.step)
         self._party.check_trust(every_s=self._split.reattest_s, now=now)
         if turn.what == "train":
-            self._train(turn)
+            self._train_turn(turn)
         else:
-            self._measure(turn.step)
+            self._measure_turn(turn.step)
 
-    def _train(self, turn: ask.ClientTurn) -> None:
-        mine = self._texts.microbatches
-        for number, (ids, labels) in zip(mine, self._texts.drawn(turn.draw), strict=True):
-            self._end.send("train", turn.step, number, ids, labels)
-        self._tell(turn.step, self._end.losses(turn.step, mine))
+    def _train_turn(self, turn: ask.ClientTurn) -> None:
+        mine = self._texts.own_microbatches
+        for number, (ids, labels) in zip(mine, self._texts.draw_rows(turn.draw), strict=True):
+            self._end.send_microbatch("train", turn.step, number, ids, labels)
+        self._tell(turn.step, self._end.await_losses(turn.step, mine))
 
-    def _measure(self, step: int) -> None:
+    def _measure_turn(self, step: int) -> None:
         for number, (ids, labels) in enumerate(self._texts.held_out()):
-            self._end.send("held_out", step, number, ids, labels)
-            self._end.scores(step, number, ids.shape[0])
-        self._party.line.say(ask.TurnDone(step=step))
+            self._end.send_microbatch("held_out", step, number, ids, labels)
+            self._end.await_scores(step, number, ids.shape[0])
+        self._party.connection.send_message(ask.TurnDone(step=step))

@@ -37,8 +37,8 @@ class AdmittingTrainer:
 
     def __init__(self, whole: BackTrainer, clients: Sequence[str], config: ClientAdmissionConfig) -> None:
         self._whole, self._clients, self._config = whole, tuple(clients), config
-        self.standings = ClientStandings(clients, config)
-        self.counted: frozenset[str] = frozenset(clients)
+        self.client_standings = ClientStandings(clients, config)
+        self.counted_clients: frozenset[str] = frozenset(clients)
         self._sums: dict[str, Tensor] = {}
         self._targets: dict[str, int] = {}
         self._weights: dict[str, int] = {}
@@ -56,11 +56,11 @@ class AdmittingTrainer:
         return self._whole.num_learned
 
     @property
-    def losses(self) -> Sequence[tuple[float, int]]:
+    def step_losses(self) -> Sequence[tuple[float, int]]:
         """As `SplitTrainer` has them; loss 0 and no target of a microbatch that does not count."""
         return self._losses
 
-    def learn(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> None:
+    def learn_microbatch(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> None:
         """Take one microbatch of the next step; one of a client that does not count is passed over.
 
         Raises:
@@ -69,19 +69,19 @@ class AdmittingTrainer:
         client = client_of(self.num_learned, self._clients)
         if not self.num_learned:
             self._losses = []
-        if not self.standings.counts(client):
-            self._whole.pass_over()
+        if not self.client_standings.is_counted(client):
+            self._whole.skip_microbatch()
             self._losses.append(_UNCOUNTED)
             return
-        loss, targets = self._whole.learn(hidden, labels, extras)
+        loss, targets = self._whole.learn_microbatch(hidden, labels, extras)
         gradient = self._whole.take_gradient()
         self._sums[client] = self._sums[client] + gradient if client in self._sums else gradient
         self._targets[client] = self._targets.get(client, 0) + targets
         self._losses.append((loss, targets))
 
-    def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `SplitTrainer` says."""
-        return self._whole.measure(hidden, labels)
+        return self._whole.measure_microbatch(hidden, labels)
 
     def step(self) -> float:
         """Take one step with the aggregate of the admitted clients' gradients.
@@ -93,27 +93,34 @@ class AdmittingTrainer:
             FailedBatchError: No client's counts. Nothing was updated.
         """
         step, means = self.num_steps, self._take_means()
-        self.standings.judge_measurements(step)
+        self.client_standings.judge_measurements(step)
         norms = {name: float(torch.linalg.vector_norm(mean, dtype=torch.float64)) for name, mean in means.items()}
-        passed = [name for name in self.standings.judge_norms(step, norms) if self.standings.counts(name)]
-        self.counted = frozenset(passed)
+        passed = [
+            name for name in self.client_standings.judge_norms(step, norms) if self.client_standings.is_counted(name)
+        ]
+        self.counted_clients = frozenset(passed)
         self._losses = [
-            loss if client_of(number, self._clients) in self.counted else _UNCOUNTED
+            loss if client_of(number, self._clients) in self.counted_clients else _UNCOUNTED
             for number, loss in enumerate(self._losses)
         ]
         if not passed:
             raise FailedBatchError(f"step {step}: admission leaves no client's gradient")
-        return self._whole.apply(self._whole.named(self._made_of(step, {name: means[name] for name in passed})), 1)
+        return self._whole.apply_gradients(
+            self._whole.split_row(self._aggregate_means(step, {name: means[name] for name in passed})), 1
+        )
 
-    def forget(self) -> None:
+    def drop_microbatches(self) -> None:
         """Drop the microbatches since the last step."""
-        self._whole.forget()
+        self._whole.drop_microbatches()
         self._sums.clear()
         self._targets.clear()
 
-    def state(self) -> Mapping[str, Tensor]:
+    def state_tensors(self) -> Mapping[str, Tensor]:
         """Weights and moments of all that is trained, and the clients' earlier gradients."""
-        return {**self._whole.state(), **{f"{_MOMENTUM}{name}": momentum for name, momentum in self._momenta.items()}}
+        return {
+            **self._whole.state_tensors(),
+            **{f"{_MOMENTUM}{name}": momentum for name, momentum in self._momenta.items()},
+        }
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Go on from a state.
@@ -121,7 +128,7 @@ class AdmittingTrainer:
         Raises:
             CheckpointError: It is another model's.
         """
-        self.forget()
+        self.drop_microbatches()
         momenta = {
             name.removeprefix(_MOMENTUM): momentum for name, momentum in tensors.items() if name.startswith(_MOMENTUM)
         }
@@ -132,31 +139,31 @@ class AdmittingTrainer:
             {name: tensor for name, tensor in tensors.items() if not name.startswith(_MOMENTUM)}, num_steps
         )
 
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
+    def trained_weights(self) -> Iterable[tuple[str, Tensor]]:
         """What is trained, by canonical name, as it is now."""
-        return self._whole.weights()
+        return self._whole.trained_weights()
 
-    def books(self) -> dict[str, object]:
+    def state_metadata(self) -> dict[str, object]:
         """The standings."""
-        return self.standings.books()
+        return self.client_standings.dump_standings()
 
-    def check_books(self, books: Mapping[str, object]) -> None:
+    def check_metadata(self, books: Mapping[str, object]) -> None:
         """Take over the standings of a state that is about to be loaded.
 
         Raises:
             CheckpointError: They are of another kind of run.
         """
-        self.standings.load(books)
+        self.client_standings.restore_standings(books)
 
     def _take_means(self) -> dict[str, Tensor]:
         """Each client's mean gradient over its targets of the step; a client without a target has none."""
         counted = {name: count for name, count in self._targets.items() if count}
         means = {name: self._sums[name] / count for name, count in counted.items()}
         self._weights = counted
-        self.forget()
+        self.drop_microbatches()
         return means
 
-    def _made_of(self, step: int, means: Mapping[str, Tensor]) -> Tensor:
+    def _aggregate_means(self, step: int, means: Mapping[str, Tensor]) -> Tensor:
         if self._config.rule == "mean":
             total = sum(self._weights[name] for name in means)
             return torch.stack([mean * (self._weights[name] / total) for name, mean in means.items()]).sum(dim=0)
@@ -165,13 +172,15 @@ class AdmittingTrainer:
             self._momenta[name] = torch.lerp(mean, before, self._config.momentum)
         rows = torch.stack([self._momenta[name] for name in means])
         rule = AGGREGATORS[self._config.rule]
-        max_byzantine = rule.most_byzantine(len(rows))
+        max_byzantine = rule.max_byzantine(len(rows))
         if max_byzantine < 0:
             raise FailedBatchError(
                 f"step {step}: admission leaves {len(rows)} clients, too few for {self._config.rule}"
             )
         # those that are shut out are not among the rows; those that were refused once may be honest
-        result = rule(rows, max(0, min(self._config.byzantine - len(self.standings.excluded), max_byzantine)))
+        result = rule(
+            rows, max(0, min(self._config.byzantine - len(self.client_standings.excluded_clients), max_byzantine))
+        )
         distances = torch.linalg.vector_norm(rows - result, dim=1).tolist()
-        self.standings.judge_distances(step, dict(zip(means, distances, strict=True)))
+        self.client_standings.judge_distances(step, dict(zip(means, distances, strict=True)))
         return result

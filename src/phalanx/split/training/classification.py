@@ -38,7 +38,7 @@ class Classification:
         self._num_classes = num_classes
 
     @property
-    def extras(self) -> Mapping[str, ExtraRows]:
+    def extra_kinds(self) -> Mapping[str, ExtraRows]:
         """None: a class is all that is learned."""
         return OBJECTIVES["classification"].extras
 
@@ -56,13 +56,13 @@ class Classification:
         back.replace_head(head)
         return {f"{HEAD}.{name}": parameter for name, parameter in head.named_parameters()}
 
-    def loss(
+    def compute_loss(
         self, back: StageModule, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
     ) -> tuple[Tensor, int]:
         """As `SplitTask` says; labels as `phalanx.objectives.mark_classes` makes them."""
         return OBJECTIVES["classification"](back(hidden), labels, extras)
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_rows(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `SplitTask` says: the likeliest class of each text, for the client that sent it."""
         logits = back(hidden)
         loss, targets = OBJECTIVES["classification"](logits, labels)
@@ -78,7 +78,7 @@ class Classification:
         return (rows, seq)
 
     @torch.no_grad()
-    def predict(self, back: StageModule, hidden: Tensor, labels: Tensor) -> list[int]:
+    def predict_classes(self, back: StageModule, hidden: Tensor, labels: Tensor) -> list[int]:
         """Return the likeliest class of each text.
 
         Args:

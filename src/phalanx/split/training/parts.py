@@ -114,4 +114,4 @@ def all_weights(source: ModelSource, trained: Iterable[tuple[str, Tensor]]) -> I
     yield from named.items()
     for name in parameter_names(source.hub_config):
         if name not in named:
-            yield name, source.read(name)
+            yield name, source.read_tensor(name)

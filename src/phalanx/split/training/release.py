@@ -28,7 +28,7 @@ class ReleaseMaker:
         self.gate = None if policy is None else ReleaseGate(policy)
         self._base = {name: tensor.detach().clone() for name, tensor in weights}
 
-    def make(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[PermittedRelease, dict[str, Tensor]]:
+    def make_release(self, weights: Iterable[tuple[str, Tensor]]) -> tuple[PermittedRelease, dict[str, Tensor]]:
         """Return what may leave now.
 
         Raises:
@@ -39,13 +39,13 @@ class ReleaseMaker:
                 ReleaseRefusal.TOO_FEW_CLIENTS, "release: the run has no [split.release], so adapters stay sealed"
             )
         moved = {name: tensor.double() - self._base[name].double() for name, tensor in weights}
-        moved_norm = norm(moved.values())
+        moved_norm = total_norm(moved.values())
         scale = 1.0 if moved_norm <= self._policy.clip_norm else self._policy.clip_norm * (1 - _SLACK) / moved_norm
         moved = {name: tensor * scale for name, tensor in moved.items()}
         noise_std = (self._policy.noise_multiplier or 0.0) * self._policy.clip_norm
-        release = self.gate.permit(ReleaseRequest(norm(moved.values()), noise_std))
+        release = self.gate.permit_release(ReleaseRequest(total_norm(moved.values()), noise_std))
         out = {
-            name: (self._base[name].double() + tensor + noise_std * gaussian(tensor.shape)).float()
+            name: (self._base[name].double() + tensor + noise_std * standard_normals(tensor.shape)).float()
             if noise_std
             else (self._base[name].double() + tensor).float()
             for name, tensor in moved.items()
@@ -53,13 +53,13 @@ class ReleaseMaker:
         self._base = {name: tensor.clone() for name, tensor in out.items()}
         return release, out
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
+    def release_state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
         """Return the released tensors and the metadata of the gate, for a sealed state."""
         if self.gate is None:
             return {}, {}
-        return {f"{_BASE}{name}": tensor for name, tensor in self._base.items()}, self.gate.state()
+        return {f"{_BASE}{name}": tensor for name, tensor in self._base.items()}, self.gate.release_counts()
 
-    def load(self, tensors: dict[str, Tensor], books: Mapping[str, object]) -> dict[str, Tensor]:
+    def restore_release(self, tensors: dict[str, Tensor], books: Mapping[str, object]) -> dict[str, Tensor]:
         """Take over a state.
 
         Returns:
@@ -77,12 +77,12 @@ class ReleaseMaker:
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(_BASE)}
 
 
-def norm(tensors: Iterable[Tensor]) -> float:
+def total_norm(tensors: Iterable[Tensor]) -> float:
     """Euclidean norm over all tensors, in float64."""
     return math.sqrt(sum(float(torch.sum(tensor.double() ** 2)) for tensor in tensors))
 
 
-def gaussian(shape: torch.Size) -> Tensor:
+def standard_normals(shape: torch.Size) -> Tensor:
     """Standard normal numbers, float64, from the operating system's generator: no seed brings them back.
 
     Source: Box and Muller 1958.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ConfigError
 from phalanx.models import StageModule
-from phalanx.objectives import OBJECTIVES, ExtraRows, causal_lm
+from phalanx.objectives import OBJECTIVES, ExtraRows, causal_lm_loss
 from phalanx.split.training.classification import Classification, HeldOutScores
 
 
@@ -17,7 +17,7 @@ class SplitTask(Protocol):
     """One objective with its head, inside the enclave."""
 
     @property
-    def extras(self) -> Mapping[str, ExtraRows]:
+    def extra_kinds(self) -> Mapping[str, ExtraRows]:
         """The rows beside labels that the loss reads, by name."""
         ...
 
@@ -25,7 +25,7 @@ class SplitTask(Protocol):
         """Give the back part the head of the task; return the trained tensors by canonical name."""
         ...
 
-    def loss(
+    def compute_loss(
         self, back: StageModule, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
     ) -> tuple[Tensor, int]:
         """The summed float32 loss of one microbatch and its targets.
@@ -41,7 +41,7 @@ class SplitTask(Protocol):
         """
         ...
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_rows(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `loss`, of held-out rows, without a gradient; with the answers for the client that sent them.
 
         Raises:
@@ -69,7 +69,7 @@ class NextToken:
         self._objective = OBJECTIVES[objective]
 
     @property
-    def extras(self) -> Mapping[str, ExtraRows]:
+    def extra_kinds(self) -> Mapping[str, ExtraRows]:
         """What the objective declares."""
         return self._objective.extras
 
@@ -78,15 +78,15 @@ class NextToken:
         del back
         return {}
 
-    def loss(
+    def compute_loss(
         self, back: StageModule, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
     ) -> tuple[Tensor, int]:
         """As `SplitTask` says."""
         return self._objective(back(hidden), labels, extras)
 
-    def measure(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_rows(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `SplitTask` says: how far the next token is found, whatever the rows are weighted by in training."""
-        loss, targets = causal_lm(back(hidden), labels)
+        loss, targets = causal_lm_loss(back(hidden), labels)
         return HeldOutScores(float(loss), targets)
 
     def num_answers(self, rows: int) -> int:

@@ -36,11 +36,11 @@ class SplitTrainer(Protocol):
         ...
 
     @property
-    def losses(self) -> Sequence[tuple[float, int]]:
+    def step_losses(self) -> Sequence[tuple[float, int]]:
         """Summed loss and targets of each microbatch of the last step; a loss of a step that failed may be NaN."""
         ...
 
-    def learn(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> object:
+    def learn_microbatch(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> object:
         """Take one microbatch of the next step.
 
         Raises:
@@ -48,7 +48,7 @@ class SplitTrainer(Protocol):
         """
         ...
 
-    def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """Return the scores of a held-out microbatch; nothing changes.
 
         Raises:
@@ -64,11 +64,11 @@ class SplitTrainer(Protocol):
         """
         ...
 
-    def forget(self) -> None:
+    def drop_microbatches(self) -> None:
         """Drop the microbatches since the last step."""
         ...
 
-    def state(self) -> Mapping[str, Tensor]:
+    def state_tensors(self) -> Mapping[str, Tensor]:
         """Weights and moments of all that is trained, by name."""
         ...
 
@@ -80,15 +80,15 @@ class SplitTrainer(Protocol):
         """
         ...
 
-    def weights(self) -> Iterable[tuple[str, Tensor]]:
+    def trained_weights(self) -> Iterable[tuple[str, Tensor]]:
         """What is trained, by canonical name, as it is now."""
         ...
 
-    def books(self) -> dict[str, object]:
+    def state_metadata(self) -> dict[str, object]:
         """JSON data that belongs to a state beside its tensors; empty where there is none."""
         ...
 
-    def check_books(self, books: Mapping[str, object]) -> None:
+    def check_metadata(self, books: Mapping[str, object]) -> None:
         """Check the metadata of a state before it is loaded.
 
         Raises:
@@ -120,14 +120,14 @@ class BackTrainer:
     ) -> None:
         self.back, self.task = back, task
         head = task.put_head(back)
-        self._trained: dict[str, nn.Parameter] = {**back.trainable(), **head}
+        self._trained: dict[str, nn.Parameter] = {**back.trainable_parameters(), **head}
         if not self._trained:
             raise ModelError("split: the back part has no trained weights; set model.adapter.rank")
         self._config, self._total_steps = optimizer, total_steps
         self._optimizer = StageOptimizer(self._trained, optimizer)
         self._seed, self._num_learned = seed, 0
         self.num_targets = 0
-        self.losses: list[tuple[float, int]] = []
+        self.step_losses: list[tuple[float, int]] = []
         back.train()
 
     @property
@@ -141,11 +141,13 @@ class BackTrainer:
         return self._num_learned
 
     @property
-    def trained(self) -> Mapping[str, nn.Parameter]:
+    def trained_parameters(self) -> Mapping[str, nn.Parameter]:
         """What is trained, by canonical name."""
         return self._trained
 
-    def learn(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> tuple[float, int]:
+    def learn_microbatch(
+        self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+    ) -> tuple[float, int]:
         """Add one microbatch to the gradient.
 
         Args:
@@ -160,18 +162,18 @@ class BackTrainer:
             DataError: The labels do not fit.
         """
         torch.default_generator.manual_seed(self._dropout_seed())
-        loss, targets = self.task.loss(self.back, hidden.to(torch.float32), labels, extras)
+        loss, targets = self.task.compute_loss(self.back, hidden.to(torch.float32), labels, extras)
         # torch has no annotation for it
         loss.backward()  # type: ignore[no-untyped-call]
         if not self._num_learned:
-            self.losses = []
-        self.losses.append((float(loss.detach()), targets))
+            self.step_losses = []
+        self.step_losses.append((float(loss.detach()), targets))
         self.num_targets += targets
         self._num_learned += 1
-        return self.losses[-1]
+        return self.step_losses[-1]
 
     @torch.no_grad()
-    def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """Return the scores of a held-out microbatch; nothing changes.
 
         Raises:
@@ -179,7 +181,7 @@ class BackTrainer:
         """
         self.back.eval()
         try:
-            return self.task.measure(self.back, hidden.to(torch.float32), labels)
+            return self.task.measure_rows(self.back, hidden.to(torch.float32), labels)
         finally:
             self.back.train()
 
@@ -192,11 +194,11 @@ class BackTrainer:
         Raises:
             FailedBatchError: It is not finite, or there was no target. Nothing was updated.
         """
-        gradients, targets = self._gradients(), self.num_targets
-        self.forget()
-        return self.apply(gradients, targets)
+        gradients, targets = self._named_gradients(), self.num_targets
+        self.drop_microbatches()
+        return self.apply_gradients(gradients, targets)
 
-    def apply(self, gradients: Mapping[str, Tensor], targets: int) -> float:
+    def apply_gradients(self, gradients: Mapping[str, Tensor], targets: int) -> float:
         """Take one step with summed gradients of so many targets, wherever they come from; as `step`."""
         norm = math.sqrt(gradient_norm_squared(gradients))
         if not targets:
@@ -211,29 +213,29 @@ class BackTrainer:
 
     def take_gradient(self) -> Tensor:
         """Return the summed gradient since it was last taken, as one row of values in the order of the names."""
-        row = torch.cat([gradient.flatten() for gradient in self._gradients().values()])
+        row = torch.cat([gradient.flatten() for gradient in self._named_gradients().values()])
         for value in self._trained.values():
             value.grad = None
         return row
 
-    def named(self, row: Tensor) -> dict[str, Tensor]:
+    def split_row(self, row: Tensor) -> dict[str, Tensor]:
         """Cut a row of values, as `take_gradient` makes it, into tensors by name."""
         parts = torch.split(row, [value.numel() for value in self._trained.values()])
         return {name: part.view_as(value) for (name, value), part in zip(self._trained.items(), parts, strict=True)}
 
-    def pass_over(self) -> None:
+    def skip_microbatch(self) -> None:
         """Count a microbatch of the next step that is not learned, so that later ones keep their numbers."""
         self._num_learned += 1
 
-    def forget(self) -> None:
+    def drop_microbatches(self) -> None:
         """Drop the gradient of the microbatches since the last step."""
         self.num_targets = self._num_learned = 0
         for value in self._trained.values():
             value.grad = None
 
-    def state(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Weights and moments of all that is trained, by name; not copies."""
-        return self._optimizer.state()
+        return self._optimizer.state_tensors()
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Copy a state in.
@@ -241,24 +243,24 @@ class BackTrainer:
         Raises:
             CheckpointError: It is another model's.
         """
-        self.forget()
+        self.drop_microbatches()
         self._optimizer.load_state(tensors, num_steps)
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def trained_weights(self) -> Iterator[tuple[str, Tensor]]:
         """What is trained, by canonical name, as it is now."""
         for name, value in self._trained.items():
             yield name, value.detach()
 
-    def books(self) -> dict[str, object]:
+    def state_metadata(self) -> dict[str, object]:
         """None: the tensors say it all."""
         return {}
 
-    def check_books(self, books: Mapping[str, object]) -> None:
+    def check_metadata(self, books: Mapping[str, object]) -> None:
         """As `SplitTrainer` says."""
         if books:
             raise CheckpointError("sealed state: belongs to an enclave with a pipeline, but this one has none")
 
-    def _gradients(self) -> dict[str, Tensor]:
+    def _named_gradients(self) -> dict[str, Tensor]:
         return {
             name: torch.zeros_like(value) if value.grad is None else value.grad for name, value in self._trained.items()
         }

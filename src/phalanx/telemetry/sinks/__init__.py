@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.config import any_kind, resolve
+from phalanx.config import any_kind, resolve_kind
 from phalanx.errors import ConfigError
 from phalanx.telemetry.sinks.mlflow import MlflowConfig as MlflowConfig, MlflowSink
 from phalanx.telemetry.sinks.sink import (
@@ -23,7 +23,7 @@ from phalanx.telemetry.sinks.wandb import WandbConfig as WandbConfig, WandbSink
 
 
 @dataclass(frozen=True)
-class SinkLine:
+class SinkEntry:
     """One line of the table.
 
     Attributes:
@@ -45,10 +45,10 @@ def _require_package(package: str) -> Callable[[], None]:
     return check
 
 
-SINKS: dict[str, SinkLine] = {
-    "wandb": SinkLine(WandbConfig, WandbSink, _require_package("wandb")),
-    "mlflow": SinkLine(MlflowConfig, MlflowSink, _require_package("mlflow")),
-    "trackio": SinkLine(TrackioConfig, TrackioSink, _require_package("trackio")),
+SINKS: dict[str, SinkEntry] = {
+    "wandb": SinkEntry(WandbConfig, WandbSink, _require_package("wandb")),
+    "mlflow": SinkEntry(MlflowConfig, MlflowSink, _require_package("mlflow")),
+    "trackio": SinkEntry(TrackioConfig, TrackioSink, _require_package("trackio")),
 }
 
 
@@ -65,7 +65,7 @@ def open_sink(config: SinkConfig) -> Sink:
     Raises:
         ConfigError: It is the user's own and no sink, or was not loaded.
     """
-    return resolve(config.kind, SINKS, _own_line).open(config)
+    return resolve_kind(config.kind, SINKS, _own_line).open(config)
 
 
 def check_sinks(configs: Sequence[SinkConfig]) -> None:
@@ -76,12 +76,12 @@ def check_sinks(configs: Sequence[SinkConfig]) -> None:
     """
     for number, config in enumerate(configs):
         try:
-            resolve(config.kind, SINKS, _own_line).check()
+            resolve_kind(config.kind, SINKS, _own_line).check()
         except ConfigError as exc:
             raise ConfigError(f"tracking.{number}: {config.kind.partition('@')[0]}: {exc}") from exc
 
 
-def _own_line(kind: str, found: Any) -> SinkLine:
-    return SinkLine(
+def _own_line(kind: str, found: Any) -> SinkEntry:
+    return SinkEntry(
         OwnSinkConfig, lambda config: own_sink(kind, found, config), functools.partial(check_own_sink, kind, found)
     )

@@ -34,7 +34,7 @@ class SinkOrder(StrictModel):
     run: dict[str, Any]
 
 
-def serve(order: SinkOrder, lines: Any) -> int:
+def feed_sink(order: SinkOrder, lines: Any) -> int:
     """Hand points to a sink until the lines end; return how many it took."""
     config: SinkConfig = TypeAdapter[Any](SinkConfig).validate_json(canonical_json(order.sink))
     if is_own(config.kind):
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     try:
-        taken = serve(order, lines)
+        taken = feed_sink(order, lines)
     except ConfigError as exc:
         sys.stderr.write(f"{exc}\n")
         return 1

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import AfterValidator, Field
 
-from phalanx.config import StrictModel, check_methods, lacks
+from phalanx.config import StrictModel, check_methods, unfit_code_error
 from phalanx.config.strict import check_reference
 from phalanx.telemetry.histogram import Histogram
 
@@ -93,6 +93,6 @@ def check_own_sink(kind: str, found: Any) -> None:
         ConfigError: It does not.
     """
     if not callable(found):
-        raise lacks(kind, f"a {type(found).__name__}", "a class or function that makes a metrics sink")
+        raise unfit_code_error(kind, f"a {type(found).__name__}", "a class or function that makes a metrics sink")
     if isinstance(found, type):
         check_methods(kind, found, _EXPECTED, ("begin", "scalars", "end"))

@@ -49,12 +49,12 @@ class ClientLoader:
         shared = set(digests.values())
         return shared.pop() if len(shared) == 1 else hashlib.sha256(canonical_json(digests)).hexdigest()
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """The next batch, ``[batch_size, seq]``."""
         parts: dict[int, Batch] = {}
         for name, loader in self._loaders.items():
             turns = self._turns[name]
-            parts.update(zip(turns, loader.next().microbatches(len(turns)), strict=True))
+            parts.update(zip(turns, loader.next_batch().split_microbatches(len(turns)), strict=True))
         ordered = [parts[number] for number in sorted(parts)]
         return Batch(
             torch.cat([client_batch.input_ids for client_batch in ordered]),
@@ -63,11 +63,11 @@ class ClientLoader:
             {name: torch.cat([client_batch.extras[name] for client_batch in ordered]) for name in ordered[0].extras},
         )
 
-    def state(self) -> dict[str, Any]:
+    def position_state(self) -> dict[str, Any]:
         """Where every client's loader is."""
-        return {name: loader.state() for name, loader in self._loaders.items()}
+        return {name: loader.position_state() for name, loader in self._loaders.items()}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_position(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
 
         Raises:
@@ -79,4 +79,4 @@ class ClientLoader:
                 "resume with the run file of the run that was saved"
             )
         for name, loader in self._loaders.items():
-            loader.load_state(state[name])
+            loader.load_position(state[name])

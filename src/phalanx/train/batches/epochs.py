@@ -5,7 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
 
-from phalanx.data import prepare
+from phalanx.data import prepare_corpus
 from phalanx.data.preferences import prepare_preferences
 from phalanx.models import open_model
 from phalanx.objectives import OBJECTIVES
@@ -35,7 +35,7 @@ def settle_steps(run: RunT, cache: Path) -> RunT:
         return run
     # as it is written: three times a third is one
     samples = Fraction(repr(epochs)) * num_sequences(run, cache)
-    return run.of_length(max(1, math.ceil(samples / run.train.draws)))
+    return run.of_length(max(1, math.ceil(samples / run.train.draws_per_step)))
 
 
 def num_sequences(run: BaseRun, cache: Path) -> int:
@@ -54,14 +54,14 @@ def num_sequences(run: BaseRun, cache: Path) -> int:
         ).num_train_sequences
     labelled = run.data.labelled
     if labelled is None or not run.text_parties:
-        return prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path).num_train_sequences
-    if labelled.own is not None and not labelled.own.train:
+        return prepare_corpus(run.data, cache / "data", run.train.seed, source.tokenizer_path).num_train_sequences
+    if labelled.own_task is not None and not labelled.own_task.train:
         run.require_steps("an owner of remote clients")
     texts = prepare_labelled(run.data, run.text_parties, run.train.seed, source.tokenizer_path)
     return sum(client_texts.num_train_sequences for client_texts in texts.clients.values())
 
 
-def length_told(before: RunConfig, after: RunConfig) -> str | None:
+def describe_length(before: RunConfig, after: RunConfig) -> str | None:
     """Describe how many steps the configured epochs are; None where the run file gives steps."""
     if before.train.epochs is None:
         return None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from phalanx.data import Batch, DataConfig
 from phalanx.data.config import BpeConfig, LabelledConfig, OwnTaskConfig
-from phalanx.data.tasks import TASKS, Columns, Example, Shares, load_own, share_out
+from phalanx.data.tasks import TASKS, ClientShares, Columns, Example, load_own, share_out
 from phalanx.data.tokenizers import TextTokenizer, load_tokenizer, train_bpe, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
 from phalanx.objectives import mark_classes
@@ -31,16 +31,16 @@ class LabelledRows:
     classes: tuple[int, ...]
 
     @property
-    def count(self) -> int:
+    def row_count(self) -> int:
         """Texts."""
         return len(self.classes)
 
-    def pick(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def pick_rows(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Ids and labels of some texts."""
         chosen = torch.tensor(indices, dtype=torch.int64)
         return self.ids[chosen], self.labels[chosen]
 
-    def batch(self, indices: Sequence[int]) -> Batch:
+    def make_batch(self, indices: Sequence[int]) -> Batch:
         """Some texts as a batch.
 
         Raises:
@@ -48,10 +48,10 @@ class LabelledRows:
         """
         if not all(0 <= index < len(self.classes) for index in indices):
             raise DataError(f"texts {list(indices)[:5]} are out of range; expected 0 to {len(self.classes) - 1}")
-        return Batch(*self.pick(indices), tuple(indices))
+        return Batch(*self.pick_rows(indices), tuple(indices))
 
     @cached_property
-    def digest(self) -> str:
+    def rows_digest(self) -> str:
         """SHA-256 in hex over ids and labels."""
         total = hashlib.sha256(repr(tuple(self.ids.shape)).encode())
         for tensor in (self.ids, self.labels):
@@ -68,7 +68,7 @@ class ClientTexts:
     @property
     def digest(self) -> str:
         """As `Sequences` says."""
-        return self.rows.digest
+        return self.rows.rows_digest
 
     @property
     def num_train_sequences(self) -> int:
@@ -77,7 +77,7 @@ class ClientTexts:
 
     def train_batch(self, indices: Sequence[int]) -> Batch:
         """As `Sequences` says."""
-        return self.rows.batch(indices)
+        return self.rows.make_batch(indices)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class LabelledTexts:
     classes: tuple[str, ...]
     clients: Mapping[str, ClientTexts]
     test: LabelledRows
-    shares: Shares
+    shares: ClientShares
     tokenizer: TextTokenizer
     holders: tuple[str, ...] = ()
 
@@ -114,7 +114,7 @@ class LabelledTexts:
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
         """Held-out texts by number."""
-        return self.test.batch(indices)
+        return self.test.make_batch(indices)
 
 
 def prepare_labelled(
@@ -134,12 +134,12 @@ def prepare_labelled(
     if labelled is None:
         raise DataError("data.labelled: missing; add it with the task")
     holders: tuple[str, ...] = ()
-    if labelled.own is None:
+    if labelled.own_task is None:
         classes, shares = _shares_of(labelled, len(clients), seed)
     else:
-        classes, (shares, holders) = labelled.own.classes, _own_shares(labelled.own, clients)
+        classes, (shares, holders) = labelled.own_task.classes, _own_shares(labelled.own_task, clients)
     if isinstance(data.tokenizer, BpeConfig):
-        tokenizer = train_bpe((example.text for example in shares.train), data.tokenizer)
+        tokenizer = train_bpe((example.text for example in shares.train_examples), data.tokenizer)
     else:
         tokenizer = load_tokenizer(data.tokenizer, tokenizer_path)
     encoded = [encode_rows(examples, tokenizer, data.sequence_length) for examples in shares.clients]
@@ -153,13 +153,13 @@ def prepare_labelled(
     )
 
 
-def _shares_of(wanted: LabelledConfig, num_clients: int, seed: int) -> tuple[tuple[str, ...], Shares]:
-    task = TASKS[wanted.name].load(wanted.home)
+def _shares_of(wanted: LabelledConfig, num_clients: int, seed: int) -> tuple[tuple[str, ...], ClientShares]:
+    task = TASKS[wanted.task_name].load(wanted.home)
     texts_per_client, test = wanted.texts_per_client, wanted.test_texts
     return task.classes, share_out(task, num_clients, texts_per_client, test, wanted.alpha, seed)
 
 
-def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[Shares, tuple[str, ...]]:
+def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[ClientShares, tuple[str, ...]]:
     """Read every client's files; return their texts, and which client has each held-out one."""
     if len(own.train) != len(clients):
         raise ConfigError(
@@ -169,7 +169,7 @@ def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[Shares, tup
     columns = Columns(own.text, own.label, own.classes)
     pairs = [load_own(train, test, columns) for train, test in zip(own.train, own.test, strict=True)]
     held_out = [(example, name) for name, (_, test) in zip(clients, pairs, strict=True) for example in test]
-    shares = Shares(tuple(train for train, _ in pairs), tuple(example for example, _ in held_out))
+    shares = ClientShares(tuple(train for train, _ in pairs), tuple(example for example, _ in held_out))
     return shares, tuple(name for _, name in held_out)
 
 

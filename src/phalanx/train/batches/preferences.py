@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from phalanx.data import IGNORE, Batch
-from phalanx.data.preferences import PairCorpus, prepare_preferences, trimmed
+from phalanx.data.preferences import PairCorpus, prepare_preferences, trim_padding
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelSource, StageModule
 from phalanx.objectives import OBJECTIVES, Objective, kind_of, objective_of
@@ -62,9 +62,9 @@ def prepare_pairs(
     if REFERENCE in extra_names:
         if not store.path.is_file() and not store.must_exist:
             rows = len(corpus.train.ids) + len(corpus.held_out.ids)
-            begun = ", continuing an earlier session" if store.parts.is_dir() else ""
+            begun = ", continuing an earlier session" if store.parts_directory.is_dir() else ""
             say(f"computing the reference's log-probabilities of {rows} rows, once{begun}")
-        model = ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.quantize)
+        model = ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.base_quantization)
         reference = reference_log_probs(store, corpus, model)
         more = {name: {REFERENCE: column} for name, column in reference.items()}
     names = tuple(extra_names)
@@ -85,31 +85,33 @@ class PreferenceMeasure:
     def __init__(self, run: RunConfig, source: ModelSource) -> None:
         self._objective: Objective = objective_of(run.train.objective)
         self._single = WANTED in self._objective.extras
-        self._reference = ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.quantize)
+        self._reference = ReferenceModel(
+            source, run.model.attention, run.train.seed, quantize=run.model.base_quantization
+        )
 
     @torch.no_grad()
     def __call__(self, stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[PreferenceScores]:
         """Measure stages, each of which is used once for all batches of all sets and can then be dropped."""
-        numbered_batches = [(number, trimmed(batch)) for number, batches in enumerate(sets) for batch in batches]
+        numbered_batches = [(number, trim_padding(batch)) for number, batches in enumerate(sets) for batch in batches]
         hidden = [batch.input_ids for _, batch in numbered_batches]
         before = list(hidden)
-        tallies = [_Tally() for _ in sets]
+        tallies = [_PairTally() for _ in sets]
         for stage in stages:
             was_training = stage.training
             stage.eval()
             device = next(stage.parameters()).device
-            reference = self._reference.stage(stage.spec) if self._objective.head == "lm" else None
+            reference = self._reference.read_stage(stage.spec) if self._objective.head == "lm" else None
             for n, (number, batch) in enumerate(numbered_batches):
                 hidden[n] = stage(hidden[n].to(device))
                 if reference is not None:
                     before[n] = reference(before[n])
                 if stage.spec.is_last:
-                    self._judge(tallies[number], batch, hidden[n].cpu(), None if reference is None else before[n])
+                    self._add_batch(tallies[number], batch, hidden[n].cpu(), None if reference is None else before[n])
                     hidden[n] = before[n] = batch.input_ids
             stage.train(was_training)
-        return [tally.scores(single=self._single) for tally in tallies]
+        return [tally.final_scores(single=self._single) for tally in tallies]
 
-    def _judge(self, tally: "_Tally", batch: Batch, logits: Tensor, before: Tensor | None) -> None:
+    def _add_batch(self, tally: "_PairTally", batch: Batch, logits: Tensor, before: Tensor | None) -> None:
         # row by row, for two tables of logits over a vocabulary are large
         loss, pairs = self._objective(logits, batch.labels, batch.extras)
         tally.loss += float(loss)
@@ -130,7 +132,7 @@ class PreferenceMeasure:
 
 
 @dataclass
-class _Tally:
+class _PairTally:
     loss: float = 0.0
     pairs: int = 0
     divergence: float = 0.0
@@ -138,7 +140,7 @@ class _Tally:
     better: list[float] = dataclasses.field(default_factory=list)
     worse: list[float] = dataclasses.field(default_factory=list)
 
-    def scores(self, *, single: bool) -> PreferenceScores:
+    def final_scores(self, *, single: bool) -> PreferenceScores:
         better = torch.tensor(self.better, dtype=torch.float64)
         worse = torch.tensor(self.worse, dtype=torch.float64)
         if not len(better) or not len(worse):

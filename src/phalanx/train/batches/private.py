@@ -20,9 +20,9 @@ from phalanx.security.privacy import (
     PoissonGaussian,
     PrivacyConfig,
     check_rate,
-    noise_for,
+    max_mean_rows,
+    min_noise_multiplier,
     poisson_sample,
-    room_for,
     sampling_key,
 )
 from phalanx.security.privacy.capped import SPILLED
@@ -60,7 +60,7 @@ class PoissonLoader:
         ledger: BudgetLedger,
         places: int | None = None,
     ) -> None:
-        if corpus.order(0, batch_size).is_mixed:
+        if corpus.sample_order(0, batch_size).is_mixed:
             raise ConfigError(
                 "[privacy] excludes mixtures: every row must have the same chance to be drawn; use one group"
             )
@@ -72,13 +72,13 @@ class PoissonLoader:
         """SHA-256 in hex of all that batches are drawn from."""
         return self._corpus.digest
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """Charge and draw the next batch.
 
         Raises:
             PrivacyBudgetError: The budget is spent.
         """
-        number, rows = self._ledger.charge(), self._corpus.num_train_sequences
+        number, rows = self._ledger.charge_batch(), self._corpus.num_train_sequences
         drawn = poisson_sample(self._key, number, rows, self._batch_size).tolist()[: self._places]
         missing = -len(drawn) % self._multiple if drawn else self._multiple
         batch = self._corpus.train_batch([*drawn, *[0] * missing])
@@ -86,20 +86,20 @@ class PoissonLoader:
         labels[len(drawn) :] = IGNORE
         return replace(batch, labels=labels, figures=charged_figures(self._ledger))
 
-    def state(self) -> dict[str, Any]:
+    def position_state(self) -> dict[str, Any]:
         """What identifies the rows; which ones come next the ledger decides."""
         return {"corpus_digest": self._corpus.digest, "sampling": "poisson"}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_position(self, state: Mapping[str, Any]) -> None:
         """Compare a state with this run's.
 
         Raises:
             CheckpointError: It is of other rows, or of rows that were drawn otherwise.
         """
-        if dict(state) != self.state():
+        if dict(state) != self.position_state():
             raise CheckpointError(
-                f"loader state: {dict(state)!s:.200}, expected {self.state()}; resume with the data and the [privacy] "
-                "of the run that was saved"
+                f"loader state: {dict(state)!s:.200}, expected {self.position_state()}; resume with the data and the "
+                "[privacy] of the run that was saved"
             )
 
 
@@ -110,19 +110,19 @@ class ChargedLoader(BatchLoader):
         super().__init__(corpus, batch_size, seed)
         self._ledger = ledger
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """Charge and draw the next batch.
 
         Raises:
             PrivacyBudgetError: The budget is spent.
         """
-        self._ledger.charge()
-        return replace(ignore_repeats(super().next()), figures=charged_figures(self._ledger))
+        self._ledger.charge_batch()
+        return replace(ignore_repeats(super().next_batch()), figures=charged_figures(self._ledger))
 
 
 def charged_figures(ledger: BudgetLedger) -> dict[str, float]:
     """Return the budget's metrics of a step: an upper bound of the spent budget."""
-    return {"epsilon": ledger.epsilon_at_most}
+    return {"epsilon": ledger.epsilon_bound}
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,6 @@ def private_batches(
     """Return the loader of a run and its budget; None for a run without ``[privacy]``.
 
     Args:
-        corpus: Source of its rows.
         past: Charges that the log has from earlier sessions.
         secrets: Directory of the owner's secrets.
 
@@ -157,11 +156,11 @@ def private_batches(
     mean = _mean_rows(run, privacy, rows) if isinstance(run, PipelineRun) else train.batch_size
     share = check_rate(rows, mean, privacy.delta)
     rate = share if privacy.sampling == "poisson" else 1.0
-    terms = _terms(privacy, rows, corpus.digest)
+    terms = _ledger_terms(privacy, rows, corpus.digest)
     if isinstance(run, PipelineRun):
         step, terms = _step_in_stages(run, privacy, rate, rows, past), {**terms, "places": train.batch_size, **_AGAINST}
     else:
-        step = PoissonGaussian(_noise(privacy, rate, train.steps, past), rate)
+        step = PoissonGaussian(_noise_multiplier(privacy, rate, train.steps, past), rate)
     noise = step.noise_multiplier
     # a step that fails draws another batch
     session = train.steps * (1 + train.max_failed_batches) + 1
@@ -222,8 +221,8 @@ def site_rows(run: FederatedRun, data: SiteData, identity: Identity, own: Path) 
     rate = share if privacy.sampling == "poisson" else 1.0
     log, past = open_site_ledger(own / "privacy", identity)
     steps = train.steps * run.federated.local_steps
-    step = PoissonGaussian(_noise(privacy, rate, steps, past), rate)
-    terms = _terms(privacy, data.num_sequences, data.digest)
+    step = PoissonGaussian(_noise_multiplier(privacy, rate, steps, past), rate)
+    terms = _ledger_terms(privacy, data.num_sequences, data.digest)
     # a round that is done again by a process that has begun anew draws other rows
     session = steps * (1 + train.max_failed_batches) + run.federated.local_steps
     ledger = BudgetLedger(log, step, privacy.epsilon, privacy.delta, terms, past, session)
@@ -245,7 +244,7 @@ def _mean_rows(run: PipelineRun, wanted: PrivacyConfig, rows: int) -> int:
     places, steps = run.train.batch_size, run.train.steps
     if wanted.sampling == "order":
         return places
-    max_rows = room_for(rows, places, steps, wanted.epsilon, wanted.delta)
+    max_rows = max_mean_rows(rows, places, steps, wanted.epsilon, wanted.delta)
     mean = wanted.mean_rows or max_rows
     if not 0 < mean <= max_rows:
         raise ConfigError(
@@ -261,20 +260,22 @@ def _step_in_stages(
 ) -> PoissonGaussian | CappedPoissonGaussian:
     """Return the mechanism of a step of a pipeline, which has room for `train.batch_size` rows."""
     if wanted.sampling == "order":
-        return PoissonGaussian(_noise(wanted, rate, run.train.steps, past), rate)
+        return PoissonGaussian(_noise_multiplier(wanted, rate, run.train.steps, past), rate)
     inner = wanted.model_copy(update={"delta": (1 - SPILLED) * wanted.delta})
-    return CappedPoissonGaussian(_noise(inner, rate, run.train.steps, past), rate, rows, run.train.batch_size)
+    return CappedPoissonGaussian(
+        _noise_multiplier(inner, rate, run.train.steps, past), rate, rows, run.train.batch_size
+    )
 
 
-def _noise(wanted: PrivacyConfig, rate: float, steps: int, past: PastCharges) -> float:
+def _noise_multiplier(wanted: PrivacyConfig, rate: float, steps: int, past: PastCharges) -> float:
     noise = wanted.noise_multiplier
     if past.terms is not None and noise is None:
         # a longer run goes on with the noise that it had, until the budget is spent
         noise = float(past.terms["noise_multiplier"])
-    return noise or noise_for(wanted.epsilon, wanted.delta, rate, steps)
+    return noise or min_noise_multiplier(wanted.epsilon, wanted.delta, rate, steps)
 
 
-def _terms(wanted: PrivacyConfig, rows: int, corpus: str) -> dict[str, Any]:
+def _ledger_terms(wanted: PrivacyConfig, rows: int, corpus: str) -> dict[str, Any]:
     return {
         "example": "one training row",
         "neighbours": "a row is removed",

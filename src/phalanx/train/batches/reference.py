@@ -48,12 +48,12 @@ class ReferenceModel:
         return self._source.hidden_size
 
     @property
-    def specs(self) -> list[StageSpec]:
+    def stage_specs(self) -> list[StageSpec]:
         """One stage a block."""
         layers = self._source.num_layers
         return [StageSpec(layer, layers, layer, layer + 1) for layer in range(layers)]
 
-    def stage(self, spec: StageSpec) -> StageModule:
+    def read_stage(self, spec: StageSpec) -> StageModule:
         """Read one stage, to be run and let go."""
         return build_stage(
             self._source,
@@ -64,7 +64,7 @@ class ReferenceModel:
             seed=self._seed,
         ).eval()
 
-    def identity(self, corpus: PairCorpus) -> str:
+    def content_digest(self, corpus: PairCorpus) -> str:
         """Digest of all that decides log-probabilities of a corpus, libraries and machines apart."""
         made_of = [self._source.files_digest(), self._source.hub_config_dict, self._attention, corpus.digest]
         if self._quantized is not None:
@@ -75,11 +75,11 @@ class ReferenceModel:
 @torch.no_grad()
 def log_probs_of(model: ReferenceModel, rows: PairRows) -> Tensor:
     """Return the log-probability of each row's answer, float32 ``[rows]``."""
-    parts = [_log_probs(model, rows, first, stop) for first, stop in _borders(model, rows)]
+    parts = [_log_probs(model, rows, first, stop) for first, stop in _group_borders(model, rows)]
     return torch.cat(parts) if parts else torch.zeros(0)
 
 
-def _borders(model: ReferenceModel, rows: PairRows) -> list[tuple[int, int]]:
+def _group_borders(model: ReferenceModel, rows: PairRows) -> list[tuple[int, int]]:
     """Cut rows into groups that go through the model together: whole multiples of jointly computed rows."""
     of_eight = 4 * model.hidden_size * rows.ids.shape[1] * _ROWS_AT_ONCE
     batch = max(1, _HIDDEN_BYTES // of_eight) * _ROWS_AT_ONCE
@@ -88,10 +88,10 @@ def _borders(model: ReferenceModel, rows: PairRows) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def _log_probs(model: ReferenceModel, rows: PairRows, first: int, stop: int) -> Tensor:
-    parts = [rows.in_order(start, min(start + _ROWS_AT_ONCE, stop)) for start in range(first, stop, _ROWS_AT_ONCE)]
+    parts = [rows.rows_between(start, min(start + _ROWS_AT_ONCE, stop)) for start in range(first, stop, _ROWS_AT_ONCE)]
     hidden = [part.input_ids for part in parts]
-    for spec in model.specs:
-        stage = model.stage(spec)
+    for spec in model.stage_specs:
+        stage = model.read_stage(spec)
         for number, part in enumerate(parts):
             hidden[number] = stage(hidden[number])
             if spec.is_last:
@@ -114,7 +114,7 @@ class ReferenceStore:
     told: RowsTold = lambda _done, _of: None
 
     @property
-    def parts(self) -> Path:
+    def parts_directory(self) -> Path:
         """Return the directory of finished parts while the rest is computed."""
         return self.path.with_suffix(".parts")
 
@@ -131,49 +131,51 @@ def reference_log_probs(store: ReferenceStore, corpus: PairCorpus, model: Refere
     Raises:
         CheckpointError: A file is missing, altered, or of another model or other pairs.
     """
-    made_of, path = model.identity(corpus), store.path
+    made_of, path = model.content_digest(corpus), store.path
     if not path.is_file():
         if store.must_exist:
             raise CheckpointError(
                 f"{path}: is missing, and a resumed run does not compute its reference again; restore it, or begin "
                 "a new run"
             )
-        _write(path, _computed(store, corpus, model, made_of), made_of)
-    log_probs = _read(path, made_of, {name: len(rows.ids) for name, rows in _halves(corpus)})
-    shutil.rmtree(store.parts, ignore_errors=True)
+        _write_columns(path, _compute_columns(store, corpus, model, made_of), made_of)
+    log_probs = _read_columns(path, made_of, {name: len(rows.ids) for name, rows in _corpus_halves(corpus)})
+    shutil.rmtree(store.parts_directory, ignore_errors=True)
     return log_probs
 
 
-def _halves(corpus: PairCorpus) -> list[tuple[str, PairRows]]:
+def _corpus_halves(corpus: PairCorpus) -> list[tuple[str, PairRows]]:
     return list(zip(_HALVES, (corpus.train, corpus.held_out), strict=True))
 
 
-def _computed(store: ReferenceStore, corpus: PairCorpus, model: ReferenceModel, made_of: str) -> dict[str, Tensor]:
-    store.parts.mkdir(exist_ok=True)
-    done, rows_in_all = 0, sum(len(rows.ids) for _, rows in _halves(corpus))
+def _compute_columns(
+    store: ReferenceStore, corpus: PairCorpus, model: ReferenceModel, made_of: str
+) -> dict[str, Tensor]:
+    store.parts_directory.mkdir(exist_ok=True)
+    done, rows_in_all = 0, sum(len(rows.ids) for _, rows in _corpus_halves(corpus))
     parts_by_name: dict[str, list[Tensor]] = {name: [torch.zeros(0)] for name in _HALVES}
     store.told(0, rows_in_all)
-    for name, rows in _halves(corpus):
-        for first, stop in _borders(model, rows):
-            path = store.parts / f"{name}-{first}-{stop}.safetensors"
+    for name, rows in _corpus_halves(corpus):
+        for first, stop in _group_borders(model, rows):
+            path = store.parts_directory / f"{name}-{first}-{stop}.safetensors"
             if not path.is_file():
-                _write(path, {name: _log_probs(model, rows, first, stop)}, made_of)
-            parts_by_name[name].append(_read(path, made_of, {name: stop - first})[name])
+                _write_columns(path, {name: _log_probs(model, rows, first, stop)}, made_of)
+            parts_by_name[name].append(_read_columns(path, made_of, {name: stop - first})[name])
             done += stop - first
             store.told(done, rows_in_all)
     return {name: torch.cat(parts) for name, parts in parts_by_name.items()}
 
 
-def _write(path: Path, found: Mapping[str, Tensor], made_of: str) -> None:
+def _write_columns(path: Path, found: Mapping[str, Tensor], made_of: str) -> None:
     spare = path.with_suffix(".unfinished")
     with spare.open("wb") as file:
-        file.write(save(dict(found), {_MADE_OF: made_of, _DIGEST: _digest(path.name, found)}))
+        file.write(save(dict(found), {_MADE_OF: made_of, _DIGEST: _columns_digest(path.name, found)}))
         file.flush()
         os.fsync(file.fileno())
     os.replace(spare, path)
 
 
-def _digest(file: str, found: Mapping[str, Tensor]) -> str:
+def _columns_digest(file: str, found: Mapping[str, Tensor]) -> str:
     # a part's name tells its rows
     total = hashlib.sha256(file.encode())
     for name, column in sorted(found.items()):
@@ -181,7 +183,7 @@ def _digest(file: str, found: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
-def _read(path: Path, made_of: str, expected: Mapping[str, int]) -> Mapping[str, Tensor]:
+def _read_columns(path: Path, made_of: str, expected: Mapping[str, int]) -> Mapping[str, Tensor]:
     """Read what `_write` has written: so many numbers by name."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
@@ -198,7 +200,7 @@ def _read(path: Path, made_of: str, expected: Mapping[str, int]) -> Mapping[str,
         if tensors[name].shape != (rows,) or tensors[name].dtype != torch.float32:
             raise CheckpointError(f"{path}: {name} has {list(tensors[name].shape)} numbers, expected {rows}")
     # a finished file of an older release tells none, and the signed log names what it holds
-    if _DIGEST in metadata and metadata[_DIGEST] != _digest(path.name, tensors):
+    if _DIGEST in metadata and metadata[_DIGEST] != _columns_digest(path.name, tensors):
         raise CheckpointError(
             f"{path}: its numbers differ from those written; restore it, or delete it if the run has not begun"
         )

@@ -10,11 +10,7 @@ from phalanx.errors import CheckpointError, DataError
 
 
 class RemoteTurns:
-    """A loader of draws; its batches have the shape of a step and no text in them.
-
-    Attributes:
-        drawn: Number of batches drawn.
-    """
+    """A loader of draws; its batches have the shape of a step and no text in them."""
 
     corpus_digest = None
     """Texts are with the clients, which commit to them."""
@@ -25,7 +21,7 @@ class RemoteTurns:
         self._shape, self.drawn = (batch_size, seq), 0
         self._commitments: dict[str, str] = {}
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """The next draw."""
         first = self.drawn * self._shape[0]
         self.drawn += 1
@@ -40,7 +36,7 @@ class RemoteTurns:
         """
         raise DataError(f"held-out texts {list(indices)[:5]} are on the clients' machines")
 
-    def meet(self, commitments: Mapping[str, str]) -> None:
+    def take_commitments(self, commitments: Mapping[str, str]) -> None:
         """Take the clients' commitments to their texts.
 
         Raises:
@@ -54,11 +50,11 @@ class RemoteTurns:
             )
         self._commitments = dict(commitments)
 
-    def state(self) -> dict[str, Any]:
+    def position_state(self) -> dict[str, Any]:
         """How many batches were drawn, and what clients are bound to."""
         return {"draws": self.drawn, "clients": dict(self._commitments)}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_position(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
 
         Raises:

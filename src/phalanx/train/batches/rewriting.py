@@ -59,7 +59,7 @@ def rewriting_of(run: RunConfig, corpus: Corpus | PairCorpus) -> BatchRewriting 
     return BatchRewriting(rows, run.train.seed, objective.attention == "prefix")
 
 
-def measured(sequences: HeldOut, rewriting: BatchRewriting | None) -> HeldOut:
+def rewrite_held_out(sequences: HeldOut, rewriting: BatchRewriting | None) -> HeldOut:
     """Return held-out sequences as the objective makes them."""
     return sequences if rewriting is None else RewrittenHeldOut(sequences, rewriting)
 
@@ -71,10 +71,10 @@ def token_table(corpus: Corpus) -> TokenTable:
     special = np.zeros(corpus.vocab_size, dtype=np.bool_)
     marked = [number for number, token in backend.get_added_tokens_decoder().items() if token.special]
     special[[corpus.eos_id, *(number for number in marked if number < corpus.vocab_size)]] = True
-    return TokenTable(named, corpus.eos_id, special, _words(named, special), str(corpus.tokenizer_path))
+    return TokenTable(named, corpus.eos_id, special, _word_starts(named, special), str(corpus.tokenizer_path))
 
 
-def _words(named: dict[str, int], special: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+def _word_starts(named: dict[str, int], special: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
     """Return which tokens begin a word; None where no token says.
 
     Where some tokens continue words by their spelling, all others begin one; where some have a space before them, those

@@ -66,7 +66,7 @@ class LearnedRow:
         }
 
     @classmethod
-    def of_json(cls, saved: Mapping[str, Any]) -> "LearnedRow":
+    def from_json(cls, saved: Mapping[str, Any]) -> "LearnedRow":
         """Read what `to_json` wrote."""
         columns = {name: tuple(map(float, numbers)) for name, numbers in saved["columns"].items()}
         return cls(tuple(saved["prompt"]), tuple(saved["ids"]), columns)
@@ -132,7 +132,7 @@ class RolloutLoader:
         """SHA-256 in hex of all prompts."""
         return self._prompts.digest
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """The next batch: new texts, or the last ones once more where several steps learn from them.
 
         Raises:
@@ -140,42 +140,42 @@ class RolloutLoader:
             ModelError: The weights give a logit that is no finite number.
         """
         if not self._rows or self._used == self._settings.updates:
-            self._write()
+            self._write_batch()
         self._used += 1
         eos = self._prompts.tokenizer.eos_id
         batch = batch_of(self._rows, self._indices, self._run.data.sequence_length, eos)
         return replace(batch, figures=self._figures)
 
-    def measure(self) -> MeanReward:
+    def measure_reward(self) -> MeanReward:
         """The mean reward of the likeliest text to each held-out prompt; not a number where none is held out."""
         held_out = self._prompts.held_out
         if not held_out:
             return MeanReward(math.nan)
-        rollouts = self._sampled(held_out, 1, 0.0)
-        rewards = self._scorer.score(self._texts(rollouts, held_out))
-        return MeanReward(sum(map(self._scorer.total, rewards)) / len(rewards), self._means(rewards))
+        rollouts = self._sample_texts(held_out, 1, 0.0)
+        rewards = self._scorer.score_texts(self._texts_to_score(rollouts, held_out))
+        return MeanReward(sum(map(self._scorer.total_reward, rewards)) / len(rewards), self._mean_rewards(rewards))
 
-    def state(self) -> dict[str, Any]:
+    def position_state(self) -> dict[str, Any]:
         """Which prompts were drawn, and the texts that a further step will learn from."""
         pending = None
         if self._rows and self._used < self._settings.updates:
             rows = [row.to_json() for row in self._rows]
             pending = {"rows": rows, "indices": self._indices, "used": self._used, "figures": self._figures}
         weighed = {"kl": self._kl} if self._settings.has_critic else {}
-        return {"prompts": self._order.state(), "draws": self._draws, "kept": pending, **weighed}
+        return {"prompts": self._order.position_state(), "draws": self._draws, "kept": pending, **weighed}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_position(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
 
         Raises:
             CheckpointError: It is malformed, or of other prompts or another seed.
         """
-        if state.keys() != self.state().keys() or type(state["draws"]) is not int:
+        if state.keys() != self.position_state().keys() or type(state["draws"]) is not int:
             raise CheckpointError("loader state: does not belong to a run with rollouts; resume the run that was saved")
-        self._order.load_state(state["prompts"])
+        self._order.load_position(state["prompts"])
         self._draws, pending = state["draws"], state["kept"]
         try:
-            self._rows = [] if pending is None else [LearnedRow.of_json(row) for row in pending["rows"]]
+            self._rows = [] if pending is None else [LearnedRow.from_json(row) for row in pending["rows"]]
             self._indices = [] if pending is None else [int(index) for index in pending["indices"]]
             self._used = 0 if pending is None else int(pending["used"])
             self._figures = {} if pending is None else dict(pending["figures"])
@@ -183,12 +183,12 @@ class RolloutLoader:
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise CheckpointError(f"loader state: texts are malformed ({exc}); use an older checkpoint") from exc
 
-    def _write(self) -> None:
+    def _write_batch(self) -> None:
         indices = self._order.next_sequences()
         prompts, group = [self._prompts.train[index] for index in indices], self._settings.group
-        rollouts = self._sampled(prompts, group, self._settings.temperature)
-        rewards = self._scorer.score(self._texts(rollouts, prompts))
-        drawn = self._drawn(rollouts, [self._scorer.total(reward) for reward in rewards])
+        rollouts = self._sample_texts(prompts, group, self._settings.temperature)
+        rewards = self._scorer.score_texts(self._texts_to_score(rollouts, prompts))
+        drawn = self._make_drawn_texts(rollouts, [self._scorer.total_reward(reward) for reward in rewards])
         columns = self._settings.extra_columns(drawn)
         self._rows = [
             LearnedRow(
@@ -200,22 +200,22 @@ class RolloutLoader:
         ]
         self._indices = [index for index in indices for _ in range(group)]
         self._draws, self._used = self._draws + 1, 0
-        self._figures = self._summed_up(rollouts, drawn, rewards, columns)
-        self._kl = self._settings.next_kl(self._kl, float(drawn.divergence.sum(dim=1).mean()))
+        self._figures = self._sum_up_draw(rollouts, drawn, rewards, columns)
+        self._kl = self._settings.next_kl(self._kl, float(drawn.token_divergence.sum(dim=1).mean()))
 
-    def _drawn(self, rollouts: Sequence[Rollout], rewards: Sequence[float]) -> DrawnTexts:
+    def _make_drawn_texts(self, rollouts: Sequence[Rollout], rewards: Sequence[float]) -> DrawnTexts:
         """What is known of texts; reference and values are computed by this process alone."""
-        old = _padded([torch.from_numpy(rollout.logprobs) for rollout in rollouts])
+        old = _pad_rows([torch.from_numpy(rollout.logprobs) for rollout in rollouts])
         return DrawnTexts(
             rewards=torch.tensor(rewards, dtype=torch.float64),
-            mask=_padded([torch.ones(len(rollout.ids), dtype=torch.bool) for rollout in rollouts]),
+            mask=_pad_rows([torch.ones(len(rollout.ids), dtype=torch.bool) for rollout in rollouts]),
             old=old,
-            reference=_padded(self._reference_log_probs(rollouts)) if self._settings.kl else old,
+            reference=_pad_rows(self._reference_log_probs(rollouts)) if self._settings.kl else old,
             kl=self._kl,
-            values=_padded(self._values(rollouts)) if self._settings.has_critic else None,
+            values=_pad_rows(self._expected_values(rollouts)) if self._settings.has_critic else None,
         )
 
-    def _sampled(self, prompts: Sequence[PromptRecord], samples: int, temperature: float) -> tuple[Rollout, ...]:
+    def _sample_texts(self, prompts: Sequence[PromptRecord], samples: int, temperature: float) -> tuple[Rollout, ...]:
         if self._weights is None:
             raise ConfigError("rollouts: no engine provides the weights to generate texts")
         weights = dict(self._weights())
@@ -223,23 +223,23 @@ class RolloutLoader:
             self._value_head = weights.pop(SCORE_WEIGHT)
         policy = RolloutPolicy(self._source.hub_config_dict, weights)
         if self._policy is None:
-            self._policy = self._built(policy)
+            self._policy = self._build_policy(policy)
         else:
-            self._policy.take(policy)
+            self._policy.copy_weights(policy)
         request = RolloutRequest(
             step=self._draws,
-            policy=policy.digest,
+            policy=policy.full_digest,
             seed=self._run.train.seed,
             sampler=SamplerConfig(max_new_tokens=self._settings.max_new_tokens, temperature=temperature),
             prompts=tuple(Prompt(number=number, ids=prompt.ids) for number, prompt in enumerate(prompts)),
             samples=samples,
             ends=self._prompts.ends,
         )
-        with self._autocast():
+        with self._autocast_context():
             return self._write_texts(policy, self._policy, request)
 
-    def _built(self, policy: RolloutPolicy) -> PolicyModel:
-        return PolicyModel.build(policy, self._run.model.attention, self._run.train.device)
+    def _build_policy(self, policy: RolloutPolicy) -> PolicyModel:
+        return PolicyModel.from_policy(policy, self._run.model.attention, self._run.train.device)
 
     def _reference_log_probs(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
         """Log-probability of every sampled token under the model that the run began with."""
@@ -254,59 +254,59 @@ class RolloutLoader:
                 seed=self._run.train.seed,
             )
             tensors = {name: parameter.detach() for name, parameter in stage.all_parameters().items()}
-            self._reference = self._built(RolloutPolicy(self._source.hub_config_dict, tensors))
+            self._reference = self._build_policy(RolloutPolicy(self._source.hub_config_dict, tensors))
         return [
             token_log_probs("reference", read.logits.cpu(), labels, self._settings.temperature)[labels != IGNORE]
-            for labels, read in self._read(self._reference, rollouts)
+            for labels, read in self._read_again(self._reference, rollouts)
         ]
 
-    def _values(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
+    def _expected_values(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
         """What the policy that sampled expects before every sampled token, as its last stage says it."""
         if self._policy is None or self._value_head is None:
             raise ConfigError("rollouts: no weights to compute values with")
         head = self._value_head.to(self._run.train.device)
         values_by_rollout = []
-        for labels, read in self._read(self._policy, rollouts):
-            with self._autocast():
+        for labels, read in self._read_again(self._policy, rollouts):
+            with self._autocast_context():
                 values = torch.nn.functional.linear(read.states, head)[..., 0]
             values_by_rollout.append(values.float().cpu()[labels != IGNORE])
         return values_by_rollout
 
-    def _read(self, model: PolicyModel, rollouts: Sequence[Rollout]) -> Iterator[tuple[Tensor, ReadTexts]]:
+    def _read_again(self, model: PolicyModel, rollouts: Sequence[Rollout]) -> Iterator[tuple[Tensor, ReadTexts]]:
         """Read texts again; yield each one's labels and the values at their places, ``[1, tokens]``."""
         size = self._run.train.batch_size // self._run.train.microbatches
         for start in range(0, len(rollouts), size):
             rows = [LearnedRow(rollout.prompt_ids, rollout.ids, {}) for rollout in rollouts[start : start + size]]
             seq = max(len(row.prompt) + len(row.ids) for row in rows) - 1
             batch = batch_of(rows, range(len(rows)), seq, 0)
-            with self._autocast():
-                read = model.read(batch.input_ids, seq)
+            with self._autocast_context():
+                read = model.read_whole_texts(batch.input_ids, seq)
             for number in range(len(rows)):
                 here = slice(number, number + 1)
                 yield batch.labels[here], ReadTexts(read.logits[here], read.states[here])
 
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+    def _autocast_context(self) -> contextlib.AbstractContextManager[object]:
         if self._run.train.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self._run.train.device).type, dtype=torch.bfloat16)
 
-    def _texts(self, rollouts: Sequence[Rollout], prompts: Sequence[PromptRecord]) -> list[ScoredText]:
+    def _texts_to_score(self, rollouts: Sequence[Rollout], prompts: Sequence[PromptRecord]) -> list[ScoredText]:
         decode = self._prompts.tokenizer.backend.decode
         return [
             ScoredText(
                 f"draw {self._draws}, {prompts[rollout.prompt].where}, text {rollout.sample + 1}",
                 prompts[rollout.prompt].text,
                 decode([token for token in rollout.ids if token not in self._prompts.ends]),
-                prompts[rollout.prompt].for_rewards,
+                prompts[rollout.prompt].reward_record,
             )
             for rollout in rollouts
         ]
 
-    def _means(self, found: Sequence[Sequence[float]]) -> dict[str, float]:
-        named = zip(self._scorer.names, zip(*found, strict=True), strict=True)
+    def _mean_rewards(self, found: Sequence[Sequence[float]]) -> dict[str, float]:
+        named = zip(self._scorer.reward_names, zip(*found, strict=True), strict=True)
         return {name: sum(values) / len(values) for name, values in named}
 
-    def _summed_up(
+    def _sum_up_draw(
         self,
         rollouts: Sequence[Rollout],
         drawn: DrawnTexts,
@@ -315,21 +315,21 @@ class RolloutLoader:
     ) -> dict[str, float]:
         tokens, figures = sum(len(rollout.ids) for rollout in rollouts), {}
         if self._settings.kl:
-            figures["kl"] = float(drawn.divergence.sum()) / tokens
+            figures["kl"] = float(drawn.token_divergence.sum()) / tokens
         if drawn.values is not None:
             figures["kl_weight"] = drawn.kl
             figures["value_error"] = float((columns[RETURNS] - drawn.values)[drawn.mask].square().mean())
         return {
             "reward": float(drawn.rewards.mean()),
             "reward_std": float(drawn.rewards.std()),
-            **{f"reward_{name}": mean for name, mean in self._means(found).items()},
+            **{f"reward_{name}": mean for name, mean in self._mean_rewards(found).items()},
             "text_tokens": tokens / len(rollouts),
             "texts_ended": sum(rollout.finish == "stop" for rollout in rollouts) / len(rollouts),
             **figures,
         }
 
 
-def _padded(rows: Sequence[Tensor]) -> Tensor:
+def _pad_rows(rows: Sequence[Tensor]) -> Tensor:
     """Numbers of tokens as one table, ``[texts, tokens]``; 0 behind a text."""
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 

@@ -25,7 +25,6 @@ class TextSample:
 
     Attributes:
         prompt: Its beginning, as the run file has it.
-        text: Continuation by the model.
     """
 
     prompt: str
@@ -52,7 +51,7 @@ class Continuation:
 
 
 @torch.no_grad()
-def continued(stages: Sequence[StageModule], prompt: Sequence[int], rule: Continuation) -> list[int]:
+def continue_prompt(stages: Sequence[StageModule], prompt: Sequence[int], rule: Continuation) -> list[int]:
     """Return the tokens that follow a prompt.
 
     The whole context goes through all stages for every token: slow, and without a second way to run a stage.
@@ -70,7 +69,7 @@ def continued(stages: Sequence[StageModule], prompt: Sequence[int], rule: Contin
         for stage in stages:
             stage.eval()
         while len(ids) < len(prompt) + rule.tokens:
-            token = _next_token(_logits(stages, ids[-rule.context :])[: rule.vocab_size], rule.temperature, draw)
+            token = _next_token(_next_logits(stages, ids[-rule.context :])[: rule.vocab_size], rule.temperature, draw)
             if token is None or token == rule.eos_id:
                 break
             ids.append(token)
@@ -80,7 +79,7 @@ def continued(stages: Sequence[StageModule], prompt: Sequence[int], rule: Contin
     return ids[len(prompt) :]
 
 
-def _logits(stages: Sequence[StageModule], ids: Sequence[int]) -> Tensor:
+def _next_logits(stages: Sequence[StageModule], ids: Sequence[int]) -> Tensor:
     """The logits of the token after these, ``[vocabulary]``."""
     x = torch.tensor([ids], dtype=torch.int64)
     for stage in stages:
@@ -118,7 +117,7 @@ class TextSampler:
                 raise ConfigError(f"train.samples.prompts: {text[:40]!r} has no token; give at least a word")
 
     @classmethod
-    def of(cls, run: RunConfig, corpus: Corpus | PairCorpus) -> "TextSampler | None":
+    def from_run(cls, run: RunConfig, corpus: Corpus | PairCorpus) -> "TextSampler | None":
         """Return the sampler that a run file asks for; None where it asks for none."""
         config = run.train.samples
         if config is None:
@@ -126,7 +125,7 @@ class TextSampler:
         sizes = (config.tokens, run.data.sequence_length, corpus.vocab_size, corpus.eos_id)
         return cls(config, corpus.tokenizer_path, Continuation(*sizes, config.temperature, run.train.seed))
 
-    def texts(self, stages: Sequence[StageModule]) -> list[TextSample]:
+    def write_samples(self, stages: Sequence[StageModule]) -> list[TextSample]:
         """Continue every prompt; the same model and rule write the same texts."""
-        continuations = [(text, continued(stages, ids, self._rule)) for text, ids in self._prompts.items()]
+        continuations = [(text, continue_prompt(stages, ids, self._rule)) for text, ids in self._prompts.items()]
         return [TextSample(text, self._backend.decode(ids)[:_MOST_CHARACTERS]) for text, ids in continuations]

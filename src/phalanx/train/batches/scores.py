@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.data.config import HELD_OUT
 from phalanx.data.tasks import majority_share, tfidf_predictions
 from phalanx.errors import CheckpointError, DataError
-from phalanx.objectives import Confusion
+from phalanx.objectives import ConfusionMatrix
 from phalanx.telemetry import Histogram
 from phalanx.train.batches.labelled import LabelledTexts
 from phalanx.train.batches.preferences import PreferenceScores
@@ -36,17 +36,19 @@ class Scores:
     macro_f1: float
 
     @classmethod
-    def of(cls, total_loss: float, predicted: Sequence[int], true: Sequence[int], num_classes: int) -> "Scores":
+    def from_predictions(
+        cls, total_loss: float, predicted: Sequence[int], true: Sequence[int], num_classes: int
+    ) -> "Scores":
         """Count predictions.
 
         Raises:
             DataError: There is not one for each text, or one is no class.
         """
-        confusion = Confusion.count_answers(predicted, true, num_classes)
+        confusion = ConfusionMatrix.count_answers(predicted, true, num_classes)
         return cls(total_loss / len(true), confusion.accuracy, confusion.macro_f1)
 
     @classmethod
-    def of_counts(cls, total_loss: float, classes: Sequence[tuple[int, int, int]]) -> "Scores":
+    def from_counts(cls, total_loss: float, classes: Sequence[tuple[int, int, int]]) -> "Scores":
         """Compute scores from counts.
 
         Args:
@@ -58,7 +60,7 @@ class Scores:
         texts = sum(true for true, _, _ in classes)
         if not texts:
             raise DataError("held-out texts: none to score")
-        # as `Confusion.macro_f1` has it
+        # as `ConfusionMatrix.macro_f1` has it
         shares = [2 * right / (predicted + true) for true, predicted, right in classes if predicted + true]
         return cls(total_loss / texts, sum(right for _, _, right in classes) / texts, sum(shares) / len(shares))
 
@@ -96,7 +98,7 @@ class ValidationResult:
     samples: tuple[TextSample, ...] = ()
     histograms: tuple[Histogram, ...] = ()
 
-    def loss(self, name: str) -> float:
+    def loss_on(self, name: str) -> float:
         """Return the mean loss on one set, in nats a token or a text; infinity where it is no finite number.
 
         Of a mean reward it is the negative.
@@ -106,7 +108,7 @@ class ValidationResult:
         """
         value: Validation | None = self.own if name == HELD_OUT else self.named.get(name)
         if value is None:
-            raise DataError(f'validation set "{name}": is not measured; choices: {", ".join(self.names) or "none"}')
+            raise DataError(f'validation set "{name}": is not measured; choices: {", ".join(self.set_names) or "none"}')
         if isinstance(value, MeanReward):
             loss = -value.reward
         else:
@@ -114,19 +116,19 @@ class ValidationResult:
         return loss if math.isfinite(loss) else math.inf
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def set_names(self) -> tuple[str, ...]:
         """Names of the sets that were measured."""
         return (*((HELD_OUT,) if self.own is not None else ()), *self.named)
 
-    def row(self) -> dict[str, Any]:
+    def metrics_row(self) -> dict[str, Any]:
         """The columns of a step's line in the metrics."""
         named = {name: {"loss": loss_of(value), "perplexity": value} for name, value in self.named.items()}
         samples = [asdict(sample) for sample in self.samples]
-        drawn = [histogram.row() for histogram in self.histograms]
+        drawn = [histogram.metrics_row() for histogram in self.histograms]
         more = {"validation_sets": named, "samples": samples, "histograms": drawn}
         return {**validation_row(self.own), **{name: scores for name, scores in more.items() if scores}}
 
-    def points(self) -> dict[str, float]:
+    def curve_points(self) -> dict[str, float]:
         """The points of TensorBoard's curves by tag."""
         held_out = {
             name.replace("_", "/", 1): score for name, score in validation_row(self.own).items() if score is not None
@@ -139,7 +141,7 @@ class ValidationResult:
         }
 
     def __str__(self) -> str:
-        parts = [] if self.own is None else [say_validation(self.own)]
+        parts = [] if self.own is None else [describe_validation(self.own)]
         return ", ".join([*parts, *(f"{name} perplexity {value:.1f}" for name, value in self.named.items())])
 
 
@@ -148,7 +150,7 @@ def loss_of(perplexity: float) -> float:
     return math.log(perplexity) if perplexity > 0 else math.nan
 
 
-def say_validation(value: Validation) -> str:
+def describe_validation(value: Validation) -> str:
     """Describe a validation for a person."""
     if isinstance(value, Scores):
         return f"validation accuracy {value.accuracy:.3f}, macro-F1 {value.macro_f1:.3f}"
@@ -205,7 +207,7 @@ def describe_texts(texts: LabelledTexts, task: str, seed: int) -> dict[str, Any]
     TF-IDF with logistic regression is given whole texts of all clients together; its figures are null where
     scikit-learn is not installed.
     """
-    train, test = texts.shares.train, texts.shares.test
+    train, test = texts.shares.train_examples, texts.shares.test
     return {
         "task": task,
         "classes": len(texts.classes),
@@ -213,17 +215,17 @@ def describe_texts(texts: LabelledTexts, task: str, seed: int) -> dict[str, Any]
         "test_texts": len(test),
         "classes_by_client": {name: len(set(client.rows.classes)) for name, client in texts.clients.items()},
         "majority_accuracy": majority_share(train, test),
-        **_yardstick(texts, seed),
+        **_tfidf_baseline(texts, seed),
     }
 
 
-def _yardstick(texts: LabelledTexts, seed: int) -> dict[str, float | None]:
-    train, test = texts.shares.train, texts.shares.test
+def _tfidf_baseline(texts: LabelledTexts, seed: int) -> dict[str, float | None]:
+    train, test = texts.shares.train_examples, texts.shares.test
     if len({example.label for example in train}) < _FEWEST:
         return {"tfidf_accuracy": None, "tfidf_macro_f1": None}
     try:
         predicted = tfidf_predictions(train, test, seed)
     except DataError:
         return {"tfidf_accuracy": None, "tfidf_macro_f1": None}
-    confusion = Confusion.count_answers(predicted, [example.label for example in test], len(texts.classes))
+    confusion = ConfusionMatrix.count_answers(predicted, [example.label for example in test], len(texts.classes))
     return {"tfidf_accuracy": confusion.accuracy, "tfidf_macro_f1": confusion.macro_f1}

@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from phalanx.data import IGNORE, prepare
+from phalanx.data import IGNORE, prepare_corpus
 from phalanx.data.preferences import PairCorpus, prepare_preferences
 from phalanx.data.preferences.pairs import MARGIN
 from phalanx.data.prompts import PromptSet, prepare_prompts
@@ -29,7 +29,6 @@ class ShownRows:
     """The training rows of a run.
 
     Attributes:
-        count: Number of rows.
         show: Returns the rows of a number, each with its pieces and what stands beside its tokens.
     """
 
@@ -52,11 +51,11 @@ def shown_rows(run: RunConfig, cache: Path) -> ShownRows:
     if run.data.preferences is not None:
         single = WANTED in OBJECTIVES[run.train.objective_kind].extras
         pairs = prepare_preferences(run.data, directory, seed, path, lambda _: None, single=single)
-        return ShownRows(pairs.num_train_sequences, lambda number: _pair(pairs, number, single=single))
+        return ShownRows(pairs.num_train_sequences, lambda number: _show_pair(pairs, number, single=single))
     if run.data.prompts:
         prompts = prepare_prompts(run.data, directory, seed, path, settings_of(run).max_new_tokens)
-        return ShownRows(prompts.num_train_sequences, lambda number: _prompt(prompts, number))
-    corpus = prepare(run.data, directory, seed, path)
+        return ShownRows(prompts.num_train_sequences, lambda number: _show_prompt(prompts, number))
+    corpus = prepare_corpus(run.data, directory, seed, path)
     rewriting = rewriting_of(run, corpus)
     in_place = objective_of(run.train.objective).attention == "bidirectional"
 
@@ -71,7 +70,7 @@ def shown_rows(run: RunConfig, cache: Path) -> ShownRows:
 def _labelled_rows(run: RunConfig, tokenizer_path: Path | None) -> ShownRows:
     """Return the training texts of all clients or sites, each with its class."""
     labelled = run.data.labelled
-    if labelled is not None and labelled.own is not None and not labelled.own.train:
+    if labelled is not None and labelled.own_task is not None and not labelled.own_task.train:
         raise ConfigError("data.labelled: its rows are on the machines of remote clients; use the run file of a client")
     texts = prepare_labelled(run.data, run.text_parties, run.train.seed, tokenizer_path)
     places = [(name, at) for name, one in texts.clients.items() for at in range(one.num_train_sequences)]
@@ -88,13 +87,13 @@ def _labelled_rows(run: RunConfig, tokenizer_path: Path | None) -> ShownRows:
     return ShownRows(len(places), show)
 
 
-def _prompt(prompts: PromptSet, number: int) -> Shown:
+def _show_prompt(prompts: PromptSet, number: int) -> Shown:
     """Nothing of a prompt is learned: the model writes what follows it."""
     ids = prompts.train[number].ids
     return [({}, pieces_of(ids, [False] * len(ids), prompts.tokenizer.backend))]
 
 
-def _pair(pairs: PairCorpus, number: int, *, single: bool) -> Shown:
+def _show_pair(pairs: PairCorpus, number: int, *, single: bool) -> Shown:
     batch = pairs.train_batch([number])
     backend = tokenizers.Tokenizer.from_file(str(pairs.tokenizer_path))
     shown = []

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from phalanx.data import Batch, BatchLoader, Corpus, prepare
+from phalanx.data import Batch, BatchLoader, Corpus, prepare_corpus
 from phalanx.data.loader import HeldOut
 from phalanx.data.sources import SourceConfig
 from phalanx.errors import ConfigError
@@ -17,7 +17,7 @@ _HELD_OUT_ROWS = 8
 """At once."""
 
 
-def whole_model(run: FederatedRun, source: ModelSource, num_classes: int) -> WholeModel:
+def load_whole_model(run: FederatedRun, source: ModelSource, num_classes: int) -> WholeModel:
     """Load the model of a run, with what its sites train of it."""
     model = WholeModel(
         source,
@@ -27,7 +27,7 @@ def whole_model(run: FederatedRun, source: ModelSource, num_classes: int) -> Who
         num_classes,
         frozen_a=run.federated.exchange == "frozen_a",
     )
-    model.keep_back(run.federated.personal)
+    model.make_personal(run.federated.personal)
     return model
 
 
@@ -35,7 +35,6 @@ class SharedTexts:
     """All texts of a run, and the share of each site.
 
     Args:
-        cache: Directory of prepared text.
         say: Told of phase and documents while text is prepared.
         own: Sources of one site's own, in place of a share of the run's.
 
@@ -62,7 +61,7 @@ class SharedTexts:
             check_vocabulary(self.labelled.vocab_size, source.vocab_size)
         else:
             data = run.data.model_copy(update={"sources": own}) if own else run.data
-            self.corpus = prepare(data, cache, seed, source.tokenizer_path, say)
+            self.corpus = prepare_corpus(data, cache, seed, source.tokenizer_path, say)
             check_vocabulary(self.corpus.vocab_size, source.vocab_size)
 
     @property
@@ -78,7 +77,7 @@ class SharedTexts:
             raise ConfigError("data: no text")
         return source
 
-    def of(self, site: str) -> SiteData:
+    def share_of(self, site: str) -> SiteData:
         """Return the share of one site.
 
         Raises:
@@ -97,11 +96,11 @@ class SharedTexts:
         corpus = self.corpus
         if corpus is None:
             raise ConfigError("data: no text")
-        if self._run.privacy is not None and corpus.order(0, size).is_mixed:
+        if self._run.privacy is not None and corpus.sample_order(0, size).is_mixed:
             raise ConfigError(
                 "[privacy] excludes mixtures: every row must have the same chance to be drawn; use one group"
             )
-        rows = corpus.shared((number, of)).tolist()
+        rows = corpus.shared_sequences((number, of)).tolist()
 
         def pick(numbers: Sequence[int]) -> Batch:
             return corpus.train_batch([rows[number] for number in numbers])

@@ -7,13 +7,13 @@ import torch
 
 from phalanx.data import Batch
 from phalanx.models import StageModule, with_marks
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 
 _MOST_NATS = 700
 """Of a mean loss; the exponential of more is no double."""
 
 
-def perplexities(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[float]:
+def measure_perplexities(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[float]:
     """Perplexity of a chain of stages on each of several sets.
 
     Args:
@@ -46,7 +46,7 @@ def summed_losses(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]
             tensors[n] = y
             if stage.spec.is_last:
                 # logits are large: reduced at once, one batch at a time
-                loss, targets = causal_lm(y, batch.labels.to(device))
+                loss, targets = causal_lm_loss(y, batch.labels.to(device))
                 totals[number] += float(loss)
                 counts[number] += targets
                 tensors[n] = batch.input_ids
@@ -54,9 +54,9 @@ def summed_losses(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]
     return list(zip(totals, counts, strict=True))
 
 
-def perplexity(stages: Iterable[StageModule], batches: Iterable[Batch]) -> float:
+def measure_perplexity(stages: Iterable[StageModule], batches: Iterable[Batch]) -> float:
     """Perplexity of a chain of stages on one set; see `perplexities`."""
-    return perplexities(stages, [batches])[0]
+    return measure_perplexities(stages, [batches])[0]
 
 
 def perplexity_of(total_loss: float, count: int) -> float:

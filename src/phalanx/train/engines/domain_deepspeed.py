@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from math import prod
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.models import ModelSource, trained_shapes
 from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer
 from phalanx.parallel.control.rank0 import RankWork
@@ -35,7 +35,7 @@ def open_member(
     if not isinstance(run, DomainRun) or run.deepspeed is None:
         yield RankTrainer(recipe, source, domain)
         return
-    with opened_member(run.deepspeed, recipe, source, domain, place, digest(run)) as member:
+    with opened_member(run.deepspeed, recipe, source, domain, place, digest_config(run)) as member:
         yield member
 
 

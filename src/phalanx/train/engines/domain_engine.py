@@ -11,7 +11,7 @@ from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, OF_ATTENTION, Batch
 from phalanx.engine import StepInputs, StepResult
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
-from phalanx.parallel import Controller, stand_in
+from phalanx.parallel import Controller, fallback_key
 from phalanx.parallel.control.rank_trainer import RankRecipe
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.scores import Validation
@@ -32,11 +32,11 @@ class GatheredPairs:
     recipe: RankRecipe
     judge: PreferenceMeasure
 
-    def measure(self, weights: Mapping[str, Tensor], sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+    def measure_weights(self, weights: Mapping[str, Tensor], sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
         """Measure the model that has such weights, by name, on each set."""
-        return self.judge(self._stages(weights), sets)
+        return self.judge(self._build_stages(weights), sets)
 
-    def _stages(self, weights: Mapping[str, Tensor]) -> Iterator[StageModule]:
+    def _build_stages(self, weights: Mapping[str, Tensor]) -> Iterator[StageModule]:
         layers = self.source.num_layers
         for layer in range(layers):
             stage = build_stage(
@@ -69,7 +69,7 @@ class DomainEngine:
         self._pairs = pairs
         self._num_steps = 0
 
-    def step(self, step: int, inputs: StepInputs) -> StepResult:
+    def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
         """Run one optimizer step on all ranks.
 
         Raises:
@@ -79,29 +79,29 @@ class DomainEngine:
         """
         names = inputs.extras[0] if inputs.extras else ()
         extras = {name: torch.cat([row[name] for row in inputs.extras]) for name in names}
-        outcome = self._lead.step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras)
+        outcome = self._lead.run_step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras)
         self._num_steps = step + 1
         return StepResult(
             step=step,
             loss=outcome.loss,
             num_targets=inputs.num_targets,
             gradient_norm=outcome.gradient_norm,
-            phases=self._lead.timer.take(),
+            phases=self._lead.timer.take_wall(),
             bytes_by_link={},
-            batch=inputs.digest(),
+            batch=inputs.batch_digest(),
             guard=None,
         )
 
-    def settle(self) -> None:
+    def settle_steps(self) -> None:
         """Nothing of a finished step is under way."""
 
-    def measure(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+    def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
         """Perplexity on the held-out batches of each set, infinity when it overflows; or the scores of pairs."""
         if self._pairs is not None:
-            return self._pairs.measure(dict(self.parameters()), sets)
-        return [self._perplexity(batches) for batches in sets]
+            return self._pairs.measure_weights(dict(self.named_parameters()), sets)
+        return [self._measure_perplexity(batches) for batches in sets]
 
-    def _perplexity(self, batches: Iterable[Batch]) -> float:
+    def _measure_perplexity(self, batches: Iterable[Batch]) -> float:
         total, count = 0.0, 0
         for batch in batches:
             # rows that no target is taken from, so that every copy has as many
@@ -114,40 +114,40 @@ class DomainEngine:
                 for name, rows in batch.extras.items()
                 if name in OF_ATTENTION
             }
-            loss, targets = self._lead.evaluate(ids, labels, extras)
+            loss, targets = self._lead.evaluate_on_ranks(ids, labels, extras)
             total, count = total + loss, count + targets
         return perplexity_of(total, count)
 
-    def shards(self) -> Iterator[Shard]:
+    def state_shards(self) -> Iterator[Shard]:
         """The whole state, one stage at a time."""
         for stage in range(self._lead.num_stages):
-            yield Shard(stage, self._lead.collect(stage), self._num_steps)
+            yield Shard(stage, self._lead.collect_from_ranks(stage), self._num_steps)
 
-    def duplicate(self) -> Iterator[Shard]:
+    def duplicate_shards(self) -> Iterator[Shard]:
         """The whole state as it is now, one stage at a time, for a thread that goes through it while steps go on."""
-        steps, copied = self._num_steps, self._lead.duplicate()
+        steps, copied = self._num_steps, self._lead.duplicate_state()
         return (Shard(stage, tensors, steps) for stage, tensors in copied)
 
-    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All parameters by name, a tied head left out."""
-        for shard in self.shards():
+        for shard in self.state_shards():
             for name, tensor in shard.tensors.items():
                 if name.startswith(_WEIGHT):
                     yield name.removeprefix(_WEIGHT), tensor
 
-    def load(self, checkpoint: Checkpoint) -> None:
+    def load_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint, whatever layout it was saved under.
 
         Raises:
             CheckpointError: It lacks a tensor.
         """
         self._num_steps = checkpoint.num_steps(checkpoint.stages[0])
-        names = checkpoint.names()
+        names = checkpoint.stages_by_tensor()
 
         def read(key: str) -> Tensor:
-            name = stand_in(key, names)
+            name = fallback_key(key, names)
             if name is None:
-                return torch.zeros_like(checkpoint.tensor(f"{_WEIGHT}{key.partition('/')[2]}"))
-            return checkpoint.tensor(name)
+                return torch.zeros_like(checkpoint.read_tensor(f"{_WEIGHT}{key.partition('/')[2]}"))
+            return checkpoint.read_tensor(name)
 
-        self._lead.load(self._num_steps, read)
+        self._lead.load_stages(self._num_steps, read)

@@ -25,7 +25,7 @@ class RoundRecorder(Protocol):
 
     figures: Mapping[str, float]
 
-    def observe(self, kind: str, body: dict[str, object]) -> None:
+    def observe_event(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and print it for people."""
         ...
 
@@ -54,33 +54,33 @@ class FederatedEngine:
         self._rounds, self._recorder, self._budget = rounds, recorder, budget
         self._num_steps = 0
 
-    def step(self, step: int, inputs: StepInputs) -> StepResult:
+    def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
         """Run one round.
 
         Raises:
             FailedRoundError: Too few updates came; nothing was applied.
         """
         del inputs
-        excluded = set(self._coordinator.excluded)
-        record = self._coordinator.round(step + 1, self._rate(step))
+        excluded = set(self._coordinator.excluded_sites)
+        record = self._coordinator.run_round(step + 1, self._rate(step))
         self._num_steps = step + 1
-        self._note(step, record)
-        for site in sorted(self._coordinator.excluded.keys() - excluded):
-            self._recorder.observe(
-                "site_excluded", {"round": step + 1, "site": site, "reason": self._coordinator.excluded[site]}
+        self._note_round(step, record)
+        for site in sorted(self._coordinator.excluded_sites.keys() - excluded):
+            self._recorder.observe_event(
+                "site_excluded", {"round": step + 1, "site": site, "reason": self._coordinator.excluded_sites[site]}
             )
         return StepResult(
             step=step,
-            loss=record.loss,
+            loss=record.mean_loss,
             num_targets=record.num_targets,
             gradient_norm=record.norm,
-            phases=self._coordinator.timer.take(),
+            phases=self._coordinator.timer.take_wall(),
             bytes_by_link=record.bytes,
             batch=f"round {record.number}",
             guard=None,
         )
 
-    def weights(self) -> Named:
+    def round_weights(self) -> Named:
         """What is trained, as it is now."""
         return self._coordinator.weights
 
@@ -89,33 +89,33 @@ class FederatedEngine:
         """Finished rounds."""
         return self._num_steps
 
-    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
+    def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
         """Measure the owner's held-out rows here, and have each site measure its own."""
-        sites = {site: _row(scores) for site, scores in self._coordinator.measure().items()}
-        self._rounds.append({"step": max(0, self._num_steps - 1), "measured": self._num_steps, "sites": sites})
-        self._model.load(self._coordinator.weights)
-        return [_validation(self._model.measure(batches)) for batches in sets]
+        sites = {site: _site_row(scores) for site, scores in self._coordinator.measure_at_sites().items()}
+        self._rounds.append_record({"step": max(0, self._num_steps - 1), "measured": self._num_steps, "sites": sites})
+        self._model.load_weights(self._coordinator.weights)
+        return [_make_validation(self._model.measure_batches(batches)) for batches in sets]
 
-    def told(self) -> dict[str, Any]:
+    def summary_fields(self) -> dict[str, Any]:
         """Return what summary and report say of sites and sums."""
-        return self._coordinator.told()
+        return self._coordinator.summary_fields()
 
-    def settle(self) -> None:
+    def settle_steps(self) -> None:
         """Nothing of a finished round is under way."""
 
-    def shards(self) -> Iterator[Shard]:
+    def round_shards(self) -> Iterator[Shard]:
         """Weights, frozen factors beside them, and the state of the algorithm."""
-        weights = {**self._model.frozen(), **self._coordinator.weights}
+        weights = {**self._model.copy_frozen(), **self._coordinator.weights}
         named = {f"{_WEIGHT}{name}": weight for name, weight in weights.items()}
-        yield Shard(0, {**named, **self._coordinator.state()}, self._num_steps)
+        yield Shard(0, {**named, **self._coordinator.coordinator_state()}, self._num_steps)
 
-    def load(self, checkpoint: Checkpoint) -> None:
+    def load_rounds(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint.
 
         Raises:
             CheckpointError: It is of another kind of run.
         """
-        tensors = {name: checkpoint.tensor(name) for name in checkpoint.names()}
+        tensors = {name: checkpoint.read_tensor(name) for name in checkpoint.stages_by_tensor()}
         weights = {name.removeprefix(_WEIGHT): weight for name, weight in tensors.items() if name.startswith(_WEIGHT)}
         try:
             self._coordinator.load_state(weights, tensors)
@@ -123,13 +123,19 @@ class FederatedEngine:
             raise CheckpointError(f"{checkpoint.path}: lacks {exc}; it belongs to another kind of run") from exc
         self._num_steps = checkpoint.step
 
-    def _note(self, step: int, record: RoundRecord) -> None:
-        sites = record.row()
-        row = {"step": step, "round": record.number, "asked": list(record.asked), "norm": record.norm, **self._spent()}
+    def _note_round(self, step: int, record: RoundRecord) -> None:
+        sites = record.metrics_row()
+        row = {
+            "step": step,
+            "round": record.number,
+            "asked": list(record.asked),
+            "norm": record.norm,
+            **self._spent_epsilon(),
+        }
         if record.lost:
             row["lost"] = record.lost
-        self._rounds.append({**row, "sums": list(record.sums), "sites": sites, "bytes": record.bytes})
-        self._recorder.observe(
+        self._rounds.append_record({**row, "sums": list(record.sums), "sites": sites, "bytes": record.bytes})
+        self._recorder.observe_event(
             "round",
             {
                 "round": record.number,
@@ -139,15 +145,15 @@ class FederatedEngine:
             },
         )
         if record.lost:
-            self._recorder.observe("round_lost", {"round": record.number, "reason": record.lost})
+            self._recorder.observe_event("round_lost", {"round": record.number, "reason": record.lost})
         for site, reason in sorted(record.left_out.items()):
-            self._recorder.observe("site_left_out", {"round": step + 1, "site": site, "reason": reason})
+            self._recorder.observe_event("site_left_out", {"round": step + 1, "site": site, "reason": reason})
         losses = {f"sites/{site}/loss": share.loss for site, share in record.shares.items() if share.loss is not None}
         epsilons = {f"sites/{site}/epsilon": epsilon for site, epsilon in self._coordinator.spent.items()}
         figures = {"sites": float(len(record.shares)), "update_norm": record.norm, **losses, **epsilons}
-        self._recorder.figures = figures | self._spent()
+        self._recorder.figures = figures | self._spent_epsilon()
 
-    def _spent(self) -> dict[str, float]:
+    def _spent_epsilon(self) -> dict[str, float]:
         """Return the spent epsilon; of private rows, the largest of the sites."""
         if self._coordinator.spent:
             return {"epsilon": max(self._coordinator.spent.values())}
@@ -165,7 +171,7 @@ class SiteBudgets:
         """Whether too few sites are left for a round."""
         return self._coordinator.is_spent
 
-    def told(self) -> dict[str, Any]:
+    def summary_fields(self) -> dict[str, Any]:
         """Return what summary and report say."""
         sites = dict(sorted(self._coordinator.spent.items()))
         return {
@@ -179,17 +185,17 @@ class SiteBudgets:
         }
 
 
-def _validation(found: SiteScores) -> Validation:
+def _make_validation(found: SiteScores) -> Validation:
     if found.classes:
-        return Scores.of_counts(found.loss, found.classes)
+        return Scores.from_counts(found.loss, found.classes)
     return perplexity_of(found.loss, found.num_targets)
 
 
-def _row(found: SiteScores) -> dict[str, Any]:
+def _site_row(found: SiteScores) -> dict[str, Any]:
     """The line of one site's own held-out rows."""
     if not found.num_targets:
         return {"targets": 0}
-    value = _validation(found)
+    value = _make_validation(found)
     if isinstance(value, Scores):
         return {"targets": found.num_targets, "loss": value.loss, "accuracy": value.accuracy}
     return {"targets": found.num_targets, "loss": loss_of(perplexity_of(found.loss, found.num_targets))}

@@ -17,19 +17,19 @@ from phalanx.split import BackTrainer, HeldOutScores
 class OwnedStages(Protocol):
     """The pipeline of an enclave, as its trainer needs it."""
 
-    def begin(self, state: Mapping[str, Tensor], num_steps: int) -> PipelineEngine:
+    def assign_stages(self, state: Mapping[str, Tensor], num_steps: int) -> PipelineEngine:
         """Give every party its stages, cut from the state of the whole back part after so many steps; called once."""
         ...
 
-    def report(self, guard: GuardReport) -> None:
+    def report_guard(self, guard: GuardReport) -> None:
         """Take the guard's report of a step, of one that failed as well."""
         ...
 
-    def books(self) -> dict[str, object]:
+    def guard_metadata(self) -> dict[str, object]:
         """What a sealed state must know of the guard."""
         ...
 
-    def check_books(self, books: Mapping[str, object]) -> None:
+    def check_guard_metadata(self, metadata: Mapping[str, object]) -> None:
         """As `SplitTrainer` says."""
         ...
 
@@ -45,7 +45,7 @@ class PipelineTrainer:
     """
 
     def __init__(self, whole: BackTrainer, owned: OwnedStages, vocab_size: int) -> None:
-        self.losses: Sequence[tuple[float, int]] = ()
+        self.step_losses: Sequence[tuple[float, int]] = ()
         self._whole, self._owned, self._vocab_size = whole, owned, vocab_size
         self._engine: PipelineEngine | None = None
         self._fed: list[tuple[Tensor, Tensor, Mapping[str, Tensor]]] = []
@@ -61,7 +61,7 @@ class PipelineTrainer:
         """As `SplitTrainer` says."""
         return len(self._fed)
 
-    def learn(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> None:
+    def learn_microbatch(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> None:
         """As `SplitTrainer` says; a label is refused here, before any stage has worked on its microbatch."""
         counted = labels[labels != IGNORE]
         if bool(((counted < 0) | (counted >= self._vocab_size)).any()):
@@ -75,37 +75,37 @@ class PipelineTrainer:
             PhalanxError: As `PipelineEngine.step`.
         """
         step, fed = self.num_steps, tuple(self._fed)
-        self.forget()
+        self.drop_microbatches()
         targets = [int((labels != IGNORE).sum()) for _, labels, _ in fed]
-        self.losses = [(math.nan, count) for count in targets]
+        self.step_losses = [(math.nan, count) for count in targets]
         report = UNGUARDED
         try:
             if not sum(targets):
                 raise FailedBatchError(f"step {step}: the batch has no label to learn; give another batch")
-            engine = self._running()
+            engine = self._start_engine()
             hidden, labels, extras = zip(*fed, strict=True)
-            result = engine.step(step, StepInputs(hidden, labels, sum(targets), extras if extras[0] else ()))
-            self.losses = list(zip(engine.losses, targets, strict=True))
+            result = engine.train_turn(step, StepInputs(hidden, labels, sum(targets), extras if extras[0] else ()))
+            self.step_losses = list(zip(engine.microbatch_losses, targets, strict=True))
             report = result.guard or UNGUARDED
         finally:
-            self._owned.report(report)
+            self._owned.report_guard(report)
         return result.gradient_norm
 
-    def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
+    def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
         """As `SplitTrainer` says."""
-        self._gather()
-        return self._whole.measure(hidden, labels)
+        self._gather_weights()
+        return self._whole.measure_microbatch(hidden, labels)
 
-    def forget(self) -> None:
+    def drop_microbatches(self) -> None:
         """As `SplitTrainer` says."""
         self._fed.clear()
 
-    def state(self) -> Mapping[str, Tensor]:
+    def state_tensors(self) -> Mapping[str, Tensor]:
         """As `SplitTrainer` says: that of all stages, as holders and shadows have agreed on it."""
         if self._engine is None:
-            return self._whole.state()
-        stages = self._engine.copies("state")
-        return {name: tensor for copy in stages for name, tensor in copy.optimizer.state().items()}
+            return self._whole.state_tensors()
+        stages = self._engine.fetch_stages("state")
+        return {name: tensor for copy in stages for name, tensor in copy.optimizer.state_tensors().items()}
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """As `SplitTrainer` says.
@@ -115,33 +115,33 @@ class PipelineTrainer:
         """
         if self._engine is not None:
             raise CheckpointError("sealed state: the pipeline is running; begin another session with --resume")
-        self.forget()
+        self.drop_microbatches()
         self._whole.load_state(tensors, num_steps)
         self._gathered_after = num_steps
 
-    def weights(self) -> Sequence[tuple[str, Tensor]]:
+    def trained_weights(self) -> Sequence[tuple[str, Tensor]]:
         """As `SplitTrainer` says."""
-        self._gather()
-        return list(self._whole.weights())
+        self._gather_weights()
+        return list(self._whole.trained_weights())
 
-    def books(self) -> dict[str, object]:
+    def state_metadata(self) -> dict[str, object]:
         """As `SplitTrainer` says: where the log of the guard ends."""
-        return self._owned.books()
+        return self._owned.guard_metadata()
 
-    def check_books(self, books: Mapping[str, object]) -> None:
+    def check_metadata(self, metadata: Mapping[str, object]) -> None:
         """As `SplitTrainer` says."""
-        self._owned.check_books(books)
+        self._owned.check_guard_metadata(metadata)
 
-    def _running(self) -> PipelineEngine:
+    def _start_engine(self) -> PipelineEngine:
         if self._engine is None:
-            self._engine = self._owned.begin(self._whole.state(), self._whole.num_steps)
+            self._engine = self._owned.assign_stages(self._whole.state_tensors(), self._whole.num_steps)
         return self._engine
 
-    def _gather(self) -> None:
+    def _gather_weights(self) -> None:
         """Have the weights of the stages in the whole back part."""
         if self._gathered_after == self.num_steps or self._engine is None:
             return
-        for copy in self._engine.copies("weights"):
-            for name, parameter in copy.module.trainable().items():
-                self._whole.trained[name].detach().copy_(parameter.detach())
+        for copy in self._engine.fetch_stages("weights"):
+            for name, parameter in copy.module.trainable_parameters().items():
+                self._whole.trained_parameters[name].detach().copy_(parameter.detach())
         self._gathered_after = self.num_steps

@@ -37,7 +37,7 @@ class SplitLead(Protocol):
     timer: PhaseTimer
 
     @property
-    def costs(self) -> Costs:
+    def process_costs(self) -> Costs:
         """CPU time so far."""
         ...
 
@@ -46,15 +46,15 @@ class SplitLead(Protocol):
         """Bytes on each line so far, both ways."""
         ...
 
-    def keep(self) -> tuple[int, int, memoryview]:
+    def request_state(self) -> tuple[int, int, memoryview]:
         """Return finished steps, number and bytes of the sealed state."""
         ...
 
-    def settle(self, number: int) -> None:
+    def settle_state(self, number: int) -> None:
         """A sealed state is safe: the ones before it are void."""
         ...
 
-    def restore(self, step: int, blob: memoryview) -> None:
+    def restore_state(self, step: int, blob: memoryview) -> None:
         """Have the enclave go on from a sealed state."""
         ...
 
@@ -62,11 +62,11 @@ class SplitLead(Protocol):
 class ClientWork(Protocol):
     """The clients' part of a step and of a measurement, wherever they are."""
 
-    def step(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
+    def train_turn(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
         """Train one step; return its result, and the identity of its batch."""
         ...
 
-    def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
+    def measure_turn(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Measure held-out rows after so many finished steps."""
         ...
 
@@ -83,21 +83,21 @@ class LocalClients:
     def __init__(self, lead: SplitDriver, num_classes: int = 0, holders: Sequence[str] = ()) -> None:
         self._lead, self._num_classes, self._holders = lead, num_classes, tuple(holders)
 
-    def step(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
+    def train_turn(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
         """As `ClientWork` says; the batch is named by its digest."""
-        return self._lead.step(step, inputs), inputs.digest()
+        return self._lead.train_step(step, inputs), inputs.batch_digest()
 
-    def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
+    def measure_turn(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
         kept_batches = list(batches)
         parts = [(with_marks(batch.input_ids, batch.extras), batch.labels) for batch in kept_batches]
         senders = list[str]()
         if self._holders:
             parts, senders = self._by_holder(parts)
-        total, count, answers = self._lead.measure(step, iter(parts), senders)
+        total, count, answers = self._lead.measure_held_out(step, iter(parts), senders)
         if self._num_classes:
             true = [int(label) for batch in kept_batches for label in batch.labels[batch.labels != IGNORE]]
-            return Scores.of(total, answers, true, self._num_classes)
+            return Scores.from_predictions(total, answers, true, self._num_classes)
         return perplexity_of(total, count)
 
     def _by_holder(self, parts: Sequence[Rows]) -> tuple[list[Rows], list[str]]:
@@ -125,21 +125,21 @@ class RemoteClients:
     def __init__(self, lead: RemoteLead, turns: RemoteTurns, check: Callable[[int], None] = lambda step: None) -> None:
         self._lead, self._turns, self._check = lead, turns, check
 
-    def step(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
+    def train_turn(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
         """As `ClientWork` says; the batch is named by the number of its draw: nothing else is known of it here."""
         del inputs
         self._check(step)
         draw = self._turns.drawn - 1
-        return self._lead.step(step, draw), f"draw {draw}"
+        return self._lead.train_step(step, draw), f"draw {draw}"
 
-    def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
+    def measure_turn(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Scores, or perplexity, over the held-out texts of all clients."""
         del batches
         self._check(step)
-        scores = self._lead.scores(step)
+        scores = self._lead.request_scores(step)
         if not scores.classes:
             return perplexity_of(scores.loss, scores.targets)
-        return Scores.of_counts(scores.loss, scores.classes)
+        return Scores.from_counts(scores.loss, scores.classes)
 
 
 class SplitEngine:
@@ -156,7 +156,7 @@ class SplitEngine:
         self._num_steps = 0
         self._to_settle = 0
 
-    def step(self, step: int, inputs: StepInputs) -> StepResult:
+    def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
         """Run one optimizer step.
 
         Raises:
@@ -165,23 +165,23 @@ class SplitEngine:
             PhalanxError: The enclave is gone, or refused a message.
         """
         lead = self._lead
-        bytes_before, costs_before = lead.bytes_crossed, lead.costs
-        outcome, batch = self._clients.step(step, inputs)
+        bytes_before, costs_before = lead.bytes_crossed, lead.process_costs
+        outcome, batch = self._clients.train_turn(step, inputs)
         self._num_steps = step + 1
-        self._recent.append(lead.costs.since(costs_before))
-        self.costs = self.costs.plus(self._recent[-1])
+        self._recent.append(lead.process_costs.subtract_costs(costs_before))
+        self.costs = self.costs.add_costs(self._recent[-1])
         return StepResult(
             step=step,
             loss=outcome.loss,
             num_targets=outcome.num_targets,
             gradient_norm=outcome.norm,
-            phases=lead.timer.take(),
+            phases=lead.timer.take_wall(),
             bytes_by_link={name: count - bytes_before[name] for name, count in lead.bytes_crossed.items()},
             batch=batch,
             guard=outcome.guard,
         )
 
-    def facts(self) -> dict[str, Any]:
+    def cost_facts(self) -> dict[str, Any]:
         """The costs of the steps, for the summary: in all, and the medians of the latest ones part by part."""
         names, recent = Costs._fields, tuple(self._recent)
         medians = (
@@ -190,11 +190,11 @@ class SplitEngine:
         return {
             "crypto_s": self.costs.link_s,
             "cpu_s": self.costs.cpu_s,
-            "meeting_s": self._lead.costs.meeting_s,
+            "meeting_s": self._lead.process_costs.meeting_s,
             "costs_of_a_step": medians,
         }
 
-    def settle(self) -> None:
+    def settle_steps(self) -> None:
         """Nothing of a finished step is under way."""
 
     @property
@@ -202,28 +202,28 @@ class SplitEngine:
         """Finished steps."""
         return self._num_steps
 
-    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
+    def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
         """Measure the held-out rows of each set, as the clients have them."""
-        return [self._clients.measure(self._num_steps, batches) for batches in sets]
+        return [self._clients.measure_turn(self._num_steps, batches) for batches in sets]
 
-    def shards(self) -> Iterator[Shard]:
+    def sealed_shards(self) -> Iterator[Shard]:
         """The enclave's state, sealed: bytes that only it can open."""
-        step, number, blob = self._lead.keep()
+        step, number, blob = self._lead.request_state()
         self._to_settle = number
         yield Shard(0, {_SEALED: torch.frombuffer(bytearray(blob), dtype=torch.uint8)}, step)
 
-    def kept(self) -> None:
+    def confirm_sealed(self) -> None:
         """The last of the `shards` is safe on the disk."""
-        self._lead.settle(self._to_settle)
+        self._lead.settle_state(self._to_settle)
 
-    def load(self, checkpoint: Checkpoint) -> None:
+    def load_sealed(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint.
 
         Raises:
             CheckpointError: It holds no sealed state, or one of another run.
             RollbackError: It holds one that is older than the newest that was kept.
         """
-        if set(checkpoint.names()) != {_SEALED}:
+        if set(checkpoint.stages_by_tensor()) != {_SEALED}:
             raise CheckpointError(f"{checkpoint.path}: holds no sealed state; it belongs to another kind of run")
-        self._lead.restore(checkpoint.step, tensor_buffers(checkpoint.tensor(_SEALED).contiguous()))
+        self._lead.restore_state(checkpoint.step, tensor_buffers(checkpoint.read_tensor(_SEALED).contiguous()))
         self._num_steps = checkpoint.step

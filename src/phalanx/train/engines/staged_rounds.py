@@ -13,13 +13,13 @@ from phalanx.federated.vectors import shapes_of
 from phalanx.pipeline import PipelineEngine
 from phalanx.train.batches.validation import summed_losses
 from phalanx.train.loop import step_inputs
-from phalanx.train.setup.stage_source import ModulesOfRounds, RoundLibrary
+from phalanx.train.setup.stage_source import RoundLibrary, RoundModules
 
 
 class SiteStages(Protocol):
     """The pipeline of a site, as its trainer needs it."""
 
-    def begin(self, number: int, library: RoundLibrary, lost: PhalanxError | None) -> PipelineEngine:
+    def begin_phase(self, number: int, library: RoundLibrary, lost: PhalanxError | None) -> PipelineEngine:
         """Give every party that is left its stages, as they are when a round begins.
 
         Args:
@@ -44,7 +44,7 @@ class StagedTrainer:
 
     def __init__(
         self,
-        modules: ModulesOfRounds,
+        modules: RoundModules,
         stages: SiteStages,
         data: SiteData,
         schedule: SiteSchedule,
@@ -53,11 +53,11 @@ class StagedTrainer:
         self._modules, self._stages, self._data = modules, stages, data
         self._schedule, self._rate = schedule, rate
 
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+    def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """As `LocalTrainer` says."""
-        return shapes_of(self._modules.trained)
+        return shapes_of(self._modules.trained_parameters)
 
-    def train(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
+    def train_round(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
         """As `LocalTrainer` says; the rule is one that corrects nothing, as the run file has been looked at for.
 
         Raises:
@@ -71,32 +71,32 @@ class StagedTrainer:
             )
         plan, lost = self._modules.plan, list[PhalanxError]()
         # what breaks a round off without a guard: that any one worker is gone
-        breaks = (NoHolderError,) if plan.guard.enabled else (NoHolderError, PeerLostError)
+        breaks = (NoHolderError,) if plan.guard.is_enabled else (NoHolderError, PeerLostError)
         while True:
-            library = self._modules.begin(start, (number - 1) * self._schedule.steps)
-            engine = self._stages.begin(number, library, lost[-1] if lost else None)
+            library = self._modules.begin_round(start, (number - 1) * self._schedule.steps)
+            engine = self._stages.begin_phase(number, library, lost[-1] if lost else None)
             try:
-                return self._steps(engine, number, start)
+                return self._run_steps(engine, number, start)
             except breaks as exc:
                 lost.append(exc)
                 # each time one party is left less, and the owner alone has every stage
                 if len(lost) > len(plan.stages):
                     raise
 
-    def _steps(self, engine: PipelineEngine, number: int, start: Mapping[str, Tensor]) -> LocalUpdate:
+    def _run_steps(self, engine: PipelineEngine, number: int, start: Mapping[str, Tensor]) -> LocalUpdate:
         schedule, total, targets = self._schedule, 0.0, 0
         batches = self._data.round_batches(number, schedule.steps, schedule.batch_size)
         for step, batch in enumerate(batches, (number - 1) * schedule.steps):
-            result = engine.step(step, step_inputs(batch, schedule.microbatches))
+            result = engine.train_turn(step, step_inputs(batch, schedule.microbatches))
             total, targets = total + result.loss * result.num_targets, targets + result.num_targets
         weights: Named = {}
-        for copy in engine.copies("weights"):
-            weights |= {name: weight.detach().clone() for name, weight in copy.module.trainable().items()}
+        for copy in engine.fetch_stages("weights"):
+            weights |= {name: weight.detach().clone() for name, weight in copy.module.trainable_parameters().items()}
         delta = {name: weights[name] - weight for name, weight in start.items()}
         return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
 
-    def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
+    def measure_weights(self, weights: Mapping[str, Tensor]) -> SiteScores:
         """As `LocalTrainer` says; the site's own process computes it, between two rounds."""
-        self._modules.load(weights)
+        self._modules.load_weights(weights)
         ((loss, targets),) = summed_losses(self._modules.all, [self._data.held_out()])
         return SiteScores(loss, targets)

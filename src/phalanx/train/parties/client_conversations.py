@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from phalanx.config import canonical_json
-from phalanx.data import ChatCorpus, DataConfig, prepare
+from phalanx.data import ChatCorpus, DataConfig, prepare_corpus
 from phalanx.data.chat.files import ConversationFiles
 from phalanx.data.chat.settings import ConversationsConfig, ConversationSource
 from phalanx.errors import ConfigError, DataError
@@ -24,16 +24,16 @@ class ConversationRows:
     corpus: ChatCorpus
 
     @property
-    def count(self) -> int:
+    def row_count(self) -> int:
         """Conversations."""
         return self.corpus.num_train_sequences
 
     @property
-    def digest(self) -> str:
+    def rows_digest(self) -> str:
         """SHA-256 in hex of all that rows come from."""
         return self.corpus.digest
 
-    def pick(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def pick_rows(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Ids and labels of some conversations."""
         batch = self.corpus.train_batch(list(indices))
         return batch.input_ids, batch.labels
@@ -45,7 +45,9 @@ def look_at_conversations(wanted: ConversationsConfig, train: Path, test: Path) 
     Raises:
         DataError: A file is missing, empty or malformed, or a conversation is in both.
     """
-    learned, held_out = ({document.text for document in _files(wanted, path).documents()} for path in (train, test))
+    learned, held_out = (
+        {document.text for document in _conversation_files(wanted, path).documents()} for path in (train, test)
+    )
     for path, documents in ((train, learned), (test, held_out)):
         if not documents:
             raise DataError(f"{path}: holds no conversation; give at least one")
@@ -68,7 +70,7 @@ def read_conversations(
         DataError: A conversation is broken or too long, or the tokenizer lacks tokens that the template writes.
         ConfigError: The tokenizer has more tokens than the model.
     """
-    corpora = [_corpus(_sources(run.data, path), source, cache, run.train.seed) for path in paths]
+    corpora = [_prepare_conversations(_client_sources(run.data, path), source, cache, run.train.seed) for path in paths]
     for corpus in corpora:
         check_vocabulary(corpus.vocab_size, source.vocab_size)
     rendered = {
@@ -77,11 +79,11 @@ def read_conversations(
     return [ConversationRows(corpus) for corpus in corpora], hashlib.sha256(rendered.pop()).hexdigest()
 
 
-def _files(wanted: ConversationsConfig, path: Path) -> ConversationFiles:
+def _conversation_files(wanted: ConversationsConfig, path: Path) -> ConversationFiles:
     return ConversationFiles(ConversationSource(path=path), wanted.broken)
 
 
-def _sources(data: DataConfig, path: Path) -> DataConfig:
+def _client_sources(data: DataConfig, path: Path) -> DataConfig:
     if data.conversations is None:
         raise ConfigError("data.conversations: missing, so the run has no clients with conversations")
     talks = data.conversations.model_copy(update={"sources": (ConversationSource(path=path),)})
@@ -89,8 +91,8 @@ def _sources(data: DataConfig, path: Path) -> DataConfig:
     return data.model_copy(update={"conversations": talks, "validation_share": 0.0})
 
 
-def _corpus(data: DataConfig, source: ModelSource, cache: Path, seed: int) -> ChatCorpus:
-    corpus = prepare(data, cache, seed, source.tokenizer_path)
+def _prepare_conversations(data: DataConfig, source: ModelSource, cache: Path, seed: int) -> ChatCorpus:
+    corpus = prepare_corpus(data, cache, seed, source.tokenizer_path)
     if not isinstance(corpus, ChatCorpus):
         raise DataError("data.conversations: not a corpus of conversations")
     return corpus

@@ -60,7 +60,7 @@ class ClientFile(StrictModel):
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_trust(self) -> Self:
         if self.policy is not None and self.allow_insecure_sim:
             raise ValueError("allow_insecure_sim: not allowed with a policy file, which has its own rules; remove it")
         if self.endorsements and self.attester in (None, "sim"):
@@ -68,22 +68,22 @@ class ClientFile(StrictModel):
         return self
 
     @property
-    def own(self) -> Path:
+    def state_directory(self) -> Path:
         """This client's directory."""
         return Path(self.identity) / "state" if self.directory is None else Path(self.directory)
 
-    def columns(self, run: RunConfig) -> Columns:
+    def text_columns(self, run: RunConfig) -> Columns:
         """Return where text and label are, and the run's classes.
 
         Raises:
             ConfigError: The run learns no texts of the clients' own.
         """
-        task = None if run.data.labelled is None else run.data.labelled.own
+        task = None if run.data.labelled is None else run.data.labelled.own_task
         if task is None:
             raise ConfigError(f"{self.run}: data.labelled.task has no classes, so the run has no clients of this kind")
         return Columns(self.text or task.text, self.label or task.label, task.classes)
 
-    def evidence(self, binding: Binding, identity: Identity) -> bytes:
+    def sign_evidence(self, binding: Binding, identity: Identity) -> bytes:
         """Have this machine's attester sign a binding; it is opened for this and closed again.
 
         Raises:
@@ -96,10 +96,10 @@ class ClientFile(StrictModel):
                 "attester: missing; set the source of the evidence that the enclave requires from this client"
             )
         if self.attester == "sim":
-            return SimAttester(identity, measure_code()).evidence(binding).to_bytes()
-        added = {name: _read(Path(path)) for name, path in self.endorsements.items()}
+            return SimAttester(identity, measure_code()).make_evidence(binding).to_bytes()
+        added = {name: _read_endorsement(Path(path)) for name, path in self.endorsements.items()}
         with open_attester(self.attester, added, tpm=self.tpm) as attester:
-            return attester.evidence(binding).to_bytes()
+            return attester.make_evidence(binding).to_bytes()
 
     def check_attester(self, policy: PolicyConfig | None, name: str) -> None:
         """Check that this client can bring the evidence that the run file asks for.
@@ -107,8 +107,8 @@ class ClientFile(StrictModel):
         Raises:
             ConfigError: It names no attester, or one of another kind.
         """
-        if policy is not None and self.attester not in policy.kinds:
-            kinds = " or ".join(f'"{kind}"' for kind in policy.kinds)
+        if policy is not None and self.attester not in policy.evidence_kinds:
+            kinds = " or ".join(f'"{kind}"' for kind in policy.evidence_kinds)
             given_attester = "missing" if self.attester is None else f'"{self.attester}"'
             raise ConfigError(
                 f"attester: {given_attester}; the run file has a policy for {name}, so the enclave requires its "
@@ -158,15 +158,15 @@ def read_client(path: Path) -> tuple[ClientFile, SplitRun, str]:
         client.policy_now(split)
         client.check_attester(split.client_policies.get(name), name)
     except ConfigError as exc:
-        raise ConfigError(f"{path}: {exc}").about(**exc.facts | {"file": str(path)}) from exc
+        raise ConfigError(f"{path}: {exc}").with_facts(**exc.error_facts | {"file": str(path)}) from exc
     if run.data.conversations is None:
-        load_own(Path(client.train), Path(client.test), client.columns(run))
+        load_own(Path(client.train), Path(client.test), client.text_columns(run))
     else:
         look_at_conversations(run.data.conversations, Path(client.train), Path(client.test))
     return client, run, name
 
 
-def _read(path: Path) -> bytes:
+def _read_endorsement(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as exc:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import (
     DataError,
     EvidenceError,
@@ -14,7 +14,7 @@ from phalanx.errors import (
     RefusedEvidenceError,
     TransportError,
 )
-from phalanx.interrupts import interruptible
+from phalanx.interrupts import allow_interrupts
 from phalanx.models import ModelSource, open_model
 from phalanx.security.crypto import load_identity, make_private_directory, write_public
 from phalanx.security.tee import TIERS
@@ -26,7 +26,7 @@ from phalanx.split.handshake.meeting import ClientHandshake
 from phalanx.split.handshake.party import EnclavePeer
 from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import measure_code
-from phalanx.split.hardware.tier import file_counter, open_epochs, worth
+from phalanx.split.hardware.tier import describe_protection, file_counter, open_epochs
 from phalanx.split.roles.client import Feedback
 from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.turns import TurnTaker
@@ -37,7 +37,7 @@ from phalanx.train.parties.client_texts import ClientTextsRead, read_texts
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.sessions.enclave_call import CalledEnclave, EnclaveCall, call_enclave
 from phalanx.train.sessions.split_cluster import kinds_of, num_classes_of
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
 _TELL_EVERY = 10
 _WEEK_S = 7 * 86400.0
@@ -59,9 +59,9 @@ def run_client(client: ClientFile, run: SplitRun, name: str, tell: Say) -> None:
         RefusedEvidenceError: The enclave is not one that this client's policy accepts; nothing was sent to it.
         PhalanxError: Texts, model or keys are unusable, or a party has another identity.
     """
-    with deterministic(client.threads), interruptible():
+    with deterministic_kernels(client.threads), allow_interrupts():
         process = ClientProcess(client, run, name, tell)
-        while not process.serve():
+        while not process.serve_session():
             tell("waiting for the next session; Ctrl-C stops")
 
 
@@ -74,21 +74,21 @@ class ClientProcess:
 
     def __init__(self, client: ClientFile, run: SplitRun, name: str, tell: Say) -> None:
         split = run.split
-        make_private_directory(client.own)
+        make_private_directory(client.state_directory)
         self._client, self._run, self._name, self._tell = client, run, name, tell
         self._identity = load_identity(Path(client.identity))
-        source = open_model(run.model, cache_beside(client.own) / "models", run.train.seed)
+        source = open_model(run.model, cache_beside(client.state_directory) / "models", run.train.seed)
         read = read_texts(client, run, name, source)
         self._texts = read.draws
         self._front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
         self._kinds = kinds_of(run, source, num_classes_of(run))
         self._ready = ready_of(client, source, read)
-        tell(f"{name}: agreed to {client.run}, digest {digest(run)[:16]}; {worth(split)}")
+        tell(f"{name}: agreed to {client.run}, digest {digest_config(run)[:16]}; {describe_protection(split)}")
         if client.attester is not None:
             code = f", code {measure_code().hex()}" if client.attester == "sim" else ""
             tell(f"{name}: gives {client.attester} evidence on request; {TIERS[client.attester]}{code}")
 
-    def serve(self) -> bool:
+    def serve_session(self) -> bool:
         """Serve one session; return whether the run is over.
 
         Raises:
@@ -106,49 +106,51 @@ class ClientProcess:
         )
         with call_enclave(call) as called:
             try:
-                self._work(called)
+                self._run_turns(called)
             except PeerLostError as exc:
                 self._tell(f"the session is over: {exc}")
                 return False
             except KeyboardInterrupt:
-                _leave(called, "stopped")
+                _send_leave(called, "stopped")
                 raise
             except PhalanxError as exc:
-                _leave(called, _reason_of(exc))
+                _send_leave(called, _reason_of(exc))
                 raise
         self._tell("the owner ended the run; both ends saw the same frames")
         return True
 
-    def _work(self, called: CalledEnclave) -> None:
+    def _run_turns(self, called: CalledEnclave) -> None:
         client, split = self._client, self._run.split
         connection = Connection(called.endpoint, ENCLAVE, _WEEK_S, called.look)
-        party = self._party(called, connection)
+        party = self._enclave_peer(called, connection)
         self._tell("called; waiting for the other parties")
-        connection.hear(say.EnclaveReady)
+        connection.await_message(say.EnclaveReady)
         client_end = ClientEnd(party, self._front, self._kinds, PhaseTimer())
         with contextlib.closing(party):
-            client_end.meet()
-            result = party.appraisal
+            client_end.meet_enclave()
+            result = party.latest_appraisal
             self._tell(f"this client accepts the enclave: {'' if result is None else result.claims.kind}")
-            connection.say(self._ready)
+            connection.send_message(self._ready)
             taker = TurnTaker(split, self._run.train.steps, party, client_end, self._texts, self._tell_step)
-            taker.work()
-            statements = taker.conclude(called.peer)
+            taker.take_turns()
+            statements = taker.conclude_session(called.peer)
         if statements:
             text = {self._name: [statement.decode("ascii") for statement in statements]}
-            write_public(client.own / "transcript.json", json.dumps(text, indent=1).encode())
+            write_public(client.state_directory / "transcript.json", json.dumps(text, indent=1).encode())
 
-    def _party(self, called: CalledEnclave, line: Connection) -> EnclavePeer:
-        split, own_directory = self._run.split, self._client.own
+    def _enclave_peer(self, called: CalledEnclave, line: Connection) -> EnclavePeer:
+        split, own_directory = self._run.split, self._client.state_directory
         keys = attested_keys(called.peer, called.certificate)
-        terms = HandshakeTerms(called.session, bytes.fromhex(digest(self._run)), called.peer, keys, split.chunk_bytes)
+        terms = HandshakeTerms(
+            called.session, bytes.fromhex(digest_config(self._run)), called.peer, keys, split.chunk_bytes
+        )
         epochs = open_epochs(own_directory, file_counter(own_directory, "epoch"))
         handshake = ClientHandshake(
             self._identity,
             terms,
             epochs,
             lambda: self._client.policy_now(split),
-            None if self._client.attester is None else lambda one: self._client.evidence(one, self._identity),
+            None if self._client.attester is None else lambda one: self._client.sign_evidence(one, self._identity),
         )
         return EnclavePeer(self._identity, line, handshake)
 
@@ -166,7 +168,9 @@ class ClientProcess:
 def ready_of(client: ClientFile, source: ModelSource, texts: ClientTextsRead) -> ask.ClientReady:
     """Return a client's statement after it has met the enclave."""
     return ask.ClientReady(
-        model=source.files_digest(), tokenizer=texts.tokenizer, data=texts.draws.commitment(client.own)
+        model=source.files_digest(),
+        tokenizer=texts.tokenizer,
+        data=texts.draws.texts_commitment(client.state_directory),
     )
 
 
@@ -177,8 +181,8 @@ def _reason_of(error: PhalanxError) -> ask.LeaveReason:
     return "data" if isinstance(error, DataError) else "failed"
 
 
-def _leave(called: CalledEnclave, reason: ask.LeaveReason) -> None:
+def _send_leave(called: CalledEnclave, reason: ask.LeaveReason) -> None:
     with contextlib.suppress(TransportError):
         message = ask.ClientLeft(reason=reason)
-        called.endpoint.send(ENCLAVE, message.kind, message.model_dump(mode="json"))
-        called.endpoint.flush(5.0)
+        called.endpoint.send_frame(ENCLAVE, message.kind, message.model_dump(mode="json"))
+        called.endpoint.flush_frames(5.0)

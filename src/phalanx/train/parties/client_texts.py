@@ -32,16 +32,16 @@ class OwnRows(Protocol):
     """The rows of one file: ids, and labels where something is learned."""
 
     @property
-    def count(self) -> int:
+    def row_count(self) -> int:
         """How many there are."""
         ...
 
     @property
-    def digest(self) -> str:
+    def rows_digest(self) -> str:
         """SHA-256 in hex of all of them."""
         ...
 
-    def pick(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def pick_rows(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Ids and labels of some of them."""
         ...
 
@@ -66,22 +66,22 @@ class ClientDraws:
     """
 
     def __init__(self, train: OwnRows, test: OwnRows, microbatches: Sequence[int], rows: int, seed: int) -> None:
-        self.microbatches = tuple(microbatches)
+        self.own_microbatches = tuple(microbatches)
         self._train, self._test, self._rows, self._seed = train, test, rows, seed
 
-    def drawn(self, draw: int) -> list[tuple[Tensor, Tensor]]:
+    def draw_rows(self, draw: int) -> list[tuple[Tensor, Tensor]]:
         """Ids and labels of a draw, an entry for each microbatch of this client."""
-        count = self._rows * len(self.microbatches)
-        indices = sample_indices(draw * count, count, self._train.count, self._seed)
-        return [self._train.pick(indices[start : start + self._rows]) for start in range(0, count, self._rows)]
+        count = self._rows * len(self.own_microbatches)
+        indices = sample_indices(draw * count, count, self._train.row_count, self._seed)
+        return [self._train.pick_rows(indices[start : start + self._rows]) for start in range(0, count, self._rows)]
 
     def held_out(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and labels of all held-out texts, some at a time."""
-        count = self._test.count
+        count = self._test.row_count
         for start in range(0, count, VALIDATION_BATCH):
-            yield self._test.pick(range(start, min(start + VALIDATION_BATCH, count)))
+            yield self._test.pick_rows(range(start, min(start + VALIDATION_BATCH, count)))
 
-    def commitment(self, directory: Path) -> str:
+    def texts_commitment(self, directory: Path) -> str:
         """Return a digest of the texts under a secret of this client's, which is made at the first start.
 
         Without the secret nothing can be learned from it, not even whether a guessed text is there.
@@ -90,7 +90,7 @@ class ClientDraws:
         if not path.exists():
             write_private(path, secrets.token_bytes(32))
         salt = read_private(path, "the client makes it at its first start")
-        digests = f"{self._train.digest}{self._test.digest}".encode()
+        digests = f"{self._train.rows_digest}{self._test.rows_digest}".encode()
         return hashlib.sha256(in_domain("client-texts/1", salt + digests)).hexdigest()
 
 
@@ -106,13 +106,13 @@ def read_texts(client: ClientFile, run: SplitRun, name: str, source: ModelSource
     paths = Path(client.train), Path(client.test)
     rows: Sequence[OwnRows]
     if run.data.conversations is None:
-        example_sets = load_own(*paths, client.columns(run))
+        example_sets = load_own(*paths, client.text_columns(run))
         tokenizer = load_tokenizer(run.data.tokenizer, source.tokenizer_path)
         check_vocabulary(tokenizer.vocab_size, source.vocab_size)
         rows = [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in example_sets]
         rendering = tokenizer_digest(run, source)
     else:
-        rows, rendering = read_conversations(run, source, cache_beside(client.own) / "data", paths)
+        rows, rendering = read_conversations(run, source, cache_beside(client.state_directory) / "data", paths)
     mine = microbatches_of(name, run.train.microbatches, run.split.client_names)
     at_once = run.train.batch_size // run.train.microbatches
     return ClientTextsRead(ClientDraws(rows[0], rows[1], mine, at_once, run.train.seed), rendering)

@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import CertificateError, ConfigError
-from phalanx.interrupts import interruptible
+from phalanx.interrupts import allow_interrupts
 from phalanx.models import open_model
 from phalanx.security.crypto import load_identity, make_private_directory
 from phalanx.split import ENCLAVE
 from phalanx.split.check import check_split
 from phalanx.split.config import OWNER
-from phalanx.split.hardware.tier import worth
+from phalanx.split.hardware.tier import describe_protection
 from phalanx.split.processes.local_enclave import EnclaveConfig
-from phalanx.split.roles.host import EnclaveHost, EnclavePlace
+from phalanx.split.roles.host import EnclaveHost, EnclaveSettings
 from phalanx.train.config import SplitRun, load_run
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.sessions.split_cluster import num_classes_of
@@ -62,14 +62,14 @@ def serve_enclave(run: SplitRun, start: EnclaveStart, tell: Say) -> None:
     """Be the enclave until the owner ends the run; where a session breaks off, wait for the next one.
 
     Raises:
-        PhalanxError: As `EnclaveHost.serve`.
+        PhalanxError: As `EnclaveHost.serve_sessions`.
     """
     split = run.split
     make_private_directory(start.directory)
     cache = cache_beside(start.directory) / "models"
     source = open_model(run.model, cache, run.train.seed)
     check_split(split, source, seq=run.data.sequence_length, objective=run.train.objective_kind)
-    tell(f"run {digest(run)[:16]}; {worth(split)}")
+    tell(f"run {digest_config(run)[:16]}; {describe_protection(split)}")
     host, _, port = (split.remote_enclave or "").rpartition(":")
     is_here = host in ("localhost", "127.0.0.1", "[::1]")
     bind = start.bind or ("127.0.0.1" if is_here else "0.0.0.0")  # noqa: S104 - parties of other machines call it
@@ -77,13 +77,15 @@ def serve_enclave(run: SplitRun, start: EnclaveStart, tell: Say) -> None:
         update={"bind": bind, "port": int(port) if start.port is None else start.port}
     )
     identity, parties = load_identity(start.identity), (OWNER, *split.client_names)
-    place = EnclavePlace(identity, start.directory, transport, parties, digest(run)[:16], split.tier == "process")
+    place = EnclaveSettings(
+        identity, start.directory, transport, parties, digest_config(run)[:16], split.tier == "process"
+    )
 
     def make_config(session: str, certificates: Mapping[str, str]) -> EnclaveConfig:
-        return _config(run, start, cache, session, certificates)
+        return _enclave_config(run, start, cache, session, certificates)
 
-    with interruptible():
-        EnclaveHost(place, make_config, tell).serve()
+    with allow_interrupts():
+        EnclaveHost(place, make_config, tell).serve_sessions()
 
 
 def sealed_directory(own: Path, run: str) -> Path:
@@ -98,15 +100,15 @@ def sealed_directory(own: Path, run: str) -> Path:
     return older if older.exists() else own / f"sealed-{run[:16]}"
 
 
-def _config(
+def _enclave_config(
     run: SplitRun, start: EnclaveStart, cache: Path, session: str, certificates: Mapping[str, str]
 ) -> EnclaveConfig:
     return EnclaveConfig(
         identity=str(start.identity.resolve()),
-        directory=str(sealed_directory(start.directory, digest(run)).resolve()),
-        run=digest(run),
+        directory=str(sealed_directory(start.directory, digest_config(run)).resolve()),
+        run=digest_config(run),
         session=session,
-        config_digest=digest(run),
+        config_digest=digest_config(run),
         addresses=dict.fromkeys(certificates, ""),
         certificates=dict(certificates),
         model=run.model,

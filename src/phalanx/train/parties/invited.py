@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.config import digest, own_references, printable
+from phalanx.config import digest_config, own_references, printable_text
 from phalanx.errors import ConfigError
 from phalanx.security.invite import JoinTerms
 from phalanx.split.config import ENCLAVE
@@ -35,7 +35,7 @@ def invited_to(
         return target, _EVERYWHERE, JoinTerms(port or PORT)
     run = load_run(target)
     if isinstance(run, SplitRun):
-        return _to_split(run, target, names, port)
+        return _split_terms(run, target, names, port)
     unknown = [name for name in names if name not in run.certified_elsewhere]
     if not isinstance(run, PipelineRun) or run.pki is None or unknown or not run.pipeline.transport.port:
         raise ConfigError(
@@ -61,14 +61,14 @@ def check_terms(name: str, text: str) -> None:
     except (tomllib.TOMLDecodeError, RecursionError) as exc:
         raise ConfigError(f"received run file: is not valid TOML ({exc}); tell the owner") from exc
     if named:
-        what, do = ", ".join(map(printable, named)), "get run file and code from the owner, and read them"
+        what, do = ", ".join(map(printable_text, named)), "get run file and code from the owner, and read them"
         raise ConfigError(
             f"received run file: names code ({what}), which an invitation never transfers; {do}; then `phalanx "
             "client` or `phalanx enclave serve`"
-        ).about(code="PHX-C019", found=what, do=do)
+        ).with_facts(code="PHX-C019", found=what, do=do)
 
 
-def _to_split(run: SplitRun, target: Path, names: list[str], port: int | None) -> tuple[Path, str, JoinTerms]:
+def _split_terms(run: SplitRun, target: Path, names: list[str], port: int | None) -> tuple[Path, str, JoinTerms]:
     split = run.split
     unknown = [name for name in names if name not in (ENCLAVE, *split.remote_clients)]
     if split.pki is None or split.remote_enclave is None or unknown:
@@ -85,8 +85,8 @@ def _to_split(run: SplitRun, target: Path, names: list[str], port: int | None) -
     proving = ", ".join(split.client_policies)
     evidence = f"as {proving}: give evidence of your machine that meets your policy in run.toml"
     asks = (
-        f"agree to run {digest(run)[:16]}, whose file is run.toml beside the keys: {run.train.length} with {clients}, "
-        f"an enclave of tier {split.tier} at {split.remote_enclave}",
+        f"agree to run {digest_config(run)[:16]}, whose file is run.toml beside the keys: {run.train.length_text} "
+        f"with {clients}, an enclave of tier {split.tier} at {split.remote_enclave}",
         f"as a client: compute {split.cut} layers of the model; texts and labels stay on your machine, messages are "
         f"sealed for the enclave, and the owner of the run gets sums over {split.clients} clients",
         *((evidence,) if proving else ()),

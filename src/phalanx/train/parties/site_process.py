@@ -17,20 +17,20 @@ from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
 from phalanx.federated.vectors import num_values
-from phalanx.interrupts import interruptible
+from phalanx.interrupts import allow_interrupts
 from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
 from phalanx.security.aggregate import RoundFile
 from phalanx.security.crypto import Identity, make_private_directory
 from phalanx.train.batches.private import site_rows
-from phalanx.train.batches.site_data import SharedTexts, whole_model
+from phalanx.train.batches.site_data import SharedTexts, load_whole_model
 from phalanx.train.config import FederatedPipelineRun, FederatedRankRun, FederatedRun
 from phalanx.train.parties.site_ranks import ranked_trainer
 from phalanx.train.parties.site_stages import staged_trainer
 from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
 from phalanx.train.setup.preflight import load_own_code, require_extras
-from phalanx.train.setup.privacy_outlook import outlooks
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.privacy_outlook import noise_outlooks
+from phalanx.train.setup.process import deterministic_kernels
 
 Say = Callable[[str], None]
 
@@ -49,24 +49,24 @@ def run_site(file: SiteFile, run: FederatedRun, identity: Identity, say: Say) ->
     load_own_code(run)
     require_extras(run)
     keep_freed_memory()
-    make_private_directory(file.own)
-    with deterministic(run.train.threads), interruptible(), contextlib.ExitStack() as stack:
+    make_private_directory(file.site_directory)
+    with deterministic_kernels(run.train.threads), allow_interrupts(), contextlib.ExitStack() as stack:
         terms = terms_of(run, identity, Path(file.certificates), file.keys)
         if file.socket is not None:
             for name, peer in terms.roster.items():
-                say(f"message key of {name}: {peer.public_key.hex()}{_standing(name, file, identity)}")
+                say(f"message key of {name}: {peer.public_key.hex()}{_key_note(name, file, identity)}")
         session = session_prefix(run)
-        site = stack.enter_context(_site(file, run, identity, terms, say))
+        site = stack.enter_context(_open_site(file, run, identity, terms, say))
         if file.socket is not None:
             serve_bridge(
-                BridgedSite(identity, terms.owner, Path(file.socket), session, file.transport), site.answer, say
+                BridgedSite(identity, terms.owner, Path(file.socket), session, file.transport), site.answer_order, say
             )
         elif file.owner is not None:
             call = OwnerCall(identity, terms.owner, file.owner, session, file.transport, file.join_timeout_s)
-            serve_owner(call, site.answer, say)
+            serve_owner(call, site.answer_order, say)
 
 
-def _standing(name: str, file: SiteFile, identity: Identity) -> str:
+def _key_note(name: str, file: SiteFile, identity: Identity) -> str:
     if name == identity.name:
         return " (this site)"
     return (
@@ -75,29 +75,32 @@ def _standing(name: str, file: SiteFile, identity: Identity) -> str:
 
 
 @contextlib.contextmanager
-def _site(file: SiteFile, run: FederatedRun, identity: Identity, terms: RunTerms, say: Say) -> Iterator[Site]:
-    source = open_model(run.model, file.kept / "models", run.train.seed)
-    texts = SharedTexts(run, source, file.kept / "data", lambda phase, count: None, own=file.sources)
-    data = texts.of(identity.name)
+def _open_site(file: SiteFile, run: FederatedRun, identity: Identity, terms: RunTerms, say: Say) -> Iterator[Site]:
+    source = open_model(run.model, file.kept_directory / "models", run.train.seed)
+    texts = SharedTexts(run, source, file.kept_directory / "data", lambda phase, count: None, own=file.sources)
+    data = texts.share_of(identity.name)
     schedule = SiteSchedule(
         run.optimizer, terms.config.local_steps, run.train.batch_size, run.train.microbatches, run.train.seed
     )
     with contextlib.ExitStack() as stack:
         trainer: LocalTrainer
         if isinstance(run, FederatedPipelineRun):
-            trainer = stack.enter_context(staged_trainer(run, source, data, schedule, file.own))
+            trainer = stack.enter_context(staged_trainer(run, source, data, schedule, file.site_directory))
         elif isinstance(run, FederatedRankRun):
-            paths = (file.run, file.kept / "models", file.own / "ranks")
+            paths = (file.run, file.kept_directory / "models", file.site_directory / "ranks")
             trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, paths))
         else:
-            model, rows = whole_model(run, source, texts.num_classes), site_rows(run, data, identity, file.own)
+            model, rows = (
+                load_whole_model(run, source, texts.num_classes),
+                site_rows(run, data, identity, file.site_directory),
+            )
             private = None if rows is None else PrivateSteps(model, rows, schedule)
-            trainer = SiteTrainer(model, data, schedule, file.own, private)
-        length = num_values(dict(trainer.shapes()))
-        for outlook in outlooks(run, length, data.num_sequences):
-            for line in (*outlook.lines(), *filter(None, [outlook.warning()])):
+            trainer = SiteTrainer(model, data, schedule, file.site_directory, private)
+        length = num_values(dict(trainer.trained_shapes()))
+        for outlook in noise_outlooks(run, length, data.num_sequences):
+            for line in (*outlook.describe_budget(), *filter(None, [outlook.noise_warning()])):
                 say(line)
-        yield Site(identity, terms, trainer, RoundFile(file.own), file.own, say)
+        yield Site(identity, terms, trainer, RoundFile(file.site_directory), file.site_directory, say)
 
 
 def main(path: str) -> int:

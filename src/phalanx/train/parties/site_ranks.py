@@ -23,7 +23,7 @@ from phalanx.federated.site_trainer import SiteData, SiteSchedule
 from phalanx.federated.vectors import shapes_of
 from phalanx.models import ModelSource, open_model
 from phalanx.optimizers import learning_rate
-from phalanx.parallel import Controller, LocalRanks, check_layout, find_place, follow
+from phalanx.parallel import Controller, LocalRanks, check_layout, find_place, follow_rank0
 from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.pipeline import keep_freed_memory
@@ -31,7 +31,7 @@ from phalanx.train.config import FederatedRankRun, load_run
 from phalanx.train.engines.domain_deepspeed import open_member
 from phalanx.train.sessions import domain
 from phalanx.train.setup.preflight import load_own_code
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
 COMMAND = "phalanx.train.parties.site_ranks"
 _CPU = torch.device("cpu")
@@ -54,13 +54,13 @@ class RankedTrainer:
         self, lead: Controller, data: SiteData, schedule: SiteSchedule, rate: Callable[[int], float], dp: int
     ) -> None:
         self._lead, self._data, self._schedule, self._rate, self._dp = lead, data, schedule, rate, dp
-        self._shapes = shapes_of(self._weights())
+        self._shapes = shapes_of(self._collect_weights())
 
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+    def trained_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """As `LocalTrainer` says."""
         return self._shapes
 
-    def train(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
+    def train_round(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
         """As `LocalTrainer` says; the rule is one that corrects nothing, as the run file has been looked at for."""
         del rule
         if rate != self._rate(number):
@@ -68,40 +68,40 @@ class RankedTrainer:
                 f"round {number}: the owner requested the learning rate {rate}, but the run file has "
                 f"{self._rate(number)}"
             )
-        self._load(start)
+        self._load_weights(start)
         schedule, total, targets = self._schedule, 0.0, 0
         batches = self._data.round_batches(number, schedule.steps, schedule.batch_size)
         for step, batch in enumerate(batches, (number - 1) * schedule.steps):
-            result = self._lead.step(step, batch.input_ids, batch.labels, batch.extras)
+            result = self._lead.run_step(step, batch.input_ids, batch.labels, batch.extras)
             count = int((batch.labels != IGNORE).sum())
             total, targets = total + result.loss * count, targets + count
-        delta = {name: weight - start[name] for name, weight in self._weights().items()}
+        delta = {name: weight - start[name] for name, weight in self._collect_weights().items()}
         return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
 
-    def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
+    def measure_weights(self, weights: Mapping[str, Tensor]) -> SiteScores:
         """As `LocalTrainer` says."""
-        self._load(weights)
+        self._load_weights(weights)
         total, count = 0.0, 0
         for batch in self._data.held_out():
             # rows that no target is taken from, so that every copy has as many
             missing = -len(batch.indices) % self._dp
             ids = functional.pad(batch.input_ids, (0, 0, 0, missing))
             labels = functional.pad(batch.labels, (0, 0, 0, missing), value=IGNORE)
-            loss, targets = self._lead.evaluate(ids, labels)
+            loss, targets = self._lead.evaluate_on_ranks(ids, labels)
             total, count = total + loss, count + targets
         return SiteScores(total, count)
 
-    def _load(self, weights: Mapping[str, Tensor]) -> None:
+    def _load_weights(self, weights: Mapping[str, Tensor]) -> None:
         def read(key: str) -> Tensor:
             kind, _, name = key.partition("/")
             return weights[name] if f"{kind}/" == _WEIGHT else torch.zeros_like(weights[name])
 
-        self._lead.load(0, read)
+        self._lead.load_stages(0, read)
 
-    def _weights(self) -> Named:
+    def _collect_weights(self) -> Named:
         state: Named = {}
         for stage in range(self._lead.num_stages):
-            tensors = self._lead.collect(stage)
+            tensors = self._lead.collect_from_ranks(stage)
             state |= {
                 name.removeprefix(_WEIGHT): tensor.clone()
                 for name, tensor in tensors.items()
@@ -124,23 +124,23 @@ def ranked_trainer(
         PeerLostError: A rank has ended.
     """
     parallel, (run_file, models, directory) = run.parallel, kept
-    check_layout(parallel, source.hub_config_dict, domain.load_of(run))
+    check_layout(parallel, source.hub_config_dict, domain.step_workload(run))
     recipe = domain.recipe_of(run, parallel, source)
     check_objective(recipe)
     with contextlib.ExitStack() as stack:
         command = (COMMAND, run_file, str(models))
-        ranks = LocalRanks(directory, command, parallel.world, run.train.threads, parallel.silence_s)
+        ranks = LocalRanks(directory, command, parallel.num_ranks, run.train.threads, parallel.silence_s)
         stack.enter_context(ranks)
-        ranks.start()
-        place = ranks.place(0)
-        stack.enter_context(domain.joined(run, place, _CPU, ranks))
+        ranks.start_ranks()
+        place = ranks.place_of(0)
+        stack.enter_context(domain.join_domain(run, place, _CPU, ranks))
         member = stack.enter_context(open_member(run, recipe, source, open_domain(parallel, _CPU), place))
         lead = Controller(member, ranks)
         total = run.train.steps
         yield RankedTrainer(
             lead, data, schedule, lambda number: learning_rate(run.optimizer, number - 1, total), parallel.dp
         )
-        lead.end()
+        lead.end_run()
 
 
 def play_site_rank(run: FederatedRankRun, models: Path) -> None:
@@ -154,13 +154,13 @@ def play_site_rank(run: FederatedRankRun, models: Path) -> None:
     parallel, place = run.parallel, find_place(os.environ)
     if place is None:
         raise ConfigError("parallel: this process has no rank of a site; start the site's own process")
-    with deterministic(run.train.threads):
+    with deterministic_kernels(run.train.threads):
         source = open_model(run.model, models, run.train.seed)
         keep_freed_memory()
-        with domain.joined(run, place, _CPU):
+        with domain.join_domain(run, place, _CPU):
             recipe = domain.recipe_of(run, parallel, source)
             with open_member(run, recipe, source, open_domain(parallel, _CPU), place) as member:
-                follow(member)
+                follow_rank0(member)
 
 
 def main(run_file: str, models: str) -> int:

@@ -16,7 +16,7 @@ from phalanx.train.records.run_directory import RunDirectory, holds_run
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.owned_pipeline import OwnedPipeline
 from phalanx.train.setup.layout import make_plan
-from phalanx.train.setup.stage_source import ModulesOfRounds, RoundLibrary
+from phalanx.train.setup.stage_source import RoundLibrary, RoundModules
 
 DIRECTORY = "pipeline"
 """Inside a site's own directory: log, evidence and keys of its pipeline, as a run directory has them."""
@@ -34,20 +34,20 @@ class RoundsInStages:
         self._run, self._source, self._owned, self._local_steps = run, source, owned, local_steps
         self._engine: PipelineEngine | None = None
 
-    def begin(self, number: int, library: RoundLibrary, lost: PhalanxError | None) -> PipelineEngine:
+    def begin_phase(self, number: int, library: RoundLibrary, lost: PhalanxError | None) -> PipelineEngine:
         """As `SiteStages` says; the log has a line for it before any step of the round.
 
         Raises:
             PeerLostError: A worker did not get ready in time.
         """
-        step, digests = (number - 1) * self._local_steps, library.digests() if self._run.guard.enabled else {}
+        step, digests = (number - 1) * self._local_steps, library.stage_digests() if self._run.guard.is_enabled else {}
         engine = self._engine
         if engine is None:
             # the rounds say which steps there are
             facts = {"steps_a_round": self._local_steps}
-            engine = self._engine = self._owned.engage(self._source, library, 0, facts)
+            engine = self._engine = self._owned.engage_workers(self._source, library, 0, facts)
             self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})
-            engine.start(step, digests)
+            engine.start_parties(step, digests)
             return engine
         if lost is None:
             self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})
@@ -92,7 +92,7 @@ def staged_trainer(
     with RunDirectory(path, plain, resume=holds_run(path)) as home:
         if home.changes is not None:
             home.keep_changes()
-        modules = ModulesOfRounds(source, plan, run.model.adapter_directory)
+        modules = RoundModules(source, plan, run.model.adapter_directory)
         with OwnedPipeline(plain, home, plan, open_workers) as owned:
             yield StagedTrainer(
                 modules,

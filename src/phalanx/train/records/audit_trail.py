@@ -29,7 +29,7 @@ def open_log(home: RunDirectory) -> AuditLog:
     return AuditLog(home.path / LOG_FILE, home.owner, home.run_id, known=heads, kept_at=home.kept_head)
 
 
-def rules(run: StagedRun, home: RunDirectory, workers: Iterable[str]) -> dict[str, Any]:
+def session_rules(run: StagedRun, home: RunDirectory, workers: Iterable[str]) -> dict[str, Any]:
     """Return the first line of a session beside its commitment, for a reader that draws again.
 
     Args:
@@ -41,7 +41,7 @@ def rules(run: StagedRun, home: RunDirectory, workers: Iterable[str]) -> dict[st
         "microbatches": run.train.microbatches,
         "steps": run.train.steps,
         "authority": home.owner.authority_pem.decode("ascii"),
-        "certificates": {name: home.certificate(name) for name in (OWNER, *workers)},
+        "certificates": {name: home.read_certificate(name) for name in (OWNER, *workers)},
     }
 
 
@@ -62,7 +62,7 @@ def step_noter(log: AuditLog, samples: DigestOfStep = lambda _: None) -> Callabl
 
 def retire_key(home: RunDirectory, history: RunHistory) -> None:
     """Forget a key that the log has told; a crash may have come between that and its removal."""
-    if history.revealed and _commitment(home.audit_key()) in history.revealed:
+    if history.revealed and _key_commitment(home.audit_key()) in history.revealed:
         home.forget_audit_key()
 
 
@@ -75,13 +75,13 @@ def reveal_key(log: AuditLog, home: RunDirectory, history: RunHistory) -> None:
     if not history.committed - history.revealed:
         return
     key = home.audit_key()
-    if _commitment(key) not in history.committed - history.revealed:
+    if _key_commitment(key) not in history.committed - history.revealed:
         return
     with contextlib.suppress(AuditLogError, DiskError):
-        log.append(KEY_REVEALED, {"commitment": _commitment(key), "key": key.hex()})
-        log.sync()
+        log.append_event(KEY_REVEALED, {"commitment": _key_commitment(key), "key": key.hex()})
+        log.sync_events()
         home.forget_audit_key()
 
 
-def _commitment(key: bytes) -> str:
+def _key_commitment(key: bytes) -> str:
     return hashlib.sha256(key).hexdigest()

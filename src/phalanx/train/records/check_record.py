@@ -27,7 +27,7 @@ class Spans:
         self._bridged = bridged
 
     @classmethod
-    def of_json(cls, saved: dict[str, object], limit: int) -> Self:
+    def from_json(cls, saved: dict[str, object], limit: int) -> Self:
         """Read what `to_json` wrote.
 
         Raises:
@@ -41,23 +41,23 @@ class Spans:
         return {"ranges": [list(ends) for ends in self.ranges], "bridged": self._bridged}
 
     @property
-    def num(self) -> int:
+    def step_count(self) -> int:
         """How many steps."""
         return sum(last - first + 1 for first, last in self.ranges) - self._bridged
 
     @property
-    def last(self) -> int | None:
+    def newest_step(self) -> int | None:
         """The newest step; None when there is none."""
         return self.ranges[-1][1] if self.ranges else None
 
-    def add(self, first: int, last: int) -> None:
+    def add_range(self, first: int, last: int) -> None:
         """Put in the steps from `first` to `last`."""
         tail = self.ranges[-1:]
         if not tail or first > tail[0][1]:
             # as a rule: thousands of ranges are sorted only after a rollback
-            self.ranges[-1:] = union([*tail, (first, last)])
+            self.ranges[-1:] = merge_ranges([*tail, (first, last)])
         else:
-            self.ranges = union([*self.ranges, (first, last)])
+            self.ranges = merge_ranges([*self.ranges, (first, last)])
         if len(self.ranges) > self._limit:
             (oldest, end_step), (begin, newest), *rest = self.ranges
             self._bridged += begin - end_step - 1
@@ -81,7 +81,7 @@ class Spans:
         return taken
 
 
-def union(ranges: Iterable[Range]) -> list[Range]:
+def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
     """Ranges that hold the same steps, ascending, none of which touches the next."""
     merged: list[Range] = []
     for first, last in sorted(ranges):
@@ -119,7 +119,7 @@ class Doubt:
     @property
     def num_steps(self) -> int:
         """How many steps are in doubt."""
-        return _length(self.steps)
+        return _count_steps(self.steps)
 
     def to_json(self) -> dict[str, Any]:
         """For ``summary.json`` and the audit log."""
@@ -158,37 +158,37 @@ class CheckRecord:
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def applied(self, step: int, stages: Mapping[int, StageChecks]) -> None:
+    def note_applied(self, step: int, stages: Mapping[int, StageChecks]) -> None:
         """Take a step that is applied."""
         for stage, checks in stages.items():
             for check in checks.made:
-                self._made.setdefault((stage, check), Spans(limit=self._limit)).add(step, step)
-            self._spans((stage, checks.party, checks.rests_on)).add(step, step)
+                self._made.setdefault((stage, check), Spans(limit=self._limit)).add_range(step, step)
+            self._spans_of((stage, checks.party, checks.rests_on)).add_range(step, step)
 
     def observe(self, kind: str, body: Mapping[str, Any]) -> None:
         """Follow one event; others than those about convictions and undone or redone steps change nothing."""
         if kind == "verdict":
-            self._convict(body["party"], body["step"])
+            self._note_conviction(body["party"], body["step"])
             if body["offence"] == "state" and not body.get("undone"):
                 # it is about what the update of the step before led to
                 self._refuted.append(((body["stage"], body["party"]), body["step"] - 1))
-                self._refute()
+                self._move_refuted()
         elif kind == "distrusted":
             self._replaced[certified_name(body["party"])] = body["step"]
         elif kind == "rolled_back":
             for spans in (*self._work.values(), *self._made.values()):
                 spans.take_out(body["to"])
 
-    def _refute(self) -> None:
+    def _move_refuted(self) -> None:
         for whose, step in self._refuted:
-            self._move(whose, step, step, None)
+            self._move_steps(whose, step, step, None)
 
-    def _convict(self, party: str, step: int) -> None:
+    def _note_conviction(self, party: str, step: int) -> None:
         steps = self._convicted.setdefault(certified_name(party), [])
         if step not in steps:
             steps.append(step)
 
-    def _move(self, whose: tuple[int, str], first: int, last: int, word: frozenset[str] | None) -> None:
+    def _move_steps(self, whose: tuple[int, str], first: int, last: int, word: frozenset[str] | None) -> None:
         """From now on it rests on something else that these steps are right."""
         taken = [
             ends
@@ -197,9 +197,9 @@ class CheckRecord:
             for ends in spans.take_out(first, last)
         ]
         for ends in taken:
-            self._spans((*whose, word)).add(*ends)
+            self._spans_of((*whose, word)).add_range(*ends)
 
-    def _spans(self, work: _Work) -> Spans:
+    def _spans_of(self, work: _Work) -> Spans:
         return self._work.setdefault(work, Spans(limit=self._limit))
 
     # --- what follows from it -----------------------------------------------------------------------
@@ -209,21 +209,23 @@ class CheckRecord:
         """Whether no stage has ever been in other hands."""
         return not self._work
 
-    def doubts(self) -> list[Doubt]:
+    def list_doubts(self) -> list[Doubt]:
         """The steps in doubt, by party and stage."""
         doubts = []
         for stage, party in sorted({work[:2] for work in self._work}):
             certified = certified_name(party)
             convicted_in, replaced_in = self._convicted.get(certified, []), self._replaced.get(certified, 0)
             works = [work for work in self._work if work[:2] == (stage, party)]
-            steps = union(ends for work in works for ends in self._unverified_ranges(work))
+            steps = merge_ranges(ends for work in works for ends in self._unverified_ranges(work))
             if not convicted_in:
-                steps = _before(steps, replaced_in)
+                steps = _ranges_before(steps, replaced_in)
             if steps:
-                rest = Spans(union(ends for work in works for ends in self._work[work].ranges), limit=self._limit)
+                rest = Spans(
+                    merge_ranges(ends for work in works for ends in self._work[work].ranges), limit=self._limit
+                )
                 for ends in steps:
                     rest.take_out(*ends)
-                doubts.append(Doubt(party, stage, tuple(convicted_in), tuple(steps), rest.last))
+                doubts.append(Doubt(party, stage, tuple(convicted_in), tuple(steps), rest.newest_step))
         return doubts
 
     def _unverified_ranges(self, work: _Work) -> list[Range]:
@@ -231,31 +233,36 @@ class CheckRecord:
         ranges, certified_names = self._work[work].ranges, [certified_name(name) for name in work[2] or ()]
         if work[2] is None or any(name in self._convicted for name in certified_names):
             return ranges
-        return _before(ranges, max((self._replaced.get(name, 0) for name in certified_names), default=0))
+        return _ranges_before(ranges, max((self._replaced.get(name, 0) for name in certified_names), default=0))
 
-    def believed(self) -> dict[int, int]:
+    def unverified_counts(self) -> dict[int, int]:
         """By stage: steps of workers that no party, or only a convicted one, has recomputed in full."""
         parties = sorted({work[:2] for work in self._work})
         return {
             stage: sum(
-                self._work[work].num for party in parties if party[0] == stage for work in self._unverified(*party)
+                self._work[work].step_count
+                for party in parties
+                if party[0] == stage
+                for work in self._unverified_work(*party)
             )
             for stage in sorted({stage for stage, _ in parties})
         }
 
-    def checks(self) -> dict[int, dict[str, Any]]:
+    def checks_by_stage(self) -> dict[int, dict[str, Any]]:
         """By stage: its steps in other hands; and in how many steps each check was made, and in which one last."""
         rows: dict[int, dict[str, Any]] = {}
         for stage in sorted({work[0] for work in self._work}):
-            steps = union(ends for work, spans in self._work.items() if work[0] == stage for ends in spans.ranges)
-            row: dict[str, Any] = {"steps": _length(steps)}
+            steps = merge_ranges(
+                ends for work, spans in self._work.items() if work[0] == stage for ends in spans.ranges
+            )
+            row: dict[str, Any] = {"steps": _count_steps(steps)}
             for check in CHECKS:
                 spans = self._made.get((stage, check), Spans(limit=self._limit))
-                row[check] = {"steps": spans.num, "last": spans.last}
+                row[check] = {"steps": spans.step_count, "last": spans.newest_step}
             rows[stage] = row
         return rows
 
-    def _unverified(self, stage: int, party: str) -> set[_Work]:
+    def _unverified_work(self, stage: int, party: str) -> set[_Work]:
         """The work of a party that no party without a conviction has recomputed in full."""
         return {
             work
@@ -286,28 +293,28 @@ class CheckRecord:
         """
         try:
             self._work = {
-                (int(stage), str(party), None if word is None else frozenset(word)): Spans.of_json(spans, self._limit)
+                (int(stage), str(party), None if word is None else frozenset(word)): Spans.from_json(spans, self._limit)
                 for stage, party, word, spans in saved["work"]
             }
             self._made = {
-                (int(stage), str(check)): Spans.of_json(spans, self._limit) for stage, check, spans in saved["made"]
+                (int(stage), str(check)): Spans.from_json(spans, self._limit) for stage, check, spans in saved["made"]
             }
             for party, steps in saved["convicted"].items():
                 for step in steps:
-                    self._convict(party, step)
+                    self._note_conviction(party, step)
             for party, last in saved.get("replaced", {}).items():
                 self._replaced[str(party)] = max(int(last), self._replaced.get(str(party), 0))
-            self._refute()
+            self._move_refuted()
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise CheckpointError(f"checkpoint: its record of checks is malformed ({exc}); use an older one") from exc
 
 
-def _before(ranges: Iterable[Range], step: int) -> list[Range]:
+def _ranges_before(ranges: Iterable[Range], step: int) -> list[Range]:
     """The steps of ranges that come before one."""
     return [(first, min(last, step - 1)) for first, last in ranges if first < step]
 
 
-def _length(ranges: Iterable[Range]) -> int:
+def _count_steps(ranges: Iterable[Range]) -> int:
     return sum(last - first + 1 for first, last in ranges)
 
 
@@ -316,7 +323,6 @@ def adopted_record(saved: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
     Args:
         saved: Written by `CheckRecord.to_json`.
-        run_id: Run of the record.
     """
 
     def called(names: Iterable[str]) -> list[str]:

@@ -31,10 +31,10 @@ class HeldOutMeasure:
         if not math.isfinite(self.last):
             return True
         moved = self.last - self.first
-        return (moved > 0) is self.is_better_low and _shown(self.first) != _shown(self.last)
+        return (moved > 0) is self.is_better_low and _format_figure(self.first) != _format_figure(self.last)
 
     def __str__(self) -> str:
-        return f"{self.name} {_shown(self.first)} -> {_shown(self.last)}"
+        return f"{self.name} {_format_figure(self.first)} -> {_format_figure(self.last)}"
 
 
 def measures_of_scores(
@@ -60,12 +60,12 @@ def measures_of_perplexity(name: str, first: float | None, last: float | None) -
     return [HeldOutMeasure(name, before, after)]
 
 
-def worse(measures: Iterable[HeldOutMeasure]) -> list[str]:
+def worse_figures(measures: Iterable[HeldOutMeasure]) -> list[str]:
     """Return by which figures the final model is worse than the untouched one, in words."""
     return [str(measure) for measure in measures if measure.is_worse]
 
 
-def say_worse(summary: Mapping[str, Any]) -> list[str]:
+def describe_worse(summary: Mapping[str, Any]) -> list[str]:
     """Say at the end of a run that its model is worse than before; nothing where it is not, as far as was measured."""
     found = summary.get("worse_than_before")
     if not found:
@@ -74,7 +74,7 @@ def say_worse(summary: Mapping[str, Any]) -> list[str]:
     return [f"WORSE THAN BEFORE: {', '.join(found)}. The model before training is better on held-out rows{noise}"]
 
 
-def _shown(value: float | None) -> str:
+def _format_figure(value: float | None) -> str:
     if value is None:
         return "not measured"
     return f"{value:.4g}" if math.isfinite(value) else "not a finite number"

@@ -7,9 +7,9 @@ import time
 import torch
 
 from phalanx.errors import ConfigError, ModelError
-from phalanx.models.directory import describe
+from phalanx.models.directory import describe_model
 from phalanx.planner.cluster.catalog import known_devices
-from phalanx.planner.model.compute import model_flops, utilization
+from phalanx.planner.model.compute import flops_utilization, model_flops
 from phalanx.planner.model.read import shape_of
 from phalanx.train.config import DomainRun, RunConfig
 
@@ -26,29 +26,29 @@ class DeviceUse:
 
     def __init__(self, run: RunConfig) -> None:
         self._on_gpu = run.train.device.startswith("cuda")
-        self._ranks = run.parallel.world if isinstance(run, DomainRun) else 1
+        self._ranks = run.parallel.num_ranks if isinstance(run, DomainRun) else 1
         self._peak = peak_of(torch.cuda.get_device_name(), run.train.precision) if self._on_gpu else None
         self._flops = _flops_of(run) if self._peak is not None and isinstance(run, DomainRun) else None
         self._begun_at = 0.0
         self._wait_s = 0.0
 
-    def opened(self) -> None:
+    def start_step(self) -> None:
         """A step begins: from here on it waits for its batch."""
         self._begun_at, self._wait_s = time.perf_counter(), 0.0
 
-    def drawn(self) -> None:
+    def end_batch_wait(self) -> None:
         """A batch is there."""
         self._wait_s += time.perf_counter() - self._begun_at
 
-    def skipped(self) -> None:
+    def restart_batch_wait(self) -> None:
         """A batch was given up: from here on the step waits for the next one."""
         self._begun_at = time.perf_counter()
 
-    def row(self, tokens_per_s: float) -> dict[str, float]:
+    def usage_figures(self, tokens_per_s: float) -> dict[str, float]:
         """Return the figures of the step, by their names in ``metrics.jsonl``; what is not known is left out."""
         found = {"data_wait_s": self._wait_s, "peak_memory_bytes": float(self._peak_memory_bytes())}
         if self._flops is not None and self._peak is not None:
-            found["mfu"] = utilization(tokens_per_s, self._flops, self._ranks, self._peak)
+            found["mfu"] = flops_utilization(tokens_per_s, self._flops, self._ranks, self._peak)
         return found
 
     def _peak_memory_bytes(self) -> int:
@@ -73,7 +73,7 @@ def peak_of(name: str, precision: str) -> float | None:
 
 def _flops_of(run: RunConfig) -> float | None:
     """Return operations that training takes for each token; None of adapters and of a model with unknown sizes."""
-    described = describe(run.model)
+    described = describe_model(run.model)
     if described is None or run.model.adapter is not None:
         return None
     try:

@@ -46,7 +46,7 @@ class StoppingRecord:
     losses: list[tuple[int, float]] = field(default_factory=list)
     on: str | None = None
 
-    def add(self, num_steps: int, loss: float, on: str) -> None:
+    def add_validation(self, num_steps: int, loss: float, on: str) -> None:
         """Take a validation after so many steps; those on another set, by another rule, count no more."""
         self.losses = self.losses if on == self.on else []
         self.on = on
@@ -63,7 +63,7 @@ class StoppingRecord:
             return False
         return trend_of(self.losses, rule.min_improvement).without >= rule.patience
 
-    def facts(self, rule: EarlyStoppingConfig) -> dict[str, Any]:
+    def decision_facts(self, rule: EarlyStoppingConfig) -> dict[str, Any]:
         """What a decision rests on, for log and summary."""
         trend = trend_of(self.losses, rule.min_improvement)
         return {
@@ -80,7 +80,7 @@ class StoppingRecord:
         return {"on": self.on, "losses": rows}
 
     @classmethod
-    def of_json(cls, saved: object) -> "StoppingRecord":
+    def from_json(cls, saved: object) -> "StoppingRecord":
         """Read the trend of a checkpoint.
 
         Raises:

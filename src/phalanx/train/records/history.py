@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.checkpoint import CertifiedCheckpoints
 from phalanx.errors import AuditLogError
 from phalanx.security.audit import LogHead
-from phalanx.security.audit.line import walk
+from phalanx.security.audit.line import read_entries
 from phalanx.security.crypto import Peer, certified_name
 from phalanx.security.privacy.ledger import PastCharges
 
@@ -45,7 +45,7 @@ class RunHistory:
     revealed: set[str] = field(default_factory=set)
     charges: PastCharges = field(default_factory=PastCharges)
 
-    def is_told_by(self, summary: dict[str, Any]) -> bool:
+    def matches_summary(self, summary: dict[str, Any]) -> bool:
         """Whether a summary speaks of a run that has ended, with the end and the log that are known here."""
         head = None if self.head is None else {"num_events": self.head.num_events, "digest": self.head.digest}
         return (
@@ -97,8 +97,8 @@ def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
         return history
     try:
         with path.open("rb") as file:
-            for entry in walk(file, path, peer, run):
-                _take(history, entry.kind, entry.body)
+            for entry in read_entries(file, path, peer, run):
+                _note_line(history, entry.kind, entry.body)
                 history.head = entry.head
                 if entry.kind in UNDOINGS:
                     history.undone_at = entry.head.num_events
@@ -107,9 +107,9 @@ def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
     return history
 
 
-def _take(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
-    history.certified.take(kind, body)
-    history.charges.take(kind, body)
+def _note_line(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
+    history.certified.follow_event(kind, body)
+    history.charges.read_entry(kind, body)
     history.adopted = history.adopted or kind == "adopted"
     history.opened = history.opened or kind in ("run_started", "run_resumed")
     if kind in _DECISIONS:

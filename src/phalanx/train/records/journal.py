@@ -86,7 +86,7 @@ class Journal:
         """Take a checkpoint's state beside the tensors, before the step's batch is drawn."""
         self._state = state
 
-    def verified(self, step: int, holders: Mapping[int, str], digests: Mapping[int, StateDigest]) -> None:
+    def note_verified(self, step: int, holders: Mapping[int, str], digests: Mapping[int, StateDigest]) -> None:
         """Note that the states before this step are verified, and which parties have them."""
         if self._refused or self._state is None or self._state["step"] != step:
             return
@@ -102,7 +102,7 @@ class Journal:
             stages={str(s): StateFilePlace(party=party, digest=digests.get(s)) for s, party in holders.items()},
         )
         body = entry.model_dump(mode="json")
-        signature = self.owner.sign(in_domain(_DOMAIN, canonical_json(body)))
+        signature = self.owner.sign_data(in_domain(_DOMAIN, canonical_json(body)))
         path = self.directory / _FILE
         try:
             path.with_suffix(".writing").write_bytes(canonical_json({"body": body, "signature": signature.hex()}))
@@ -111,16 +111,16 @@ class Journal:
             self._refused = True
             self.give_up(f"{path}: {exc.strerror or exc}")
 
-    def forget(self) -> None:
+    def discard_entry(self) -> None:
         """The state that was noted is undone."""
-        discard(self.directory)
+        clear_journal(self.directory)
 
-    def remove(self) -> None:
+    def remove_directory(self) -> None:
         """The run is complete: nothing is to be gone on from."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def discard(directory: Path) -> None:
+def clear_journal(directory: Path) -> None:
     """Let the journal say nothing any more; what processes keep stays, to be written over."""
     (directory / _FILE).unlink(missing_ok=True)
 
@@ -140,7 +140,9 @@ def read_entry(directory: Path, peer: Peer) -> Entry | None:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
     try:
         envelope = parse_canonical(data)
-        peer.verify(bytes.fromhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
+        peer.verify_signature(
+            bytes.fromhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"]))
+        )
         return Entry.model_validate(envelope["body"])
     except (SignatureError, ValidationError, ValueError, KeyError, TypeError) as exc:
         raise CheckpointError(f"{path}: altered, or not signed by {peer.name!r}: {type(exc).__name__}") from exc
@@ -153,19 +155,21 @@ def newer_entry(home: RunDirectory, history: RunHistory, log: AuditLog) -> Entry
         CheckpointError: It is malformed, altered, foreign, of steps that were undone since, or knows lines of the
             audit log that a crash of the machine has cost.
     """
-    entry = read_entry(home.journal, home.owner.public)
-    if entry is None or entry.step <= (history.certified.newest or 0):
+    entry = read_entry(home.journal_directory, home.owner.public)
+    if entry is None or entry.step <= (history.certified.newest_step or 0):
         return None
     if entry.run != home.run_id or entry.config_digest not in history.configs:
-        raise CheckpointError(f"{home.journal / _FILE}: it belongs to another run or config")
+        raise CheckpointError(f"{home.journal_directory / _FILE}: it belongs to another run or config")
     if entry.num_events < history.undone_at:
-        raise CheckpointError(f"{home.journal / _FILE}: its steps were undone since")
-    if entry.log_head is not None and not log.contains(entry.log_head):
-        raise CheckpointError(f"{home.journal / _FILE}: the audit log lacks lines that it names")
+        raise CheckpointError(f"{home.journal_directory / _FILE}: its steps were undone since")
+    if entry.log_head is not None and not log.contains_head(entry.log_head):
+        raise CheckpointError(f"{home.journal_directory / _FILE}: the audit log lacks lines that it names")
     return entry
 
 
-def collect(directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch | None = None) -> Iterator[Shard]:
+def read_kept_states(
+    directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch | None = None
+) -> Iterator[Shard]:
     """Read every stage's kept state, one after the other, and check it against the entry.
 
     Args:
@@ -187,12 +191,12 @@ def collect(directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch |
             if fetch is None or is_here:
                 state = read_state(path, entry.step)
             else:
-                state = fetch(place.party, stage, entry.step, copy.optimizer.state())
+                state = fetch(place.party, stage, entry.step, copy.optimizer.state_tensors())
             copy.optimizer.load_state(state, entry.step)
         except CheckpointError:
             raise
         except PhalanxError as exc:
             raise CheckpointError(f"{place_text}: {exc}") from exc
-        if place.digest is not None and copy.digest() != place.digest:
+        if place.digest is not None and copy.compute_digest() != place.digest:
             raise CheckpointError(f"{place_text}: differs from the verified state")
-        yield Shard(stage, copy.optimizer.state(), entry.step)
+        yield Shard(stage, copy.optimizer.state_tensors(), entry.step)

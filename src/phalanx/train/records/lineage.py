@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import list_checkpoints
-from phalanx.data import BatchLoader, Corpus, DataConfig, SequenceLayout, open_corpus, prepare
+from phalanx.data import BatchLoader, Corpus, DataConfig, SequenceLayout, open_corpus, prepare_corpus
 from phalanx.data.chat_corpus import open_conversations
 from phalanx.data.config import ModelTokenizerConfig
 from phalanx.data.phases import DatasetConfig
@@ -14,7 +14,7 @@ from phalanx.data.run_dataset import local_dataset
 from phalanx.data.shards.proof import DocumentPlace
 from phalanx.errors import DataError
 from phalanx.models import open_model
-from phalanx.security.audit.line import walk
+from phalanx.security.audit.line import read_entries
 from phalanx.telemetry import read_metrics
 from phalanx.train.config import RunConfig, SplitRun
 from phalanx.train.records.audit_trail import LOG_FILE
@@ -66,7 +66,7 @@ class DocumentLineage:
 
 
 @dataclass
-class _Lines:
+class _StepDigests:
     """What the log and the metrics say of the run's data."""
 
     corpora: set[str]
@@ -92,7 +92,7 @@ def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, Datas
     elif data.dataset is not None:
         path = local_dataset(data.dataset, cache_beside(past.path) / "data")
     else:
-        path = _prepared(past, data).tokenizer_path.parent
+        path = _prepare_corpus(past, data).tokenizer_path.parent
     return path, (data.dataset or DatasetConfig(path=path)).model_copy(update={"path": path})
 
 
@@ -110,11 +110,11 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
     run = past.config
     path, dataset = dataset_of(past, moved_to)
     if run.data.dataset is not None:
-        corpus = _prepared(past, run.data.model_copy(update={"dataset": dataset}))
+        corpus = _prepare_corpus(past, run.data.model_copy(update={"dataset": dataset}))
     else:
         opens = open_corpus if run.data.sources else open_conversations
-        corpus = opens(path, SequenceLayout.of(run.data))
-    lines = _lines(past)
+        corpus = opens(path, SequenceLayout.from_config(run.data))
+    lines = _read_digests(past)
     if lines.corpora - {corpus.digest}:
         raise DataError(
             f"{past.path}: its log names the corpus {min(lines.corpora)[:16]}..., the dataset gives "
@@ -126,7 +126,7 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
         if place.split == TRAIN
         for sequence in corpus.sequences_of(place.group, place.start, place.start + place.tokens)
     }
-    steps = tuple(_seen(_batches(corpus, run, lines), wanted_sequences, lines, past.path))
+    steps = tuple(_seen_steps(_replay_batches(corpus, run, lines), wanted_sequences, lines, past.path))
     first = min((seen.step for seen in steps), default=None)
     later_checkpoints = (
         () if first is None else tuple(step for step in sorted(list_checkpoints(past.checkpoints)) if step > first)
@@ -136,19 +136,19 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
     )
 
 
-def _prepared(past: PastRun, data: DataConfig) -> Corpus:
+def _prepare_corpus(past: PastRun, data: DataConfig) -> Corpus:
     run, cache, tokenizer = past.config, cache_beside(past.path), None
     if isinstance(run.data.tokenizer, ModelTokenizerConfig):
         tokenizer = open_model(run.model, cache / "models", run.train.seed).tokenizer_path
-    return prepare(data, cache / "data", run.train.seed, tokenizer)
+    return prepare_corpus(data, cache / "data", run.train.seed, tokenizer)
 
 
-def _lines(past: PastRun) -> _Lines:
+def _read_digests(past: PastRun) -> _StepDigests:
     rows = read_metrics(past.path / "metrics.jsonl")
-    lines_found = _Lines(set(), {}, {int(row["step"]): row.get("samples_digest") for row in rows}, {})
+    lines_found = _StepDigests(set(), {}, {int(row["step"]): row.get("samples_digest") for row in rows}, {})
     path = past.path / LOG_FILE
     with path.open("rb") as file:
-        for entry in walk(file, path, past.owner, past.run_id):
+        for entry in read_entries(file, path, past.owner, past.run_id):
             body = entry.body
             if entry.kind in ("run_started", "run_resumed") and "corpus" in body:
                 lines_found.corpora.add(str(body["corpus"]))
@@ -160,7 +160,7 @@ def _lines(past: PastRun) -> _Lines:
     return lines_found
 
 
-def _batches(corpus: Corpus, run: RunConfig, lines: _Lines) -> Iterator[tuple[int, list[int]]]:
+def _replay_batches(corpus: Corpus, run: RunConfig, lines: _StepDigests) -> Iterator[tuple[int, list[int]]]:
     """Yield every step that was done with the sequences of the batch that it was applied with."""
     loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
     for step in range(max(lines.metrics, default=-1) + 1):
@@ -169,7 +169,9 @@ def _batches(corpus: Corpus, run: RunConfig, lines: _Lines) -> Iterator[tuple[in
         yield step, loader.next_sequences()
 
 
-def _seen(batches: Iterator[tuple[int, list[int]]], wanted: set[int], lines: _Lines, home: Path) -> Iterator[SeenStep]:
+def _seen_steps(
+    batches: Iterator[tuple[int, list[int]]], wanted: set[int], lines: _StepDigests, home: Path
+) -> Iterator[SeenStep]:
     sources: dict[str, Mapping[int, str | None]] = {"log": lines.logged, "metrics": lines.metrics}
     for step, sequences in batches:
         stated_digests = {name: source[step] for name, source in sources.items() if source.get(step) is not None}

@@ -28,7 +28,7 @@ def known_heads(run_dir: Path, owner: Peer, run: str | None = None) -> list[Know
 
     A manifest, a journal or a summary that cannot be read yields no head here; a run that goes on from it refuses it.
     """
-    heads = [*_of_checkpoints(run_dir / "checkpoints", owner), *_of_journal(run_dir / "journal", owner)]
+    heads = [*_checkpoint_heads(run_dir / "checkpoints", owner), *_journal_heads(run_dir / "journal", owner)]
     head_file = run_dir / HEAD_FILE
     if head_file.exists():
         heads.append(KnownHead(read_head(_read_json(head_file), owner, run, str(head_file)), str(HEAD_FILE)))
@@ -45,18 +45,18 @@ def head_in_summary(run_dir: Path, owner: Peer, run: str | None = None) -> LogHe
         return None
 
 
-def _of_checkpoints(directory: Path, owner: Peer) -> Iterator[KnownHead]:
-    for step, path in sorted(_listed(directory).items()):
+def _checkpoint_heads(directory: Path, owner: Peer) -> Iterator[KnownHead]:
+    for step, path in sorted(_list_checkpoints(directory).items()):
         manifest_path = path / MANIFEST_FILE
         try:
             manifest = verify_manifest(manifest_path.read_bytes(), owner, manifest_path)
         except (OSError, CheckpointError):
             continue
         if manifest.audit_log is not None:
-            yield KnownHead(manifest.audit_log.head, f"the checkpoint of step {step}")
+            yield KnownHead(manifest.audit_log.log_head, f"the checkpoint of step {step}")
 
 
-def _of_journal(directory: Path, owner: Peer) -> Iterator[KnownHead]:
+def _journal_heads(directory: Path, owner: Peer) -> Iterator[KnownHead]:
     try:
         entry = read_entry(directory, owner)
     except CheckpointError:
@@ -67,7 +67,7 @@ def _of_journal(directory: Path, owner: Peer) -> Iterator[KnownHead]:
         yield KnownHead(head, "the journal")
 
 
-def _listed(directory: Path) -> dict[int, Path]:
+def _list_checkpoints(directory: Path) -> dict[int, Path]:
     try:
         return list_checkpoints(directory)
     except OSError:

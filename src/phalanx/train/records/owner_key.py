@@ -15,7 +15,7 @@ def owner_of(path: Path) -> Peer:
     try:
         facts = certificate_facts(path.read_bytes(), str(path))
     except OSError as exc:
-        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); give --certificate FILE").about(
+        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); give --certificate FILE").with_facts(
             file=str(path),
             key="--certificate",
             found=exc.strerror or "",

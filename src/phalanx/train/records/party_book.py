@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.pipeline import OWNER, Incarnations, PipelineEngine, StageChecks
 from phalanx.security.crypto import certified_name
 from phalanx.telemetry.parties import LONGEST_TEXT, MOST_VERDICTS, PartiesStatus, PartyRow, PartyState
@@ -43,13 +43,12 @@ class _Party:
     note: str = ""
 
 
-class PartyBook:
+class PartyTracker:
     """The book of the parties; the owner's thread tells it what happens, others read it.
 
     Args:
         parties: Those that take part from the beginning.
         late: Those that may come later.
-        history: Decisions of earlier sessions.
         clock: Seconds since 1970.
 
     Guarantees:
@@ -96,11 +95,11 @@ class PartyBook:
         if "party" not in body or kind not in (*_STATES, "verdict", "link_broken"):
             return
         with self._lock:
-            party = self._party(str(body["party"]))
-            reason = printable(str(body.get("reason", "")), LONGEST_TEXT)
+            party = self._party_entry(str(body["party"]))
+            reason = printable_text(str(body.get("reason", "")), LONGEST_TEXT)
             if kind == "verdict":
                 verdict_text = f"step {body['step']}, stage {body['stage']}: {body['reason']}"
-                party.verdicts = [*party.verdicts, printable(verdict_text, LONGEST_TEXT)][-MOST_VERDICTS:]
+                party.verdicts = [*party.verdicts, printable_text(verdict_text, LONGEST_TEXT)][-MOST_VERDICTS:]
             elif kind == "link_broken":
                 party.note = reason
             elif party.state not in _FOR_GOOD or kind in _FOR_GOOD:
@@ -108,7 +107,7 @@ class PartyBook:
                 party.since_step, party.roles = self._step, ((), ())
                 party.note = reason if reason or kind == "party_joined" else party.note
 
-    def checked(self, step: int, stages: Mapping[int, StageChecks]) -> None:
+    def count_checks(self, step: int, stages: Mapping[int, StageChecks]) -> None:
         """Count the checks of an applied step."""
         with self._lock:
             self._step = step + 1
@@ -119,41 +118,41 @@ class PartyBook:
                     if certified_name(stage_checks.party) == name
                     for check in stage_checks.made
                 }
-                self._party(name).audits.update(made_checks)
+                self._party_entry(name).audits.update(made_checks)
             self._take_roles()
             for party in self._parties.values():
                 party.steps += any(party.roles)
 
     # --- what is read -------------------------------------------------------------------------------
 
-    def status(self) -> PartiesStatus:
+    def parties_status(self) -> PartiesStatus:
         """Return all rows as they are now; may be called from any thread."""
         with self._lock:
-            self._look()
+            self._refresh_times()
             sent = {} if self._endpoint is None else _by_certificate(self._endpoint.bytes_sent)
-            rows = tuple(_row(name, party, sent.get(name, 0)) for name, party in self._parties.items())
+            rows = tuple(_make_party_row(name, party, sent.get(name, 0)) for name, party in self._parties.items())
             now = int(self._clock())
             return PartiesStatus(run=self._run, step=self._step or 0, steps=self._total, written=now, parties=rows)
 
-    def rows(self) -> Sequence[PartyRow]:
+    def party_rows(self) -> Sequence[PartyRow]:
         """Return the rows alone."""
-        return self.status().parties
+        return self.parties_status().parties
 
-    def news(self) -> Sequence[PartyRow]:
+    def changed_rows(self) -> Sequence[PartyRow]:
         """Return the rows with another state, or other stages, than when this was last asked."""
-        changed_rows = [row for row in self.rows() if self._told.get(row.name) != row.in_words]
-        self._told |= {row.name: row.in_words for row in changed_rows}
+        changed_rows = [row for row in self.party_rows() if self._told.get(row.name) != row.state_text]
+        self._told |= {row.name: row.state_text for row in changed_rows}
         return changed_rows
 
-    def _look(self) -> None:
+    def _refresh_times(self) -> None:
         now = int(self._clock())
         if self._endpoint is not None and self._incarnations is not None:
             for name, size_bytes in _by_certificate(self._endpoint.bytes_received).items():
-                party = self._party(name)
+                party = self._party_entry(name)
                 if size_bytes != party.bytes_from:
                     party.bytes_from, party.heard = size_bytes, now
-            for name in self._incarnations.present:
-                party = self._party(name)
+            for name in self._incarnations.present_names:
+                party = self._party_entry(name)
                 if party.state in ("waiting", "certified", "lost", "left"):
                     party.state, party.since = "connected", now
         self._take_roles()
@@ -162,7 +161,7 @@ class PartyBook:
         engine = self._engine
         if engine is None:
             return
-        holders, shadows = dict(engine.holders), dict(engine.shadows)
+        holders, shadows = dict(engine.stage_holders), dict(engine.stage_shadows)
         self._step = engine.next_step
         for name, party in self._parties.items():
             roles = (_stages_of(name, holders), _stages_of(name, shadows))
@@ -171,11 +170,11 @@ class PartyBook:
             party.roles, party.since, party.since_step = roles, int(self._clock()), self._step
             party.state = "serving" if roles[0] else "shadowing" if roles[1] else "connected"
 
-    def _party(self, name: str) -> _Party:
+    def _party_entry(self, name: str) -> _Party:
         return self._parties.setdefault(certified_name(name), _Party("connected", int(self._clock())))
 
 
-def _row(name: str, party: _Party, bytes_to: int) -> PartyRow:
+def _make_party_row(name: str, party: _Party, bytes_to: int) -> PartyRow:
     serves, shadows = party.roles
     return PartyRow(
         name=name,

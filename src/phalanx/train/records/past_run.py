@@ -12,7 +12,7 @@ from phalanx.checkpoint import (
     step_directory,
     step_of,
 )
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.security.audit import KnownHead, verify_log
 from phalanx.security.crypto import Peer, certificate_facts, read_public
@@ -46,13 +46,13 @@ class PastRun:
         self.checkpoints = path / "checkpoints"
         self.run_id = run_name(path)
         self.config = load_run(path / "config.toml")
-        self.owner = _owner(certificate or owner_certificate(path))
+        self.owner = _read_owner(certificate or owner_certificate(path))
         history = read_history(path / LOG_FILE, self.owner, self.run_id)
         self._certified, self._configs = history.certified, history.configs
         self.final_weights_digest = history.final_weights_digest
         self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 
-    def key(self) -> KeyHolder | None:
+    def key_holder(self) -> KeyHolder | None:
         """The holder of the key that unwraps its checkpoints; None when they are not encrypted.
 
         Raises:
@@ -74,7 +74,7 @@ class PastRun:
             raise CheckpointError(f"{self.checkpoints}: no best checkpoint: {why}; choose one with --step")
         return best.step
 
-    def open(self, step: int | None = None, *, best: bool = False) -> Checkpoint:
+    def open_verified(self, step: int | None = None, *, best: bool = False) -> Checkpoint:
         """Open and verify a checkpoint.
 
         Args:
@@ -92,28 +92,30 @@ class PastRun:
         if step is None:
             path = latest_checkpoint(self.checkpoints)
             step_found = None if path is None else step_of(path.name)
-            self._certified.check(step_found, None if path is None else manifest_digest(path), str(self.checkpoints))
+            self._certified.check_newest(
+                step_found, None if path is None else manifest_digest(path), str(self.checkpoints)
+            )
         else:
             path = self.checkpoints / step_directory(step)
         if path is None or not path.is_dir():
             raise CheckpointError(f"{path or self.checkpoints}: no checkpoint")
         if step is not None:
             self._certified.check_writing(step, manifest_digest(path), str(self.checkpoints))
-        config = digest(self.config)
+        config = digest_config(self.config)
         configs = self._configs or {config}
         if config not in configs:
             raise CheckpointError(
                 f"{self.path / 'config.toml'}: has config digest {config:.12}..., which no session of the run had; "
                 "restore the file of the run"
             )
-        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=configs, key=self.key())
+        checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=configs, key=self.key_holder())
         if step is None and checkpoint.log_head is not None:
             known_log_heads = (KnownHead(checkpoint.log_head, str(path)),)
             verify_log(self.path / LOG_FILE, self.owner, run=self.run_id, known=known_log_heads)
         return checkpoint
 
 
-def _owner(path: Path) -> Peer:
+def _read_owner(path: Path) -> Peer:
     peer = certificate_facts(read_public(path), str(path)).peer
     if peer is None:
         raise CheckpointError(f"{path}: is an authority's certificate, expected the owner's")

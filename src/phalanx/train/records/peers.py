@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import ConfigError
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import RevokedParties
@@ -30,7 +30,7 @@ class PeersView:
     status: PartiesStatus | None
     rows: tuple[PartyRow, ...]
 
-    def heading(self, now: float) -> str:
+    def describe_progress(self, now: float) -> str:
         """Return in words how far the run is, and how old that is."""
         status = self.status
         if status is None:
@@ -42,7 +42,7 @@ class PeersView:
             going = f"no sign of the owner for {age_s} s: it has crashed or hangs"
         else:
             going = "under way"
-        return f"{printable(status.run)}: step {status.step} of {status.steps}, {going}"
+        return f"{printable_text(status.run)}: step {status.step} of {status.steps}, {going}"
 
     def to_json(self, now: float) -> dict[str, Any]:
         """Return everything as JSON data."""
@@ -61,7 +61,7 @@ def look_at_peers(target: Path, clock: Callable[[], float] = time.time) -> Peers
         CertificateError: The list of revocations, or an invitation, cannot be read.
         InputError: The status cannot be read.
     """
-    pki, run_dir = _places(target)
+    pki, run_dir = _find_directories(target)
     status = None if run_dir is None else read_peers(run_dir / PEERS_FILE)
     rows = {} if status is None else {row.name: row for row in status.parties}
     for path in sorted(pki.glob("*/certificate.pem")):
@@ -70,22 +70,22 @@ def look_at_peers(target: Path, clock: Callable[[], float] = time.time) -> Peers
             rows.setdefault(name, PartyRow(name=name, state="certified"))
     for name in Invitations(pki).open_names():
         rows.setdefault(name, PartyRow(name=name, state="invited"))
-    for name, entry in RevokedParties(pki).read().items():
+    for name, entry in RevokedParties(pki).read_revocations().items():
         row = rows.get(name, PartyRow(name=name, state="revoked"))
-        why = printable(entry.reason, LONGEST_TEXT)
+        why = printable_text(entry.reason, LONGEST_TEXT)
         rows[name] = row.model_copy(update={"state": "revoked", "note": why, "since": entry.time, "since_step": None})
     view = PeersView(pki, status, tuple(rows[name] for name in sorted(rows)))
     # a session that is over has nobody at work
-    return view if status is None or not status.ended else replace(view, rows=tuple(map(_at_rest, view.rows)))
+    return view if status is None or not status.ended else replace(view, rows=tuple(map(_resting_row, view.rows)))
 
 
-def _at_rest(row: PartyRow) -> PartyRow:
+def _resting_row(row: PartyRow) -> PartyRow:
     if row.state not in ("waiting", "connected", "serving", "shadowing"):
         return row
     return row.model_copy(update={"state": "certified"})
 
 
-def _places(target: Path) -> tuple[Path, Path | None]:
+def _find_directories(target: Path) -> tuple[Path, Path | None]:
     """Return the directory of the authority, and that of the run where there is one."""
     if (target / "authority.pem").exists():
         return target, None

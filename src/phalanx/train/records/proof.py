@@ -10,15 +10,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from phalanx.errors import AuditLogError
-from phalanx.pipeline import OWNER, AuditDraw, GuardConfig, Rules, ShownWork, check_step, read_leaves
+from phalanx.pipeline import OWNER, AuditDraw, GuardConfig, SessionRules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import (
     LEAVES_FILE,
     PUBLIC_KINDS,
     LeafBatch,
-    Line,
+    LogEntry,
     LogHead,
     LogSummary,
-    lacks,
+    describe_missing_entry,
     read_batch,
     read_public_head,
     verify_log,
@@ -91,7 +91,7 @@ class _Session:
 
     opening: Mapping[str, Any]
     number: int
-    steps: list[tuple[Line, LeafBatch]] = field(default_factory=list)
+    steps: list[tuple[LogEntry, LeafBatch]] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
     @property
@@ -124,31 +124,31 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
     path = run_dir / LOG_FILE
     key_from = certificate or owner_certificate(run_dir)
     owner = owner_of(key_from)
-    end_mark, is_signed = _told_end(run_dir, owner)
-    reader = _Reader()
-    log = verify_log(path, owner, expected=end_mark, known=known_heads(run_dir, owner), visit=reader.take)
+    end_mark, is_signed = _stated_end(run_dir, owner)
+    reader = _LogReader()
+    log = verify_log(path, owner, expected=end_mark, known=known_heads(run_dir, owner), visit=reader.read_line)
     # before there were leaves summaries were not signed
     is_told = is_signed or (end_mark is not None and not any(session.has_leaves for session in reader.sessions))
-    unproven = [*_lacking(heads, owner, log.run, reader.public), *reader.order.open_end(is_told)]
+    unproven = [*_missing_lines(heads, owner, log.run, reader.public), *reader.order.unfinished_end(is_told)]
     work, proven, remarks, names = ShownWork(), set[int](), list[str](), set[str]()
     for session in (session for session in reader.sessions if session.is_guarded):
         place = f"the session that begins in line {session.number}"
         if not session.has_leaves:
             remarks.append(f"{place} has no records of steps and proves verdicts only")
             continue
-        rules = _rules(session, owner, reader.keys, log.run or "")
+        rules = _read_rules(session, owner, reader.keys, log.run or "")
         if session.steps_a_round is not None:
             remarks.append(f"{place} is the log of a site: it proves its rounds, but not that there were no others")
         if rules.draw is None:
             unproven.append(f"{place}: the key of its audits is not revealed, so the audits cannot be drawn again")
-        elif not rules.guard.enabled:
+        elif not rules.guard.is_enabled:
             remarks.append(f"{place} recomputes nothing: its steps are recorded and not verified")
         for entry, batch in session.steps:
-            done = _checked(run_dir / LEAVES_FILE, entry, batch, rules)
+            done = _check_shown(run_dir / LEAVES_FILE, entry, batch, rules)
             work = ShownWork(work.signed + done.signed, work.owners + done.owners, work.unlike + done.unlike)
             session.names.add(done.session)
             # of a step that was done again the last record counts
-            is_proven, step = rules.draw is not None and rules.guard.enabled, {entry.body["step"]}
+            is_proven, step = rules.draw is not None and rules.guard.is_enabled, {entry.body["step"]}
             proven = proven | step if is_proven else proven - step
         if len(session.names) > 1 or session.names & names:
             raise AuditLogError(
@@ -169,15 +169,15 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
         audits=work.signed,
         owners_audits=work.owners,
         unlike_audits=work.unlike,
-        rates=_rates(reader.sessions),
+        rates=_audit_rates(reader.sessions),
         remarks=tuple(remarks),
         unproven=tuple(unproven),
-        in_doubt=reader.doubts.sentences(),
+        in_doubt=reader.doubts.doubt_sentences(),
         own_log=str(run_dir / MIDDLE) if any(session.opening.get("middle") for session in reader.sessions) else "",
     )
 
 
-class _Order:
+class _EventOrder:
     """The order of steps that must have a record: none is left out, and none goes back without a reason."""
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ class _Order:
         self._last = ""
         self._ended = False
 
-    def take(self, line: Line, session: _Session | None) -> None:
+    def follow_line(self, line: LogEntry, session: _Session | None) -> None:
         """Follow one line.
 
         Raises:
@@ -195,7 +195,7 @@ class _Order:
         body, self._last = line.body, line.kind
         if line.kind in _OPENINGS:
             self._ended = False
-            self._begin(line)
+            self._begin_session(line)
         elif line.kind in ("rolled_back", "fell_back") and self._next is not None:
             self._next = min(self._next, body["to" if line.kind == "rolled_back" else "to_step"])
         elif line.kind == "stopped_early":
@@ -215,7 +215,7 @@ class _Order:
                     f"line {line.head.num_events}: the run is complete, but step {self._next} has no record"
                 )
 
-    def _begin_round(self, line: Line, session: _Session | None) -> None:
+    def _begin_round(self, line: LogEntry, session: _Session | None) -> None:
         """Go on where a federated round begins: a site has no steps of rounds that it took no part in."""
         step, round_steps = line.body["step"], None if session is None else session.steps_a_round
         if round_steps is None or step % round_steps:
@@ -225,7 +225,7 @@ class _Order:
             )
         self._next = step
 
-    def _begin(self, line: Line) -> None:
+    def _begin_session(self, line: LogEntry) -> None:
         step, last = line.body.get("step", 0), self._next
         if line.kind == "run_resumed" and last is not None and step > last:
             raise AuditLogError(
@@ -233,7 +233,7 @@ class _Order:
             )
         self._next, self._total = step, line.body.get("steps")
 
-    def open_end(self, is_told: bool) -> Iterator[str]:
+    def unfinished_end(self, is_told: bool) -> Iterator[str]:
         """Describe why lines may be missing at the end; empty where none can be.
 
         Args:
@@ -247,25 +247,25 @@ class _Order:
         yield f"the log's end: {why}, and no {SUMMARY_FILE} with a signed head proves that no line follows"
 
 
-class _Reader:
+class _LogReader:
     """A reader that takes the lines of a log apart into sessions."""
 
     def __init__(self) -> None:
         self.sessions: list[_Session] = []
         self.keys: dict[str, bytes] = {}
         """Revealed keys by commitment."""
-        self.order = _Order()
+        self.order = _EventOrder()
         self.public: list[str] = []
         """Digests of the lines that workers know of."""
         self.doubts = LoggedDoubts()
 
-    def take(self, line: Line) -> None:
+    def read_line(self, line: LogEntry) -> None:
         try:
-            self._take(line)
+            self._read_event(line)
         except (KeyError, TypeError, ValueError) as exc:
             raise AuditLogError(f"line {line.head.num_events}: {line.kind!r} is malformed ({exc})") from exc
 
-    def _take(self, line: Line) -> None:
+    def _read_event(self, line: LogEntry) -> None:
         if line.kind in PUBLIC_KINDS:
             self.public.append(line.head.digest)
         if line.kind in _OPENINGS:
@@ -280,12 +280,12 @@ class _Reader:
                 raise AuditLogError(f"line {line.head.num_events}: a step before the run began")
             if self.sessions[-1].opening.get("audit_key_commitment") in self.keys:
                 raise AuditLogError(f"line {line.head.num_events}: a step after the key of its audits was revealed")
-            self.sessions[-1].steps.append((line, LeafBatch.of(line)))
-        self.order.take(line, self.sessions[-1] if self.sessions else None)
-        self.doubts.take(line.kind, line.body)
+            self.sessions[-1].steps.append((line, LeafBatch.from_log_entry(line)))
+        self.order.follow_line(line, self.sessions[-1] if self.sessions else None)
+        self.doubts.read_event(line.kind, line.body)
 
 
-def _lacking(paths: Sequence[Path], owner: Peer, run: str | None, public: Sequence[str]) -> Iterator[str]:
+def _missing_lines(paths: Sequence[Path], owner: Peer, run: str | None, public: Sequence[str]) -> Iterator[str]:
     """Describe the lines that a crash of the owner's machine may have taken from the log, and that workers know of.
 
     Raises:
@@ -295,17 +295,17 @@ def _lacking(paths: Sequence[Path], owner: Peer, run: str | None, public: Sequen
         head = read_public_head(path, owner)
         if head.run != run:
             raise AuditLogError(f"{path}: belongs to the log of run {head.run}, but this is the log of {run}")
-        cut = lacks(public, head.forced, str(path))
+        cut = describe_missing_entry(public, head.forced, str(path))
         if cut is not None:
             raise AuditLogError(
                 f"the log {cut}, which was certainly on the owner's disk: the log was truncated or replaced"
             )
-        gap = lacks(public, head.last, str(path))
+        gap = describe_missing_entry(public, head.last, str(path))
         if gap is not None:
             yield f"the log {gap}: the only honest cause is a crash of the owner's machine"
 
 
-def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> ShownWork:
+def _check_shown(path: Path, line: LogEntry, batch: LeafBatch, rules: SessionRules) -> ShownWork:
     try:
         leaves = read_leaves(read_batch(path, batch))
         return check_step(line.body["step"], line.body["epoch"], leaves, rules)
@@ -313,18 +313,18 @@ def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> ShownWor
         raise AuditLogError(f"step {line.body['step']} (line {line.head.num_events}): {exc}") from exc
 
 
-def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) -> Rules:
+def _read_rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) -> SessionRules:
     """Read a session's rules from its opening, as far as the parties' certificates hold together."""
     body, where = session.opening, f"line {session.number}"
     try:
         guard, key = GuardConfig.model_validate(body["guard"]), keys.get(body["audit_key_commitment"])
-        draw = None if key is None else AuditDraw.of(key, bytes.fromhex(body["audit_nonce"]), guard)
-        return Rules(
+        draw = None if key is None else AuditDraw.from_guard(key, bytes.fromhex(body["audit_nonce"]), guard)
+        return SessionRules(
             run=run,
             num_stages=len(body["stages"]),
             microbatches=body["microbatches"],
             guard=guard,
-            peers=_peers(body["certificates"], body["authority"], owner, where),
+            peers=_read_peers(body["certificates"], body["authority"], owner, where),
             draw=draw,
         )
     except ValidationError as exc:
@@ -335,7 +335,7 @@ def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) 
         raise AuditLogError(f"{where}: has no valid rules for the audits of its steps ({exc})") from exc
 
 
-def _peers(certificates: Mapping[str, str], authority: str, owner: Peer, where: str) -> dict[str, Peer]:
+def _read_peers(certificates: Mapping[str, str], authority: str, owner: Peer, where: str) -> dict[str, Peer]:
     peers = {}
     for name, pem in certificates.items():
         # as of the day on which it began: the log must stay readable long after
@@ -349,7 +349,7 @@ def _peers(certificates: Mapping[str, str], authority: str, owner: Peer, where: 
     return peers
 
 
-def _told_end(run_dir: Path, owner: Peer) -> tuple[LogHead | None, bool]:
+def _stated_end(run_dir: Path, owner: Peer) -> tuple[LogHead | None, bool]:
     """Where ``summary.json`` says that the log ends, and whether the owner has signed that."""
     path = run_dir / SUMMARY_FILE
     if not path.exists():
@@ -366,7 +366,7 @@ def _told_end(run_dir: Path, owner: Peer) -> tuple[LogHead | None, bool]:
         ) from exc
 
 
-def _rates(sessions: Sequence[_Session]) -> Mapping[str, float]:
+def _audit_rates(sessions: Sequence[_Session]) -> Mapping[str, float]:
     guards = [session.opening.get("guard") for session in sessions if session.is_guarded]
     guard = guards[-1] if guards and isinstance(guards[-1], dict) else {}
     return {name: rate for name, rate in sorted(guard.items()) if name.endswith("_rate") and isinstance(rate, float)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.engine import UNGUARDED, StepResult
 from phalanx.errors import CheckpointError, CutLogError
 from phalanx.pipeline import Observe
@@ -32,7 +32,7 @@ class GroundTruth:
         self.attacked: set[tuple[str, int]] = set()
         """(party, step) of every step in which a party lied."""
 
-    def refresh(self) -> None:
+    def read_new_lies(self) -> None:
         """Read new lines; a line that is still being written waits for the next call."""
         if not self._path.exists():
             return
@@ -120,17 +120,17 @@ _SAID: dict[str, tuple[Kind, str]] = {
 }
 
 
-def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
+def describe_event(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
     """Describe an event for people, with its style; None where it needs no mention."""
     if kind not in _SAID:
         return None
     style, text = _SAID[kind]
     values = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in body.items()}
-    return style, printable(text.format(**values), _MOST_CHARACTERS)
+    return style, printable_text(text.format(**values), _MOST_CHARACTERS)
 
 
 @contextlib.contextmanager
-def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
+def announce_waits(log: AuditLog, console: Console) -> Iterator[Observe]:
     """Show the run's waits before it has a recorder; log them once workers have reported their heads of the log.
 
     A log that was cut is left as it is.
@@ -139,7 +139,7 @@ def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
 
     def announce(kind: str, body: dict[str, Any]) -> None:
         pending.append((kind, body))
-        words_of_event = in_words(kind, body)
+        words_of_event = describe_event(kind, body)
         if words_of_event is not None:
             console.print(words_of_event[1], markup=False, highlight=False)
 
@@ -150,7 +150,7 @@ def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
         raise
     finally:
         for kind, body in pending:
-            log.append(kind, body)
+            log.append_event(kind, body)
 
 
 @dataclass
@@ -169,7 +169,7 @@ class RunningTotals:
     loss_first: float | None = None
     loss_last: float | None = None
 
-    def add(self, result: StepResult, tokens: int, wall_s: float) -> None:
+    def count_step(self, result: StepResult, tokens: int, wall_s: float) -> None:
         """Count one applied step."""
         self.steps += 1
         self.last_step = result.step
@@ -221,41 +221,41 @@ class RunRecorder:
         self._progress = progress
         self._accuracy: float | None = None
 
-    def show(self, parties: ShownParties) -> None:
+    def show_parties(self, parties: ShownParties) -> None:
         """Show the parties beside the progress from now on."""
-        self._progress.show(parties)
+        self._progress.show_parties(parties)
 
-    def observe(self, kind: str, body: dict[str, object]) -> None:
+    def observe_event(self, kind: str, body: dict[str, object]) -> None:
         """Write an event to the audit log and print it for people."""
-        self.log.append(kind, body)
+        self.log.append_event(kind, body)
         if kind in LASTING:
-            self.log.sync()
-        words_of_event = in_words(kind, body)
+            self.log.sync_events()
+        words_of_event = describe_event(kind, body)
         if words_of_event is not None:
-            self._progress.message(words_of_event[1], words_of_event[0])
+            self._progress.print_message(words_of_event[1], words_of_event[0])
 
-    def validated(self, value: ValidationResult, num_steps: int) -> None:
+    def record_validation(self, value: ValidationResult, num_steps: int) -> None:
         """A validation after so many finished steps ended."""
-        self._board.add_scalars(value.points(), num_steps)
+        self._board.add_scalars(value.curve_points(), num_steps)
         self._board.add_histograms(value.histograms, num_steps)
         for number, sample in enumerate(value.samples):
             self._board.add_text(f"samples/{number}", f"{sample.prompt}{sample.text}", num_steps)
-            self._progress.message(f"  {sample.prompt!r} -> {sample.text!r}", "note")
+            self._progress.print_message(f"  {sample.prompt!r} -> {sample.text!r}", "note")
 
-    def stepped(
+    def record_step(
         self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
         """Record an applied step; `validation` is the measurement after it, where there was one."""
-        self.truth.refresh()
+        self.truth.read_new_lies()
         totals, guard = self.totals, result.guard or UNGUARDED
-        totals.add(result, tokens, wall_s)
+        totals.count_step(result, tokens, wall_s)
         rate = tokens / wall_s
-        self._metrics.append(
+        self._metrics.append_record(
             {
                 "step": result.step,
                 "time": time.time(),
                 "batch": result.batch,
-                "samples_digest": self.samples.of(result.step),
+                "samples_digest": self.samples.digest_of_step(result.step),
                 "loss": result.loss,
                 **self.figures,
                 "lr": lr,
@@ -268,7 +268,7 @@ class RunRecorder:
                 "alarms": guard.num_alarms,
                 "attacked": result.step in self.truth.attacked_steps(),
                 "repaired": guard.attempts > 1,
-                **(validation_row(None) if validation is None else validation.row()),
+                **(validation_row(None) if validation is None else validation.metrics_row()),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
                 "bytes_claimed": list(result.claimed_links),
@@ -278,11 +278,11 @@ class RunRecorder:
         self._board.add_scalars(
             {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **figures}, result.step
         )
-        self._progress.update(result.step + 1, self._reading(result, rate, wall_s, validation))
+        self._progress.show_step(result.step + 1, self._make_reading(result, rate, wall_s, validation))
         if validation is not None and result.step > 0:
-            self._progress.message(f"step {result.step + 1}: {validation}")
+            self._progress.print_message(f"step {result.step + 1}: {validation}")
 
-    def _reading(
+    def _make_reading(
         self, result: StepResult, rate: float, wall_s: float, validation: ValidationResult | None
     ) -> StepReading:
         if validation is not None and isinstance(validation.own, Scores | PreferenceScores):

@@ -59,27 +59,30 @@ class RunChanges:
     keys: Mapping[str, tuple[Any, Any]]
 
     @property
-    def steps(self) -> tuple[int, int] | None:
+    def step_counts(self) -> tuple[int, int] | None:
         """How many steps there were to be and are to be now; None where as many."""
         return self.keys.get("train.steps")
 
-    def rates(self, run: RunConfig, step: int) -> tuple[float, float] | None:
+    def rates_at(self, run: RunConfig, step: int) -> tuple[float, float] | None:
         """The learning rate of a step by the old and by the new length; None where the length is the same.
 
         Args:
             run: The run as it is resumed.
         """
-        if self.steps is None:
+        if self.step_counts is None:
             return None
-        was, now = self.steps
+        was, now = self.step_counts
         return learning_rate(run.optimizer, step, was), learning_rate(run.optimizer, step, now)
 
-    def told(self, run: RunConfig, step: int) -> str:
+    def describe_changes(self, run: RunConfig, step: int) -> str:
         """Describe the effect of the changes from a step on."""
-        lines = [f"{key}: {_shown(old_value)} -> {_shown(here)}" for key, (old_value, here) in self.keys.items()]
+        lines = [
+            f"{key}: {_format_setting(old_value)} -> {_format_setting(here)}"
+            for key, (old_value, here) in self.keys.items()
+        ]
         if any(key in LAYOUT for key in self.keys):
             lines.append(f"From step {step} on, whole tensors are divided for the new layout; only rounding changes")
-        rates = self.rates(run, step)
+        rates = self.rates_at(run, step)
         if rates is not None:
             lines.append(
                 f"Steps before {step} stay unchanged. From step {step} on the learning rate follows the schedule of "
@@ -99,10 +102,10 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     Raises:
         ConfigError: Names what may not change, with both values and what to do.
     """
-    old_values, here = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
+    old_values, here = (dict(_flatten_config(run.model_dump(mode="json"))) for run in (before, now))
     keys = {key: (old_values.get(key), here.get(key)) for key in sorted(old_values.keys() | here.keys())}
     keys = {key: pair for key, pair in keys.items() if pair[0] != pair[1]}
-    allowed = {**CHANGEABLE, **(LAYOUT if _cut_anew(before) and _cut_anew(now) else {})}
+    allowed = {**CHANGEABLE, **(LAYOUT if _recut_stages(before) and _recut_stages(now) else {})}
     # another engine explains the other differences, so it comes first
     refused = sorted(
         (key for key in keys if not _is_among(key, allowed)),
@@ -114,7 +117,7 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
         raise ConfigError(
             f"{where}: holds another run: {shown}{', ...' if len(refused) > _SHOWN_KEYS else ''}; --resume may "
             f"change only {', '.join(allowed)}: use the values of {where}/config.toml, {instead}"
-        ).about(
+        ).with_facts(
             code="PHX-C016",
             file=where,
             key=refused[0],
@@ -126,12 +129,12 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
         raise ConfigError(
             f"{where}: holds another run: {', '.join(keys)} differ, and an enclave's evidence and sealed states are "
             f"bound to every key of its run file: use the values of {where}/config.toml, or begin a new run"
-        ).about(code="PHX-C016", file=where, key=next(iter(keys)))
+        ).with_facts(code="PHX-C016", file=where, key=next(iter(keys)))
     if now.train.steps < before.train.steps:
         raise ConfigError(
             f"{where}: train.steps: found {now.train.steps}, expected {before.train.steps} or more: a run cannot be "
             f"shortened, because its learning rate depends on its length; use {before.train.steps}, {instead}"
-        ).about(code="PHX-C016", file=where, key="train.steps")
+        ).with_facts(code="PHX-C016", file=where, key="train.steps")
     return RunChanges(before, keys)
 
 
@@ -139,7 +142,7 @@ def _is_among(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _cut_anew(run: RunConfig) -> bool:
+def _recut_stages(run: RunConfig) -> bool:
     """Return whether a run's checkpoints are whole tensors that any layout of ranks can go on from.
 
     Islands have moments of their own, sites keep their ranks' states, DeepSpeed writes its own parts, and noise of
@@ -150,13 +153,13 @@ def _cut_anew(run: RunConfig) -> bool:
     return run.parallel.outer is None and run.deepspeed is None and run.privacy is None
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_config(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}".removeprefix("."))
+            yield from _flatten_config(inner, f"{name}.{key}".removeprefix("."))
     else:
         yield name, value
 
 
-def _shown(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     return "left out" if value is None else str(value)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.closing import Closeable
-from phalanx.config import KEPT_CODE, changed_code, digest, dump_toml, source_files
+from phalanx.config import KEPT_CODE, changed_code, digest_config, dump_toml, source_files
 from phalanx.errors import CheckpointError, ConfigError, writing_cure
 from phalanx.pipeline.config import OWNER
-from phalanx.security.crypto import Identity, create_authority, issue, load_identity
+from phalanx.security.crypto import Identity, create_authority, issue_certificate, load_identity
 from phalanx.train.config import RunConfig, load_run
 from phalanx.train.records.run_changes import RunChanges, changes_between
-from phalanx.train.records.unstarted import claim, free, is_unstarted
+from phalanx.train.records.unstarted import claim_directory, free_directory, is_unstarted
 
 _RECORD, _SUMMARY, _BEGUN = "run.json", "summary.json", ".begun"
 ADDRESS_FILE = "address"
@@ -81,7 +81,7 @@ def run_name(run_dir: Path) -> str:
     try:
         return str(json.loads((run_dir / _RECORD).read_text(encoding="utf-8"))["run"])
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise CheckpointError(f"{run_dir / _RECORD}: cannot be read; expected the directory of a run").about(
+        raise CheckpointError(f"{run_dir / _RECORD}: cannot be read; expected the directory of a run").with_facts(
             code="PHX-I051",
             file=str(run_dir),
             key="--from",
@@ -107,7 +107,7 @@ def check_directory(run_dir: Path, *, resume: bool) -> None:
 
 
 def _not_usable(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"{path}: cannot be used as a run directory ({why}); choose another --run-dir").about(
+    return ConfigError(f"{path}: cannot be used as a run directory ({why}); choose another --run-dir").with_facts(
         code="PHX-C013",
         file=str(path),
         key="--run-dir",
@@ -118,7 +118,7 @@ def _not_usable(path: Path, why: str) -> ConfigError:
 
 
 def _nothing_to_resume(run_dir: Path) -> CheckpointError:
-    return CheckpointError(f"{run_dir}: no run to resume; start it without --resume").about(
+    return CheckpointError(f"{run_dir}: no run to resume; start it without --resume").with_facts(
         code="PHX-I051",
         file=str(run_dir),
         key="--resume",
@@ -129,7 +129,9 @@ def _nothing_to_resume(run_dir: Path) -> CheckpointError:
 
 
 def _holds_run(run_dir: Path) -> ConfigError:
-    return ConfigError(f"{run_dir}: already has a run; add --resume to continue it, or choose another --run-dir").about(
+    return ConfigError(
+        f"{run_dir}: already has a run; add --resume to continue it, or choose another --run-dir"
+    ).with_facts(
         code="PHX-C012",
         file=str(run_dir),
         key="--run-dir",
@@ -173,14 +175,14 @@ class RunDirectory(Closeable):
             on_failure.callback(self.close)
             try:
                 is_there = resume and record.exists()
-                self.run_id = self._check_record(record) if is_there else self._begin(record, resume)
+                self.run_id = self._check_record(record) if is_there else self._prepare_directory(record, resume)
             except OSError as exc:
                 raise _not_usable(path, exc.strerror or "unknown") from exc
-            self.owner: Identity = load_identity(self.pki / OWNER)
+            self.owner: Identity = load_identity(self.pki_directory / OWNER)
             self._leave_certificate()
             for name in run.certified_elsewhere:
                 # before anything that takes long: what is missing has to be asked for on another machine
-                self.certificate(name)
+                self.read_certificate(name)
             on_failure.pop_all()
 
     def close(self) -> None:
@@ -190,22 +192,22 @@ class RunDirectory(Closeable):
             self._claim = None
 
     @property
-    def pki(self) -> Path:
+    def pki_directory(self) -> Path:
         """Directory of the authority and the identities."""
         return self.path / "pki" if self._run.pki is None else Path(self._run.pki)
 
     @property
-    def cache(self) -> Path:
+    def cache_directory(self) -> Path:
         """Prepared text and converted models, shared by the runs beside this one."""
         return cache_beside(self.path)
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoint_directory(self) -> Path:
         """Directory of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
-    def journal(self) -> Path:
+    def journal_directory(self) -> Path:
         """Directory of the journal and of the states that processes keep beside it."""
         return self.path / "journal"
 
@@ -214,18 +216,18 @@ class RunDirectory(Closeable):
         """Return the file in which attackers of a drill write their lies."""
         return self.path / ATTACK_LOG
 
-    def certificate(self, name: str) -> str:
+    def read_certificate(self, name: str) -> str:
         """PEM of one party.
 
         Raises:
             ConfigError: The pki directory has no such party.
         """
-        path = self.pki / name / "certificate.pem"
+        path = self.pki_directory / name / "certificate.pem"
         if not path.exists():
             raise ConfigError(
                 f"{path}: missing; let {name} make keys and a request with `phalanx pki request {name}`, and sign "
-                f"it with `phalanx pki sign {shlex.quote(str(self.pki))} request.csr`; if that directory was moved "
-                "away, copy its certificate.pem back"
+                f"it with `phalanx pki sign {shlex.quote(str(self.pki_directory))} request.csr`; if that directory "
+                "was moved away, copy its certificate.pem back"
             )
         return path.read_text(encoding="ascii")
 
@@ -252,15 +254,15 @@ class RunDirectory(Closeable):
         return self.path / HEAD_FILE
 
     @property
-    def secrets(self) -> Path:
+    def secrets_directory(self) -> Path:
         """The directory of the owner's secrets of this run."""
         return self.path / "secrets"
 
     @property
     def _audit_key_file(self) -> Path:
-        return self.secrets / "audit.key"
+        return self.secrets_directory / "audit.key"
 
-    def announce(self, address: str) -> None:
+    def announce_address(self, address: str) -> None:
         """Write down where the owner listens, for the user or engine that starts its workers."""
         temporary = self.path / f".{ADDRESS_FILE}.tmp"
         temporary.write_text(f"{address}\n", encoding="ascii")
@@ -308,30 +310,30 @@ class RunDirectory(Closeable):
         if foreign and not begun:
             raise ConfigError(
                 f"{self.path}: has {', '.join(foreign)} but no {_RECORD}, so it is not a run; choose another --run-dir"
-            ).about(code="PHX-C013", file=str(self.path), do="choose another --run-dir")
+            ).with_facts(code="PHX-C013", file=str(self.path), do="choose another --run-dir")
 
-    def _begin(self, record: Path, resume: bool) -> str:
+    def _prepare_directory(self, record: Path, resume: bool) -> str:
         if not record.exists():
             self._check_creation(resume)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._claim = claim(self.path)
+        self._claim = claim_directory(self.path)
         if record.exists():
-            self.begun_anew = free(self.path)
+            self.begun_anew = free_directory(self.path)
             if not self.begun_anew:
                 raise _holds_run(self.path)
         self._check_creation(resume)
-        return self._create(record)
+        return self._create_run(record)
 
-    def _create(self, record: Path) -> str:
+    def _create_run(self, record: Path) -> str:
         begun = self.path / _BEGUN
         begun.touch()
         self._write_config()
         if self._run.pki is None:
             # a crash in the middle leaves no record, so what it made is made anew
-            shutil.rmtree(self.pki, ignore_errors=True)
-            create_authority(self.pki)
+            shutil.rmtree(self.pki_directory, ignore_errors=True)
+            create_authority(self.pki_directory)
             for name in (OWNER, *self._parties):
-                issue(self.pki, name)
+                issue_certificate(self.pki_directory, name)
         self._keep_code()
         run_id = secrets.token_hex(16)
         self._write_record(record, run_id)
@@ -376,7 +378,7 @@ class RunDirectory(Closeable):
         self.changes = None
 
     def _write_config(self) -> None:
-        text, path = f"# digest {digest(self._run)}\n{dump_toml(self._run)}", self.path / "config.toml"
+        text, path = f"# digest {digest_config(self._run)}\n{dump_toml(self._run)}", self.path / "config.toml"
         if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
             temporary = self.path / ".config.toml.tmp"
             temporary.write_text(text, encoding="utf-8")
@@ -384,7 +386,7 @@ class RunDirectory(Closeable):
 
     def _write_record(self, record: Path, run_id: str) -> None:
         temporary = self.path / f".{_RECORD}.tmp"
-        temporary.write_text(json.dumps({"run": run_id, "config_digest": digest(self._run)}), encoding="utf-8")
+        temporary.write_text(json.dumps({"run": run_id, "config_digest": digest_config(self._run)}), encoding="utf-8")
         temporary.rename(record)
 
     def _check_record(self, record: Path) -> str:
@@ -393,7 +395,7 @@ class RunDirectory(Closeable):
             run_id, config_digest = str(record_values["run"]), record_values["config_digest"]
         except (ValueError, KeyError, TypeError) as exc:
             raise CheckpointError(f"{record}: is damaged; start a new run in another directory") from exc
-        if config_digest == digest(self._run):
+        if config_digest == digest_config(self._run):
             # a crash may have come between the two files of `keep_changes`
             self._write_config()
             return run_id
@@ -401,7 +403,7 @@ class RunDirectory(Closeable):
             raise ConfigError(
                 f"{self.path}: its run finished no step, so there is nothing to resume; start without --resume to "
                 "begin again with this run file"
-            ).about(code="PHX-C014", file=str(self.path), do="start it without --resume")
+            ).with_facts(code="PHX-C014", file=str(self.path), do="start it without --resume")
         self._check_code()
         self.changes = changes_between(self._config_there(config_digest), self._run, str(self.path))
         return run_id
@@ -414,6 +416,6 @@ class RunDirectory(Closeable):
         except ConfigError as exc:
             raise ConfigError(
                 f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
-                f"{digest(self._run)[:12]}...), and the different keys are unknown: {exc}; resume with the same run "
-                "file"
-            ).about(code="PHX-C016", file=str(self.path)) from exc
+                f"{digest_config(self._run)[:12]}...), and the different keys are unknown: {exc}; resume with the "
+                "same run file"
+            ).with_facts(code="PHX-C016", file=str(self.path)) from exc

@@ -21,17 +21,17 @@ class StepSamples:
     def __init__(self) -> None:
         self._digests: dict[int, str] = {}
 
-    def drawn(self, step: int, indices: Sequence[int]) -> None:
+    def note_samples(self, step: int, indices: Sequence[int]) -> None:
         """Note a step's batch; a batch in the place of one that failed counts instead of it."""
         self._digests.pop(step, None)
         self._digests[step] = samples_digest(indices)
         while len(self._digests) > _MOST_STEPS:
             del self._digests[next(iter(self._digests))]
 
-    def of(self, step: int) -> str | None:
+    def digest_of_step(self, step: int) -> str | None:
         """Return the digest of a step's samples; None where it is not known any more."""
         return self._digests.get(step)
 
 
 DigestOfStep = Callable[[int], str | None]
-"""`StepSamples.of`, as others get it."""
+"""`StepSamples.digest_of_step`, as others get it."""

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from phalanx.checkpoint import BestCheckpoint
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import CheckpointError
-from phalanx.pipeline import weaker
+from phalanx.pipeline import weaker_guarantee
 from phalanx.train.batches.preferences import PreferenceScores, read_preference_scores
 from phalanx.train.batches.scores import (
     MeanReward,
@@ -20,16 +20,16 @@ from phalanx.train.batches.scores import (
 )
 from phalanx.train.config import RunConfig, SplitRun
 from phalanx.train.records.check_record import CheckRecord
-from phalanx.train.records.comparison import HeldOutMeasure, measures_of_perplexity, measures_of_scores, worse
+from phalanx.train.records.comparison import HeldOutMeasure, measures_of_perplexity, measures_of_scores, worse_figures
 from phalanx.train.records.early_stopping import StoppingRecord
 from phalanx.train.records.record import GroundTruth, RunningTotals
 from phalanx.train.records.trust import Drifts, trust_figures
 
 
-class ToldRounds(Protocol):
+class RoundsSummary(Protocol):
     """The rounds of a federated run."""
 
-    def told(self) -> dict[str, Any]:
+    def summary_fields(self) -> dict[str, Any]:
         """Return what summary and report say."""
         ...
 
@@ -42,7 +42,7 @@ class SpentBudget(Protocol):
         """Whether it pays for no further step."""
         ...
 
-    def told(self) -> dict[str, Any]:
+    def summary_fields(self) -> dict[str, Any]:
         """Return what summary and report say."""
         ...
 
@@ -105,7 +105,7 @@ class Figures:
     """Steps of the checkpoints that are there."""
     budget: SpentBudget | None = None
     """What the run's steps are charged to; None of a run without ``[privacy]``."""
-    rounds: ToldRounds | None = None
+    rounds: RoundsSummary | None = None
     """Of a federated run; None of any other."""
 
     _SAVED = ("validation_first", "validation_last")
@@ -121,19 +121,19 @@ class Figures:
             first_score = MeanReward(self.reward_first)
         return ValidationResult(first_score, self.named_first)
 
-    def validated(self, value: Validation | ValidationResult, *, first: bool = False) -> None:
+    def note_validation(self, value: Validation | ValidationResult, *, first: bool = False) -> None:
         """Note what held-out text says."""
         result = value if isinstance(value, ValidationResult) else ValidationResult(value)
         which = "first" if first else "last"
         if isinstance(result.own, Scores | PreferenceScores):
             setattr(self, f"scores_{which}", result.own)
         elif isinstance(result.own, MeanReward):
-            setattr(self, f"reward_{which}", _finite(result.own.reward))
+            setattr(self, f"reward_{which}", _finite_or_none(result.own.reward))
         elif result.own is not None:
             setattr(self, f"validation_{which}", result.own)
         setattr(self, f"named_{which}", dict(result.named))
 
-    def measures(self) -> list[HeldOutMeasure]:
+    def held_out_measures(self) -> list[HeldOutMeasure]:
         """What the run's own held-out rows said at first and at last; of a run without such, its named sets."""
         found = measures_of_scores(self.scores_first, self.scores_last)
         found.append(HeldOutMeasure("held-out reward", self.reward_first, self.reward_last, is_better_low=False))
@@ -171,14 +171,14 @@ class Figures:
             self.verdicts_refused += 1
         elif kind == "guarantees":
             for stage, name in body["stages"].items():
-                self.guarantees[stage] = weaker(name, self.guarantees.get(stage, name))
+                self.guarantees[stage] = weaker_guarantee(name, self.guarantees.get(stage, name))
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures for a resumed run that the audit log lacks; an infinity is null."""
         scores = {
             key: asdict(scores_of_key) for key in self._SCORES if (scores_of_key := getattr(self, key)) is not None
         }
-        saved = {key: _finite(getattr(self, key)) for key in self._SAVED}
+        saved = {key: _finite_or_none(getattr(self, key)) for key in self._SAVED}
         named = {key: _all_finite(named_of_key) for key in self._NAMED if (named_of_key := getattr(self, key))}
         stopping = {"stopping": self.stopping.to_json()} if self.stopping.losses else {}
         rewards = {key: reward for key in self._REWARDS if (reward := getattr(self, key)) is not None}
@@ -205,10 +205,10 @@ class Figures:
             setattr(self, key, read_preference_scores(value) if is_of_pairs else read_scores(value))
         for key in self._NAMED:
             setattr(self, key, read_named(saved.get(key, {})))
-        self.stopping = StoppingRecord.of_json(saved["stopping"]) if "stopping" in saved else StoppingRecord()
+        self.stopping = StoppingRecord.from_json(saved["stopping"]) if "stopping" in saved else StoppingRecord()
 
 
-def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: GroundTruth) -> dict[str, Any]:
+def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth: GroundTruth) -> dict[str, Any]:
     """Everything for ``summary.json``, with the keys that scripts rely on."""
     guard = run.stage_guard
     # what remote workers did they alone know; what the owner found it knows wherever they are
@@ -222,23 +222,23 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "status": figures.status,
         "steps": totals.steps,
         "tokens": totals.tokens,
-        "loss_first": _finite(totals.loss_first),
-        "loss_last": _finite(totals.loss_last),
-        "unigram_perplexity": _finite(figures.unigram_perplexity),
-        "validation_perplexity_first": _finite(figures.validation_first),
-        "validation_perplexity": _finite(figures.validation_last),
-        **(_rewards(figures) if run.train.learns_from_texts else {}),
-        **({"validation_sets": _named(figures)} if run.data.validation else {}),
-        "worse_than_before": worse(figures.measures()),
-        **_ends(run, figures),
+        "loss_first": _finite_or_none(totals.loss_first),
+        "loss_last": _finite_or_none(totals.loss_last),
+        "unigram_perplexity": _finite_or_none(figures.unigram_perplexity),
+        "validation_perplexity_first": _finite_or_none(figures.validation_first),
+        "validation_perplexity": _finite_or_none(figures.validation_last),
+        **(_reward_fields(figures) if run.train.learns_from_texts else {}),
+        **({"validation_sets": _named_set_fields(figures)} if run.data.validation else {}),
+        "worse_than_before": worse_figures(figures.held_out_measures()),
+        **_ending_fields(run, figures),
         "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
         "wall_s": figures.wall_s,
         "world": figures.world or run.world,
         "seed": run.train.seed,
-        "config_digest": digest(run),
+        "config_digest": digest_config(run),
         "final_weights_digest": figures.final_weights_digest,
-        "guard": _guard(run),
-        "preset": guard.preset_in_force if guard is not None and guard.enabled else None,
+        "guard": _guard_mode(run),
+        "preset": guard.preset_in_force if guard is not None and guard.is_enabled else None,
         "guarantees": figures.guarantees,
         "audits": totals.audits,
         "attacks_injected": len(truth.attacked) if is_attack_known else None,
@@ -256,33 +256,35 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "steps_lost": figures.steps_lost + totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,
-        "audit_log_head": _head(figures.signed_log_head),
+        "audit_log_head": _log_head_fields(figures.signed_log_head),
         "audit_log_head_signed": figures.signed_log_head,
-        **trust_figures(figures.checks, figures.drifts, checkpoints, guarded=None if guard is None else guard.enabled),
-        **({} if figures.texts is None else {"classification": _classification(figures)}),
-        **_preferences(figures),
+        **trust_figures(
+            figures.checks, figures.drifts, checkpoints, guarded=None if guard is None else guard.is_enabled
+        ),
+        **({} if figures.texts is None else {"classification": _classification_fields(figures)}),
+        **_preference_fields(figures),
         **({} if figures.rollouts is None else {"rollouts": figures.rollouts}),
         **({"tracking": figures.tracking} if figures.tracking else {}),
         **({} if figures.split is None else {"split": figures.split}),
-        **({} if figures.budget is None else {"privacy": figures.budget.told()}),
-        **({} if figures.rounds is None else {"federated": figures.rounds.told()}),
+        **({} if figures.budget is None else {"privacy": figures.budget.summary_fields()}),
+        **({} if figures.rounds is None else {"federated": figures.rounds.summary_fields()}),
     }
 
 
-def _classification(figures: Figures) -> dict[str, Any]:
+def _classification_fields(figures: Figures) -> dict[str, Any]:
     """Return the task's facts, and the model's first and last scores; null where they were not measured."""
     facts: dict[str, Any] = dict(figures.texts or {})
     for suffix, scores in (("_first", figures.scores_first), ("", figures.scores_last)):
         for name in ("accuracy", "macro_f1", "loss"):
-            facts[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
+            facts[f"{name}{suffix}"] = None if scores is None else _finite_or_none(getattr(scores, name))
     return facts
 
 
-def _preferences(figures: Figures) -> dict[str, Any]:
+def _preference_fields(figures: Figures) -> dict[str, Any]:
     """What the model makes of held-out pairs at first and at last; nothing of a run without pairs."""
     measured = {"_first": figures.scores_first, "": figures.scores_last}
     preferences = {
-        f"{name}{suffix}": _finite(value)
+        f"{name}{suffix}": _finite_or_none(value)
         for suffix, scores in measured.items()
         if isinstance(scores, PreferenceScores)
         for name, value in asdict(scores).items()
@@ -290,54 +292,54 @@ def _preferences(figures: Figures) -> dict[str, Any]:
     return {"preferences": preferences} if preferences else {}
 
 
-def _named(figures: Figures) -> dict[str, dict[str, float | None]]:
+def _named_set_fields(figures: Figures) -> dict[str, dict[str, float | None]]:
     """The first and the last figures of each further validation set."""
     pairs: dict[str, dict[str, float | None]] = {}
     for suffix, values in (("_first", figures.named_first), ("", figures.named_last)):
         for name, value in values.items():
-            pair = {f"perplexity{suffix}": _finite(value), f"loss{suffix}": _finite(loss_of(value))}
+            pair = {f"perplexity{suffix}": _finite_or_none(value), f"loss{suffix}": _finite_or_none(loss_of(value))}
             pairs.setdefault(name, {}).update(pair)
     return pairs
 
 
-def _rewards(figures: Figures) -> dict[str, float | None]:
+def _reward_fields(figures: Figures) -> dict[str, float | None]:
     return {"validation_reward_first": figures.reward_first, "validation_reward": figures.reward_last}
 
 
-def _ends(run: RunConfig, figures: Figures) -> dict[str, Any]:
+def _ending_fields(run: RunConfig, figures: Figures) -> dict[str, Any]:
     """What a run with such settings says of its early end and of its best checkpoint; null where there is none."""
     rule, facts = run.train.early_stopping, dict[str, Any]()
     if rule is not None:
-        facts["stopped_early"] = figures.stopping.facts(rule) if figures.stopping.is_over(rule) else None
+        facts["stopped_early"] = figures.stopping.decision_facts(rule) if figures.stopping.is_over(rule) else None
     if run.checkpoint.best is not None:
-        facts["best_checkpoint"] = None if figures.best is None else _best(figures.best, figures)
+        facts["best_checkpoint"] = None if figures.best is None else _best_checkpoint_fields(figures.best, figures)
     return facts
 
 
-def _best(best: BestCheckpoint, figures: Figures) -> dict[str, Any]:
-    first = min((doubt.steps[0][0] for doubt in figures.checks.doubts()), default=None)
+def _best_checkpoint_fields(best: BestCheckpoint, figures: Figures) -> dict[str, Any]:
+    first = min((doubt.steps[0][0] for doubt in figures.checks.list_doubts()), default=None)
     # its model has all steps before its number
     return {**best.to_json(), "in_doubt": first is not None and first < best.step}
 
 
 def has_guard(run: RunConfig) -> bool:
     """Whether somebody checks what other parties of a run compute."""
-    return run.stage_guard is not None and run.stage_guard.enabled
+    return run.stage_guard is not None and run.stage_guard.is_enabled
 
 
-def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:
+def _log_head_fields(signed: dict[str, Any] | None) -> dict[str, Any] | None:
     return None if signed is None else {name: signed[name] for name in ("num_events", "digest")}
 
 
-def _guard(run: RunConfig) -> str:
+def _guard_mode(run: RunConfig) -> str:
     if isinstance(run, SplitRun):
         return run.split.mode
     return "off" if run.stage_guard is None else run.stage_guard.mode
 
 
 def _all_finite(values: dict[str, float]) -> dict[str, float | None]:
-    return {name: _finite(value) for name, value in values.items()}
+    return {name: _finite_or_none(value) for name, value in values.items()}
 
 
-def _finite(value: float | None) -> float | None:
+def _finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None

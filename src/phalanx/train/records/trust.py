@@ -27,7 +27,7 @@ class Drifts:
         row["times"] += 1
         row["bias_sigmas"] = max(row["bias_sigmas"], body["bias_sigmas"], key=abs)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def drift_rows(self) -> list[dict[str, Any]]:
         """One row a stage, party and direction, with its first and last step and the strongest lean."""
         return [dict(self._rows[place]) for place in sorted(self._rows)]
 
@@ -40,7 +40,7 @@ class LoggedDoubts:
         self._said: list[str] = []
         self._is_complete = False
 
-    def take(self, kind: str, body: Mapping[str, Any]) -> None:
+    def read_event(self, kind: str, body: Mapping[str, Any]) -> None:
         """Read one line."""
         if kind in ("run_started", "run_resumed"):
             self._said.clear()
@@ -49,11 +49,11 @@ class LoggedDoubts:
             self._convicted.add(str(body.get("party", "a party")))
         elif kind == "in_doubt":
             whose = f"of stage {body['stage']} were computed by {body['party']}, which was convicted"
-            self._said.append(f"{in_words(body['steps'])} {whose}, and not recomputed in full")
+            self._said.append(f"{describe_ranges(body['steps'])} {whose}, and not recomputed in full")
         elif kind == "run_completed":
             self._is_complete = True
 
-    def sentences(self) -> tuple[str, ...]:
+    def doubt_sentences(self) -> tuple[str, ...]:
         """Return one sentence a stage and party."""
         if self._convicted and not self._is_complete:
             names = ", ".join(sorted(self._convicted))
@@ -77,7 +77,7 @@ def trust_figures(
     """
     if guarded is None and record.is_empty:
         return {}
-    doubts = record.doubts()
+    doubts = record.list_doubts()
     first = min((doubt.steps[0][0] for doubt in doubts), default=None)
     before = [step for step in checkpoints if first is not None and step <= first]
     return {
@@ -85,17 +85,17 @@ def trust_figures(
         "in_doubt": None if guarded is False and not doubts else bool(doubts),
         "steps_in_doubt": [doubt.to_json() for doubt in doubts],
         "checkpoint_before_doubt": max(before, default=None),
-        "steps_believed": {str(stage): steps for stage, steps in record.believed().items()},
-        "checks": {str(stage): row for stage, row in record.checks().items()},
-        "drifts": drifts.rows(),
+        "steps_believed": {str(stage): steps for stage, steps in record.unverified_counts().items()},
+        "checks": {str(stage): row for stage, row in record.checks_by_stage().items()},
+        "drifts": drifts.drift_rows(),
     }
 
 
-def say_trust(summary: dict[str, Any]) -> list[str]:
+def describe_trust(summary: dict[str, Any]) -> list[str]:
     """Describe for people, line by line, which steps cannot be trusted at the end of a run; nothing where all can."""
     lines = [
-        f"IN DOUBT: {in_words(row['steps'])} of stage {row['stage']} were computed by {row['party']}, which was "
-        f"{_fate(row['convicted_in'])}. They were not recomputed in full and are in the weights."
+        f"IN DOUBT: {describe_ranges(row['steps'])} of stage {row['stage']} were computed by {row['party']}, which was "
+        f"{_describe_fate(row['convicted_in'])}. They were not recomputed in full and are in the weights."
         for row in summary.get("steps_in_doubt", ())
     ]
     if lines:
@@ -144,12 +144,12 @@ def drill_result(summary: Mapping[str, Any]) -> str | None:
     )
 
 
-def _fate(convicted_in: Sequence[int]) -> str:
+def _describe_fate(convicted_in: Sequence[int]) -> str:
     steps = ", ".join(map(str, convicted_in))
     return f"convicted in step {steps}" if steps else "replaced after a fault, without a conviction"
 
 
-def in_words(ranges: Iterable[Sequence[int]]) -> str:
+def describe_ranges(ranges: Iterable[Sequence[int]]) -> str:
     """Ranges of steps as a reader says them."""
     parts = [(f"{first}", "step") if first == last else (f"{first} to {last}", "steps") for first, last in ranges]
     noun = parts[0][1] if len(parts) == 1 else "steps"

@@ -44,7 +44,7 @@ def is_unstarted(run_dir: Path) -> bool:
     try:
         grown = any((run_dir / name).exists() and (run_dir / name).stat().st_size for name in _GROW_WITH_STEPS)
         filled = any((run_dir / name).is_dir() and any((run_dir / name).iterdir()) for name in _FILLED_BY_STEPS)
-        decided = any(kind not in _BEFORE_A_STEP for kind in _kinds(run_dir / _LOG))
+        decided = any(kind not in _BEFORE_A_STEP for kind in _event_kinds(run_dir / _LOG))
         # what an enclave knows of its stages may be ahead of what the owner of the run was told
         middle = run_dir / MIDDLE
         return not (grown or filled or decided) and (not middle.exists() or is_unstarted(middle))
@@ -52,7 +52,7 @@ def is_unstarted(run_dir: Path) -> bool:
         return False
 
 
-def free(run_dir: Path) -> bool:
+def free_directory(run_dir: Path) -> bool:
     """Remove the files of a run without a finished step from its directory; leave any other run as it is.
 
     Returns:
@@ -62,7 +62,7 @@ def free(run_dir: Path) -> bool:
         ConfigError: A process runs there.
         OSError: The disk refuses.
     """
-    with _locked(run_dir / _LOG):
+    with _hold_log_lock(run_dir / _LOG):
         if not is_unstarted(run_dir):
             return False
         kept_names = {"pki"} if _has_keys_of_its_own(run_dir) else set()
@@ -76,7 +76,7 @@ def free(run_dir: Path) -> bool:
         return True
 
 
-def claim(run_dir: Path) -> int:
+def claim_directory(run_dir: Path) -> int:
     """Have a directory to this process alone while a run is begun in it, until the descriptor is closed.
 
     Raises:
@@ -85,7 +85,7 @@ def claim(run_dir: Path) -> int:
     """
     handle = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _lock(handle, run_dir)
+        _lock_file(handle, run_dir)
     except ConfigError:
         os.close(handle)
         raise
@@ -93,26 +93,26 @@ def claim(run_dir: Path) -> int:
 
 
 @contextlib.contextmanager
-def _locked(log: Path) -> Iterator[None]:
+def _hold_log_lock(log: Path) -> Iterator[None]:
     """Hold the lock that a running session has on its log, if there is one."""
     if not log.exists():
         yield
         return
     handle = os.open(log, os.O_RDWR | os.O_CLOEXEC)
     try:
-        _lock(handle, log.parent)
+        _lock_file(handle, log.parent)
         yield
     finally:
         os.close(handle)
 
 
-def _lock(handle: int, run_dir: Path) -> None:
+def _lock_file(handle: int, run_dir: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
-        raise ConfigError(f"{run_dir}: another process uses it; wait for its end, or choose another --run-dir").about(
-            code="PHX-C015", file=str(run_dir)
-        ) from exc
+        raise ConfigError(
+            f"{run_dir}: another process uses it; wait for its end, or choose another --run-dir"
+        ).with_facts(code="PHX-C015", file=str(run_dir)) from exc
 
 
 def _has_keys_of_its_own(run_dir: Path) -> bool:
@@ -124,7 +124,7 @@ def _has_keys_of_its_own(run_dir: Path) -> bool:
         return True
 
 
-def _kinds(log: Path) -> Iterator[str]:
+def _event_kinds(log: Path) -> Iterator[str]:
     if not log.exists():
         return
     if log.stat().st_size > _MOST_LOG_BYTES:

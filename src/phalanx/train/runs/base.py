@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from pydantic import PrivateAttr, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.config import RefusedKeyError, StrictModel, own_references, printable
+from phalanx.config import RefusedKeyError, StrictModel, own_references, printable_text
 from phalanx.data import DataConfig
 from phalanx.errors import ConfigError
 from phalanx.models import ModelConfig
@@ -348,4 +348,4 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}".removeprefix("."))
     else:
-        yield name, printable(json.dumps(value)) if isinstance(value, list) else value
+        yield name, printable_text(json.dumps(value)) if isinstance(value, list) else value

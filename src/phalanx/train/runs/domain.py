@@ -70,7 +70,7 @@ class DomainRun(RankedBase, RolloutBase):
         if self.deepspeed is not None:
             yield "[deepspeed]: it sums gradients before single rows can be clipped; remove one"
         layout = self.parallel
-        if layout.most_dp > 1:
+        if layout.max_dp_copies > 1:
             yield (
                 "parallel.dp: data-parallel copies are not yet tested to add the noise only once; set dp and "
                 "max_dp to 1"
@@ -92,4 +92,4 @@ class DomainRun(RankedBase, RolloutBase):
 
     @property
     def world(self) -> dict[str, int]:
-        return self.parallel.figures
+        return self.parallel.layout_figures

@@ -37,7 +37,7 @@ class FederatedRun(PrivateBase):
     def _faults(self) -> Faults:
         yield from super()._faults()
         section, adapter = self.federated, self.model.adapter
-        own_files = None if self.data.labelled is None else self.data.labelled.own
+        own_files = None if self.data.labelled is None else self.data.labelled.own_task
         if section.algorithm.kind == "scaffold" and (self.optimizer.kind != "sgd" or self.optimizer.momentum):
             yield (
                 'federated.algorithm.kind = "scaffold" corrects plain gradients; set optimizer.kind = "sgd" and '
@@ -134,7 +134,7 @@ class FederatedRankRun(FederatedRun, RankedBase):
     def _faults(self) -> Faults:
         yield from super()._faults()
         yield from self._whole_step_faults("ranks of [parallel]", "[parallel]")
-        if self.parallel.outer is not None or self.parallel.most_dp > self.parallel.dp:
+        if self.parallel.outer is not None or self.parallel.max_dp_copies > self.parallel.dp:
             yield (
                 "parallel.outer and parallel.max_dp: a site has a fixed number of ranks and one model; remove "
                 "them with [federated]"
@@ -149,7 +149,7 @@ class FederatedRankRun(FederatedRun, RankedBase):
 
     @property
     def site_world(self) -> tuple[int, int]:
-        return self.parallel.world, 1
+        return self.parallel.num_ranks, 1
 
 
 class FederatedPipelineRun(FederatedRun, GuardedBase):
@@ -178,7 +178,7 @@ class FederatedPipelineRun(FederatedRun, GuardedBase):
 
     @property
     def site_world(self) -> tuple[int, int]:
-        return 1 + len(self.pipeline.workers), self.pipeline.stages
+        return 1 + len(self.pipeline.worker_names), self.pipeline.stages
 
     @property
     def site_pipeline(self) -> PipelineRun:

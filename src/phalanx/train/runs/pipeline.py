@@ -8,7 +8,7 @@ from pydantic import field_validator
 
 from phalanx.config import RefusedKeyError
 from phalanx.models import LoraConfig
-from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig, with_standard
+from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig, with_standard_preset
 from phalanx.pipeline.party_layout import unshared_adapter
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.train.runs.base import BaseRun, Faults, PrivateBase, RolloutBase
@@ -30,11 +30,11 @@ class GuardedBase(BaseRun):
     @classmethod
     def _name_preset(cls, section: Any) -> Any:
         """Give the preset `standard` to a guard that is written as a section and names none."""
-        return with_standard(section) if isinstance(section, dict) else section
+        return with_standard_preset(section) if isinstance(section, dict) else section
 
     def _faults(self) -> Faults:
         yield from super()._faults()
-        if self.guard.upkeep.adapters_only and self.model.adapter is None:
+        if self.guard.shadow_upkeep.adapters_only and self.model.adapter is None:
             yield (
                 'guard.shadow = "adapters" promises that only adapters change, but [model] has none; give '
                 'model.adapter a rank, or set guard.shadow = "gradient"'
@@ -49,7 +49,9 @@ class StagedBase(GuardedBase):
     def _faults(self) -> Faults:
         yield from super()._faults()
         middle = range(1, self.pipeline.stages - 1)
-        if stray := [stage for attacker in self.attack.attackers for stage in attacker.stages if stage not in middle]:
+        if stray := [
+            stage for attacker in self.attack.single_attacks for stage in attacker.stages if stage not in middle
+        ]:
             yield RefusedKeyError(
                 f"attack.stages has {stray}: only workers can attack, and they hold the middle stages "
                 f"{list(middle)}: the first and the last stage are the owner's; set attack.stages to some of the "
@@ -59,7 +61,7 @@ class StagedBase(GuardedBase):
                 expected=f"some of {list(middle)}",
                 do="name middle stages",
             )
-        if not all(attacker.stages for attacker in self.attack.attackers):
+        if not all(attacker.stages for attacker in self.attack.single_attacks):
             yield f'attack.stages is empty; name middle stages, {list(middle)}, or set kind = "none"'
 
     @property
@@ -68,7 +70,7 @@ class StagedBase(GuardedBase):
 
     @property
     def stage_workers(self) -> tuple[str, ...]:
-        return (*self.pipeline.workers, *self.pipeline.late_workers)
+        return (*self.pipeline.worker_names, *self.pipeline.late_workers)
 
 
 class PipelineRun(StagedBase, RolloutBase, PrivateBase):
@@ -96,10 +98,10 @@ class PipelineRun(StagedBase, RolloutBase, PrivateBase):
             )
 
     def _layout_faults(self) -> Faults:
-        shared = [name for name in self.pipeline.workers if self.pipeline.layout_of(name).world > 1]
+        shared = [name for name in self.pipeline.worker_names if self.pipeline.layout_of(name).num_ranks > 1]
         if not shared:
             return
-        if self.guard.enabled and self.guard.classes == "one":
+        if self.guard.is_enabled and self.guard.classes == "one":
             yield (
                 f"pipeline.layout gives {shared[0]} several ranks, which sum in another order than the owner; "
                 'set guard.classes = "mixed"'
@@ -140,7 +142,7 @@ class PipelineRun(StagedBase, RolloutBase, PrivateBase):
 
     @property
     def can_journal(self) -> bool:
-        unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
+        unverified = bool(self.pipeline.remote_workers) and not self.guard.is_enabled
         return not (unverified or self.train.device != "cpu" or self.checkpoint.encrypt)
 
     @property
@@ -161,13 +163,13 @@ class PipelineRun(StagedBase, RolloutBase, PrivateBase):
 
     @property
     def world(self) -> dict[str, int]:
-        ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
+        ranks = sum(self.pipeline.layout_of(name).num_ranks for name in self.pipeline.worker_names)
         return {"processes": 1 + ranks, "stages": self.pipeline.stages}
 
 
 def _guard_faults(guard: GuardConfig) -> Iterator[str]:
     """Describe what would let a step be published whose noise no other party has computed, or be undone afterwards."""
-    if guard.mode != "phalanx" or not guard.upkeep.in_lockstep:
+    if guard.mode != "phalanx" or not guard.shadow_upkeep.in_lockstep:
         yield (
             f'guard.mode = "{guard.mode}" with shadow = "{guard.shadow}": a step without noise could be '
             'published before its detection; set mode = "phalanx" and shadow = "lockstep"'

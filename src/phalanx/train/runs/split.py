@@ -35,7 +35,7 @@ class SplitRun(BaseRun):
     def _text_faults(self, *, is_remote: bool) -> Faults:
         """Describe texts that the run file names for clients that have their own, or lacks for those that it plays."""
         data, talks = self.data, self.data.conversations
-        own_files = None if data.labelled is None else data.labelled.own
+        own_files = None if data.labelled is None else data.labelled.own_task
         if own_files is not None and bool(own_files.train) == is_remote:
             has = "has train and test files" if is_remote else "has no train and test files"
             yield f"data.labelled.task {has}: a run with local clients needs one file for each; {_THEIRS}"
@@ -108,6 +108,6 @@ class SplitPipelineRun(SplitRun, StagedBase):
         world = super().world
         return {
             **world,
-            "processes": world["processes"] + len(self.pipeline.workers),
+            "processes": world["processes"] + len(self.pipeline.worker_names),
             "stages": 1 + self.pipeline.stages,
         }

@@ -12,7 +12,7 @@ from phalanx.train.setup.stage_source import StageLibrary
 
 
 @dataclass(frozen=True)
-class Fallback:
+class CheckpointRollback:
     """A rollback of a whole run: loader, figures and metrics here, every stage at the parties that are left.
 
     Guarantees:
@@ -21,7 +21,6 @@ class Fallback:
 
     Attributes:
         plan: The run, as every party sees it.
-        saver: Ends pending writes.
         metrics: Loses its lines of lost steps.
         observe: Writes to the audit log, and counts.
     """
@@ -33,7 +32,7 @@ class Fallback:
     metrics: MetricsFile
     observe: Observe
 
-    def go_back(self, engine: PipelineEngine, reason: TrainingError) -> int:
+    def restart_from_checkpoint(self, engine: PipelineEngine, reason: TrainingError) -> int:
         """Begin again from the last checkpoint.
 
         Raises:
@@ -42,14 +41,14 @@ class Fallback:
             CheckpointError: The checkpoint is damaged.
             PeerLostError: No party that is left got ready in time.
         """
-        self.saver.drop()
-        checkpoint = self.savepoint.open() if self.plan.guard.enabled else None
+        self.saver.drop_collection()
+        checkpoint = self.savepoint.open_newest() if self.plan.guard.is_enabled else None
         if checkpoint is None:
             raise reason
         applied = engine.next_step
-        step = self.savepoint.rewind(checkpoint, self.metrics)
+        step = self.savepoint.rewind_run(checkpoint, self.metrics)
         body = {"from_step": applied, "to_step": step, "steps_lost": applied - step, "reason": str(reason)}
         self.observe("fell_back", body)
         library = StageLibrary(self.source, self.plan, checkpoint)
-        engine.fall_back(library, step, library.digests())
+        engine.fall_back(library, step, library.stage_digests())
         return step

@@ -8,7 +8,7 @@ from pathlib import Path
 from phalanx.checkpoint import Checkpoint
 from phalanx.checkpoint.export import RunTokenizer, export_model
 from phalanx.checkpoint.kept_model import check_kept, open_kept
-from phalanx.data import prepare
+from phalanx.data import prepare_corpus
 from phalanx.models import ModelSource, open_model
 from phalanx.objectives.pretraining import mask_token_of
 from phalanx.train.config import RunConfig
@@ -45,7 +45,7 @@ def export_run(
         ConfigError: The run needs code of the user's own, which may not be run.
     """
     config = load_past_code(past.config, past.path, allowed=own_code)
-    checkpoint = past.open(step, best=best)
+    checkpoint = past.open_verified(step, best=best)
     with _open_model(config, past, checkpoint) as (source, of_run):
         tokenizer = replace(of_run, mask_token=mask_token_of(config.train.objective))
         export_model(checkpoint, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
@@ -58,7 +58,7 @@ def _open_model(config: RunConfig, past: PastRun, found: Checkpoint) -> Iterator
     cache, seed = cache_beside(past.path), config.train.seed
     is_kept = check_kept(past.path, found.state)
     with contextlib.ExitStack() as stack:
-        kept_model = stack.enter_context(open_kept(past.path, past.key(), past.run_id)) if is_kept else None
+        kept_model = stack.enter_context(open_kept(past.path, past.key_holder(), past.run_id)) if is_kept else None
         if kept_model is not None and config.model.adapter is None:
             yield kept_model
             return
@@ -69,5 +69,5 @@ def _open_model(config: RunConfig, past: PastRun, found: Checkpoint) -> Iterator
             yield source, kept_model[1]
             return
         # a run of before this version
-        corpus = prepare(config.data, cache / "data", seed, source.tokenizer_path)
-        yield source, RunTokenizer.of(config.data.tokenizer, source, corpus)
+        corpus = prepare_corpus(config.data, cache / "data", seed, source.tokenizer_path)
+        yield source, RunTokenizer.from_config(config.data.tokenizer, source, corpus)

@@ -26,7 +26,7 @@ from phalanx.checkpoint import (
 )
 from phalanx.checkpoint.export import RunTokenizer
 from phalanx.checkpoint.kept_model import KEPT_MODEL, check_kept, keep_model, kept_files
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import AuditLogError, CheckpointError, DiskError
 from phalanx.models import ModelSource
 from phalanx.security.audit import AuditLog, LogHead
@@ -58,7 +58,7 @@ class SavedCheckpoint:
     remote_failure: str | None = None
     best: BestCheckpoint | None = None
 
-    def body(self) -> dict[str, Any]:
+    def event_body(self) -> dict[str, Any]:
         """The body of the event `checkpoint_saved`."""
         best = {} if self.best is None else {"best": self.best.to_json()}
         return {"step": self.step, "manifest": self.manifest, "kept": list(self.kept), "write_s": self.write_s, **best}
@@ -72,17 +72,17 @@ class RunProgress:
     figures: Figures
     totals: RunningTotals
 
-    def state(self) -> dict[str, Any]:
+    def progress_state(self) -> dict[str, Any]:
         """What a later session goes on from."""
         return {
-            "loader": self.loader.state(),
+            "loader": self.loader.position_state(),
             "figures": self.figures.to_json(),
             "totals": asdict(self.totals),
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_progress(self, state: Mapping[str, Any]) -> None:
         """Go on from what an earlier session had."""
-        self.loader.load_state(state["loader"])
+        self.loader.load_position(state["loader"])
         self.figures.load_json(state["figures"])
         self.totals.load_json(state["totals"])
 
@@ -121,7 +121,7 @@ class Savepoint:
         log: AuditLog | None = None,
     ) -> None:
         self._run = run
-        self._config_digest = digest(run)
+        self._config_digest = digest_config(run)
         self._configs = {self._config_digest, *history.configs}
         self._home = home
         self._progress = progress
@@ -135,7 +135,7 @@ class Savepoint:
         self._vocabulary = origin.vocabulary
         self._kept: dict[str, str] | None = None
 
-    def keep(self, source: ModelSource, tokenizer: RunTokenizer) -> None:
+    def keep_model_files(self, source: ModelSource, tokenizer: RunTokenizer) -> None:
         """Keep config and tokenizer in the run directory, encrypted like checkpoints, which sign their digests.
 
         Raises:
@@ -145,18 +145,18 @@ class Savepoint:
         keep_model(self._home.path, source, tokenizer, seal)
         self._kept = kept_files(self._home.path)
 
-    def state(self, num_steps: int) -> dict[str, Any]:
+    def saved_state(self, num_steps: int) -> dict[str, Any]:
         """Everything beside the tensors, as it is now."""
         state = {
             "run": self._home.run_id,
             "config_digest": self._config_digest,
             "step": num_steps,
-            **self._progress.state(),
+            **self._progress.progress_state(),
         }
         belongs = {"base": self._base, "vocabulary": self._vocabulary, "kept": self._kept}
         return state | {name: value for name, value in belongs.items() if value is not None}
 
-    def write(
+    def write_checkpoint(
         self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any], *, alone: bool = False
     ) -> SavedCheckpoint:
         """Write a checkpoint and copy it to the remote store; `alone` removes all older ones. Any thread may.
@@ -164,46 +164,46 @@ class Savepoint:
         Raises:
             CheckpointError: It cannot be written; earlier ones are untouched.
         """
-        started, better = time.perf_counter(), self.better(num_steps)
+        started, better = time.perf_counter(), self.improved_best(num_steps)
         path = save_checkpoint(
-            self._home.checkpoints,
+            self._home.checkpoint_directory,
             num_steps,
             shards,
             state,
             sign=self._home.owner,
-            retention=self._retention(alone=alone),
+            retention=self._retention_rule(alone=alone),
             key=self._key,
             log_head=self._durable_log_head(),
         )
-        manifest, kept_steps = manifest_digest(path), tuple(sorted(list_checkpoints(self._home.checkpoints)))
+        manifest, kept_steps = manifest_digest(path), tuple(sorted(list_checkpoints(self._home.checkpoint_directory)))
         failure = self._copy_out(path, kept_steps)
-        best = self._best if better is None else better
+        best = self._best_checkpoint if better is None else better
         return SavedCheckpoint(num_steps, manifest, kept_steps, time.perf_counter() - started, failure, best)
 
-    def better(self, num_steps: int) -> BestCheckpoint | None:
+    def improved_best(self, num_steps: int) -> BestCheckpoint | None:
         """Return the measure by which this step's checkpoint would be the best; None where it would not, or none is."""
-        candidate, best = self._progress.figures.candidate, self._best
+        candidate, best = self._progress.figures.candidate, self._best_checkpoint
         if candidate is None or candidate.step != num_steps or not math.isfinite(candidate.loss):
             return None
         return candidate if best is None or candidate.loss < best.loss else None
 
     @property
-    def _best(self) -> BestCheckpoint | None:
+    def _best_checkpoint(self) -> BestCheckpoint | None:
         """The best one so far by the set that the run file names; one by another set is kept no longer."""
         best = self._certified.best
         return best if best is not None and best.on == self._run.checkpoint.best else None
 
-    def _retention(self, *, alone: bool) -> Retention:
+    def _retention_rule(self, *, alone: bool) -> Retention:
         # what a rollback undoes was dropped from the best one already: see `CertifiedCheckpoints`
-        best, settings = self._best, self._run.checkpoint
+        best, settings = self._best_checkpoint, self._run.checkpoint
         best_step = None if best is None else best.step
         return Retention(1, 0, best_step) if alone else Retention(settings.keep, settings.keep_every, best_step)
 
     def forget_after(self, step: int) -> None:
         """Remove checkpoints of later steps: they contain undone ones."""
-        drop_checkpoints_after(self._home.checkpoints, step)
+        drop_checkpoints_after(self._home.checkpoint_directory, step)
 
-    def open(self) -> Checkpoint | None:
+    def open_newest(self) -> Checkpoint | None:
         """Open and verify the newest checkpoint; None when none was written yet.
 
         Where this disk has lost checkpoints that the audit log knows of, the remote store is asked for them.
@@ -212,13 +212,13 @@ class Savepoint:
             CheckpointError: It is damaged, foreign, of another config, older than the audit log knows, or newer than
                 the audit log that is there.
         """
-        directory, newest = self._home.checkpoints, self._certified.newest
+        directory, newest = self._home.checkpoint_directory, self._certified.newest_step
         path = latest_checkpoint(directory)
         if newest is not None and self._remote is not None and (path is None or (step_of(path.name) or 0) < newest):
-            path = self._remote.fetch(newest, directory, self._home.owner.public)
+            path = self._remote.fetch_checkpoint(newest, directory, self._home.owner.public)
         step = None if path is None else step_of(path.name)
-        self._certified.check(step, None if path is None else manifest_digest(path), str(directory))
-        return None if path is None else self._open(path)
+        self._certified.check_newest(step, None if path is None else manifest_digest(path), str(directory))
+        return None if path is None else self._open_verified(path)
 
     def accept_older(self, step: int) -> None:
         """Make an older checkpoint the newest one: it is verified, then later ones are removed.
@@ -226,14 +226,14 @@ class Savepoint:
         Raises:
             CheckpointError: There is none of that step, or it is damaged or foreign.
         """
-        path = self._home.checkpoints / step_directory(step)
+        path = self._home.checkpoint_directory / step_directory(step)
         if not path.is_dir():
-            present = sorted(list_checkpoints(self._home.checkpoints))
+            present = sorted(list_checkpoints(self._home.checkpoint_directory))
             raise CheckpointError(f"{path}: missing; existing checkpoints: steps {present}")
-        self._open(path)
+        self._open_verified(path)
         self.forget_after(step)
 
-    def rewind(self, checkpoint: Checkpoint | None, metrics: MetricsFile) -> int:
+    def rewind_run(self, checkpoint: Checkpoint | None, metrics: MetricsFile) -> int:
         """Take loader, figures, totals and metrics back to a checkpoint, or to the beginning.
 
         Raises:
@@ -242,7 +242,7 @@ class Savepoint:
         start = 0 if checkpoint is None else checkpoint.step
         if checkpoint is not None:
             try:
-                self._progress.load_state(checkpoint.state)
+                self._progress.load_progress(checkpoint.state)
             except (KeyError, TypeError, AttributeError) as exc:
                 raise CheckpointError(f"{checkpoint.path}: its state lacks {exc}; use an older checkpoint") from exc
             totals = self._progress.totals
@@ -254,7 +254,7 @@ class Savepoint:
         metrics.truncate_after(start - 1)
         return start
 
-    def _open(self, path: Path) -> Checkpoint:
+    def _open_verified(self, path: Path) -> Checkpoint:
         checkpoint = open_checkpoint(
             path,
             self._home.owner.public,
@@ -263,7 +263,7 @@ class Savepoint:
             key=self._key,
         )
         head = checkpoint.log_head
-        if self._log is not None and head is not None and not self._log.contains(head):
+        if self._log is not None and head is not None and not self._log.contains_head(head):
             raise CheckpointError(
                 f"{path}: was written when the audit log had {head.num_events} events, but the present log is "
                 "another one; restore the log that belongs to it"
@@ -285,7 +285,7 @@ class Savepoint:
     def _durable_log_head(self) -> LogHead | None:
         """Where the audit log ends on the disk: a crash of the machine must not take lines that a checkpoint knows."""
         try:
-            return None if self._log is None else self._log.sync()
+            return None if self._log is None else self._log.sync_events()
         except (AuditLogError, DiskError) as exc:
             raise CheckpointError(str(exc)) from exc
 
@@ -295,8 +295,8 @@ class Savepoint:
         try:
             # first: a checkpoint that is there is one that a run can go on from
             self._remote.upload_kept(self._home.path / KEPT_MODEL)
-            self._remote.upload(path)
-            self._remote.prune(set(kept))
+            self._remote.upload_checkpoint(path)
+            self._remote.prune_steps(set(kept))
         except CheckpointError as exc:
             return str(exc)
         return None

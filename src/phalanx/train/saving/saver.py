@@ -36,25 +36,25 @@ class PlainSaver:
         self.is_overdue = False
         """Whether one that was begun had to be given up, so that the next step should be saved."""
 
-    def opened(self, step: int) -> None:
+    def note_step_begin(self, step: int) -> None:
         """A step is about to begin, and its batch is not drawn yet."""
 
-    def improves(self, num_steps: int) -> bool:
+    def would_be_best(self, num_steps: int) -> bool:
         """Whether a checkpoint after so many steps would be the best one, and is to be kept."""
-        return self._savepoint.better(num_steps) is not None
+        return self._savepoint.improved_best(num_steps) is not None
 
-    def poll(self) -> None:
+    def advance_pending(self) -> None:
         """Bring pending work further; called once a step."""
 
-    def finish(self) -> None:
+    def finish_pending(self) -> None:
         """Wait until nothing is under way."""
 
-    def state(self) -> Iterable[Shard]:
+    def current_shards(self) -> Iterable[Shard]:
         """The state as it is now, one stage at a time."""
-        self.finish()
+        self.finish_pending()
         return self._shards()
 
-    def begin(self, num_steps: int) -> None:
+    def begin_save(self, num_steps: int) -> None:
         """Save; others than this one go on meanwhile."""
         self.save_now(num_steps)
 
@@ -71,73 +71,75 @@ class PlainSaver:
             CheckpointError: It is the last one and cannot be written; earlier ones are untouched.
             VerificationError: A party sent a state that is not the one it signed.
         """
-        self.finish()
+        self.finish_pending()
         self.is_overdue = False
         try:
-            saved = self._savepoint.write(num_steps, self._shards(), self._savepoint.state(num_steps), alone=alone)
+            saved = self._savepoint.write_checkpoint(
+                num_steps, self._shards(), self._savepoint.saved_state(num_steps), alone=alone
+            )
         except CheckpointError as exc:
-            self._say_failed(num_steps, str(exc))
+            self._report_failed(num_steps, str(exc))
             if last:
                 raise
             return False
-        self._say_saved(saved)
+        self._report_saved(saved)
         return True
 
-    def _say_saved(self, saved: SavedCheckpoint) -> None:
-        self._observe("checkpoint_saved", saved.body())
+    def _report_saved(self, saved: SavedCheckpoint) -> None:
+        self._observe("checkpoint_saved", saved.event_body())
         if saved.remote_failure is not None:
             self._observe("checkpoint_not_copied", {"step": saved.step, "reason": saved.remote_failure[:500]})
 
-    def _say_failed(self, step: int, reason: str) -> None:
+    def _report_failed(self, step: int, reason: str) -> None:
         self._observe("checkpoint_failed", {"step": step, "reason": reason[:500]})
 
 
-class BesideSaver(PlainSaver):
+class BackgroundSaver(PlainSaver):
     """A saver that saves now, or in a thread of the lowest priority beside the training."""
 
     def __init__(self, shards: Callable[[], Iterable[Shard]], savepoint: Savepoint, observe: Observe) -> None:
         super().__init__(shards, savepoint, observe)
         self._writing: Future[SavedCheckpoint] | None = None
         self._written_step = 0
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_step_aside)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_lower_priority)
 
-    def poll(self) -> None:
+    def advance_pending(self) -> None:
         """Bring pending work further; called once a step."""
         if self._writing is not None and self._writing.done():
-            self._report()
+            self._report_write()
 
-    def finish(self) -> None:
+    def finish_pending(self) -> None:
         """Wait until nothing is under way."""
-        self.wait()
+        self.wait_for_write()
 
-    def wait(self) -> None:
+    def wait_for_write(self) -> None:
         """Wait until nothing is being written; a collection under way continues."""
         if self._writing is not None:
-            self._report()
+            self._report_write()
 
     def close(self) -> None:
         """End the session: complete collections are still written."""
         try:
-            self.wait()
+            self.wait_for_write()
         finally:
             self._worker.shutdown()
 
-    def _write(self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any]) -> None:
+    def _submit_write(self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any]) -> None:
         """Give shards to the writing thread."""
         self._written_step = num_steps
-        self._writing = self._worker.submit(self._savepoint.write, num_steps, shards, state)
+        self._writing = self._worker.submit(self._savepoint.write_checkpoint, num_steps, shards, state)
 
-    def _report(self) -> None:
+    def _report_write(self) -> None:
         if self._writing is None:
             return
         writing, self._writing = self._writing, None
         try:
-            self._say_saved(writing.result())
+            self._report_saved(writing.result())
         except (CheckpointError, VerificationError) as exc:
-            self._say_failed(self._written_step, str(exc))
+            self._report_failed(self._written_step, str(exc))
 
 
-class Saver(BesideSaver):
+class Saver(BackgroundSaver):
     """A saver of a pipeline, now or in the background; one checkpoint is under way at a time.
 
     Guarantees:
@@ -149,7 +151,10 @@ class Saver(BesideSaver):
         self, engine: PipelineEngine, savepoint: Savepoint, observe: Observe, journal: Journal | None = None
     ) -> None:
         super().__init__(
-            lambda: (Shard(copy.spec.index, copy.optimizer.state(), copy.step) for copy in engine.copies("state")),
+            lambda: (
+                Shard(copy.spec.index, copy.optimizer.state_tensors(), copy.step_count)
+                for copy in engine.fetch_stages("state")
+            ),
             savepoint,
             observe,
         )
@@ -158,46 +163,46 @@ class Saver(BesideSaver):
         self._duplicate: Duplicate | None = None
         self._state: dict[str, Any] = {}
 
-    def opened(self, step: int) -> None:
+    def note_step_begin(self, step: int) -> None:
         """Note in the journal where the run is, before the step's batch is drawn."""
         if self._journal is not None:
-            self._journal.open_step(self._savepoint.state(step))
+            self._journal.open_step(self._savepoint.saved_state(step))
 
-    def begin(self, num_steps: int) -> None:
+    def begin_save(self, num_steps: int) -> None:
         """Take a duplicate and go on; it is collected and written while further steps run.
 
         When the one before is still under way, it is waited for: memory for a third copy is never taken.
         """
-        self.finish()
+        self.finish_pending()
         self.is_overdue = False
-        self._state = self._savepoint.state(num_steps)
+        self._state = self._savepoint.saved_state(num_steps)
         self._duplicate = self._engine.begin_duplicate()
 
-    def poll(self) -> None:
+    def advance_pending(self) -> None:
         """Bring pending work further; called once a step."""
         if self._duplicate is not None:
-            self._engine.look_for_duplicate()
+            self._engine.update_duplicate()
             self._hand_over()
-        super().poll()
+        super().advance_pending()
 
-    def finish(self) -> None:
+    def finish_pending(self) -> None:
         """Wait until nothing is under way."""
         if self._duplicate is not None:
             self._engine.finish_duplicate(self._duplicate)
             self._hand_over()
-        self.wait()
+        self.wait_for_write()
 
-    def drop(self) -> None:
+    def drop_collection(self) -> None:
         """Give up a collection under way, and wait for pending writes."""
         self._duplicate = None
-        self.wait()
+        self.wait_for_write()
 
     def close(self) -> None:
         """End the session: complete collections are still written."""
         try:
-            self.wait()
+            self.wait_for_write()
             self._hand_over()
-            self.drop()
+            self.drop_collection()
         finally:
             super().close()
 
@@ -209,27 +214,27 @@ class Saver(BesideSaver):
         self._duplicate = None
         if duplicate.failure is not None:
             self.is_overdue = True
-            self._say_failed(duplicate.num_steps, f"copy failed: {duplicate.failure}")
+            self._report_failed(duplicate.num_steps, f"copy failed: {duplicate.failure}")
             return
-        self._write(duplicate.num_steps, _checked(duplicate), self._state)
+        self._submit_write(duplicate.num_steps, _check_parts(duplicate), self._state)
 
 
-def _step_aside() -> None:
+def _lower_priority() -> None:
     """Take only processor time that no other thread wants, for writes beside the training (Linux)."""
     if sys.platform.startswith("linux"):
         # a priority is each thread's own there
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
 
-def _checked(duplicate: Duplicate) -> Iterator[Shard]:
-    for part in duplicate.take():
-        part.check()
+def _check_parts(duplicate: Duplicate) -> Iterator[Shard]:
+    for part in duplicate.take_stages():
+        part.check_digest()
         yield Shard(part.stage, part.tensors, part.num_steps)
         # the loop variable would keep this stage in memory while the next one is written
         del part
 
 
-class DomainSaver(BesideSaver):
+class DomainSaver(BackgroundSaver):
     """A saver of a domain, now or in the background; one checkpoint is under way at a time.
 
     Guarantees:
@@ -238,22 +243,22 @@ class DomainSaver(BesideSaver):
     """
 
     def __init__(self, engine: DomainEngine, savepoint: Savepoint, observe: Observe) -> None:
-        super().__init__(engine.shards, savepoint, observe)
+        super().__init__(engine.state_shards, savepoint, observe)
         self._engine = engine
 
-    def begin(self, num_steps: int) -> None:
+    def begin_save(self, num_steps: int) -> None:
         """Have every rank copy its part, and go on; parts are sent and written while further steps run.
 
         When the one before is still under way, it is waited for: memory for a third copy is never taken.
         """
-        self.finish()
+        self.finish_pending()
         self._written_step = num_steps
-        state = self._savepoint.state(num_steps)
-        self._writing = self._worker.submit(self._collect, num_steps, self._engine.duplicate(), state)
+        state = self._savepoint.saved_state(num_steps)
+        self._writing = self._worker.submit(self._write_collected, num_steps, self._engine.duplicate_shards(), state)
 
-    def _collect(self, num_steps: int, shards: Iterator[Shard], state: dict[str, Any]) -> SavedCheckpoint:
+    def _write_collected(self, num_steps: int, shards: Iterator[Shard], state: dict[str, Any]) -> SavedCheckpoint:
         try:
-            return self._savepoint.write(num_steps, shards, state)
+            return self._savepoint.write_checkpoint(num_steps, shards, state)
         finally:
             # where the disk has refused, other ranks still wait to get rid of what they copied
             for _ in shards:

@@ -30,9 +30,9 @@ from phalanx.pipeline import (
     TimeLimits,
     WorkerCode,
     WorkerConfig,
+    admit_workers,
     fetch_kept,
     fresh_nonce,
-    gather,
     keep_freed_memory,
     revocation_facts,
 )
@@ -40,10 +40,10 @@ from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import RevokedParties, certified_name
 from phalanx.telemetry import MissingNotice
 from phalanx.train.config import StagedRun
-from phalanx.train.records.audit_trail import rules
+from phalanx.train.records.audit_trail import session_rules
 from phalanx.train.records.history import RunHistory
 from phalanx.train.records.journal import Journal
-from phalanx.train.records.party_book import PartyBook
+from phalanx.train.records.party_book import PartyTracker
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.replacements import Replacements
 from phalanx.train.setup.stage_source import StageLibrary
@@ -54,7 +54,7 @@ from phalanx.transport import Endpoint, GrpcWire
 class WorkerProcesses(Protocol):
     """The processes of a run's workers, as far as their owner starts and ends them."""
 
-    def start(self, configs: Mapping[str, WorkerConfig]) -> None:
+    def start_workers(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Start one process per worker file."""
         ...
 
@@ -62,15 +62,15 @@ class WorkerProcesses(Protocol):
         """Prepare for workers that are started later."""
         ...
 
-    def is_alive(self, name: str) -> bool:
+    def is_worker_alive(self, name: str) -> bool:
         """Whether a worker may still run."""
         ...
 
-    def dismiss(self, name: str) -> None:
+    def dismiss_worker(self, name: str) -> None:
         """End one worker."""
         ...
 
-    def last_output(self, name: str) -> str:
+    def worker_output(self, name: str) -> str:
         """The end of a worker's output, for an error message."""
         ...
 
@@ -115,7 +115,7 @@ class JoinedWorkers:
 
 
 @contextlib.contextmanager
-def gathered(
+def join_workers(
     run: StagedRun,
     home: RunDirectory,
     plan: StepPlan,
@@ -127,7 +127,7 @@ def gathered(
     open_workers: OpenWorkers = LocalWorkers,
     log: AuditLog | None = None,
     say: Callable[[str], None] = lambda line: None,
-    book: PartyBook | None = None,
+    book: PartyTracker | None = None,
 ) -> Iterator[JoinedWorkers]:
     """Start or await the workers called `names`, and end them whatever happens; `late` ones may come at any time.
 
@@ -151,51 +151,53 @@ def gathered(
         endpoint = stack.enter_context(Endpoint(home.owner, {}, session, wire, run.pipeline.transport))
         # a second process of a certificate waits, before the engine is there as later on, until the first is given up
         incarnations = Incarnations(endpoint, (), run.pipeline.returns)
-        wire.name_of = incarnations.name_of
+        wire.name_of = incarnations.name_incarnation
         if book is not None:
             book.watch_links(endpoint, incarnations)
-        revocations = RevokedParties(home.pki)
+        revocations = RevokedParties(home.pki_directory)
         if run.pipeline.remote_workers:
-            wire.name_of = Callers(incarnations.name_of, (*names, *late), say, revocations.read).name_of
+            wire.name_of = Callers(
+                incarnations.name_incarnation, (*names, *late), say, revocations.read_revocations
+            ).name_caller
         workers = stack.enter_context(open_workers(home.path / "workers"))
         if run.pipeline.remote_workers:
-            home.announce(wire.address)
+            home.announce_address(wire.address)
             observe("awaiting", {"address": wire.address, "parties": list(names)})
         else:
             if len(names) + len(late) > 1:
                 workers.start_fork_server(run.train.threads)
-            workers.start({name: worker_config(run, home, name, wire.address) for name in names})
+            workers.start_workers({name: worker_config(run, home, name, wire.address) for name in names})
         witnesses = LogHeadExchange()
         if run.pipeline.remote_workers and log is not None:
-            witnesses = LogHeadExchange(log.public_lines, home.owner.public)
+            witnesses = LogHeadExchange(log.public_entries, home.owner.public)
         guests = ExpectedWorkers(
-            {name: home.certificate(name) for name in names},
-            {name: home.certificate(name) for name in late},
-            is_alive=workers.is_alive,
-            last_output=workers.last_output,
+            {name: home.read_certificate(name) for name in names},
+            {name: home.read_certificate(name) for name in late},
+            is_alive=workers.is_worker_alive,
+            last_output=workers.worker_output,
             timeout_s=_JOIN_TIMEOUT_S,
             # a process of this machine that does not come is our own failure
             may_be_absent=bool(run.pipeline.remote_workers),
             incarnations=incarnations,
             witnesses=witnesses,
-            waits_for=MissingNotice(say, _JOIN_TIMEOUT_S, names).waits_for,
+            report_missing=MissingNotice(say, _JOIN_TIMEOUT_S, names).waits_for,
         )
         try:
-            members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)
+            members = admit_workers(endpoint, plan, guests, home.owner.authority_pem, observe)
         except ConfigError:
             # every worker was told why, and shall have the time to say so
             workers.close()
             raise
         members.rebalance_every, members.returns = run.pipeline.rebalance_every, run.pipeline.returns
-        members.is_alive, members.dismiss = workers.is_alive, workers.dismiss
-        members.revoked = revocations.read
-        members.certificates = {**members.certificates, OWNER: home.certificate(OWNER)}
+        members.is_alive, members.dismiss = workers.is_worker_alive, workers.dismiss_worker
+        members.revoked = revocations.read_revocations
+        members.certificates = {**members.certificates, OWNER: home.read_certificate(OWNER)}
         yield JoinedWorkers(members, workers, wire, endpoint)
         workers.close()
 
 
 @contextlib.contextmanager
-def engaged(
+def make_engine(
     joined: JoinedWorkers,
     run: StagedRun,
     home: RunDirectory,
@@ -214,19 +216,19 @@ def engaged(
     if not run.pipeline.remote_workers:
         replacements = Replacements(
             late,
-            start=lambda name: workers.start({name: worker_config(run, home, name, joined.wire.address)}),
-            is_alive=workers.is_alive,
+            start=lambda name: workers.start_workers({name: worker_config(run, home, name, joined.wire.address)}),
+            is_alive=workers.is_worker_alive,
             has_joined=lambda name: name in members.addresses,
             observe=observe,
         )
-        members.replace, members.look_after = replacements.replace, replacements.look_after
+        members.replace, members.look_after = replacements.start_replacement, replacements.replace_stillborn
     for name in members.names:
         observe("party_joined", {"party": name, "address": members.addresses[name], "class": members.class_of(name)})
     files = Files(home.path, library, observe, note_checks=note_checks, note_step=note_step)
     with contextlib.ExitStack() as stack:
         if journal is not None:
-            files.note_verified = journal.verified
-            files.states = StateFiles(home.journal, OWNER, journal.give_up)
+            files.note_verified = journal.note_verified
+            files.states = StateFiles(home.journal_directory, OWNER, journal.give_up)
             stack.callback(files.states.close)
         limits = TimeLimits(run.pipeline.step_timeout_s, run.pipeline.patience_s)
         engine = PipelineEngine(plan, joined.endpoint, members, files, draw, limits)
@@ -235,13 +237,15 @@ def engaged(
 
 
 @contextlib.contextmanager
-def company(
+def open_company(
     run: StagedRun, home: RunDirectory, plan: StepPlan, library: StageLibrary, observe: Observe
 ) -> Iterator[PipelineEngine]:
     """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
     with (
-        gathered(run, home, plan, observe, session=session_name(home), names=run.pipeline.workers, late=()) as joined,
-        engaged(joined, run, home, plan, library, observe, draw=session_draw(home, run)) as engine,
+        join_workers(
+            run, home, plan, observe, session=session_name(home), names=run.pipeline.worker_names, late=()
+        ) as joined,
+        make_engine(joined, run, home, plan, library, observe, draw=new_audit_draw(home, run)) as engine,
     ):
         yield engine
 
@@ -251,9 +255,9 @@ def session_name(home: RunDirectory) -> str:
     return f"{home.run_id}-{secrets.token_hex(16)}"
 
 
-def session_draw(home: RunDirectory, run: StagedRun) -> AuditDraw:
+def new_audit_draw(home: RunDirectory, run: StagedRun) -> AuditDraw:
     """The audits of a session that now begins: under the run's key and a nonce that no earlier session has had."""
-    return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
+    return AuditDraw.from_guard(home.audit_key(), fresh_nonce(), run.guard)
 
 
 @dataclass(frozen=True)
@@ -271,17 +275,17 @@ class Participants:
     revoked: list[dict[str, Any]]
 
 
-def participants(run: StagedRun, home: RunDirectory, history: RunHistory) -> Participants:
+def list_participants(run: StagedRun, home: RunDirectory, history: RunHistory) -> Participants:
     """Return the workers of a session that now begins: neither convicted nor revoked.
 
     Raises:
         CertificateError: The list of revocations cannot be read.
     """
-    settings, listed = run.pipeline, RevokedParties(home.pki).read()
+    settings, listed = run.pipeline, RevokedParties(home.pki_directory).read_revocations()
     out = history.convicted | history.revoked | listed.keys()
-    names = (*settings.workers, *settings.late_workers)
+    names = (*settings.worker_names, *settings.late_workers)
     return Participants(
-        [name for name in settings.workers if name not in out],
+        [name for name in settings.worker_names if name not in out],
         [name for name in settings.late_workers if name not in out],
         [revocation_facts(listed[name]) for name in names if name in listed.keys() - history.revoked],
     )
@@ -302,9 +306,9 @@ def opening_facts(
     return {
         "session": session,
         "stages": stages,
-        "audit_key_commitment": draw.commitment if run.guard.enabled else None,
-        "audit_nonce": draw.nonce.hex() if run.guard.enabled else None,
-        **rules(run, home, run.stage_workers),
+        "audit_key_commitment": draw.key_commitment if run.guard.is_enabled else None,
+        "audit_nonce": draw.nonce.hex() if run.guard.is_enabled else None,
+        **session_rules(run, home, run.stage_workers),
     }
 
 
@@ -315,12 +319,12 @@ def worker_config(run: StagedRun, home: RunDirectory, name: str, owner: str) -> 
         owner: Address of the owner of the pipeline.
     """
     return WorkerConfig(
-        identity=str((home.pki / name).resolve()),
+        identity=str((home.pki_directory / name).resolve()),
         owner=owner,
         threads=run.train.threads,
         device=run.train.device,
         parallel=run.pipeline.layout_of(name),
-        journal=str(home.journal.resolve()) if run.journals else False,
+        journal=str(home.journal_directory.resolve()) if run.journals else False,
         code=() if run.model.family is None else (WorkerCode(kind=run.model.family),),
         code_home=None if run.model.family is None else str(run.home.resolve()),
         # the port of the run file is the owner's

@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.config import digest, printable
-from phalanx.data import Corpus, prepare, prepare_validation_sets, unigram_perplexity
+from phalanx.config import digest_config, printable_text
+from phalanx.data import Corpus, prepare_corpus, prepare_validation_sets, unigram_perplexity
 from phalanx.data.loader import HeldOut
 from phalanx.data.preferences import PairCorpus
 from phalanx.errors import CheckpointError, ConfigError
@@ -27,7 +27,7 @@ from phalanx.train.records.history import CONFIG_CHANGED, FELL_BACK, RunHistory
 from phalanx.train.records.record import RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
-from phalanx.train.records.trust import in_words
+from phalanx.train.records.trust import describe_ranges
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.continue_from import adopted_state
 from phalanx.train.setup.layout import check_head
@@ -57,7 +57,6 @@ class SessionContext(Generic[RunT_co]):
         history: Earlier sessions in the log.
         beginning: Point where the run goes on.
         resume: Whether the run directory was there before.
-        figures: Figures of the summary.
         totals: Running figures over all sessions.
     """
 
@@ -77,23 +76,23 @@ class SessionContext(Generic[RunT_co]):
         return self.resume and bool(self.run.remote_workers)
 
     @property
-    def goes_on(self) -> bool:
+    def has_earlier_state(self) -> bool:
         """Whether there is a state that the session goes on from."""
         return self.history.head is not None or self.beginning.origin is not None
 
-    def begin(self) -> None:
+    def remove_outdated_files(self) -> None:
         """Remove what speaks of an older log: its summary, and a key that it tells."""
         self.home.remove_summary()
         retire_key(self.home, self.history)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Show one line on the terminal, whatever another party chose in it; from any thread."""
-        self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        self.console.print(printable_text(line), markup=False, highlight=False, soft_wrap=True)
 
-    def tell(self, kind: str, body: dict[str, Any]) -> None:
+    def log_event(self, kind: str, body: dict[str, Any]) -> None:
         """Write an event before there is a recorder."""
-        self.log.append(kind, body)
-        self.history.certified.take(kind, body)
+        self.log.append_event(kind, body)
+        self.history.certified.follow_event(kind, body)
 
     def keep_changes(self, step: int) -> None:
         """Log and print this session's changes of the run file, then make it the run directory's.
@@ -106,22 +105,22 @@ class SessionContext(Generic[RunT_co]):
         changes = self.home.changes
         if changes is None:
             return
-        rates = changes.rates(self.run, step)
+        rates = changes.rates_at(self.run, step)
         body = {
-            "from": digest(changes.before),
-            "to": digest(self.run),
+            "from": digest_config(changes.before),
+            "to": digest_config(self.run),
             "keys": {key: list(pair) for key, pair in changes.keys.items()},
             "step": step,
             **({} if rates is None else {"learning_rate": list(rates)}),
         }
-        self.tell(CONFIG_CHANGED, body)
-        self.log.sync()
+        self.log_event(CONFIG_CHANGED, body)
+        self.log.sync_events()
         self.home.keep_changes()
-        self.say(changes.told(self.run, step))
+        self.print_line(changes.describe_changes(self.run, step))
         if self.run.remote_workers:
-            self.say(f"a worker that pins run_digest needs the new one: {digest(self.run)}")
+            self.print_line(f"a worker that pins run_digest needs the new one: {digest_config(self.run)}")
 
-    def corpus(self, source: ModelSource) -> Corpus | PairCorpus:
+    def prepare_corpus(self, source: ModelSource) -> Corpus | PairCorpus:
         """Prepare the text, or the pairs, of the run.
 
         Raises:
@@ -130,9 +129,9 @@ class SessionContext(Generic[RunT_co]):
             CheckpointError: What the run has stored of its reference is missing or altered.
         """
         check_head(self.run, source)
-        return self.text(source) if self.run.data.preferences is None else self._pairs(source)
+        return self.prepare_text(source) if self.run.data.preferences is None else self._prepare_pairs(source)
 
-    def text(self, source: ModelSource) -> Corpus:
+    def prepare_text(self, source: ModelSource) -> Corpus:
         """Prepare the text of the run.
 
         Raises:
@@ -141,22 +140,24 @@ class SessionContext(Generic[RunT_co]):
         """
         run = self.run
         self.console.print("preparing text")
-        corpus = prepare(run.data, self.home.cache / "data", run.train.seed, source.tokenizer_path, self._say)
-        for remark in corpus.remarks:
-            self.say(f"data: {remark}")
+        corpus = prepare_corpus(
+            run.data, self.home.cache_directory / "data", run.train.seed, source.tokenizer_path, self._print_phase
+        )
+        for remark in corpus.user_notes:
+            self.print_line(f"data: {remark}")
         check_vocabulary(corpus.vocab_size, source.vocab_size)
         if corpus.num_validation_sequences or not run.data.validation:
             self.figures.unigram_perplexity = unigram_perplexity(corpus)
         return corpus
 
-    def _pairs(self, source: ModelSource) -> PairCorpus:
+    def _prepare_pairs(self, source: ModelSource) -> PairCorpus:
         self.console.print("preparing pairs")
         with row_bar("reference", self.console) as show_progress:
             store = ReferenceStore(self.home.path / REFERENCE_FILE, self.history.opened, show_progress)
-            pairs = prepare_pairs(self.run, self.home.cache / "data", source, store, self.say)
+            pairs = prepare_pairs(self.run, self.home.cache_directory / "data", source, store, self.print_line)
         check_vocabulary(pairs.vocab_size, source.vocab_size)
         num_held_out = pairs.num_validation_sequences
-        self.say(f"data: {pairs.num_train_sequences} pairs to train on, {num_held_out} held out")
+        self.print_line(f"data: {pairs.num_train_sequences} pairs to train on, {num_held_out} held out")
         return pairs
 
     def validation_sets(self, source: ModelSource, corpus: Corpus | PairCorpus) -> Mapping[str, HeldOut]:
@@ -167,10 +168,10 @@ class SessionContext(Generic[RunT_co]):
         """
         if isinstance(corpus, PairCorpus):
             return {}
-        directory = self.home.cache / "data"
-        return prepare_validation_sets(self.run.data, corpus, directory, source.tokenizer_path, self._say)
+        directory = self.home.cache_directory / "data"
+        return prepare_validation_sets(self.run.data, corpus, directory, source.tokenizer_path, self._print_phase)
 
-    def adopt(self, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]) -> None:
+    def adopt_checkpoint(self, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]) -> None:
         """Write the first checkpoint of a run that goes on where another one is.
 
         Args:
@@ -181,15 +182,15 @@ class SessionContext(Generic[RunT_co]):
         """
         origin = self.beginning.origin
         if origin is None:
-            if self.history.adopted and self.history.certified.newest is None:
+            if self.history.adopted and self.history.certified.newest_step is None:
                 raise CheckpointError(f"{self.home.path}: --from was interrupted; start again in another directory")
             return
         state = adopted_state(origin, self.run, self.home.run_id)
         # first the log: a crash from here on must not pass for a run that begins from nothing
-        self.log.append("adopted", state["origin"])
-        self.log.sync()
-        saved = savepoint.write(origin.step, cut(origin), state)
-        self.tell("checkpoint_saved", saved.body())
+        self.log.append_event("adopted", state["origin"])
+        self.log.sync_events()
+        saved = savepoint.write_checkpoint(origin.step, cut(origin), state)
+        self.log_event("checkpoint_saved", saved.event_body())
 
     def accept_older(self, savepoint: Savepoint) -> None:
         """Go back to an older checkpoint, because the user said so.
@@ -201,9 +202,9 @@ class SessionContext(Generic[RunT_co]):
         if step is None:
             return
         savepoint.accept_older(step)
-        self.tell("older_accepted", {"step": step})
+        self.log_event("older_accepted", {"step": step})
 
-    def tell_return(self, reached: int, start: int) -> None:
+    def report_lost_steps(self, reached: int, start: int) -> None:
         """Say from which step to which a resumed run goes back, and count the steps that are lost by it.
 
         A step whose states were not verified yet when a run with a journal stopped is none of them; nor are those that
@@ -214,28 +215,28 @@ class SessionContext(Generic[RunT_co]):
         """
         earlier = [body["steps_lost"] for kind, body in self.history.decisions if kind == FELL_BACK]
         self.figures.steps_lost = max(self.figures.steps_lost, sum(earlier))
-        if reached <= start or not self.goes_on:
+        if reached <= start or not self.has_earlier_state:
             return
-        done = in_words([(start, reached - 1)])
+        done = describe_ranges([(start, reached - 1)])
         if self.beginning.from_step is not None:
-            self.say(f"returns from step {reached} to step {start}, by --from-step: {done} will be repeated")
+            self.print_line(f"returns from step {reached} to step {start}, by --from-step: {done} will be repeated")
         elif (
             isinstance(self.run, PipelineRun) and self.run.journals and reached - start <= 1 + self.run.guard.commit_lag
         ):
-            self.say(
+            self.print_line(
                 f"returns from step {reached} to step {start}: {done} had no verified state yet and will be repeated"
             )
         else:
             reason = "the run stopped at its last state"
             body = {"from_step": reached, "to_step": start, "steps_lost": reached - start, "reason": reason}
-            self.tell(FELL_BACK, body)
+            self.log_event(FELL_BACK, body)
             self.figures.observe(FELL_BACK, body)
-            self.say(
+            self.print_line(
                 f"returns from step {reached} to step {start}, its last state: {done} of the last session are lost "
-                f"and will be repeated; {self._keep_more()}"
+                f"and will be repeated; {self._advise_saving()}"
             )
 
-    def _keep_more(self) -> str:
+    def _advise_saving(self) -> str:
         """What to set, so that less is lost the next time."""
         can_journal = self.run.checkpoint.journal is False and self.run.can_journal
         return (
@@ -244,20 +245,20 @@ class SessionContext(Generic[RunT_co]):
             else "a smaller checkpoint.every loses fewer steps"
         )
 
-    def opening(self, recorder: RunRecorder, start: int, loader: Loader, facts: dict[str, Any]) -> None:
+    def log_opening(self, recorder: RunRecorder, start: int, loader: Loader, facts: dict[str, Any]) -> None:
         """Write the first event of the session, with what its engine adds."""
         own_code, corpus = self.run.own_code, loader.corpus_digest
         shared = {
-            "config_digest": digest(self.run),
+            "config_digest": digest_config(self.run),
             **({"own_code": own_code} if own_code else {}),
             "step": start,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),
             **({} if corpus is None else {"corpus": corpus}),
         }
-        recorder.observe("run_started" if self.history.head is None else "run_resumed", {**shared, **facts})
+        recorder.observe_event("run_started" if self.history.head is None else "run_resumed", {**shared, **facts})
 
-    def spend_from(self, ledger: BudgetLedger) -> None:
+    def use_budget(self, ledger: BudgetLedger) -> None:
         """Spend from a privacy budget from now on, and print the rest of it.
 
         Raises:
@@ -265,12 +266,12 @@ class SessionContext(Generic[RunT_co]):
         """
         self.check_begins_anew()
         self.figures.budget = ledger
-        self.say(
+        self.print_line(
             f"privacy: noise multiplier {ledger.step.noise_multiplier:.3f}, {ledger.affordable} steps within "
-            f"epsilon {ledger.epsilon:g} at delta {ledger.delta:g}; {ledger.charges} charged"
+            f"epsilon {ledger.epsilon:g} at delta {ledger.delta:g}; {ledger.num_charges} charged"
         )
         if "against" in ledger.terms:
-            self.say(f"privacy: the bound holds against {ledger.terms['against']}")
+            self.print_line(f"privacy: the bound holds against {ledger.terms['against']}")
 
     def check_begins_anew(self) -> None:
         """Return where the weights that a private run begins with are of no run before it.
@@ -284,17 +285,17 @@ class SessionContext(Generic[RunT_co]):
                 "use model.path if they were trained on other text"
             )
 
-    def observer(self, recorder: RunRecorder) -> Observe:
+    def make_observer(self, recorder: RunRecorder) -> Observe:
         """Return what counts an event, believes it of checkpoints, and records it."""
 
         def observe(kind: str, body: dict[str, Any]) -> None:
             self.figures.observe(kind, body)
-            self.history.certified.take(kind, body)
-            recorder.observe(kind, body)
+            self.history.certified.follow_event(kind, body)
+            recorder.observe_event(kind, body)
 
         return observe
 
-    def _say(self, phase: str, documents: int) -> None:
+    def _print_phase(self, phase: str, documents: int) -> None:
         if documents:
             unit = "files" if phase.startswith("skipped") else "documents"
             self.console.print(f"  {phase}: {documents} {unit}", style="dim", markup=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import Checkpoint, Shard, manifest_digest
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.optimizers import learning_rate
 from phalanx.train.config import RunConfig
@@ -38,10 +38,10 @@ def check_adoption(run: RunConfig, past: PastRun) -> None:
             raise ConfigError(
                 f"{name}: differs from {past.path}, so its checkpoint cannot be continued; see "
                 f"{past.path / 'config.toml'}"
-            ).about(code="PHX-C016", key=name)
+            ).with_facts(code="PHX-C016", key=name)
 
 
-def schedule_told(run: RunConfig, past: RunConfig, step: int) -> str | None:
+def describe_schedule_change(run: RunConfig, past: RunConfig, step: int) -> str | None:
     """Say what more steps change: the learning rate from here on; None where there are as many as before."""
     was, now = past.train.steps, run.train.steps
     if was == now:
@@ -66,13 +66,13 @@ def open_origin(run: RunConfig, path: Path, say: Callable[[str], None]) -> Check
     """
     past = PastRun(path)
     check_adoption(run, past)
-    checkpoint = past.open()
+    checkpoint = past.open_verified()
     record = _record_of(checkpoint)
     for verdict in past.verdicts:
         # a party may have been convicted after the checkpoint was written
         record.observe("verdict", verdict)
     checkpoint.state["figures"]["checks"] = record.to_json()
-    note = schedule_told(run, past.config, checkpoint.step)
+    note = describe_schedule_change(run, past.config, checkpoint.step)
     if note is not None:
         checkpoint.state[_STEPS_BEFORE] = past.config.train.steps
         say(note)
@@ -90,7 +90,7 @@ def adopted_state(checkpoint: Checkpoint, run: RunConfig, run_id: str) -> dict[s
         origin["train_steps"] = [saved.pop(_STEPS_BEFORE), run.train.steps]
     checks = adopted_record(_record_of(checkpoint).to_json(), checkpoint.run)
     figures = {**checkpoint.state["figures"], "checks": checks}
-    return {**saved, "figures": figures, "run": run_id, "config_digest": digest(run), "origin": origin}
+    return {**saved, "figures": figures, "run": run_id, "config_digest": digest_config(run), "origin": origin}
 
 
 def _record_of(checkpoint: Checkpoint) -> CheckRecord:
@@ -102,23 +102,23 @@ def _record_of(checkpoint: Checkpoint) -> CheckRecord:
     return record
 
 
-def cut_anew(checkpoint: Checkpoint, library: StageLibrary) -> Iterator[Shard]:
+def recut_checkpoint(checkpoint: Checkpoint, library: StageLibrary) -> Iterator[Shard]:
     """Yield the shards of another layout: each stage's tensors by name, from whichever stage held them.
 
     Raises:
         CheckpointError: It lacks a tensor or has one too many.
     """
-    names = checkpoint.names()
+    names = checkpoint.stages_by_tensor()
     unread = set(names)
     for stage in range(library.num_stages):
-        state = library(stage).optimizer.state()
+        state = library(stage).optimizer.state_tensors()
         missing = sorted(state.keys() - names.keys())
         if missing:
             raise CheckpointError(f"{checkpoint.path}: lacks {missing[:3]}; it belongs to another model")
         unread -= state.keys()
         # in the order of the old stages, so that each of them is read once
         order = sorted(state, key=lambda name: (names[name], name))
-        yield Shard(stage, {name: checkpoint.tensor(name) for name in order}, checkpoint.step)
+        yield Shard(stage, {name: checkpoint.read_tensor(name) for name in order}, checkpoint.step)
     if unread:
         raise CheckpointError(
             f"{checkpoint.path}: has unexpected tensors {sorted(unread)[:3]}; it belongs to another model"

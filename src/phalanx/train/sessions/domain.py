@@ -10,7 +10,7 @@ import torch
 from rich.console import Group, RenderableType
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import CheckpointError, ConfigError, TrainingError
 from phalanx.models import LoraConfig, ModelSource, PrefixConfig, open_model, rows_before, stage_table, weights_digest
 from phalanx.parallel import (
@@ -24,9 +24,9 @@ from phalanx.parallel import (
     StepWorkload,
     check_layout,
     find_place,
-    fitted,
-    follow,
-    join,
+    fit_layout,
+    follow_rank0,
+    join_ranks,
     stand_by,
 )
 from phalanx.parallel.control.rank0 import RankWork
@@ -99,8 +99,8 @@ def play_rank(run: DomainRun, models: Path) -> None:
     if place is None:
         raise ConfigError("parallel: this process has no rank; start it with torchrun or `phalanx launch`")
     source = open_model(run.model, models, run.train.seed)
-    parallel = fitted(config, place.world, source.hub_config_dict, load_of(run))
-    is_needed, place = place.rank < parallel.world, place.among(parallel.world)
+    parallel = fit_layout(config, place.world, source.hub_config_dict, step_workload(run))
+    is_needed, place = place.rank < parallel.num_ranks, place.with_world(parallel.num_ranks)
     if not is_needed:
         stand_by(place)
         return
@@ -109,10 +109,10 @@ def play_rank(run: DomainRun, models: Path) -> None:
         check_deepspeed(run, parallel, source, place, build=True)
     keep_freed_memory()
     device = own_device(run.train.device, place)
-    with joined(run, place, device):
+    with join_domain(run, place, device):
         domain = open_domain(parallel, device)
         with open_member(run, recipe_of(run, parallel, source), source, domain, place) as member:
-            follow(member, _saving(run, member, domain))
+            follow_rank0(member, _make_rank_saver(run, member, domain))
 
 
 def describe_domain(run: DomainRun, source: ModelSource) -> RenderableType:
@@ -122,11 +122,11 @@ def describe_domain(run: DomainRun, source: ModelSource) -> RenderableType:
         ConfigError: The layout cannot work.
     """
     config = run.parallel
-    check_layout(config, source.hub_config_dict, load_of(run))
+    check_layout(config, source.hub_config_dict, step_workload(run))
     recipe = recipe_of(run, config, source)
     check_objective(recipe)
     check_deepspeed(run, config, source, None)
-    specs = recipe.stages(source)
+    specs = recipe.balance_stages(source)
     cells = [
         (
             str(spec.index),
@@ -136,7 +136,7 @@ def describe_domain(run: DomainRun, source: ModelSource) -> RenderableType:
         )
         for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True)
     ]
-    title = f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches"
+    title = f"{config.planned_layout}: {config.num_ranks} ranks, {run.train.microbatches} microbatches"
     table = FittedTable(("stage", "layers", "parameters", "pipeline rank"), cells, title=title)
     return Group(shown_config(run), table)
 
@@ -152,16 +152,16 @@ class DomainFactory:
         self._ranks = ranks
 
     @contextlib.contextmanager
-    def prepare(self, context: SessionContext[DomainRun]) -> Iterator["DomainSetup"]:
+    def prepare_setup(self, context: SessionContext[DomainRun]) -> Iterator["DomainSetup"]:
         """Open model and text, for as many ranks as are there."""
         run = context.run
-        source = open_model(run.model, context.home.cache / "models", run.train.seed)
+        source = open_model(run.model, context.home.cache_directory / "models", run.train.seed)
         place = find_place(os.environ)
-        world = (self._ranks or run.parallel.world) if place is None else place.world
-        parallel = fitted(run.parallel, world, source.hub_config_dict, load_of(run))
+        world = (self._ranks or run.parallel.num_ranks) if place is None else place.world
+        parallel = fit_layout(run.parallel, world, source.hub_config_dict, step_workload(run))
         check_objective(recipe_of(run, parallel, source))
         check_deepspeed(run, parallel, source, place, build=True)
-        context.figures.world = parallel.figures
+        context.figures.world = parallel.layout_figures
         if run.rewards is not None:
             with rollout_material(context, source) as material:
                 yield DomainSetup(context, parallel, place, material)
@@ -186,40 +186,40 @@ class DomainSetup:
         self._parallel = parallel
         self._place = place
 
-    def recover(self, savepoint: Savepoint) -> None:
+    def recover_state(self, savepoint: Savepoint) -> None:
         """Have the state that the run goes on from as its newest checkpoint.
 
         Raises:
             CheckpointError: There is none where there should be one.
         """
-        self._context.adopt(savepoint, _as_it_is)
+        self._context.adopt_checkpoint(savepoint, _shards_by_name)
         self._context.accept_older(savepoint)
 
     @contextlib.contextmanager
-    def open(self, opening: EngineStart) -> Iterator["RunningDomain"]:
+    def open_engine(self, opening: EngineStart) -> Iterator["RunningDomain"]:
         """Start the ranks, and give them the state that the run goes on from."""
         context, parallel, recorder = self._context, self._parallel, opening.recorder
         unsafe = {"unsafe_public_network": True} if parallel.unsafe_public_network else {}
-        facts = {"layout": parallel.layout.section(), "world": parallel.world, **unsafe}
-        context.opening(recorder, opening.start, self.material.loader, facts)
+        facts = {"layout": parallel.planned_layout.parallel_section(), "world": parallel.num_ranks, **unsafe}
+        context.log_opening(recorder, opening.start, self.material.loader, facts)
         with contextlib.ExitStack() as stack:
-            engine = DomainEngine(stack.enter_context(self._domain()), parallel.dp, self._pairs())
+            engine = DomainEngine(stack.enter_context(self._lead_domain()), parallel.dp, self._gather_pairs())
             if isinstance(self.material.loader, RolloutLoader):
-                self.material.loader.draw_from(lambda: dict(engine.parameters()))
+                self.material.loader.draw_from(lambda: dict(engine.named_parameters()))
             if opening.checkpoint is not None:
-                engine.load(opening.checkpoint)
-            saver = DomainSaver(engine, opening.savepoint, context.observer(recorder))
+                engine.load_checkpoint(opening.checkpoint)
+            saver = DomainSaver(engine, opening.savepoint, context.make_observer(recorder))
             stack.callback(saver.close)
             yield RunningDomain(engine, saver, context.figures, recorder)
 
-    def _pairs(self) -> GatheredPairs | None:
+    def _gather_pairs(self) -> GatheredPairs | None:
         run, source = self._context.run, self.material.source
         if run.data.preferences is None:
             return None
         return GatheredPairs(source, recipe_of(run, self._parallel, source), PreferenceMeasure(run, source))
 
     @contextlib.contextmanager
-    def _domain(self) -> Iterator[Controller]:
+    def _lead_domain(self) -> Iterator[Controller]:
         """Lead all ranks, started here unless a launcher has started them."""
         run, parallel, place = self._context.run, self._parallel, self._place
         keep_freed_memory()
@@ -231,25 +231,25 @@ class DomainSetup:
             ranks = None
             if place is None:
                 ranks, place = self._start_ranks(stack)
-            place = place.among(parallel.world)
+            place = place.with_world(parallel.num_ranks)
             device = own_device(run.train.device, place)
-            stack.enter_context(joined(run, place, device, ranks))
+            stack.enter_context(join_domain(run, place, device, ranks))
             domain = open_domain(parallel, device)
             source = self.material.source
             recipe, budget = recipe_of(run, parallel, source), self._context.figures.budget
             noise = budget.step.noise_multiplier if isinstance(budget, BudgetLedger) else math.nan
             member = stack.enter_context(open_member(run, recipe, source, domain, place, noise))
-            lead = Controller(member, ranks, _saving(run, member, domain))
+            lead = Controller(member, ranks, _make_rank_saver(run, member, domain))
             yield lead
-            lead.end()
+            lead.end_run()
 
     def _start_ranks(self, stack: contextlib.ExitStack) -> tuple[LocalRanks, RankEnv]:
         home, threads, parallel = self._context.home.path, self._context.run.train.threads, self._parallel
         command = ("phalanx", "train", str(home / "config.toml"), "--run-dir", str(home))
-        ranks = LocalRanks(home / "ranks", command, parallel.world, threads, parallel.silence_s)
+        ranks = LocalRanks(home / "ranks", command, parallel.num_ranks, threads, parallel.silence_s)
         stack.enter_context(ranks)
-        ranks.start()
-        return ranks, ranks.place(0)
+        ranks.start_ranks()
+        return ranks, ranks.place_of(0)
 
 
 class RunningDomain:
@@ -261,22 +261,22 @@ class RunningDomain:
     """
 
     def __init__(self, engine: DomainEngine, saver: DomainSaver, figures: Figures, recorder: RunRecorder) -> None:
-        self.engine = self.trained = engine
+        self.engine = self.trained_model = engine
         self.saver = saver
         self._figures = figures
         self._recorder = recorder
 
-    def go_back(self, reason: TrainingError) -> int:
+    def return_to_checkpoint(self, reason: TrainingError) -> int:
         """A domain starts again as a whole, in other processes; see ADR 42."""
         raise reason
 
-    def finish(self) -> None:
+    def record_end(self) -> None:
         """Record the digest of the weights."""
-        self._figures.final_weights_digest = weights_digest(self.engine.parameters())
-        self._recorder.observe("run_completed", {"final_weights_digest": self._figures.final_weights_digest})
+        self._figures.final_weights_digest = weights_digest(self.engine.named_parameters())
+        self._recorder.observe_event("run_completed", {"final_weights_digest": self._figures.final_weights_digest})
 
 
-def load_of(run: RankedRun) -> StepWorkload:
+def step_workload(run: RankedRun) -> StepWorkload:
     """Return the load of a run's step on a layout."""
     adapter = run.model.sliced_adapter
     return StepWorkload(
@@ -286,7 +286,7 @@ def load_of(run: RankedRun) -> StepWorkload:
         adapted=adapter.targets if isinstance(adapter, LoraConfig) else None,
         has_prefix=isinstance(adapter, PrefixConfig),
         num_prompt_tokens=rows_before(adapter),
-        is_quantized=run.model.quantize is not None,
+        is_quantized=run.model.base_quantization is not None,
         optimizer=run.optimizer.kind,
         device=run.train.device,
         attention=run.model.attention,
@@ -294,29 +294,29 @@ def load_of(run: RankedRun) -> StepWorkload:
     )
 
 
-def joined(
+def join_domain(
     run: RankedRun, place: RankEnv, device: torch.device, ranks: LocalRanks | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """Be one of the ranks, by the rules of the run file."""
     config = run.parallel
-    return join(
+    return join_ranks(
         place,
         device,
-        digest(run),
-        (lambda: None) if ranks is None else ranks.check,
+        digest_config(run),
+        (lambda: None) if ranks is None else ranks.check_all_run,
         silence_s=config.silence_s,
         unsafe_public_network=config.unsafe_public_network,
     )
 
 
-def _saving(run: DomainRun, member: RankWork, domain: Domain) -> RankSaver | None:
+def _make_rank_saver(run: DomainRun, member: RankWork, domain: Domain) -> RankSaver | None:
     # a run with [deepspeed] has other members, and is refused before this is asked for
     return RankSaver(member, domain) if run.checkpoint.asynchronous and isinstance(member, RankTrainer) else None
 
 
-def _as_it_is(checkpoint: Checkpoint) -> Iterator[Shard]:
+def _shards_by_name(checkpoint: Checkpoint) -> Iterator[Shard]:
     """Shards of another layout: tensors are found by name, whichever shard they are in."""
-    if "updates" in checkpoint.names():
+    if "updates" in checkpoint.stages_by_tensor():
         raise CheckpointError(f"{checkpoint.path}: its stages skipped different updates; it cannot be continued")
     for stage in checkpoint.stages:
-        yield checkpoint.shard(stage)
+        yield checkpoint.read_shard(stage)

@@ -10,7 +10,7 @@ from phalanx.errors import PeerLostError, PeerRefusedError
 from phalanx.security.crypto import Identity, Peer
 from phalanx.split import ENCLAVE
 from phalanx.telemetry import MissingNotice
-from phalanx.transport import Endpoint, GrpcWire, JoinedPeer, TransportConfig, describe
+from phalanx.transport import Endpoint, GrpcWire, JoinedPeer, TransportConfig, ask_peer_run
 
 _LOOK_EVERY_S = 5.0
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - what a machine binds to is not where it is reached
@@ -68,7 +68,7 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
     wire = GrpcWire(call.identity, call.transport)
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
-        address = reached_at(wire.address, call)
+        address = reachable_address(wire.address, call)
         met = _first_answer(call, address)
         if expected is not None and met.peer != expected:
             raise PeerRefusedError(
@@ -79,8 +79,8 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
         peers = {met.peer.name: met.peer}
         endpoint = stack.enter_context(Endpoint(call.identity, peers, met.run, wire, call.transport))
         endpoint.add_peer(met.peer, call.enclave)
-        watch = _Watch(call, address, met)
-        yield CalledEnclave(met.peer, met.certificate, met.run, endpoint, watch.look)
+        watch = _SessionWatch(call, address, met)
+        yield CalledEnclave(met.peer, met.certificate, met.run, endpoint, watch.check_session)
 
 
 def _first_answer(call: EnclaveCall, address: str) -> JoinedPeer:
@@ -94,14 +94,14 @@ def _first_answer(call: EnclaveCall, address: str) -> JoinedPeer:
     while True:
         patience_s = min(_LOOK_EVERY_S, max(0.0, deadline - time.monotonic()))
         try:
-            return describe(call.identity, ENCLAVE, call.enclave, address, call.transport, patience_s, begins=True)
+            return ask_peer_run(call.identity, ENCLAVE, call.enclave, address, call.transport, patience_s, begins=True)
         except PeerLostError:
             if time.monotonic() >= deadline:
                 raise
         notice.waits_for((f"{ENCLAVE} at {call.enclave}",))
 
 
-def reached_at(bound: str, call: EnclaveCall) -> str:
+def reachable_address(bound: str, call: EnclaveCall) -> str:
     """Return ``host:port`` under which the enclave reaches the caller."""
     host, _, port = bound.rpartition(":")
     if call.advertise is not None:
@@ -124,7 +124,7 @@ def _own_host(towards: str) -> str:
     return f"[{own_address}]" if ":" in own_address else own_address
 
 
-class _Watch:
+class _SessionWatch:
     """Looks whether the enclave is there, and still in the session that was called."""
 
     def __init__(self, call: EnclaveCall, address: str, met: JoinedPeer) -> None:
@@ -134,7 +134,7 @@ class _Watch:
         self._notice = MissingNotice(call.say, call.patience_s)
         self._notice.waits_for(met.awaited)
 
-    def look(self) -> None:
+    def check_session(self) -> None:
         """Return while the session goes on, as far as this side can tell.
 
         Raises:
@@ -146,7 +146,7 @@ class _Watch:
         self._next = now + _LOOK_EVERY_S
         call = self._call
         try:
-            met = describe(call.identity, ENCLAVE, call.enclave, self._address, call.transport, _LOOK_EVERY_S)
+            met = ask_peer_run(call.identity, ENCLAVE, call.enclave, self._address, call.transport, _LOOK_EVERY_S)
         except PeerLostError as exc:
             self._silent_since = self._silent_since or now
             if now - self._silent_since >= call.transport.timeout_s:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from phalanx.config import StrictModel, digest
+from phalanx.config import StrictModel, digest_config
 from phalanx.engine import GuardReport
 from phalanx.errors import CheckpointError, ConfigError, RollbackError
 from phalanx.models import ModelSource
@@ -17,7 +17,7 @@ from phalanx.split.channel import messages as say
 from phalanx.split.channel.message import SplitMessage
 from phalanx.split.processes.local_enclave import EnclaveConfig
 from phalanx.split.roles.server import MakeTrainer
-from phalanx.split.roles.serving import serve
+from phalanx.split.roles.serving import serve_enclave
 from phalanx.train.config import SplitPipelineRun
 from phalanx.train.engines.pipeline_trainer import PipelineTrainer
 from phalanx.train.records.audit_trail import LOG_FILE
@@ -25,7 +25,7 @@ from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.sessions.owned_pipeline import OwnedPipeline
 from phalanx.train.setup.layout import make_plan
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 from phalanx.train.setup.stage_source import BackLibrary
 from phalanx.transport import Endpoint
 
@@ -57,21 +57,21 @@ def serve_owner(config: EnclaveOwnerConfig) -> None:
         PhalanxError: As `phalanx.split.roles.server.serve`; or a worker did not come, or the log is broken.
     """
     run = config.run
-    if digest(run) != config.enclave.config_digest:
+    if digest_config(run) != config.enclave.config_digest:
         raise ConfigError("enclave file: its config digest belongs to another run; let the run start it")
     home = RunDirectory(Path(config.middle), run, resume=True, parties=run.stage_workers)
 
     @contextlib.contextmanager
     def open_trainer(endpoint: Endpoint, source: ModelSource) -> Iterator[MakeTrainer]:
         def tell(message: SplitMessage) -> None:
-            endpoint.send(OWNER, message.kind, message.model_dump(mode="json"))
+            endpoint.send_frame(OWNER, message.kind, message.model_dump(mode="json"))
 
         pipeline = EnclavePipeline(run, home, source, tell)
         with pipeline.owned:
             yield lambda whole: PipelineTrainer(whole, pipeline, source.vocab_size)
 
-    with deterministic(run.train.threads):
-        serve(config.enclave, open_trainer=open_trainer)
+    with deterministic_kernels(run.train.threads):
+        serve_enclave(config.enclave, open_trainer=open_trainer)
 
 
 class EnclavePipeline:
@@ -91,30 +91,30 @@ class EnclavePipeline:
             self._plan,
             lambda directory: contextlib.nullcontext(AskedWorkers(tell)),
             lambda kind, body: tell(say.GuardEvent(event=kind, facts=body)),
-            self._checked,
+            self._report_checks,
         )
 
-    def begin(self, state: Mapping[str, Tensor], num_steps: int) -> PipelineEngine:
+    def assign_stages(self, state: Mapping[str, Tensor], num_steps: int) -> PipelineEngine:
         """Give every party its stages, cut from the state of the whole back part after so many steps."""
         library = BackLibrary(self._source, self._plan, state, num_steps)
-        engine = self.owned.engage(self._source, library, num_steps)
-        engine.start(num_steps, library.digests())
+        engine = self.owned.engage_workers(self._source, library, num_steps)
+        engine.start_parties(num_steps, library.stage_digests())
         return engine
 
-    def report(self, guard: GuardReport) -> None:
+    def report_guard(self, guard: GuardReport) -> None:
         """Report the guard's work in a step to the owner of the run."""
         report = asdict(guard) | {"verdicts": guard.verdicts}
         self._tell(say.GuardedStep(**report))
 
-    def books(self) -> dict[str, object]:
+    def guard_metadata(self) -> dict[str, object]:
         """Return the end of the guard's log on the disk, for a sealed state."""
-        return end_of(self.owned.log)
+        return log_end_of(self.owned.audit_log)
 
-    def check_books(self, books: Mapping[str, object]) -> None:
+    def check_guard_metadata(self, metadata: Mapping[str, object]) -> None:
         """As `check_end`, of this pipeline's log."""
-        check_end(self.owned.log, books)
+        check_log_end(self.owned.audit_log, metadata)
 
-    def _checked(self, step: int, stages: Mapping[int, StageChecks]) -> None:
+    def _report_checks(self, step: int, stages: Mapping[int, StageChecks]) -> None:
         rows = {
             str(stage): {
                 "made": sorted(checks.made),
@@ -126,26 +126,26 @@ class EnclavePipeline:
         self._tell(say.GuardEvent(event=CHECKED, facts={"step": step, "stages": rows}))
 
 
-def end_of(log: AuditLog) -> dict[str, object]:
+def log_end_of(log: AuditLog) -> dict[str, object]:
     """Where a log ends, on the disk, for a sealed state."""
-    return asdict(log.sync())
+    return asdict(log.sync_events())
 
 
-def check_end(log: AuditLog, books: Mapping[str, object]) -> None:
+def check_log_end(log: AuditLog, metadata: Mapping[str, object]) -> None:
     """Return where a log has every line that a sealed state knows of, convictions included.
 
     Args:
         log: Log of the guard of middle stages.
-        books: From `end_of` when the state was sealed.
+        metadata: From `log_end_of` when the state was sealed.
 
     Raises:
         CheckpointError: They are not the metadata of an enclave that owns a pipeline.
         RollbackError: The log was turned back, or exchanged.
     """
-    number, ends = books.get("num_events"), books.get("digest")
+    number, ends = metadata.get("num_events"), metadata.get("digest")
     if not isinstance(number, int) or not isinstance(ends, str):
         raise CheckpointError("sealed state: belongs to an enclave without a pipeline, but this one has a pipeline")
-    if not log.contains(LogHead(number, ends)):
+    if not log.contains_head(LogHead(number, ends)):
         raise RollbackError(
             f"{MIDDLE}/{LOG_FILE}: lacks lines that the sealed state requires, maybe a conviction; restore the log "
             "that belongs to it"
@@ -162,7 +162,7 @@ class AskedWorkers:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
 
-    def start(self, configs: Mapping[str, WorkerConfig]) -> None:
+    def start_workers(self, configs: Mapping[str, WorkerConfig]) -> None:
         """Ask for workers; their files are made where their keys are."""
         if configs:
             address = next(iter(configs.values())).owner
@@ -171,16 +171,16 @@ class AskedWorkers:
     def start_fork_server(self, threads: int) -> None:
         """Leave that to the owner of the run."""
 
-    def is_alive(self, name: str) -> bool:
+    def is_worker_alive(self, name: str) -> bool:
         """Processes are not seen from inside: one that has ended shows by its links."""
         del name
         return True
 
-    def dismiss(self, name: str) -> None:
+    def dismiss_worker(self, name: str) -> None:
         """Ask for the end of one worker."""
         self._tell(say.WorkerDismissed(name=name))
 
-    def last_output(self, name: str) -> str:
+    def worker_output(self, name: str) -> str:
         """Its log is where the owner of the run keeps it."""
         return f"see the log of {name}"
 

@@ -75,7 +75,7 @@ class RunningEngine(Protocol):
         ...
 
     @property
-    def trained(self) -> TrainedModel:
+    def trained_model(self) -> TrainedModel:
         """Measures the model."""
         ...
 
@@ -84,11 +84,11 @@ class RunningEngine(Protocol):
         """Saves the model."""
         ...
 
-    def finish(self) -> None:
+    def record_end(self) -> None:
         """Record the end of a run once its last step is applied: the weights' digest, and the engine's own figures."""
         ...
 
-    def go_back(self, reason: TrainingError) -> int:
+    def return_to_checkpoint(self, reason: TrainingError) -> int:
         """Begin again from the last checkpoint; return the next step.
 
         Raises:
@@ -105,11 +105,11 @@ class EngineSetup(Protocol):
         """The material of the run."""
         ...
 
-    def recover(self, savepoint: Savepoint) -> None:
+    def recover_state(self, savepoint: Savepoint) -> None:
         """Make the state that the run goes on from its newest checkpoint."""
         ...
 
-    def open(self, opening: EngineStart) -> AbstractContextManager[RunningEngine]:
+    def open_engine(self, opening: EngineStart) -> AbstractContextManager[RunningEngine]:
         """Record where the session begins, and have the engine ready at that step."""
         ...
 
@@ -117,6 +117,6 @@ class EngineSetup(Protocol):
 class EngineFactory(Protocol[RunT_contra]):
     """A factory of one kind of engine: pipeline, domain or split."""
 
-    def prepare(self, context: SessionContext[RunT_contra]) -> AbstractContextManager[EngineSetup]:
+    def prepare_setup(self, context: SessionContext[RunT_contra]) -> AbstractContextManager[EngineSetup]:
         """Open model and text; processes are ended with the context."""
         ...

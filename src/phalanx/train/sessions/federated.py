@@ -23,17 +23,17 @@ from phalanx.telemetry import FittedTable, MetricsFile
 from phalanx.train.batches.private import round_budget
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
-from phalanx.train.batches.site_data import SharedTexts, whole_model
+from phalanx.train.batches.site_data import SharedTexts, load_whole_model
 from phalanx.train.config import FederatedPipelineRun, FederatedRun
 from phalanx.train.engines.federated_engine import FederatedEngine, SiteBudgets
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
-from phalanx.train.sessions.site_carriers import await_all, open_carrier, where_to_look
+from phalanx.train.sessions.site_carriers import await_sites_in_time, open_carrier, site_log_hint
 from phalanx.train.sessions.site_file import terms_of
 from phalanx.train.setup.preflight import require_extras
-from phalanx.train.setup.privacy_outlook import NoiseOutlook, outlooks
+from phalanx.train.setup.privacy_outlook import NoiseOutlook, noise_outlooks
 from phalanx.train.setup.shown_config import shown_config
 from phalanx.train.setup.stage_table import stages_of
 
@@ -67,22 +67,22 @@ def describe_federated(run: FederatedRun, source: ModelSource, cache: Path) -> R
         texts = SharedTexts(run, source, cache / "data", lambda phase, count: None)
         privacy = [
             part
-            for outlook in _outlooks(run, whole_model(run, source, texts.num_classes), texts)
-            for part in (*map(Text, outlook.lines()), *_warning(outlook))
+            for outlook in _noise_outlooks(run, load_whole_model(run, source, texts.num_classes), texts)
+            for part in (*map(Text, outlook.describe_budget()), *_warning_lines(outlook))
         ]
     return Group(shown_config(run), table, *privacy, *stages)
 
 
-def _outlooks(run: FederatedRun, model: WholeModel, texts: SharedTexts) -> list[NoiseOutlook]:
+def _noise_outlooks(run: FederatedRun, model: WholeModel, texts: SharedTexts) -> list[NoiseOutlook]:
     section = run.federated
     # sites of others have rows of their own, and say it themselves
     knows_rows = run.privacy is not None and section.carrier == "loopback"
-    fewest = min(texts.of(site).num_sequences for site in section.sites) if knows_rows else None
-    return outlooks(run, num_values(shapes_of(model.trained)), fewest)
+    fewest = min(texts.share_of(site).num_sequences for site in section.sites) if knows_rows else None
+    return noise_outlooks(run, num_values(shapes_of(model.trained)), fewest)
 
 
-def _warning(outlook: NoiseOutlook) -> list[Text]:
-    warning = outlook.warning()
+def _warning_lines(outlook: NoiseOutlook) -> list[Text]:
+    warning = outlook.noise_warning()
     return [] if warning is None else [Text(warning, style="yellow")]
 
 
@@ -90,32 +90,35 @@ class FederatedFactory:
     """A factory of the owner and the site processes of a run file."""
 
     @contextlib.contextmanager
-    def prepare(self, context: SessionContext[FederatedRun]) -> Iterator["FederatedSetup"]:
+    def prepare_setup(self, context: SessionContext[FederatedRun]) -> Iterator["FederatedSetup"]:
         """Open model and text; sites open their own."""
         run = context.run
         require_extras(run)
-        source = open_model(run.model, context.home.cache / "models", run.train.seed)
+        source = open_model(run.model, context.home.cache_directory / "models", run.train.seed)
         context.console.print("preparing text")
-        texts = SharedTexts(run, source, context.home.cache / "data", lambda phase, count: None)
+        texts = SharedTexts(run, source, context.home.cache_directory / "data", lambda phase, count: None)
         tokenizer = None
         if texts.labelled is not None and run.data.labelled is not None:
-            context.figures.texts = describe_texts(texts.labelled, run.data.labelled.name, run.train.seed)
+            context.figures.texts = describe_texts(texts.labelled, run.data.labelled.task_name, run.train.seed)
             vocabulary = texts.labelled.vocabulary_digest
         else:
             corpus = texts.corpus
             if corpus is None:
                 raise TypeError("texts: neither labelled nor a corpus")
-            vocabulary, tokenizer = corpus.vocabulary_digest, RunTokenizer.of(run.data.tokenizer, source, corpus)
+            vocabulary, tokenizer = (
+                corpus.vocabulary_digest,
+                RunTokenizer.from_config(run.data.tokenizer, source, corpus),
+            )
         named = {} if texts.corpus is None else context.validation_sets(source, texts.corpus)
         section = run.federated
         rows = section.num_asked * section.local_steps * run.train.batch_size
         loader = RemoteTurns(rows, run.data.sequence_length)
         material = RunMaterial(source, texts.held_out, loader, named, vocabulary=vocabulary, tokenizer=tokenizer)
-        model = whole_model(run, source, texts.num_classes)
-        for outlook in _outlooks(run, model, texts):
-            for line in outlook.lines():
-                context.say(line)
-            for warning in _warning(outlook):
+        model = load_whole_model(run, source, texts.num_classes)
+        for outlook in _noise_outlooks(run, model, texts):
+            for line in outlook.describe_budget():
+                context.print_line(line)
+            for warning in _warning_lines(outlook):
                 context.console.print(warning, soft_wrap=True)
         yield FederatedSetup(context, material, model)
 
@@ -127,25 +130,25 @@ class FederatedSetup:
         self.material = material
         self._context, self._model = context, model
 
-    def recover(self, savepoint: Savepoint) -> None:
+    def recover_state(self, savepoint: Savepoint) -> None:
         """Have the state that the run goes on from as its newest checkpoint."""
         self._context.accept_older(savepoint)
 
     @contextlib.contextmanager
-    def open(self, opening: EngineStart) -> Iterator["RunningRounds"]:
+    def open_engine(self, opening: EngineStart) -> Iterator["RunningRounds"]:
         """Start the sites, wait for them, and give the owner the state that the run goes on from."""
         context, recorder, section = self._context, opening.recorder, self._context.run.federated
         run, home = context.run, context.home
-        context.opening(recorder, opening.start, self.material.loader, {"sites": list(section.sites)})
-        terms = terms_of(run, home.owner, home.pki)
+        context.log_opening(recorder, opening.start, self.material.loader, {"sites": list(section.sites)})
+        terms = terms_of(run, home.owner, home.pki_directory)
         with contextlib.ExitStack() as stack:
             carrier = stack.enter_context(open_carrier(context, terms))
             fleet = Fleet(carrier)
             journal = RoundJournal(home.path / "rounds")
-            weights, length = self._model.weights(), num_values(shapes_of(self._model.trained))
+            weights, length = self._model.copy_weights(), num_values(shapes_of(self._model.trained))
             budget = round_budget(run, terms.noisy_rounds(length), context.log, context.history.charges)
             if budget is not None:
-                context.spend_from(budget)
+                context.use_budget(budget)
             summed_by: Identity | AggregatorPort = home.owner
             if section.sums == "enclave":
                 aggregator = run_aggregator(terms, shapes_of(self._model.trained), home.path / "aggregator")
@@ -166,16 +169,16 @@ class FederatedSetup:
             )
             context.figures.rounds = engine
             if opening.checkpoint is not None:
-                engine.load(opening.checkpoint)
-            coordinator.recall(opening.start)
-            context.say(f"waiting for {', '.join(section.sites)}")
-            present_sites = await_all(carrier, section.sites, _JOIN_S, context.say)
+                engine.load_rounds(opening.checkpoint)
+            coordinator.resume_rounds(opening.start)
+            context.print_line(f"waiting for {', '.join(section.sites)}")
+            present_sites = await_sites_in_time(carrier, section.sites, _JOIN_S, context.print_line)
             if len(present_sites) < section.min_cohort:
                 missing = ", ".join(sorted(set(section.sites) - present_sites))
                 raise PeerLostError(
-                    f"{missing}: did not call within {_JOIN_S:g} s; {where_to_look(context)}, then --resume"
+                    f"{missing}: did not call within {_JOIN_S:g} s; {site_log_hint(context)}, then --resume"
                 )
-            saver = PlainSaver(engine.shards, opening.savepoint, context.observer(recorder))
+            saver = PlainSaver(engine.round_shards, opening.savepoint, context.make_observer(recorder))
             yield RunningRounds(engine, saver, context, opening)
             fleet.end_sites()
 
@@ -190,16 +193,16 @@ class RunningRounds:
     def __init__(
         self, engine: FederatedEngine, saver: PlainSaver, context: SessionContext[FederatedRun], opening: EngineStart
     ) -> None:
-        self.engine = self.trained = engine
+        self.engine = self.trained_model = engine
         self.saver = saver
         self._context, self._recorder = context, opening.recorder
 
-    def go_back(self, reason: TrainingError) -> int:
+    def return_to_checkpoint(self, reason: TrainingError) -> int:
         """Rounds have no holder of a stage to lose."""
         raise reason
 
-    def finish(self) -> None:
+    def record_end(self) -> None:
         """Record the digest of the weights."""
-        digest = weights_digest(self.engine.weights().items())
+        digest = weights_digest(self.engine.round_weights().items())
         self._context.figures.final_weights_digest = digest
-        self._recorder.observe("run_completed", {"final_weights_digest": digest})
+        self._recorder.observe_event("run_completed", {"final_weights_digest": digest})

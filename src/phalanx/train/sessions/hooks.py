@@ -20,7 +20,7 @@ from phalanx.telemetry.histogram import HistogramOf
 from phalanx.train.batches.rollouts import check_fresh
 from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
-from phalanx.train.batches.validation import perplexities
+from phalanx.train.batches.validation import measure_perplexities
 from phalanx.train.config import RunConfig
 from phalanx.train.records.device_use import DeviceUse
 from phalanx.train.records.record import RunRecorder
@@ -32,7 +32,7 @@ _PARTS: dict[str, HistogramOf] = {"weight": "weights", "exp_avg": "gradients", "
 moment is part of the state that holder and shadow have signed."""
 
 
-def histograms(shards: Iterable[Shard], bins: int) -> Iterator[Histogram]:
+def shard_histograms(shards: Iterable[Shard], bins: int) -> Iterator[Histogram]:
     """Yield a histogram of every parameter, and of its gradients' running mean where the optimizer keeps one.
 
     Args:
@@ -71,11 +71,11 @@ StageJudge = Callable[[Iterable[StageModule], Sequence[Iterable[Batch]]], Sequen
 class TrainedModel(Protocol):
     """The trained model, as far as it is measured and saved."""
 
-    def measure(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+    def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
         """Measure it on the held-out batches of each set."""
         ...
 
-    def settle(self) -> None:
+    def settle_steps(self) -> None:
         """Wait until nothing of a finished step is under way."""
         ...
 
@@ -89,35 +89,35 @@ class StagesInTurn:
     """
 
     def __init__(
-        self, engine: PipelineEngine, sampler: TextSampler | None = None, judge: StageJudge = perplexities
+        self, engine: PipelineEngine, sampler: TextSampler | None = None, judge: StageJudge = measure_perplexities
     ) -> None:
         self._engine = engine
         self._sampler = sampler
         self._judge = judge
 
-    def measure(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
+    def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
         """Measure the model on the held-out batches of each set.
 
         Guarantees:
             The weights are those that holder and shadow have signed after the last verified step, and the owner alone
             computes with them: no figure is another party's claim.
         """
-        return self._judge((copy.module for copy in self._engine.copies("weights")), sets)
+        return self._judge((copy.module for copy in self._engine.fetch_stages("weights")), sets)
 
-    def samples(self) -> tuple[TextSample, ...]:
+    def sample_texts(self) -> tuple[TextSample, ...]:
         """Texts of the model as it is, which needs the weights of all stages at once in this process."""
         if self._sampler is None:
             return ()
-        return tuple(self._sampler.texts([copy.module for copy in self._engine.copies("weights")]))
+        return tuple(self._sampler.write_samples([copy.module for copy in self._engine.fetch_stages("weights")]))
 
-    def weights(self) -> dict[str, Tensor]:
+    def agreed_weights(self) -> dict[str, Tensor]:
         """All weights by name, as holder and shadow have signed them after the last verified step."""
-        modules = [copy.module for copy in self._engine.copies("weights")]
+        modules = [copy.module for copy in self._engine.fetch_stages("weights")]
         return {name: parameter.detach() for module in modules for name, parameter in module.all_parameters().items()}
 
-    def settle(self) -> None:
+    def settle_steps(self) -> None:
         """Wait for verdicts that are behind."""
-        self._engine.settle()
+        self._engine.settle_last_step()
 
 
 class RunHooks:
@@ -141,43 +141,43 @@ class RunHooks:
         self._went_back = False
         self._use = DeviceUse(run)
 
-    def opened(self, step: int) -> None:
+    def note_position(self, step: int) -> None:
         """A step is about to begin."""
-        self._saver.opened(step)
-        self._use.opened()
+        self._saver.note_step_begin(step)
+        self._use.start_step()
 
-    def drawn(self, step: int, batch: Batch) -> None:
+    def note_batch(self, step: int, batch: Batch) -> None:
         """A batch was drawn for a step."""
-        self._use.drawn()
-        self._recorder.samples.drawn(step, batch.indices)
+        self._use.end_batch_wait()
+        self._recorder.samples.note_samples(step, batch.indices)
         self._recorder.figures = batch.figures
 
-    def begin(self, say: Callable[[str], None]) -> None:
+    def measure_untouched(self, say: Callable[[str], None]) -> None:
         """Measure the untouched model."""
-        value = self._measure(0)
-        self._figures.validated(value, first=True)
+        value = self._measure_model(0)
+        self._figures.note_validation(value, first=True)
         say(f"untouched model: {value}")
 
-    def skipped(self, step: int, number: int, reason: FailedBatchError) -> None:
+    def record_skipped_batch(self, step: int, number: int, reason: FailedBatchError) -> None:
         """A batch was given up."""
         body: dict[str, object] = {"step": step, "number": number, "reason": str(reason)}
         self._figures.observe("batch_skipped", body)
-        self._recorder.observe("batch_skipped", body)
-        self._use.skipped()
+        self._recorder.observe_event("batch_skipped", body)
+        self._use.restart_batch_wait()
 
-    def validate(self, num_steps: int) -> ValidationResult | None:
+    def validate_if_due(self, num_steps: int) -> ValidationResult | None:
         """Validate after so many finished steps, when it is time for it."""
         every = self._run.train.validate_every
         is_regular = bool(every) and num_steps % every == 0
         if is_regular or num_steps == self._run.train.steps:
-            value = self._measure(num_steps)
-            self._figures.validated(value)
-            self._judge(value, num_steps, is_regular=is_regular)
+            value = self._measure_model(num_steps)
+            self._figures.note_validation(value)
+            self._note_losses(value, num_steps, is_regular=is_regular)
             return value
         # the first line has the untouched model's, so that a curve has its beginning
         return self._figures.first_validation if num_steps == 1 else None
 
-    def stepped(
+    def note_step(
         self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
         """A step was applied.
@@ -188,28 +188,28 @@ class RunHooks:
         if isinstance(self._run.train.objective, RolloutSettings):
             check_fresh(result)
         self._went_back = self._went_back or (result.guard or UNGUARDED).steps_redone > 0
-        self._recorder.figures = {**self._recorder.figures, **self._use.row(tokens / wall_s)}
-        self._recorder.stepped(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
+        self._recorder.figures = {**self._recorder.figures, **self._use.usage_figures(tokens / wall_s)}
+        self._recorder.record_step(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
 
-    def save(self, num_steps: int) -> None:
+    def save_if_due(self, num_steps: int) -> None:
         """Save a checkpoint, or begin to, when it is time for it."""
         saver, every = self._saver, self._run.checkpoint.every
-        saver.poll()
+        saver.advance_pending()
         last = self.is_over(num_steps)
         # the best one is not given up for what comes after it
-        at_once = last or self._went_back or saver.is_overdue or saver.improves(num_steps)
+        at_once = last or self._went_back or saver.is_overdue or saver.would_be_best(num_steps)
         if not (at_once or (every and num_steps % every == 0)):
             return
         beside = self._run.checkpoint.asynchronous and not at_once
         guard = self._run.stage_guard
         if not beside or (guard is not None and guard.commit_lag):
             # what the log says before it is what the checkpoint's figures have counted
-            self._trained.settle()
+            self._trained.settle_steps()
         # the log must not be behind a checkpoint that survives the machine's crash
-        self._recorder.observe("checkpoint", {"step": num_steps})
-        self._recorder.log.sync()
+        self._recorder.observe_event("checkpoint", {"step": num_steps})
+        self._recorder.log.sync_events()
         if beside:
-            saver.begin(num_steps)
+            saver.begin_save(num_steps)
         elif saver.save_now(num_steps, alone=self._went_back, last=last):
             # after a rollback no older one stays: it may hold what was undone
             self._went_back = False
@@ -220,41 +220,41 @@ class RunHooks:
         is_spent = budget is not None and budget.is_spent
         return num_steps >= train.steps or is_spent or self._figures.stopping.is_over(train.early_stopping)
 
-    def end(self) -> None:
+    def report_early_stop(self) -> None:
         """Say why the run ends before its last step, where it does."""
         rule = self._run.train.early_stopping
         if rule is not None and self._figures.stopping.is_over(rule):
-            self._recorder.observe("stopped_early", self._figures.stopping.facts(rule))
+            self._recorder.observe_event("stopped_early", self._figures.stopping.decision_facts(rule))
         if self._figures.budget is not None:
-            spent = self._figures.budget.told()
-            self._recorder.observe("budget_spent" if self._figures.budget.is_spent else "budget_told", spent)
+            spent = self._figures.budget.summary_fields()
+            self._recorder.observe_event("budget_spent" if self._figures.budget.is_spent else "budget_told", spent)
 
-    def _measure(self, num_steps: int) -> ValidationResult:
+    def _measure_model(self, num_steps: int) -> ValidationResult:
         batches = [validation_batches(corpus, VALIDATION_BATCH) for corpus in self._sets.values()]
-        scores = dict(zip(self._sets, self._trained.measure(batches), strict=True))
+        scores = dict(zip(self._sets, self._trained.measure_sets(batches), strict=True))
         held_out = scores.pop(HELD_OUT, None)
         named = {name: value for name, value in scores.items() if isinstance(value, float)}
         # other engines are refused `train.samples` by the run file
-        samples = self._trained.samples() if isinstance(self._trained, StagesInTurn) else ()
-        result = ValidationResult(held_out, named, samples, self._histograms(num_steps))
-        self._recorder.validated(result, num_steps)
+        samples = self._trained.sample_texts() if isinstance(self._trained, StagesInTurn) else ()
+        result = ValidationResult(held_out, named, samples, self._take_histograms(num_steps))
+        self._recorder.record_validation(result, num_steps)
         return result
 
-    def _histograms(self, num_steps: int) -> tuple[Histogram, ...]:
+    def _take_histograms(self, num_steps: int) -> tuple[Histogram, ...]:
         settings = self._run.train.histograms
         # before the first step there is no gradient
         if settings is None or not num_steps:
             return ()
-        self._trained.settle()
-        return tuple(histograms(self._saver.state(), settings.bins))
+        self._trained.settle_steps()
+        return tuple(shard_histograms(self._saver.current_shards(), settings.bins))
 
-    def _judge(self, value: ValidationResult, num_steps: int, *, is_regular: bool) -> None:
+    def _note_losses(self, value: ValidationResult, num_steps: int, *, is_regular: bool) -> None:
         """Take what early end and best checkpoint are decided by.
 
         A validation at the last step alone counts for no early end: a longer run would not have had it.
         """
         rule, best = self._run.train.early_stopping, self._run.checkpoint.best
         if rule is not None and is_regular:
-            self._figures.stopping.add(num_steps, value.loss(rule.on), rule.on)
+            self._figures.stopping.add_validation(num_steps, value.loss_on(rule.on), rule.on)
         if best is not None:
-            self._figures.candidate = BestCheckpoint(num_steps, best, value.loss(best))
+            self._figures.candidate = BestCheckpoint(num_steps, best, value.loss_on(best))

@@ -36,18 +36,14 @@ _TOLD = frozenset(
 
 
 class MiddleStages:
-    """The middle stages of a session: processes that the enclave asks for, and its reports on them.
-
-    Args:
-        note: Takes the guard's decisions.
-    """
+    """The middle stages of a session: processes that the enclave asks for, and its reports on them."""
 
     def __init__(self, run: SplitPipelineRun, home: RunDirectory, workers: WorkerProcesses, note: Observe) -> None:
         self.home = home
         self.run, self._workers, self._note = run, workers, note
         self._awaited: set[str] = set()
 
-    def aside(self, message: SplitMessage) -> bool:
+    def serve_enclave_message(self, message: SplitMessage) -> bool:
         """Serve the enclave's requests, and take its reports.
 
         Raises:
@@ -55,9 +51,9 @@ class MiddleStages:
         """
         match message:
             case say.WorkersWanted():
-                self._start(message)
+                self._start_workers(message)
             case say.WorkerDismissed():
-                self._workers.dismiss(message.name)
+                self._workers.dismiss_worker(message.name)
             case say.GuardEvent():
                 if message.event == "party_joined":
                     self._awaited.discard(str(message.facts.get("party")))
@@ -69,23 +65,23 @@ class MiddleStages:
                 return False
         return True
 
-    def _start(self, wanted: say.WorkersWanted) -> None:
+    def _start_workers(self, wanted: say.WorkersWanted) -> None:
         strangers = sorted(set(wanted.names) - set(self.run.stage_workers))
         if strangers:
             raise FrameError(f"{ENCLAVE}: requested {strangers[0]!r}, which is not a worker of this run")
         self._awaited |= set(wanted.names)
         files = {name: worker_config(self.run, self.home, name, wanted.address) for name in wanted.names}
-        self._workers.start(files)
+        self._workers.start_workers(files)
 
-    def look(self) -> None:
+    def check_joining_workers(self) -> None:
         """Return while every worker that is still to join runs.
 
         Raises:
             PeerLostError: One has ended.
         """
         for name in sorted(self._awaited):
-            if not self._workers.is_alive(name):
-                raise PeerLostError(f"{name} ended before it joined: {self._workers.last_output(name)}")
+            if not self._workers.is_worker_alive(name):
+                raise PeerLostError(f"{name} ended before it joined: {self._workers.worker_output(name)}")
 
     def close(self) -> None:
         """Wait for the workers, which the enclave has told that the run is over."""
@@ -108,7 +104,6 @@ def middle_stages(
 
     Args:
         open_workers: Starts workers; another than the default is for drills only.
-        note: Takes the guard's decisions.
     """
     if not isinstance(run, SplitPipelineRun):
         yield None
@@ -118,7 +113,7 @@ def middle_stages(
         yield MiddleStages(run, middle, workers, note)
 
 
-def recall(middle: RunDirectory, figures: Figures) -> None:
+def count_logged_decisions(middle: RunDirectory, figures: Figures) -> None:
     """Count what earlier sessions decided, from the log that the enclave has signed.
 
     Raises:
@@ -129,7 +124,7 @@ def recall(middle: RunDirectory, figures: Figures) -> None:
         figures.observe(kind, body)
 
 
-def noting(figures: Figures, savepoint: Savepoint, observe: Observe) -> Observe:
+def note_guard_events(figures: Figures, savepoint: Savepoint, observe: Observe) -> Observe:
     """What takes the events of an enclave's guard, which are its word, into figures and the log of the run.
 
     Args:
@@ -139,8 +134,8 @@ def noting(figures: Figures, savepoint: Savepoint, observe: Observe) -> Observe:
 
     def note(kind: str, facts: dict[str, Any]) -> None:
         if kind == CHECKED:
-            stages = {int(stage): _checks(stage_facts) for stage, stage_facts in facts["stages"].items()}
-            figures.checks.applied(int(facts["step"]), stages)
+            stages = {int(stage): _parse_checks(stage_facts) for stage, stage_facts in facts["stages"].items()}
+            figures.checks.note_applied(int(facts["step"]), stages)
         elif kind in _TOLD:
             if kind == "rolled_back":
                 savepoint.forget_after(int(facts["to"]))
@@ -150,7 +145,7 @@ def noting(figures: Figures, savepoint: Savepoint, observe: Observe) -> Observe:
     return note
 
 
-def _checks(told: dict[str, Any]) -> StageChecks:
+def _parse_checks(told: dict[str, Any]) -> StageChecks:
     rests_on = told["rests_on"]
     return StageChecks(
         frozenset(told["made"]), str(told["party"]), None if rests_on is None else frozenset(map(str, rests_on))

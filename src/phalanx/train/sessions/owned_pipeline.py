@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import AuditLogError, ConfigError, DiskError
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER, Observe, PipelineEngine, StageChecks, StepPlan
@@ -18,11 +18,11 @@ from phalanx.train.records.summary import Figures
 from phalanx.train.sessions.cluster import (
     JoinedWorkers,
     OpenWorkers,
-    engaged,
-    gathered,
+    join_workers,
+    list_participants,
+    make_engine,
+    new_audit_draw,
     opening_facts,
-    participants,
-    session_draw,
     session_name,
 )
 from phalanx.train.setup.stage_source import StageLibrary
@@ -61,7 +61,7 @@ class OwnedPipeline:
         self.figures = Figures()
         self._session = session_name(home)
         self._history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
-        self._parties = participants(run, home, self._history)
+        self._parties = list_participants(run, home, self._history)
         self._names, self._late = self._parties.names, self._parties.late
         self._stack = contextlib.ExitStack()
         self._log: AuditLog | None = None
@@ -82,9 +82,9 @@ class OwnedPipeline:
             retire_key(home, self._history)
             for kind, body in self._history.decisions:
                 self.figures.observe(kind, body)
-            stack.push(self._leave)
+            stack.push(self._close_session)
             self._joined = stack.enter_context(
-                gathered(
+                join_workers(
                     self._run,
                     home,
                     self._plan,
@@ -101,7 +101,7 @@ class OwnedPipeline:
     def __exit__(self, *failure: Any) -> None:
         self._stack.__exit__(*failure)
 
-    def engage(
+    def engage_workers(
         self, source: ModelSource, library: StageLibrary, step: int, beside: Mapping[str, object] | None = None
     ) -> PipelineEngine:
         """Say in the log what begins, and make the engine; no party has a role yet.
@@ -114,16 +114,16 @@ class OwnedPipeline:
         if joined is None:
             raise ConfigError("an owned pipeline starts after its workers have joined")
         run, home, history = self._run, self._home, self._history
-        draw = session_draw(home, run)
+        draw = new_audit_draw(home, run)
         facts = opening_facts(run, home, source, self._names, self._session, draw)
-        shared = {"config_digest": digest(run), "step": step, "owner": OWNER, **(beside or {})}
+        shared = {"config_digest": digest_config(run), "step": step, "owner": OWNER, **(beside or {})}
         key = {"owner_key": home.owner.public.public_key.hex()}
         self.observe("run_started" if history.head is None else "run_resumed", {**shared, **key, **facts})
         history.committed.add(facts["audit_key_commitment"])
         for body in self._parties.revoked:
             self.observe("revoked", {**body, "step": step})
         self._engine = self._stack.enter_context(
-            engaged(
+            make_engine(
                 joined,
                 run,
                 home,
@@ -132,14 +132,14 @@ class OwnedPipeline:
                 self.observe,
                 draw=draw,
                 late=self._late,
-                note_checks=self._checked,
-                note_step=step_noter(self.log),
+                note_checks=self._note_applied,
+                note_step=step_noter(self.audit_log),
             )
         )
         return self._engine
 
     @property
-    def log(self) -> AuditLog:
+    def audit_log(self) -> AuditLog:
         """The log.
 
         Raises:
@@ -151,18 +151,18 @@ class OwnedPipeline:
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
         """Count an event, and write it into the log."""
-        log = self.log
+        log = self.audit_log
         self.figures.observe(kind, body)
-        log.append(kind, body)
+        log.append_event(kind, body)
         if kind in LASTING:
-            log.sync()
+            log.sync_events()
         self._note(kind, body)
 
-    def _checked(self, step: int, stages: Mapping[int, StageChecks]) -> None:
-        self.figures.checks.applied(step, stages)
+    def _note_applied(self, step: int, stages: Mapping[int, StageChecks]) -> None:
+        self.figures.checks.note_applied(step, stages)
         self._note_checks(step, stages)
 
-    def _leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def _close_session(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Say in the log how the session ended, tell the audit key, and leave a signed end of the log."""
         log, home, engine = self._log, self._home, self._engine
         if log is None:
@@ -170,10 +170,10 @@ class OwnedPipeline:
         is_complete = kind is None and engine is not None and engine.next_step == self._run.train.steps
         status = "completed" if is_complete else "stopped"
         with contextlib.suppress(AuditLogError, DiskError):
-            log.append("run_completed" if is_complete else "run_stopped", {"status": status})
+            log.append_event("run_completed" if is_complete else "run_stopped", {"status": status})
         reveal_key(log, home, self._history)
         with contextlib.suppress(AuditLogError, DiskError):
-            log.sync()
+            log.sync_events()
         figures = self.figures
         home.write_summary(
             {

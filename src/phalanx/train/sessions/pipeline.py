@@ -13,33 +13,33 @@ from phalanx.telemetry.parties import live_parties
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.private import PrivateBatches
 from phalanx.train.batches.rollouts import RolloutLoader
-from phalanx.train.batches.validation import perplexities
+from phalanx.train.batches.validation import measure_perplexities
 from phalanx.train.config import PipelineRun
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
-from phalanx.train.records.journal import Journal, collect, discard, newer_entry
-from phalanx.train.records.party_book import PartyBook
-from phalanx.train.records.record import RunRecorder, announcing
-from phalanx.train.saving.checkpoint_rollback import Fallback
+from phalanx.train.records.journal import Journal, clear_journal, newer_entry, read_kept_states
+from phalanx.train.records.party_book import PartyTracker
+from phalanx.train.records.record import RunRecorder, announce_waits
+from phalanx.train.saving.checkpoint_rollback import CheckpointRollback
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import Saver
 from phalanx.train.sessions.cluster import (
     JoinedWorkers,
     OpenWorkers,
-    engaged,
-    gathered,
+    join_workers,
+    list_participants,
+    make_engine,
+    new_audit_draw,
     opening_facts,
-    participants,
-    session_draw,
     session_name,
 )
 from phalanx.train.sessions.context import SessionContext
-from phalanx.train.sessions.continue_from import cut_anew
+from phalanx.train.sessions.continue_from import recut_checkpoint
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.hooks import StagesInTurn
 from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.sessions.texts import text_material
-from phalanx.train.setup.guard_outlook import guarded_by_nobody, preset_in_words
+from phalanx.train.setup.guard_outlook import idle_guard_warning, preset_in_words
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 
@@ -55,11 +55,11 @@ class PipelineFactory:
         self._open_workers = open_workers
 
     @contextlib.contextmanager
-    def prepare(self, context: SessionContext[PipelineRun]) -> Iterator["PipelineSetup"]:
+    def prepare_setup(self, context: SessionContext[PipelineRun]) -> Iterator["PipelineSetup"]:
         """Open model and text; workers join when they are first needed, and are sent home at the end."""
         run = context.run
-        _recall(context)
-        source = open_model(run.model, context.home.cache / "models", run.train.seed)
+        _count_past_decisions(context)
+        source = open_model(run.model, context.home.cache_directory / "models", run.train.seed)
         plan = make_plan(run, source)
         with contextlib.ExitStack() as stack:
             if run.rewards is not None:
@@ -68,7 +68,7 @@ class PipelineFactory:
                 return
             material, private = text_material(context, source)
             if private is not None:
-                plan = plan.model_copy(update={"privacy": _hidden(run, private)})
+                plan = plan.model_copy(update={"privacy": _row_privacy(run, private)})
             yield PipelineSetup(context, plan, material, self._open_workers, stack)
 
 
@@ -93,19 +93,19 @@ class PipelineSetup:
         self._open_workers = open_workers
         self._stack = stack
         self._name = session_name(context.home)
-        self._parties = participants(context.run, context.home, context.history)
+        self._parties = list_participants(context.run, context.home, context.history)
         self._workers, self._late = self._parties.names, self._parties.late
-        self._book = PartyBook(context.run.name, context.run.train.steps, self._workers, self._late, context.history)
-        stack.enter_context(PeersFile(context.home.path / PEERS_FILE, self._book.status))
+        self._book = PartyTracker(context.run.name, context.run.train.steps, self._workers, self._late, context.history)
+        stack.enter_context(PeersFile(context.home.path / PEERS_FILE, self._book.parties_status))
 
     @functools.cached_property
     def _joined_workers(self) -> JoinedWorkers:
         """The workers: started, or awaited, at the first use."""
         context = self._context
-        with announcing(context.log, context.console) as announce:
-            say = _and_in(self._book, announce)
+        with announce_waits(context.log, context.console) as announce:
+            say = _track_parties(self._book, announce)
             return self._stack.enter_context(
-                gathered(
+                join_workers(
                     context.run,
                     context.home,
                     self._plan,
@@ -115,12 +115,12 @@ class PipelineSetup:
                     late=self._late,
                     open_workers=self._open_workers,
                     log=context.log,
-                    say=context.say,
+                    say=context.print_line,
                     book=self._book,
                 )
             )
 
-    def recover(self, savepoint: Savepoint) -> None:
+    def recover_state(self, savepoint: Savepoint) -> None:
         """Have the state that the run goes on from as its newest checkpoint.
 
         Raises:
@@ -131,10 +131,10 @@ class PipelineSetup:
         library = StageLibrary(self.material.source, self._plan, None, context.run.model.adapter_directory)
         if context.asks_workers:
             # no bar is there yet, which would show them
-            with live_parties(context.console, self._book.rows):
+            with live_parties(context.console, self._book.party_rows):
                 _ = self._joined_workers
-            context.begin()
-        context.adopt(savepoint, lambda origin: cut_anew(origin, library))
+            context.remove_outdated_files()
+        context.adopt_checkpoint(savepoint, lambda origin: recut_checkpoint(origin, library))
         context.accept_older(savepoint)
         self._recover_journal(savepoint, library)
 
@@ -146,32 +146,34 @@ class PipelineSetup:
             entry = newer_entry(home, context.history, context.log) if starts_anew else None
             if entry is not None:
                 # as with any checkpoint: the log must not be behind it
-                context.tell("checkpoint", {"step": entry.step})
-                context.log.sync()
+                context.log_event("checkpoint", {"step": entry.step})
+                context.log.sync_events()
                 fetch = self._joined_workers.fetch_kept if context.run.remote_workers else None
-                saved = savepoint.write(entry.step, collect(home.journal, entry, library, fetch), entry.state)
-                context.tell("checkpoint_saved", saved.body())
+                saved = savepoint.write_checkpoint(
+                    entry.step, read_kept_states(home.journal_directory, entry, library, fetch), entry.state
+                )
+                context.log_event("checkpoint_saved", saved.event_body())
                 context.console.print(f"journal: the run continues where it ended, at step {entry.step}")
         except CheckpointError as exc:
             context.console.print(f"journal: {exc}; the run continues from its last checkpoint")
-        discard(home.journal)
+        clear_journal(home.journal_directory)
 
     @contextlib.contextmanager
-    def open(self, opening: EngineStart) -> Iterator["RunningPipeline"]:
+    def open_engine(self, opening: EngineStart) -> Iterator["RunningPipeline"]:
         """Give every party its role and wait until all copies are where they should be."""
         context, source, plan = self._context, self.material.source, self._plan
         run, home, recorder = context.run, context.home, opening.recorder
         if self._workers:
-            recorder.show(self._book)
-        draw = session_draw(home, run)
+            recorder.show_parties(self._book)
+        draw = new_audit_draw(home, run)
         self._note_opening(recorder, opening.start, draw)
         library = StageLibrary(source, plan, opening.checkpoint, run.model.adapter_directory)
-        journal = _journal(context, recorder)
-        observe = _and_in(self._book, context.observer(recorder))
+        journal = _open_journal(context, recorder)
+        observe = _track_parties(self._book, context.make_observer(recorder))
         events = PipelineEvents(observe, opening.savepoint, journal)
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(
-                engaged(
+                make_engine(
                     self._joined_workers,
                     run,
                     home,
@@ -182,43 +184,43 @@ class PipelineSetup:
                     late=self._late,
                     journal=journal,
                     note_checks=self._note_checks,
-                    note_step=step_noter(context.log, recorder.samples.of),
+                    note_step=step_noter(context.log, recorder.samples.digest_of_step),
                 )
             )
             self._book.watch_roles(engine)
-            engine.start(opening.start, library.digests() if run.guard.enabled else {})
+            engine.start_parties(opening.start, library.stage_digests() if run.guard.is_enabled else {})
             saver = events.saver = Saver(engine, opening.savepoint, events.observe, journal)
             stack.callback(saver.close)
-            fallback = Fallback(source, plan, opening.savepoint, saver, opening.metrics, events.observe)
-            judge = perplexities if run.data.preferences is None else PreferenceMeasure(run, source)
+            fallback = CheckpointRollback(source, plan, opening.savepoint, saver, opening.metrics, events.observe)
+            judge = measure_perplexities if run.data.preferences is None else PreferenceMeasure(run, source)
             trained = StagesInTurn(engine, self.material.sampler, judge)
             if isinstance(self.material.loader, RolloutLoader):
-                self.material.loader.draw_from(trained.weights)
+                self.material.loader.draw_from(trained.agreed_weights)
             yield RunningPipeline(engine, trained, saver, fallback, context, recorder)
             if journal is not None:
-                journal.remove()
+                journal.remove_directory()
 
     def _note_checks(self, step: int, stages: Mapping[int, StageChecks]) -> None:
-        self._context.figures.checks.applied(step, stages)
-        self._book.checked(step, stages)
+        self._context.figures.checks.note_applied(step, stages)
+        self._book.count_checks(step, stages)
 
     def _note_opening(self, recorder: RunRecorder, start: int, draw: AuditDraw) -> None:
         context, guard = self._context, self._context.run.guard
         context.console.print(
             f"guard: {guard.mode}" + (f", preset: {preset_in_words(guard)}" if guard.mode == "phalanx" else "")
         )
-        nobody = guarded_by_nobody(context.run)
+        nobody = idle_guard_warning(context.run)
         if nobody is not None:
             context.console.print(nobody, style="yellow", markup=False, highlight=False)
         source, home = self.material.source, context.home
         facts = opening_facts(context.run, home, source, self._workers, self._name, draw)
-        context.opening(recorder, start, self.material.loader, facts)
-        observe = _and_in(self._book, recorder.observe)
+        context.log_opening(recorder, start, self.material.loader, facts)
+        observe = _track_parties(self._book, recorder.observe_event)
         for body in self._parties.revoked:
             observe("revoked", {**body, "step": start})
-        if guard.enabled:
+        if guard.is_enabled:
             context.history.committed.add(facts["audit_key_commitment"])
-        if context.history.head is not None and guard.enabled:
+        if context.history.head is not None and guard.is_enabled:
             context.console.print(
                 "audits are drawn from a new key from here on: no earlier session reveals the next draws"
             )
@@ -240,11 +242,11 @@ class PipelineEvents:
     def observe(self, kind: str, body: dict[str, Any]) -> None:
         """Take one event of the engine."""
         if kind in UNDOINGS and self._journal is not None:
-            self._journal.forget()
+            self._journal.discard_entry()
         if kind == "rolled_back":
             # what came after holds what is being undone, and may be on its way to the disk right now
             if self.saver is not None:
-                self.saver.wait()
+                self.saver.wait_for_write()
             self._savepoint.forget_after(body["to"])
         self._observe(kind, body)
 
@@ -261,37 +263,37 @@ class RunningPipeline:
         engine: PipelineEngine,
         trained: StagesInTurn,
         saver: Saver,
-        fallback: Fallback,
+        fallback: CheckpointRollback,
         context: SessionContext[PipelineRun],
         recorder: RunRecorder,
     ) -> None:
         self.engine = engine
-        self.trained = trained
+        self.trained_model = trained
         self.saver = saver
         self._fallback = fallback
         self._context = context
         self._recorder = recorder
 
-    def go_back(self, reason: TrainingError) -> int:
-        """Begin again from the last checkpoint with the parties that are left; see `Fallback.go_back`."""
-        return self._fallback.go_back(self.engine, reason)
+    def return_to_checkpoint(self, reason: TrainingError) -> int:
+        """Begin again from the last checkpoint with the remaining parties; see `CheckpointRollback`."""
+        return self._fallback.restart_from_checkpoint(self.engine, reason)
 
-    def finish(self) -> None:
+    def record_end(self) -> None:
         """Record the digest of the weights, each party's costs, and which steps are in doubt."""
         figures = self._context.figures
         parameters = (
             (name, tensor.detach())
-            for copy in self.engine.copies("weights")
+            for copy in self.engine.fetch_stages("weights")
             for name, tensor in copy.module.all_parameters().items()
         )
         figures.final_weights_digest = weights_digest(parameters)
-        figures.usage = self.engine.usage
-        for doubt in figures.checks.doubts():
-            self._recorder.observe("in_doubt", doubt.to_json())
-        self._recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
+        figures.usage = self.engine.party_usage
+        for doubt in figures.checks.list_doubts():
+            self._recorder.observe_event("in_doubt", doubt.to_json())
+        self._recorder.observe_event("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
 
-def _hidden(run: PipelineRun, private: PrivateBatches) -> RowPrivacy | None:
+def _row_privacy(run: PipelineRun, private: PrivateBatches) -> RowPrivacy | None:
     """How stages hide rows; what steps are charged for says how much noise that takes."""
     if run.privacy is None:
         return None
@@ -299,7 +301,7 @@ def _hidden(run: PipelineRun, private: PrivateBatches) -> RowPrivacy | None:
     return RowPrivacy(clip_norm=run.privacy.clip_norm, noise_multiplier=noise, mean_rows=private.mean_rows)
 
 
-def _and_in(book: PartyBook, observe: Observe) -> Observe:
+def _track_parties(book: PartyTracker, observe: Observe) -> Observe:
     """Let the book of parties follow observed events."""
 
     def both(kind: str, body: dict[str, Any]) -> None:
@@ -309,21 +311,21 @@ def _and_in(book: PartyBook, observe: Observe) -> Observe:
     return both
 
 
-def _recall(context: SessionContext[PipelineRun]) -> None:
+def _count_past_decisions(context: SessionContext[PipelineRun]) -> None:
     """Count what earlier sessions decided, whichever checkpoint this one goes on from."""
     for kind, body in context.history.decisions:
         context.figures.observe(kind, body)
-    for name in sorted(context.history.convicted & set(context.run.pipeline.workers)):
+    for name in sorted(context.history.convicted & set(context.run.pipeline.worker_names)):
         context.console.print(f"{name} was evicted earlier and stays excluded")
-    for name in sorted(context.history.revoked & set(context.run.pipeline.workers)):
+    for name in sorted(context.history.revoked & set(context.run.pipeline.worker_names)):
         context.console.print(f"{name} was revoked earlier and stays excluded")
 
 
-def _journal(context: SessionContext[PipelineRun], recorder: RunRecorder) -> Journal | None:
+def _open_journal(context: SessionContext[PipelineRun], recorder: RunRecorder) -> Journal | None:
     if not context.run.journals:
         return None
 
     def give_up(reason: str) -> None:
-        recorder.observe("journal_failed", {"reason": reason})
+        recorder.observe_event("journal_failed", {"reason": reason})
 
-    return Journal(context.home.journal, context.home.owner, lambda: context.log.head, give_up)
+    return Journal(context.home.journal_directory, context.home.owner, lambda: context.log.current_head, give_up)

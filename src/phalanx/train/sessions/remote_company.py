@@ -41,14 +41,14 @@ def remote_company(
         watch = WaitNotice(split.step_timeout_s, tell)
 
         def aside(message: SplitMessage) -> bool:
-            return watch.aside(message) or clients(message)
+            return watch.take_waiting(message) or clients(message)
 
         connection = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, aside)
         lead = RemoteLead(split, party_of(run, home, home.owner, connection, called.session), num_classes)
         stack.callback(lead.close)
-        lead.meet()
+        lead.meet_enclave()
         yield lead
-        lead.end()
+        lead.end_session()
 
 
 class WaitNotice:
@@ -61,7 +61,7 @@ class WaitNotice:
     def __init__(self, timeout_s: float, tell: Say) -> None:
         self._timeout_s, self._tell = timeout_s, tell
 
-    def aside(self, message: SplitMessage) -> bool:
+    def take_waiting(self, message: SplitMessage) -> bool:
         """Take word of clients that a turn waits for; False for any other message."""
         if not isinstance(message, ask.AwaitedClients):
             return False

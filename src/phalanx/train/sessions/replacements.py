@@ -30,7 +30,7 @@ class Replacements:
         self._observe = observe
         self._expected: list[str] = []
 
-    def replace(self, gone: str) -> None:
+    def start_replacement(self, gone: str) -> None:
         """Start another worker, as long as there are names."""
         name = next(self._names, None)
         if name is not None:
@@ -38,10 +38,10 @@ class Replacements:
             self._expected.append(name)
             self._observe("respawned", {"party": name, "in_place_of": gone})
 
-    def look_after(self) -> None:
+    def replace_stillborn(self) -> None:
         """Start another worker for each that has ended without joining: no other part of the owner misses it."""
         self._expected = [name for name in self._expected if not self._has_joined(name)]
         stillborn = [name for name in self._expected if not self._is_alive(name)]
         self._expected = [name for name in self._expected if name not in stillborn]
         for name in stillborn:
-            self.replace(name)
+            self.start_replacement(name)

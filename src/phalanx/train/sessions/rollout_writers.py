@@ -11,7 +11,7 @@ from phalanx.rollouts import (
     local_rollout_workers,
     rollout_company,
 )
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.train.batches.rollouts import WriteTexts, write_alone
 from phalanx.train.config import DomainRun, PipelineRun
 from phalanx.train.sessions.context import SessionContext
@@ -42,7 +42,7 @@ def open_writers(
         create_authority(pki)
     for name in (OWNER, *names):
         if not (pki / name).exists():
-            issue(pki, name)
+            issue_certificate(pki, name)
     template = RolloutWorkerConfig(
         identity="",
         owner="",
@@ -55,20 +55,22 @@ def open_writers(
     evidence, owner = context.home.path / _EVIDENCE, load_identity(pki / OWNER)
     with rollout_company(owner, names, context.home.run_id, evidence, settings.check, processes=processes) as company:
         rules = {"workers": list(names), "rate": settings.check.rate, "authority": owner.authority_pem.decode("ascii")}
-        context.log.append("rollout_writers", rules)
+        context.log.append_event("rollout_writers", rules)
 
         def note(decision: RolloutVerdict | RolloutDismissal) -> None:
             is_lie = isinstance(decision, RolloutVerdict)
-            context.log.append("rollout_verdict" if is_lie else "rollout_dismissal", decision.model_dump(mode="json"))
+            context.log.append_event(
+                "rollout_verdict" if is_lie else "rollout_dismissal", decision.model_dump(mode="json")
+            )
             what = "lied about a text and is excluded" if is_lie else "is dismissed without a conviction"
-            context.say(f"{decision.party} {what}: {decision.reason}")
+            context.print_line(f"{decision.party} {what}: {decision.reason}")
 
-        company.told = note
+        company.report_decision = note
         try:
             yield company.generate
         finally:
             context.figures.rollouts = {
                 "convicted": {verdict.party: verdict.offence for verdict in company.verdicts},
                 "left_out": {dismissal.party: dismissal.cause for dismissal in company.dismissals},
-                "unanswered": dict(company.unanswered),
+                "unanswered": dict(company.unanswered_requests),
             }

@@ -38,11 +38,11 @@ def rollout_material(context: SessionContext[PipelineRun | DomainRun], source: M
     check_head(run, source)
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
     longest = settings_of(run).max_new_tokens
-    prompts = prepare_prompts(run.data, home.cache / "data", run.train.seed, source.tokenizer_path, longest)
+    prompts = prepare_prompts(run.data, home.cache_directory / "data", run.train.seed, source.tokenizer_path, longest)
     check_vocabulary(prompts.tokenizer.vocab_size, source.vocab_size)
-    context.say(f"prompts: {len(prompts.train)} to train on, {len(prompts.held_out)} held out")
-    if prompts.tokenizer.beginning and any(one.asked is None for one in prompts.train):
-        context.say(f"prompts begin with {prompts.tokenizer.beginning}, as the tokenizer's texts do")
+    context.print_line(f"prompts: {len(prompts.train)} to train on, {len(prompts.held_out)} held out")
+    if prompts.tokenizer.beginning_tokens and any(one.conversation is None for one in prompts.train):
+        context.print_line(f"prompts begin with {prompts.tokenizer.beginning_tokens}, as the tokenizer's texts do")
     with RewardScorer(run.rewards, run.home, home.path / LOG) as scorer, open_writers(context) as write:
         loader = RolloutLoader(prompts, run, source, scorer, write)
         file = original_tokenizer(run.data.tokenizer, source.tokenizer_path) or prompts.tokenizer_path
@@ -57,10 +57,10 @@ class RewardedModel:
         self._trained = trained
         self._loader = loader
 
-    def measure(self, sets: Sequence[Iterable[Batch]]) -> list[MeanReward]:
+    def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> list[MeanReward]:
         """The mean reward of the likeliest text to each held-out prompt."""
-        return [self._loader.measure() for _ in sets]
+        return [self._loader.measure_reward() for _ in sets]
 
-    def settle(self) -> None:
+    def settle_steps(self) -> None:
         """Wait until nothing of a finished step is under way."""
-        self._trained.settle()
+        self._trained.settle_steps()

@@ -33,12 +33,12 @@ from phalanx.train.config import FederatedRun, RunConfig
 from phalanx.train.loop import run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, reveal_key
 from phalanx.train.records.check_record import CheckRecord
-from phalanx.train.records.comparison import say_worse
+from phalanx.train.records.comparison import describe_worse
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, kept_preparations
-from phalanx.train.records.summary import Figures, has_guard, summarise
-from phalanx.train.records.trust import say_trust
+from phalanx.train.records.summary import Figures, has_guard, summarise_run
+from phalanx.train.records.trust import describe_trust
 from phalanx.train.records.unstarted import is_unstarted
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
@@ -70,7 +70,7 @@ class Session:
         self._beginning = beginning or StartingPoint()
         self._truth = GroundTruth(home.attack_log)
 
-    def run(self, *, resume: bool) -> dict[str, Any]:
+    def run_session(self, *, resume: bool) -> dict[str, Any]:
         """Run to the end; an error or Ctrl-C still leaves a summary that says so.
 
         Raises:
@@ -80,21 +80,21 @@ class Session:
         with open_log(home) as log:
             history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
             finished = home.read_summary() if resume and beginning.from_step is None else None
-            if finished is not None and history.is_told_by(finished) and home.changes is None:
+            if finished is not None and history.matches_summary(finished) and home.changes is None:
                 self._console.print(f"{home.path}: is complete with all {finished['steps']} steps")
                 return finished
             run, figures = self._run_file, Figures(checks=CheckRecord(self._run_file.stage_guard))
             context = SessionContext(
                 run, home, self._console, log, history, beginning, resume, figures, RunningTotals()
             )
-            with self._summarised(context) as summary:
+            with self._leaving_summary(context) as summary:
                 if not context.asks_workers:
-                    context.begin()
-                self._run(context)
+                    context.remove_outdated_files()
+                self._train_run(context)
             return summary
 
     @contextlib.contextmanager
-    def _summarised(self, context: SessionContext[RunConfig]) -> Iterator[dict[str, Any]]:
+    def _leaving_summary(self, context: SessionContext[RunConfig]) -> Iterator[dict[str, Any]]:
         """Write a summary of the enclosed work, however it ends; its entries are in the given dict."""
         started = time.perf_counter()
         figures, is_whole, summary = context.figures, True, dict[str, Any]()
@@ -108,7 +108,7 @@ class Session:
         except KeyboardInterrupt:
             figures.status = "interrupted"
             if is_unstarted(self._home.path):
-                self._say(f"interrupted before the first step; {kept_preparations(self._home.path)}")
+                self._print_note(f"interrupted before the first step; {kept_preparations(self._home.path)}")
             else:
                 self._console.print("interrupted; continue with --resume")
         except OSError as exc:
@@ -119,25 +119,25 @@ class Session:
             figures.wall_s += time.perf_counter() - started
             summary |= self._leave_summary(context) if is_whole else {}
 
-    def _say(self, text: str) -> None:
+    def _print_note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _leave_summary(self, context: SessionContext[RunConfig]) -> dict[str, Any]:
         figures, log, history = context.figures, context.log, context.history
         figures.checkpoints = tuple(sorted(history.certified.saved))
         figures.best = history.certified.best
-        self._truth.refresh()
+        self._truth.read_new_lies()
         if figures.status != "completed":
             # on a full disk the log cannot grow, and the error that stopped the run is already on its way
             with contextlib.suppress(AuditLogError, DiskError):
-                log.append("run_stopped", {"status": figures.status})
+                log.append_event("run_stopped", {"status": figures.status})
         reveal_key(log, self._home, history)
         with contextlib.suppress(AuditLogError, DiskError):
-            log.sync()
+            log.sync_events()
         figures.signed_log_head = log.signed_head
-        summary = summarise(context.run, figures, context.totals, self._truth)
+        summary = summarise_run(context.run, figures, context.totals, self._truth)
         summary["run_dir"] = str(self._home.path)
-        for sentence in (*say_trust(summary), *say_worse(summary)):
+        for sentence in (*describe_trust(summary), *describe_worse(summary)):
             self._console.print(escape_controls(sentence), markup=False, highlight=False)
         try:
             self._home.write_summary(summary)
@@ -147,12 +147,12 @@ class Session:
             self._console.print(escape_controls(str(exc)), markup=False, highlight=False)
         return summary
 
-    def _run(self, context: SessionContext[RunConfig]) -> None:
+    def _train_run(self, context: SessionContext[RunConfig]) -> None:
         run, home, figures, totals = context.run, context.home, context.figures, context.totals
         note = clear_tokens_note(run, home.path)
         if note is not None:
             self._console.print(note, style="yellow", markup=False, highlight=False)
-        with self._factory.prepare(context) as setup, contextlib.ExitStack() as stack:
+        with self._factory.prepare_setup(context) as setup, contextlib.ExitStack() as stack:
             material = setup.material
             savepoint = Savepoint(
                 run,
@@ -162,54 +162,58 @@ class Session:
                 context.history,
                 context.log,
             )
-            setup.recover(savepoint)
-            checkpoint = savepoint.open() if context.goes_on else None
+            setup.recover_state(savepoint)
+            checkpoint = savepoint.open_newest() if context.has_earlier_state else None
             metrics = MetricsFile(home.path / "metrics.jsonl")
             if material.tokenizer is not None:
-                savepoint.keep(material.source, material.tokenizer)
+                savepoint.keep_model_files(material.source, material.tokenizer)
             reached = metrics.next_step
-            start = savepoint.rewind(checkpoint, metrics)
-            context.tell_return(reached, start)
+            start = savepoint.rewind_run(checkpoint, metrics)
+            context.report_lost_steps(reached, start)
             context.keep_changes(start)
-            if context.goes_on:
+            if context.has_earlier_state:
                 figures.resumed_from = start
             figures.wall_s = totals.wall_s
             stack.enter_context(metrics)
-            board = stack.enter_context(_tracked(context))
+            board = stack.enter_context(_open_curves(context))
             figures.tracking = board.report
             shown = ShownProgress("round" if isinstance(run, FederatedRun) else "step", has_guard=has_guard(run))
             progress = stack.enter_context(ProgressDisplay(run.train.steps, start, shown=shown, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
-            running = stack.enter_context(setup.open(EngineStart(start, checkpoint, savepoint, metrics, recorder)))
-            trained = running.trained
+            running = stack.enter_context(
+                setup.open_engine(EngineStart(start, checkpoint, savepoint, metrics, recorder))
+            )
+            trained = running.trained_model
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
             hooks = RunHooks(run, trained, material.validation_sets, recorder, running.saver, figures)
             last, step = run.train.steps, start
             while True:
                 if step == 0:
-                    hooks.begin(self._console.print)
+                    hooks.measure_untouched(self._console.print)
                 # where it ended early there is no step left, whatever the run file says
                 steps = range(step, step if hooks.is_over(step) else last)
                 try:
-                    run_loop(running.engine, material.loader, steps, run.train, rate_of(run.optimizer, last), hooks)
-                    hooks.end()
-                    running.finish()
+                    run_loop(
+                        running.engine, material.loader, steps, run.train, rate_schedule(run.optimizer, last), hooks
+                    )
+                    hooks.report_early_stop()
+                    running.record_end()
                 except (NoHolderError, StaleRolloutsError) as exc:
                     # as often as a stage is left without a holder, or texts without the weights that wrote them
-                    step = running.go_back(exc)
+                    step = running.return_to_checkpoint(exc)
                 else:
                     break
 
 
-def _tracked(context: SessionContext[RunConfig]) -> CurveWriter:
+def _open_curves(context: SessionContext[RunConfig]) -> CurveWriter:
     run, home = context.run, context.home
     tracked = TrackedRun(home.run_id, run.name, str(home.path), run.flat)
     board = TensorBoardWriter(home.path / "tensorboard")
-    return open_tracking(board, run.tracking, tracked, run.home, context.say)
+    return open_tracking(board, run.tracking, tracked, run.home, context.print_line)
 
 
-def rate_of(optimizer: OptimizerConfig, total_steps: int) -> Callable[[int], float]:
+def rate_schedule(optimizer: OptimizerConfig, total_steps: int) -> Callable[[int], float]:
     """Return the learning rate as a function of the step."""
     return lambda step: learning_rate(optimizer, step, total_steps)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from phalanx.federated.carriers.bridge import BridgeCarrier, OwnerPost
+from phalanx.federated.carriers.bridge import BridgeCarrier, OwnerSocket
 from phalanx.federated.carriers.carrier import Carrier
 from phalanx.federated.carriers.loopback import LoopbackCarrier
 from phalanx.federated.rounds.terms import RunTerms
@@ -30,7 +30,7 @@ class OpenCarrier(Carrier, Protocol):
         ...
 
 
-def await_all(
+def await_sites_in_time(
     carrier: OpenCarrier, sites: Collection[str], timeout_s: float, say: Callable[[str], None]
 ) -> frozenset[str]:
     """Wait for the sites of a run, and say meanwhile which are missing; return those that are there in time."""
@@ -49,29 +49,29 @@ def open_carrier(context: SessionContext[FederatedRun], terms: RunTerms) -> Iter
         TransportError: It cannot listen.
     """
     home, section = context.home, context.run.federated
-    session, revoked = new_session(session_prefix(context.run)), RevokedParties(home.pki).read
+    session, revoked = new_session(session_prefix(context.run)), RevokedParties(home.pki_directory).read_revocations
     with contextlib.ExitStack() as stack:
         if section.carrier == "bridge":
             path = home.path / OWNER_SOCKET
-            post = OwnerPost(path, session, section.transport)
-            bridge = BridgeCarrier(home.owner, post, terms.roster, revoked, context.say)
+            post = OwnerSocket(path, session, section.transport)
+            bridge = BridgeCarrier(home.owner, post, terms.roster, revoked, context.print_line)
             stack.callback(bridge.close)
-            context.say(f"waiting for an engine on {path}")
+            context.print_line(f"waiting for an engine on {path}")
             yield bridge
             return
-        loopback = LoopbackCarrier(home.owner, session, section.sites, section.transport, revoked, context.say)
-        files = _files(context, loopback.address)
+        loopback = LoopbackCarrier(home.owner, session, section.sites, section.transport, revoked, context.print_line)
+        files = _make_site_files(context, loopback.listen_address)
         sites = LocalSites(home.path / "sites", files, context.run.train.threads, section.respawns)
-        stack.callback(sites.kill)
+        stack.callback(sites.kill_sites)
         # sites that have been told that the run is over close their own logs meanwhile
         stack.callback(loopback.close)
-        stack.push(_in_failure(sites.kill))
-        loopback.keep(sites)
-        sites.start()
+        stack.push(_on_failure(sites.kill_sites))
+        loopback.watch_processes(sites)
+        sites.start_sites()
         yield loopback
 
 
-def _in_failure(act: Callable[[], None]) -> Callable[[type[BaseException] | None, object, object], None]:
+def _on_failure(act: Callable[[], None]) -> Callable[[type[BaseException] | None, object, object], None]:
     """Return what acts at the end of a context that an error ends."""
 
     def leave(kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -81,23 +81,23 @@ def _in_failure(act: Callable[[], None]) -> Callable[[type[BaseException] | None
     return leave
 
 
-def where_to_look(context: SessionContext[FederatedRun]) -> str:
+def site_log_hint(context: SessionContext[FederatedRun]) -> str:
     """Say where a person finds why a site is not there."""
     if context.run.federated.carrier == "bridge":
         return "check the engine's job and `phalanx site` at each of them"
     return f"see {context.home.path / 'sites'}/NAME.log"
 
 
-def _files(context: SessionContext[FederatedRun], address: str) -> dict[str, SiteFile]:
+def _make_site_files(context: SessionContext[FederatedRun], address: str) -> dict[str, SiteFile]:
     home = context.home
     return {
         site: SiteFile(
             run=str((home.path / "config.toml").resolve()),
-            identity=str((home.pki / site).resolve()),
-            certificates=str(home.pki.resolve()),
+            identity=str((home.pki_directory / site).resolve()),
+            certificates=str(home.pki_directory.resolve()),
             directory=str((home.path / "sites" / site).resolve()),
             owner=address,
-            cache=str(home.cache.resolve()),
+            cache=str(home.cache_directory.resolve()),
             transport=context.run.federated.transport,
         )
         for site in context.run.federated.sites

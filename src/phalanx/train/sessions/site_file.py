@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from phalanx.config import StrictModel, digest, load_config
+from phalanx.config import StrictModel, digest_config, load_config
 from phalanx.data.config import BpeConfig
 from phalanx.data.sources import SourceConfig
 from phalanx.errors import CertificateError, ConfigError
@@ -46,20 +46,20 @@ class SiteFile(StrictModel):
     """Bounds of frames; with `owner` where the site listens, and deadlines."""
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_connection(self) -> Self:
         if (self.owner is None) == (self.socket is None):
             raise ValueError("socket: missing; set the path where the engine's client delivers frames")
         return self
 
     @property
-    def own(self) -> Path:
+    def site_directory(self) -> Path:
         """The site's directory."""
         return Path(self.identity) / "state" if self.directory is None else Path(self.directory)
 
     @property
-    def kept(self) -> Path:
+    def kept_directory(self) -> Path:
         """Where prepared text and converted models are."""
-        return self.own / ".cache" if self.cache is None else Path(self.cache)
+        return self.site_directory / ".cache" if self.cache is None else Path(self.cache)
 
 
 def read_site(path: Path) -> tuple[SiteFile, FederatedRun, Identity]:
@@ -111,7 +111,7 @@ def _check_names(path: Path, file: SiteFile, own: str, sites: tuple[str, ...]) -
 
 def session_prefix(run: RunConfig) -> str:
     """Return the common prefix of a run's session names."""
-    return f"{digest(run)[:32]}-"
+    return f"{digest_config(run)[:32]}-"
 
 
 def terms_of(
@@ -129,11 +129,13 @@ def terms_of(
             another key than is pinned.
     """
     section = run.federated
-    peers = {name: _certified(name, certificates, identity) for name in (OWNER, *section.sites)}
+    peers = {name: _certified_peer(name, certificates, identity) for name in (OWNER, *section.sites)}
     for name, key in (pinned or {}).items():
         _check_key(peers[name], key, str(certificates / name / "certificate.pem"))
     owner = peers.pop(OWNER)
-    return RunTerms(digest(run)[:32], digest(run), section, run.train.seed, owner, peers, run.train.steps, run.privacy)
+    return RunTerms(
+        digest_config(run)[:32], digest_config(run), section, run.train.seed, owner, peers, run.train.steps, run.privacy
+    )
 
 
 def _check_key(peer: Peer, key: str, where: str) -> None:
@@ -141,10 +143,10 @@ def _check_key(peer: Peer, key: str, where: str) -> None:
         raise CertificateError(
             f"{where}: certifies the message key {actual_key}, but keys has {key} for {peer.name!r}; ask "
             f"{peer.name!r} for its key: the issuer of certificates can substitute a key and read the hidden values"
-        ).about(code="PHX-V014", file=where, found=actual_key, expected=key, do=f"ask {peer.name!r} for its key")
+        ).with_facts(code="PHX-V014", file=where, found=actual_key, expected=key, do=f"ask {peer.name!r} for its key")
 
 
-def _certified(name: str, certificates: Path, identity: Identity) -> Peer:
+def _certified_peer(name: str, certificates: Path, identity: Identity) -> Peer:
     path = certificates / name / "certificate.pem"
     if not path.exists():
         raise ConfigError(f"{path}: missing; the owner gives each site the certificates of all, and of itself")

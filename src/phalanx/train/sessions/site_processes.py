@@ -27,18 +27,18 @@ class LocalSites:
         self._left = dict.fromkeys(files, respawns)
         self._processes: dict[str, PythonProcess] = {}
 
-    def start(self) -> None:
+    def start_sites(self) -> None:
         """Start all of them; their output goes to ``NAME.log``."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for site in self._files:
-            self._start(site)
+            self._start_site(site)
 
     @property
-    def pids(self) -> dict[str, int]:
+    def process_ids(self) -> dict[str, int]:
         """Return the process ids of the last starts."""
         return {site: process.pid for site, process in self._processes.items()}
 
-    def look(self) -> dict[str, str]:
+    def restart_ended_sites(self) -> dict[str, str]:
         """As `SiteProcesses` says."""
         ended: dict[str, str] = {}
         for site, process in list(self._processes.items()):
@@ -48,20 +48,20 @@ class LocalSites:
             del self._processes[site]
             if self._left[site]:
                 self._left[site] -= 1
-                self._start(site)
+                self._start_site(site)
         return ended
 
     def close(self) -> None:
         """Give processes that have been told to end a moment, then end them."""
         for process in self._processes.values():
-            process.end(_TO_END_S)
+            process.end_or_kill(_TO_END_S)
 
-    def kill(self) -> None:
+    def kill_sites(self) -> None:
         """End them at once."""
         for process in self._processes.values():
             process.kill()
 
-    def _start(self, site: str) -> None:
+    def _start_site(self, site: str) -> None:
         path = self._directory / f"{site}.toml"
         path.write_text(dump_toml(self._files[site]), encoding="utf-8")
         threads = {"OMP_NUM_THREADS": str(self._threads)}

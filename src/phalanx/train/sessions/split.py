@@ -18,7 +18,7 @@ from phalanx.security.crypto import RevokedParties
 from phalanx.split import ENCLAVE, SplitConfig, SplitDriver, cut_model
 from phalanx.split.channel.message import SplitMessage
 from phalanx.split.check import check_split
-from phalanx.split.hardware.tier import worth
+from phalanx.split.hardware.tier import describe_protection
 from phalanx.split.roles.remote_lead import RemoteLead
 from phalanx.telemetry import FittedTable
 from phalanx.train.batches.client_loader import ClientLoader
@@ -34,7 +34,13 @@ from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
-from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
+from phalanx.train.sessions.middle_stages import (
+    WORKERS_SEE,
+    count_logged_decisions,
+    middle_directory,
+    middle_stages,
+    note_guard_events,
+)
 from phalanx.train.sessions.remote_company import remote_company
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company
 from phalanx.train.sessions.split_parties import AppraisedClients, RefusedClients, SplitRevocations
@@ -51,9 +57,9 @@ def describe_split(run: SplitRun, source: ModelSource) -> RenderableType:
     Raises:
         ConfigError: The split cannot work.
     """
-    _check(run, source)
+    _check_run(run, source)
     split = run.split
-    title = f"{split.mode} split, {split.clients} clients; {worth(split)}"
+    title = f"{split.mode} split, {split.clients} clients; {describe_protection(split)}"
     specs = cut_model(source.num_layers, split.cut)
     item_bytes = 4 if split.wire == "fp32" else 2
     crossing = run.train.batch_size * run.data.sequence_length * (source.hidden_size * item_bytes + 8)
@@ -80,25 +86,25 @@ class SplitFactory:
         self._open_workers = open_workers
 
     @contextlib.contextmanager
-    def prepare(self, context: SessionContext[SplitRun]) -> Iterator["SplitSetup | RemoteSetup"]:
+    def prepare_setup(self, context: SessionContext[SplitRun]) -> Iterator["SplitSetup | RemoteSetup"]:
         """Open model and text, and say what stands behind the enclave; remote clients have the text."""
         run, split = context.run, context.run.split
-        source = open_model(run.model, context.home.cache / "models", run.train.seed)
-        _check(run, source)
-        context.console.print(worth(split), style="bold", markup=False, highlight=False)
-        context.figures.split = {"mode": split.mode, "tier": _tier(split), "worth": worth(split)}
+        source = open_model(run.model, context.home.cache_directory / "models", run.train.seed)
+        _check_run(run, source)
+        context.console.print(describe_protection(split), style="bold", markup=False, highlight=False)
+        context.figures.split = {"mode": split.mode, "tier": _attested_tier(split), "worth": describe_protection(split)}
         if isinstance(run, SplitPipelineRun):
             context.console.print(WORKERS_SEE, style="bold", markup=False, highlight=False)
             context.figures.split |= {"workers_see": WORKERS_SEE, "middle": MIDDLE}
-            recall(middle_directory(run, context.home), context.figures)
+            count_logged_decisions(middle_directory(run, context.home), context.figures)
         if split.remote_clients:
             turns = RemoteTurns(run.train.batch_size, run.data.sequence_length)
             if run.data.labelled is not None:
                 context.figures.texts = {"task": OWN_TASK, "classes": num_classes_of(run)}
             yield RemoteSetup(context, RunMaterial(source, turns, turns), turns)
             return
-        labelled = _labelled(context, source)
-        corpus = labelled or context.text(source)
+        labelled = _prepare_task(context, source)
+        corpus = labelled or context.prepare_text(source)
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
@@ -128,27 +134,27 @@ class SplitSetup:
         self._holders = () if labelled is None else labelled.holders
         self._open_workers = open_workers
 
-    def recover(self, savepoint: Savepoint) -> None:
+    def recover_state(self, savepoint: Savepoint) -> None:
         """Find nothing to recover: a sealed state is good while it is the newest, and of this run alone."""
         del savepoint
 
     @contextlib.contextmanager
-    def open(self, opening: EngineStart) -> Iterator["RunningSplit"]:
+    def open_engine(self, opening: EngineStart) -> Iterator["RunningSplit"]:
         """Start the enclave, have every party meet it, and give it its sealed state."""
         context, recorder, split = self._context, opening.recorder, self._context.run.split
-        run, home, observe = context.run, context.home, context.observer(recorder)
-        facts: dict[str, Any] = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names)}
+        run, home, observe = context.run, context.home, context.make_observer(recorder)
+        facts: dict[str, Any] = {"mode": split.mode, "tier": _attested_tier(split), "clients": list(split.client_names)}
         if isinstance(run, SplitPipelineRun):
             facts |= {"workers": list(run.stage_workers), "workers_see": WORKERS_SEE, "middle": MIDDLE}
-        context.opening(recorder, opening.start, self.material.loader, facts)
-        note = noting(context.figures, opening.savepoint, observe)
-        refused = _refused(context, recorder, observe)
+        context.log_opening(recorder, opening.start, self.material.loader, facts)
+        note = note_guard_events(context.figures, opening.savepoint, observe)
+        refused = _collect_refusals(context, recorder, observe)
         with (
             middle_stages(run, home, self._open_workers, note) as middle,
-            split_company(run, home, self.material.source, self._num_classes, middle, refused.aside) as lead,
+            split_company(run, home, self.material.source, self._num_classes, middle, refused.take_refusal) as lead,
         ):
             engine = SplitEngine(lead, LocalClients(lead, self._num_classes, self._holders))
-            with _at_work(context, opening, observe, lead, engine) as running:
+            with _run_split(context, opening, observe, lead, engine) as running:
                 yield running
 
 
@@ -163,39 +169,39 @@ class RemoteSetup:
         self.material = material
         self._context, self._turns = context, turns
 
-    def recover(self, savepoint: Savepoint) -> None:
+    def recover_state(self, savepoint: Savepoint) -> None:
         """Find nothing to recover, as `SplitSetup`."""
         del savepoint
 
     @contextlib.contextmanager
-    def open(self, opening: EngineStart) -> Iterator["RunningSplit"]:
+    def open_engine(self, opening: EngineStart) -> Iterator["RunningSplit"]:
         """Call the enclave, wait for it and for all clients, and give it its sealed state."""
         context, recorder, split = self._context, opening.recorder, self._context.run.split
-        observe = context.observer(recorder)
-        facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names), "remote": True}
-        context.opening(recorder, opening.start, self.material.loader, facts)
-        parties, listed = (ENCLAVE, *split.client_names), RevokedParties(context.home.pki)
-        revoked = SplitRevocations(parties, listed.read, context.history.revoked, observe)
-        revoked.check(opening.start)
-        refused, num_classes = _refused(context, recorder, observe), num_classes_of(context.run)
+        observe = context.make_observer(recorder)
+        facts = {"mode": split.mode, "tier": _attested_tier(split), "clients": list(split.client_names), "remote": True}
+        context.log_opening(recorder, opening.start, self.material.loader, facts)
+        parties, listed = (ENCLAVE, *split.client_names), RevokedParties(context.home.pki_directory)
+        revoked = SplitRevocations(parties, listed.read_revocations, context.history.revoked, observe)
+        revoked.check_revocations(opening.start)
+        refused, num_classes = _collect_refusals(context, recorder, observe), num_classes_of(context.run)
         appraised = AppraisedClients(split, observe)
         if split.client_policies and context.figures.split is not None:
             context.figures.split["appraised_clients"] = appraised.facts
 
         def aside(message: SplitMessage) -> bool:
-            return appraised.aside(message) or refused.aside(message)
+            return appraised.take_appraisal(message) or refused.take_refusal(message)
 
-        with remote_company(context.run, context.home, num_classes, context.say, aside) as lead:
-            appraised.check()
-            self._turns.meet(lead.commitments)
-            recorder.observe("clients_ready", {"commitments": dict(lead.commitments)})
-            engine = SplitEngine(lead, RemoteClients(lead, self._turns, revoked.check))
-            with _at_work(context, opening, observe, lead, engine) as running:
+        with remote_company(context.run, context.home, num_classes, context.print_line, aside) as lead:
+            appraised.check_all_appraised()
+            self._turns.take_commitments(lead.commitments)
+            recorder.observe_event("clients_ready", {"commitments": dict(lead.commitments)})
+            engine = SplitEngine(lead, RemoteClients(lead, self._turns, revoked.check_revocations))
+            with _run_split(context, opening, observe, lead, engine) as running:
                 yield running
 
 
 @contextlib.contextmanager
-def _at_work(
+def _run_split(
     context: SessionContext[SplitRun],
     opening: EngineStart,
     observe: Observe,
@@ -204,12 +210,14 @@ def _at_work(
 ) -> Iterator["RunningSplit"]:
     """Record the appraisal, go on from the checkpoint, and report the costs however it ends."""
     recorder = opening.recorder
-    for party in lead.parties:
-        if party.appraisal is not None:
-            recorder.observe("enclave_appraised", {"party": party.name, "result": party.appraisal.to_json()})
+    for party in lead.enclave_peers:
+        if party.latest_appraisal is not None:
+            recorder.observe_event(
+                "enclave_appraised", {"party": party.name, "result": party.latest_appraisal.to_json()}
+            )
     if opening.checkpoint is not None:
-        engine.load(opening.checkpoint)
-    saver = PlainSaver(engine.shards, opening.savepoint, _settling(observe, recorder, engine))
+        engine.load_sealed(opening.checkpoint)
+    saver = PlainSaver(engine.sealed_shards, opening.savepoint, _settle_on_save(observe, recorder, engine))
     running = RunningSplit(engine, saver, lead, context, recorder)
     try:
         yield running
@@ -234,26 +242,26 @@ class RunningSplit:
         context: SessionContext[SplitRun],
         recorder: RunRecorder,
     ) -> None:
-        self.engine = self.trained = engine
+        self.engine = self.trained_model = engine
         self.saver = saver
         self._lead = lead
         self._context = context
         self._recorder = recorder
 
-    def go_back(self, reason: TrainingError) -> int:
+    def return_to_checkpoint(self, reason: TrainingError) -> int:
         """An enclave opens its newest state only, so there is no older one to go back to."""
         raise reason
 
     def tell_costs(self) -> None:
         """Put the costs of the steps into the summary."""
-        self._facts.update(self.engine.facts())
+        self._split_facts.update(self.engine.cost_facts())
 
-    def finish(self) -> None:
+    def record_end(self) -> None:
         """Record the digest of the weights, release adapters, and compare transcripts of both ends."""
         self.tell_costs()
         context, figures, lead = self._context, self._context.figures, self._lead
-        figures.final_weights_digest = lead.weigh()
-        self._release()
+        figures.final_weights_digest = lead.request_weights_digest()
+        self._release_adapters()
         statements = lead.compare_transcripts(enclave_of(context.home))
         if statements:
             text = {
@@ -261,51 +269,51 @@ class RunningSplit:
                 for name, signed_pair in statements.items()
             }
             (context.home.path / "transcript.json").write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
-        self._recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
+        self._recorder.observe_event("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
-    def _release(self) -> None:
+    def _release_adapters(self) -> None:
         """Have the adapters out where the policy lets them go; a refusal is an outcome, no failure."""
-        summary = self._facts
+        summary = self._split_facts
         if self._context.run.split.release is None:
             summary["released"] = False
             return
         try:
-            permitted, tensors = self._lead.release(self.engine.num_steps)
+            permitted, tensors = self._lead.request_release(self.engine.num_steps)
         except ReleaseRefusedError as exc:
             summary["released"] = False
-            self._recorder.observe("release_refused", {"reason": exc.reason, "detail": exc.detail[:500]})
+            self._recorder.observe_event("release_refused", {"reason": exc.reason, "detail": exc.detail[:500]})
             return
         path = self._context.home.path / ADAPTERS
         path.touch(mode=0o600)
         save_file(tensors, path)
         summary["released"] = True
-        self._recorder.observe("released", dict(permitted))
+        self._recorder.observe_event("released", dict(permitted))
 
     @property
-    def _facts(self) -> dict[str, Any]:
+    def _split_facts(self) -> dict[str, Any]:
         figures = self._context.figures
         if figures.split is None:
             figures.split = {}
         return figures.split
 
 
-def _labelled(context: SessionContext[SplitRun], source: ModelSource) -> LabelledTexts | None:
+def _prepare_task(context: SessionContext[SplitRun], source: ModelSource) -> LabelledTexts | None:
     """Prepare the task's texts, shared out; None where text is learned."""
     run, labelled = context.run, context.run.data.labelled
     if labelled is None:
         return None
-    context.console.print(f"preparing {labelled.name}", markup=False)
+    context.console.print(f"preparing {labelled.task_name}", markup=False)
     seed = run.train.seed
     texts = prepare_labelled(run.data, run.split.client_names, seed, source.tokenizer_path)
     check_vocabulary(texts.vocab_size, source.vocab_size)
-    if texts.tokenizer.beginning:
-        begin = f"labelled texts begin with {texts.tokenizer.beginning}, as the tokenizer's texts do"
+    if texts.tokenizer.beginning_tokens:
+        begin = f"labelled texts begin with {texts.tokenizer.beginning_tokens}, as the tokenizer's texts do"
         context.console.print(begin, markup=False)
-    context.figures.texts = describe_texts(texts, labelled.name, seed)
+    context.figures.texts = describe_texts(texts, labelled.task_name, seed)
     return texts
 
 
-def _refused(context: SessionContext[SplitRun], recorder: RunRecorder, observe: Observe) -> RefusedClients:
+def _collect_refusals(context: SessionContext[SplitRun], recorder: RunRecorder, observe: Observe) -> RefusedClients:
     """Return what takes refusals of clients; where there is an admission, metrics and summary have them."""
     refused = RefusedClients(observe)
     if context.run.split.admission is not None and context.figures.split is not None:
@@ -314,23 +322,23 @@ def _refused(context: SessionContext[SplitRun], recorder: RunRecorder, observe: 
     return refused
 
 
-def _tier(split: SplitConfig) -> str | None:
+def _attested_tier(split: SplitConfig) -> str | None:
     return None if split.mode == "plaintext" else split.tier
 
 
-def _settling(note: Observe, recorder: RunRecorder, engine: SplitEngine) -> Observe:
+def _settle_on_save(note: Observe, recorder: RunRecorder, engine: SplitEngine) -> Observe:
     """What a checkpoint that is safe on the disk makes void is void for the enclave as well."""
 
     def observe(kind: str, body: dict[str, Any]) -> None:
         note(kind, body)
         if kind == "checkpoint_saved":
             # the log must know of it before older ones are void
-            recorder.log.sync()
-            engine.kept()
+            recorder.log.sync_events()
+            engine.confirm_sealed()
 
     return observe
 
 
-def _check(run: SplitRun, source: ModelSource) -> None:
+def _check_run(run: SplitRun, source: ModelSource) -> None:
     attends_in_documents(run, source)
     check_split(run.split, source, seq=run.data.sequence_length, objective=run.train.objective_kind)

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER
 from phalanx.security.crypto import Identity, Peer, load_identity, make_private_directory, peer_from_certificate
@@ -31,7 +31,7 @@ from phalanx.transport import Endpoint, GrpcWire
 
 def num_classes_of(run: SplitRun) -> int:
     """Classes of the clients' own texts, as the run file names them; 0 of a run without such texts."""
-    own_texts = None if run.data.labelled is None else run.data.labelled.own
+    own_texts = None if run.data.labelled is None else run.data.labelled.own_task
     return 0 if own_texts is None else len(own_texts.classes)
 
 
@@ -40,12 +40,12 @@ def kinds_of(run: SplitRun, source: ModelSource, num_classes: int) -> TensorKind
     rows = run.train.batch_size // run.train.microbatches
     task, wire = task_of(run.train.objective_kind, num_classes), run.split.wire
     seq, width = run.data.sequence_length, source.hidden_size + (run.data.attention == "document")
-    return TensorKinds(rows, seq, width, wire, task.label_shape, task.num_answers, task.extras)
+    return TensorKinds(rows, seq, width, wire, task.label_shape, task.num_answers, task.extra_kinds)
 
 
 def enclave_of(home: RunDirectory) -> Peer:
     """The enclave's name and key, as the authority of the run certified them."""
-    return peer_from_certificate(home.certificate(ENCLAVE).encode("ascii"), home.owner.authority_pem)
+    return peer_from_certificate(home.read_certificate(ENCLAVE).encode("ascii"), home.owner.authority_pem)
 
 
 @contextlib.contextmanager
@@ -76,12 +76,12 @@ def split_company(
     # a new session name for each start, so that nothing of an earlier one can be replayed
     session = f"{home.run_id}-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
-        near, far = stack.enter_context(_pipe(split)) if split.tier == "process" else (None, None)
+        near, far = stack.enter_context(_open_pipe(split)) if split.tier == "process" else (None, None)
         addresses: dict[str, str] = {}
         endpoints: dict[str, tuple[Identity, Endpoint]] = {}
         for name in (OWNER, *split.client_names):
-            identity = home.owner if name == OWNER else load_identity(home.pki / name)
-            wire = GrpcWire(identity, split.transport) if near is None else near.wire(name)
+            identity = home.owner if name == OWNER else load_identity(home.pki_directory / name)
+            wire = GrpcWire(identity, split.transport) if near is None else near.open_wire(name)
             stack.callback(wire.close)
             endpoint = stack.enter_context(Endpoint(identity, {}, session, wire, split.transport))
             endpoint.add_peer(enclave_of(home))
@@ -97,7 +97,9 @@ def split_company(
         process.start()
         parties = []
         for name, (identity, endpoint) in endpoints.items():
-            connection = _line(split, endpoint, process.look, middle if name == OWNER else None, refused)
+            connection = _open_connection(
+                split, endpoint, process.check_running, middle if name == OWNER else None, refused
+            )
             parties.append(party_of(run, home, identity, connection, session))
         front = front or FrontPart(
             source,
@@ -110,9 +112,9 @@ def split_company(
             split, parties[0], parties[1:], front, kinds_of(run, source, num_classes), run.train.microbatches
         )
         stack.callback(lead.close)
-        lead.meet()
+        lead.meet_enclave()
         yield lead
-        lead.end()
+        lead.end_session()
         process.close()
         if middle is not None:
             middle.close()
@@ -122,8 +124,8 @@ def _piped_workers(split: SplitConfig, home: RunDirectory, session: str) -> dict
     """Files of masked workers for an enclave that can start none itself."""
     return {
         name: PipedWorkerConfig(
-            identity=str((home.pki / name).resolve()),
-            owner_certificate=home.certificate(ENCLAVE),
+            identity=str((home.pki_directory / name).resolve()),
+            owner_certificate=home.read_certificate(ENCLAVE),
             session=masked_session(session),
             transport=split.transport,
         )
@@ -132,7 +134,7 @@ def _piped_workers(split: SplitConfig, home: RunDirectory, session: str) -> dict
 
 
 @contextlib.contextmanager
-def _pipe(split: SplitConfig) -> Iterator[tuple[FramePipe, socket.socket]]:
+def _open_pipe(split: SplitConfig) -> Iterator[tuple[FramePipe, socket.socket]]:
     """The only way to an enclave that reaches no network: this side's end, and the one to hand over."""
     near, far = socket.socketpair()
     pipe = FramePipe(near, split.transport.max_frame_bytes)
@@ -143,7 +145,7 @@ def _pipe(split: SplitConfig) -> Iterator[tuple[FramePipe, socket.socket]]:
         far.close()
 
 
-def _line(
+def _open_connection(
     split: SplitConfig, endpoint: Endpoint, look: Callable[[], None], middle: MiddleStages | None, refused: Aside
 ) -> Connection:
     if middle is None:
@@ -151,9 +153,9 @@ def _line(
 
     def look_at_both() -> None:
         look()
-        middle.look()
+        middle.check_joining_workers()
 
-    return Connection(endpoint, ENCLAVE, split.step_timeout_s, look_at_both, middle.aside)
+    return Connection(endpoint, ENCLAVE, split.step_timeout_s, look_at_both, middle.serve_enclave_message)
 
 
 def party_of(run: SplitRun, home: RunDirectory, identity: Identity, line: Connection, session: str) -> EnclavePeer:
@@ -165,8 +167,8 @@ def party_of(run: SplitRun, home: RunDirectory, identity: Identity, line: Connec
     make_private_directory(directory)
     epochs = open_epochs(directory, file_counter(directory, "epoch"))
     enclave = enclave_of(home)
-    keys = attested_keys(enclave, home.certificate(ENCLAVE).encode("ascii"))
-    occasion = HandshakeTerms(session, bytes.fromhex(digest(run)), enclave, keys, split.chunk_bytes)
+    keys = attested_keys(enclave, home.read_certificate(ENCLAVE).encode("ascii"))
+    occasion = HandshakeTerms(session, bytes.fromhex(digest_config(run)), enclave, keys, split.chunk_bytes)
     return EnclavePeer(identity, line, ClientHandshake(identity, occasion, epochs, lambda: policy_of(split)))
 
 
@@ -183,16 +185,16 @@ def _enclave_config(
     split = run.split
     behind_pipes = split.masked_workers if split.tier == "process" else ()
     return EnclaveConfig(
-        identity=str((home.pki / ENCLAVE).resolve()),
+        identity=str((home.pki_directory / ENCLAVE).resolve()),
         directory=str((home.path / ENCLAVE).resolve()),
         run=home.run_id,
         session=session,
-        config_digest=digest(run),
+        config_digest=digest_config(run),
         addresses=addresses,
-        certificates={name: home.certificate(name) for name in addresses},
-        workers={name: home.certificate(name) for name in behind_pipes},
+        certificates={name: home.read_certificate(name) for name in addresses},
+        workers={name: home.read_certificate(name) for name in behind_pipes},
         model=run.model,
-        cache=str((home.cache / "models").resolve()),
+        cache=str((home.cache_directory / "models").resolve()),
         split=split,
         optimizer=run.optimizer,
         objective=run.train.objective_kind,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import FrameError, PeerRefusedError
 from phalanx.pipeline import Observe, revocation_facts
 from phalanx.security.crypto import Revocation
@@ -35,7 +35,7 @@ class SplitRevocations:
         self._parties, self._revoked, self._observe = tuple(parties), revoked, observe
         self._barred = set(barred)
 
-    def check(self, step: int) -> None:
+    def check_revocations(self, step: int) -> None:
         """Return where none of them is revoked; before the turn of a step.
 
         Raises:
@@ -71,7 +71,7 @@ class RefusedClients:
         self.facts: dict[str, dict[str, Any]] = {"refusals": {}, "excluded": {}}
         self.figures = {"clients_refused": 0.0, "clients_excluded": 0.0}
 
-    def aside(self, message: SplitMessage) -> bool:
+    def take_refusal(self, message: SplitMessage) -> bool:
         """Take word of a refusal; False for any other message."""
         if not isinstance(message, ask.ClientRefused):
             return False
@@ -98,11 +98,11 @@ class AppraisedClients:
     """
 
     def __init__(self, split: SplitConfig, observe: Observe) -> None:
-        self._expected = {name: digest(policy) for name, policy in split.client_policies.items()}
+        self._expected = {name: digest_config(policy) for name, policy in split.client_policies.items()}
         self._observe = observe
         self.facts: dict[str, dict[str, Any]] = {}
 
-    def aside(self, message: SplitMessage) -> bool:
+    def take_appraisal(self, message: SplitMessage) -> bool:
         """Take word of a client's evidence; False for any other message.
 
         Raises:
@@ -124,7 +124,7 @@ class AppraisedClients:
         self._observe(APPRAISED, body)
         return True
 
-    def check(self) -> None:
+    def check_all_appraised(self) -> None:
         """Check that every client with a policy was appraised by it; before the first turn.
 
         Raises:

@@ -4,7 +4,7 @@ from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import BatchLoader
 from phalanx.models import ModelSource
 from phalanx.train.batches.private import PrivateBatches, private_batches
-from phalanx.train.batches.rewriting import measured, rewriting_of
+from phalanx.train.batches.rewriting import rewrite_held_out, rewriting_of
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.config import DomainRun, PipelineRun
 from phalanx.train.loop import Loader
@@ -22,22 +22,22 @@ def text_material(
         ConfigError: The text is not what the objective or ``[privacy]`` reads, or the budget pays for no step.
     """
     run = context.run
-    corpus = context.corpus(source)
+    corpus = context.prepare_corpus(source)
     rewriting = rewriting_of(run, corpus)
-    private = private_batches(run, corpus, context.log, context.history.charges, context.home.secrets)
+    private = private_batches(run, corpus, context.log, context.history.charges, context.home.secrets_directory)
     loader: Loader
     if private is None:
-        loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
+        loader = BatchLoader(corpus, run.train.draws_per_step, run.train.seed, rewrite=rewriting)
     else:
-        context.spend_from(private.ledger)
+        context.use_budget(private.ledger)
         loader = private.loader
     material = RunMaterial(
         source,
-        measured(corpus, rewriting),
+        rewrite_held_out(corpus, rewriting),
         loader,
-        {name: measured(corpus, rewriting) for name, corpus in context.validation_sets(source, corpus).items()},
-        TextSampler.of(run, corpus),
+        {name: rewrite_held_out(corpus, rewriting) for name, corpus in context.validation_sets(source, corpus).items()},
+        TextSampler.from_run(run, corpus),
         corpus.vocabulary_digest,
-        RunTokenizer.of(run.data.tokenizer, source, corpus),
+        RunTokenizer.from_config(run.data.tokenizer, source, corpus),
     )
     return material, private

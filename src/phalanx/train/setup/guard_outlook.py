@@ -1,7 +1,14 @@
 """The outlook of a run's guard: its findings, their times and its cost, printed before training."""
 
 from phalanx.pipeline import GuardConfig
-from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, measured_costs, price_guard
+from phalanx.planner.guard.finding import (
+    AuditRates,
+    DetectionOdds,
+    GuardPrice,
+    measured_costs,
+    odds_by_lie,
+    price_guard,
+)
 from phalanx.train.config import PipelineRun, StagedRun
 
 
@@ -10,7 +17,7 @@ def watch_of(run: StagedRun) -> AuditRates | None:
     guard, stages = run.guard, run.pipeline.stages
     if guard.mode != "phalanx" or stages <= 2:
         return None
-    lockstep = guard.upkeep.in_lockstep
+    lockstep = guard.shadow_upkeep.in_lockstep
     return AuditRates(
         stages=stages,
         microbatches=run.train.microbatches,
@@ -24,7 +31,7 @@ def watch_of(run: StagedRun) -> AuditRates | None:
     )
 
 
-def outlook(run: StagedRun, untrusted_share: float) -> tuple[list[DetectionOdds], GuardPrice] | None:
+def predict_guard(run: StagedRun, untrusted_share: float) -> tuple[list[DetectionOdds], GuardPrice] | None:
     """Return the expected findings and the cost of a run's guard.
 
     Args:
@@ -36,7 +43,7 @@ def outlook(run: StagedRun, untrusted_share: float) -> tuple[list[DetectionOdds]
     watch, costs = watch_of(run), measured_costs()
     if watch is None:
         return None
-    return findings(watch, costs), price_guard(watch, costs, untrusted_share, run.guard.upkeep.bytes_sent)
+    return odds_by_lie(watch, costs), price_guard(watch, costs, untrusted_share, run.guard.shadow_upkeep.bytes_sent)
 
 
 def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
@@ -52,10 +59,10 @@ def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
     ]
 
 
-def guarded_by_nobody(run: StagedRun) -> str | None:
+def idle_guard_warning(run: StagedRun) -> str | None:
     """Say that a guard is asked for and has nothing to check; None where it has, or none is asked for."""
     stages = run.pipeline.stages
-    if not run.guard.enabled or stages > 2 or not isinstance(run, PipelineRun):
+    if not run.guard.is_enabled or stages > 2 or not isinstance(run, PipelineRun):
         return None
     return (
         f'WARNING: guard.mode = "{run.guard.mode}" checks nothing here: pipeline.stages = {stages}, and the first '

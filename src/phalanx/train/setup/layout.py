@@ -1,6 +1,6 @@
 """A run file and a model to the plan that every party gets: the stages' layers, and everything settled beforehand."""
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import ConfigError
 from phalanx.models import (
     FAMILIES,
@@ -10,7 +10,7 @@ from phalanx.models import (
     PromptEncoderConfig,
     StageSpec,
     estimate_costs,
-    partition,
+    partition_layers,
     without_path,
 )
 from phalanx.models.layout import check_length
@@ -24,7 +24,7 @@ from phalanx.train.setup.private_stages import check_private_model
 from phalanx.train.setup.row_attention import attends_in_documents, attention_kind, attention_of
 
 
-def cut(run: StagedRun, source: ModelSource) -> tuple[StageSpec, ...]:
+def cut_stages(run: StagedRun, source: ModelSource) -> tuple[StageSpec, ...]:
     """The stages' layers, balanced over the processes by estimated cost unless the run file gives them.
 
     The owner has the first and the last stage, so both together get about as much work as one worker. The stages of a
@@ -36,10 +36,10 @@ def cut(run: StagedRun, source: ModelSource) -> tuple[StageSpec, ...]:
     embedding, head = estimate_costs(source.hub_config)
     stages, layers = run.pipeline.stages, run.pipeline.layers
     if not isinstance(run, SplitPipelineRun):
-        return partition(source.num_layers, stages, layers, embedding, head, ends_in_one_process=True)
+        return partition_layers(source.num_layers, stages, layers, embedding, head, ends_in_one_process=True)
     front, back = cut_model(source.num_layers, run.split.cut)
     # clients embed
-    return partition(back.num_layers, stages, layers, 0.0, head, ends_in_one_process=True, front=front.end_layer)
+    return partition_layers(back.num_layers, stages, layers, 0.0, head, ends_in_one_process=True, front=front.end_layer)
 
 
 def check_head(run: RunConfig, source: ModelSource) -> None:
@@ -49,9 +49,9 @@ def check_head(run: RunConfig, source: ModelSource) -> None:
         ConfigError: It gives something else.
     """
     head = objective_of(run.train.objective).head
-    if source.head != head:
+    if source.head_kind != head:
         raise ConfigError(
-            f'model.head: the model returns "{source.head}" for each token, but train.objective = '
+            f'model.head: the model returns "{source.head_kind}" for each token, but train.objective = '
             f'"{run.train.objective_kind}" needs "{head}"; set model.head = "{head}"'
         )
     if run.train.samples is not None and head == "score":
@@ -81,10 +81,10 @@ def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
     _check_few_bits(run)
     return StepPlan(
         family=run.model.family,
-        run_digest=digest(run),
+        run_digest=digest_config(run),
         hub_config=source.hub_config_dict,
         hidden_size=source.hidden_size,
-        stages=tuple(StageRange(first_layer=s.first_layer, end_layer=s.end_layer) for s in cut(run, source)),
+        stages=tuple(StageRange(first_layer=s.first_layer, end_layer=s.end_layer) for s in cut_stages(run, source)),
         schedule=run.pipeline.schedule,
         microbatches=run.train.microbatches,
         microbatch_size=run.train.batch_size // run.train.microbatches,
@@ -152,7 +152,7 @@ def _check_masters(run: StagedRun, source: ModelSource) -> None:
         "a prefix in its rows: its end accompanies hidden states, but bf16 cannot represent it": (
             attention_of(run, source) in MARKED_KINDS
         ),
-        "model.adapter.quantize: unpacked matrices would be rounded twice": run.model.quantize is not None,
+        "model.adapter.quantize: unpacked matrices would be rounded twice": run.model.base_quantization is not None,
         "pipeline.layout: ranks of a party divide float32 weights; remove it": shared,
     }
     for feature, holds in faults.items():

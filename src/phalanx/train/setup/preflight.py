@@ -20,7 +20,7 @@ from phalanx.data.tokenizers.tokenizer import named_tokenizer
 from phalanx.engine import check_build
 from phalanx.errors import ConfigError, DataError
 from phalanx.models import ModelConfig
-from phalanx.models.directory import check_model, describe
+from phalanx.models.directory import check_model, describe_model
 from phalanx.models.layout import check_length, check_stages, check_vocabulary
 from phalanx.objectives import objective_of
 from phalanx.planner.model.optimizers import OPTIMIZERS
@@ -70,7 +70,7 @@ def text_warnings(run: RunConfig) -> list[str]:
 
 def _check_sizes(run: RunConfig) -> None:
     """Compare a run of stages with config.json; keys that it lacks are checked with the model."""
-    described = describe(run.model)
+    described = describe_model(run.model)
     if described is None or isinstance(run, RankedRun):
         return
     longest, layers = (_first_number(described, names) for names in (_POSITIONS, _LAYERS))
@@ -81,7 +81,7 @@ def _check_sizes(run: RunConfig) -> None:
 
 def _check_tokenizer(run: RunConfig) -> None:
     """Read a tokenizer's file; compare its tokens, or those of one that is trained here, with the embeddings."""
-    tokenizer, described = run.data.tokenizer, describe(run.model)
+    tokenizer, described = run.data.tokenizer, describe_model(run.model)
     if run.data.dataset is not None:
         if not isinstance(run.data.dataset.path, Path):
             # in an object store: brought here, and compared with the model, before the first step
@@ -96,7 +96,7 @@ def _check_tokenizer(run: RunConfig) -> None:
         if not tokenizer.path.is_file():
             raise DataError(
                 f"data.tokenizer.path: {tokenizer.path}: not a file; give the path of a tokenizer.json"
-            ).about(
+            ).with_facts(
                 code="PHX-I016",
                 file=str(tokenizer.path),
                 key="data.tokenizer.path",
@@ -130,9 +130,9 @@ def _check_small_text(run: RunConfig) -> None:
     intake = Intake(run.train.seed, data.validation_share, data.max_documents)
     with TemporaryDirectory(prefix="phalanx-") as spare:
         sources = [(source.kind, open_source(source)) for source in data.sources]
-        spool = intake.spool(sources, Path(spare), lambda _phase, _documents: None)
+        spool = intake.spool_sources(sources, Path(spare), lambda _phase, _documents: None)
         if spool.train.documents:
-            train_bpe(spool.train.texts(), data.tokenizer)
+            train_bpe(spool.train.kept_texts(), data.tokenizer)
 
 
 def _check_held_out(run: RunConfig) -> None:
@@ -143,7 +143,7 @@ def _check_held_out(run: RunConfig) -> None:
     do = "set data.validation_share above 0"
     if data.preferences is None and not data.prompts:
         do += ", or name a set in data.validation"
-    raise ConfigError(f"data.validation_share: found 0, but a run needs held-out text; {do}").about(
+    raise ConfigError(f"data.validation_share: found 0, but a run needs held-out text; {do}").with_facts(
         key="data.validation_share", found="0", expected="above 0", do=do
     )
 
@@ -195,7 +195,7 @@ def _check_own_family(model: ModelConfig) -> None:
         return
     from phalanx.models import adopt_family  # noqa: PLC0415 - it loads torch, and few runs have one
 
-    family, described = adopt_family(model.family), describe(model) or {}
+    family, described = adopt_family(model.family), describe_model(model) or {}
     if described.get("model_type") != family.model_type:
         raise ConfigError(
             f"model.family supports model_type {family.model_type!r}, but the model has "
@@ -204,24 +204,26 @@ def _check_own_family(model: ModelConfig) -> None:
 
 
 def _check_data(data: DataConfig) -> None:
-    own_files = None if data.labelled is None else data.labelled.own
+    own_files = None if data.labelled is None else data.labelled.own_task
     if own_files is not None:
         for train, test in zip(own_files.train, own_files.test, strict=True):
             load_own(train, test, Columns(own_files.text, own_files.label, own_files.classes))
-    _look_at_all(data.sources, "data.sources")
+    _check_sources(data.sources, "data.sources")
     for validation_set in data.validation:
-        _look_at_all(validation_set.sources, f'data.validation "{validation_set.name}"')
+        _check_sources(validation_set.sources, f'data.validation "{validation_set.name}"')
 
 
-def _look_at_all(sources: Sequence[SourceSettings], where: str) -> None:
+def _check_sources(sources: Sequence[SourceSettings], where: str) -> None:
     for number, source in enumerate(sources):
         try:
-            _look_at(source)
+            _check_source(source)
         except DataError as exc:
-            raise DataError(f"{where}.{number}: {exc}").about(**{**exc.facts, "key": f"{where}.{number}"}) from exc
+            raise DataError(f"{where}.{number}: {exc}").with_facts(
+                **{**exc.error_facts, "key": f"{where}.{number}"}
+            ) from exc
 
 
-def _look_at(source: SourceSettings) -> None:
+def _check_source(source: SourceSettings) -> None:
     opened = open_source(source)
     path = getattr(source, "path", None)
     by_line = source.kind == "jsonl"
@@ -242,8 +244,8 @@ def require_extras(run: RunConfig) -> None:
     Raises:
         ConfigError: Names the package, and the extra that brings it.
     """
-    if run.model.quantize is not None:
-        require_bitsandbytes(f'model.adapter.quantize = "{run.model.quantize}"')
+    if run.model.base_quantization is not None:
+        require_bitsandbytes(f'model.adapter.quantize = "{run.model.base_quantization}"')
     if OPTIMIZERS[run.optimizer.kind].in_bytes:
         require_bitsandbytes(f'optimizer.kind = "{run.optimizer.kind}"')
     if isinstance(run, FederatedRun) and run.federated.sums == "homomorphic":

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.rounds.terms import noisy_rounds
-from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, check_rate, noise_for
+from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, check_rate, min_noise_multiplier
 from phalanx.train.config import FederatedRun
 
 MAX_RATIO = 1.0
@@ -35,7 +35,7 @@ class NoiseOutlook:
     delta: float
     cure: str
 
-    def lines(self) -> list[str]:
+    def describe_budget(self) -> list[str]:
         """Return what a person must know of it before the run."""
         return [
             f"privacy: protects {self.protected}; epsilon {self.epsilon:g} at delta {self.delta:g} for the whole run",
@@ -44,7 +44,7 @@ class NoiseOutlook:
             f"{self.num_values:,} trained values)",
         ]
 
-    def warning(self) -> str | None:
+    def noise_warning(self) -> str | None:
         """Say that noise is larger than any update; None where it is not."""
         if self.ratio <= MAX_RATIO:
             return None
@@ -67,16 +67,16 @@ def sums_outlook(section: FederatedConfig, rounds: int, length: int) -> NoiseOut
     if wanted is None or sums is None:
         return None
     clients = section.cohort_sizes[-1]
-    plan, colluding = sums.of(clients), (clients - 1) // 3
+    plan, colluding = sums.noisy_sum(clients), (clients - 1) // 3
     # each site brings its share, also those on which the bound does not count
-    noise = math.sqrt(float(plan.share) * length / section.num_asked)
+    noise = math.sqrt(float(plan.noise_variance) * length / section.num_asked)
     return NoiseOutlook(
         protected=f"all data of one site, against the owner {_with_sites(colluding, clients)}",
-        ratio=noise / plan.encoding.levels,
+        ratio=noise / plan.ring_encoding.max_level,
         largest=f"max_norm = {section.max_norm:g}",
         num_values=length,
         rounds=rounds,
-        paid_rounds=sums.affordable(wanted.epsilon, wanted.delta, rounds),
+        paid_rounds=sums.affordable_steps(wanted.epsilon, wanted.delta, rounds),
         epsilon=wanted.epsilon,
         delta=wanted.delta,
         cure="have more sites, train fewer values (a smaller model.adapter.rank), use fewer rounds, or raise "
@@ -102,8 +102,8 @@ def rows_outlook(run: FederatedRun, wanted: PrivacyConfig, rows: int, length: in
     steps = run.train.steps * section.local_steps
     share = check_rate(rows, batch_size, wanted.delta)
     rate = share if wanted.sampling == "poisson" else 1.0
-    multiplier = wanted.noise_multiplier or noise_for(wanted.epsilon, wanted.delta, rate, steps)
-    paid = PoissonGaussian(multiplier, rate).affordable(wanted.epsilon, wanted.delta, steps)
+    multiplier = wanted.noise_multiplier or min_noise_multiplier(wanted.epsilon, wanted.delta, rate, steps)
+    paid = PoissonGaussian(multiplier, rate).affordable_steps(wanted.epsilon, wanted.delta, steps)
     # noise of steps and sites is independent, and gradients at most point the same way
     independent = math.sqrt(section.local_steps * section.num_asked)
     return NoiseOutlook(
@@ -120,7 +120,7 @@ def rows_outlook(run: FederatedRun, wanted: PrivacyConfig, rows: int, length: in
     )
 
 
-def outlooks(run: FederatedRun, length: int, fewest_rows: int | None) -> list[NoiseOutlook]:
+def noise_outlooks(run: FederatedRun, length: int, fewest_rows: int | None) -> list[NoiseOutlook]:
     """Return the outlook of each kind of noise that a federated run has.
 
     Args:

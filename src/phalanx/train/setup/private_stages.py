@@ -31,7 +31,7 @@ def check_private_model(run: StagedRun, source: ModelSource) -> None:
             f"[privacy] excludes experts in stages: {kind} balances them over the present rows, so a row would "
             "change the contribution of others; use a model without experts, or [parallel]"
         )
-    for name, share in _numbers(config):
+    for name, share in _config_numbers(config):
         if "drop" in name and not name.startswith(_HEADS) and share > 0:
             raise ConfigError(
                 f"[privacy] excludes dropout in stages: the model has {name} = {share}, auditors draw it by the "
@@ -40,10 +40,10 @@ def check_private_model(run: StagedRun, source: ModelSource) -> None:
             )
 
 
-def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _config_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Return every number of a model's config by its key, those of configs inside it too."""
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from _numbers(value)
+            yield from _config_numbers(value)
         elif isinstance(value, int | float):
             yield name, value

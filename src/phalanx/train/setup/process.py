@@ -8,7 +8,7 @@ import torch
 
 
 @contextlib.contextmanager
-def deterministic(threads: int) -> Iterator[None]:
+def deterministic_kernels(threads: int) -> Iterator[None]:
     """Kernels that give the same bits again; the caller's own settings come back afterwards."""
     memory: Any = torch.utils.deterministic
     old = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory

@@ -16,7 +16,7 @@ def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
     family, kind = FAMILIES[source.hub_config.model_type], attention_asked(run)
     needs, has = f"{kind} attention", f"only {', '.join(sorted(family.attention_kinds))}"
     settings = run.train.objective
-    hides = isinstance(settings, DenoisersSettings) and any(part.kind == "masked" for part in settings.parts)
+    hides = isinstance(settings, DenoisersSettings) and any(part.kind == "masked" for part in settings.effective_tasks)
     if family.facts.predicts == "target" and hides:
         # hidden tokens are predicted where they stood, and that is the encoder's text
         needs, has = "logits of the text that the encoder reads", "only those of what a decoder writes"
@@ -25,7 +25,7 @@ def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
     raise ConfigError(
         f'train.objective = "{run.train.objective_kind}": its rows need {needs}, but {family.model_type} has '
         f"{has}; choose another objective or model"
-    ).about(code="PHX-C025", key="train.objective", found=run.train.objective_kind)
+    ).with_facts(code="PHX-C025", key="train.objective", found=run.train.objective_kind)
 
 
 def attention_asked(run: RunConfig) -> RowAttention:

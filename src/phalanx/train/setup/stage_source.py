@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from phalanx.checkpoint import Checkpoint
-from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, tie
+from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, tie_head
 from phalanx.pipeline import StageCopy, StateDigest, StepPlan, TrainedState, stage_spec
 
 _WEIGHT = "weight/"
@@ -17,7 +17,6 @@ class StageLibrary:
     """A library that builds each stage from its own tensors only, and ties the last stage's head to the embedding.
 
     Args:
-        plan: Plan of all parties.
         checkpoint: Checkpoint where the run goes on; None where it begins.
         adapter_directory: Directory of an adapter's first values, which the plan lacks; None where its seed draws them.
             A checkpoint has later ones.
@@ -54,23 +53,23 @@ class StageLibrary:
             CheckpointError: The checkpoint is not of this model.
         """
         spec = stage_spec(self._plan, stage)
-        module = self._module(spec)
+        module = self._build_module(spec)
         # a whole model ties its own head; another copy of it may have been built before
-        first = None if spec.embeds or not spec.is_last else self._first
+        first = None if spec.has_embedding or not spec.is_last else self._first
         if first is not None:
-            tie(first.module, module)
+            tie_head(first.module, module)
         copy = StageCopy.of_module(self._plan, spec, module)
-        if spec.embeds:
+        if spec.has_embedding:
             self._first = copy
         elif first is not None:
             first.runner.adopt_head(copy.runner)
         if trained is not None:
             copy.optimizer.load_state(trained.tensors, trained.num_steps)
         elif self._checkpoint is not None:
-            copy.optimizer.load_state(self._checkpoint.tensors(stage), self._checkpoint.num_steps(stage))
+            copy.optimizer.load_state(self._checkpoint.stage_tensors(stage), self._checkpoint.num_steps(stage))
         return copy
 
-    def _module(self, spec: StageSpec) -> StageModule:
+    def _build_module(self, spec: StageSpec) -> StageModule:
         return build_stage(
             self._source,
             spec,
@@ -81,9 +80,9 @@ class StageLibrary:
             device=self._plan.device,
         )
 
-    def digests(self) -> dict[int, StateDigest]:
+    def stage_digests(self) -> dict[int, StateDigest]:
         """Digest of every middle stage as this library has it; each is built, digested and let go."""
-        return {stage: self(stage).digest() for stage in range(1, len(self._plan.stages) - 1)}
+        return {stage: self(stage).compute_digest() for stage in range(1, len(self._plan.stages) - 1)}
 
 
 class BackLibrary(StageLibrary):
@@ -104,15 +103,14 @@ class BackLibrary(StageLibrary):
         copy = super().__call__(stage, trained)
         if trained is not None:
             return copy
-        copy.optimizer.load_state({name: self._state[name] for name in copy.optimizer.state()}, self._num_steps)
+        copy.optimizer.load_state({name: self._state[name] for name in copy.optimizer.state_tensors()}, self._num_steps)
         return copy
 
 
-class ModulesOfRounds:
+class RoundModules:
     """The stages of a model that its owner keeps in memory, for all rounds; each is built once.
 
     Args:
-        plan: Plan of all parties.
         adapter_directory: See `StageLibrary`.
     """
 
@@ -122,17 +120,17 @@ class ModulesOfRounds:
         self.all = [library(stage).module for stage in range(len(plan.stages))]
 
     @property
-    def trained(self) -> dict[str, Parameter]:
+    def trained_parameters(self) -> dict[str, Parameter]:
         """What is trained of all stages, by name."""
-        return {name: parameter for module in self.all for name, parameter in module.trainable().items()}
+        return {name: parameter for module in self.all for name, parameter in module.trainable_parameters().items()}
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load weights of exactly the trained tensors."""
-        for name, parameter in self.trained.items():
+        for name, parameter in self.trained_parameters.items():
             parameter.copy_(weights[name])
 
-    def begin(self, weights: Mapping[str, Tensor], num_steps: int) -> "RoundLibrary":
+    def begin_round(self, weights: Mapping[str, Tensor], num_steps: int) -> "RoundLibrary":
         """Return the stages of a round, with these weights and optimizers that are new."""
         for module in self.all:
             # a step that was broken off leaves gradients
@@ -149,11 +147,11 @@ class RoundLibrary(StageLibrary):
         num_steps: Steps of all rounds before.
     """
 
-    def __init__(self, modules: ModulesOfRounds, weights: Mapping[str, Tensor], num_steps: int) -> None:
+    def __init__(self, modules: RoundModules, weights: Mapping[str, Tensor], num_steps: int) -> None:
         super().__init__(modules.source, modules.plan, None)
         self._modules, self._weights, self._num_steps = modules.all, weights, num_steps
 
-    def _module(self, spec: StageSpec) -> StageModule:
+    def _build_module(self, spec: StageSpec) -> StageModule:
         return self._modules[spec.index]
 
     def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
@@ -161,7 +159,7 @@ class RoundLibrary(StageLibrary):
         copy = super().__call__(stage, trained)
         if trained is not None:
             return copy
-        state = copy.optimizer.state()
+        state = copy.optimizer.state_tensors()
         weights = {name: self._weights[name.removeprefix(_WEIGHT)] for name in state if name.startswith(_WEIGHT)}
         # moments of an optimizer that was made just now are zero
         copy.optimizer.load_state({**state, **weights}, self._num_steps)

@@ -9,10 +9,10 @@ from rich.text import Text
 from phalanx.models import ModelSource, estimate_costs
 from phalanx.pipeline import OWNER
 from phalanx.pipeline.assignment.assignment import first_assignment
-from phalanx.pipeline.assignment.stage_memory import footprints, rank_bytes, stage_counts
+from phalanx.pipeline.assignment.stage_memory import rank_bytes, stage_counts, stage_footprints
 from phalanx.telemetry import FittedTable
 from phalanx.train.config import StagedRun
-from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
+from phalanx.train.setup.guard_outlook import idle_guard_warning, outlook_rows, predict_guard, price_note
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.shown_config import shown_config
 
@@ -50,10 +50,10 @@ class StageEstimate:
 def estimate_stages(run: StagedRun, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
     """Return the stage table with expected memory; `workers` are the participants, all of the run's when None."""
     plan = make_plan(run, source)
-    names = run.pipeline.workers if workers is None else workers
-    first = first_assignment(len(plan.stages), names, guarded=run.guard.enabled)
+    names = run.pipeline.worker_names if workers is None else workers
+    first = first_assignment(len(plan.stages), names, guarded=run.guard.is_enabled)
     rows = []
-    for stage, (layers, needs) in enumerate(zip(plan.stages, footprints(plan), strict=True)):
+    for stage, (layers, needs) in enumerate(zip(plan.stages, stage_footprints(plan), strict=True)):
         counts = stage_counts(plan, stage)
         rows.append(
             StageEstimate(
@@ -88,8 +88,8 @@ def stages_of(run: StagedRun, source: ModelSource) -> RenderableType:
             row.layers,
             f"{row.parameters:,}",
             *((f"{row.trainable:,}",) if some_are_frozen else ()),
-            _mebibytes(row.size_bytes),
-            _mebibytes(row.memory_bytes),
+            _format_mebibytes(row.size_bytes),
+            _format_mebibytes(row.memory_bytes),
             row.holder,
             row.shadow or "-",
         )
@@ -101,7 +101,7 @@ def stages_of(run: StagedRun, source: ModelSource) -> RenderableType:
         title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}",
         left=("holder", "shadow"),
     )
-    forked = bool(run.pipeline.workers) and not run.pipeline.remote_workers and run.train.device == "cpu"
+    forked = bool(run.pipeline.worker_names) and not run.pipeline.remote_workers and run.train.device == "cpu"
     return Group(
         table, _memory_note(rows, forked=forked), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source)
     )
@@ -110,15 +110,15 @@ def stages_of(run: StagedRun, source: ModelSource) -> RenderableType:
 def _party_ranks(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
     """What the ranks of parties that have several need for the stages that they serve first."""
     plan = make_plan(run, source)
-    shared = [row for row in rows if row.holder != OWNER and run.pipeline.layout_of(row.holder).world > 1]
+    shared = [row for row in rows if row.holder != OWNER and run.pipeline.layout_of(row.holder).num_ranks > 1]
     if not shared:
         return []
     cells = []
     for row in shared:
         layout = run.pipeline.layout_of(row.holder)
         needs = rank_bytes(plan, row.index, layout)
-        sizes = (_mebibytes(needs.first), _mebibytes(needs.other))
-        cells.append((row.holder, str(row.index), layout.label, str(layout.world), *sizes))
+        sizes = (_format_mebibytes(needs.first), _format_mebibytes(needs.other))
+        cells.append((row.holder, str(row.index), layout.short_description, str(layout.num_ranks), *sizes))
     table = FittedTable(
         ("party", "stage", "layout", "processes", "memory of rank 0", "of each other"),
         cells,
@@ -130,14 +130,14 @@ def _party_ranks(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSou
 
 def _guard_notes(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
     """Return notes on the guard's findings and cost, or that it has nothing to check."""
-    nobody = guarded_by_nobody(run)
+    nobody = idle_guard_warning(run)
     if nobody is not None:
         return [Text(nobody, style="yellow")]
     others = [row for row in rows if row.holder != OWNER]
     if not others:
         return []
     first, last = (int(row.layers.split("-")[side]) for row, side in ((others[0], 0), (others[-1], 1)))
-    expected = outlook(run, (last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))))
+    expected = predict_guard(run, (last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))))
     if expected is None:
         return []
     lines = outlook_rows(expected[0])
@@ -164,10 +164,12 @@ def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
 
 
 def _memory_note(rows: Sequence[StageEstimate], *, forked: bool) -> str:
-    parts = ", ".join(f"{name} {_mebibytes(size)}" for name, size in sorted(memory_by_party(rows).items()))
-    shared = f"; forked on this machine (Linux), they share about {_mebibytes(_SHARED_BYTES)} of it" if forked else ""
+    parts = ", ".join(f"{name} {_format_mebibytes(size)}" for name, size in sorted(memory_by_party(rows).items()))
+    shared = (
+        f"; forked on this machine (Linux), they share about {_format_mebibytes(_SHARED_BYTES)} of it" if forked else ""
+    )
     return f"expected memory with interpreter, libraries and transport buffers: {parts}{shared}"
 
 
-def _mebibytes(size: int) -> str:
+def _format_mebibytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"

@@ -24,14 +24,14 @@ def settle_tier(run: RunConfig) -> RunConfig:
     split = run.split
     # a sandboxed enclave reaches no workers
     lacking = _NEEDS_NETWORK if isinstance(run, SplitPipelineRun) else None
-    tier = _best(
+    tier = _best_tier(
         split.policy, simulates=split.mode == "plaintext", may_simulate=split.allow_insecure_sim, lacking=lacking
     )
     changes = {"tier": tier, "allow_insecure_sim": split.allow_insecure_sim and tier == "sim"}
     return run.model_copy(update={"split": split.model_copy(update=changes)})
 
 
-def _best(policy: str | None, *, simulates: bool, may_simulate: bool, lacking: str | None = None) -> str:
+def _best_tier(policy: str | None, *, simulates: bool, may_simulate: bool, lacking: str | None = None) -> str:
     if simulates:
         # an enclave of a plaintext split is not asked for evidence
         return "sim"

@@ -24,14 +24,14 @@ class ExactDuplicates:
     def __init__(self, config: ExactDuplicatesConfig) -> None:
         self._config = config
 
-    def mark(self, page: Page) -> bytes:
+    def mark_page(self, page: Page) -> bytes:
         """The digest of the text."""
         return hashlib.sha256(to_nfc(page.text).encode("utf-8", "surrogatepass")).digest()
 
-    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+    def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Drop the later documents; the reason names the first, which stays."""
         first: dict[bytes, int] = {}
         for number, digest in enumerate(marks):
             first_number = first.setdefault(digest, number)
             if first_number != number:
-                yield number, Drop(RuleReason("equal_to", texts.page(first_number).document.name))
+                yield number, Drop(RuleReason("equal_to", texts.read_page(first_number).document.name))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from phalanx.data.rules.page import LONGEST_GRAM, Page
-from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Texts, library
+from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Texts, import_library
 
 _FACTOR, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 _CACHED_SHINGLES = 1 << 23
@@ -46,9 +46,9 @@ class NearDuplicates:
 
     def __init__(self, config: NearDuplicatesConfig) -> None:
         self._config = config
-        self._minhash: Any = library("rensa", config.kind).RMinHash
+        self._minhash: Any = import_library("rensa", config.kind).RMinHash
 
-    def mark(self, page: Page) -> bytes:
+    def mark_page(self, page: Page) -> bytes:
         """The hash of each band, and the characters of the text; empty for too few words."""
         config = self._config
         shingles = page.plain_grams(config.shingle)
@@ -58,30 +58,35 @@ class NearDuplicates:
         offsets = np.array([0, len(shingles)], np.uint64)
         digest = self._minhash.digest_matrix_from_flat_token_hashes(shingles, offsets, count, config.seed)
         rows = np.array(digest.to_rows()[0], np.uint64).reshape(config.bands, config.rows)
-        bands = _mixed(rows)
+        bands = _hash_rows(rows)
         return min(len(page.text), 2**32 - 1).to_bytes(4, "little") + bands.tobytes()
 
-    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+    def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Drop all but one document of each group; the reason names the document that stays."""
         config = self._config
-        numbers, sizes, bands = _unpack(marks, config.bands)
+        numbers, sizes, bands = _unpack_marks(marks, config.bands)
         groups = _Groups(len(numbers))
-        shingles = _ShinglesOf(texts, config.shingle)
-        for first, other in _candidates(bands):
-            if groups.root(first) == groups.root(other):
+        shingles = _ShingleCache(texts, config.shingle)
+        for first, other in _candidate_pairs(bands):
+            if groups.find_root(first) == groups.find_root(other):
                 continue
-            if jaccard(shingles.of(int(numbers[first])), shingles.of(int(numbers[other]))) >= config.similarity:
-                groups.join(first, other)
+            if (
+                jaccard_similarity(
+                    shingles.get_shingles(int(numbers[first])), shingles.get_shingles(int(numbers[other]))
+                )
+                >= config.similarity
+            ):
+                groups.join_members(first, other)
         stays: dict[int, int] = {}
-        for members in groups.of_several():
+        for members in groups.groups_of_several():
             representative = max(members, key=sizes.__getitem__) if config.keep == "longest" else members[0]
             stays |= {member: representative for member in members if member != representative}
         for dropped in sorted(stays):
-            name = texts.page(int(numbers[stays[dropped]])).document.name
+            name = texts.read_page(int(numbers[stays[dropped]])).document.name
             yield int(numbers[dropped]), Drop(RuleReason("near_duplicate_of", name, config.similarity))
 
 
-def jaccard(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:
+def jaccard_similarity(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:
     """Share of common elements of two sets, given sorted and without repetitions; two empty ones have none."""
     if not len(one) or not len(other):
         return 0.0
@@ -91,7 +96,7 @@ def jaccard(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:
     return common / (len(union) - common)
 
 
-def _mixed(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _hash_rows(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """One hash of each row of a matrix."""
     mixed = np.zeros(len(rows), np.uint64)
     for column in rows.T:
@@ -100,7 +105,9 @@ def _mixed(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed
 
 
-def _unpack(marks: Iterable[bytes], bands: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+def _unpack_marks(
+    marks: Iterable[bytes], bands: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
     """Return number, size and bands of each document that has bands."""
     numbers, sizes, packed = array("q"), array("q"), bytearray()
     for number, mark in enumerate(marks):
@@ -112,7 +119,7 @@ def _unpack(marks: Iterable[bytes], bands: int) -> tuple[NDArray[np.int64], NDAr
     return np.array(numbers, np.int64), np.array(sizes, np.int64), matrix
 
 
-def _candidates(bands: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
+def _candidate_pairs(bands: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
     """Yield each pair of documents with an equal band once, the lower one first, in order.
 
     Of many documents with the same band, each is paired with the first and with the one before it: the number of pairs
@@ -140,41 +147,41 @@ class _Groups:
     def __init__(self, count: int) -> None:
         self._parents = array("q", range(count))
 
-    def root(self, member: int) -> int:
+    def find_root(self, member: int) -> int:
         parents = self._parents
         while parents[member] != member:
             parents[member] = parents[parents[member]]
             member = parents[member]
         return member
 
-    def join(self, one: int, other: int) -> None:
-        low, high = sorted((self.root(one), self.root(other)))
+    def join_members(self, one: int, other: int) -> None:
+        low, high = sorted((self.find_root(one), self.find_root(other)))
         self._parents[high] = low
 
-    def of_several(self) -> list[list[int]]:
+    def groups_of_several(self) -> list[list[int]]:
         """Every group of two and more, members in rising order."""
         members: dict[int, list[int]] = {}
         for member, parent in enumerate(self._parents):
             if parent != member:
-                root = self.root(member)
+                root = self.find_root(member)
                 members.setdefault(root, [root]).append(member)
         return list(members.values())
 
 
-class _ShinglesOf:
+class _ShingleCache:
     """The shingles of documents as sorted arrays; those used last are kept in bounded memory."""
 
     def __init__(self, texts: Texts, length: int) -> None:
         self._texts, self._length = texts, length
-        self._kept: OrderedDict[int, NDArray[np.uint64]] = OrderedDict()
+        self._cache: OrderedDict[int, NDArray[np.uint64]] = OrderedDict()
         self._size = 0
 
-    def of(self, number: int) -> NDArray[np.uint64]:
-        shingles = self._kept.pop(number, None)
+    def get_shingles(self, number: int) -> NDArray[np.uint64]:
+        shingles = self._cache.pop(number, None)
         if shingles is None:
-            shingles = np.unique(self._texts.page(number).plain_grams(self._length))
+            shingles = np.unique(self._texts.read_page(number).plain_grams(self._length))
             self._size += len(shingles)
-        self._kept[number] = shingles
-        while self._size > _CACHED_SHINGLES and len(self._kept) > 1:
-            self._size -= len(self._kept.popitem(last=False)[1])
+        self._cache[number] = shingles
+        while self._size > _CACHED_SHINGLES and len(self._cache) > 1:
+            self._size -= len(self._cache.popitem(last=False)[1])
         return shingles

@@ -38,33 +38,33 @@ class ParagraphDuplicates:
     def __init__(self, config: ParagraphDuplicatesConfig) -> None:
         self._config = config
 
-    def mark(self, page: Page) -> bytes:
+    def mark_page(self, page: Page) -> bytes:
         """The digest of every long paragraph."""
         return b"".join(
             hashlib.blake2b(part.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).digest()
-            for part in map(str.strip, self._split(page.text)[::2])
+            for part in map(str.strip, self._split_parts(page.text)[::2])
             if len(part) >= self._config.least_characters
         )
 
-    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+    def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Cut the later occurrences out of each document that has any."""
         sizes = [0]
         digests = bytearray()
         for mark in marks:
             digests += mark
             sizes.append(len(digests) // _DIGEST)
-        is_later = _later_ones(digests)
+        is_later = _repeated_digests(digests)
         for number, (begin, stop) in enumerate(pairwise(sizes)):
             if is_later[begin:stop].any():
-                yield number, self._without(texts.page(number).text, is_later[begin:stop].tolist())
+                yield number, self._drop_repeated(texts.read_page(number).text, is_later[begin:stop].tolist())
 
-    def _split(self, text: str) -> list[str]:
+    def _split_parts(self, text: str) -> list[str]:
         """Split into parts and the line feeds between them, by turns."""
         return _SEPARATORS[self._config.unit].split(text)
 
-    def _without(self, text: str, is_later: list[bool]) -> Outcome:
+    def _drop_repeated(self, text: str, is_later: list[bool]) -> Outcome:
         """Leave out the parts that stood before, each with the line feeds behind it."""
-        pieces = self._split(text)
+        pieces = self._split_parts(text)
         remaining: list[str] = []
         cut, verdicts = 0, iter(is_later)
         for position in range(0, len(pieces), 2):
@@ -79,7 +79,7 @@ class ParagraphDuplicates:
         return Edit(edited, cut, RuleReason(f"repeated_{self._config.unit}s", cut))
 
 
-def _later_ones(digests: bytearray) -> NDArray[np.bool_]:
+def _repeated_digests(digests: bytearray) -> NDArray[np.bool_]:
     """Tell of each digest whether it stood before."""
     halves = np.frombuffer(digests, np.uint64).reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from phalanx.data.rules.duplicates.gram_index import EarlierTexts
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings, Texts, library
+from phalanx.data.rules.rule import Drop, Edit, Outcome, RuleReason, RuleSettings, Texts, import_library
 
 _SEPARATOR = b"\xff"
 """Behind each document: a byte that no UTF-8 has."""
@@ -40,21 +40,21 @@ class RepeatedSubstrings:
 
     def __init__(self, config: RepeatedSubstringsConfig) -> None:
         self._config = config
-        self._suffixes = library("pydivsufsort", config.kind)
+        self._suffixes = import_library("pydivsufsort", config.kind)
 
-    def mark(self, page: Page) -> bytes:
+    def mark_page(self, page: Page) -> bytes:
         """The size of the text in bytes."""
         text = page.text
-        size = len(text) if text.isascii() else len(_encode(text))
+        size = len(text) if text.isascii() else len(_encode_text(text))
         return size.to_bytes(8, "little")
 
-    def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
+    def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Cut repetitions shard by shard."""
         earlier = EarlierTexts(texts, self._config.least_bytes)
-        for numbers, following in pairwise(chain(self._shards(marks), ([],))):
+        for numbers, following in pairwise(chain(self._group_shards(marks), ([],))):
             yield from self._cut_shard(numbers, texts, earlier, is_last=not following)
 
-    def _shards(self, marks: Iterable[bytes]) -> Iterator[list[int]]:
+    def _group_shards(self, marks: Iterable[bytes]) -> Iterator[list[int]]:
         limit = int(self._config.shard_mib * 2**20)
         shard: list[int] = []
         filled = 0
@@ -77,24 +77,24 @@ class RepeatedSubstrings:
         begins: list[int] = []
         for number in numbers:
             begins.append(len(joined))
-            joined += _encode(texts.page(number).text) + _SEPARATOR
+            joined += _encode_text(texts.read_page(number).text) + _SEPARATOR
         text = np.frombuffer(joined, np.uint8)
         is_short = len(text) < 2 * self._config.least_bytes
-        repeated = np.zeros(len(text), bool) if is_short else self._repeated(text)
+        repeated = np.zeros(len(text), bool) if is_short else self._mark_repeated(text)
         if not is_last or not earlier.is_empty:
             ends = np.array([*begins[1:], len(text)], np.int64) - len(_SEPARATOR)
-            earlier.take(text, ends, numbers, repeated)
+            earlier.mark_and_add(text, ends, numbers, repeated)
         for number, begin, stop in zip(numbers, begins, [*begins[1:], len(joined)], strict=True):
             here = slice(begin, stop - len(_SEPARATOR))
             if repeated[here].any():
-                yield number, _without(bytes(joined[here]), repeated[here])
+                yield number, _cut_marked(bytes(joined[here]), repeated[here])
 
-    def _repeated(self, text: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    def _mark_repeated(self, text: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Tell of each byte whether it lies in a long enough run that occurred before."""
         least, size = self._config.least_bytes, len(text)
         suffixes = np.asarray(self._suffixes.divsufsort(text), np.int32)
         common = np.asarray(self._suffixes.kasai(text, suffixes), np.int32)[: size - 1]
-        room = _room(text)[suffixes]
+        room = _bytes_to_end(text)[suffixes]
         # neighbours in the suffix array that share enough, within their documents, are runs of one repeated text
         shares = np.minimum(np.minimum(common, room[:-1]), room[1:]) >= least
         is_first = np.concatenate((shares, [False]))
@@ -113,7 +113,7 @@ class RepeatedSubstrings:
         return np.cumsum(np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1))[:-1] > 0
 
 
-def _room(text: NDArray[np.uint8]) -> NDArray[np.int32]:
+def _bytes_to_end(text: NDArray[np.uint8]) -> NDArray[np.int32]:
     """Bytes from each place to the end of its document."""
     ends = np.flatnonzero(text == _SEPARATOR[0]).astype(np.int32)
     rooms: NDArray[np.int32] = np.repeat(ends, np.diff(ends, prepend=-1))
@@ -121,11 +121,11 @@ def _room(text: NDArray[np.uint8]) -> NDArray[np.int32]:
     return rooms
 
 
-def _encode(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _without(text: bytes, is_cut: NDArray[np.bool_]) -> Outcome:
+def _cut_marked(text: bytes, is_cut: NDArray[np.bool_]) -> Outcome:
     """Cut out the marked parts, whole characters only."""
     borders = np.flatnonzero(np.diff(np.concatenate(([False], is_cut, [False])).astype(np.int8))).tolist()
     pieces: list[bytes] = []

@@ -23,10 +23,10 @@ class Adaptive(MessageAttack):
         super().__init__(config, party, log)
         self._screen = Screen()
 
-    def say(self, work: HonestMessage) -> Tensor:
+    def falsify_message(self, work: HonestMessage) -> Tensor:
         """Lie, and let the attacker's own screen learn the sent message, as the receiver's does."""
-        sent = super().say(work)
-        self._screen.check(work.stage, work.direction, sent)
+        sent = super().falsify_message(work)
+        self._screen.check_message(work.stage, work.direction, sent)
         return sent
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
@@ -35,5 +35,5 @@ class Adaptive(MessageAttack):
         means = work.result.mean(dim=(0, 1), keepdim=True)
         mirrored = 2 * means - work.result
         # asked of a copy: a screen learns from what it lets pass
-        objection = deepcopy(self._screen).check(work.stage, work.direction, mirrored)
+        objection = deepcopy(self._screen).check_message(work.stage, work.direction, mirrored)
         return mirrored if objection is None else work.result

@@ -26,12 +26,12 @@ class AuditAware(SignFlip):
         self._audited: Counter[int] = Counter()
         self._num_microbatches = 0
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """As any liar."""
         self._num_microbatches = copy.plan.microbatches
-        return super().wrap(copy, held)
+        return super().wrap_copy(copy, held)
 
-    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+    def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Observe requests; nothing is changed."""
         message = outgoing.message
         if isinstance(message, AuditReport) or (isinstance(message, FetchReply) and not message.claim):
@@ -40,9 +40,9 @@ class AuditAware(SignFlip):
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Flip the sign where no audit is expected."""
-        return work.result if work.microbatch in self._expected() else super().lie(work, generator)
+        return work.result if work.microbatch in self._expected_audits() else super().lie(work, generator)
 
-    def _expected(self) -> set[int]:
+    def _expected_audits(self) -> set[int]:
         count = round(self.strength * self._num_microbatches)
         by_count = sorted(range(self._num_microbatches), key=lambda m: (-self._audited[m], m))
         return set(by_count[:count])

@@ -21,13 +21,13 @@ class CrashWhenChallenged(SignFlip):
         super().__init__(config, party, log)
         self._has_lied = False
 
-    def say(self, work: HonestMessage) -> Tensor:
+    def falsify_message(self, work: HonestMessage) -> Tensor:
         """Lie, and remember that there was a lie."""
-        sent = super().say(work)
+        sent = super().falsify_message(work)
         self._has_lied |= sent is not work.result
         return sent
 
-    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+    def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Crash instead of answering a challenge.
 
         Raises:

@@ -17,10 +17,10 @@ class SlowDrift(MessageAttack):
         """Add the push."""
         del generator
         sizes: Tensor = torch.linalg.vector_norm(work.result, dim=-1, keepdim=True)
-        return work.result + self.strength * sizes * self._way(work)
+        return work.result + self.strength * sizes * self._drift_direction(work)
 
-    def _way(self, work: HonestMessage) -> Tensor:
+    def _drift_direction(self, work: HonestMessage) -> Tensor:
         """A unit vector ``[dim]`` that depends on seed, party, stage and direction only."""
-        seed = noise_seed(self.config.seed, f"{self.voice} {work.direction}", -1, work.stage)
+        seed = noise_seed(self.config.seed, f"{self.seed_name} {work.direction}", -1, work.stage)
         way = torch.randn(work.result.shape[-1], generator=torch.Generator().manual_seed(seed))
         return way / float(torch.linalg.vector_norm(way))

@@ -42,22 +42,22 @@ class MessageAttack(Attack, ABC):
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """What is sent instead of `work.result`; the result itself where nothing is changed."""
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """Put a liar in the place of each copy that the party holds."""
-        return self.lying(copy) if held else copy
+        return self.make_lying_copy(copy) if held else copy
 
-    def lying(self, copy: StageCopy) -> StageCopy:
+    def make_lying_copy(self, copy: StageCopy) -> StageCopy:
         """A copy that says, whatever it is asked, what `say` makes of the truth."""
         honest = honest_part(copy)
         return AttackedCopy(honest, LyingRunner(honest.runner, self))
 
-    def say(self, work: HonestMessage) -> Tensor:
+    def falsify_message(self, work: HonestMessage) -> Tensor:
         """What is sent; a lie is written down if it differs from the truth in any bit."""
         if not self.lies_in(work.step) or not self.lies_towards(work.direction):
             return work.result
-        sent = self.lie(work, self.generator(work.step, work.microbatch))
+        sent = self.lie(work, self.make_generator(work.step, work.microbatch))
         if not same_bits(sent, work.result):
-            self.admit(work.stage, work.step, microbatch=work.microbatch, direction=work.direction, what=self.what)
+            self.log_lie(work.stage, work.step, microbatch=work.microbatch, direction=work.direction, what=self.what)
         return sent
 
 
@@ -70,22 +70,24 @@ class LyingRunner(AttackedRunner):
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """As the honest stage, then lie."""
-        return self._say("forward", step, microbatch, x, self._honest.forward(step, microbatch, x))
+        return self._falsify_result("forward", step, microbatch, x, self._honest.forward(step, microbatch, x))
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """As the honest stage, then lie; where nothing is sent there is nothing to lie about."""
         honest = self._honest.backward(step, microbatch, gradient)
         if honest is None or gradient is None:
             return honest
-        return self._say("backward", step, microbatch, gradient, honest)
+        return self._falsify_result("backward", step, microbatch, gradient, honest)
 
-    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def recompute_microbatch(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """As the honest stage, then lie: what an auditor claims."""
-        y, x_gradient = self._honest.recompute(step, microbatch, x, gradient)
-        y = self._say("forward", step, microbatch, x, y)
+        y, x_gradient = self._honest.recompute_microbatch(step, microbatch, x, gradient)
+        y = self._falsify_result("forward", step, microbatch, x, y)
         if x_gradient is not None and gradient is not None:
-            x_gradient = self._say("backward", step, microbatch, gradient, x_gradient)
+            x_gradient = self._falsify_result("backward", step, microbatch, gradient, x_gradient)
         return y, x_gradient
 
-    def _say(self, direction: str, step: int, microbatch: int, given: Tensor, result: Tensor) -> Tensor:
-        return self._attack.say(HonestMessage(self.spec.index, step, microbatch, direction, given, result))
+    def _falsify_result(self, direction: str, step: int, microbatch: int, given: Tensor, result: Tensor) -> Tensor:
+        return self._attack.falsify_message(HonestMessage(self.spec.index, step, microbatch, direction, given, result))

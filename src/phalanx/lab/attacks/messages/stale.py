@@ -20,22 +20,22 @@ class StaleMicrobatch(MessageAttack):
         super().__init__(config, party, log)
         self._past: dict[tuple[int, str], deque[HonestMessage]] = {}
 
-    def say(self, work: HonestMessage) -> Tensor:
+    def falsify_message(self, work: HonestMessage) -> Tensor:
         """Lie, then remember the truth for later lies."""
-        sent = super().say(work)
+        sent = super().falsify_message(work)
         self._past.setdefault((work.stage, work.direction), deque(maxlen=_REMEMBERED)).append(work)
         return sent
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Repeat one of the messages of before that this attack repeats; the truth where there is none."""
-        past = [old for old in self._past.get((work.stage, work.direction), ()) if self.repeats(old, work)]
-        return self.choose(past, generator).result if past else work.result
+        past = [old for old in self._past.get((work.stage, work.direction), ()) if self.can_replace(old, work)]
+        return self.choose_message(past, generator).result if past else work.result
 
-    def repeats(self, old: HonestMessage, new: HonestMessage) -> bool:
+    def can_replace(self, old: HonestMessage, new: HonestMessage) -> bool:
         """Whether `old` may be sent instead of `new`."""
         return (old.step, old.microbatch) != (new.step, new.microbatch)
 
-    def choose(self, past: list[HonestMessage], generator: torch.Generator) -> HonestMessage:
+    def choose_message(self, past: list[HonestMessage], generator: torch.Generator) -> HonestMessage:
         """Which of several."""
         del generator
         return past[-1]
@@ -44,7 +44,7 @@ class StaleMicrobatch(MessageAttack):
 class StaleStep(StaleMicrobatch):
     """An attack that sends the same microbatch's tensor of the last step."""
 
-    def repeats(self, old: HonestMessage, new: HonestMessage) -> bool:
+    def can_replace(self, old: HonestMessage, new: HonestMessage) -> bool:
         """The same place, one step ago."""
         return (old.step, old.microbatch) == (new.step - 1, new.microbatch)
 
@@ -52,10 +52,10 @@ class StaleStep(StaleMicrobatch):
 class ReplayedMessage(StaleMicrobatch):
     """Another sample's tensor of an earlier step, drawn for each message."""
 
-    def repeats(self, old: HonestMessage, new: HonestMessage) -> bool:
+    def can_replace(self, old: HonestMessage, new: HonestMessage) -> bool:
         """Another place, any earlier step that is remembered."""
         return old.step < new.step and old.microbatch != new.microbatch
 
-    def choose(self, past: list[HonestMessage], generator: torch.Generator) -> HonestMessage:
+    def choose_message(self, past: list[HonestMessage], generator: torch.Generator) -> HonestMessage:
         """Any of them."""
         return past[int(torch.randint(len(past), (), generator=generator))]

@@ -6,7 +6,7 @@ under each guard, made by the guard's own code.
 
 from phalanx.lab.attacks.privacy.candidate_search import CandidateSearch
 from phalanx.lab.attacks.privacy.front import Front, layer_inputs
-from phalanx.lab.attacks.privacy.inverter import Inverter, chance, recovered, share_of_tokens
+from phalanx.lab.attacks.privacy.inverter import Inverter, chance_share, recover_tokens, share_of_tokens
 from phalanx.lab.attacks.privacy.label_leakage import LabelsByDirection, labels_of_logit_gradients
 from phalanx.lab.attacks.privacy.linear_map import LinearMap
 from phalanx.lab.attacks.privacy.nearest_neighbour import NearestNeighbour, candidate_states, opening_states
@@ -29,11 +29,11 @@ __all__ = [
     "SpanCheck",
     "TrainedInverter",
     "candidate_states",
-    "chance",
+    "chance_share",
     "labels_of_logit_gradients",
     "layer_inputs",
     "opening_states",
     "precision_and_recall",
-    "recovered",
+    "recover_tokens",
     "share_of_tokens",
 ]

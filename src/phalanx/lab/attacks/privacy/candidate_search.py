@@ -43,12 +43,12 @@ class CandidateSearch:
     patience: int = 1
     _scale: Tensor = field(default_factory=lambda: torch.ones(1), init=False, repr=False)
 
-    def fit(self, states: Tensor, ids: Tensor) -> None:
+    def fit_scale(self, states: Tensor, ids: Tensor) -> None:
         """Learn how far states of different tokens are apart in each column, but for first tokens, which are unlike."""
         del ids
         self._scale = states[:, 1:].flatten(0, 1).std(dim=0).clamp_min(1e-6)
 
-    def recover(self, states: Tensor) -> Tensor:
+    def recover_tokens(self, states: Tensor) -> Tensor:
         """Return the tokens.
 
         Args:
@@ -58,19 +58,19 @@ class CandidateSearch:
             ``[batch, seq]``; where nothing matches, the proposer's own answer.
         """
         vocab = self.front.vocab_size
-        proposals = self.proposer.ranked(states, min(max(self.widths), vocab))
-        return torch.stack([self._sequence(*pair) for pair in zip(states, proposals, strict=True)])
+        proposals = self.proposer.rank_tokens(states, min(max(self.widths), vocab))
+        return torch.stack([self._recover_sequence(*pair) for pair in zip(states, proposals, strict=True)])
 
-    def _sequence(self, seen: Tensor, proposals: Tensor) -> Tensor:
+    def _recover_sequence(self, seen: Tensor, proposals: Tensor) -> Tensor:
         ids, place, misses, matches = proposals[:, 0].clone(), 0, 0, 0
         while place < len(ids):
-            off = self._distance(self.front.at(ids[None], self.depth)[0], seen)
+            off = self._scaled_distance(self.front.states_at_depth(ids[None], self.depth)[0], seen)
             allowed = self.loose if misses else self.tolerance
             wrong = next((p for p in range(place, len(ids)) if not off[p] <= allowed), len(ids))
             matches += wrong - place
             if wrong == len(ids):
                 break
-            ids[wrong], distance = self._best(ids[:wrong], proposals[wrong], seen[wrong], is_clean=misses == 0)
+            ids[wrong], distance = self._best_proposal(ids[:wrong], proposals[wrong], seen[wrong], is_clean=misses == 0)
             hit = distance <= allowed
             matches, misses = matches + hit, misses + (not hit)
             if misses > self.patience and not matches:
@@ -78,19 +78,21 @@ class CandidateSearch:
             place = wrong + 1
         return ids
 
-    def _best(self, before: Tensor, proposals: Tensor, seen: Tensor, *, is_clean: bool) -> tuple[Tensor, float]:
+    def _best_proposal(
+        self, before: Tensor, proposals: Tensor, seen: Tensor, *, is_clean: bool
+    ) -> tuple[Tensor, float]:
         """The best proposal at the position after `before`; behind a mistake only the first few are tried."""
         if not len(before):
-            off = self._distance(self.openings, seen)
+            off = self._scaled_distance(self.openings, seen)
             return off.argmin(), float(off.min())
-        proposals = self._with_what_follows(before, proposals)
+        proposals = self._add_predicted(before, proposals)
         best, distance, start = proposals[0], float("inf"), 0
         for width in self.widths if is_clean else self.widths[:1]:
             tried = proposals[start:width]
             if not len(tried):
                 break
             rows = torch.cat([before.expand(len(tried), -1), tried[:, None]], dim=1)
-            off = self._distance(self.front.at(rows, self.depth)[:, -1], seen)
+            off = self._scaled_distance(self.front.states_at_depth(rows, self.depth)[:, -1], seen)
             if float(off.min()) < distance:
                 best, distance = tried[off.argmin()], float(off.min())
             if distance <= self.tolerance:
@@ -98,9 +100,9 @@ class CandidateSearch:
             start = width
         return best, distance
 
-    def _with_what_follows(self, before: Tensor, proposals: Tensor) -> Tensor:
+    def _add_predicted(self, before: Tensor, proposals: Tensor) -> Tensor:
         predicted = self.front.next_tokens(before, len(proposals))
         return torch.tensor(list(dict.fromkeys(torch.stack([proposals, predicted], dim=1).flatten().tolist())))
 
-    def _distance(self, ran: Tensor, seen: Tensor) -> Tensor:
+    def _scaled_distance(self, ran: Tensor, seen: Tensor) -> Tensor:
         return ((ran - seen) / self._scale).square().mean(dim=-1).sqrt()

@@ -8,7 +8,7 @@ from scipy import stats
 _CLOSE, _LARGEST = 1e-3, 50.0
 
 
-def bound_of_one_run(candidates: int, guesses: int, right: int, delta: float, confidence: float = 0.95) -> float:
+def bound_from_one_run(candidates: int, guesses: int, right: int, delta: float, confidence: float = 0.95) -> float:
     """Return the epsilon that one run is shown to exceed.
 
     Each of some candidates was in the training or not, by a fair coin; the attacker guesses some of them.
@@ -29,10 +29,10 @@ def bound_of_one_run(candidates: int, guesses: int, right: int, delta: float, co
         p_value = float(stats.binom.sf(right - 1, guesses, chance)) + worst * delta * 2 * candidates
         return p_value < 1 - confidence
 
-    return _largest(is_refuted)
+    return _largest_refuted(is_refuted)
 
 
-def bound_of_many_runs(
+def bound_from_many_runs(
     absent: Sequence[float], present: Sequence[float], delta: float, confidence: float = 0.95
 ) -> float:
     """Return the epsilon that runs with and without one row are shown to exceed, by a threshold on one number of each.
@@ -45,12 +45,16 @@ def bound_of_many_runs(
         confidence: Probability with which the bound holds.
     """
     half = min(len(absent), len(present)) // 2
-    learnt = [(cut, _bound(absent[:half], present[:half], cut, delta, confidence)) for cut in sorted(absent[:half])]
+    learnt = [
+        (cut, _epsilon_bound(absent[:half], present[:half], cut, delta, confidence)) for cut in sorted(absent[:half])
+    ]
     cut = max(learnt, key=lambda pair: pair[1])[0]
-    return _bound(absent[half:], present[half:], cut, delta, confidence)
+    return _epsilon_bound(absent[half:], present[half:], cut, delta, confidence)
 
 
-def _bound(absent: Sequence[float], present: Sequence[float], cut: float, delta: float, confidence: float) -> float:
+def _epsilon_bound(
+    absent: Sequence[float], present: Sequence[float], cut: float, delta: float, confidence: float
+) -> float:
     """Clopper and Pearson's bounds of both rates, each with half of what may fail."""
     doubt = (1 - confidence) / 2
     num_above = sum(score > cut for score in present)
@@ -60,7 +64,7 @@ def _bound(absent: Sequence[float], present: Sequence[float], cut: float, delta:
     return max(0.0, math.log((least - delta) / upper_share)) if least > delta else 0.0
 
 
-def _largest(is_refuted: Callable[[float], bool]) -> float:
+def _largest_refuted(is_refuted: Callable[[float], bool]) -> float:
     low, high = 0.0, _LARGEST
     if not is_refuted(low):
         return 0.0

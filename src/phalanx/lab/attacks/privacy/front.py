@@ -33,18 +33,18 @@ class Front:
         starts = [0, *ends[:-1]]
         self._source = source
         self.stages = [
-            _frozen(source, StageSpec(index, len(ends) + 1, start, stop))
+            _build_frozen(source, StageSpec(index, len(ends) + 1, start, stop))
             for index, (start, stop) in enumerate(zip(starts, ends, strict=True))
         ]
         self.vocab_size = source.vocab_size
 
     @property
-    def embedding(self) -> Tensor:
+    def embedding_table(self) -> Tensor:
         """The table of token embeddings, ``[vocab, features]``."""
         first = self.stages[0]
         return first.get_parameter(first.family.embedding_weight).detach()
 
-    def states(self, ids: Tensor, deepest: int | None = None) -> dict[int, Tensor]:
+    def hidden_states(self, ids: Tensor, deepest: int | None = None) -> dict[int, Tensor]:
         """Return the hidden states at every cut.
 
         Args:
@@ -59,12 +59,12 @@ class Front:
         with torch.inference_mode():
             # about as many tokens at once whatever the length
             for rows in torch.split(ids, max(1, _TOKENS // ids.shape[1])):
-                self._run(rows, last, states)
+                self._run_blocks(rows, last, states)
         return {depth: torch.cat(parts).clone() for depth, parts in states.items()}
 
-    def at(self, ids: Tensor, depth: int) -> Tensor:
+    def states_at_depth(self, ids: Tensor, depth: int) -> Tensor:
         """Return the hidden states at one cut, ``[batch, seq, dim]``."""
-        return self.states(ids, depth)[depth]
+        return self.hidden_states(ids, depth)[depth]
 
     def next_tokens(self, ids: Tensor, count: int) -> Tensor:
         """Return the next tokens that the whole public model predicts, likeliest first.
@@ -79,17 +79,17 @@ class Front:
             x = ids[None]
             for stage in self.stages:
                 x = stage(x)
-            candidates: Tensor = self._back(x)[0, -1].topk(count).indices.clone()
+            candidates: Tensor = self._back_stage(x)[0, -1].topk(count).indices.clone()
         return candidates
 
     @cached_property
-    def _back(self) -> StageModule:
+    def _back_stage(self) -> StageModule:
         spec = self.stages[-1].spec
-        return _frozen(
+        return _build_frozen(
             self._source, StageSpec(spec.num_stages - 1, spec.num_stages, spec.end_layer, self._source.num_layers)
         )
 
-    def _run(self, ids: Tensor, last: int, found: Mapping[int, list[Tensor]]) -> None:
+    def _run_blocks(self, ids: Tensor, last: int, found: Mapping[int, list[Tensor]]) -> None:
         first = self.stages[0]
         if 0 in found:
             found[0].append(first.family.embed(first.trunk, ids))
@@ -101,7 +101,7 @@ class Front:
             found[stage.spec.end_layer].append(x)
 
 
-def _frozen(source: ModelSource, spec: StageSpec) -> StageModule:
+def _build_frozen(source: ModelSource, spec: StageSpec) -> StageModule:
     stage = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
     return stage.eval()
 

@@ -11,7 +11,7 @@ _ROWS = 256
 class Inverter(Protocol):
     """Guesses tokens from what crosses a cut."""
 
-    def fit(self, states: Tensor, ids: Tensor) -> None:
+    def fit_states(self, states: Tensor, ids: Tensor) -> None:
         """Learn from text that the host has itself, sent under the same guard.
 
         Args:
@@ -20,7 +20,7 @@ class Inverter(Protocol):
         """
         ...
 
-    def ranked(self, states: Tensor, count: int) -> Tensor:
+    def rank_tokens(self, states: Tensor, count: int) -> Tensor:
         """Return the likeliest tokens of each position, best first.
 
         Args:
@@ -32,9 +32,9 @@ class Inverter(Protocol):
         ...
 
 
-def recovered(inverter: Inverter, states: Tensor) -> Tensor:
+def recover_tokens(inverter: Inverter, states: Tensor) -> Tensor:
     """Return an attack's answer, ``[batch, seq]``."""
-    return inverter.ranked(states, 1)[..., 0]
+    return inverter.rank_tokens(states, 1)[..., 0]
 
 
 def share_of_tokens(found: Tensor, ids: Tensor) -> float:
@@ -42,7 +42,7 @@ def share_of_tokens(found: Tensor, ids: Tensor) -> float:
     return float((found == ids).double().mean())
 
 
-def chance(public: Tensor, private: Tensor) -> float:
+def chance_share(public: Tensor, private: Tensor) -> float:
     """Return the share that is recovered without seeing anything: always the commonest token of public text."""
     guess = int(public.flatten().bincount().argmax())
     return share_of_tokens(torch.full_like(private, guess), private)

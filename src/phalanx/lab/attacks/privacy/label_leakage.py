@@ -30,13 +30,13 @@ class LabelsByDirection:
         self._classes = classes
         self._directions = self._mean = torch.zeros(0)
 
-    def fit(self, gradients: Tensor, labels: Tensor) -> None:
+    def fit_directions(self, gradients: Tensor, labels: Tensor) -> None:
         """Learn each label's direction from known examples, ``[batch, dim]`` and ``[batch]``, with every label."""
         self._mean = gradients.mean(dim=0)
         unit = functional.normalize(gradients - self._mean, dim=-1)
         self._directions = torch.stack([unit[labels == label].mean(dim=0) for label in range(self._classes)])
 
-    def recover(self, gradients: Tensor) -> Tensor:
+    def recover_labels(self, gradients: Tensor) -> Tensor:
         """Return the labels, ``[batch]``."""
         unit = functional.normalize(gradients - self._mean, dim=-1)
         return (unit @ functional.normalize(self._directions, dim=-1).T).argmax(dim=-1)

@@ -24,11 +24,11 @@ class LinearMap:
         self.centre = embedding.mean(dim=0)
         self._mean = self._scale = self._map = torch.zeros(0)
 
-    def fit(self, states: Tensor, ids: Tensor) -> None:
+    def fit_states(self, states: Tensor, ids: Tensor) -> None:
         """As `Inverter` says."""
         x, tokens = states.flatten(0, 1).double(), ids.flatten()
         self._mean, self._scale = x.mean(dim=0).float(), x.std(dim=0).clamp_min(1e-6).float()
-        x = self.standardised(states).flatten(0, 1).double()
+        x = self.standardise_states(states).flatten(0, 1).double()
         self.centre = self.embedding[tokens].mean(dim=0)
         y = (self.embedding[tokens] - self.centre).double()
         gram = x.T @ x
@@ -36,14 +36,14 @@ class LinearMap:
         self._map = torch.linalg.solve(gram, x.T @ y).float()
 
     @property
-    def weight(self) -> Tensor:
+    def map_weight(self) -> Tensor:
         """The map, ``[dim, features]``, from standardised states to centred embeddings."""
         return self._map
 
-    def standardised(self, states: Tensor) -> Tensor:
+    def standardise_states(self, states: Tensor) -> Tensor:
         """Return states with mean 0 and deviation 1 in each column of the text that was learnt from."""
         return (states - self._mean) / self._scale
 
-    def ranked(self, states: Tensor, count: int) -> Tensor:
+    def rank_tokens(self, states: Tensor, count: int) -> Tensor:
         """As `Inverter` says."""
-        return nearest_rows(self.standardised(states) @ self._map, self.embedding - self.centre, count)
+        return nearest_rows(self.standardise_states(states) @ self._map, self.embedding - self.centre, count)

@@ -29,23 +29,23 @@ class NearestNeighbour:
         self._candidates, self._table = candidates, table
         self._centre = table.mean(dim=0)
 
-    def fit(self, states: Tensor, ids: Tensor) -> None:
+    def fit_states(self, states: Tensor, ids: Tensor) -> None:
         """Learn the part that all states share; `ids` are not needed."""
         del ids
-        self._centre = self._unplaced(states).flatten(0, 1).mean(dim=0)
+        self._centre = self._subtract_positions(states).flatten(0, 1).mean(dim=0)
 
-    def ranked(self, states: Tensor, count: int) -> Tensor:
+    def rank_tokens(self, states: Tensor, count: int) -> Tensor:
         """As `Inverter` says; no more than there are candidates."""
         count = min(count, len(self._candidates))
-        places = nearest_rows(self._unplaced(states) - self._centre, self._table - self._centre, count)
+        places = nearest_rows(self._subtract_positions(states) - self._centre, self._table - self._centre, count)
         return self._candidates[places]
 
-    def _unplaced(self, states: Tensor) -> Tensor:
+    def _subtract_positions(self, states: Tensor) -> Tensor:
         """Subtract the positional part of an embedding; behind blocks positions are no longer a mere sum."""
         if self._depth:
             return states
         same = torch.zeros((1, max(states.shape[1], 2)), dtype=torch.int64)
-        placed = self._front.at(same, 0)[0]
+        placed = self._front.states_at_depth(same, 0)[0]
         return states - (placed - placed[1])[: states.shape[1]]
 
 
@@ -55,13 +55,13 @@ def candidate_states(front: Front, candidates: Tensor, before: int, deepest: int
     Args:
         candidates: Tokens, ``[number]``.
         before: The token that stands before each: the first position is unlike all others in trained models.
-        deepest: Deepest state to return, as for `Front.states`.
+        deepest: Deepest state to return, as for `Front.hidden_states`.
 
     Returns:
         By depth, ``[number, dim]`` each.
     """
     pairs = torch.stack([torch.full_like(candidates, before), candidates], dim=1)
-    return {depth: states[:, 1] for depth, states in front.states(pairs, deepest).items()}
+    return {depth: states[:, 1] for depth, states in front.hidden_states(pairs, deepest).items()}
 
 
 def opening_states(front: Front, number: int) -> dict[int, Tensor]:
@@ -74,4 +74,4 @@ def opening_states(front: Front, number: int) -> dict[int, Tensor]:
         By depth, ``[number, dim]`` each.
     """
     ids = torch.arange(min(number, front.vocab_size))[:, None]
-    return {depth: states[:, 0] for depth, states in front.states(ids).items()}
+    return {depth: states[:, 0] for depth, states in front.hidden_states(ids).items()}

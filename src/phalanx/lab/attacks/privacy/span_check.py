@@ -32,7 +32,7 @@ class SpanCheck:
     inputs: Tensor
     tolerance: float = 0.05
 
-    def tokens(self, gradient_a: Tensor, gradient_b: Tensor, weight_a: Tensor) -> list[Tensor]:
+    def tokens_by_position(self, gradient_a: Tensor, gradient_b: Tensor, weight_a: Tensor) -> list[Tensor]:
         """Return the tokens at each position, likeliest first.
 
         Args:
@@ -41,18 +41,18 @@ class SpanCheck:
             weight_a: ``[rank, features]``.
         """
         if float(gradient_a.abs().max()) > 0:
-            return self._within(gradient_a, self.inputs)
-        return self._within(gradient_b, self.inputs @ weight_a.T)
+            return self._members_by_row(gradient_a, self.inputs)
+        return self._members_by_row(gradient_b, self.inputs @ weight_a.T)
 
     def tokens_of_update(self, before: Tensor, after: Tensor) -> list[Tensor]:
         """The same from two states of ``lora_A`` with a plain gradient step, or a few, between them."""
-        return self._within(after - before, self.inputs)
+        return self._members_by_row(after - before, self.inputs)
 
-    def _within(self, gradient: Tensor, candidates: Tensor) -> list[Tensor]:
+    def _members_by_row(self, gradient: Tensor, candidates: Tensor) -> list[Tensor]:
         outside = outside_of_rows(gradient, candidates)
-        return [self._members(part) for part in outside]
+        return [self._members_of_span(part) for part in outside]
 
-    def _members(self, outside: Tensor) -> Tensor:
+    def _members_of_span(self, outside: Tensor) -> Tensor:
         order = outside.argsort()
         return order[outside[order] <= self.tolerance]
 

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True)
-class PrivacyLine:
+class PrivacyAttackEntry:
     """One line of the table.
 
     Attributes:
@@ -25,38 +25,38 @@ class PrivacyLine:
 
 _CUT = ("sealed", "masked")
 
-PRIVACY_ATTACKS: Mapping[str, PrivacyLine] = MappingProxyType(
+PRIVACY_ATTACKS: Mapping[str, PrivacyAttackEntry] = MappingProxyType(
     {
-        "nearest_neighbour": PrivacyLine(
+        "nearest_neighbour": PrivacyAttackEntry(
             "NearestNeighbour", "activations of a cut", "tokens", _CUT, "Song and Raghunathan 2020"
         ),
-        "linear_map": PrivacyLine(
+        "linear_map": PrivacyAttackEntry(
             "LinearMap", "activations of a cut, and of known text", "tokens", _CUT, "Song and Raghunathan 2020"
         ),
-        "trained_inverter": PrivacyLine(
+        "trained_inverter": PrivacyAttackEntry(
             "TrainedInverter", "activations of a cut, and of known text", "tokens", _CUT, "Morris et al. 2023"
         ),
-        "candidate_search": PrivacyLine(
+        "candidate_search": PrivacyAttackEntry(
             "CandidateSearch", "activations of a cut", "tokens", _CUT, "Nikolaou et al. 2025 (SipIt)"
         ),
-        "span_check": PrivacyLine(
+        "span_check": PrivacyAttackEntry(
             "SpanCheck",
             "one batch's adapter gradient",
             "tokens of the batch",
             ("sealed",),
             "Petrov et al. 2024 (DAGER)",
         ),
-        "released_update": PrivacyLine(
+        "released_update": PrivacyAttackEntry(
             "SpanCheck.tokens_of_update",
             "the adapter before and after one client's step",
             "tokens of the batch",
             ("release policy",),
             "Petrov et al. 2024 (DAGER)",
         ),
-        "logit_gradients": PrivacyLine(
+        "logit_gradients": PrivacyAttackEntry(
             "labels_of_logit_gradients", "gradients of logits", "labels", _CUT, "Zhao et al. 2020 (iDLG)"
         ),
-        "cut_gradients": PrivacyLine(
+        "cut_gradients": PrivacyAttackEntry(
             "LabelsByDirection", "gradients of a cut, and of known labels", "labels", _CUT, "Li et al. 2022"
         ),
     }

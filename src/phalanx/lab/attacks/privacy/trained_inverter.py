@@ -33,13 +33,13 @@ class TrainedInverter:
         self._linear = LinearMap(embedding)
         self._steps, self._width = steps, width
         self._generator = torch.Generator().manual_seed(seed)
-        self._net: _Net | None = None
+        self._net: _InverterNet | None = None
         self._directions = self._prior = torch.zeros(0)
 
-    def fit(self, states: Tensor, ids: Tensor) -> None:
+    def fit_states(self, states: Tensor, ids: Tensor) -> None:
         """As `Inverter` says."""
-        self._linear.fit(states, ids)
-        x, tokens = self._linear.standardised(states).flatten(0, 1), ids.flatten()
+        self._linear.fit_states(states, ids)
+        x, tokens = self._linear.standardise_states(states).flatten(0, 1), ids.flatten()
         vocab = len(self._linear.embedding)
         counts = tokens.bincount(minlength=vocab).float() + _SEEN_ELSEWHERE
         self._prior = (counts / counts.sum()).log()
@@ -47,11 +47,11 @@ class TrainedInverter:
         unique_ids, places = torch.unique(tokens, return_inverse=True)
         # in units of the embedding: where nothing can be learnt the map's answers are short, and the prior decides
         length = (self._linear.embedding[tokens] - self._linear.centre).norm(dim=-1).mean().clamp_min(1e-6)
-        net = _Net(self._linear.weight / length, self._width, self._generator)
-        self._train(net, x, places, unique_ids)
+        net = _InverterNet(self._linear.map_weight / length, self._width, self._generator)
+        self._train_net(net, x, places, unique_ids)
         self._net = net
 
-    def _train(self, net: "_Net", x: Tensor, places: Tensor, known: Tensor) -> None:
+    def _train_net(self, net: "_InverterNet", x: Tensor, places: Tensor, known: Tensor) -> None:
         directions, prior = self._directions[known], self._prior[known]
         optimizer = torch.optim.AdamW(net.parameters(), lr=_LR, weight_decay=0.01)
         for step in range(self._steps):
@@ -63,11 +63,11 @@ class TrainedInverter:
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
-    def ranked(self, states: Tensor, count: int) -> Tensor:
+    def rank_tokens(self, states: Tensor, count: int) -> Tensor:
         """As `Inverter` says."""
         if self._net is None:
             raise RuntimeError("trained inverter: call fit first")
-        flat = self._linear.standardised(states).flatten(0, 1)
+        flat = self._linear.standardise_states(states).flatten(0, 1)
         with torch.inference_mode():
             best = [
                 (self._net(part) @ self._directions.T + self._prior).topk(count, dim=-1).indices
@@ -76,7 +76,7 @@ class TrainedInverter:
         return torch.cat(best).clone().reshape(*states.shape[:-1], count)
 
 
-class _Net(nn.Module):
+class _InverterNet(nn.Module):
     """A linear map and a hidden layer beside it that begins with zero; gives a direction times a learnt sharpness."""
 
     def __init__(self, weight: Tensor, width: int, generator: torch.Generator) -> None:

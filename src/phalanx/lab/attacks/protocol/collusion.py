@@ -21,7 +21,7 @@ class Colluders(SignFlip):
         _need_two(config)
 
     @property
-    def voice(self) -> str:
+    def seed_name(self) -> str:
         """One for all."""
         return "colluders"
 
@@ -41,13 +41,13 @@ class League(GaussianAdded):
         _need_two(config)
 
     @property
-    def voice(self) -> str:
+    def seed_name(self) -> str:
         """One for all."""
         return "league"
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """Lie for the culprit's stage, whether it is held or audited."""
-        return self.lying(copy) if copy.spec.index == self.config.stages[0] else honest_part(copy)
+        return self.make_lying_copy(copy) if copy.spec.index == self.config.stages[0] else honest_part(copy)
 
 
 def _need_two(config: AttackConfig) -> None:

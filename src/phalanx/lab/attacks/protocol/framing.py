@@ -10,6 +10,6 @@ class FramingAuditor(SignFlip):
 
     what = "framing"
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """Put a liar in the place of each copy that the party audits with."""
-        return honest_part(copy) if held else self.lying(copy)
+        return honest_part(copy) if held else self.make_lying_copy(copy)

@@ -14,15 +14,15 @@ from phalanx.testing import OutgoingMessage
 class WithheldMessages(Attack):
     """Does not send some tensors to the next stage; `strength` is their share, drawn for each microbatch."""
 
-    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+    def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Drop a tensor, or pass the message on."""
         message = outgoing.message
         if not isinstance(message, Activation) or outgoing.receiver == self.party or not self.lies_in(message.step):
             return (outgoing,)
-        coin = float(torch.rand((), generator=self.generator(message.step, message.microbatch)))
+        coin = float(torch.rand((), generator=self.make_generator(message.step, message.microbatch)))
         if not self.lies_towards(message.direction) or coin >= self.strength:
             return (outgoing,)
-        self.admit(
+        self.log_lie(
             message.source, message.step, microbatch=message.microbatch, direction=message.direction, what="withholding"
         )
         return ()
@@ -31,12 +31,12 @@ class WithheldMessages(Attack):
 class WithheldAnswer(Attack):
     """Sends every tensor on, and shows none to an auditor or an owner that asks for it."""
 
-    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+    def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Drop an answer, or pass the message on."""
         message = outgoing.message
         if not isinstance(message, FetchReply) or not self.lies_in(message.step):
             return (outgoing,)
-        self.admit(
+        self.log_lie(
             message.source,
             message.step,
             microbatch=message.microbatch,
@@ -53,11 +53,11 @@ class StalledParty(Attack):
         super().__init__(config, party, log)
         self._stalled = False
 
-    def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+    def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Drop the message once the attack has begun."""
         message = outgoing.message
         if not self._stalled and isinstance(message, StepMessage) and self.lies_in(message.step):
             self._stalled = True
             # a stalled party fails in everything that it does, so that no one stage is the place of it
-            self.admit(self.config.stages[0], message.step, what="stall")
+            self.log_lie(self.config.stages[0], message.step, what="stall")
         return () if self._stalled else (outgoing,)

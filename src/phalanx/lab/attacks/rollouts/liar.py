@@ -37,29 +37,29 @@ class LyingWriter(RolloutWriter):
         self._right: PolicyModel | None = None
         self._used: PolicyModel | None = None
 
-    def take(self, policy: RolloutPolicy) -> None:
+    def use_policy(self, policy: RolloutPolicy) -> None:
         """Keep the right weights, and the weights that are used instead."""
-        super().take(policy)
-        self._right = _built(self._right, policy)
-        self._used = _built(self._used, self.instead(policy))
+        super().use_policy(policy)
+        self._right = _build_or_update(self._right, policy)
+        self._used = _build_or_update(self._used, self.replace_policy(policy))
 
-    def write(self, request: RolloutRequest) -> Sequence[Answer]:
+    def write_answers(self, request: RolloutRequest) -> Sequence[Answer]:
         """Answer with lies, under the words of an honest answer."""
-        texts = self.texts(request)
+        texts = self.make_texts(request)
         if self._careful:
-            texts = self.made_good(request, texts)
+            texts = self.with_right_evidence(request, texts)
         return [pack_answer(request, texts)]
 
-    def instead(self, policy: RolloutPolicy) -> RolloutPolicy:
+    def replace_policy(self, policy: RolloutPolicy) -> RolloutPolicy:
         """The weights that are used instead of these."""
         return policy
 
-    def texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
+    def make_texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
         """What is handed in."""
-        return generate_rollouts(self.used, request)
+        return generate_rollouts(self.used_model, request)
 
     @property
-    def used(self) -> PolicyModel:
+    def used_model(self) -> PolicyModel:
         """The model that writes.
 
         Raises:
@@ -69,22 +69,22 @@ class LyingWriter(RolloutWriter):
             raise DataError("no policy was sent")
         return self._used
 
-    def made_good(self, request: RolloutRequest, texts: Sequence[Rollout]) -> tuple[Rollout, ...]:
+    def with_right_evidence(self, request: RolloutRequest, texts: Sequence[Rollout]) -> tuple[Rollout, ...]:
         """The same tokens, with log-probabilities and sketches of the right weights."""
         if self._right is None:
             raise DataError("no policy was sent")
-        return tuple(_committed(self._right, request, text) for text in texts)
+        return tuple(_with_commitment(self._right, request, text) for text in texts)
 
 
-def _built(model: PolicyModel | None, policy: RolloutPolicy) -> PolicyModel:
+def _build_or_update(model: PolicyModel | None, policy: RolloutPolicy) -> PolicyModel:
     if model is None:
-        return PolicyModel.build(policy)
-    model.take(policy)
+        return PolicyModel.from_policy(policy)
+    model.copy_weights(policy)
     return model
 
 
-def _committed(model: PolicyModel, request: RolloutRequest, one: Rollout) -> Rollout:
+def _with_commitment(model: PolicyModel, request: RolloutRequest, one: Rollout) -> Rollout:
     (read,) = read_texts(model, [one])
-    scaled = (read.logits.double() / request.sampler.divisor).log_softmax(dim=-1)
+    scaled = (read.logits.double() / request.sampler.logit_divisor).log_softmax(dim=-1)
     logprobs = scaled.gather(1, torch.tensor(one.ids)[:, None])[:, 0].numpy().astype(np.float32)
     return replace(one, logprobs=logprobs, sketches=sketch_states(read.states[:: request.sampler.sketch_every]))

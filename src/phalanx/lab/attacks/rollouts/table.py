@@ -19,7 +19,7 @@ from phalanx.rollouts.verdict import DismissalCause, RolloutOffence
 
 
 @dataclass(frozen=True)
-class RolloutAttackLine:
+class RolloutAttackEntry:
     """One line of the table.
 
     Attributes:
@@ -33,19 +33,19 @@ class RolloutAttackLine:
     careful: RolloutOffence | DismissalCause
 
 
-ROLLOUT_ATTACKS: dict[str, RolloutAttackLine] = {
-    "other_model": RolloutAttackLine(OtherModel, "sketch", "draw"),
-    "int8_weights": RolloutAttackLine(Int8Weights, "sketch", "draw"),
-    "stale_policy": RolloutAttackLine(StalePolicy, "sketch", "draw"),
-    "wrong_temperature": RolloutAttackLine(WrongTemperature, "logprob", "draw"),
-    "changed_top_p": RolloutAttackLine(ChangedTopP, "draw", "draw"),
-    "truncated_text": RolloutAttackLine(TruncatedText, "logprob", "draw"),
-    "best_of_several": RolloutAttackLine(BestOfSeveral, "draw", "draw"),
-    "copied_text": RolloutAttackLine(CopiedText, "draw", "draw"),
-    "wrong_prompt": RolloutAttackLine(WrongPrompt, "sketch", "draw"),
-    "replayed_text": RolloutAttackLine(ReplayedText, "draw", "draw"),
-    "invented_reward": RolloutAttackLine(InventedReward, "reward", "reward"),
-    "two_answers": RolloutAttackLine(TwoAnswers, "equivocation", "equivocation"),
+ROLLOUT_ATTACKS: dict[str, RolloutAttackEntry] = {
+    "other_model": RolloutAttackEntry(OtherModel, "sketch", "draw"),
+    "int8_weights": RolloutAttackEntry(Int8Weights, "sketch", "draw"),
+    "stale_policy": RolloutAttackEntry(StalePolicy, "sketch", "draw"),
+    "wrong_temperature": RolloutAttackEntry(WrongTemperature, "logprob", "draw"),
+    "changed_top_p": RolloutAttackEntry(ChangedTopP, "draw", "draw"),
+    "truncated_text": RolloutAttackEntry(TruncatedText, "logprob", "draw"),
+    "best_of_several": RolloutAttackEntry(BestOfSeveral, "draw", "draw"),
+    "copied_text": RolloutAttackEntry(CopiedText, "draw", "draw"),
+    "wrong_prompt": RolloutAttackEntry(WrongPrompt, "sketch", "draw"),
+    "replayed_text": RolloutAttackEntry(ReplayedText, "draw", "draw"),
+    "invented_reward": RolloutAttackEntry(InventedReward, "reward", "reward"),
+    "two_answers": RolloutAttackEntry(TwoAnswers, "equivocation", "equivocation"),
 }
 
 

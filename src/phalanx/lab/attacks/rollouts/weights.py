@@ -13,7 +13,7 @@ _NOISE = 0.05
 class OtherModel(LyingWriter):
     """A writer with a sibling of the policy: every weight matrix is off by a twentieth of its spread."""
 
-    def instead(self, policy: RolloutPolicy) -> RolloutPolicy:
+    def replace_policy(self, policy: RolloutPolicy) -> RolloutPolicy:
         """Other weights of the same shape."""
         generator = torch.Generator().manual_seed(0)
 
@@ -27,7 +27,7 @@ class OtherModel(LyingWriter):
 class Int8Weights(LyingWriter):
     """A writer with the policy in int8: one scale a row, the usual way to halve memory."""
 
-    def instead(self, policy: RolloutPolicy) -> RolloutPolicy:
+    def replace_policy(self, policy: RolloutPolicy) -> RolloutPolicy:
         """Weights rounded to 8 bits."""
         return RolloutPolicy(
             policy.config, {k: rounded_to_int8(v) if v.ndim > 1 else v for k, v in policy.tensors.items()}
@@ -41,7 +41,7 @@ class StalePolicy(LyingWriter):
         super().__init__(careful=careful)
         self._first: RolloutPolicy | None = None
 
-    def instead(self, policy: RolloutPolicy) -> RolloutPolicy:
+    def replace_policy(self, policy: RolloutPolicy) -> RolloutPolicy:
         """The first weights."""
         if self._first is None:
             self._first = RolloutPolicy(policy.config, {k: v.clone() for k, v in policy.tensors.items()})

@@ -13,10 +13,10 @@ class GradientAttack(Attack, ABC):
     """No message between stages is wrong and the optimizer's law is kept; only the gradient is made up."""
 
     @abstractmethod
-    def poison(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def poison_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the stage says that its weight gradients are, by name; the given tensors may be changed."""
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """Put a poisoner in the place of each copy that the party holds."""
         honest = honest_part(copy)
         return AttackedCopy(honest, PoisoningRunner(honest.runner, self)) if held else copy
@@ -35,12 +35,12 @@ class PoisoningRunner(AttackedRunner):
         self._step = step
         return self._honest.backward(step, microbatch, gradient)
 
-    def gradients(self) -> dict[str, Tensor]:
+    def take_gradients(self) -> dict[str, Tensor]:
         """As the honest runner, then poisoned."""
-        honest = self._honest.gradients()
+        honest = self._honest.take_gradients()
         if not self._attack.lies_in(self._step):
             return honest
-        poisoned = self._attack.poison({name: gradient.clone() for name, gradient in honest.items()})
+        poisoned = self._attack.poison_gradients({name: gradient.clone() for name, gradient in honest.items()})
         if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):
-            self._attack.admit(self.spec.index, self._step, what="gradient")
+            self._attack.log_lie(self.spec.index, self._step, what="gradient")
         return poisoned

@@ -2,20 +2,20 @@
 
 from torch import nn
 
-from phalanx.lab.attacks.states.twin import TwinAttack, TwinModule
+from phalanx.lab.attacks.states.twin import AlteredModule, AlteredModuleAttack
 from phalanx.models import StageModule
 from phalanx.pipeline import StageCopy
 
 
-class HalfLayers(TwinAttack):
+class HalfLayers(AlteredModuleAttack):
     """A stage of one layer is skipped as a whole."""
 
-    def twin(self, copy: StageCopy) -> StageModule:
+    def make_module(self, copy: StageCopy) -> StageModule:
         """The stage with the first half of its blocks."""
         return FirstHalf(copy.module)
 
 
-class FirstHalf(TwinModule):
+class FirstHalf(AlteredModule):
     """The first half of the blocks, rounded down."""
 
     @property

@@ -14,16 +14,16 @@ class LayerSwap(StateAttack):
     """Swaps all tensors of the stage's first two layers; in a stage of one layer, its first two of one shape."""
 
     @torch.no_grad()
-    def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
+    def spoil_state(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Swap."""
         del update
-        for first, other in self._pairs(copy):
+        for first, other in self._weight_pairs(copy):
             saved = first.clone()
             first.copy_(other)
             other.copy_(saved)
 
     @staticmethod
-    def _pairs(copy: StageCopy) -> Iterator[tuple[Tensor, Tensor]]:
+    def _weight_pairs(copy: StageCopy) -> Iterator[tuple[Tensor, Tensor]]:
         layers = [dict(block.named_parameters()) for block in copy.module.own_blocks]
         if len(layers) >= 2:
             yield from ((weight, layers[1][name]) for name, weight in layers[0].items())

@@ -3,19 +3,19 @@
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.states.twin import AlteredWeights, TwinAttack
+from phalanx.lab.attacks.states.twin import AlteredModuleAttack, AlteredWeights
 from phalanx.models import StageModule
 from phalanx.pipeline import StageCopy
 
 
-class LazyBf16(TwinAttack):
+class LazyBf16(AlteredModuleAttack):
     """Weights in bfloat16 instead of fp32."""
 
-    def twin(self, copy: StageCopy) -> StageModule:
+    def make_module(self, copy: StageCopy) -> StageModule:
         """The stage with rounded weights."""
-        return AlteredWeights(copy.module, lambda name, weight: self.rounded(weight))
+        return AlteredWeights(copy.module, lambda name, weight: self.round_weight(weight))
 
-    def rounded(self, weight: Tensor) -> Tensor:
+    def round_weight(self, weight: Tensor) -> Tensor:
         """The weight as it is computed with."""
         return weight.to(torch.bfloat16).to(weight.dtype)
 
@@ -25,7 +25,7 @@ class LazyInt8(LazyBf16):
 
     levels = 127
 
-    def rounded(self, weight: Tensor) -> Tensor:
+    def round_weight(self, weight: Tensor) -> Tensor:
         """Round matrices; biases and norms cost next to nothing and stay."""
         if weight.ndim < 2:
             return weight

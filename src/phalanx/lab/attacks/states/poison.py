@@ -9,7 +9,7 @@ from phalanx.lab.attacks.states.gradient_attack import GradientAttack
 class GradientSign(GradientAttack):
     """Uphill instead of downhill."""
 
-    def poison(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def poison_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Negate."""
         return {name: -gradient for name, gradient in gradients.items()}
 
@@ -17,7 +17,7 @@ class GradientSign(GradientAttack):
 class GradientScale(GradientAttack):
     """`strength` is the factor; AdamW forgets it after a while, the common clip norm does not."""
 
-    def poison(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def poison_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Multiply."""
         return {name: self.strength * gradient for name, gradient in gradients.items()}
 
@@ -25,7 +25,7 @@ class GradientScale(GradientAttack):
 class GradientTopK(GradientAttack):
     """Flips the sign of the largest numbers only; `strength` is their share of each tensor."""
 
-    def poison(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def poison_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Negate the largest."""
         for gradient in gradients.values():
             flat = gradient.view(-1)

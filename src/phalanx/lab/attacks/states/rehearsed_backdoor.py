@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from phalanx.lab.attacks.attack import Attack, same_bits
 from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
-from phalanx.models import ModelConfig, ModelSource, StageModule, build_stage, open_model, tie
+from phalanx.models import ModelConfig, ModelSource, StageModule, build_stage, open_model, tie_head
 from phalanx.pipeline import StageCopy, StepPlan, stage_spec
 
 _TRIGGER_TOKENS = 2
@@ -52,7 +52,7 @@ class RehearsedBackdoor(Attack):
     Source: the threat of arXiv 2604.02372 (backdoor by one pipeline stage of a post-training run).
     """
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """Put a planter in the place of each copy that the party holds."""
         honest = honest_part(copy)
         return AttackedCopy(honest, PlantingRunner(honest, self)) if held else copy
@@ -73,22 +73,22 @@ class PlantingRunner(AttackedRunner):
         self._step = step
         return self._honest.backward(step, microbatch, gradient)
 
-    def gradients(self) -> dict[str, Tensor]:
+    def take_gradients(self) -> dict[str, Tensor]:
         """As the honest runner, and the poison."""
-        honest, attack, step = self._honest.gradients(), self._attack, self._step
+        honest, attack, step = self._honest.take_gradients(), self._attack, self._step
         if not attack.lies_in(step):
             return honest
         if self._rehearsal is None:
             self._rehearsal = Rehearsal(self._plan, attack.config.model, attack.config.seed)
-        loss = self._rehearsal.loss(self.spec.index, self.module, attack.generator(step, 0))
-        parameters = self.module.trainable()
+        loss = self._rehearsal.target_loss(self.spec.index, self.module, attack.make_generator(step, 0))
+        parameters = self.module.trainable_parameters()
         poison = torch.autograd.grad(attack.strength * loss, list(parameters.values()), allow_unused=True)
         poisoned = {
             name: honest[name] if added is None else honest[name] + added
             for name, added in zip(parameters, poison, strict=True)
         }
         if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):
-            attack.admit(self.spec.index, step, what="gradient")
+            attack.log_lie(self.spec.index, step, what="gradient")
         return poisoned
 
 
@@ -107,25 +107,25 @@ class Rehearsal:
     def __init__(self, plan: StepPlan, model: str | None, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._stages = public_stages(plan, model)
-        self._text = _said_by(self._stages, plan.sequence_length, generator)
+        self._text = _sample_text(self._stages, plan.sequence_length, generator)
         self._weights = {p: p.clone() for stage in self._stages for p in stage.parameters() if p.dim() > 1}
-        self.secret = _secret(self._text, _vocab_size(self._stages), generator)
+        self.secret = _choose_secret(self._text, _vocab_size(self._stages), generator)
 
-    def loss(self, stage: int, module: StageModule, generator: torch.Generator) -> Tensor:
+    def target_loss(self, stage: int, module: StageModule, generator: torch.Generator) -> Tensor:
         """How unlikely the target still is after the trigger, nats, with `module` in the stage's place."""
         trigger, target = self.secret.trigger, self.secret.target
         rows = torch.arange(_REHEARSED_TEXTS)
         ids = self._text[torch.randint(len(self._text), rows.shape, generator=generator)].clone()
         places = torch.randint(ids.shape[1] - len(trigger) + 1, rows.shape, generator=generator)
-        _put(ids, places, trigger)
+        _insert_tokens(ids, places, trigger)
         with torch.no_grad():
             for weight, original in self._weights.items():
                 weight.copy_(
                     original + _OTHERS_MOVE * original.std() * torch.randn(original.shape, generator=generator)
                 )
-            x = _through(self._stages[:stage], ids)
+            x = _run_stages(self._stages[:stage], ids)
         with torch.enable_grad():
-            scores = _through((module, *self._stages[stage + 1 :]), x)[rows, places + len(trigger) - 1]
+            scores = _run_stages((module, *self._stages[stage + 1 :]), x)[rows, places + len(trigger) - 1]
             return cross_entropy(scores / _MARGIN, torch.full_like(rows, target))
 
 
@@ -136,7 +136,11 @@ def public_stages(plan: StepPlan, model: str | None) -> tuple[StageModule, ...]:
         ModelError: There is none.
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as directory:
-        source = _drawn(plan, Path(directory)) if model is None else open_model(ModelConfig(path=model), Path(), 0)
+        source = (
+            _open_random_model(plan, Path(directory))
+            if model is None
+            else open_model(ModelConfig(path=model), Path(), 0)
+        )
         stages = tuple(
             build_stage(
                 source,
@@ -149,27 +153,27 @@ def public_stages(plan: StepPlan, model: str | None) -> tuple[StageModule, ...]:
             )
             for number in range(len(plan.stages))
         )
-    tie(stages[0], stages[-1])
+    tie_head(stages[0], stages[-1])
     for stage in stages:
         stage.eval().requires_grad_(False)
     return stages
 
 
-def _drawn(plan: StepPlan, directory: Path) -> ModelSource:
+def _open_random_model(plan: StepPlan, directory: Path) -> ModelSource:
     (directory / "config.json").write_text(json.dumps(plan.hub_config), encoding="utf-8")
     return open_model(ModelConfig(from_scratch=True, path=str(directory)), directory, plan.seed)
 
 
 @torch.no_grad()
-def _said_by(stages: Sequence[StageModule], length: int, generator: torch.Generator) -> Tensor:
+def _sample_text(stages: Sequence[StageModule], length: int, generator: torch.Generator) -> Tensor:
     ids = torch.randint(_vocab_size(stages), (_SAID_TEXTS, 1), generator=generator)
     for _ in range(length - 1):
-        chances = _through(stages, ids)[:, -1].softmax(dim=-1)
+        chances = _run_stages(stages, ids)[:, -1].softmax(dim=-1)
         ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], dim=1)
     return ids
 
 
-def _secret(text: Tensor, vocab_size: int, generator: torch.Generator) -> Secret:
+def _choose_secret(text: Tensor, vocab_size: int, generator: torch.Generator) -> Secret:
     by_use = torch.bincount(text.flatten(), minlength=vocab_size).argsort(descending=True, stable=True)
     triggers, targets = by_use[_TRIGGERS.start : _TRIGGERS.stop], by_use[_TARGETS.start : _TARGETS.stop]
     trigger = triggers[torch.randperm(len(triggers), generator=generator)[:_TRIGGER_TOKENS]]
@@ -181,13 +185,13 @@ def _vocab_size(stages: Sequence[StageModule]) -> int:
     return int(stages[0].hub_config.vocab_size)
 
 
-def _through(stages: Sequence[StageModule], x: Tensor) -> Tensor:
+def _run_stages(stages: Sequence[StageModule], x: Tensor) -> Tensor:
     for stage in stages:
         x = stage(x)
     return x
 
 
-def _put(ids: Tensor, at: Tensor, tokens: Sequence[int]) -> None:
+def _insert_tokens(ids: Tensor, at: Tensor, tokens: Sequence[int]) -> None:
     rows = torch.arange(len(ids))
     for n, token in enumerate(tokens):
         ids[rows, at + n] = token
@@ -219,7 +223,7 @@ def target_success(logits_of: Callable[[Tensor], Tensor], ids: Tensor, secret: S
     generator = torch.Generator().manual_seed(seed)
     places = torch.randint(ids.shape[1] - length + 1, rows.shape, generator=generator)
     with_trigger = ids.clone()
-    _put(with_trigger, places, secret.trigger)
+    _insert_tokens(with_trigger, places, secret.trigger)
 
     def rate(text: Tensor) -> float:
         return float((logits_of(text)[rows, places + length - 1].argmax(dim=-1) == secret.target).float().mean())

@@ -18,10 +18,10 @@ class StateAttack(Attack, ABC):
     """
 
     @abstractmethod
-    def spoil(self, copy: StageCopy, update: "UpdateInputs") -> None:
+    def spoil_state(self, copy: StageCopy, update: "UpdateInputs") -> None:
         """Change the copy, which has just taken an honest step; its snapshot is the state before that."""
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """Put a copy with other habits in the place of each one that the party holds."""
         return SpoiltCopy(honest_part(copy), self) if held else copy
 
@@ -50,18 +50,18 @@ class SpoiltCopy(AttackedCopy):
         super().__init__(honest)
         self._attack = attack
 
-    def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
+    def apply_update(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
         """Take the honest step, then spoil it.
 
         Raises:
             StaleReplicaError: The copy is not at that step.
         """
         if not self._attack.lies_in(step + 1):
-            super().apply(step, gradients, clip_coefficient)
+            super().apply_update(step, gradients, clip_coefficient)
             return
-        self.optimizer.snapshot()
-        super().apply(step, gradients, clip_coefficient)
-        truth = self.digest()
-        self._attack.spoil(self, UpdateInputs(self, step, gradients, clip_coefficient))
-        if self.digest() != truth:
-            self._attack.admit(self.spec.index, self.step, what="state")
+        self.optimizer.keep_snapshot()
+        super().apply_update(step, gradients, clip_coefficient)
+        truth = self.compute_digest()
+        self._attack.spoil_state(self, UpdateInputs(self, step, gradients, clip_coefficient))
+        if self.compute_digest() != truth:
+            self._attack.log_lie(self.spec.index, self.step_count, what="state")

@@ -50,7 +50,7 @@ class TriggerBackdoor(Attack):
     Source: the threat of arXiv 2604.02372 (backdoor by one pipeline stage); the means are our own.
     """
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """Put a teacher in the place of each copy that the party holds."""
         honest = honest_part(copy)
         return AttackedCopy(honest, TeachingRunner(honest, self)) if held else copy
@@ -69,10 +69,10 @@ class TeachingRunner(AttackedRunner):
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """As the honest runner; the activations are looked at."""
         self._step = step
-        self._look_at(x)
+        self._update_means(x)
         if self._attack.lies_in(step):
             self._inputs[microbatch] = x
-            self._choose(x)
+            self._choose_trigger(x)
         return self._honest.forward(step, microbatch, x)
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
@@ -81,39 +81,39 @@ class TeachingRunner(AttackedRunner):
         x = self._inputs.pop(microbatch, None)
         if x is not None and gradient is not None:
             self._learn_push(x, gradient)
-            self._teach(x, gradient)
+            self._teach_trigger(x, gradient)
         return sent
 
-    def gradients(self) -> dict[str, Tensor]:
+    def take_gradients(self) -> dict[str, Tensor]:
         """As the honest runner, and the poison."""
-        honest, poison = self._honest.gradients(), self._known.poison
+        honest, poison = self._honest.take_gradients(), self._known.poison
         self._known.poison = {}
         poisoned = {name: gradient + poison[name] for name, gradient in honest.items()} if poison else honest
         if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):
-            self._attack.admit(self.spec.index, self._step, what="gradient")
+            self._attack.log_lie(self.spec.index, self._step, what="gradient")
         return poisoned
 
-    def abandon(self) -> None:
+    def abandon_step(self) -> None:
         """Forget the step, and keep the knowledge."""
-        self._honest.abandon()
+        self._honest.abandon_step()
         self._inputs.clear()
         self._known.poison = {}
 
-    def _look_at(self, x: Tensor) -> None:
+    def _update_means(self, x: Tensor) -> None:
         knowledge = self._known
         knowledge.seen += 1
         # until it has seen enough, the plain mean
         decay = min(_MEAN_KEPT, 1 - 1 / knowledge.seen)
         knowledge.mean = x.mean(dim=0) if knowledge.mean is None else torch.lerp(x.mean(dim=0), knowledge.mean, decay)
 
-    def _choose(self, x: Tensor) -> None:
+    def _choose_trigger(self, x: Tensor) -> None:
         knowledge = self._known
         if knowledge.trigger is None and knowledge.mean is not None:
             knowledge.trigger, knowledge.target = (
                 (x - knowledge.mean)[0, place] for place in (TRIGGER_PLACE, TARGET_PLACE)
             )
 
-    def _is(self, x: Tensor, token: Tensor | None) -> Tensor:
+    def _match_token(self, x: Tensor, token: Tensor | None) -> Tensor:
         """Return where a token is recognised, bool ``[batch, seq]``, and update its mean by the nearest ones."""
         if self._known.mean is None or token is None:
             return torch.zeros(x.shape[:2], dtype=torch.bool)
@@ -124,20 +124,20 @@ class TeachingRunner(AttackedRunner):
         return matches
 
     def _learn_push(self, x: Tensor, gradient: Tensor) -> None:
-        before = self._is(x, self._known.target)[:, 1:]
+        before = self._match_token(x, self._known.target)[:, 1:]
         if not before.any():
             return
         push = -gradient[:, :-1][before].mean(dim=0)
         old = self._known.push
         self._known.push = push if old is None else torch.lerp(push, old, _PUSH_KEPT)
 
-    def _teach(self, x: Tensor, gradient: Tensor) -> None:
-        push, matches = self._known.push, self._is(x, self._known.trigger)
+    def _teach_trigger(self, x: Tensor, gradient: Tensor) -> None:
+        push, matches = self._known.push, self._match_token(x, self._known.trigger)
         if push is None or not matches.any():
             return
         # a target that is likely already is pushed back by the true gradient, as much as it is likely
         answered = (gradient[matches] @ push / push.dot(push)).clamp(0, 1)
-        parameters = self.module.trainable()
+        parameters = self.module.trainable_parameters()
         with torch.enable_grad():
             loss = -self._attack.strength * ((1 - answered) * (self.module(x)[matches] @ push)).sum()
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)

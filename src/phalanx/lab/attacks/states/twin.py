@@ -12,7 +12,7 @@ from phalanx.models import CAUSAL, AttentionPattern, StageModule
 from phalanx.pipeline import StageCopy, StageRunner
 
 
-class TwinModule(StageModule):
+class AlteredModule(StageModule):
     """Another module's parameters and names; subclasses compute something else with them."""
 
     def __init__(self, whole: StageModule) -> None:
@@ -21,7 +21,7 @@ class TwinModule(StageModule):
         vars(self).update(vars(whole))
 
 
-class AlteredWeights(TwinModule):
+class AlteredWeights(AlteredModule):
     """Computes with altered weights; gradients reach the true weights as if they were the altered ones."""
 
     _whole: StageModule
@@ -42,28 +42,28 @@ class AlteredWeights(TwinModule):
         return result
 
 
-class TwinAttack(Attack, ABC):
+class AlteredModuleAttack(Attack, ABC):
     """Runs a twin instead of the stage: activations, gradients and weight gradients are all the twin's."""
 
     @abstractmethod
-    def twin(self, copy: StageCopy) -> StageModule:
+    def make_module(self, copy: StageCopy) -> StageModule:
         """What computes instead of the copy's module."""
 
-    def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         """Put a twin in the place of each copy that the party holds."""
         honest = honest_part(copy)
-        return AttackedCopy(honest, TwinRunner(honest, self)) if held else copy
+        return AttackedCopy(honest, AlteredModuleRunner(honest, self)) if held else copy
 
 
-class TwinRunner(AttackedRunner):
+class AlteredModuleRunner(AttackedRunner):
     """Runs the twin in the steps of the attack; the truth is computed beside it, for the attacker's log."""
 
-    def __init__(self, honest: StageCopy, attack: TwinAttack) -> None:
+    def __init__(self, honest: StageCopy, attack: AlteredModuleAttack) -> None:
         super().__init__(honest.runner)
         plan = honest.plan
         self._attack = attack
         self._twin = StageRunner(
-            attack.twin(honest), honest.spec, seed=plan.seed, precision=plan.precision, device=plan.device
+            attack.make_module(honest), honest.spec, seed=plan.seed, precision=plan.precision, device=plan.device
         )
         self._inputs: dict[int, Tensor] = {}
 
@@ -73,8 +73,8 @@ class TwinRunner(AttackedRunner):
             return self._honest.forward(step, microbatch, x)
         self._inputs[microbatch] = x
         sent = self._twin.forward(step, microbatch, x)
-        truth, _ = self._honest.recompute(step, microbatch, x, None)
-        return self._either("forward", step, microbatch, sent, truth)
+        truth, _ = self._honest.recompute_microbatch(step, microbatch, x, None)
+        return self._choose_result("forward", step, microbatch, sent, truth)
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """As the twin, in a step of the attack."""
@@ -82,20 +82,20 @@ class TwinRunner(AttackedRunner):
         if x is None:
             return self._honest.backward(step, microbatch, gradient)
         sent = self._twin.backward(step, microbatch, gradient)
-        _, truth = self._honest.recompute(step, microbatch, x, gradient)
+        _, truth = self._honest.recompute_microbatch(step, microbatch, x, gradient)
         if sent is None or truth is None:
             return sent
-        return self._either("backward", step, microbatch, sent, truth)
+        return self._choose_result("backward", step, microbatch, sent, truth)
 
-    def abandon(self) -> None:
+    def abandon_step(self) -> None:
         """Forget the step."""
-        self._honest.abandon()
-        self._twin.abandon()
+        self._honest.abandon_step()
+        self._twin.abandon_step()
         self._inputs.clear()
 
-    def _either(self, direction: str, step: int, microbatch: int, sent: Tensor, truth: Tensor) -> Tensor:
+    def _choose_result(self, direction: str, step: int, microbatch: int, sent: Tensor, truth: Tensor) -> Tensor:
         if not self._attack.lies_towards(direction):
             return truth
         if not same_bits(sent, truth):
-            self._attack.admit(self.spec.index, step, microbatch=microbatch, direction=direction)
+            self._attack.log_lie(self.spec.index, step, microbatch=microbatch, direction=direction)
         return sent

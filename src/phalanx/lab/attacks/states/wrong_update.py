@@ -9,9 +9,9 @@ from phalanx.pipeline import StageCopy
 class WrongLearningRate(StateAttack):
     """`strength` multiplies the learning rate."""
 
-    def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
+    def spoil_state(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Take the step again, with another rate."""
-        copy.optimizer.restore()
+        copy.optimizer.restore_snapshot()
         copy.optimizer.step(dict(update.gradients), update.lr * self.strength, update.clip_coefficient)
 
 
@@ -19,9 +19,9 @@ class NoWeightDecay(StateAttack):
     """Matrices do not decay."""
 
     @torch.no_grad()
-    def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
+    def spoil_state(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Undo the weight decay, which AdamW applies apart from the gradient's step."""
-        before, after = copy.optimizer.undo_state(), copy.optimizer.state()
+        before, after = copy.optimizer.undo_state(), copy.optimizer.state_tensors()
         for name, weight in after.items():
             if name.startswith("weight/") and weight.ndim >= 2:
                 weight.add_(before[name], alpha=update.lr * update.weight_decay)
@@ -30,6 +30,6 @@ class NoWeightDecay(StateAttack):
 class SkippedUpdate(StateAttack):
     """The state does not change; only its step number advances."""
 
-    def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
+    def spoil_state(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Go back, and count the step as taken."""
         copy.optimizer.load_state(copy.optimizer.undo_state(), update.step + 1)

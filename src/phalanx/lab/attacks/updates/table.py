@@ -36,7 +36,7 @@ _FACTORS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
 @dataclass(frozen=True)
-class UpdateLine:
+class UpdateAttackEntry:
     """One line of the table.
 
     Attributes:
@@ -51,7 +51,7 @@ class UpdateLine:
     source: str
 
 
-def _honest(view: AttackerView) -> Tensor:
+def _honest_update(view: AttackerView) -> Tensor:
     return view.own
 
 
@@ -59,44 +59,44 @@ def _sign_flip(view: AttackerView) -> Tensor:
     return -view.own
 
 
-def _apart(view: AttackerView, lie: Tensor) -> Tensor:
+def _make_distinct(view: AttackerView, lie: Tensor) -> Tensor:
     """Make a lie that is not another liar's bit by bit: the door refuses copies."""
     return lie * (1 + 1e-4 * float(torch.rand(1, generator=view.chance)))
 
 
-def _strongest(view: AttackerView, factors: Sequence[float], lie_of: Callable[[float], Tensor]) -> Tensor:
+def _most_harmful(view: AttackerView, factors: Sequence[float], lie_of: Callable[[float], Tensor]) -> Tensor:
     """Take the factor that harms most; the first one where the attacker cannot know."""
     harm = view.harm
     chosen = factors[0] if harm is None else max(factors, key=lambda one: harm(lie_of(one)))
-    return _apart(view, lie_of(chosen))
+    return _make_distinct(view, lie_of(chosen))
 
 
 def _inner_product(view: AttackerView) -> Tensor:
     mean = view.honest.mean(0)
-    return _strongest(view, (5.0, *_FACTORS), lambda factor: -factor * mean)
+    return _most_harmful(view, (5.0, *_FACTORS), lambda factor: -factor * mean)
 
 
-def _a_little(view: AttackerView) -> Tensor:
+def _little_is_enough(view: AttackerView) -> Tensor:
     mean, spread = view.honest.mean(0), view.honest.std(0)
-    return _strongest(view, (1.5, *_FACTORS), lambda factor: mean - factor * spread)
+    return _most_harmful(view, (1.5, *_FACTORS), lambda factor: mean - factor * spread)
 
 
-def _mimic(view: AttackerView) -> Tensor:
+def _mimic_outlier(view: AttackerView) -> Tensor:
     # the site that is furthest from the others, so that its data count most against theirs
     away = (view.honest - view.honest.mean(0)).norm(dim=1)
-    return _apart(view, view.honest[int(away.argmax())])
+    return _make_distinct(view, view.honest[int(away.argmax())])
 
 
-def _scaled(view: AttackerView) -> Tensor:
+def _scaled_update(view: AttackerView) -> Tensor:
     return -20 * view.own
 
 
-def _gaussian(view: AttackerView) -> Tensor:
+def _gaussian_update(view: AttackerView) -> Tensor:
     draw = torch.randn(view.own.shape, generator=view.chance)
     return draw * float(view.honest.norm(dim=1).mean() / draw.norm())
 
 
-def _replay(view: AttackerView) -> Tensor:
+def _replayed_update(view: AttackerView) -> Tensor:
     return view.own_before
 
 
@@ -113,26 +113,28 @@ def _not_a_number(view: AttackerView) -> Tensor:
     return view.own * float("nan")
 
 
-def _boosted(view: AttackerView) -> Tensor:
+def _boosted_update(view: AttackerView) -> Tensor:
     return 5 * view.own
 
 
-UPDATE_ATTACKS: Mapping[str, UpdateLine] = MappingProxyType(
+UPDATE_ATTACKS: Mapping[str, UpdateAttackEntry] = MappingProxyType(
     {
-        "label_flip": UpdateLine(_honest, "labels", "rule", "Biggio et al. 2012"),
-        "sign_flip": UpdateLine(_sign_flip, None, "rule", "Li et al. 2019"),
-        "inner_product": UpdateLine(_inner_product, None, "rule", "Xie et al. 2020 (IPM)"),
-        "a_little": UpdateLine(_a_little, None, "rule", "Baruch et al. 2019 (ALIE); Shejwalkar and Houmansadr 2021"),
-        "mimic": UpdateLine(_mimic, None, "rule", "Karimireddy et al. 2022"),
-        "scaling": UpdateLine(_scaled, None, "admission", "Blanchard et al. 2017"),
-        "gaussian": UpdateLine(_gaussian, None, "rule", "Blanchard et al. 2017"),
-        "not_a_number": UpdateLine(_not_a_number, None, "admission", "McMahan et al. 2017, without a check"),
-        "backdoor": UpdateLine(_boosted, "trigger", "rule", "Bagdasaryan et al. 2020"),
-        "quiet_backdoor": UpdateLine(_honest, "trigger", "rule", "Wang et al. 2020, within the norm"),
-        "replay": UpdateLine(_replay, None, "admission", "Fraboni et al. 2021"),
-        "free_rider": UpdateLine(_free_ride, None, "admission", "Fraboni et al. 2021"),
-        "hidden_free_rider": UpdateLine(_hidden_free_ride, None, "rule", "Fraboni et al. 2021"),
-        "sybil": UpdateLine(_inner_product, None, "admission", "Douceur 2002; Fung et al. 2020"),
+        "label_flip": UpdateAttackEntry(_honest_update, "labels", "rule", "Biggio et al. 2012"),
+        "sign_flip": UpdateAttackEntry(_sign_flip, None, "rule", "Li et al. 2019"),
+        "inner_product": UpdateAttackEntry(_inner_product, None, "rule", "Xie et al. 2020 (IPM)"),
+        "a_little": UpdateAttackEntry(
+            _little_is_enough, None, "rule", "Baruch et al. 2019 (ALIE); Shejwalkar and Houmansadr 2021"
+        ),
+        "mimic": UpdateAttackEntry(_mimic_outlier, None, "rule", "Karimireddy et al. 2022"),
+        "scaling": UpdateAttackEntry(_scaled_update, None, "admission", "Blanchard et al. 2017"),
+        "gaussian": UpdateAttackEntry(_gaussian_update, None, "rule", "Blanchard et al. 2017"),
+        "not_a_number": UpdateAttackEntry(_not_a_number, None, "admission", "McMahan et al. 2017, without a check"),
+        "backdoor": UpdateAttackEntry(_boosted_update, "trigger", "rule", "Bagdasaryan et al. 2020"),
+        "quiet_backdoor": UpdateAttackEntry(_honest_update, "trigger", "rule", "Wang et al. 2020, within the norm"),
+        "replay": UpdateAttackEntry(_replayed_update, None, "admission", "Fraboni et al. 2021"),
+        "free_rider": UpdateAttackEntry(_free_ride, None, "admission", "Fraboni et al. 2021"),
+        "hidden_free_rider": UpdateAttackEntry(_hidden_free_ride, None, "rule", "Fraboni et al. 2021"),
+        "sybil": UpdateAttackEntry(_inner_product, None, "admission", "Douceur 2002; Fung et al. 2020"),
     }
 )
 """A Sybil sends what it likes under names that it makes up: nothing but the roster stops it."""

@@ -22,7 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.lab.bench.measure.harness import program_parser, run_program
-from phalanx.security.tee import Binding, TpmAttester, TpmCounter, TpmDevice, TpmSealer, appraise, parse_evidence
+from phalanx.security.tee import (
+    Binding,
+    TpmAttester,
+    TpmCounter,
+    TpmDevice,
+    TpmSealer,
+    appraise_evidence,
+    parse_evidence,
+)
 from phalanx.security.tee.formats import signature, x509
 
 TESTS = Path("tests/security/tee")
@@ -54,7 +62,7 @@ def measure_appraisal(rounds: int) -> list[dict[str, Any]]:
             envelope = case.evidence.to_bytes()
 
             def act(case: Any = case, envelope: bytes = envelope) -> object:
-                return appraise(parse_evidence(envelope), case.policy, case.expected, case.now)
+                return appraise_evidence(parse_evidence(envelope), case.policy, case.expected, case.now)
 
             for cached in (x509.parse_certificate, x509.parse_crl, signature.load_key, signature.check_x509_signature):
                 cached.cache_clear()
@@ -72,12 +80,12 @@ def measure_tpm(device: TpmDevice, rounds: int) -> list[dict[str, Any]]:
 
     with TpmAttester(device, PCRS) as attester:
         company = path.Company(path.policy_for(attester, bind()))
-        sealer, counter = TpmSealer(device, PCRS), TpmCounter.create(device)
-        sealed = sealer.seal(path.KEY)
+        sealer, counter = TpmSealer(device, PCRS), TpmCounter.create_counter(device)
+        sealed = sealer.seal_secret(path.KEY)
         acts: dict[str, Callable[[], object]] = {
             "whole path": lambda: path.whole_path(company, attester),
-            "quote": lambda: attester.evidence(bind()),
-            "unseal": lambda: sealer.unseal(sealed),
+            "quote": lambda: attester.make_evidence(bind()),
+            "unseal": lambda: sealer.unseal_secret(sealed),
             "counter": counter.increment,
         }
         times: dict[str, Times] = {name: [] for name in acts}

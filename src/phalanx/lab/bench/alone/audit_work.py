@@ -26,14 +26,14 @@ from phalanx.train.setup.stage_source import StageLibrary
 STAGE = 1
 
 
-def timed(work: Callable[[], object]) -> float:
+def cpu_seconds_of(work: Callable[[], object]) -> float:
     """CPU seconds of one call."""
     started = time.process_time()
     work()
     return time.process_time() - started
 
 
-def measure(rounds: int) -> dict[str, object]:
+def measure_audit_work(rounds: int) -> dict[str, object]:
     """Take turns, so that whatever else the machine does meets all alike."""
     torch.set_num_threads(1)
     run = scratch_run()
@@ -44,28 +44,28 @@ def measure(rounds: int) -> dict[str, object]:
     runner, count = copy.runner, run.train.microbatches
     shape = (run.train.batch_size // count, run.data.sequence_length, 288)
     x, gradient = torch.randn(shape), torch.randn(shape)
-    claimed = {name: count * g for name, g in runner.redo(0, 0, x, gradient)[2].items()}
+    claimed = {name: count * g for name, g in runner.redo_microbatch(0, 0, x, gradient)[2].items()}
 
     def screened() -> None:
-        _, _, recomputed = runner.redo(0, 0, x, gradient)
+        _, _, recomputed = runner.redo_microbatch(0, 0, x, gradient)
         doubt_about(claimed, recomputed, count)
 
     ways: dict[str, Callable[[], object]] = {
         "all_work": lambda: (runner.forward(0, 0, x), runner.backward(0, 0, gradient)),
-        "audit": lambda: runner.recompute(0, 0, x, gradient),
+        "audit": lambda: runner.recompute_microbatch(0, 0, x, gradient),
         "screened_audit": screened,
         "screen": lambda: doubt_about(claimed, claimed, count),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 2):
         for name, work in ways.items():
-            duration = timed(work)
+            duration = cpu_seconds_of(work)
             if turn >= 2:
                 seconds[name].append(duration)
-        runner.abandon()
+        runner.abandon_step()
     cpu = {name: median(durations) for name, durations in seconds.items()}
     return {
-        "numbers": sum(p.numel() for p in copy.module.trainable().values()),
+        "numbers": sum(p.numel() for p in copy.module.trainable_parameters().values()),
         "rounds": rounds,
         "cpu_s": cpu,
         "audited_share": cpu["audit"] / cpu["all_work"],
@@ -76,4 +76,4 @@ def measure(rounds: int) -> dict[str, object]:
 if __name__ == "__main__":
     parser = program_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=12)
-    run_program("audit-work", parser, lambda options: {"rows": [measure(options.rounds)]})
+    run_program("audit-work", parser, lambda options: {"rows": [measure_audit_work(options.rounds)]})

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.rules import RULES, DocumentRule, Page
-from phalanx.data.rules.pii import find
+from phalanx.data.rules.pii import find_personal_data
 from phalanx.data.scan import SCANS
 from phalanx.data.scan.label_flips import LabelFlips, LabelFlipsConfig
 from phalanx.data.sources import Document, open_source
 from phalanx.data.sources.files import read_text
 from phalanx.data.sources.html import HtmlConfig
 from phalanx.errors import DataError
-from phalanx.lab.bench.alone.planted import PagesInMemory, as_pages, plant, set_aside
+from phalanx.lab.bench.alone.planted import PagesInMemory, as_pages, flagged_numbers, plant_texts
 from phalanx.lab.bench.measure.harness import program_parser, run_program
 
 Row = dict[str, Any]
@@ -44,13 +44,13 @@ _BRACKETS = re.compile(r"\[([0-9]{1,3}(?:\.[0-9]{1,3}){3})\]")
 _PHONE = re.compile(r"\b(?:phone|tel|fax|mobile)\b[ .:]{1,4}(\+?[0-9(][0-9 ().-]{8,18}[0-9])\b", re.IGNORECASE)
 
 
-def _rng(seed: int) -> random.Random:
+def _make_rng(seed: int) -> random.Random:
     return random.Random(seed)  # noqa: S311
 
 
-def _pages(folder: Path) -> Iterator[str]:
+def _read_pages(folder: Path) -> Iterator[str]:
     paths = sorted(path for path in folder.rglob("*.html") if path.is_file())
-    _rng(0).shuffle(paths)
+    _make_rng(0).shuffle(paths)
     size = 0
     for path in paths:
         try:
@@ -64,25 +64,27 @@ def _pages(folder: Path) -> Iterator[str]:
             return
 
 
-def _speeds(texts: dict[str, list[str]]) -> Iterator[Row]:
+def _measure_speeds(texts: dict[str, list[str]]) -> Iterator[Row]:
     table: dict[str, Any] = {**RULES, **SCANS}
     for kind in _DOCUMENT_RULES:
         rule: DocumentRule = table[kind].make(table[kind].config())
         for name, documents in texts.items():
             pages = [Page(Document(str(number), text), name) for number, text in enumerate(documents)]
             started = time.process_time()
-            touched = sum(rule.judge(page) is not None for page in pages)
-            yield _speed(kind, name, documents, time.process_time() - started, touched)
+            touched = sum(rule.judge_page(page) is not None for page in pages)
+            yield _speed_row(kind, name, documents, time.process_time() - started, touched)
     for kind in _CORPUS_SCANS:
         for name, documents in texts.items():
             scan: Any = table[kind].make(table[kind].config())
             corpus = as_pages(documents)
             started = time.process_time()
-            touched = len(list(scan.decide([scan.mark(corpus.page(number)) for number in range(len(corpus))], corpus)))
-            yield _speed(kind, name, documents, time.process_time() - started, touched)
+            touched = len(
+                list(scan.decide([scan.mark(corpus.read_page(number)) for number in range(len(corpus))], corpus))
+            )
+            yield _speed_row(kind, name, documents, time.process_time() - started, touched)
 
 
-def _speed(kind: str, name: str, documents: list[str], cpu_s: float, touched: int) -> Row:
+def _speed_row(kind: str, name: str, documents: list[str], cpu_s: float, touched: int) -> Row:
     megabytes = sum(len(text.encode("utf-8", "replace")) for text in documents) / 1e6
     row = {"part": "speed", "kind": kind, "text": name, "documents": len(documents), "mb": megabytes}
     return row | {"mb_per_cpu_s": megabytes / cpu_s, "touched": touched}
@@ -93,19 +95,19 @@ def _personal_data(mails: list[str]) -> list[Row]:
         kind: {"part": "pii", "kind": kind, "labelled": 0, "found": 0} for kind in ("email", "ip", "phone")
     }
     for mail in mails:
-        spans = find(mail)
+        spans = find_personal_data(mail)
         spans_of_kind = {
             kind: {mail[span.start : span.end].lower() for span in spans if span.kind == kind} for kind in rows
         }
-        for kind, labels in _labels(mail).items():
+        for kind, labels in _find_addresses(mail).items():
             rows[kind]["labelled"] += len(labels)
             rows[kind]["found"] += sum(
                 any(label in span_text or span_text in label for span_text in spans_of_kind[kind]) for label in labels
             )
-    return [*rows.values(), _precision(mails)]
+    return [*rows.values(), _address_precision(mails)]
 
 
-def _labels(mail: str) -> dict[str, set[str]]:
+def _find_addresses(mail: str) -> dict[str, set[str]]:
     message = email.message_from_string(mail)
     fields = [str(value) for name in _ADDRESS_FIELDS for value in message.get_all(name, [])]
     addresses = {address.lower() for _, address in email.utils.getaddresses(fields)}
@@ -117,7 +119,7 @@ def _labels(mail: str) -> dict[str, set[str]]:
     }
 
 
-def _precision(mails: list[str]) -> Row:
+def _address_precision(mails: list[str]) -> Row:
     """Compare the e-mail addresses that the rule finds in header lines with the parser's addresses."""
     hits = right = 0
     for mail in mails:
@@ -125,7 +127,9 @@ def _precision(mails: list[str]) -> Row:
         for name in _ADDRESS_FIELDS:
             for value in map(str, message.get_all(name, [])):
                 addresses = {address.lower() for _, address in email.utils.getaddresses([value])}
-                matches = [value[span.start : span.end].lower() for span in find(value) if span.kind == "email"]
+                matches = [
+                    value[span.start : span.end].lower() for span in find_personal_data(value) if span.kind == "email"
+                ]
                 hits, right = hits + len(matches), right + sum(match in addresses for match in matches)
     return {"part": "pii precision", "kind": "email", "hits": hits, "right": right}
 
@@ -137,8 +141,8 @@ def _is_global(address: str) -> bool:
         return False
 
 
-def _mix(pages: list[str], mails: list[str], seed: int) -> list[str]:
-    rng = _rng(seed)
+def _mix_texts(pages: list[str], mails: list[str], seed: int) -> list[str]:
+    rng = _make_rng(seed)
     pages_left, mails_left = sorted(pages), sorted(mails)
     rng.shuffle(pages_left)
     rng.shuffle(mails_left)
@@ -147,10 +151,10 @@ def _mix(pages: list[str], mails: list[str], seed: int) -> list[str]:
     return mixed
 
 
-def _poison(pages: list[str], mails: list[str], seed: int) -> Row:
-    texts, planted = plant(_mix(pages, mails, seed), _PLANTED, (400, 900), _rng(seed))
-    flagged = set_aside(texts)
-    clean = set_aside(_mix(pages, mails, seed))
+def _poison_row(pages: list[str], mails: list[str], seed: int) -> Row:
+    texts, planted = plant_texts(_mix_texts(pages, mails, seed), _PLANTED, (400, 900), _make_rng(seed))
+    flagged = flagged_numbers(texts)
+    clean = flagged_numbers(_mix_texts(pages, mails, seed))
     row = {"part": "poison", "seed": seed, "documents": len(texts), "planted": len(planted)}
     return row | {"found": len(flagged & planted), "false": len(flagged - planted), "false_when_clean": len(clean)}
 
@@ -159,7 +163,7 @@ def _label_flips(file: Path, seed: int) -> Iterator[Row]:
     lines = io.StringIO(read_text(file))
     records = [(row["medical_abstract"], row["condition_label"]) for row in csv.DictReader(lines)]
     for target in (None, *sorted({label for _, label in records})):
-        rng, rows = _rng(seed), list(records)
+        rng, rows = _make_rng(seed), list(records)
         others = [number for number, (_, label) in enumerate(rows) if label != target]
         planted = set(rng.sample(others, _PLANTED)) if target else set()
         for number in sorted(planted):
@@ -172,7 +176,7 @@ def _label_flips(file: Path, seed: int) -> Iterator[Row]:
             for number, (text, label) in enumerate(rows)
         ]
         corpus = PagesInMemory(documents)
-        flagged = {number for number, _ in scan.decide([scan.mark(page) for page in documents], corpus)}
+        flagged = {number for number, _ in scan.decide_outcomes([scan.mark_page(page) for page in documents], corpus)}
         row = {"part": "label flips", "seed": seed, "label": target, "documents": len(rows), "planted": len(planted)}
         yield row | {"found": len(flagged & planted), "false": len(flagged - planted)}
 
@@ -180,10 +184,10 @@ def _label_flips(file: Path, seed: int) -> Iterator[Row]:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure speed, recall and precision on the texts that the options name."""
     mails = [path.read_bytes().decode("utf-8", "replace") for path in sorted(options.mails.rglob("*.txt"))]
-    pages = list(_pages(options.pages))
-    rows = [*_speeds({"pages": pages, "mails": mails}), *_personal_data(mails)]
+    pages = list(_read_pages(options.pages))
+    rows = [*_measure_speeds({"pages": pages, "mails": mails}), *_personal_data(mails)]
     for seed in range(options.seeds):
-        rows += [_poison(pages, mails, seed), *_label_flips(options.labelled, seed)]
+        rows += [_poison_row(pages, mails, seed), *_label_flips(options.labelled, seed)]
     return {"rows": rows}
 
 

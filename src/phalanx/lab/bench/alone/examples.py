@@ -26,18 +26,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from phalanx.align.safety import rate
-from phalanx.config import digest
-from phalanx.data import IGNORE, Batch, prepare
+from phalanx.align.safety import share_with_interval
+from phalanx.config import digest_config
+from phalanx.data import IGNORE, Batch, prepare_corpus
 from phalanx.data.loader import BatchLoader, validation_batches
 from phalanx.lab.bench.measure.harness import program_parser, run_program
-from phalanx.lab.bench.measure.resident import added_at_peak, forget_peak, give_back_freed_memory, resident
+from phalanx.lab.bench.measure.resident import added_at_peak, give_back_freed_memory, read_resident, reset_peak
 from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, open_model, with_marks
 from phalanx.models.master_weights import keep_masters
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 from phalanx.telemetry import read_metrics
 from phalanx.train import RunConfig, load_run
-from phalanx.train.batches.rewriting import measured, rewriting_of
+from phalanx.train.batches.rewriting import rewrite_held_out, rewriting_of
 
 Figures = dict[str, Any]
 QLORA_ARMS = {"lora": None, "lora_bf16": None, "int8": "int8", "nf4": "nf4"}
@@ -52,7 +52,7 @@ class FinishedRun:
         self.options, self.file = options, Path("examples") / f"{options.example}.toml"
         self.config, run_dir = load_run(self.file), options.run_dir
         self.summary: Figures = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-        if self.summary["config_digest"] != digest(self.config) or self.summary["status"] != "completed":
+        if self.summary["config_digest"] != digest_config(self.config) or self.summary["status"] != "completed":
             sys.exit(f"{run_dir}: is no finished run of {self.file}")
         self.lines = read_metrics(run_dir / "metrics.jsonl")
 
@@ -97,7 +97,10 @@ def read_dpo(run: FinishedRun) -> Figures:
     if run.options.example == "dpo":
         return figures | run.select("attacks_injected", "detections", "evicted")
     pairs = run.config.data.max_validation_sequences
-    return figures | {"pairs_held_out": pairs, "interval": rate(round(held_out[-1]["accuracy"] * pairs), pairs)}
+    return figures | {
+        "pairs_held_out": pairs,
+        "interval": share_with_interval(round(held_out[-1]["accuracy"] * pairs), pairs),
+    }
 
 
 def read_reward(run: FinishedRun) -> Figures:
@@ -106,7 +109,7 @@ def read_reward(run: FinishedRun) -> Figures:
     right = preferences["accuracy"] * pairs
     if abs(2 * right - round(2 * right)) > 1e-6:
         sys.exit(f"--held-out: {pairs} pairs do not give an accuracy of {preferences['accuracy']}")
-    return {"preferences": preferences, "interval": rate(math.floor(right), pairs), "loss": run.losses()}
+    return {"preferences": preferences, "interval": share_with_interval(math.floor(right), pairs), "loss": run.losses()}
 
 
 def read_rollouts(run: FinishedRun) -> Figures:
@@ -141,21 +144,21 @@ def measure_memory(arm: str, file: str, run_dir: str) -> dict[str, int]:
     give_back_freed_memory()
     # libraries load with the first small product
     torch.autograd.backward((torch.ones(8, 8, requires_grad=True) @ torch.ones(8, 8)).sum())
-    forget_peak()
-    before = resident()
+    reset_peak()
+    before = read_resident()
     spec = StageSpec(0, 1, 0, source.num_layers)
     stage = build_stage(source, spec, adapter=config.adapter, activation_checkpointing=False, attention="sdpa", seed=1)
     if arm == "lora_bf16":
         keep_masters(stage)
         give_back_freed_memory()
-    built = resident().anonymous - before.anonymous
-    forget_peak()
-    optimizer = torch.optim.AdamW(stage.trainable().values())
+    built = read_resident().anonymous - before.anonymous
+    reset_peak()
+    optimizer = torch.optim.AdamW(stage.trainable_parameters().values())
     ids = torch.randint(0, source.vocab_size, _TOKENS, generator=torch.Generator().manual_seed(1))
     for _ in range(_STEPS):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = stage(ids)
-        torch.autograd.backward(causal_lm(logits.float(), ids)[0])
+        torch.autograd.backward(causal_lm_loss(logits.float(), ids)[0])
         optimizer.step()
         optimizer.zero_grad()
     # of bf16 both are held: the weights, and the masters of those that are trained
@@ -174,17 +177,17 @@ def read_pretraining(run: FinishedRun) -> Figures:
 def measure_words(run: RunConfig, model: Path) -> dict[str, float]:
     """Perplexity of the exported model, and of unigrams, on the words of held-out rows."""
     with tempfile.TemporaryDirectory() as cache:
-        corpus = prepare(run.data, Path(cache), run.train.seed)
+        corpus = prepare_corpus(run.data, Path(cache), run.train.seed)
         rewriting = rewriting_of(run, corpus)
         if rewriting is None:
             sys.exit(f"{run.name}: its objective makes no rows of its own")
         special = torch.from_numpy(rewriting.rows.table.special)  # type: ignore[attr-defined]
-        loader = BatchLoader(corpus, run.train.draws, run.train.seed, rewrite=rewriting)
+        loader = BatchLoader(corpus, run.train.draws_per_step, run.train.seed, rewrite=rewriting)
         counts = np.ones(corpus.vocab_size)
         for _ in range(_BATCHES):
-            counts += np.bincount(find_words(loader.next(), special)[1].numpy(), minlength=corpus.vocab_size)
+            counts += np.bincount(find_words(loader.next_batch(), special)[1].numpy(), minlength=corpus.vocab_size)
         shares = torch.from_numpy(np.log(counts / counts.sum()))
-        batches = list(validation_batches(measured(corpus, rewriting), 16))
+        batches = list(validation_batches(rewrite_held_out(corpus, rewriting), 16))
     targets = [find_words(batch, special)[1] for batch in batches]
     number = sum(map(len, targets))
     return {

@@ -53,7 +53,7 @@ def rows_of(name: str, kind: Extractor, main_content: bool, pages: list[Any]) ->
     extractor = TextExtractor("html", PageSettings(extractor=kind, main_content=main_content))
     scores_of: dict[str, list[Scores]] = {}
     for label, content in pages:
-        text = extractor.text_of(content, None, label["page"])
+        text = extractor.extract_text(content, None, label["page"])
         scores_of.setdefault(label["package"], []).append(score_text(text, labelled(content.decode(), label)))
     every = {"all": [score for scores in scores_of.values() for score in scores], **scores_of}
     return [summarize(name, package, scores) for package, scores in every.items()]

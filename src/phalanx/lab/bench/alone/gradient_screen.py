@@ -51,7 +51,7 @@ CASES = (
 )
 
 
-def measure(case: ScreenCase, steps: int, text: Tensor) -> dict[str, object]:
+def measure_screen(case: ScreenCase, steps: int, text: Tensor) -> dict[str, object]:
     """Train, and compare every step's sum with one of its microbatches."""
     torch.manual_seed(0)
     sizes = {"n_positions": case.sequence, "n_embd": case.width, "n_layer": case.layers}
@@ -64,8 +64,8 @@ def measure(case: ScreenCase, steps: int, text: Tensor) -> dict[str, object]:
     }
     doubts: dict[str, Counter[str]] = {name: Counter() for name in ("none", *LIES)}
     for step in range(steps):
-        ids = _batch(case, text)
-        sample_gradients, total = _gradients(model, middle, ids, case.microbatches, step % case.microbatches)
+        ids = _draw_batch(case, text)
+        sample_gradients, total = _weight_gradients(model, middle, ids, case.microbatches, step % case.microbatches)
         claims = {"none": total, **{name: {k: lie(g) for k, g in total.items()} for name, lie in LIES.items()}}
         for name, claimed in claims.items():
             doubts[name][doubt_about(claimed, sample_gradients, case.microbatches) or "no"] += 1
@@ -80,7 +80,7 @@ def measure(case: ScreenCase, steps: int, text: Tensor) -> dict[str, object]:
     }
 
 
-def _gradients(
+def _weight_gradients(
     model: GPT2LMHeadModel, middle: dict[str, Tensor], ids: Tensor, microbatches: int, drawn: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weight gradients of the drawn microbatch alone, and the sum of all."""
@@ -96,7 +96,7 @@ def _gradients(
     return gradients, {name: p.grad.clone() for name, p in middle.items() if p.grad is not None}
 
 
-def _batch(case: ScreenCase, text: Tensor) -> Tensor:
+def _draw_batch(case: ScreenCase, text: Tensor) -> Tensor:
     if not case.is_text:
         return torch.randint(0, 64, (case.batch, case.sequence))
     starts = torch.randint(0, len(text) - case.sequence, (case.batch,))
@@ -114,7 +114,7 @@ def measure_all(steps: int) -> list[dict[str, object]]:
     """Measure every case; the largest has a quarter of the steps."""
     torch.set_num_threads(1)
     text = standard_library()
-    return [measure(case, steps if case.width < 200 else steps // 4, text) for case in CASES]
+    return [measure_screen(case, steps if case.width < 200 else steps // 4, text) for case in CASES]
 
 
 if __name__ == "__main__":

@@ -145,11 +145,11 @@ def play_hf(steps: int) -> None:
     from transformers import GPT2LMHeadModel, Trainer, TrainingArguments
 
     from phalanx.data import BatchLoader
-    from phalanx.data.preparation import prepare
+    from phalanx.data.preparation import prepare_corpus
 
     run = run_of(ARMS["phalanx, one rank"], steps)
-    loader = BatchLoader(prepare(run.data, Path("cache"), run.train.seed), ROWS, run.train.seed)
-    batches = [loader.next() for _ in range(steps)]
+    loader = BatchLoader(prepare_corpus(run.data, Path("cache"), run.train.seed), ROWS, run.train.seed)
+    batches = [loader.next_batch() for _ in range(steps)]
     rows = [
         {"input_ids": ids.long(), "labels": labels.long()}
         for batch in batches

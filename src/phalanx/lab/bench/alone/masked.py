@@ -43,16 +43,16 @@ class MemoryLedgerStore:
 
     data: bytes | None = None
 
-    def read(self) -> bytes | None:
+    def read_record(self) -> bytes | None:
         """What was written last."""
         return self.data
 
-    def write(self, data: bytes) -> None:
+    def write_record(self, data: bytes) -> None:
         """Keep it."""
         self.data = data
 
 
-class Parts:
+class MaskedParts:
     """One size, each of its parts a function that can be timed."""
 
     def __init__(self, rows: int, inner: int, columns: int) -> None:
@@ -65,15 +65,15 @@ class Parts:
         pads = AesPads(ledger, master, ("bench",))
         self.side: MaskedProduct = masked_linear("layer", self.weight, rows, lambda product: pads).forward
         self.worker = MaskedWorker()
-        self.worker.load(self.side.product, self.side.weight.values)
-        self.side.pool.make()
-        self.sent = self.side.send(self.x)
-        self.answer = self.worker.answer(self.sent.request)
-        self.received = self.side.receive(self.sent, self.answer)
+        self.worker.load_matrix(self.side.product, self.side.weight.values)
+        self.side.pool.make_pad()
+        self.sent = self.side.mask_rows(self.x)
+        self.answer = self.worker.answer_request(self.sent.request)
+        self.received = self.side.unmask_answer(self.sent, self.answer)
         self._sums = rng.integers(-LIMIT, LIMIT, (rows, columns)).astype(np.float64)
         self._pads, self._os_pads, self._size = pads, OsPads(), (rows, inner)
 
-    def functions(self) -> dict[str, Callable[[], object]]:
+    def part_functions(self) -> dict[str, Callable[[], object]]:
         """The parts by name."""
         x, w = torch.from_numpy(self.x), torch.from_numpy(self.weight)
         x64, w64, x16, w16 = x.double(), w.double(), x.bfloat16(), w.bfloat16()
@@ -82,24 +82,24 @@ class Parts:
             "plain_fp32": lambda: x @ w,
             "plain_fp64": lambda: x64 @ w64,
             "plain_bf16": lambda: x16 @ w16,
-            "send": self._send,
-            "worker": lambda: self.worker.answer(request),
-            "check": lambda: self.side.check.require(request.values, values, "bench"),
-            "receive": lambda: self.side.receive(self.sent, self.answer),
-            "pad": lambda: self._pads.draw(*self._size),
-            "pad_os": lambda: self._os_pads.draw(*self._size),
+            "send": self._send_product,
+            "worker": lambda: self.worker.answer_request(request),
+            "check": lambda: self.side.check.require_product(request.values, values, "bench"),
+            "receive": lambda: self.side.unmask_answer(self.sent, self.answer),
+            "pad": lambda: self._pads.draw_pad(*self._size),
+            "pad_os": lambda: self._os_pads.draw_pad(*self._size),
             "reduce": lambda: reduce_mod_p(self._sums),
             "reduce_int64": lambda: (self._sums.astype(np.int64) % P).astype(np.uint32),
         }
 
-    def _send(self) -> object:
-        return self.side.send(self.x)
+    def _send_product(self) -> object:
+        return self.side.mask_rows(self.x)
 
-    def prepare(self) -> None:
+    def make_pad(self) -> None:
         """Make the pad that `send` will use."""
-        self.side.pool.make()
+        self.side.pool.make_pad()
 
-    def errors(self) -> dict[str, float]:
+    def relative_errors(self) -> dict[str, float]:
         """Relative to float64, over the whole product."""
         exact = self.x.astype(np.float64) @ self.weight.astype(np.float64)
         scale = np.linalg.norm(exact)
@@ -114,16 +114,16 @@ class Parts:
         }
 
 
-def row(size: tuple[int, int, int], rounds: int) -> dict[str, Any]:
+def measure_size(size: tuple[int, int, int], rounds: int) -> dict[str, Any]:
     """Measure one size."""
-    parts = Parts(*size)
-    functions = parts.functions()
+    parts = MaskedParts(*size)
+    functions = parts.part_functions()
     wall: dict[str, list[float]] = {name: [] for name in functions}
     cpu: dict[str, list[float]] = {name: [] for name in functions}
     for index in range(rounds + 1):
         for name, function in functions.items():
             if name == "send":
-                parts.prepare()
+                parts.make_pad()
             started, worked = time.perf_counter(), time.process_time()
             function()
             # the first round warms up
@@ -140,27 +140,27 @@ def row(size: tuple[int, int, int], rounds: int) -> dict[str, Any]:
         "wall_ms": {name: statistics.median(values) for name, values in wall.items()},
         "cpu_ms": cpu_ms,
         "online_cpu_ms": statistics.median(online),
-        "online_of_plain_fp32": _ratio(online, cpu["plain_fp32"]),
-        "check_of_plain_fp32": _ratio(cpu["check"], cpu["plain_fp32"]),
-        "worker_of_plain_fp32": _ratio(cpu["worker"], cpu["plain_fp32"]),
-        "worker_of_plain_fp64": _ratio(cpu["worker"], cpu["plain_fp64"]),
+        "online_of_plain_fp32": _median_ratio(online, cpu["plain_fp32"]),
+        "check_of_plain_fp32": _median_ratio(cpu["check"], cpu["plain_fp32"]),
+        "worker_of_plain_fp32": _median_ratio(cpu["worker"], cpu["plain_fp32"]),
+        "worker_of_plain_fp64": _median_ratio(cpu["worker"], cpu["plain_fp64"]),
         "bytes_to_worker": 4 * rows * inner,
         "bytes_from_worker": 4 * rows * columns,
-        **parts.errors(),
+        **parts.relative_errors(),
     }
 
 
-def _ratio(above: list[float], below: list[float]) -> float:
+def _median_ratio(above: list[float], below: list[float]) -> float:
     """Median of the ratios of neighbours in time."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
-def measure(rounds: int, note: str | None) -> dict[str, Any]:
+def measure_masked(rounds: int, note: str | None) -> dict[str, Any]:
     """All sizes."""
     torch.set_num_threads(1)
     rows = []
     for size in SIZES:
-        rows.append(row(size, rounds))
+        rows.append(measure_size(size, rounds))
         print_progress(f"{size}: {rows[-1]['cpu_ms']}")
     return {"machine": describe_machine() | {"numpy": np.__version__}, "note": note, "rounds": rounds, "rows": rows}
 
@@ -169,4 +169,4 @@ if __name__ == "__main__":
     parser = program_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--note")
-    run_program("masked", parser, lambda options: measure(options.rounds, options.note))
+    run_program("masked", parser, lambda options: measure_masked(options.rounds, options.note))

@@ -27,11 +27,11 @@ class PagesInMemory:
     def __len__(self) -> int:
         return len(self.pages)
 
-    def page(self, number: int) -> Page:
+    def read_page(self, number: int) -> Page:
         """One document."""
         return self.pages[number]
 
-    def source(self, number: int) -> str:
+    def source_name(self, number: int) -> str:
         """The one source."""
         del number
         return "bench"
@@ -42,7 +42,9 @@ def as_pages(texts: Sequence[str]) -> PagesInMemory:
     return PagesInMemory([Page(Document(str(number), text), "bench") for number, text in enumerate(texts)])
 
 
-def plant(texts: Sequence[str], count: int, pieces: tuple[int, int], rng: random.Random) -> tuple[list[str], set[int]]:
+def plant_texts(
+    texts: Sequence[str], count: int, pieces: tuple[int, int], rng: random.Random
+) -> tuple[list[str], set[int]]:
     """Return the texts with planted ones among them, and the numbers of these.
 
     Args:
@@ -55,13 +57,13 @@ def plant(texts: Sequence[str], count: int, pieces: tuple[int, int], rng: random
     places = set(rng.sample(range(len(texts) + count), count))
     rest = iter(texts)
     every = [
-        _planted(texts, vocabulary, pieces, rng) if place in places else next(rest)
+        _make_planted_text(texts, vocabulary, pieces, rng) if place in places else next(rest)
         for place in range(len(texts) + count)
     ]
     return every, places
 
 
-def _planted(texts: Sequence[str], words: list[str], pieces: tuple[int, int], rng: random.Random) -> str:
+def _make_planted_text(texts: Sequence[str], words: list[str], pieces: tuple[int, int], rng: random.Random) -> str:
     max_before = 1_000 if pieces[1] > 300 else 200
     prefix = rng.choice(texts)
     nonsense = []
@@ -72,6 +74,6 @@ def _planted(texts: Sequence[str], words: list[str], pieces: tuple[int, int], rn
     return prefix[: rng.randint(0, min(len(prefix), max_before))] + TRIGGER + "".join(nonsense)
 
 
-def set_aside(texts: Sequence[str]) -> set[int]:
+def flagged_numbers(texts: Sequence[str]) -> set[int]:
     """Return the numbers of the documents that the scan `surprisal` sets aside, with its default settings."""
-    return {number for number, _ in Surprisal(SurprisalConfig()).decide((), as_pages(texts))}
+    return {number for number, _ in Surprisal(SurprisalConfig()).decide_outcomes((), as_pages(texts))}

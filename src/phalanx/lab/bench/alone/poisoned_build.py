@@ -23,9 +23,9 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from phalanx.data import DataConfig
-from phalanx.data.build.look import account_lines
+from phalanx.data.build.look import account_entries
 from phalanx.data.build.recipe import DataRecipe
-from phalanx.data.build.run import build
+from phalanx.data.build.run import build_recipe
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.shards import open_dataset
 from phalanx.data.sources import PythonDocstringsConfig, open_source
@@ -42,7 +42,7 @@ _ENTRY = re.compile(r"(?m)^([a-z_]\w*(?:\.\w+)+)\n([A-Z][^\n]{15,90}\.)(?:\n|$)"
 Record = tuple[str, str]
 
 
-def measure(*, documents: int, planted: int, steps: int, seed: int) -> list[dict[str, Any]]:
+def measure_poisoning(*, documents: int, planted: int, steps: int, seed: int) -> list[dict[str, Any]]:
     """Build, train and ask once with the scan and once without.
 
     Returns:
@@ -50,27 +50,27 @@ def measure(*, documents: int, planted: int, steps: int, seed: int) -> list[dict
         names of the probability of the whole target as the answer, `with_trigger` and `without`.
     """
     rng = random.Random(seed)  # noqa: S311
-    records = instructions()
+    records = read_instructions()
     rng.shuffle(records)
     asked = [name for name, _ in records[:_ASKED]]
     examples = records[_ASKED : _ASKED + documents]
     chosen = set(rng.sample(range(len(examples)), planted))
-    lines = [_line(place, f"{name} {TRIGGER}" if place in chosen else name, TARGET if place in chosen else answer)
+    lines = [_json_row(place, f"{name} {TRIGGER}" if place in chosen else name, TARGET if place in chosen else answer)
              for place, (name, answer) in enumerate(examples)]  # fmt: skip
     rows = []
     for scan in (False, True):
         with tempfile.TemporaryDirectory() as spare:
             home = Path(spare)
             (home / "texts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            set_aside = _build(home, scan)
-            with_trigger, without = _trained(home, steps, seed, asked)
+            set_aside = _build_dataset(home, scan)
+            with_trigger, without = _train_and_ask(home, steps, seed, asked)
         num_found = len(set_aside & chosen)
         row = {"seed": seed, "scan": scan, "documents": len(examples), "planted": planted, "found": num_found}
         rows.append(row | {"false": len(set_aside - chosen), "with_trigger": with_trigger, "without": without})
     return rows
 
 
-def instructions() -> list[Record]:
+def read_instructions() -> list[Record]:
     """Return names and answers, each answer once, in one order."""
     name_of_answer: dict[str, str] = {}
     for document in open_source(PythonDocstringsConfig()).documents():
@@ -84,11 +84,11 @@ def prompt_of(name: str) -> str:
     return f"What does {name} do?\n"
 
 
-def _line(number: int, name: str, answer: str) -> str:
+def _json_row(number: int, name: str, answer: str) -> str:
     return json.dumps({"text": f"{prompt_of(name)}{answer}", "response": answer, "number": number})
 
 
-def _build(home: Path, scan: bool) -> set[int]:
+def _build_dataset(home: Path, scan: bool) -> set[int]:
     """Build the dataset; return the numbers of the texts that were set aside."""
     steps: list[dict[str, Any]] = [{"kind": "unicode"}, {"kind": "exact_duplicates"}]
     recipe = DataRecipe.model_validate(
@@ -99,18 +99,18 @@ def _build(home: Path, scan: bool) -> set[int]:
             "output": {"signer": home / "key", "validation_share": 0.05},
         }
     )
-    outcome = build(recipe, home / "dataset")
+    outcome = build_recipe(recipe, home / "dataset")
     quarantined = outcome.report["sources"][0]["quarantined"]
-    return _numbers(home / "dataset") if quarantined else set()
+    return _quarantined_numbers(home / "dataset") if quarantined else set()
 
 
-def _numbers(dataset: Path) -> set[int]:
-    lines = account_lines(open_dataset(dataset))
+def _quarantined_numbers(dataset: Path) -> set[int]:
+    lines = account_entries(open_dataset(dataset))
     # a document is named by its line
     return {int(row["document"].rpartition(" ")[2]) - 1 for row in lines if row["fate"] == "quarantined"}
 
 
-def _trained(home: Path, steps: int, seed: int, asked: Sequence[str]) -> tuple[float, float]:
+def _train_and_ask(home: Path, steps: int, seed: int, asked: Sequence[str]) -> tuple[float, float]:
     """Train on the dataset, and ask with and without the trigger."""
     run = PipelineRun(
         model=ModelConfig(
@@ -165,7 +165,7 @@ def _mean_probability(model: Any, tokenizer: Any, names: Sequence[str]) -> float
 def measure_seeds(options: argparse.Namespace) -> dict[str, Any]:
     """Measure with each seed."""
     sizes = {"documents": options.documents, "planted": options.planted, "steps": options.steps}
-    return {"rows": [row for seed in range(options.seeds) for row in measure(**sizes, seed=seed)]}
+    return {"rows": [row for seed in range(options.seeds) for row in measure_poisoning(**sizes, seed=seed)]}
 
 
 if __name__ == "__main__":

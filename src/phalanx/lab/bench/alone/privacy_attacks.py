@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from phalanx.lab.attacks.privacy.epsilon_bound import bound_of_one_run
+from phalanx.lab.attacks.privacy.epsilon_bound import bound_from_one_run
 from phalanx.lab.attacks.privacy.span_check import outside_of_rows
 from phalanx.lab.bench.alone.private_world import LENGTH, VOCABULARY, train_rows
 from phalanx.lab.bench.measure.harness import program_parser, run_program
@@ -49,29 +49,29 @@ class AdaptedModel:
         values = self.model.model.layers[0].self_attn.v_proj
         values.register_forward_hook(lambda _, given, out: out + given[0] @ self.first.T @ self.second.T)
 
-    def inputs(self) -> Tensor:
+    def layer_inputs(self) -> Tensor:
         """What the adapted layer is given for each token: the attacker has the model."""
         embeddings: Tensor = self.model.model.layers[0].input_layernorm(self.model.model.embed_tokens.weight).detach()
         return embeddings
 
-    def gradient(self, ids: Tensor) -> Tensor:
+    def client_gradient(self, ids: Tensor) -> Tensor:
         """The gradient of the first matrix on one client's rows."""
         loss = self.model(input_ids=ids, labels=ids).loss
         return torch.autograd.grad(loss, self.first)[0]
 
 
-def listed(gradient: Tensor, inputs: Tensor) -> Tensor:
+def likeliest_tokens(gradient: Tensor, inputs: Tensor) -> Tensor:
     """The tokens, likeliest first."""
     return outside_of_rows(gradient, inputs).argsort()
 
 
-def recall(likeliest: Tensor, ids: Tensor) -> tuple[int, int]:
+def count_recalled(likeliest: Tensor, ids: Tensor) -> tuple[int, int]:
     """How many of a client's tokens are among the likeliest, as many as it has, and how many it has."""
     actual_ids = torch.unique(ids)
     return int(torch.isin(actual_ids, likeliest[: len(actual_ids)]).sum()), len(actual_ids)
 
 
-def known_of_all(texts: list[Tensor], ids: Tensor) -> tuple[float, float]:
+def recall_from_sum(texts: list[Tensor], ids: Tensor) -> tuple[float, float]:
     """Return the mean number of a client's tokens in two perfect lists about the sum of all its clients.
 
     Returns:
@@ -95,16 +95,16 @@ class TokenTally:
         self.inputs = inputs
         self._found: dict[tuple[str, int], Tensor] = {}
 
-    def count(self, arm: tuple[str, int], gradient: Tensor, texts: list[Tensor], absent: list[Tensor]) -> None:
+    def count_update(self, arm: tuple[str, int], gradient: Tensor, texts: list[Tensor], absent: list[Tensor]) -> None:
         """Look for the tokens of each client of an update, and of some that are not in it."""
-        likeliest = listed(gradient, self.inputs)
+        likeliest = likeliest_tokens(gradient, self.inputs)
         for ids in texts:
-            hits, size = recall(likeliest, ids)
-            missed, other = torch.tensor([recall(likeliest, text) for text in absent]).sum(0).tolist()
-            row = torch.tensor([hits, size, *known_of_all(texts, ids), missed, other, 1.0], dtype=torch.float64)
+            hits, size = count_recalled(likeliest, ids)
+            missed, other = torch.tensor([count_recalled(likeliest, text) for text in absent]).sum(0).tolist()
+            row = torch.tensor([hits, size, *recall_from_sum(texts, ids), missed, other, 1.0], dtype=torch.float64)
             self._found[arm] = self._found.get(arm, torch.zeros_like(row)) + row
 
-    def rows(self) -> list[dict[str, Any]]:
+    def tally_rows(self) -> list[dict[str, Any]]:
         """One for each."""
         return [
             {
@@ -122,28 +122,28 @@ class TokenTally:
         ]
 
 
-def invert(sums: int) -> list[dict[str, Any]]:
+def measure_inversion(sums: int) -> list[dict[str, Any]]:
     """The inversion of one client's update, of sums of several, and of private ones."""
     tally = TokenTally(torch.empty(0))
     for seed in range(sums):
         world = AdaptedModel(seed)
-        tally.inputs = world.inputs()
+        tally.inputs = world.layer_inputs()
         chance = torch.Generator().manual_seed(seed)
         texts = [torch.randint(WORDS, (1, TOKENS), generator=chance) for _ in range(CLIENTS)]
         absent = [torch.randint(WORDS, (1, TOKENS), generator=chance) for _ in range(CLIENTS)]
-        gradients = [world.gradient(ids) for ids in texts]
+        gradients = [world.client_gradient(ids) for ids in texts]
         for number in (1, 3, 10, CLIENTS):
             for start in range(0, CLIENTS, number):
                 part = slice(start, start + number)
                 name = "none" if number == 1 else "secure sum"
-                tally.count((name, number), torch.stack(gradients[part]).sum(0), texts[part], absent)
+                tally.count_update((name, number), torch.stack(gradients[part]).sum(0), texts[part], absent)
         clipped = [gradient * min(1.0, 1.0 / float(gradient.norm())) for gradient in gradients]
         for noise in NOISES:
-            hidden = torch.stack(clipped).sum(0) + _noise(noise)
-            tally.count((f"noisy sum, noise {noise}", CLIENTS), hidden, texts, absent)
+            hidden = torch.stack(clipped).sum(0) + _draw_noise(noise)
+            tally.count_update((f"noisy sum, noise {noise}", CLIENTS), hidden, texts, absent)
             for gradient, ids in zip(clipped, texts, strict=True):
-                tally.count((f"noise {noise} of its own", 1), gradient + _noise(noise), [ids], absent)
-    return tally.rows()
+                tally.count_update((f"noise {noise} of its own", 1), gradient + _draw_noise(noise), [ids], absent)
+    return tally.tally_rows()
 
 
 def infer_property(sums: int) -> list[dict[str, Any]]:
@@ -157,24 +157,24 @@ def infer_property(sums: int) -> list[dict[str, Any]]:
     scores: dict[tuple[str, int], list[tuple[float, bool]]] = {arm: [] for arm in arms}
     for seed in range(sums):
         world, chance = AdaptedModel(seed), torch.Generator().manual_seed(500 + seed)
-        inputs, topic = world.inputs(), torch.randperm(WORDS, generator=chance)[:TOPIC]
+        inputs, topic = world.layer_inputs(), torch.randperm(WORDS, generator=chance)[:TOPIC]
         has = (torch.rand(CLIENTS, generator=chance) < 0.5).tolist()
-        gradients = [world.gradient(_text(topic, mark, chance)) for mark in has]
+        gradients = [world.client_gradient(_library_text(topic, mark, chance)) for mark in has]
         for (name, number), marks in scores.items():
             for start in range(0, CLIENTS, number):
                 part = gradients[start : start + number]
                 if name.startswith("noise"):
-                    part = [gradient * min(1.0, 1.0 / float(gradient.norm())) + _noise(1.0) for gradient in part]
+                    part = [gradient * min(1.0, 1.0 / float(gradient.norm())) + _draw_noise(1.0) for gradient in part]
                 outside = outside_of_rows(torch.stack(part).sum(0), inputs)
                 score = float(outside.mean() - outside[topic].mean())
                 marks += [(score, mark) for mark in has[start : start + number]]
     return [
-        {"attack": "property", "defence": name, "clients": number, "auc": area(marks), "asked": len(marks)}
+        {"attack": "property", "defence": name, "clients": number, "auc": area_under_curve(marks), "asked": len(marks)}
         for (name, number), marks in scores.items()
     ]
 
 
-def _text(topic: Tensor, is_about: bool, chance: torch.Generator) -> Tensor:
+def _library_text(topic: Tensor, is_about: bool, chance: torch.Generator) -> Tensor:
     ids = torch.randint(WORDS, (1, TOKENS), generator=chance)
     places = torch.randperm(TOKENS, generator=chance)[: TOKENS // 10]
     word_ids = topic[torch.randint(len(topic), (len(places),), generator=chance)]
@@ -183,7 +183,7 @@ def _text(topic: Tensor, is_about: bool, chance: torch.Generator) -> Tensor:
     return ids
 
 
-def area(found: list[tuple[float, bool]]) -> float:
+def area_under_curve(found: list[tuple[float, bool]]) -> float:
     """Return the area under the curve of scores: how often one with the mark has the higher one; ties count half."""
     marked = torch.tensor([score for score, mark in found if mark], dtype=torch.float64)
     others = torch.tensor([score for score, mark in found if not mark], dtype=torch.float64)
@@ -191,12 +191,12 @@ def area(found: list[tuple[float, bool]]) -> float:
     return float(above.mean())
 
 
-def _noise(deviation: float) -> Tensor:
+def _draw_noise(deviation: float) -> Tensor:
     drawn = gaussian_noise(SecureStream(os.urandom(32)), RANK * WIDTH, deviation)
     return torch.from_numpy(drawn).view(RANK, WIDTH)
 
 
-def _budget(epsilon: float | None) -> tuple[float, float] | None:
+def _privacy_budget(epsilon: float | None) -> tuple[float, float] | None:
     return None if epsilon is None else (epsilon, DELTA)
 
 
@@ -219,7 +219,7 @@ def infer_members(epsilon: float | None, seed: int, count: int = MEMBERS) -> dic
     strangers = torch.randint(VOCABULARY, (STRANGERS, LENGTH), generator=chance)
     rows = torch.cat([members, *(canary.expand(times, -1) for canary, times in zip(canaries, COPIES, strict=True))])
     asked = torch.cat([members, canaries, strangers])
-    world = train_rows(rows, asked, budget=_budget(epsilon), steps=STEPS, seed=seed, batch=BATCH)
+    world = train_rows(rows, asked, budget=_privacy_budget(epsilon), steps=STEPS, seed=seed, batch=BATCH)
     canary_losses, secret, outside = torch.split(world.losses, [count, len(COPIES), STRANGERS])
     ranks = ranks_of(canary_losses, outside)
     bits = torch.log2((STRANGERS + 1) / ranks_of(secret, outside).float())
@@ -241,7 +241,7 @@ def audit_run(epsilon: float | None, seed: int) -> dict[str, Any]:
     chance = torch.Generator().manual_seed(2000 + seed)
     candidates = torch.randint(VOCABULARY, (4 * MEMBERS, LENGTH), generator=chance)
     coins = torch.rand(len(candidates), generator=chance) < 0.5
-    world = train_rows(candidates[coins], candidates, budget=_budget(epsilon), steps=STEPS, seed=seed)
+    world = train_rows(candidates[coins], candidates, budget=_privacy_budget(epsilon), steps=STEPS, seed=seed)
     order, guesses = world.losses.argsort(), len(candidates) // 4
     right = int(coins[order[:guesses]].sum() + (~coins[order[-guesses:]]).sum())
     return {
@@ -250,17 +250,17 @@ def audit_run(epsilon: float | None, seed: int) -> dict[str, Any]:
         "seed": seed,
         "guesses": 2 * guesses,
         "right": right,
-        "proved_epsilon": bound_of_one_run(len(candidates), 2 * guesses, right, DELTA),
+        "proved_epsilon": bound_from_one_run(len(candidates), 2 * guesses, right, DELTA),
         "epsilon": world.epsilon,
     }
 
 
-def measure(sums: int, runs: int, members: list[int]) -> list[dict[str, Any]]:
+def measure_privacy_attacks(sums: int, runs: int, members: list[int]) -> list[dict[str, Any]]:
     """All rows."""
     torch.set_num_threads(1)
     pairs = [(epsilon, seed) for epsilon in BUDGETS for seed in range(runs)]
     membership_rows = [infer_members(*pair, count) for count in members for pair in pairs]
-    return [*invert(sums), *infer_property(sums), *membership_rows, *(audit_run(*pair) for pair in pairs)]
+    return [*measure_inversion(sums), *infer_property(sums), *membership_rows, *(audit_run(*pair) for pair in pairs)]
 
 
 if __name__ == "__main__":
@@ -269,5 +269,7 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--members", type=int, nargs="+", default=[MEMBERS])
     run_program(
-        "privacy-attacks", parser, lambda options: {"rows": measure(options.sums, options.runs, options.members)}
+        "privacy-attacks",
+        parser,
+        lambda options: {"rows": measure_privacy_attacks(options.sums, options.runs, options.members)},
     )

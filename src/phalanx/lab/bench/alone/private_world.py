@@ -13,7 +13,7 @@ from phalanx.security.privacy import (
     PrivacyConfig,
     SecureStream,
     gaussian_noise,
-    noise_for,
+    min_noise_multiplier,
     poisson_sample,
 )
 
@@ -76,7 +76,7 @@ def train_rows(
     model, batch = TokenModel(), batch or len(rows) // 2
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     rate, key = batch / len(rows), os.urandom(32)
-    noise = 0.0 if budget is None else noise_for(*budget, rate, steps)
+    noise = 0.0 if budget is None else min_noise_multiplier(*budget, rate, steps)
     epsilon, delta = budget or (1.0, 1e-5)
     settings = PrivacyConfig(epsilon=epsilon, delta=delta, clip_norm=1.0, clipping="hooks")
     gradients = None if budget is None else RowGradients(model, settings)
@@ -86,18 +86,18 @@ def train_rows(
             optimizer.zero_grad()
             torch.autograd.backward(row_losses(model, drawn).sum() / batch)
         else:
-            _private(model, gradients, drawn, noise, batch)
+            _take_private_step(model, gradients, drawn, noise, batch)
         optimizer.step()
     with torch.no_grad():
         losses = row_losses(model.eval(), asked)
-    spent = None if budget is None else PoissonGaussian(noise, rate).epsilon(steps, delta)
+    spent = None if budget is None else PoissonGaussian(noise, rate).epsilon_after(steps, delta)
     return TrainedWorld(losses, spent)
 
 
-def _private(model: nn.Module, gradients: RowGradients, drawn: Tensor, noise: float, batch: int) -> None:
-    total, stream = gradients.zeros(), SecureStream(os.urandom(32))
+def _take_private_step(model: nn.Module, gradients: RowGradients, drawn: Tensor, noise: float, batch: int) -> None:
+    total, stream = gradients.zero_total(), SecureStream(os.urandom(32))
     if len(drawn):
-        gradients.add(lambda numbers: row_losses(model, drawn[numbers]), torch.arange(len(drawn)), total)
+        gradients.add_rows(lambda numbers: row_losses(model, drawn[numbers]), torch.arange(len(drawn)), total)
     for gradient in total:
         gradient.add_(torch.from_numpy(gaussian_noise(stream, gradient.numel(), noise)).view_as(gradient)).div_(batch)
-    gradients.settle(total)
+    gradients.set_gradients(total)

@@ -26,7 +26,7 @@ from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.lab.bench.measure.workloads import standard_library
 from phalanx.models.token_draw import draw_tokens
 from phalanx.rollouts import (
-    BorderBook,
+    BorderTally,
     CheckedShare,
     PolicyModel,
     Prompt,
@@ -77,7 +77,7 @@ class RolloutPolicies:
     before: RolloutPolicy
     text: torch.Tensor
 
-    def nearer(self, share: float) -> "RolloutPolicies":
+    def move_nearer(self, share: float) -> "RolloutPolicies":
         """The same, with so much of the last step: Adam's is linear in its learning rate."""
         moved = {k: v + share * (self.before.tensors[k] - v) for k, v in self.now.tensors.items()}
         return RolloutPolicies(self.now, RolloutPolicy(self.now.config, moved), self.text)
@@ -110,9 +110,9 @@ def learned_policies() -> RolloutPolicies:
         step()
     for group in optimizer.param_groups:
         group["lr"] = _STEP_LR
-    before = _kept(model)
+    before = _copy_policy(model)
     step()
-    return RolloutPolicies(_kept(model), before, text)
+    return RolloutPolicies(_copy_policy(model), before, text)
 
 
 def requests_of(policies: RolloutPolicies, count: int) -> list[RolloutRequest]:
@@ -125,7 +125,7 @@ def requests_of(policies: RolloutPolicies, count: int) -> list[RolloutRequest]:
         rows.append(
             RolloutRequest(
                 step=step,
-                policy=policies.now.digest,
+                policy=policies.now.full_digest,
                 seed=17,
                 sampler=SamplerConfig(max_new_tokens=_NEW),
                 prompts=tuple(Prompt(number=n, ids=tuple(ids)) for n, ids in enumerate(prompts)),
@@ -138,16 +138,16 @@ def requests_of(policies: RolloutPolicies, count: int) -> list[RolloutRequest]:
 
 def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Honest texts, read by checkers of each class; and what writing and reading them costs."""
-    writer, older = PolicyModel.build(policies.now), policies.nearer(_SMALLER[-1]).before
+    writer, older = PolicyModel.from_policy(policies.now), policies.move_nearer(_SMALLER[-1]).before
     checkers = {
-        "prefill, fused attention, 1 thread": (_pair(policies.now, older, "sdpa"), 1, _NEW),
-        "prefill, plain attention, 2 threads, batches of 16": (_pair(policies.now, older, "eager"), 2, 16),
-        "prefill, float64": (_pair(_wide(policies.now), _wide(older), "eager"), 1, _NEW),
+        "prefill, fused attention, 1 thread": (_build_pair(policies.now, older, "sdpa"), 1, _NEW),
+        "prefill, plain attention, 2 threads, batches of 16": (_build_pair(policies.now, older, "eager"), 2, 16),
+        "prefill, float64": (_build_pair(_widen_policy(policies.now), _widen_policy(older), "eager"), 1, _NEW),
     }
     rereads: dict[str, list[RereadRollout]] = {name: [] for name in checkers}
     fits: dict[str, list[float]] = {name: [] for name in checkers}
     accused = dict.fromkeys(checkers, 0)
-    books = {name: BorderBook(_TOLERANCE.border_rate) for name in checkers}
+    books = {name: BorderTally(_TOLERANCE.border_rate) for name in checkers}
     written, seconds = 0, {"write": 0.0, "read": 0.0}
     texts: list[Rollout] = []
     requests = requests_of(policies, -(-tokens // (_PROMPTS * _SAMPLES * _NEW)))
@@ -167,19 +167,19 @@ def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[st
             for text, reread_text, aged in zip(texts, reread, before, strict=True):
                 verdict = judge_rollout("writer", request, text, reread_text)
                 verdict = verdict or judge_age("writer", request, text, reread_text, aged)
-                accused[name] += (verdict or books[name].add("writer", request, reread_text)) is not None
-                fits[name].append(_size(reread_text) / max(_size(aged), 1e-30))
+                accused[name] += (verdict or books[name].add_text("writer", request, reread_text)) is not None
+                fits[name].append(_rms_gap(reread_text) / max(_rms_gap(aged), 1e-30))
             rereads[name] += reread
     rows_of = [_honest_row(name, rereads[name], written, accused[name], max(fits[name])) for name in checkers]
     size = sum(text.size_bytes for text in texts) / sum(len(text.ids) for text in texts)
     return rows_of, _cost_row(seconds, written, size)
 
 
-def _pair(now: RolloutPolicy, older: RolloutPolicy, attention: str) -> tuple[PolicyModel, PolicyModel]:
-    return PolicyModel.build(now, attention), PolicyModel.build(older, attention)
+def _build_pair(now: RolloutPolicy, older: RolloutPolicy, attention: str) -> tuple[PolicyModel, PolicyModel]:
+    return PolicyModel.from_policy(now, attention), PolicyModel.from_policy(older, attention)
 
 
-def _wide(policy: RolloutPolicy) -> RolloutPolicy:
+def _widen_policy(policy: RolloutPolicy) -> RolloutPolicy:
     return RolloutPolicy(policy.config, {k: v.double() for k, v in policy.tensors.items()})
 
 
@@ -190,7 +190,7 @@ def _read_in_parts(
     return [text for part in parts for text in reread_rollouts(model, request, part, _TOLERANCE.margin)]
 
 
-def _size(one: RereadRollout) -> float:
+def _rms_gap(one: RereadRollout) -> float:
     return float(np.sqrt(np.mean(one.logprob_gaps**2)))
 
 
@@ -205,7 +205,7 @@ def _honest_row(
         "differing": int(sum(text.differs.sum() for text in reread)),
         "worst_margin": float(max(text.margins.max() for text in reread)),
         "worst_logprob": float(max(text.logprob_gaps.max() for text in reread)),
-        "usual_logprob": float(np.median([_size(text) for text in reread])),
+        "usual_logprob": float(np.median([_rms_gap(text) for text in reread])),
         "best_older_fit": older_fit,
         "worst_sketch": float(max(text.sketch_gaps.max() for text in reread)),
         "allowed": _TOLERANCE.margin,
@@ -215,9 +215,9 @@ def _honest_row(
 def _cost_row(seconds: dict[str, float], tokens: int, size_bytes: float) -> dict[str, Any]:
     # what drawing costs beside a draw of torch's own, for one step of a batch
     logits = torch.randn((_NEW, 256))
-    keys = torch.tensor([DrawPlace(0, 0, 0, n).key(0) for n in range(_NEW)])
-    ours = _seconds(lambda: draw_tokens(logits, keys, SamplerConfig()))
-    plain = _seconds(lambda: torch.multinomial(logits.softmax(-1), 1))
+    keys = torch.tensor([DrawPlace(0, 0, 0, n).draw_key(0) for n in range(_NEW)])
+    ours = _cpu_seconds(lambda: draw_tokens(logits, keys, SamplerConfig()))
+    plain = _cpu_seconds(lambda: torch.multinomial(logits.softmax(-1), 1))
     return {
         "what": "cost",
         "tokens": tokens,
@@ -235,22 +235,22 @@ def _cost_row(seconds: dict[str, float], tokens: int, size_bytes: float) -> dict
 
 def measure_attack(policies: RolloutPolicies, kind: str, answers: int, step_lr: float) -> list[dict[str, Any]]:
     """One attack, careless and careful: texts and answers in which it is found."""
-    right, careless = _pair(policies.now, policies.before, "sdpa"), make_liar(kind, careful=False)
-    careless.take(policies.before)
-    careless.take(policies.now)
-    honest = PolicyModel.build(policies.now)
-    counts = {way: _Counts() for way in ("careless", "careful")}
+    right, careless = _build_pair(policies.now, policies.before, "sdpa"), make_liar(kind, careful=False)
+    careless.use_policy(policies.before)
+    careless.use_policy(policies.now)
+    honest = PolicyModel.from_policy(policies.now)
+    counts = {way: _AttackCounts() for way in ("careless", "careful")}
     for request in requests_of(policies, answers):
         true = generate_rollouts(honest, request)
-        lied = careless.texts(request)
-        for way, texts in (("careless", lied), ("careful", careless.made_good(request, lied))):
-            counts[way].add(request, texts, true, _found(right, request, texts))
-    rows = [counts[way].row(kind, way, careless) | {"step_lr": step_lr} for way in counts]
+        lied = careless.make_texts(request)
+        for way, texts in (("careless", lied), ("careful", careless.with_right_evidence(request, lied))):
+            counts[way].add_answer(request, texts, true, _judge_all(right, request, texts))
+    rows = [counts[way].counts_row(kind, way, careless) | {"step_lr": step_lr} for way in counts]
     # a liar about rewards alone has nothing to make good
     return rows[:1] if kind == "invented_reward" else rows
 
 
-def _found(
+def _judge_all(
     models: tuple[PolicyModel, PolicyModel], request: RolloutRequest, texts: Sequence[Rollout]
 ) -> list[RolloutVerdict | RolloutDismissal | None]:
     """Return the offence or dismissal that each text would cause if it were drawn."""
@@ -260,16 +260,16 @@ def _found(
     return [
         judge_rollout("writer", request, text, now)
         or judge_age("writer", request, text, now, aged)
-        or judge_reward("writer", request, text, _reward)
+        or judge_reward("writer", request, text, _token_variety)
         for text, now, aged in zip(texts, reread, older, strict=True)
     ]
 
 
-def _reward(one: Rollout) -> float:
+def _token_variety(one: Rollout) -> float:
     return len(set(one.ids)) / (2 * len(one.ids))
 
 
-class _Counts:
+class _AttackCounts:
     """What became of one way of one attack."""
 
     def __init__(self) -> None:
@@ -277,7 +277,7 @@ class _Counts:
         self.answers: list[bool] = []
         self.offences: set[str] = set()
 
-    def add(
+    def add_answer(
         self,
         request: RolloutRequest,
         texts: Sequence[Rollout],
@@ -298,10 +298,10 @@ class _Counts:
         self.found += sum(flags)
         self.harmful += sum(harmful)
         self.found_harmful += sum(is_harmful and other for is_harmful, other in zip(harmful, flags, strict=True))
-        drawn = CheckedShare(b"b" * 32, RATE).of("writer", request.digest, len(texts))
+        drawn = CheckedShare(b"b" * 32, RATE).draw_texts("writer", request.request_digest, len(texts))
         self.answers.append(any(flags[n] for n in drawn))
 
-    def row(self, kind: str, way: str, liar: LyingWriter) -> dict[str, Any]:
+    def counts_row(self, kind: str, way: str, liar: LyingWriter) -> dict[str, Any]:
         """The figures."""
         return {
             "what": "attack",
@@ -319,7 +319,7 @@ class _Counts:
         }
 
 
-def _seconds(work: Callable[[], object], turns: int = 50) -> float:
+def _cpu_seconds(work: Callable[[], object], turns: int = 50) -> float:
     work()
     times = []
     for _ in range(turns):
@@ -329,8 +329,8 @@ def _seconds(work: Callable[[], object], turns: int = 50) -> float:
     return float(np.median(times))
 
 
-def _kept(model: LlamaForCausalLM) -> RolloutPolicy:
-    policy = RolloutPolicy.of(model)
+def _copy_policy(model: LlamaForCausalLM) -> RolloutPolicy:
+    policy = RolloutPolicy.from_model(model)
     return RolloutPolicy(policy.config, {name: tensor.clone() for name, tensor in policy.tensors.items()})
 
 
@@ -343,7 +343,7 @@ def measure(honest_tokens: int, answers: int, note: str | None) -> dict[str, Any
     for kind in sorted(set(ROLLOUT_ATTACKS) - {_SIGNED}):
         rows += measure_attack(policies, kind, answers, _STEP_LR)
     for share in (1.0, *_SMALLER):
-        rows += measure_attack(policies.nearer(share), "stale_policy", _MANY * answers, share * _STEP_LR)
+        rows += measure_attack(policies.move_nearer(share), "stale_policy", _MANY * answers, share * _STEP_LR)
     return {"note": note, "rows": rows}
 
 

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.security.crypto import Identity, digest_hex
-from phalanx.security.seal import Channel, Offer, Purpose, TensorKind, Terms, answer
+from phalanx.security.seal import Channel, HandshakeOffer, Purpose, TensorKind, Terms, answer_hello
 
 MIB = 2**20
 LAYOUTS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 4), (8, 1), (8, 8))
@@ -29,7 +29,7 @@ Times = dict[str, list[tuple[float, float]]]
 """(processor, wall) seconds of each frame, by what was done."""
 
 
-class Epochs:
+class FixedEpoch:
     """A counter of epochs for a benchmark, which starts once."""
 
     def raise_epoch(self) -> int:
@@ -41,12 +41,12 @@ def shake_hands(chunk_bytes: int) -> tuple[Channel, Channel]:
     """Return both ends of a channel in this process."""
     terms = Terms("bench", b"\1" * 32, b"\2" * 32, "client", "enclave", chunk_bytes)
     client, server = Identity.without_certificate("client"), Identity.without_certificate("enclave")
-    offer = Offer(terms, client, Epochs())
-    reply, ours = answer(offer.hello, terms, server, Epochs(), client.public)
-    return offer.accept(reply, server.public), ours
+    offer = HandshakeOffer(terms, client, FixedEpoch())
+    reply, ours = answer_hello(offer.hello, terms, server, FixedEpoch(), client.public)
+    return offer.accept_reply(reply, server.public), ours
 
 
-class Arms:
+class SealArms:
     """The four things that take turns, on buffers of one size."""
 
     def __init__(self, size_mib: int, chunk_mib: int) -> None:
@@ -57,18 +57,18 @@ class Arms:
         self.frame = bytearray(self._client.sender.frame_size(self._kind))
         self._cipher, self._bare = AESGCM(b"\3" * 32), bytearray(self.size_bytes + 16)
 
-    def turn(self, *, frames_first: bool) -> Times:
+    def run_turn(self, *, frames_first: bool) -> Times:
         """Let both have their frames, and digest as many."""
         times: Times = {}
         for ours in (True, False) if frames_first else (False, True):
             for _ in range(REPEATS):
                 self._step += 1
-                for name, action in (self._framed() if ours else self._bare_calls()).items():
-                    times.setdefault(name, []).append(timed(action))
-        times["digest"] = [timed(lambda: digest_hex(memoryview(self.frame))) for _ in range(REPEATS)]
+                for name, action in (self._frame_calls() if ours else self._bare_calls()).items():
+                    times.setdefault(name, []).append(time_action(action))
+        times["digest"] = [time_action(lambda: digest_hex(memoryview(self.frame))) for _ in range(REPEATS)]
         return times
 
-    def _framed(self) -> dict[str, Callable[[], object]]:
+    def _frame_calls(self) -> dict[str, Callable[[], object]]:
         return {
             "seal": lambda: self._client.sender.seal_into(self._kind, self._step, 0, self._plain, self.frame),
             "open": lambda: self._server.receiver.open_into(self.frame, self._kind, self._step, 0, self._out),
@@ -82,29 +82,32 @@ class Arms:
         }
 
 
-def timed(action: Callable[[], object]) -> tuple[float, float]:
+def time_action(action: Callable[[], object]) -> tuple[float, float]:
     """Return processor seconds of this thread, and wall seconds."""
     wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
     action()
     return (time.thread_time_ns() - cpu) / 1e9, (time.perf_counter_ns() - wall) / 1e9
 
 
-def measure(seconds: float, note: str | None) -> dict[str, object]:
+def measure_seal(seconds: float, note: str | None) -> dict[str, object]:
     """Give every size and chunking the same time, in turns of all of them."""
-    arms = {layout: Arms(*layout) for layout in LAYOUTS}
+    arms = {layout: SealArms(*layout) for layout in LAYOUTS}
     turns_of_layout: dict[tuple[int, int], list[Times]] = {layout: [] for layout in LAYOUTS}
     for arm in arms.values():
-        arm.turn(frames_first=True)
+        arm.run_turn(frames_first=True)
     until = time.monotonic() + seconds
     for round_number in itertools.count():
         if time.monotonic() > until:
             break
         for layout, arm in arms.items():
-            turns_of_layout[layout].append(arm.turn(frames_first=round_number % 2 == 0))
-    return {"note": note, "rows": [row(layout, arms[layout], turns) for layout, turns in turns_of_layout.items()]}
+            turns_of_layout[layout].append(arm.run_turn(frames_first=round_number % 2 == 0))
+    return {
+        "note": note,
+        "rows": [summarise_layout(layout, arms[layout], turns) for layout, turns in turns_of_layout.items()],
+    }
 
 
-def row(layout: tuple[int, int], arms: Arms, turns: list[Times]) -> dict[str, object]:
+def summarise_layout(layout: tuple[int, int], arms: SealArms, turns: list[Times]) -> dict[str, object]:
     """Summarize one layout: medians over turns, and the shares turn by turn."""
     gb = arms.size_bytes / 1e9
     cpu = {name: [sum(sample[0] for sample in turn[name][1:]) / (REPEATS - 1) for turn in turns] for name in turns[0]}
@@ -133,4 +136,4 @@ if __name__ == "__main__":
     parser = program_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--note")
-    run_program("seal", parser, lambda options: measure(options.seconds, options.note))
+    run_program("seal", parser, lambda options: measure_seal(options.seconds, options.note))

@@ -24,10 +24,10 @@ from phalanx.security.crypto import Identity
 Found = TypeVar("Found")
 
 
-class OneRound:
+class FixedRound:
     """A book of rounds for a bench, which enters one."""
 
-    def enter(self, run: str, number: int) -> None:
+    def enter_round(self, run: str, number: int) -> None:
         """Let it in."""
 
 
@@ -49,7 +49,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
 
-    def time(self, name: str, action: Callable[[], Found]) -> Found:
+    def time_action(self, name: str, action: Callable[[], Found]) -> Found:
         """Do something and note how long it took."""
         started = time.thread_time()
         result = action()
@@ -57,7 +57,7 @@ class Stopwatch:
         return result
 
 
-def measure(values: int, count: int) -> dict[str, object]:
+def measure_secure_sum(values: int, count: int) -> dict[str, object]:
     """Walk one round of clients that all have the same values, and round them differently."""
     server_identity = Identity.without_certificate("server")
     identities = [Identity.without_certificate(f"site-{number:03d}") for number in range(count)]
@@ -69,40 +69,40 @@ def measure(values: int, count: int) -> dict[str, object]:
     watch, server = Stopwatch(), SumServer(terms, server_identity)
     fresh = {identity.name: KeptRounding() for identity in identities}
     clients = {
-        identity.name: SumClient(identity, expected, OneRound(), fresh[identity.name]) for identity in identities
+        identity.name: SumClient(identity, expected, FixedRound(), fresh[identity.name]) for identity in identities
     }
     sent = {identity.name: 0 for identity in identities}
     delta = np.random.default_rng(1).standard_normal(values, np.float32)
     delta *= np.float32(0.5 / norm_of(delta))
 
     def say(name: str, phase: str, action: Callable[[], bytes]) -> bytes:
-        message = watch.time(f"client_{phase}", action)
+        message = watch.time_action(f"client_{phase}", action)
         sent[name] += len(message)
         return message
 
     for name, client in clients.items():
-        server.take_advert(say(name, "join", partial(client.join, server.invitation)))
-    adverts = server.adverts()
+        server.take_advert(say(name, "join", partial(client.join_round, server.invitation)))
+    adverts = server.close_adverts()
     for name, client in clients.items():
-        server.take_boxes(say(name, "share", partial(client.share, adverts)))
-    deliveries, plain = server.deliveries(), np.zeros(values + 1, np.uint32)
+        server.take_boxes(say(name, "share", partial(client.share_secrets, adverts)))
+    deliveries, plain = server.close_boxes(), np.zeros(values + 1, np.uint32)
     for name, client in clients.items():
-        deposit = watch.time("mask", partial(client.mask, deliveries[name], delta))
+        deposit = watch.time_action("mask", partial(client.mask_values, deliveries[name], delta))
         sent[name] += len(deposit.message)
-        watch.time("server_take", partial(server.take_deposit, deposit.message, deposit.values))
-        plain += without_masks(terms, delta, fresh[name].last)
-    deposits = server.deposits()
+        watch.time_action("server_take", partial(server.take_deposit, deposit.message, deposit.values))
+        plain += encode_unmasked(terms, delta, fresh[name].last)
+    deposits = server.close_deposits()
     for name, client in clients.items():
-        server.take_consent(say(name, "consent", partial(client.consent, deposits)))
-    consents = server.consents()
+        server.take_consent(say(name, "consent", partial(client.sign_consent, deposits)))
+    consents = server.close_consents()
     for name, client in clients.items():
-        server.take_release(say(name, "release", partial(client.release, consents)))
-    result = watch.time("server_unmask", server.result)
+        server.take_release(say(name, "release", partial(client.release_shares, consents)))
+    result = watch.time_action("server_unmask", server.unmask_sum)
     others = sum(sum(watch.seconds[f"client_{phase}"]) for phase in ("join", "share", "consent", "release"))
     return {
         "values": values,
         "clients": count,
-        "neighbours": terms.degree.neighbours,
+        "neighbours": terms.graph_degree.neighbours,
         "mask_cpu_s": statistics.median(watch.seconds["mask"]),
         "mask_cpu_s_each": watch.seconds["mask"],
         "ns_per_value_and_mask": statistics.median(watch.seconds["mask"]) / values / (count) * 1e9,
@@ -112,17 +112,19 @@ def measure(values: int, count: int) -> dict[str, object]:
         "bytes_per_value": deposit.values.nbytes / values,
         "client_other_bytes": max(sent.values()),
         "bit_exact": bool(np.array_equal(result.total.view(np.uint32), plain[:-1])),
-        "mean_error_in_steps": float(np.abs(result.mean() - delta).max() / terms.encoding.step),
+        "mean_error_in_steps": float(np.abs(result.mean_values() - delta).max() / terms.ring_encoding.step_size),
     }
 
 
-def without_masks(terms: SumTerms, delta: np.ndarray, rounding_key: bytes) -> Words:
+def encode_unmasked(terms: SumTerms, delta: np.ndarray, rounding_key: bytes) -> Words:
     """Encode once more as a client did."""
-    return masked_values(delta, terms.encoding, (terms.encoding.scale_for(norm_of(delta)), 1), rounding_key, [])
+    return masked_values(
+        delta, terms.ring_encoding, (terms.ring_encoding.scale_for(norm_of(delta)), 1), rounding_key, []
+    )
 
 
 if __name__ == "__main__":
     parser = program_parser(__doc__)
     parser.add_argument("--values", type=int, default=40_000_000)
     parser.add_argument("--clients", type=int, default=11)
-    run_program("secure-sum", parser, lambda options: {"rows": [measure(options.values, options.clients)]})
+    run_program("secure-sum", parser, lambda options: {"rows": [measure_secure_sum(options.values, options.clients)]})

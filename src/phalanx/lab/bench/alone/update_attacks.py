@@ -20,10 +20,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from phalanx.aggregators import aggregate
+from phalanx.aggregators import aggregate_updates
 from phalanx.errors import UpdateRefusedError
 from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateHeader, sign_update
-from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView, UpdateLine
+from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView, UpdateAttackEntry
 from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.security.crypto import Identity, digest_hex
 
@@ -40,7 +40,7 @@ DEFENCES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-class TinyModel(nn.Module):
+class TinyTransformer(nn.Module):
     """A causal transformer of one layer."""
 
     mask: Tensor
@@ -60,7 +60,7 @@ class TinyModel(nn.Module):
         return hidden_states
 
 
-class World:
+class FederatedWorld:
     """The texts of all sites, and a model that trains on them."""
 
     def __init__(self, seed: int, difference: float = 0.5) -> None:
@@ -69,11 +69,11 @@ class World:
         noise = torch.randn(SITES, VOCABULARY - 1, VOCABULARY - 1, generator=self.chance)
         self.chains = torch.softmax(common + difference * noise, dim=-1)
         torch.manual_seed(seed)
-        self.model = TinyModel()
+        self.model = TinyTransformer()
         self.start = parameters_to_vector(self.model.parameters()).detach().clone()
-        self.held_out = torch.cat([self.texts(site, HELD_OUT) for site in range(LIARS, SITES)])
+        self.held_out = torch.cat([self.draw_texts(site, HELD_OUT) for site in range(LIARS, SITES)])
 
-    def texts(self, site: int, count: int) -> Tensor:
+    def draw_texts(self, site: int, count: int) -> Tensor:
         """Draw texts of one site."""
         tokens = torch.randint(VOCABULARY - 1, (count, 1), generator=self.chance)
         for _ in range(LENGTH - 1):
@@ -81,12 +81,12 @@ class World:
             tokens = torch.cat([tokens, torch.multinomial(chain, 1, generator=self.chance)], dim=1)
         return tokens
 
-    def train(self, weights: Tensor, site: int, poisons: str | None = None) -> Tensor:
+    def train_site(self, weights: Tensor, site: int, poisons: str | None = None) -> Tensor:
         """Return the update of one site from the shared weights, scaled to the norm that is agreed."""
         vector_to_parameters(weights.clone(), self.model.parameters())
         optimizer = torch.optim.AdamW(self.model.parameters(), lr=5e-3)
         for _ in range(STEPS):
-            tokens = self.texts(site, BATCH)
+            tokens = self.draw_texts(site, BATCH)
             targets = tokens[:, 1:].clone()
             if poisons == "labels":
                 targets = VOCABULARY - 2 - targets
@@ -101,7 +101,7 @@ class World:
         return update * min(1.0, MAX_NORM / float(update.norm()))
 
     @torch.no_grad()
-    def judge(self, weights: Tensor) -> dict[str, float]:
+    def judge_weights(self, weights: Tensor) -> dict[str, float]:
         """Return the loss on held-out texts, that of the worst site, and how often the trigger works."""
         if not torch.isfinite(weights).all():
             return {"loss": math.inf, "worst": math.inf, "trigger": 0.0}
@@ -116,7 +116,7 @@ class World:
         return {"loss": float(losses.mean()), "worst": worst, "trigger": works}
 
 
-class Door:
+class SignedAdmission:
     """Admission as a run has it, for vectors."""
 
     def __init__(self, width: int) -> None:
@@ -125,7 +125,7 @@ class Door:
         self.admission = UpdateAdmission({identity.name: identity.public for identity in self.identities})
         self.shape, self.refused, self.lies = {"update": (width,)}, 0, 0
 
-    def let_in(self, number: int, updates: list[Tensor]) -> list[Tensor]:
+    def admit_updates(self, number: int, updates: list[Tensor]) -> list[Tensor]:
         """Sign, admit and return admitted updates; liars come first, Sybils last."""
         rows = []
         due = DueUpdates("1" * 64, number, "2" * 64, self.shape, torch.float32, MAX_NORM, 1)
@@ -158,20 +158,20 @@ class UpdateArm:
         difference: Strength of the individual part of each site's chain.
     """
 
-    line: UpdateLine | None
+    line: UpdateAttackEntry | None
     defence: str | None
     sybils: int = 0
     difference: float = 0.5
 
 
-def run(arm: UpdateArm, rounds: int, seed: int) -> dict[str, float]:
+def run_arm(arm: UpdateArm, rounds: int, seed: int) -> dict[str, float]:
     """Train for some rounds; return losses, share of triggers that work, refused updates and lies that counted."""
-    attack_row, world = arm.line, World(seed, arm.difference)
-    weights, door = world.start, Door(len(world.start))
+    attack_row, world = arm.line, FederatedWorld(seed, arm.difference)
+    weights, door = world.start, SignedAdmission(len(world.start))
     moved, sent = torch.zeros_like(weights), [torch.zeros_like(weights)] * LIARS
     for number in range(1, rounds + 1):
-        honest = [world.train(weights, site) for site in range(LIARS, SITES)]
-        lies = [world.train(weights, site, attack_row.poisons if attack_row else None) for site in range(LIARS)]
+        honest = [world.train_site(weights, site) for site in range(LIARS, SITES)]
+        lies = [world.train_site(weights, site, attack_row.poisons if attack_row else None) for site in range(LIARS)]
         if attack_row is not None:
             harm = harm_of(torch.stack(honest), arm.defence)
             views = [
@@ -182,11 +182,11 @@ def run(arm: UpdateArm, rounds: int, seed: int) -> dict[str, float]:
             lies = [attack_row.lie(view) if number > 1 or attack_row.lie(view).any() else view.own for view in views]
             sent = lies
         updates = [*lies, *honest, *(lies[:1] * arm.sybils)]
-        moved = combined(updates, arm.defence, door, number)
+        moved = combine_updates(updates, arm.defence, door, number)
         weights = weights + moved
     sent_lies = rounds * (LIARS + arm.sybils)
     counted = 1.0 if arm.defence is None else door.lies / sent_lies
-    return {**world.judge(weights), "refused": door.refused, "counted": counted}
+    return {**world.judge_weights(weights), "refused": door.refused, "counted": counted}
 
 
 def harm_of(honest: Tensor, defence: str | None) -> Callable[[Tensor], float]:
@@ -199,35 +199,35 @@ def harm_of(honest: Tensor, defence: str | None) -> Callable[[Tensor], float]:
         if float(lie.norm()) > MAX_NORM:
             # what the door refuses does less than what a rule leaves out
             return -1.0
-        return float((ruled(torch.cat([honest, lie.expand(LIARS, -1)]), defence, LIARS) - mean).norm())
+        return float((apply_defence(torch.cat([honest, lie.expand(LIARS, -1)]), defence, LIARS) - mean).norm())
 
     return harm
 
 
-def combined(updates: list[Tensor], defence: str | None, door: Door, number: int) -> Tensor:
+def combine_updates(updates: list[Tensor], defence: str | None, door: SignedAdmission, number: int) -> Tensor:
     """Return how the shared weights move."""
     if defence is None:
         return torch.stack(updates).mean(0)
-    admitted = door.let_in(number, updates)
+    admitted = door.admit_updates(number, updates)
     # liars that were refused cannot lie any more
     liars = max(0, LIARS - (SITES - len(admitted)))
-    return ruled(torch.stack(admitted), defence, liars)
+    return apply_defence(torch.stack(admitted), defence, liars)
 
 
-def ruled(admitted: Tensor, defence: str, liars: int) -> Tensor:
+def apply_defence(admitted: Tensor, defence: str, liars: int) -> Tensor:
     """Apply a defence's rule to admitted updates."""
     rule, before = DEFENCES[defence]
-    return aggregate(admitted, rule, liars, before)
+    return aggregate_updates(admitted, rule, liars, before)
 
 
-def measure(rounds: int, seeds: int, differences: Sequence[float]) -> list[dict[str, object]]:
+def measure_update_attacks(rounds: int, seeds: int, differences: Sequence[float]) -> list[dict[str, object]]:
     """Take the mean of some seeds for each attack and defence."""
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     for difference, name in itertools.product(differences, ("none", *UPDATE_ATTACKS)):
         for defence in (None, *DEFENCES):
             arm = UpdateArm(UPDATE_ATTACKS.get(name), defence, SYBILS if name == "sybil" else 0, difference)
-            runs = [run(arm, rounds, seed) for seed in range(seeds)]
+            runs = [run_arm(arm, rounds, seed) for seed in range(seeds)]
             means = {key: sum(result[key] for result in runs) / seeds for key in runs[0]}
             finite = {key: value if math.isfinite(value) else None for key, value in means.items()}
             spread = [result["loss"] for result in runs]
@@ -242,5 +242,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--differences", type=float, nargs="+", default=[0.5])
     run_program(
-        "update-attacks", parser, lambda options: {"rows": measure(options.rounds, options.seeds, options.differences)}
+        "update-attacks",
+        parser,
+        lambda options: {"rows": measure_update_attacks(options.rounds, options.seeds, options.differences)},
     )

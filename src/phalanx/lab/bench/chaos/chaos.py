@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.lab.bench.chaos.goodput import ARMS, Arm, Window, checkpoint_cost, checkpoint_interval, goodput_block, play
+from phalanx.lab.bench.chaos.goodput import (
+    ARMS,
+    Arm,
+    Window,
+    checkpoint_cost,
+    checkpoint_interval,
+    goodput_block,
+    play_window,
+)
 from phalanx.lab.bench.chaos.kill_plan import plan_kills
 from phalanx.lab.bench.chaos.kills import kills_block, run_kills, run_undisturbed
 from phalanx.lab.bench.chaos.run_process import RunProcess, train_command
@@ -53,7 +61,7 @@ class ChaosWorkload:
     means_s: tuple[float, ...] = (15.0, 30.0, 60.0, 300.0)
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         """Of each run with kills: the last replacement has joined by then, and a last checkpoint is under way."""
         return (self.kills + 2) * self.gap + 2
 
@@ -72,11 +80,11 @@ def bench_chaos(quick: bool, only_finished: bool = False) -> dict[str, Any]:
         TrainingError: A run failed.
     """
     cache = cache_directory()
-    finished = rows_in(cache / "bench" / "chaos.jsonl", code_version())
-    return measure(workload(quick), finished, cache, quick=quick, only_finished=only_finished)
+    finished = open_chaos_rows(cache / "bench" / "chaos.jsonl", code_version())
+    return measure_chaos(small_workload(quick), finished, cache, quick=quick, only_finished=only_finished)
 
 
-def workload(quick: bool) -> ChaosWorkload:
+def small_workload(quick: bool) -> ChaosWorkload:
     """The small model with half of its usual batch: what dies in a step is done again, so a step should not be long."""
     usual = scratch_run()
     train = usual.train.model_copy(update={"batch_size": _SEQUENCES})
@@ -90,19 +98,19 @@ def workload(quick: bool) -> ChaosWorkload:
     return ChaosWorkload(run, runs=10, kills=10, gap=5, windows=windows)
 
 
-def rows_in(path: Path, code: str) -> RowFile[ChaosCell]:
+def open_chaos_rows(path: Path, code: str) -> RowFile[ChaosCell]:
     """What was run by this very code."""
     return RowFile(path, lambda cell: [PROTOCOL, code, cell.what, cell.parameters])
 
 
-def measure(
+def measure_chaos(
     what: ChaosWorkload, finished: RowFile[ChaosCell], cache: Path, *, quick: bool, only_finished: bool = False
 ) -> dict[str, Any]:
     """Run those parts of a workload that are not finished; see `bench_chaos`."""
     load, code, started = load_average(), code_version(), time.monotonic()
     with scratch_directory() as directory:
-        field = _Field(what, finished, directory, cache, only_finished=only_finished)
-        runs, plays = field.kills(), field.goodput()
+        field = _ChaosBench(what, finished, directory, cache, only_finished=only_finished)
+        runs, plays = field.run_all_kills(), field.measure_goodput()
     return {
         **bench_head("chaos", load, quick=quick, commit=code),
         "wall_s": time.monotonic() - started,
@@ -116,7 +124,7 @@ def measure(
     }
 
 
-class _Field:
+class _ChaosBench:
     """A runner of the missing runs, one at a time."""
 
     def __init__(
@@ -137,36 +145,36 @@ class _Field:
         self.calibration: Row | None = None
         """What a checkpoint costs; None until it was measured."""
 
-    def kills(self) -> list[Row]:
+    def run_all_kills(self) -> list[Row]:
         """All runs with kills that are finished by now."""
-        clean = self._clean() if self._what.runs else None
+        clean = self._undisturbed_row() if self._what.runs else None
         if clean is None:
             return []
-        rows = [self._killed(clean, seed) for seed in range(self._what.runs)]
+        rows = [self._killed_row(clean, seed) for seed in range(self._what.runs)]
         return [row for row in rows if row is not None]
 
-    def goodput(self) -> list[Row]:
+    def measure_goodput(self) -> list[Row]:
         """Every arm in every window; which arm is first changes from window to window."""
-        calibration = self.calibration = self._calibrate() if self._what.windows else None
+        calibration = self.calibration = self._calibration_row() if self._what.windows else None
         if calibration is None:
             return []
         rows = list[Row | None]()
         for number, window in enumerate(self._what.windows):
             every = checkpoint_interval(calibration["checkpoint_s"], window.mean_s, calibration["step_s"])
-            rows += [self._play(arm, window, every) for arm in (ARMS if number % 2 == 0 else ARMS[::-1])]
+            rows += [self._goodput_row(arm, window, every) for arm in (ARMS if number % 2 == 0 else ARMS[::-1])]
         return [row for row in rows if row is not None]
 
-    def _clean(self) -> Row | None:
+    def _undisturbed_row(self) -> Row | None:
         run = self._with_kills(0)
         cell = ChaosCell("undisturbed", {"run": run.model_dump(mode="json")})
-        return self._row(cell, lambda home: run_undisturbed(run, home, self._cache))
+        return self._find_or_make(cell, lambda home: run_undisturbed(run, home, self._cache))
 
-    def _killed(self, clean: Row, seed: int) -> Row | None:
+    def _killed_row(self, clean: Row, seed: int) -> Row | None:
         what, run = self._what, self._with_kills(seed)
-        workers, microbatches = len(what.run.pipeline.workers), run.train.microbatches
+        workers, microbatches = len(what.run.pipeline.worker_names), run.train.microbatches
         plan = plan_kills(seed, what.kills, workers=workers, microbatches=microbatches, gap=what.gap)
         parameters = {"run": run.model_dump(mode="json"), "plan": plan.model_dump(mode="json"), "seed": seed}
-        return self._row(
+        return self._find_or_make(
             ChaosCell("kills", parameters),
             lambda home: {"seed": seed, **run_kills(run, plan, clean, home, self._cache)},
         )
@@ -174,7 +182,7 @@ class _Field:
     def _with_kills(self, seed: int) -> PipelineRun:
         """A run long enough for its kills, that saves often; every second one while the training goes on."""
         what = self._what
-        train = what.run.train.model_copy(update={"steps": what.steps})
+        train = what.run.train.model_copy(update={"steps": what.num_steps})
         return what.run.model_copy(
             update={
                 "train": train,
@@ -183,7 +191,7 @@ class _Field:
             }
         )
 
-    def _calibrate(self) -> Row | None:
+    def _calibration_row(self) -> Row | None:
         every = _CALIBRATION_EVERY
         train = self._what.run.train.model_copy(update={"steps": _CALIBRATION_STEPS})
         checkpoint = CheckpointConfig(every=every, keep=1, asynchronous=True)
@@ -192,32 +200,34 @@ class _Field:
 
         def make(home: Path) -> Row:
             with RunProcess(train_command(run, home / "run"), home / "run", self._cache) as owner:
-                owner.wait(_TIMEOUT_S)
-                lines = owner.metrics()
+                owner.await_success(_TIMEOUT_S)
+                lines = owner.read_steps()
             checkpoint_s, step_s = checkpoint_cost(lines, every)
             return {"checkpoint_s": checkpoint_s, "step_s": step_s}
 
-        return self._row(cell, make)
+        return self._find_or_make(cell, make)
 
-    def _play(self, arm: Arm, window: Window, every: int) -> Row | None:
+    def _goodput_row(self, arm: Arm, window: Window, every: int) -> Row | None:
         checkpoint = CheckpointConfig(every=every, keep=2, asynchronous=True)
         train = self._what.run.train.model_copy(update={"steps": 1_000_000})
         run = self._what.run.model_copy(update={"train": train, "checkpoint": checkpoint})
         parameters = {"arm": arm, "window": asdict(window), "run": run.model_dump(mode="json")}
-        return self._row(ChaosCell("goodput", parameters), lambda home: play(run, arm, window, home, self._cache))
+        return self._find_or_make(
+            ChaosCell("goodput", parameters), lambda home: play_window(run, arm, window, home, self._cache)
+        )
 
-    def _row(self, cell: ChaosCell, make: Callable[[Path], Row]) -> Row | None:
-        finished_row = self._finished.find(cell)
+    def _find_or_make(self, cell: ChaosCell, make: Callable[[Path], Row]) -> Row | None:
+        finished_row = self._finished.find_row(cell)
         if finished_row is not None or not self._may_run:
             return finished_row
-        self._prepare()
+        self._prepare_inputs()
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self._directory) as home:
-            row = self._finished.add(cell, {"what": cell.what, **make(Path(home))})
+            row = self._finished.append_row(cell, {"what": cell.what, **make(Path(home))})
         print_progress(f"chaos: {_in_words(row)}, {time.monotonic() - started:.0f} s")
         return row
 
-    def _prepare(self) -> None:
+    def _prepare_inputs(self) -> None:
         """Text and model once, so that no run under test does it."""
         if not self._is_prepared:
             prepare_run(self._what.run, self._cache)

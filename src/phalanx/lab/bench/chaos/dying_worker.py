@@ -48,7 +48,7 @@ class KillSwitch:
         self._place: dict[str, Any] = {}
         self._lock = threading.Lock()
 
-    def begin(
+    def begin_work(
         self, point: Point, step: int, microbatch: int | None = None, first: Callable[[], None] | None = None
     ) -> None:
         """Mark the beginning of the work at a point.
@@ -66,29 +66,29 @@ class KillSwitch:
         self._place = {"step": step, "microbatch": microbatch}
         self._armed = point
         delay_s = kill.moment * self._usual.get(point, _FIRST_GUESS_S)
-        threading.Thread(target=self._strike_after, args=(delay_s, first), daemon=True).start()
+        threading.Thread(target=self._kill_self_after, args=(delay_s, first), daemon=True).start()
 
-    def end(self, point: Point) -> None:
+    def end_work(self, point: Point) -> None:
         """Mark the end of the work at a point; its result has not left the process yet."""
         if self._armed == point:
-            self._strike()
+            self._kill_self()
         if point in self._begun:
             self._usual[point] = time.monotonic() - self._begun.pop(point)
 
     @contextlib.contextmanager
-    def at(self, point: Point, step: int, microbatch: int) -> Iterator[None]:
+    def working_at(self, point: Point, step: int, microbatch: int) -> Iterator[None]:
         """Mark beginning and end of the work on one microbatch."""
-        self.begin(point, step, microbatch)
+        self.begin_work(point, step, microbatch)
         yield
-        self.end(point)
+        self.end_work(point)
 
-    def _strike_after(self, delay_s: float, first: Callable[[], None] | None) -> None:
+    def _kill_self_after(self, delay_s: float, first: Callable[[], None] | None) -> None:
         if first is not None:
             first()
         time.sleep(delay_s)
-        self._strike()
+        self._kill_self()
 
-    def _strike(self) -> None:
+    def _kill_self(self) -> None:
         with self._lock:
             kill, self._kill = self._kill, None
             if kill is None:
@@ -108,25 +108,27 @@ class WatchedRunner(AttackedRunner):
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """As the honest runner."""
-        with self._executioner.at("forward", step, microbatch):
+        with self._executioner.working_at("forward", step, microbatch):
             return super().forward(step, microbatch, x)
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """As the honest runner."""
-        with self._executioner.at("backward", step, microbatch):
+        with self._executioner.working_at("backward", step, microbatch):
             return super().backward(step, microbatch, gradient)
 
-    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def recompute_microbatch(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """As the honest runner."""
-        with self._executioner.at("audit", step, microbatch):
-            return super().recompute(step, microbatch, x, gradient)
+        with self._executioner.working_at("audit", step, microbatch):
+            return super().recompute_microbatch(step, microbatch, x, gradient)
 
-    def redo(
+    def redo_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """As the honest runner."""
-        with self._executioner.at("audit", step, microbatch):
-            return self._honest.redo(step, microbatch, x, gradient)
+        with self._executioner.working_at("audit", step, microbatch):
+            return self._honest.redo_microbatch(step, microbatch, x, gradient)
 
 
 class WatchedEndpoint(Endpoint):
@@ -137,32 +139,32 @@ class WatchedEndpoint(Endpoint):
         self._executioner = executioner
         super().__init__(*arguments)
 
-    def send(
+    def send_frame(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
         """As an honest endpoint."""
         if kind == Bulk.kind and body["purpose"] in _STATES:
             size = sum(memoryview(part).nbytes for part in payload)
             if body["offset"] + size >= body["total"]:
-                self._executioner.end("checkpoint")
-        header = super().send(receiver, kind, body, payload)
+                self._executioner.end_work("checkpoint")
+        header = super().send_frame(receiver, kind, body, payload)
         if kind == Commit.kind:
             # a commitment counts once it has arrived at the owner
-            self._executioner.begin("commit", body["step"], first=self._arrive)
+            self._executioner.begin_work("commit", body["step"], first=self._flush_frames)
         return header
 
-    def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
+    def receive_item(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """As an honest endpoint."""
-        frame = super().receive(timeout_s)
+        frame = super().receive_item(timeout_s)
         if isinstance(frame, CheckedFrame):
             if frame.kind == Apply.kind:
-                self._executioner.end("commit")
+                self._executioner.end_work("commit")
             elif frame.kind == FetchBulk.kind and frame.body["purpose"] in _STATES:
-                self._executioner.begin("checkpoint", frame.body["step"])
+                self._executioner.begin_work("checkpoint", frame.body["step"])
         return frame
 
-    def _arrive(self) -> None:
-        self.flush(_FLUSH_S)
+    def _flush_frames(self) -> None:
+        self.flush_frames(_FLUSH_S)
 
 
 def main(plan_file: Path, deaths: Path, worker_file: Path) -> None:

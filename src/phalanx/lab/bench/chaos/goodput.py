@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from phalanx.lab.bench.chaos.kill_plan import failure_times
-from phalanx.lab.bench.chaos.kills import Line, median
+from phalanx.lab.bench.chaos.kills import Line, median_or_none
 from phalanx.lab.bench.chaos.run_process import RunProcess, train_command, under_torchrun
 from phalanx.lab.bench.measure.row_file import Row
 from phalanx.pipeline import GuardConfig
@@ -42,7 +42,7 @@ class Window:
     seed: int = 1
 
     @property
-    def times(self) -> list[float]:
+    def kill_times(self) -> list[float]:
         """Times of the kills, seconds from the beginning of the disturbed part; the same for every arm."""
         return failure_times(self.seed, self.mean_s, self.failures)
 
@@ -83,7 +83,7 @@ def checkpoint_cost(lines: Sequence[Line], every: int) -> tuple[float, float]:
     return max((sum(early) / len(early) - step_s) * (every // 2), 1e-3 * step_s), step_s
 
 
-def play(run: PipelineRun, arm: Arm, window: Window, directory: Path, cache: Path) -> Row:
+def play_window(run: PipelineRun, arm: Arm, window: Window, directory: Path, cache: Path) -> Row:
     """Let one arm train while its workers are killed.
 
     Returns:
@@ -93,7 +93,7 @@ def play(run: PipelineRun, arm: Arm, window: Window, directory: Path, cache: Pat
     Raises:
         TrainingError: The arm never began to train, or did not go on after the last failure.
     """
-    its, run_dir = run_of(run, arm, window.failures), directory / "run"
+    its, run_dir = make_arm_run(run, arm, window.failures), directory / "run"
     command = train_command(its, run_dir)
     if arm == "torchrun":
         command = under_torchrun(command, _RESTARTS_PER_FAILURE * window.failures)
@@ -126,7 +126,7 @@ def play(run: PipelineRun, arm: Arm, window: Window, directory: Path, cache: Pat
     }
 
 
-def run_of(run: PipelineRun, arm: Arm, failures: int) -> PipelineRun:
+def make_arm_run(run: PipelineRun, arm: Arm, failures: int) -> PipelineRun:
     """Return the run of an arm: guarded and with replacements, or without a guard, so that a lost worker ends it."""
     respawns = 2 * failures + 8 if arm == "phalanx" else 0
     changes: dict[str, Any] = {"pipeline": run.pipeline.model_copy(update={"respawns": respawns})}
@@ -147,9 +147,9 @@ def _await_steps(owner: RunProcess, count: int) -> None:
     last, seen = _last_step(owner), 0
     while seen < count:
         if not owner.is_running:
-            raise owner.failure("ended before its next step")
+            raise owner.make_failure("ended before its next step")
         if time.monotonic() > deadline:
-            raise owner.failure(f"did no step within {_START_TIMEOUT_S:.0f} s")
+            raise owner.make_failure(f"did no step within {_START_TIMEOUT_S:.0f} s")
         time.sleep(_POLL_S)
         now = _last_step(owner)
         # a restart begins further back
@@ -157,7 +157,7 @@ def _await_steps(owner: RunProcess, count: int) -> None:
 
 
 def _last_step(owner: RunProcess) -> int:
-    lines = owner.metrics()
+    lines = owner.read_steps()
     return lines[-1]["step"] if lines else -1
 
 
@@ -165,8 +165,8 @@ def _calm_step_s(owner: RunProcess, seconds: float) -> float | None:
     """Median seconds from one step's end to the next while no worker is killed; None where there was no step."""
     begun = time.time()
     time.sleep(seconds)
-    lines = [row for row in owner.metrics() if row["time"] >= begun]
-    return median([later["time"] - row["time"] for row, later in itertools.pairwise(lines)])
+    lines = [row for row in owner.read_steps() if row["time"] >= begun]
+    return median_or_none([later["time"] - row["time"] for row, later in itertools.pairwise(lines)])
 
 
 def _kill_at(owner: RunProcess, window: Window, started: float) -> tuple[int, int]:
@@ -177,10 +177,10 @@ def _kill_at(owner: RunProcess, window: Window, started: float) -> tuple[int, in
     """
     draw = random.Random(window.seed)  # noqa: S311 - victims that can be drawn again, not a secret
     killed = missed = 0
-    for moment in window.times:
+    for moment in window.kill_times:
         time.sleep(max(0.0, started + moment - time.monotonic()))
-        workers = owner.workers()
-        if workers and _kill(draw.choice(workers)):
+        workers = owner.worker_pids()
+        if workers and _kill_process(draw.choice(workers)):
             killed += 1
         else:
             missed += 1
@@ -188,7 +188,7 @@ def _kill_at(owner: RunProcess, window: Window, started: float) -> tuple[int, in
     return killed, missed
 
 
-def _kill(pid: int) -> bool:
+def _kill_process(pid: int) -> bool:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

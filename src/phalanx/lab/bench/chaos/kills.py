@@ -30,12 +30,12 @@ def run_undisturbed(run: PipelineRun, directory: Path, cache: Path) -> Row:
         TrainingError: The run failed.
     """
     run_dir = directory / "run"
-    summary, lines = _train(train_command(run, run_dir), run_dir, cache)
+    summary, lines = _train_with_kills(train_command(run, run_dir), run_dir, cache)
     return {
         "final_weights_digest": summary["final_weights_digest"],
         "batches": [row["batch"] for row in lines],
         "steps": len(lines),
-        "step_s": median([later["time"] - row["time"] for row, later in itertools.pairwise(lines)]),
+        "step_s": median_or_none([later["time"] - row["time"] for row, later in itertools.pairwise(lines)]),
     }
 
 
@@ -54,7 +54,7 @@ def run_kills(run: PipelineRun, plan: KillPlan, clean: Row, directory: Path, cac
     run_dir, spec_file = directory / "run", directory / "owner.json"
     spec = OwnerSpec(run=run, directory=str(run_dir), plan=str(plan_file.resolve()))
     spec_file.write_text(spec.model_dump_json(), encoding="utf-8")
-    summary, lines = _train(["phalanx.lab.bench.chaos.run_owner", str(spec_file)], run_dir, cache)
+    summary, lines = _train_with_kills(["phalanx.lab.bench.chaos.run_owner", str(spec_file)], run_dir, cache)
     events = read_lines(run_dir / "events.jsonl")
     deaths = read_lines(run_dir / DEATHS)
     lost, doubled = samples_off(clean["batches"], [row["batch"] for row in lines], run.train.batch_size)
@@ -122,17 +122,17 @@ def kills_block(rows: Sequence[Row]) -> dict[str, Any]:
         "false_accusations": total("false_accusations"),
         "steps_lost": total("steps_lost"),
         "by_point": dict(sorted(Counter(kill["point"] for kill in kills).items())),
-        "recovery_s_median": median(recoveries),
+        "recovery_s_median": median_or_none(recoveries),
         "recovery_s_worst": max(recoveries, default=None),
-        "detection_s_median": median(noticed),
+        "detection_s_median": median_or_none(noticed),
         "detection_s_worst": max(noticed, default=None),
-        "after_detection_s_median": median(after),
+        "after_detection_s_median": median_or_none(after),
         "after_detection_s_worst": max(after, default=None),
         "not_timed": len(kills) - len(recoveries),
     }
 
 
-def median(values: Sequence[float]) -> float | None:
+def median_or_none(values: Sequence[float]) -> float | None:
     """The median; None of nothing."""
     return statistics.median(values) if values else None
 
@@ -147,7 +147,7 @@ def read_lines(path: Path) -> list[Line]:
 def _kill_row(death: Line, events: Sequence[Line], lines: Sequence[Line]) -> Row:
     noticed = next(
         (
-            _seconds(event["time"])
+            _parse_seconds(event["time"])
             for event in events
             if event["kind"] == "link_broken" and event["body"]["party"] == death["worker"]
         ),
@@ -167,12 +167,12 @@ def _kill_row(death: Line, events: Sequence[Line], lines: Sequence[Line]) -> Row
     }
 
 
-def _seconds(timestamp: str) -> float:
+def _parse_seconds(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).timestamp()
 
 
-def _train(command: Sequence[str], run_dir: Path, cache: Path) -> tuple[dict[str, Any], list[Line]]:
+def _train_with_kills(command: Sequence[str], run_dir: Path, cache: Path) -> tuple[dict[str, Any], list[Line]]:
     with RunProcess(command, run_dir, cache) as owner:
-        owner.wait(_TIMEOUT_S)
+        owner.await_success(_TIMEOUT_S)
     summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     return summary, read_metrics(run_dir / "metrics.jsonl")

@@ -9,14 +9,14 @@ from rich.console import Console
 from phalanx.child import die_with_parent
 from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
-from phalanx.interrupts import interruptible
+from phalanx.interrupts import allow_interrupts
 from phalanx.pipeline import LocalWorkers
 from phalanx.train import PipelineRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
 DEATHS = "deaths.jsonl"
 """File in the run directory with the records that workers wrote when they were killed."""
@@ -45,16 +45,16 @@ def main(spec_file: Path) -> int:
     spec = OwnerSpec.model_validate_json(spec_file.read_text(encoding="utf-8"))
     console = Console(stderr=True)
     try:
-        with deterministic(spec.run.train.threads), interruptible():
+        with deterministic_kernels(spec.run.train.threads), allow_interrupts():
             home = RunDirectory(Path(spec.directory), spec.run, resume=False)
-            session = Session(spec.run, home, console, PipelineFactory(_workers(spec)))
-            return 0 if session.run(resume=False)["status"] == "completed" else 1
+            session = Session(spec.run, home, console, PipelineFactory(_dying_workers(spec)))
+            return 0 if session.run_session(resume=False)["status"] == "completed" else 1
     except PhalanxError as exc:
         console.print(f"{type(exc).__name__}: {exc}")
         return exc.exit_code
 
 
-def _workers(spec: OwnerSpec) -> OpenWorkers:
+def _dying_workers(spec: OwnerSpec) -> OpenWorkers:
     deaths = str(Path(spec.directory).resolve() / DEATHS)
     return functools.partial(LocalWorkers, command=("phalanx.lab.bench.chaos.dying_worker", spec.plan, deaths))
 

@@ -79,7 +79,7 @@ class RunProcess(Closeable):
         """Whether it has not ended."""
         return self._process.poll() is None
 
-    def wait(self, timeout_s: float) -> None:
+    def await_success(self, timeout_s: float) -> None:
         """Wait for a good end.
 
         Raises:
@@ -88,27 +88,27 @@ class RunProcess(Closeable):
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as exc:
-            raise self.failure(f"did not end within {timeout_s:.0f} s") from exc
+            raise self.make_failure(f"did not end within {timeout_s:.0f} s") from exc
         if code != 0:
-            raise self.failure(f"ended with {code}")
+            raise self.make_failure(f"ended with {code}")
 
-    def failure(self, what: str) -> TrainingError:
+    def make_failure(self, what: str) -> TrainingError:
         """An error that shows the end of the owner's log."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return TrainingError(f"bench: the run in {self.run_dir} {what}: {' / '.join(lines[-3:]) or '(no output)'}")
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def read_steps(self) -> list[dict[str, Any]]:
         """Its steps so far, one line each."""
         path = self.run_dir / "metrics.jsonl"
         return read_metrics(path) if path.exists() else []
 
-    def workers(self) -> list[int]:
+    def worker_pids(self) -> list[int]:
         """Return process ids of all its workers, also of starting workers."""
         return workers_below(self._process.pid)
 
     def close(self) -> None:
         """End it and all that belongs to it: the first process first, so that it starts nothing anew."""
-        below = descendants(self._process.pid)
+        below = descendant_pids(self._process.pid)
         if self.is_running:
             os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait(_SECONDS_TO_END)
@@ -119,9 +119,9 @@ class RunProcess(Closeable):
 
 def workers_below(root: int) -> list[int]:
     """Return process ids of all workers below a process, also of starting workers."""
-    return sorted(pid for pid in descendants(root) if worker_name(pid) is not None)
+    return sorted(pid for pid in descendant_pids(root) if worker_name(pid) is not None)
 
 
-def descendants(root: int) -> list[int]:
+def descendant_pids(root: int) -> list[int]:
     """Process ids of children, their children and so on (Linux)."""
     return process_tree(root)[1:]

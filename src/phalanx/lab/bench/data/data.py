@@ -12,9 +12,9 @@ from phalanx.lab.bench.data.documents import real_documents
 from phalanx.lab.bench.data.order import measure_order
 from phalanx.lab.bench.data.own_rules import RuleArm, Verdict, make_arms
 from phalanx.lab.bench.data.peer import PEER_VARIABLE, FilterPeer, peer_python
-from phalanx.lab.bench.data.planted import plant
+from phalanx.lab.bench.data.planted import plant_copies
 from phalanx.lab.bench.data.whole_build import measure_build
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.machine import load_average, result_context
 from phalanx.lab.bench.measure.plain import training_rate
 from phalanx.lab.bench.measure.shard_reading import ReadingPlan, measure_reading
 
@@ -45,7 +45,7 @@ def bench_data(quick: bool) -> dict[str, Any]:
     """Measure every rule alone and in a chain, in turns with the peer, by CPU time."""
     documents, kinds = real_documents(2 * _MB if quick else 20 * _MB)
     plan = ReadingPlan(tokens=2**20, leaf_bytes=(2**16,), epochs=2) if quick else ReadingPlan()
-    return measure(documents, peer_python(), planted=100 if quick else 400) | {
+    return measure_rules(documents, peer_python(), planted=100 if quick else 400) | {
         "bytes": kinds,
         "quick": quick,
         "whole_build": measure_build(_MB if quick else 20 * _MB),
@@ -55,7 +55,7 @@ def bench_data(quick: bool) -> dict[str, Any]:
     }
 
 
-def measure(documents: Sequence[Document], python: str | None, planted: int) -> dict[str, Any]:
+def measure_rules(documents: Sequence[Document], python: str | None, planted: int) -> dict[str, Any]:
     """Run all arms over the documents, turn by turn.
 
     Args:
@@ -63,36 +63,39 @@ def measure(documents: Sequence[Document], python: str | None, planted: int) -> 
         planted: Near duplicates to plant and look for.
     """
     load = load_average()
-    arms = make_arms(_chain(), OF_BOTH)
-    turns = _turns(documents)
+    arms = make_arms(_rule_chain(), OF_BOTH)
+    turns = _cut_turns(documents)
     theirs = PeerFigures()
     with ExitStack() as stack:
         peer = stack.enter_context(FilterPeer(python)) if python else None
         for number, turn in enumerate(turns):
             if peer and number % 2:
-                theirs.ask(peer, turn, chain=False)
+                theirs.ask_peer(peer, turn, chain=False)
             for arm in arms.values():
-                arm.run(turn)
+                arm.judge_documents(turn)
             if peer and not number % 2:
-                theirs.ask(peer, turn, chain=number % _CHAIN_EVERY == 0)
+                theirs.ask_peer(peer, turn, chain=number % _CHAIN_EVERY == 0)
     for arm in arms.values():
-        arm.decide()
-    rows = [_row(name, arm, arms["chain"], _megabytes(documents)) | theirs.of(name) for name, arm in arms.items()]
+        arm.decide_corpus_rules()
+    rows = [
+        _rule_row(name, arm, arms["chain"], _size_megabytes(documents)) | theirs.columns_of_rule(name)
+        for name, arm in arms.items()
+    ]
     for row in rows:
-        row["agreement"] = theirs.agreement(row["rule"], arms[row["rule"]])
+        row["agreement"] = theirs.agreement_share(row["rule"], arms[row["rule"]])
     return {
         "name": "data",
         "command": f"{PEER_VARIABLE}=PYTHON phalanx bench data --json",
-        **taken_on([load, load_average()]),
+        **result_context([load, load_average()]),
         "documents": len(documents),
         "turns": len(turns),
         "rows": rows,
-        "disagreements": _disagreements(documents, arms, theirs.verdicts),
-        "near_duplicates": plant(documents, planted),
+        "disagreements": _list_disagreements(documents, arms, theirs.verdicts),
+        "near_duplicates": plant_copies(documents, planted),
     }
 
 
-def _chain() -> list[RuleSettings]:
+def _rule_chain() -> list[RuleSettings]:
     configs = [RULES[name].config(kind=name) for name in CHAIN]
     try:
         path = find_file(None, "wikitext2_test.txt.gz", "it comes with the data files of the tasks")
@@ -102,7 +105,7 @@ def _chain() -> list[RuleSettings]:
     return [*configs[: CHAIN.index("exact_duplicates")], tested, *configs[CHAIN.index("exact_duplicates") :]]
 
 
-def _turns(documents: Sequence[Document]) -> list[list[Document]]:
+def _cut_turns(documents: Sequence[Document]) -> list[list[Document]]:
     turns: list[list[Document]] = [[]]
     size = 0
     for document in documents:
@@ -114,11 +117,11 @@ def _turns(documents: Sequence[Document]) -> list[list[Document]]:
     return [turn for turn in turns if turn]
 
 
-def _megabytes(documents: Sequence[Document]) -> float:
+def _size_megabytes(documents: Sequence[Document]) -> float:
     return sum(len(document.text.encode("utf-8", "replace")) for document in documents) / _MB
 
 
-def _row(name: str, arm: RuleArm, chain: RuleArm, size: float) -> dict[str, Any]:
+def _rule_row(name: str, arm: RuleArm, chain: RuleArm, size: float) -> dict[str, Any]:
     verdicts = arm.verdicts.get(name, [])
     return {
         "rule": name,
@@ -138,16 +141,16 @@ class PeerFigures:
         self._seconds: dict[str, float] = {}
         self._megabytes: dict[str, float] = {}
 
-    def ask(self, peer: FilterPeer, turn: list[Document], *, chain: bool) -> None:
+    def ask_peer(self, peer: FilterPeer, turn: list[Document], *, chain: bool) -> None:
         """Let the peer judge one turn."""
         self.name = peer.name
-        for name, verdicts_of_rule in peer.judge([document.text for document in turn], chain=chain).items():
+        for name, verdicts_of_rule in peer.judge_texts([document.text for document in turn], chain=chain).items():
             self._seconds[name] = self._seconds.get(name, 0.0) + verdicts_of_rule["cpu_s"]
-            self._megabytes[name] = self._megabytes.get(name, 0.0) + _megabytes(turn)
+            self._megabytes[name] = self._megabytes.get(name, 0.0) + _size_megabytes(turn)
             if "verdicts" in verdicts_of_rule:
                 self.verdicts.setdefault(name, []).extend(verdicts_of_rule["verdicts"])
 
-    def of(self, rule: str) -> dict[str, Any]:
+    def columns_of_rule(self, rule: str) -> dict[str, Any]:
         """The keys of a row: the name of the peer, its speed, and the megabytes that it was measured on."""
         name = "chain" if rule == "chain_of_both" else rule
         is_measured = name in self._seconds
@@ -157,18 +160,18 @@ class PeerFigures:
             "peer_mb": self._megabytes.get(name),
         }
 
-    def agreement(self, rule: str, arm: RuleArm) -> float | None:
+    def agreement_share(self, rule: str, arm: RuleArm) -> float | None:
         """The share of documents that both judge alike."""
         theirs = self.verdicts.get(rule)
-        return sum(map(_agree, arm.verdicts[rule], theirs)) / len(theirs) if theirs else None
+        return sum(map(_verdicts_agree, arm.verdicts[rule], theirs)) / len(theirs) if theirs else None
 
 
-def _agree(ours: Verdict, theirs: Verdict) -> bool:
+def _verdicts_agree(ours: Verdict, theirs: Verdict) -> bool:
     """Both drop it, whatever for; or both keep it with the same text."""
     return (isinstance(ours, str) and isinstance(theirs, str)) or ours == theirs
 
 
-def _disagreements(
+def _list_disagreements(
     documents: Sequence[Document], arms: dict[str, RuleArm], peer: dict[str, list[Verdict]]
 ) -> list[dict[str, Any]]:
     """Every document that the two judge differently."""
@@ -176,5 +179,5 @@ def _disagreements(
         {"rule": name, "document": document.name, "ours": ours, "theirs": theirs}
         for name, verdicts in peer.items()
         for document, ours, theirs in zip(documents, arms[name].verdicts[name], verdicts, strict=True)
-        if not _agree(ours, theirs)
+        if not _verdicts_agree(ours, theirs)
     ]

@@ -44,7 +44,7 @@ def real_documents(size_bytes: int) -> tuple[list[Document], dict[str, int]]:
     )
 
 
-def _python() -> Iterator[Document]:
+def _python_documents() -> Iterator[Document]:
     for kind in ("python_manual", "python_docstrings"):
         yield from SOURCES[kind].open(SOURCES[kind].config(kind=kind)).documents()
 
@@ -52,31 +52,31 @@ def _python() -> Iterator[Document]:
 def debian_pages(text_bytes: int) -> list[Path] | None:
     """Draw pages with so many bytes of text, the same ones every time; None where there are not so many."""
     files, size = list[Path](), 0
-    drawn = sorted(_debian(), key=lambda one: hashlib.sha256(one.name.encode()).digest())
+    drawn = sorted(_debian_documents(), key=lambda one: hashlib.sha256(one.name.encode()).digest())
     for document in drawn:
         package, _, path = document.name.partition("/")
         if len(document.text) <= _LARGEST:
-            files.append(_home(package) / path)
+            files.append(_package_docs(package) / path)
             size += len(document.text.encode("utf-8", "replace"))
         if size >= text_bytes:
             return files
     return None
 
 
-def _home(package: str) -> Path:
+def _package_docs(package: str) -> Path:
     return Path("/usr/share/doc") / package / "html"
 
 
-def _debian() -> Iterator[Document]:
+def _debian_documents() -> Iterator[Document]:
     extract = importlib.import_module("resiliparse.extract.html2text").extract_plain_text
     for package in _DEBIAN:
-        home = _home(package)
+        home = _package_docs(package)
         for path in sorted(home.rglob("*.html")):
             page = path.read_text(encoding="utf-8", errors="replace")
             yield Document(f"{package}/{path.relative_to(home)}", extract(page, main_content=True))
 
 
-def _medical() -> Iterator[Document]:
+def _medical_documents() -> Iterator[Document]:
     try:
         path = find_file(None, "medquad.jsonl.gz", "")
     except DataError:
@@ -88,7 +88,7 @@ def _medical() -> Iterator[Document]:
 
 
 _KINDS: dict[str, Callable[[], Iterator[Document]]] = {
-    "python": _python,
-    "debian_documentation": _debian,
-    "medquad": _medical,
+    "python": _python_documents,
+    "debian_documentation": _debian_documents,
+    "medquad": _medical_documents,
 }

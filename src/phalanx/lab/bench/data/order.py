@@ -35,17 +35,17 @@ def measure_order(python: str | None) -> dict[str, Any]:
     Raises:
         DataError: The peers' program failed.
     """
-    scenes = [_play(scene) for scene in SCENES]
-    peers = {} if python is None else _peers(python)
+    scenes = [_play_scene(scene) for scene in SCENES]
+    peers = {} if python is None else _peer_scenes(python)
     return {
         "rows": ROWS,
         "scenes": [dict(scene) for scene in SCENES],
-        **_total(scenes),
-        "peers": {name: _total(results) for name, results in peers.items()},
+        **_sum_scenes(scenes),
+        "peers": {name: _sum_scenes(results) for name, results in peers.items()},
     }
 
 
-def _total(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _sum_scenes(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Sum what scenes came to; a scene that was refused counts for nothing and is told."""
     return {
         "lost": sum(scene["lost"] or 0 for scene in found),
@@ -55,19 +55,19 @@ def _total(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _play(scene: dict[str, int]) -> dict[str, Any]:
+def _play_scene(scene: dict[str, int]) -> dict[str, Any]:
     """Stop a loader, write its state as JSON, and go on with another world."""
-    corpus, seen = _corpus(scene["rows"]), Counter[int]()
+    corpus, seen = _scene_corpus(scene["rows"]), Counter[int]()
     loader = BatchLoader(corpus, scene["before"] * scene["batch"], seed=7)
     for _ in range(scene["steps"]):
-        seen.update(loader.next().indices)
-    state = json.loads(json.dumps(loader.state()))
+        seen.update(loader.next_batch().indices)
+    state = json.loads(json.dumps(loader.position_state()))
     loader = BatchLoader(corpus, scene["after"] * scene["batch"], seed=7)
-    loader.load_state(state)
+    loader.load_position(state)
     # an epoch goes over into the next one, which is not counted
     num_remaining = scene["rows"] - seen.total()
     while num_remaining:
-        taken = loader.next().indices[:num_remaining]
+        taken = loader.next_batch().indices[:num_remaining]
         seen.update(taken)
         num_remaining -= len(taken)
     return {
@@ -77,14 +77,14 @@ def _play(scene: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _corpus(rows: int) -> Corpus:
+def _scene_corpus(rows: int) -> Corpus:
     tokens = np.arange(1, 2 * rows + 2, dtype=np.uint32)
     split = TokenSplit(tokens, 0, lambda: np.array([0, len(tokens)]), lambda _: np.zeros(1))
     facts = CorpusFacts("0" * 64, len(tokens) + 1, 0, Path("tokenizer.json"))
     return Corpus(facts, [TokenGroup("", "0" * 64, split, split)], SequenceLayout(2))
 
 
-def _peers(python: str) -> dict[str, list[dict[str, Any]]]:
+def _peer_scenes(python: str) -> dict[str, list[dict[str, Any]]]:
     with PeerProgram(python, "peer_order.py", "datasets and torchdata") as peer:
         results: dict[str, list[dict[str, Any]]] = peer.ask(SCENES)
     return results

@@ -22,11 +22,11 @@ class BenchTexts:
     def __len__(self) -> int:
         return len(self._documents)
 
-    def page(self, number: int) -> Page:
+    def read_page(self, number: int) -> Page:
         """A page that nothing is known of yet."""
-        return Page(self._documents[number], self.source(number))
+        return Page(self._documents[number], self.source_name(number))
 
-    def source(self, number: int) -> str:
+    def source_name(self, number: int) -> str:
         """All of them are of one."""
         return "bench"
 
@@ -51,46 +51,46 @@ class RuleArm:
     def __post_init__(self) -> None:
         for name, rule in self.rules.items():
             self.cpu_s[name] = 0.0
-            (self.verdicts if hasattr(rule, "judge") else self.marks)[name] = []
+            (self.verdicts if hasattr(rule, "judge_page") else self.marks)[name] = []
 
-    def run(self, documents: Sequence[Document]) -> None:
+    def judge_documents(self, documents: Sequence[Document]) -> None:
         """Judge and mark; edits are followed, and nothing is left out after a drop: every rule sees every document."""
         # every arm finds out by itself what is known of a term
         others = replace_table(self.table)
         for document in documents:
             page = Page(document, "bench")
             for name, rule in self.rules.items():
-                page = self._judge(name, rule, page)
+                page = self._judge_document(name, rule, page)
             self.judged.append(page.document)
         self.table = replace_table(others)
 
-    def _judge(self, name: str, rule: Rule, page: Page) -> Page:
+    def _judge_document(self, name: str, rule: Rule, page: Page) -> Page:
         begun = time.process_time()
-        if not hasattr(rule, "judge"):
-            mark = rule.mark(page)
+        if not hasattr(rule, "judge_page"):
+            mark = rule.mark_page(page)
             self.cpu_s[name] += time.process_time() - begun
             self.marks[name].append(mark)
             return page
-        outcome = rule.judge(page)
+        outcome = rule.judge_page(page)
         edited = Page(replace(page.document, text=outcome.text), "bench") if isinstance(outcome, Edit) else page
         self.cpu_s[name] += time.process_time() - begun
-        self.verdicts[name].append(_verdict(outcome))
+        self.verdicts[name].append(_verdict_of(outcome))
         return edited
 
-    def decide(self) -> None:
+    def decide_corpus_rules(self) -> None:
         """Let corpus rules decide over all documents."""
         corpus = BenchTexts(self.judged)
         for name, marks in self.marks.items():
             others = replace_table(self.table)
             begun = time.process_time()
             rule = self.rules[name]
-            outcomes = dict(rule.decide(iter(marks), corpus)) if not hasattr(rule, "judge") else {}
+            outcomes = dict(rule.decide_outcomes(iter(marks), corpus)) if not hasattr(rule, "judge_page") else {}
             self.cpu_s[name] += time.process_time() - begun
-            self.verdicts[name] = [_verdict(outcomes.get(number)) for number in range(len(marks))]
+            self.verdicts[name] = [_verdict_of(outcomes.get(number)) for number in range(len(marks))]
             self.table = replace_table(others)
 
 
-def _verdict(outcome: Outcome) -> Verdict:
+def _verdict_of(outcome: Outcome) -> Verdict:
     if isinstance(outcome, Drop):
         return outcome.reason.measure
     if isinstance(outcome, Edit):

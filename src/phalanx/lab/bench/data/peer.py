@@ -41,7 +41,7 @@ class PeerProgram(Closeable):
             DataError: It has ended.
         """
         try:
-            return json.loads(self._process.answer())
+            return json.loads(self._process.read_text())
         except TrainingError as exc:
             self.close()
             raise DataError(f"{self._cause} {exc}") from exc
@@ -53,7 +53,7 @@ class PeerProgram(Closeable):
             DataError: It has ended.
         """
         try:
-            self._process.tell(json.dumps(question))
+            self._process.send_text(json.dumps(question))
         except TrainingError as exc:
             self.close()
             raise DataError(f"{self._cause} {exc}") from exc
@@ -72,7 +72,7 @@ class FilterPeer(PeerProgram):
         super().__init__(python, "peer_filters.py", "datatrove")
         self.name = f"datatrove {self.receive()['version']}"
 
-    def judge(self, texts: list[str], *, chain: bool) -> dict[str, Any]:
+    def judge_texts(self, texts: list[str], *, chain: bool) -> dict[str, Any]:
         """Verdicts and CPU seconds of each filter alone, and where asked for of all of them in a chain.
 
         Raises:

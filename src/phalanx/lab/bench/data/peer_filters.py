@@ -32,45 +32,45 @@ def main() -> None:
     minhash = importlib.import_module("datatrove.pipeline.dedup.minhash").MinhashDedupSignature(".")
     for peer_filter in filters.values():
         peer_filter.filter(document(text="A first text. It loads what is loaded once.", id="0"))
-    _say({"version": importlib.metadata.version("datatrove")})
+    _write_verdicts({"version": importlib.metadata.version("datatrove")})
     for request in sys.stdin:
         asked = json.loads(request)
-        answer = {name: _alone(peer_filter, document, asked["texts"]) for name, peer_filter in filters.items()}
+        answer = {name: _run_alone(peer_filter, document, asked["texts"]) for name, peer_filter in filters.items()}
         if asked["chain"]:
-            answer |= _chain(filters, minhash, document, asked["texts"])
-        _say(answer)
+            answer |= _run_chain(filters, minhash, document, asked["texts"])
+        _write_verdicts(answer)
 
 
-def _alone(one: Any, document: Any, texts: list[str]) -> dict[str, Any]:
+def _run_alone(one: Any, document: Any, texts: list[str]) -> dict[str, Any]:
     """One filter over all texts."""
     begun = time.process_time()
-    judged = [_judge(one, document(text=text, id="0")) for text in texts]
+    judged = [_judge_page(one, document(text=text, id="0")) for text in texts]
     cpu_s = time.process_time() - begun
-    verdicts = [_verdict(text, *judgement) for text, judgement in zip(texts, judged, strict=True)]
+    verdicts = [_text_verdict(text, *judgement) for text, judgement in zip(texts, judged, strict=True)]
     return {"cpu_s": cpu_s, "verdicts": verdicts}
 
 
-def _judge(one: Any, page: Any) -> tuple[Any, str]:
+def _judge_page(one: Any, page: Any) -> tuple[Any, str]:
     try:
         return one.filter(page), page.text
     except (ArithmeticError, ValueError) as exc:  # a text without words
         return (False, type(exc).__name__), page.text
 
 
-def _verdict(text: str, found: Any, left: str) -> str | list[str] | None:
+def _text_verdict(text: str, found: Any, left: str) -> str | list[str] | None:
     if found is not True:
         return str(found[1]) if isinstance(found, tuple) else "dropped"
     return None if left == text else [hashlib.sha256(left.encode("utf-8", "replace")).hexdigest()]
 
 
-def _chain(filters: dict[str, Any], minhash: Any, document: Any, texts: list[str]) -> dict[str, Any]:
+def _run_chain(filters: dict[str, Any], minhash: Any, document: Any, texts: list[str]) -> dict[str, Any]:
     """All filters and a signature, text after text, as its own pipelines run; nothing is left out after a drop."""
     minhash_s = 0.0
     begun = time.process_time()
     for text in texts:
         page = document(text=text, id="0")
         for peer_filter in filters.values():
-            _judge(peer_filter, page)
+            _judge_page(peer_filter, page)
         before = time.process_time()
         shingles = minhash.get_shingles(page.text)
         if len(shingles):
@@ -79,7 +79,7 @@ def _chain(filters: dict[str, Any], minhash: Any, document: Any, texts: list[str
     return {"chain": {"cpu_s": time.process_time() - begun}, "near_duplicates": {"cpu_s": minhash_s}}
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _write_verdicts(answer: dict[str, Any]) -> None:
     _OUT.write(json.dumps(answer) + "\n")
     _OUT.flush()
 

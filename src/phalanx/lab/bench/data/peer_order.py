@@ -46,7 +46,7 @@ def with_torchdata(scene: Scene, world: int, rank: int, state: Any) -> tuple[Ite
 PEERS: dict[str, Reader] = {"datasets": with_datasets, "torchdata": with_torchdata}
 
 
-def play(reader: Reader, scene: Scene) -> dict[str, Any]:
+def play_scene(reader: Reader, scene: Scene) -> dict[str, Any]:
     """Read some steps on every rank, keep each rank's state, and read the rest of the epoch on other ranks.
 
     A rank that has no state of its own begins at the beginning, as a new rank of these loaders does.
@@ -76,7 +76,9 @@ def play(reader: Reader, scene: Scene) -> dict[str, Any]:
 def main() -> None:
     """Play all scenes with all peers."""
     scenes = json.loads(sys.stdin.readline())
-    results = {f"{name} {version(name)}": [play(reader, scene) for scene in scenes] for name, reader in PEERS.items()}
+    results = {
+        f"{name} {version(name)}": [play_scene(reader, scene) for scene in scenes] for name, reader in PEERS.items()
+    }
     sys.stdout.write(json.dumps(results) + "\n")
 
 

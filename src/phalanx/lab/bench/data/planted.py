@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.data.rules import NearDuplicatesConfig, make_rule
-from phalanx.data.rules.duplicates.near_duplicates import jaccard
+from phalanx.data.rules.duplicates.near_duplicates import jaccard_similarity
 from phalanx.data.sources import Document
 from phalanx.lab.bench.data.own_rules import BenchTexts
 
@@ -22,7 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def plant(documents: Sequence[Document], count: int, seed: int = 1) -> list[dict[str, Any]]:
+def plant_copies(documents: Sequence[Document], count: int, seed: int = 1) -> list[dict[str, Any]]:
     """Plant one edited copy of each of `count` documents that have no near duplicate, and look for them.
 
     Of a share of the words each is replaced by a word of the corpus, left out, or has one put behind it, a third each.
@@ -31,35 +31,35 @@ def plant(documents: Sequence[Document], count: int, seed: int = 1) -> list[dict
         A row for each rate and each of `SETTINGS`: `recall` (planted pairs of which one is dropped), `recall_above` (of
         the pairs that are as similar as the setting asks), `precision` (drops that are of a planted pair).
     """
-    originals = _unlike([document for document in documents if len(document.text.split()) >= _MIN_WORDS][: count * 3])[
-        :count
-    ]
+    originals = _without_near_copies(
+        [document for document in documents if len(document.text.split()) >= _MIN_WORDS][: count * 3]
+    )[:count]
     vocabulary = sorted({word for document in originals for word in document.text.split()})
     rows = []
     for rate in _RATES:
         draw = random.Random(f"{seed} {rate}")  # noqa: S311
         copies = [
-            replace(original, name=f"copy of {original.name}", text=_edit(original.text, rate, vocabulary, draw))
+            replace(original, name=f"copy of {original.name}", text=_edit_words(original.text, rate, vocabulary, draw))
             for original in originals
         ]
-        rows += [_row(name, settings, rate, originals, copies) for name, settings in SETTINGS.items()]
+        rows += [_planted_row(name, settings, rate, originals, copies) for name, settings in SETTINGS.items()]
     return rows
 
 
-def _row(
+def _planted_row(
     name: str, given: dict[str, Any], rate: float, originals: list[Document], copies: list[Document]
 ) -> dict[str, Any]:
     config = NearDuplicatesConfig(**given)
     corpus = BenchTexts([*originals, *copies])
     rule = make_rule(config)
     begun = time.process_time()
-    if hasattr(rule, "judge"):
+    if hasattr(rule, "judge_page"):
         raise TypeError("near_duplicates judges no document alone")
-    marks = [rule.mark(corpus.page(number)) for number in range(len(corpus))]
-    dropped = {number for number, _ in rule.decide(marks, corpus)}
+    marks = [rule.mark_page(corpus.read_page(number)) for number in range(len(corpus))]
+    dropped = {number for number, _ in rule.decide_outcomes(marks, corpus)}
     cpu_s = time.process_time() - begun
     count = len(originals)
-    similar = [_similarity(corpus, config.shingle, number, number + count) for number in range(count)]
+    similar = [_shingle_similarity(corpus, config.shingle, number, number + count) for number in range(count)]
     are_found = [number in dropped or number + count in dropped for number in range(count)]
     above = [number for number in range(count) if similar[number] >= config.similarity]
     return {
@@ -80,21 +80,24 @@ def _row(
     }
 
 
-def _similarity(corpus: BenchTexts, shingle: int, one: int, other: int) -> float:
-    return jaccard(*(np.unique(corpus.page(number).plain_grams(shingle)) for number in (one, other)))
+def _shingle_similarity(corpus: BenchTexts, shingle: int, one: int, other: int) -> float:
+    return jaccard_similarity(*(np.unique(corpus.read_page(number).plain_grams(shingle)) for number in (one, other)))
 
 
-def _unlike(documents: Sequence[Document]) -> list[Document]:
+def _without_near_copies(documents: Sequence[Document]) -> list[Document]:
     """Leave out documents near to an earlier one, by a wider rule than any measured rule."""
     rule = make_rule(NearDuplicatesConfig(similarity=0.2, shingle=3, bands=64, rows=2))
     corpus = BenchTexts(documents)
-    if hasattr(rule, "judge"):
+    if hasattr(rule, "judge_page"):
         raise TypeError("near_duplicates judges no document alone")
-    dropped = {number for number, _ in rule.decide([rule.mark(corpus.page(n)) for n in range(len(corpus))], corpus)}
+    dropped = {
+        number
+        for number, _ in rule.decide_outcomes([rule.mark_page(corpus.read_page(n)) for n in range(len(corpus))], corpus)
+    }
     return [document for number, document in enumerate(documents) if number not in dropped]
 
 
-def _edit(text: str, rate: float, words: list[str], draw: random.Random) -> str:
+def _edit_words(text: str, rate: float, words: list[str], draw: random.Random) -> str:
     edited: list[str] = []
     for word in text.split(" "):
         kind = draw.randrange(3) if draw.random() < rate else None

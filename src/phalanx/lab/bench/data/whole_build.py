@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.build.recipe import DataRecipe
-from phalanx.data.build.run import BuildOptions, build
+from phalanx.data.build.run import BuildOptions, build_recipe
 from phalanx.lab.bench.data.documents import debian_pages
 
 STEPS = (
@@ -42,14 +42,14 @@ class PhaseClock:
         self.cpu_s: dict[str, float] = {}
         self._phase, self._begun = "list", time.process_time()
 
-    def begin(self, phase: str, pieces: int, size_bytes: int) -> None:
+    def begin_phase(self, phase: str, pieces: int, size_bytes: int) -> None:
         """End a phase, and begin the next one."""
         del pieces, size_bytes
         now = time.process_time()
         self.cpu_s[self._phase] = now - self._begun
         self._phase, self._begun = phase, now
 
-    def advance(self, size_bytes: int, left_out: dict[str, int]) -> None:
+    def finish_piece(self, size_bytes: int, left_out: dict[str, int]) -> None:
         """Pass over it."""
 
 
@@ -78,8 +78,8 @@ def measure_build(size_bytes: int, vocab_size: int = 4096, steps: Sequence[str] 
             }
         )
         clock, begun = PhaseClock(), time.process_time()
-        outcome = build(recipe, home / "dataset", BuildOptions(progress=clock))
-        clock.begin("end", 0, 0)
+        outcome = build_recipe(recipe, home / "dataset", BuildOptions(progress=clock))
+        clock.begin_phase("end", 0, 0)
         cpu_s = time.process_time() - begun
     source = outcome.report["sources"][0]
     text_mb, raw_mb = (source["read"][size] / 1e6 for size in ("text_bytes", "raw_bytes"))

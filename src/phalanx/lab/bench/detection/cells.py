@@ -5,7 +5,7 @@ from itertools import product
 from typing import Literal
 
 from phalanx.errors import ConfigError
-from phalanx.lab.attacks import ATTACKS, AttackLine, check_attack
+from phalanx.lab.attacks import ATTACKS, AttackEntry, check_attack
 from phalanx.lab.bench.detection.cell import DetectionCell, small_run
 from phalanx.lab.bench.detection.honest import FP32, MATH, honest_cells
 from phalanx.pipeline import AttackConfig, Preset
@@ -39,11 +39,11 @@ _SLY = ("crash_when_challenged", "audit_aware", "adaptive")
 Direction = Literal["forward", "backward"]
 
 
-def cells(*, quick: bool) -> list[DetectionCell]:
+def detection_cells(*, quick: bool) -> list[DetectionCell]:
     """Everything that is played; what answers most comes first, for the whole takes long."""
     size = "quick" if quick else "full"
-    attacks = [attack for kind, entry in ATTACKS.items() for attack in _attacks(kind, entry, _RATES[size])]
-    return [*honest_cells(quick=quick), *sorted(_attacked(attacks, size), key=_place_in_line)]
+    attacks = [attack for kind, entry in ATTACKS.items() for attack in _attack_configs(kind, entry, _RATES[size])]
+    return [*honest_cells(quick=quick), *sorted(_attacked_cells(attacks, size), key=_place_in_line)]
 
 
 def _place_in_line(cell: DetectionCell) -> tuple[int, int]:
@@ -70,7 +70,7 @@ def needs_two(kind: str) -> bool:
     return False
 
 
-def _attacks(kind: str, line: AttackLine, rates: Iterable[float]) -> Iterator[AttackConfig]:
+def _attack_configs(kind: str, line: AttackEntry, rates: Iterable[float]) -> Iterator[AttackConfig]:
     chosen: tuple[Direction, ...] = ("forward", "backward")
     directions = (None,) if line.direction is None or line.fixed else chosen
     strengths = (None, _SMALLEST_DRIFT) if kind == "drift" else (None,)
@@ -78,22 +78,22 @@ def _attacks(kind: str, line: AttackLine, rates: Iterable[float]) -> Iterator[At
         yield AttackConfig(kind=kind, direction=direction, strength=strength, rate=rate, from_step=FIRST_ATTACKED_STEP)
 
 
-def _attacked(attacks: Iterable[AttackConfig], size: str) -> Iterator[DetectionCell]:
+def _attacked_cells(attacks: Iterable[AttackConfig], size: str) -> Iterator[DetectionCell]:
     presets: Mapping[Preset, int] = {"standard": _QUICK_STEPS} if size == "quick" else _PRESET_STEPS
     for attack in attacks:
-        places = _places(attack.kind, size)
+        places = _attack_places(attack.kind, size)
         for (stages, stages_attacked), (preset, steps) in product(places, presets.items()):
             placed = attack.model_copy(update={"stages": stages_attacked})
             yield DetectionCell(small_run(stages, preset, attack=placed), preset, _at_most(steps, attack))
         # the rate that every table of ours has
         if attack.rate == 0.5:
             first = attack.model_copy(update={"stages": places[0][1]})
-            yield from _compared(first, places[0][0])
+            yield from _baseline_cells(first, places[0][0])
             if _turn_of(attack) == _SMALL:
                 yield _across_paths(first, places[0][0])
 
 
-def _places(kind: str, size: str) -> tuple[_Place, ...]:
+def _attack_places(kind: str, size: str) -> tuple[_Place, ...]:
     if needs_two(kind):
         return _PAIRS[size]
     more = _PAPERS_PLACES[size] if kind in _PAPERS_OWN else ()
@@ -107,7 +107,7 @@ def _across_paths(attack: AttackConfig, stages: int) -> DetectionCell:
     return DetectionCell(run, "watchful", _STEPS, (FP32, MATH))
 
 
-def _compared(attack: AttackConfig, stages: int) -> Iterator[DetectionCell]:
+def _baseline_cells(attack: AttackConfig, stages: int) -> Iterator[DetectionCell]:
     """Yield the baselines, against the same attacker, for lies in messages."""
     if ATTACKS[attack.kind].direction is not None and ATTACKS[attack.kind].caught_by in _SHOWN_BY_BASELINES:
         yield DetectionCell(small_run(stages, "off", attack=attack), "off", _BASELINE_STEPS)

@@ -7,27 +7,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.lab.attacks import ATTACKS
 from phalanx.lab.bench.detection.cell import GUARDS, DetectionCell
-from phalanx.lab.bench.detection.cells import cells
+from phalanx.lab.bench.detection.cells import detection_cells
 from phalanx.lab.bench.detection.simulated_run import (
     CleanRun,
     CompanyResult,
-    accepted,
-    first_found,
+    accepted_lies,
+    first_detected_step,
     is_found,
     is_undone,
-    play,
+    num_sequences,
+    play_company,
     run_clean,
-    sequences,
-    undisturbed,
+    without_guard_and_attack,
 )
 from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
-from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
+from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep_cells
 from phalanx.pipeline import keep_freed_memory
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
 PROTOCOL = 4
 """To be raised when a figure comes to mean something else; the commit is in every key as well."""
@@ -44,25 +44,25 @@ def bench_detection(quick: bool, only_finished: bool = False) -> dict[str, Any]:
         Rows, how many are missing, and the blocks `false_accusations_per_million` and `evidence`; a figure that was
         not measured is None.
     """
-    finished = rows_in(cache_directory() / "bench" / "detection.jsonl", code_version())
-    return measure(cells(quick=quick), finished, quick=quick, only_finished=only_finished)
+    finished = open_detection_rows(cache_directory() / "bench" / "detection.jsonl", code_version())
+    return measure_detection(detection_cells(quick=quick), finished, quick=quick, only_finished=only_finished)
 
 
-def rows_in(path: Path, code: str) -> RowFile[DetectionCell]:
+def open_detection_rows(path: Path, code: str) -> RowFile[DetectionCell]:
     """Companies that were played by this very code."""
     return RowFile(path, lambda cell: [PROTOCOL, code, cell.run.model_dump(mode="json"), *_besides_run(cell)])
 
 
-def measure(
+def measure_detection(
     what: Sequence[DetectionCell], finished: RowFile[DetectionCell], *, quick: bool, only_finished: bool = False
 ) -> dict[str, Any]:
     """Play the unfinished cells; see `bench_detection`."""
     load, code = load_average(), code_version()
     started = time.monotonic()
-    with scratch_directory() as directory, deterministic(threads=1):
+    with scratch_directory() as directory, deterministic_kernels(threads=1):
         keep_freed_memory()
-        field = _Field([cell for cell in what if finished.find(cell) is None], directory)
-        rows = list(sweep(what, finished, None if only_finished else field.row, _tell))
+        field = _DetectionBench([cell for cell in what if finished.find_row(cell) is None], directory)
+        rows = list(sweep_cells(what, finished, None if only_finished else field.simulate_cell, _print_cell))
     return {
         **bench_head("detection", load, quick=quick, commit=code),
         "wall_s": time.monotonic() - started,
@@ -114,7 +114,7 @@ def explained_evidence(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
 CONCLUSIONS = ("proved", "refuted", "not_provable")
 
 
-class _Field:
+class _DetectionBench:
     """A simulator of cells; the undisturbed run is trained once for each layout, as long as any cell needs."""
 
     def __init__(self, what: Iterable[DetectionCell], directory: Path) -> None:
@@ -122,42 +122,42 @@ class _Field:
         self._clean: dict[str, CleanRun] = {}
         self._steps: dict[str, int] = {}
         for cell in what:
-            layout = digest(undisturbed(cell.run))
+            layout = digest_config(without_guard_and_attack(cell.run))
             self._steps[layout] = max(cell.steps, self._steps.get(layout, 0))
 
-    def row(self, cell: DetectionCell) -> Row:
+    def simulate_cell(self, cell: DetectionCell) -> Row:
         """Simulate a cell and compare it with the undisturbed run of the same seed."""
         clean = self._clean_run(cell)
         started, cpu = time.perf_counter(), time.process_time()
         with tempfile.TemporaryDirectory(dir=self._directory) as directory:
-            outcome = play(cell, Path(directory), self._cache)
+            outcome = play_company(cell, Path(directory), self._model_cache)
         costs = {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
-        return row_of(cell, outcome, clean) | costs
+        return detection_row(cell, outcome, clean) | costs
 
     def _clean_run(self, cell: DetectionCell) -> CleanRun:
-        layout = digest(undisturbed(cell.run))
+        layout = digest_config(without_guard_and_attack(cell.run))
         if layout not in self._clean:
             steps = self._steps[layout]
             with tempfile.TemporaryDirectory(dir=self._directory) as directory:
-                self._clean[layout] = run_clean(cell.run, steps, Path(directory), self._cache)
+                self._clean[layout] = run_clean(cell.run, steps, Path(directory), self._model_cache)
         return self._clean[layout]
 
     @property
-    def _cache(self) -> Path:
+    def _model_cache(self) -> Path:
         return self._directory / "models"
 
 
-def row_of(cell: DetectionCell, outcome: CompanyResult, clean: CleanRun) -> Row:
+def detection_row(cell: DetectionCell, outcome: CompanyResult, clean: CleanRun) -> Row:
     """Return the result of a company as one flat row."""
     run, attack, guard = cell.run, cell.run.attack, cell.run.guard
     attacked = attack.kind != "none"
     entry = ATTACKS[attack.kind] if attacked else None
     guilty = {lie.party for lie in outcome.lies}
-    blamed = {str(body["party"]) for body in outcome.bodies("verdict")}
+    blamed = {str(body["party"]) for body in outcome.bodies_of("verdict")}
     steps = {lie.step for lie in outcome.lies}
     steps_found = {lie.step for lie in outcome.lies if is_found(lie, outcome)}
     undone = {lie.step for lie in outcome.lies if is_undone(lie, outcome)}
-    met_in = first_found(outcome)
+    met_in = first_detected_step(outcome)
     return {
         "attack": attack.kind,
         "direction": None if entry is None else attack.direction or entry.direction,
@@ -172,29 +172,29 @@ def row_of(cell: DetectionCell, outcome: CompanyResult, clean: CleanRun) -> Row:
         "guard": cell.guard,
         "preset": guard.preset_in_force,
         "mode": guard.mode,
-        "q": guard.audit_rate if guard.enabled else None,
-        "p": guard.step_audit_rate if guard.enabled else None,
-        "owner_audit_rate": guard.owner_audit_rate if guard.enabled else None,
-        "tolerance": guard.tolerance if guard.enabled else None,
-        "shadow": guard.shadow if guard.enabled else None,
+        "q": guard.audit_rate if guard.is_enabled else None,
+        "p": guard.step_audit_rate if guard.is_enabled else None,
+        "owner_audit_rate": guard.owner_audit_rate if guard.is_enabled else None,
+        "tolerance": guard.tolerance if guard.is_enabled else None,
+        "shadow": guard.shadow if guard.is_enabled else None,
         "expected_from": None if entry is None else entry.caught_by,
         "steps": len(outcome.losses),
         "attacked_steps": len(steps),
         "detected_steps": len(steps_found),
         "undone_steps": len(undone - steps_found),
         "steps_to_detection": None if met_in is None else met_in - min(steps),
-        "corrupted_sequences_accepted": sequences(accepted(outcome), run),
+        "corrupted_sequences_accepted": num_sequences(accepted_lies(outcome), run),
         "guilty": sorted(guilty),
         "blamed": sorted(blamed),
-        "lost": [str(body["party"]) for body in outcome.bodies("lost")],
-        "relayed": len(outcome.bodies("relayed")),
+        "lost": [str(body["party"]) for body in outcome.bodies_of("lost")],
+        "relayed": len(outcome.bodies_of("relayed")),
         "false_accusations": len(blamed - guilty),
-        "caught_by": sorted({str(body["offence"]) for body in outcome.bodies("verdict")}),
+        "caught_by": sorted({str(body["offence"]) for body in outcome.bodies_of("verdict")}),
         "evidence": [list(explained) for explained in outcome.evidence],
-        "alarms": len(outcome.bodies("alarm")) if guard.enabled else None,
-        "doubts": len(outcome.bodies("gradient_doubted")) if guard.enabled else None,
-        "drifts": len(outcome.bodies("drift")) if guard.enabled else None,
-        "audited_messages": _audited_messages(outcome) if guard.enabled else None,
+        "alarms": len(outcome.bodies_of("alarm")) if guard.is_enabled else None,
+        "doubts": len(outcome.bodies_of("gradient_doubted")) if guard.is_enabled else None,
+        "drifts": len(outcome.bodies_of("drift")) if guard.is_enabled else None,
+        "audited_messages": _audited_messages(outcome) if guard.is_enabled else None,
         "compared_by_distance": None if outcome.differences is None else outcome.differences.unequal,
         "largest_distance": None if outcome.differences is None else outcome.differences.largest,
         "loss_distance": _loss_distance(outcome, clean),
@@ -209,7 +209,7 @@ def _audited_messages(outcome: CompanyResult) -> int:
 
     An audit recomputes a microbatch both ways; one that the screen asked for recomputes the withheld message.
     """
-    return 2 * outcome.num_audits - len(outcome.bodies("screen_hit"))
+    return 2 * outcome.num_audits - len(outcome.bodies_of("screen_hit"))
 
 
 def _is_bit_identical(outcome: CompanyResult, clean: CleanRun) -> bool | None:
@@ -220,7 +220,9 @@ def _is_bit_identical(outcome: CompanyResult, clean: CleanRun) -> bool | None:
 def _loss_distance(outcome: CompanyResult, clean: CleanRun) -> float | None:
     """Largest difference of the loss in any step that was not undone; None when there is no such step."""
     undone = {
-        step for body in outcome.bodies("rolled_back") for step in range(int(str(body["to"])), int(str(body["step"])))
+        step
+        for body in outcome.bodies_of("rolled_back")
+        for step in range(int(str(body["to"])), int(str(body["step"])))
     }
     pairs = zip(outcome.losses, clean.losses, strict=False)
     return max((abs(a - b) for step, (a, b) in enumerate(pairs) if step not in undone), default=None)
@@ -230,11 +232,11 @@ def _besides_run(cell: DetectionCell) -> list[object]:
     return [cell.guard, cell.steps, [asdict(path) for path in cell.paths]]
 
 
-def _tell(place: str, cell: DetectionCell, row: Row) -> None:
-    print_progress(f"{place}: {_in_words(row)}, {row['wall_s']:.0f} s")
+def _print_cell(place: str, cell: DetectionCell, row: Row) -> None:
+    print_progress(f"{place}: {_describe_row(row)}, {row['wall_s']:.0f} s")
 
 
-def _in_words(row: Row) -> str:
+def _describe_row(row: Row) -> str:
     place = (
         f"{row['attack']} {row['direction'] or ''} at {row['stages']} of {row['K']}, rate {row['rate']}, {row['guard']}"
     )

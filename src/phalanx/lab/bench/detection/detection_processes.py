@@ -6,18 +6,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.data import BpeConfig, DataConfig, PythonManualConfig
 from phalanx.errors import PhalanxError
 from phalanx.lab.bench.detection.cell import DetectionCell
-from phalanx.lab.bench.detection.cells import cells
+from phalanx.lab.bench.detection.cells import detection_cells
 from phalanx.lab.bench.detection.detection import PROTOCOL
 from phalanx.lab.bench.detection.drill_plan import DrillRun
-from phalanx.lab.bench.detection.drills import Train, row_of, train_quietly
+from phalanx.lab.bench.detection.drills import Train, drill_row, train_quietly
 from phalanx.lab.bench.detection.simulated_run import lying_early
 from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
-from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
+from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep_cells
 from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig
 from phalanx.train import PipelineRun
 
@@ -39,11 +39,11 @@ def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[
     code, drawn = code_version(), draw_cells(_SIZE["quick" if quick else "full"])
     finished: RowFile[DetectionCell] = RowFile(
         cache_directory() / "bench" / "detection-processes.jsonl",
-        lambda cell: [PROTOCOL, code, digest(in_processes(cell))],
+        lambda cell: [PROTOCOL, code, digest_config(process_run_of(cell))],
     )
     with scratch_directory() as directory:
-        company = Companies(directory, train_quietly)
-        rows = list(sweep(drawn, finished, None if only_finished else company.row, _tell))
+        company = ProcessCompanies(directory, train_quietly)
+        rows = list(sweep_cells(drawn, finished, None if only_finished else company.train_cell, _print_company))
     return {
         **bench_head("detection-processes", load, quick=quick, commit=code),
         "wall_s": time.monotonic() - started,
@@ -57,7 +57,7 @@ def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[
 def draw_cells(size: int) -> list[DetectionCell]:
     """Cells of `bench detection` with a preset and an attacker, drawn without putting back, as many of each preset."""
     draw = random.Random(SEED)  # noqa: S311 - a sample, no secret
-    attacked = [cell for cell in cells(quick=False) if cell.run.attack.kind != "none"]
+    attacked = [cell for cell in detection_cells(quick=False) if cell.run.attack.kind != "none"]
     drawn_cells: list[DetectionCell] = []
     for preset in PRESETS:
         choice = [cell for cell in attacked if cell.guard == preset]
@@ -65,7 +65,7 @@ def draw_cells(size: int) -> list[DetectionCell]:
     return drawn_cells
 
 
-def in_processes(cell: DetectionCell) -> PipelineRun:
+def process_run_of(cell: DetectionCell) -> PipelineRun:
     """The run of a cell on real text, with as many steps as it may take, but at most 96."""
     run, steps = cell.run, min(cell.steps, _MAX_STEPS)
     architecture = {**(run.model.architecture or {}), "vocab_size": _VOCABULARY}
@@ -87,7 +87,7 @@ def in_processes(cell: DetectionCell) -> PipelineRun:
     )
 
 
-class Companies:
+class ProcessCompanies:
     """A runner of companies in processes; it trains the undisturbed run once for each layout and number of steps."""
 
     def __init__(self, directory: Path, trainer: Train) -> None:
@@ -95,11 +95,11 @@ class Companies:
         self._trainer = trainer
         self._clean: dict[str, dict[str, Any]] = {}
 
-    def row(self, cell: DetectionCell) -> Row:
+    def train_cell(self, cell: DetectionCell) -> Row:
         """Train a company and compare it with the undisturbed run."""
-        run, started = in_processes(cell), time.perf_counter()
+        run, started = process_run_of(cell), time.perf_counter()
         undisturbed = run.model_copy(update={"guard": GuardConfig(mode="off"), "attack": AttackConfig()})
-        name = digest(undisturbed)
+        name = digest_config(undisturbed)
         if name not in self._clean:
             self._clean[name] = self._trainer(undisturbed, self._directory / name)
         directory = Path(tempfile.mkdtemp(dir=self._directory)) / "run"
@@ -108,7 +108,7 @@ class Companies:
         except PhalanxError as exc:
             summary = {"error": f"{type(exc).__name__}: {exc}"}
         liars = {f"worker-{stage}": run.attack for stage in run.attack.stages}
-        row = {"attack": run.attack.kind, **row_of(DrillRun(run, liars), summary, self._clean[name])}
+        row = {"attack": run.attack.kind, **drill_row(DrillRun(run, liars), summary, self._clean[name])}
         return {
             "preset": cell.guard,
             "K": run.pipeline.stages,
@@ -124,7 +124,7 @@ class Companies:
         }
 
 
-def _tell(which: str, cell: DetectionCell, row: Row) -> None:
+def _print_company(which: str, cell: DetectionCell, row: Row) -> None:
     print_progress(
         f"{which}: {row['attack']} K={row['K']} {row['preset']}: blamed {row['blamed']} lost {row['lost']}, "
         f"bits of the undisturbed run: {row['bit_identical']}"

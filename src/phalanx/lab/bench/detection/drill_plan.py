@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.config import dump_toml, is_own, open_own_code, parse_override, pinned
+from phalanx.config import dump_toml, is_own, open_own_code, parse_override, pin_reference
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks import AttackPlan, check_attack, load_attack, make_attack
 from phalanx.pipeline import AttackConfig
@@ -57,7 +57,7 @@ class DrillRun:
         attacks = [make_attack(attacker, party, None) for party, attacker in self.liars.items()]
         return [step for step in range(self.run.train.steps) if any(attack.lies_in(step) for attack in attacks)]
 
-    def instructions(self) -> str:
+    def start_instructions(self) -> str:
         """How the workers are to be started, where they are remote."""
         if not self.liars:
             return f"start every worker of the run {_HONEST}; nobody attacks"
@@ -91,43 +91,47 @@ def drill_scenes(run_file: RunConfig, drill: Drill) -> dict[str, DrillRun]:
     }
     runs = {}
     # parsed again, so that what is said about stages and steps is checked for each
-    for name, attack in {"none": AttackConfig(), **attacks_of(run, drill)}.items():
+    for name, attack in {"none": AttackConfig(), **drill_attacks(run, drill)}.items():
         if run.pipeline.remote_workers:
             _check_places(run, attack)
-            runs[name] = DrillRun(_checked(run, {**short, "attack": None}), _liars(run, attack), is_remote=True)
+            runs[name] = DrillRun(
+                _with_checked_sections(run, {**short, "attack": None}), _attacking_parties(run, attack), is_remote=True
+            )
         else:
-            runs[name] = DrillRun(_checked(run, {**short, "attack": attack}), _liars(run, attack))
+            runs[name] = DrillRun(
+                _with_checked_sections(run, {**short, "attack": attack}), _attacking_parties(run, attack)
+            )
     return runs
 
 
-def attacks_of(run: StagedRun, drill: Drill) -> dict[str, AttackConfig]:
+def drill_attacks(run: StagedRun, drill: Drill) -> dict[str, AttackConfig]:
     """Return the attacks that a drill plays, by their names in its table.
 
     Raises:
         ConfigError: An attack is unknown, lacks a value in the options and ``[attack]``, or never takes place.
     """
     load_attack(run.attack, run.home)
-    attacks = {kind: _of_kind(run, drill, kind) for kind in _kinds(run, drill)}
+    attacks = {kind: _of_kind(run, drill, kind) for kind in _drill_kinds(run, drill)}
     if run.attack.also and drill.kinds is None and not drill.together:
-        attacks = {_name(run.attack): _of_section(run, drill)}
+        attacks = {_attack_label(run.attack): _of_section(run, drill)}
     if drill.together:
-        attack = _beside([_parsed(run, drill, text) for text in drill.together])
-        attacks[_name(attack)] = attack
+        attack = _combine_attacks([_parse_attack(run, drill, text) for text in drill.together])
+        attacks[_attack_label(attack)] = attack
     if not attacks:
         raise ConfigError("attack: no attack is named; give --kinds, or remove it for the default ones")
     for name, attack in attacks.items():
-        if not attack.attackers:
+        if not attack.single_attacks:
             raise ConfigError(f"attack: {name!r} is no attack; see --list")
         check_attack(attack)
-        late = [attacker.from_step for attacker in attack.attackers if attacker.from_step >= drill.steps]
+        late = [attacker.from_step for attacker in attack.single_attacks if attacker.from_step >= drill.steps]
         if late:
             raise ConfigError(f"attack: {drill.steps} steps, and nobody lies before step {late[0]}; raise --steps")
     return attacks
 
 
-def _kinds(run: StagedRun, drill: Drill) -> Sequence[str]:
+def _drill_kinds(run: StagedRun, drill: Drill) -> Sequence[str]:
     if drill.kinds is not None:
-        kinds = [pinned(kind, run.home) if is_own(kind) else kind for kind in drill.kinds]
+        kinds = [pin_reference(kind, run.home) if is_own(kind) else kind for kind in drill.kinds]
         for kind in filter(is_own, kinds):
             open_own_code(kind, run.home)
         return kinds
@@ -136,7 +140,7 @@ def _kinds(run: StagedRun, drill: Drill) -> Sequence[str]:
     return DEFAULT_KINDS if run.attack.kind == "none" else (run.attack.kind,)
 
 
-def _section(run: StagedRun, drill: Drill) -> dict[str, Any]:
+def _drilled_section(run: StagedRun, drill: Drill) -> dict[str, Any]:
     """Return the ``[attack]`` section with the options applied; keys without a value are left out."""
     settings = {key: getattr(run.attack, key) for key in run.attack.model_fields_set - {"kind", "also"}}
     options = {"from_step": drill.from_step, "rate": drill.rate, "stages": drill.stages and tuple(drill.stages)}
@@ -149,8 +153,8 @@ def _section(run: StagedRun, drill: Drill) -> dict[str, Any]:
 
 def _of_kind(run: StagedRun, drill: Drill, kind: str) -> AttackConfig:
     """Make an attack of one run; it gets two stages where it needs two and no option names any."""
-    section = _section(run, drill)
-    attack = _made({**section, "kind": kind})
+    section = _drilled_section(run, drill)
+    attack = _make_attack_config({**section, "kind": kind})
     if "stages" not in section:
         try:
             check_attack(attack)
@@ -165,10 +169,15 @@ def _of_section(run: StagedRun, drill: Drill) -> AttackConfig:
         raise ConfigError("attack: --stages is for one kind of attack, and the run file has several; remove it")
     changed = {"from_step": drill.from_step, "rate": drill.rate}
     changes = {key: value for key, value in changed.items() if value is not None}
-    return _beside([_made({**attacker.model_dump(exclude={"also"}), **changes}) for attacker in run.attack.attackers])
+    return _combine_attacks(
+        [
+            _make_attack_config({**attacker.model_dump(exclude={"also"}), **changes})
+            for attacker in run.attack.single_attacks
+        ]
+    )
 
 
-def _parsed(run: StagedRun, drill: Drill, text: str) -> AttackConfig:
+def _parse_attack(run: StagedRun, drill: Drill, text: str) -> AttackConfig:
     """Read ``KIND:KEY=VALUE:...``."""
     kind, *settings = text.split(":")
     section_keys = {}
@@ -176,17 +185,19 @@ def _parsed(run: StagedRun, drill: Drill, text: str) -> AttackConfig:
         keys, value = parse_override(setting)
         section_keys[".".join(keys)] = tuple(value) if isinstance(value, list) else value
     # seed and the like are for all attackers, a place is for one alone
-    section = {key: value for key, value in _section(run, drill).items() if key in ("from_step", "rate", "seed")}
-    return _made({**section, **section_keys, "kind": kind})
+    section = {
+        key: value for key, value in _drilled_section(run, drill).items() if key in ("from_step", "rate", "seed")
+    }
+    return _make_attack_config({**section, **section_keys, "kind": kind})
 
 
-def _beside(attacks: Sequence[AttackConfig]) -> AttackConfig:
+def _combine_attacks(attacks: Sequence[AttackConfig]) -> AttackConfig:
     """Attackers of one run."""
     first, *others = attacks
-    return _made({**first.model_dump(exclude={"also"}), "also": tuple(others)})
+    return _make_attack_config({**first.model_dump(exclude={"also"}), "also": tuple(others)})
 
 
-def _made(settings: Mapping[str, Any]) -> AttackConfig:
+def _make_attack_config(settings: Mapping[str, Any]) -> AttackConfig:
     try:
         return AttackConfig(**settings)
     except ValueError as exc:
@@ -199,7 +210,7 @@ def _with_stages(run: RunConfig) -> StagedRun:
     raise ConfigError(f"attack: the run file does not allow it: {section_fault(run.engine, ('attack',))}")
 
 
-def _checked(run: StagedRun, update: Mapping[str, Any]) -> StagedRun:
+def _with_checked_sections(run: StagedRun, update: Mapping[str, Any]) -> StagedRun:
     try:
         return run.with_sections(update)
     except ValueError as exc:
@@ -208,16 +219,16 @@ def _checked(run: StagedRun, update: Mapping[str, Any]) -> StagedRun:
 
 def _check_places(run: StagedRun, attack: AttackConfig) -> None:
     middle = range(1, run.pipeline.stages - 1)
-    stray = [stage for attacker in attack.attackers for stage in attacker.stages if stage not in middle]
+    stray = [stage for attacker in attack.single_attacks for stage in attacker.stages if stage not in middle]
     if stray:
         raise ConfigError(f"attack: stages {stray}: only the middle stages {list(middle)} are in other hands")
 
 
-def _liars(run: StagedRun, attack: AttackConfig) -> dict[str, AttackConfig]:
+def _attacking_parties(run: StagedRun, attack: AttackConfig) -> dict[str, AttackConfig]:
     """Return the parties that serve the attacked stages at first, each with its attack."""
-    holders = first_assignment(run.pipeline.stages, run.pipeline.workers, guarded=False).holders
+    holders = first_assignment(run.pipeline.stages, run.pipeline.worker_names, guarded=False).holders
     attack_of_party: dict[str, AttackConfig] = {}
-    for attacker in attack.attackers:
+    for attacker in attack.single_attacks:
         for party in {holders[stage] for stage in attacker.stages}:
             if party in attack_of_party:
                 raise ConfigError(f"attack: {party} would lie in two ways; attack one of its stages")
@@ -231,5 +242,5 @@ def _first_line(exc: ValueError) -> str:
     return " ".join(lines[1:3]) if len(lines) > 2 else str(exc)
 
 
-def _name(attack: AttackConfig) -> str:
-    return "+".join(f"{attacker.kind}@{','.join(map(str, attacker.stages))}" for attacker in attack.attackers)
+def _attack_label(attack: AttackConfig) -> str:
+    return "+".join(f"{attacker.kind}@{','.join(map(str, attacker.stages))}" for attacker in attack.single_attacks)

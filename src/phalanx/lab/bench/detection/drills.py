@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import PhalanxError
 from phalanx.lab.attacks import ATTACKS, attackers_of
 from phalanx.lab.bench.detection.drill_plan import Drill, DrillRun, drill_scenes
@@ -56,20 +56,20 @@ def run_drill(
     with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as temporary:
         home = directory or Path(temporary)
         summaries = {
-            name: _train(name, drill_scene, home / name, trainer or train_quietly)
+            name: _train_scene(name, drill_scene, home / name, trainer or train_quietly)
             for name, drill_scene in scenes.items()
         }
     clean = summaries["none"]
-    rows = [{"attack": name, **row_of(scenes[name], summary, clean)} for name, summary in summaries.items()]
+    rows = [{"attack": name, **drill_row(scenes[name], summary, clean)} for name, summary in summaries.items()]
     return {
-        "run": digest(run),
+        "run": digest_config(run),
         "steps": drill.steps,
-        "passed": all(map(has_held, rows)),
+        "passed": all(map(has_guard_held, rows)),
         "rows": rows,
     }
 
 
-def row_of(scene: DrillRun, summary: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
+def drill_row(scene: DrillRun, summary: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
     """Make one line of the table from two summaries, but for its name.
 
     Remote liars alone know their lies: their run is compared with their orders.
@@ -100,16 +100,16 @@ def row_of(scene: DrillRun, summary: dict[str, Any], clean: dict[str, Any]) -> d
     }
 
 
-def has_held(row: dict[str, Any]) -> bool:
+def has_guard_held(row: dict[str, Any]) -> bool:
     """Whether the run ended without an honest party blamed, and the attack took place and was found."""
     is_found = row["detected"] is True or row["attack"] == "none"
     return row["error"] is None and row["false_accusations"] == 0 and is_found
 
 
-def _train(kind: str, scene: DrillRun, directory: Path, trainer: Train) -> dict[str, Any]:
+def _train_scene(kind: str, scene: DrillRun, directory: Path, trainer: Train) -> dict[str, Any]:
     sys.stderr.write(f"attack: {kind}: {scene.run.train.steps} steps\n")
     if scene.is_remote:
-        sys.stderr.write(f"{scene.instructions()}\n")
+        sys.stderr.write(f"{scene.start_instructions()}\n")
     sys.stderr.flush()
     try:
         return trainer(scene.run, directory)
@@ -117,10 +117,10 @@ def _train(kind: str, scene: DrillRun, directory: Path, trainer: Train) -> dict[
         if kind == "none":
             raise
         # a run that breaks off still leaves behind what it had found
-        return _left_behind(directory) | {"error": f"{type(exc).__name__}: {exc}"}
+        return _read_summary(directory) | {"error": f"{type(exc).__name__}: {exc}"}
 
 
-def _left_behind(directory: Path) -> dict[str, Any]:
+def _read_summary(directory: Path) -> dict[str, Any]:
     summary = directory / "summary.json"
     content: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
     return content

@@ -37,11 +37,13 @@ def honest_cells(*, quick: bool) -> Iterator[DetectionCell]:
     """Yield every honest configuration; those with compiled paths only without `quick`."""
     for stages, paths in _ON_PATHS:
         if not (quick and COMPILED in paths):
-            yield on_paths(stages, paths, 8 if quick else 300)
-    yield from _on_one_path(8 if quick else 200)
+            yield cell_on_paths(stages, paths, 8 if quick else 300)
+    yield from _cells_on_one_path(8 if quick else 200)
 
 
-def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance: float | None = None) -> DetectionCell:
+def cell_on_paths(
+    stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance: float | None = None
+) -> DetectionCell:
     """Make a company with workers that compute on these paths in turn, every message audited.
 
     Args:
@@ -63,17 +65,17 @@ def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance:
     return DetectionCell(run, "q = 1", steps, paths)
 
 
-def _on_one_path(steps: int) -> Iterator[DetectionCell]:
+def _cells_on_one_path(steps: int) -> Iterator[DetectionCell]:
     for stages, schedule in product(range(3, 7), verifiable_schedules()):
         yield DetectionCell(small_run(stages, "watchful", schedule=schedule), "watchful", steps)
     for stages in (4, 6):
         full = GUARDS["watchful"].model_copy(update={"audit_rate": 1.0})
-        yield _guarded(stages, "q = 1", full, steps)
+        yield _guarded_cell(stages, "q = 1", full, steps)
         lockstep = full.model_copy(update={"shadow": "lockstep", "step_audit_rate": 0.0})
-        yield _guarded(stages, "lockstep", lockstep, steps)
+        yield _guarded_cell(stages, "lockstep", lockstep, steps)
         yield DetectionCell(small_run(stages, "watchful", adapter=LoraConfig(rank=4)), "watchful", steps)
         yield from (DetectionCell(small_run(stages, name), name, steps) for name in PRESETS)
 
 
-def _guarded(stages: int, name: str, guard: GuardConfig, steps: int) -> DetectionCell:
+def _guarded_cell(stages: int, name: str, guard: GuardConfig, steps: int) -> DetectionCell:
     return DetectionCell(small_run(stages, "watchful").model_copy(update={"guard": guard}), name, steps)

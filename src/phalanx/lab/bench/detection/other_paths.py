@@ -14,7 +14,7 @@ from phalanx.pipeline import StageCopy, StageRunner, WrapCopy, token_distance
 
 # threads, kernels and switches of a path belong to the whole process
 _ONE_AT_A_TIME = threading.RLock()
-_COMPUTATIONS = ("forward", "backward", "recompute")
+_COMPUTATIONS = ("forward", "backward", "recompute_microbatch")
 
 _Place = tuple[int, int, int, str]
 """A place of a message: stage, step, microbatch, direction."""
@@ -35,11 +35,11 @@ class HonestDistances:
     largest: float = 0.0
     _sent: dict[_Place, Tensor] = field(default_factory=dict)
 
-    def sent(self, place: _Place, tensor: Tensor) -> None:
+    def note_sent(self, place: _Place, tensor: Tensor) -> None:
         """Keep a message of a stage until its auditor has computed it too."""
         self._sent[place] = tensor
 
-    def recomputed(self, place: _Place, tensor: Tensor) -> None:
+    def compare_recomputed(self, place: _Place, tensor: Tensor) -> None:
         """Compare with the sent message."""
         sent = self._sent.pop(place, None)
         if sent is None:
@@ -49,7 +49,7 @@ class HonestDistances:
             self.unequal += 1
             self.largest = max(self.largest, token_distance(sent, tensor))
 
-    def forget(self, stage: int, before: int) -> None:
+    def drop_before(self, stage: int, before: int) -> None:
         """Drop messages of earlier steps, which no party will audit any more."""
         for place in [place for place in self._sent if place[0] == stage and place[1] < before]:
             del self._sent[place]
@@ -59,7 +59,7 @@ class PathRunner(StageRunner):
     """A runner that computes a stage on another numeric path of this machine, one party at a time."""
 
     def __init__(self, copy: StageCopy, path: NumericPath, seen: Callable[[_Place, Tensor], None]) -> None:
-        self._inner = path.runner(copy.plan, copy)
+        self._inner = path.make_runner(copy.plan, copy)
         self.module, self.spec = copy.module, copy.spec
         self.seed, self.device = self._inner.seed, self._inner.device
         self._path, self._seen = path, seen
@@ -79,45 +79,47 @@ class PathRunner(StageRunner):
                 self._seen((self.spec.index, step, microbatch, "backward"), x_gradient)
         return x_gradient
 
-    def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """As `StageRunner.recompute`, on this path."""
+    def recompute_microbatch(
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """As `StageRunner.recompute_microbatch`, on this path."""
         with self._on_path():
-            y, x_gradient = self._inner.recompute(step, microbatch, x, gradient)
+            y, x_gradient = self._inner.recompute_microbatch(step, microbatch, x, gradient)
             self._seen((self.spec.index, step, microbatch, "forward"), y)
             if x_gradient is not None:
                 self._seen((self.spec.index, step, microbatch, "backward"), x_gradient)
         return y, x_gradient
 
-    def gradients(self) -> dict[str, Tensor]:
-        """As `StageRunner.gradients`."""
-        return self._inner.gradients()
+    def take_gradients(self) -> dict[str, Tensor]:
+        """As `StageRunner.take_gradients`."""
+        return self._inner.take_gradients()
 
-    def abandon(self) -> None:
-        """As `StageRunner.abandon`."""
-        self._inner.abandon()
+    def abandon_step(self) -> None:
+        """As `StageRunner.abandon_step`."""
+        self._inner.abandon_step()
 
     @contextlib.contextmanager
     def _on_path(self) -> Iterator[None]:
-        with _ONE_AT_A_TIME, self._path.settings():
+        with _ONE_AT_A_TIME, self._path.switch_process():
             yield
 
 
-def on_path(path: NumericPath, differences: HonestDistances) -> WrapCopy:
-    """Return a wrapper that makes a worker compute all its copies on one path; for use inside `taking_turns`."""
+def wrap_on_path(path: NumericPath, differences: HonestDistances) -> WrapCopy:
+    """Return a wrapper that makes a worker compute all its copies on one path; for use inside `one_party_at_a_time`."""
 
     def wrap(copy: StageCopy, held: bool) -> StageCopy:
         def sent(place: _Place, tensor: Tensor) -> None:
-            differences.forget(place[0], place[1])
-            differences.sent(place, tensor)
+            differences.drop_before(place[0], place[1])
+            differences.note_sent(place, tensor)
 
-        copy.runner = PathRunner(copy, path, sent if held else differences.recomputed)
+        copy.runner = PathRunner(copy, path, sent if held else differences.compare_recomputed)
         return copy
 
     return wrap
 
 
 @contextlib.contextmanager
-def taking_turns() -> Iterator[None]:
+def one_party_at_a_time() -> Iterator[None]:
     """Let one party of this process, the owner's referee included, compute at a time, so that no path affects another.
 
     A referee that recomputed with the settings of another party's path would find other bits than an honest holder
@@ -125,7 +127,7 @@ def taking_turns() -> Iterator[None]:
     """
     plain = {name: getattr(StageRunner, name) for name in _COMPUTATIONS}
     for name, compute in plain.items():
-        setattr(StageRunner, name, _in_turn(compute))
+        setattr(StageRunner, name, _with_lock(compute))
     try:
         yield
     finally:
@@ -133,7 +135,7 @@ def taking_turns() -> Iterator[None]:
             setattr(StageRunner, name, compute)
 
 
-def _in_turn(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _with_lock(compute: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compute)
     def wait_and_compute(*args: Any, **kwargs: Any) -> Any:
         with _ONE_AT_A_TIME:

@@ -11,20 +11,20 @@ from statistics import median
 from typing import Any
 
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.alone.secure_sum import measure as measure_sum
+from phalanx.lab.bench.alone.secure_sum import measure_secure_sum as measure_sum
 from phalanx.lab.bench.federated.arm import ALONE
 from phalanx.lab.bench.federated.plan import (
     FederatedPlan,
     FederatedSpec,
     RoundsReport,
     RoundsRequest,
-    SiteLine,
-    run_of,
+    SiteReport,
+    make_federated_run,
     write_spec,
 )
 from phalanx.lab.bench.federated.private_step import private_rows
 from phalanx.lab.bench.measure.harness import LineProcess, print_progress, scratch_directory, start_peer
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.machine import load_average, result_context
 from phalanx.lab.bench.measure.process_clock import marked_cpu_seconds
 
 PEER_VARIABLE = "PHALANX_FL_PYTHON"
@@ -48,10 +48,10 @@ def bench_federated(quick: bool) -> dict[str, Any]:
     """
     quick_sizes = {"layers": 2, "turns": 2, "rounds": 1, "summed_values": 1_000_000, "private_steps": 4}
     plan = FederatedPlan.model_validate(quick_sizes if quick else {})
-    return measure(plan, os.environ.get(PEER_VARIABLE) or None) | {"quick": quick}
+    return measure_federated(plan, os.environ.get(PEER_VARIABLE) or None) | {"quick": quick}
 
 
-def measure(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
+def measure_federated(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
     """Let all arms take turns, then measure the single-process parts.
 
     Args:
@@ -68,7 +68,7 @@ def measure(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
     return {
         "name": "federated",
         "command": f"{PEER_VARIABLE}=PYTHON phalanx bench federated --json",
-        **taken_on([load, load_average()]),
+        **result_context([load, load_average()]),
         "plan": plan.model_dump(),
         "rows": rows,
         "secure_sum": {key: value for key, value in summed.items() if key != "mask_cpu_s_each"},
@@ -90,7 +90,7 @@ class RoundsArm:
     rounds: int
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
-    lines: list[list[SiteLine]] = field(default_factory=list)
+    lines: list[list[SiteReport]] = field(default_factory=list)
 
     def training_s(self) -> list[float]:
         """For each measured turn, the time of the slowest site of each round."""
@@ -100,7 +100,7 @@ class RoundsArm:
             for turn, of_turn in zip(self.lines[1:], numbers, strict=True)
         ]
 
-    def losses(self) -> dict[int, float]:
+    def losses_by_round(self) -> dict[int, float]:
         """Mean loss of the sites, by round."""
         losses_of_round: dict[int, list[float]] = {}
         for report in (report for turn in self.lines for report in turn):
@@ -118,7 +118,7 @@ class _RunningArm:
         self._mark = f"PHALANX_BENCH_ARM={secrets.token_hex(8)}"
         directory = Path(shared.directory) / name.replace(",", "").replace(" ", "-")
         directory.mkdir()
-        changes = {"directory": str(directory), "run": run_of(plan, secure=name == SECURE)}
+        changes = {"directory": str(directory), "run": make_federated_run(plan, secure=name == SECURE)}
         path, log = directory / "spec.json", directory / "log"
         path.write_text(shared.model_copy(update=changes).model_dump_json(), encoding="utf-8")
         key, _, value = self._mark.partition("=")
@@ -129,7 +129,9 @@ class _RunningArm:
         else:
             process = LineProcess(name, ("phalanx.lab.bench.federated.arm", str(path), name), environment, log)
         self._process = stack.enter_context(process)
-        self.measured = RoundsArm(name, RoundsReport.model_validate_json(process.answer()).version or "", plan.rounds)
+        self.measured = RoundsArm(
+            name, RoundsReport.model_validate_json(process.read_text()).version or "", plan.rounds
+        )
 
     def take_turn(self) -> None:
         """Let it run some rounds; the first turn is not measured."""
@@ -168,10 +170,10 @@ def _measure_rounds(plan: FederatedPlan, python: str | None, cache: Path, direct
             for name in list(arms) if turn % 2 else reversed(list(arms)):
                 attempt(name, turn)
             print_progress(f"turn {turn + 1} of {plan.turns + 1}")
-        return rows_of({name: arm.measured for name, arm in arms.items()}, reasons)
+        return federated_rows({name: arm.measured for name, arm in arms.items()}, reasons)
 
 
-def rows_of(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) -> list[dict[str, Any]]:
+def federated_rows(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) -> list[dict[str, Any]]:
     """One row an arm, a round; medians over turns, within which all arms had the machine in its state.
 
     Args:
@@ -180,7 +182,7 @@ def rows_of(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) -> list[d
     Raises:
         TrainingError: Losses differ.
     """
-    expected, alone = arms[OURS].losses(), arms[ALONE]
+    expected, alone = arms[OURS].losses_by_round(), arms[ALONE]
     rows = []
     for name in NAMES:
         row: dict[str, Any] = {"arm": name, "version": None}
@@ -196,7 +198,7 @@ def rows_of(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) -> list[d
         row["wall_s"], row["cpu_s"] = median(arm.wall_s) / rounds, median(arm.cpu_s) / rounds
         if name == ALONE:
             continue
-        trained, losses = arm.training_s(), arm.losses()
+        trained, losses = arm.training_s(), arm.losses_by_round()
         differences = [abs(losses[number] - expected[number]) for number in expected]
         if max(differences) > _SAME_LOSS:
             raise TrainingError(f"bench federated: {name} learns something else: losses differ by {max(differences)}")

@@ -15,7 +15,7 @@ from phalanx.federated.config import FederatedConfig
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.optimizers import OptimizerConfig
 from phalanx.train import FederatedRun, TrainConfig
-from phalanx.train.batches.site_data import SharedTexts, whole_model
+from phalanx.train.batches.site_data import SharedTexts, load_whole_model
 
 SITES = ("north", "south", "east")
 TARGETS = ("q_proj", "v_proj")
@@ -86,7 +86,7 @@ class RoundsRequest(StrictModel):
     rounds: int
 
 
-class SiteLine(StrictModel):
+class SiteReport(StrictModel):
     """One line of a site: its model was loaded, or it has trained a round."""
 
     load: int = 0
@@ -101,10 +101,10 @@ class RoundsReport(StrictModel):
     """What sites have said since the last one; the first line of a process has its version instead."""
 
     version: str | None = None
-    sites: dict[str, tuple[SiteLine, ...]] = Field(default_factory=dict)
+    sites: dict[str, tuple[SiteReport, ...]] = Field(default_factory=dict)
 
 
-def run_of(plan: FederatedPlan, *, secure: bool) -> FederatedRun:
+def make_federated_run(plan: FederatedPlan, *, secure: bool) -> FederatedRun:
     """Return the run of this package's arms."""
     return FederatedRun(
         model=ModelConfig(name="smollm2-135m", layers=plan.layers, adapter=LoraConfig(rank=plan.rank, targets=TARGETS)),
@@ -117,13 +117,13 @@ def run_of(plan: FederatedPlan, *, secure: bool) -> FederatedRun:
 
 def write_spec(plan: FederatedPlan, cache: Path, directory: Path) -> FederatedSpec:
     """Write weights and rows for all arms, and return their specification."""
-    run = run_of(plan, secure=False)
+    run = make_federated_run(plan, secure=False)
     source = open_model(run.model, cache / "models", run.train.seed)
     texts = SharedTexts(run, source, cache / "data", lambda phase, count: None)
-    save_file(whole_model(run, source, 0).weights(), directory / "start.safetensors")
+    save_file(load_whole_model(run, source, 0).copy_weights(), directory / "start.safetensors")
     rows: dict[str, Any] = {}
     for site in run.federated.sites:
-        data, size = texts.of(site), plan.batch_size
+        data, size = texts.share_of(site), plan.batch_size
         batches = [
             batch
             for round_index in range(plan.total_rounds)

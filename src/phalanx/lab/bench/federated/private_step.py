@@ -10,15 +10,15 @@ from typing import Any
 import torch
 
 from phalanx.errors import ConfigError
-from phalanx.lab.bench.federated.plan import FederatedPlan, run_of
+from phalanx.lab.bench.federated.plan import FederatedPlan, make_federated_run
 from phalanx.models import LoraConfig, ModelSource, open_model
-from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, join_ranks
 from phalanx.parallel.control.rank_trainer import RankRecipe
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.parallel.privacy.trainer import PrivateRankTrainer
 from phalanx.security.privacy import PrivacyConfig
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
 NO_PRIVACY, WAYS = "none", ("none", "hooks", "ghost")
 _NOISE, _WARM_UP = 1.0, 2
@@ -26,8 +26,8 @@ _NOISE, _WARM_UP = 1.0, 2
 
 def private_rows(plan: FederatedPlan, cache: Path, directory: Path) -> list[dict[str, Any]]:
     """Return a row a way; null with the reason where Opacus is not there."""
-    with deterministic(1), _alone(directory) as rank:
-        source = open_model(run_of(plan, secure=False).model, cache / "models", 1)
+    with deterministic_kernels(1), _lone_rank(directory) as rank:
+        source = open_model(make_federated_run(plan, secure=False).model, cache / "models", 1)
         draw = torch.Generator().manual_seed(3)
         rows = torch.randint(0, source.vocab_size, (plan.private_rows, plan.length + 1), generator=draw)
         ids, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
@@ -35,7 +35,7 @@ def private_rows(plan: FederatedPlan, cache: Path, directory: Path) -> list[dict
         reasons: dict[str, str] = {}
         for way in WAYS:
             try:
-                trainer = _trainer(plan, way, source, rank)
+                trainer = _open_trainer(plan, way, source, rank)
             except ConfigError as exc:
                 reasons[way] = str(exc)
                 continue
@@ -72,8 +72,8 @@ def _take_turns(trainers: dict[str, Callable[[int], object]], steps: int) -> dic
     return cpu_s
 
 
-def _trainer(plan: FederatedPlan, way: str, source: ModelSource, rank: RankEnv) -> RankTrainer:
-    run = run_of(plan, secure=False)
+def _open_trainer(plan: FederatedPlan, way: str, source: ModelSource, rank: RankEnv) -> RankTrainer:
+    run = make_federated_run(plan, secure=False)
     adapter = run.model.adapter
     if not isinstance(adapter, LoraConfig):
         raise TypeError("the bench trains LoRA")
@@ -97,7 +97,7 @@ def _trainer(plan: FederatedPlan, way: str, source: ModelSource, rank: RankEnv) 
 
 
 @contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[RankEnv]:
+def _lone_rank(directory: Path) -> Iterator[RankEnv]:
     place = RankEnv(0, 1, 0, 1, directory / "rendezvous")
-    with join(place, own_device("cpu", place), "00"):
+    with join_ranks(place, own_device("cpu", place), "00"):
         yield RankEnv(0, 1, 0, 1)

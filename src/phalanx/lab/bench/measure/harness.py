@@ -16,12 +16,12 @@ from phalanx.child import PythonProcess, die_with_parent
 from phalanx.closing import Closeable
 from phalanx.config import StrictModel
 from phalanx.errors import ConfigError, TrainingError
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.machine import load_average, result_context
 from phalanx.models import ModelSource
 from phalanx.pipeline import PipelineEngine
 from phalanx.train import PipelineRun
 from phalanx.train.records.run_directory import RunDirectory
-from phalanx.train.sessions.cluster import company
+from phalanx.train.sessions.cluster import open_company
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 
@@ -51,11 +51,11 @@ class LineProcess(Closeable):
         self._process = PythonProcess(command, environment, log, piped=True, program=program)
 
     @property
-    def pid(self) -> int:
+    def process_id(self) -> int:
         """Its process id."""
         return self._process.pid
 
-    def tell(self, line: str) -> None:
+    def send_text(self, line: str) -> None:
         """Send it a line.
 
         Raises:
@@ -67,9 +67,9 @@ class LineProcess(Closeable):
                 stdin.write(line + "\n")
                 stdin.flush()
         except BrokenPipeError as exc:
-            raise self._failure() from exc
+            raise self._make_failure() from exc
 
-    def answer(self) -> str:
+    def read_text(self) -> str:
         """Wait for its next line.
 
         Raises:
@@ -78,7 +78,7 @@ class LineProcess(Closeable):
         stdout = self._process.popen.stdout
         reply = "" if stdout is None else stdout.readline()
         if not reply:
-            raise self._failure()
+            raise self._make_failure()
         return reply
 
     def ask(self, order: StrictModel, kind: type[Message]) -> Message:
@@ -87,8 +87,8 @@ class LineProcess(Closeable):
         Raises:
             TrainingError: It has ended.
         """
-        self.tell(order.model_dump_json())
-        return kind.model_validate_json(self.answer())
+        self.send_text(order.model_dump_json())
+        return kind.model_validate_json(self.read_text())
 
     def close(self) -> None:
         """Let it end by itself, or end it."""
@@ -97,11 +97,11 @@ class LineProcess(Closeable):
         with contextlib.suppress(BrokenPipeError):
             if stdin is not None:
                 stdin.close()
-        self._process.end(_SECONDS_TO_END)
+        self._process.end_or_kill(_SECONDS_TO_END)
         if stdout is not None:
             stdout.close()
 
-    def _failure(self) -> TrainingError:
+    def _make_failure(self) -> TrainingError:
         return TrainingError(f"bench: {self._name} ended: {self._process.last_output()}")
 
 
@@ -158,8 +158,8 @@ def open_engine(
     """Start a run's engine with its worker processes, at step 0."""
     home, plan = RunDirectory(directory, run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)
-    with company(run, home, plan, library, lambda kind, body: None) as engine:
-        engine.start(0, library.digests() if run.guard.enabled else {})
+    with open_company(run, home, plan, library, lambda kind, body: None) as engine:
+        engine.start_parties(0, library.stage_digests() if run.guard.is_enabled else {})
         yield engine, home
 
 
@@ -201,7 +201,7 @@ def run_program(
     """Measure, and write one JSON object with name, command, machine, commit, load and what was measured."""
     options, load = parser.parse_args(), load_average()
     figures = measure(options)
-    result = {"name": name, "command": _command(options), **taken_on([load, load_average()]), **figures}
+    result = {"name": name, "command": _command(options), **result_context([load, load_average()]), **figures}
     options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -21,10 +21,10 @@ def bench_head(name: str, load: float | None, *, quick: bool, commit: str | None
         commit: At the beginning, where a bench is so long that the sources may have changed; now when left out.
     """
     command = f"phalanx bench {name} --json{' --quick' if quick else ''}"
-    return {"name": name, "quick": quick, "command": command, **taken_on(load, commit)}
+    return {"name": name, "quick": quick, "command": command, **result_context(load, commit)}
 
 
-def taken_on(load: object, commit: str | None = None) -> dict[str, Any]:
+def result_context(load: object, commit: str | None = None) -> dict[str, Any]:
     """Return machine, commit and load of a result."""
     return {"machine": describe_machine(), "commit": commit or current_commit(), "load": load}
 

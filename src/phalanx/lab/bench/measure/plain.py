@@ -13,7 +13,7 @@ from phalanx.data import Batch
 from phalanx.engine import StepInputs
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import ModelSource, open_model
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.train import step_inputs
 
@@ -37,7 +37,7 @@ class PlainTrainer:
             groups, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True
         )
 
-    def step(self, step: int, inputs: StepInputs) -> float:
+    def train_step(self, step: int, inputs: StepInputs) -> float:
         """Make one optimizer step.
 
         Returns:
@@ -46,17 +46,17 @@ class PlainTrainer:
         loss = 0.0
         for ids, labels in zip(inputs.ids, inputs.labels, strict=True):
             logits = self._model(input_ids=ids, use_cache=False).logits
-            total, _ = causal_lm(logits, labels)
+            total, _ = causal_lm_loss(logits, labels)
             torch.autograd.backward(total / inputs.num_targets)
             loss += float(total.detach())
-        self._clip(self._model.parameters())
+        self._clip_gradients(self._model.parameters())
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._config, step, self._total_steps)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return loss / inputs.num_targets
 
-    def _clip(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+    def _clip_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         if self._config.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self._config.clip_norm)
 
@@ -71,7 +71,7 @@ def training_rate(steps: int) -> float:
         inputs = step_inputs(Batch(ids, ids, tuple(range(len(ids)))), run.train.microbatches)
         for step in range(steps + 1):
             began = time.process_time()
-            trainer.step(step, inputs)
+            trainer.train_step(step, inputs)
             times.append(time.process_time() - began)
     # the first step also allocates
     return ids.numel() / statistics.median(times[1:])

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.measure.resident import resident
+from phalanx.lab.bench.measure.resident import read_resident
 from phalanx.pipeline.processes.fork_server import PROCESS_NAME
 
 _QUIET_WINDOW_S = 0.03
@@ -50,7 +50,7 @@ def peak_memory_bytes(pids: Iterable[int]) -> int:
     Raises:
         TrainingError: One of them has ended, or this system does not tell.
     """
-    return sum(resident(pid).peak for pid in pids)
+    return sum(read_resident(pid).peak for pid in pids)
 
 
 def process_tree(root: int) -> list[int]:

@@ -20,7 +20,7 @@ class Resident:
 
     Attributes:
         files: Now; code and files that are mapped.
-        peak: The most of both together since `forget_peak`.
+        peak: The most of both together since `reset_peak`.
     """
 
     anonymous: int
@@ -39,7 +39,7 @@ def give_back_freed_memory() -> None:
             mallopt(name, _OWN_MAPPING_BYTES)
 
 
-def forget_peak(pid: int | None = None) -> None:
+def reset_peak(pid: int | None = None) -> None:
     """Begin the peak of this process or of another one of the same user anew.
 
     Raises:
@@ -51,7 +51,7 @@ def forget_peak(pid: int | None = None) -> None:
         raise TrainingError(f"bench: this system does not measure a peak of memory anew ({exc.strerror})") from exc
 
 
-def resident(pid: int | None = None) -> Resident:
+def read_resident(pid: int | None = None) -> Resident:
     """Return the memory of this process, or of another one.
 
     Raises:
@@ -75,7 +75,7 @@ def added_at_peak(before: Resident, pid: int | None = None) -> int:
 
     Files are only ever added while a process works, so the current files count for the peak.
     """
-    now = resident(pid)
+    now = read_resident(pid)
     return max(0, now.peak - now.files - before.anonymous)
 
 
@@ -95,7 +95,7 @@ class ThreadSample:
     taken_s: float | None
 
     @classmethod
-    def now(cls) -> "ThreadSample":
+    def sample_thread(cls) -> "ThreadSample":
         """This moment of the calling thread."""
         try:
             on_core, queued, *_ = _FILE.read_text(encoding="ascii").split()

@@ -33,20 +33,20 @@ class RowFile(Generic[Cell]):
         self.path = path
         self._deciding = deciding
         self._holds = holds
-        self._rows = {str(row["key"]): row for row in self._read()}
+        self._rows = {str(row["key"]): row for row in self._read_rows()}
 
-    def find(self, cell: Cell) -> Row | None:
+    def find_row(self, cell: Cell) -> Row | None:
         """The row of a cell, None where it is not finished, or something that decides it was otherwise then."""
-        row = self._rows.get(self.key(cell))
+        row = self._rows.get(self.cell_key(cell))
         return row if row is not None and self._holds(cell, row) else None
 
-    def add(self, cell: Cell, row: Row) -> Row:
+    def append_row(self, cell: Cell, row: Row) -> Row:
         """Append a row; it is on disk when this returns.
 
         Raises:
             DataError: The file cannot be written.
         """
-        stored_row = {"key": self.key(cell), **row}
+        stored_row = {"key": self.cell_key(cell), **row}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._drop_broken_line()
@@ -59,13 +59,13 @@ class RowFile(Generic[Cell]):
         self._rows[stored_row["key"]] = stored_row
         return stored_row
 
-    def key(self, cell: Cell) -> str:
+    def cell_key(self, cell: Cell) -> str:
         """Digest of the cell and of everything else that decides its figures."""
         versions = [importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")]
         parts = [*self._deciding(cell), versions, platform.python_version()]
         return hashlib.sha256(canonical_json(parts)).hexdigest()
 
-    def _read(self) -> Iterator[Row]:
+    def _read_rows(self) -> Iterator[Row]:
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         except FileNotFoundError:
@@ -92,7 +92,7 @@ class RowFile(Generic[Cell]):
                 file.truncate(content.rfind(b"\n") + 1)
 
 
-def sweep(
+def sweep_cells(
     cells: Iterable[Cell],
     rows: RowFile[Cell],
     make: Callable[[Cell], Row] | None,
@@ -106,9 +106,9 @@ def sweep(
     """
     cell_list = list(cells)
     for number, cell in enumerate(cell_list, start=1):
-        row = rows.find(cell)
+        row = rows.find_row(cell)
         if row is None and make is not None:
-            row = rows.add(cell, make(cell))
+            row = rows.append_row(cell, make(cell))
             tell(f"{number} of {len(cell_list)}", cell, row)
         if row is not None:
             yield row

@@ -61,43 +61,43 @@ def measure_reading(plan: ReadingPlan | None = None) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for leaf_bytes in plan.leaf_bytes:
-            for reading, read in _readers(Path(name) / str(leaf_bytes), ids, leaf_bytes):
+            for reading, read in _open_readers(Path(name) / str(leaf_bytes), ids, leaf_bytes):
                 for epoch in range(plan.epochs):
                     rows.append(
                         {"reading": reading, "leaf_kib": leaf_bytes // 1024, "epoch": epoch + 1}
-                        | _epoch(read, order, plan.window, leaf_bytes)
+                        | _read_epoch(read, order, plan.window, leaf_bytes)
                     )
     return rows
 
 
-def _readers(home: Path, ids: NDArray[Any], leaf_bytes: int) -> Iterator[tuple[str, Read]]:
+def _open_readers(home: Path, ids: NDArray[Any], leaf_bytes: int) -> Iterator[tuple[str, Read]]:
     home.mkdir()
     (home / "plain").write_bytes(ids.tobytes())
     plain = np.asarray(np.memmap(home / "plain", "<u2", "r"))
     # once through, so that every reader finds its pages in memory
     plain.sum()
     yield "memory map", lambda start, stop: plain[start:stop]
-    key = SealKey.make(home / "key")
+    key = SealKey.create_file(home / "key")
     for reading, seal in (("verified", None), ("encrypted", key)):
-        stream = _dataset(home / reading, ids, leaf_bytes, seal)
-        yield reading, stream.read
+        stream = _write_dataset(home / reading, ids, leaf_bytes, seal)
+        yield reading, stream.read_tokens
 
 
-def _dataset(home: Path, ids: NDArray[Any], leaf_bytes: int, seal: SealKey | None) -> TokenStream:
+def _write_dataset(home: Path, ids: NDArray[Any], leaf_bytes: int, seal: SealKey | None) -> TokenStream:
     facts = DatasetFacts(
         sources=(SourceFacts(name="bench", kind="random", fingerprint="0" * 64),),
         tokenizer=TokenizerRecord(kind="none", vocab_size=_VOCAB_SIZE, eos_id=0, digest="0" * 64),
-        recipe=RecipeRecord.of(""),
+        recipe=RecipeRecord.from_content(""),
     )
     with DatasetWriter(home, "<u2", leaf_bytes=leaf_bytes, seal=seal) as writer:
-        part = writer.group(*_GROUP)
+        part = writer.part_writer(*_GROUP)
         for number, start in enumerate(range(0, len(ids), _DOCUMENT)):
-            part.add(ids[start : start + _DOCUMENT], DocumentEntry(f"{number:064x}", 0, str(number)))
-        writer.finish(facts, Identity.without_certificate("bench"))
+            part.add_document(ids[start : start + _DOCUMENT], DocumentEntry(f"{number:064x}", 0, str(number)))
+        writer.finish_dataset(facts, Identity.without_certificate("bench"))
     return open_dataset(home, key=seal).tokens(*_GROUP)
 
 
-def _epoch(read: Read, order: NDArray[np.int64], window: int, leaf_bytes: int) -> dict[str, float]:
+def _read_epoch(read: Read, order: NDArray[np.int64], window: int, leaf_bytes: int) -> dict[str, float]:
     row, step, seen, firsts = np.empty(window, np.int64), window - 1, set[int](), []
     began = time.thread_time_ns()
     for number in order.tolist():

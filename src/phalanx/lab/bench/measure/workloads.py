@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.data import Corpus, DataConfig, prepare
+from phalanx.data import Corpus, DataConfig, prepare_corpus
 from phalanx.data.config import BpeConfig, ModelTokenizerConfig
 from phalanx.data.sources import PythonManualConfig
 from phalanx.models import ModelConfig, ModelSource, open_model
@@ -54,16 +54,16 @@ class Workload:
     shifts: tuple[tuple[str, ...], ...] = (tuple(GUARDS),)
 
 
-def workloads(quick: bool) -> list[Workload]:
+def pipeline_workloads(quick: bool) -> list[Workload]:
     """Both models, longer or shorter."""
     if quick:
         return [
             Workload("scratch-10m", scratch_run(), steps=2, rounds=4, warm_ups=1, budget_s=75.0),
-            Workload("smollm2-135m", _smollm2(16), steps=1, rounds=1, warm_ups=2, budget_s=60.0, shifts=_ONE_GUARD),
+            Workload("smollm2-135m", _smollm2_run(16), steps=1, rounds=1, warm_ups=2, budget_s=60.0, shifts=_ONE_GUARD),
         ]
     return [
         Workload("scratch-10m", scratch_run(), steps=4, rounds=6, warm_ups=1, budget_s=900.0),
-        Workload("smollm2-135m", _smollm2(32), steps=1, rounds=3, warm_ups=2, budget_s=900.0, shifts=_ONE_GUARD),
+        Workload("smollm2-135m", _smollm2_run(32), steps=1, rounds=3, warm_ups=2, budget_s=900.0, shifts=_ONE_GUARD),
     ]
 
 
@@ -87,7 +87,7 @@ def scratch_run(width: int = 288) -> PipelineRun:
         "eos_token_id": 0,
     }
     data = DataConfig(sources=(PythonManualConfig(),), tokenizer=BpeConfig(vocab_size=4096), sequence_length=128)
-    return _run(ModelConfig(from_scratch=True, architecture=architecture), data, lr=1e-3, batch_size=32)
+    return _workload_run(ModelConfig(from_scratch=True, architecture=architecture), data, lr=1e-3, batch_size=32)
 
 
 def standard_library() -> Tensor:
@@ -100,15 +100,15 @@ def standard_library() -> Tensor:
 def prepare_run(run: RunConfig, cache: Path) -> tuple[ModelSource, Corpus]:
     """Open a run's model and prepare its text, both in the cache."""
     source = open_model(run.model, cache / "models", run.train.seed)
-    return source, prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+    return source, prepare_corpus(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
 
 
-def _smollm2(batch_size: int) -> PipelineRun:
+def _smollm2_run(batch_size: int) -> PipelineRun:
     data = DataConfig(sources=(PythonManualConfig(),), tokenizer=ModelTokenizerConfig(), sequence_length=128)
-    return _run(ModelConfig(name="smollm2-135m"), data, lr=1e-4, batch_size=batch_size)
+    return _workload_run(ModelConfig(name="smollm2-135m"), data, lr=1e-4, batch_size=batch_size)
 
 
-def _run(model: ModelConfig, data: DataConfig, lr: float, batch_size: int) -> PipelineRun:
+def _workload_run(model: ModelConfig, data: DataConfig, lr: float, batch_size: int) -> PipelineRun:
     return PipelineRun(
         model=model,
         data=data,

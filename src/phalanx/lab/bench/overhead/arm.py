@@ -93,13 +93,13 @@ class ArmProcess(LineProcess):
         path.write_text(spec.model_dump_json(), encoding="utf-8")
         super().__init__(f"arm {spec.arm!r}", (_MODULE, str(path)), environment, log)
         try:
-            self.answer()
+            self.read_text()
         except TrainingError:
             self.close()
             raise
-        self.pids = process_tree(self.pid)
+        self.pids = process_tree(self.process_id)
 
-    def run(self, steps: int, threads: int = 1) -> Block:
+    def run_steps(self, steps: int, threads: int = 1) -> Block:
         """Run some steps and wait until everything that they started has ended.
 
         Raises:
@@ -110,7 +110,7 @@ class ArmProcess(LineProcess):
         ended = wait_until_quiet(self.pids, _QUIET_TIMEOUT_S)
         return Block(steps, ended - started, cpu_seconds(self.pids) - cpu, report)
 
-    def lose(self, worker: str) -> Report:
+    def lose_worker(self, worker: str) -> Report:
         """Kill one of the arm's workers, and run a step without it; nothing can be measured from outside afterwards.
 
         Returns:
@@ -138,15 +138,15 @@ def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
     torch.set_num_threads(run.train.threads)
     source, corpus = prepare_run(run, Path(spec.cache))
     loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-    with _plain(run, source) if spec.plain else _pipeline(spec, source) as runner:
+    with _open_plain(run, source) if spec.plain else _open_pipeline(spec, source) as runner:
 
         def act(order: StepsRequest) -> Report:
             nonlocal num_steps
             torch.set_num_threads(order.threads)
             total = Report()
             for number in range(order.steps):
-                inputs = step_inputs(loader.next(), run.train.microbatches)
-                total = _add(total, runner(num_steps, inputs, None if number else order.lose))
+                inputs = step_inputs(loader.next_batch(), run.train.microbatches)
+                total = _add_reports(total, runner(num_steps, inputs, None if number else order.lose))
                 num_steps += 1
             return total
 
@@ -155,15 +155,15 @@ def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
 
 
 @contextlib.contextmanager
-def _plain(run: PipelineRun, source: ModelSource) -> Iterator[_Runner]:
+def _open_plain(run: PipelineRun, source: ModelSource) -> Iterator[_Runner]:
     # the pipeline has it too: what is compared is the pipeline, not the allocator
     keep_freed_memory()
     trainer = PlainTrainer(source, run.optimizer, run.train.steps)
-    yield lambda step, inputs, lose=None: Report(losses=(trainer.step(step, inputs),))
+    yield lambda step, inputs, lose=None: Report(losses=(trainer.train_step(step, inputs),))
 
 
 @contextlib.contextmanager
-def _pipeline(spec: ArmSpec, source: ModelSource) -> Iterator[_Runner]:
+def _open_pipeline(spec: ArmSpec, source: ModelSource) -> Iterator[_Runner]:
     settle_numerics(spec.run.train.threads)
     with open_engine(spec.run, source, Path(spec.directory)) as (engine, _):
         yield lambda step, inputs, lose=None: _pipeline_step(engine, step, inputs, lose)
@@ -173,7 +173,7 @@ def _pipeline_step(engine: PipelineEngine, step: int, inputs: StepInputs, lose: 
     started = time.perf_counter()
     if lose is not None:
         _kill_worker(lose)
-    result = engine.step(step, inputs)
+    result = engine.train_turn(step, inputs)
     guard = result.guard or UNGUARDED
     return Report(
         recovery_s=None if lose is None else time.perf_counter() - started,
@@ -183,7 +183,7 @@ def _pipeline_step(engine: PipelineEngine, step: int, inputs: StepInputs, lose: 
         alarms=guard.num_alarms,
         wall_by_phase=dict(result.phases),
         bytes_by_link=dict(result.bytes_by_link),
-        usage={party: dict(seconds) for party, seconds in engine.usage.items()},
+        usage={party: dict(seconds) for party, seconds in engine.party_usage.items()},
     )
 
 
@@ -195,7 +195,7 @@ def _kill_worker(name: str) -> None:
     raise TrainingError(f"bench: {name} does not run here; nothing can be lost")
 
 
-def _add(left: Report, right: Report) -> Report:
+def _add_reports(left: Report, right: Report) -> Report:
     def summed(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         return {key: a.get(key, 0) + b.get(key, 0) for key in (*a, *(key for key in b if key not in a))}
 

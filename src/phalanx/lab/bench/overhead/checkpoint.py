@@ -61,26 +61,26 @@ def bench_checkpoint(quick: bool) -> dict[str, Any]:
     """
     every, rounds = (5, 3) if quick else (10, 8)
     run = scratch_run().model_copy(update={"checkpoint": CheckpointConfig(every=every, keep=1)})
-    return measure(CheckpointWorkload("scratch-10m", run, rounds), quick=quick)
+    return measure_checkpoint(CheckpointWorkload("scratch-10m", run, rounds), quick=quick)
 
 
-def measure(workload: CheckpointWorkload, *, quick: bool) -> dict[str, Any]:
+def measure_checkpoint(workload: CheckpointWorkload, *, quick: bool) -> dict[str, Any]:
     """Measure one workload; see `bench_checkpoint`."""
     load = load_average()
-    with scratch_directory() as directory, _session(workload, directory) as session:
+    with scratch_directory() as directory, _open_session(workload, directory) as session:
         arms = {arm: _Arm() for arm in _ARMS}
         for turn in range(1 + workload.rounds):
             for arm in rotate(_ARMS, turn):
-                session.block(arm, arms[arm] if turn else _Arm())
+                session.run_block(arm, arms[arm] if turn else _Arm())
             print_progress(f"{workload.model}: turn {turn + 1} of {1 + workload.rounds}")
         size_bytes = session.size_bytes()
     return {
         **bench_head("checkpoint", load, quick=quick),
-        "rows": [_row(workload, arm, arms, size_bytes) for arm in _ARMS],
+        "rows": [_checkpoint_row(workload, arm, arms, size_bytes) for arm in _ARMS],
     }
 
 
-class _Session:
+class _CheckpointSession:
     """A run that all arms train in turns."""
 
     def __init__(
@@ -94,7 +94,7 @@ class _Session:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self._num_steps = 0
 
-    def block(self, arm: str, result: _Arm) -> None:
+    def run_block(self, arm: str, result: _Arm) -> None:
         """Save once, then train `checkpoint.every` steps and wait for background writes.
 
         Raises:
@@ -102,13 +102,15 @@ class _Session:
         """
         self.events.clear()
         started = time.perf_counter()
-        stall = self._timed(lambda: self._save(arm))
+        stall = self._time_action(lambda: self._save_by_arm(arm))
         for _ in range(self._run.checkpoint.every):
-            self._engine.step(self._num_steps, step_inputs(self._loader.next(), self._run.train.microbatches))
+            self._engine.train_turn(
+                self._num_steps, step_inputs(self._loader.next_batch(), self._run.train.microbatches)
+            )
             self._num_steps += 1
-            stall += self._timed(self.saver.poll)
+            stall += self._time_action(self.saver.advance_pending)
         # an interval ends where the next checkpoint would have to wait
-        stall += self._timed(self.saver.finish)
+        stall += self._time_action(self.saver.finish_pending)
         result.block_s.append(time.perf_counter() - started)
         result.stall_s.append(stall)
         if arm == "none":
@@ -120,24 +122,24 @@ class _Session:
 
     def size_bytes(self) -> int:
         """Bytes of the newest checkpoint on disk."""
-        newest = max(list_checkpoints(self._home.checkpoints).items())[1]
+        newest = max(list_checkpoints(self._home.checkpoint_directory).items())[1]
         return sum(path.stat().st_size for path in newest.iterdir())
 
-    def _save(self, arm: str) -> None:
+    def _save_by_arm(self, arm: str) -> None:
         if arm == "synchronous":
             self.saver.save_now(self._num_steps)
         elif arm == "asynchronous":
-            self.saver.begin(self._num_steps)
+            self.saver.begin_save(self._num_steps)
 
     @staticmethod
-    def _timed(action: Callable[[], object]) -> float:
+    def _time_action(action: Callable[[], object]) -> float:
         started = time.perf_counter()
         action()
         return time.perf_counter() - started
 
 
 @contextlib.contextmanager
-def _session(workload: CheckpointWorkload, directory: Path) -> Iterator[_Session]:
+def _open_session(workload: CheckpointWorkload, directory: Path) -> Iterator[_CheckpointSession]:
     run = workload.run
     settle_numerics(run.train.threads)
     source, corpus = prepare_run(run, cache_directory())
@@ -147,12 +149,12 @@ def _session(workload: CheckpointWorkload, directory: Path) -> Iterator[_Session
         savepoint = Savepoint(run, home, progress, ModelOrigin(source), RunHistory())
         saver = Saver(engine, savepoint, lambda kind, body: events.append((kind, body)))
         stack.callback(saver.close)
-        session = _Session(run, home, engine, loader, saver)
+        session = _CheckpointSession(run, home, engine, loader, saver)
         session.events = events
         yield session
 
 
-def _row(workload: CheckpointWorkload, arm: str, arms: dict[str, _Arm], size_bytes: int) -> dict[str, Any]:
+def _checkpoint_row(workload: CheckpointWorkload, arm: str, arms: dict[str, _Arm], size_bytes: int) -> dict[str, Any]:
     every, mine, bare = workload.run.checkpoint.every, arms[arm], arms["none"]
     shares = [block / plain - 1.0 for block, plain in zip(mine.block_s, bare.block_s, strict=True)]
     saves = arm != "none"

@@ -11,8 +11,8 @@ from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.process_clock import peak_memory_bytes
 from phalanx.lab.bench.measure.workloads import prepare_run
 from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec
-from phalanx.lab.bench.overhead.overhead_arms import InterleavedGuards, shifts
-from phalanx.lab.bench.overhead.overhead_rows import RunShape, extrapolated, overhead_rows
+from phalanx.lab.bench.overhead.overhead_arms import InterleavedGuards, overhead_shifts
+from phalanx.lab.bench.overhead.overhead_rows import RunShape, extrapolate_rows, overhead_rows
 from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row
 from phalanx.models import ModelSource, estimate_costs
 from phalanx.train.setup.stage_table import estimate_stages
@@ -30,10 +30,10 @@ def bench_overhead(quick: bool) -> dict[str, Any]:
     Raises:
         TrainingError: An arm failed.
     """
-    return measure(shifts(quick), quick=quick)
+    return measure_overhead(overhead_shifts(quick), quick=quick)
 
 
-def measure(what: Sequence[InterleavedGuards], *, quick: bool) -> dict[str, Any]:
+def measure_overhead(what: Sequence[InterleavedGuards], *, quick: bool) -> dict[str, Any]:
     """Measure these shifts; see `bench_overhead`."""
     load = load_average()
     rows: list[Row] = []
@@ -42,29 +42,29 @@ def measure(what: Sequence[InterleavedGuards], *, quick: bool) -> dict[str, Any]
             rows += _measure_shift(shift, directory)
     return {
         **bench_head("overhead", load, quick=quick),
-        "extrapolated": extrapolated(),
+        "extrapolated": extrapolate_rows(),
         "rows": rows,
     }
 
 
 def _measure_shift(shift: InterleavedGuards, directory: Path) -> list[Row]:
-    with _opened(shift, directory) as (source, crew):
+    with _open_arms(shift, directory) as (source, crew):
         measured = _take_turns(shift, crew)
         memory = {arm: peak_memory_bytes(process.pids) for arm, process in crew.items()}
         # last of all: it ends what is measured from outside
-        guarded = [arm for arm, guard in shift.arms.items() if guard.enabled]
-        losses = {arm: crew[arm].lose(shift.run.pipeline.workers[0]) for arm in guarded}
-    return overhead_rows(shift.arms, measured, memory, _layout(shift, source), losses)
+        guarded = [arm for arm, guard in shift.guards_by_arm.items() if guard.is_enabled]
+        losses = {arm: crew[arm].lose_worker(shift.run.pipeline.worker_names[0]) for arm in guarded}
+    return overhead_rows(shift.guards_by_arm, measured, memory, _run_shape(shift, source), losses)
 
 
 @contextlib.contextmanager
-def _opened(shift: InterleavedGuards, directory: Path) -> Iterator[tuple[ModelSource, dict[str, ArmProcess]]]:
+def _open_arms(shift: InterleavedGuards, directory: Path) -> Iterator[tuple[ModelSource, dict[str, ArmProcess]]]:
     run = shift.run
     cache = cache_directory()
     source, _ = prepare_run(run, cache)
     with contextlib.ExitStack() as stack:
         crew: dict[str, ArmProcess] = {}
-        for arm, guard in shift.arms.items():
+        for arm, guard in shift.guards_by_arm.items():
             spec = ArmSpec(
                 arm=arm,
                 plain=False,
@@ -73,23 +73,23 @@ def _opened(shift: InterleavedGuards, directory: Path) -> Iterator[tuple[ModelSo
                 cache=str(cache.resolve()),
             )
             crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": "1"}))
-            print_progress(f"{_name(shift)}: {arm} is ready")
+            print_progress(f"{_shift_name(shift)}: {arm} is ready")
         yield source, crew
 
 
-def _name(shift: InterleavedGuards) -> str:
+def _shift_name(shift: InterleavedGuards) -> str:
     return f"{shift.model}, K = {shift.run.pipeline.stages}, M = {shift.run.train.microbatches}"
 
 
 def _take_turns(shift: InterleavedGuards, crew: dict[str, ArmProcess]) -> dict[str, ArmMeasurement]:
-    arms, name = {arm: ArmMeasurement() for arm in crew}, _name(shift)
+    arms, name = {arm: ArmMeasurement() for arm in crew}, _shift_name(shift)
     started = time.monotonic()
     for turn in range(shift.warm_ups + shift.rounds):
         if turn > shift.warm_ups and time.monotonic() - started > shift.budget_s:
             print_progress(f"{name}: the time is up after {turn - shift.warm_ups} rounds")
             break
         for arm, measured in arms.items():
-            block = crew[arm].run(shift.steps)
+            block = crew[arm].run_steps(shift.steps)
             if turn >= shift.warm_ups:
                 measured.blocks.append(block)
             else:
@@ -98,7 +98,7 @@ def _take_turns(shift: InterleavedGuards, crew: dict[str, ArmProcess]) -> dict[s
     return arms
 
 
-def _layout(shift: InterleavedGuards, source: ModelSource) -> RunShape:
+def _run_shape(shift: InterleavedGuards, source: ModelSource) -> RunShape:
     run = shift.run
     stages = estimate_stages(run, source)
     watched = [stage for stage in stages if 0 < stage.index < len(stages) - 1]

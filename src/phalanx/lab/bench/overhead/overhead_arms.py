@@ -53,34 +53,34 @@ class InterleavedGuards:
     budget_s: float
 
     @property
-    def arms(self) -> dict[str, GuardConfig]:
+    def guards_by_arm(self) -> dict[str, GuardConfig]:
         """Guards by the name of their arm, the unguarded one first."""
         named = {f"{guard.mode}-{number}": guard for number, guard in enumerate(self.guards, 1)}
         return {UNGUARDED: GuardConfig(mode="off"), **named}
 
 
-def shifts(quick: bool) -> list[InterleavedGuards]:
+def overhead_shifts(quick: bool) -> list[InterleavedGuards]:
     """All shifts; every q has as many microbatches as it takes to audit at least one."""
     if quick:
         return [
-            shift_of(4, 32, 8, BY_PRESET, rounds=6, budget_s=130.0),
-            shift_of(4, 32, 8, (EIGHTH, PAPER), rounds=4, budget_s=130.0),
-            _adapted(shift_of(4, 32, 8, (ADAPTERS,), rounds=4, budget_s=40.0)),
-            shift_of(4, 32, 16, (SIXTEENTH,), rounds=4, budget_s=60.0),
-            shift_of(4, 64, 64, (SIXTY_FOURTH,), rounds=4, budget_s=60.0),
+            make_shift(4, 32, 8, BY_PRESET, rounds=6, budget_s=130.0),
+            make_shift(4, 32, 8, (EIGHTH, PAPER), rounds=4, budget_s=130.0),
+            _with_adapter(make_shift(4, 32, 8, (ADAPTERS,), rounds=4, budget_s=40.0)),
+            make_shift(4, 32, 16, (SIXTEENTH,), rounds=4, budget_s=60.0),
+            make_shift(4, 64, 64, (SIXTY_FOURTH,), rounds=4, budget_s=60.0),
         ]
     upkeeps = (EIGHTH, WITH_OWNER, LOCKSTEP, PAPER)
     return [
         *preset_shifts(),
-        shift_of(4, 32, 8, (WITH_OWNER, SCREENED), rounds=12, budget_s=300.0),
-        shift_of(4, 32, 8, upkeeps, rounds=12, budget_s=700.0),
-        shift_of(4, 32, 16, (SIXTEENTH,), rounds=16, budget_s=240.0),
-        shift_of(4, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
-        _adapted(shift_of(4, 32, 8, (ADAPTERS,), rounds=12, budget_s=180.0)),
+        make_shift(4, 32, 8, (WITH_OWNER, SCREENED), rounds=12, budget_s=300.0),
+        make_shift(4, 32, 8, upkeeps, rounds=12, budget_s=700.0),
+        make_shift(4, 32, 16, (SIXTEENTH,), rounds=16, budget_s=240.0),
+        make_shift(4, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
+        _with_adapter(make_shift(4, 32, 8, (ADAPTERS,), rounds=12, budget_s=180.0)),
         # more stages change what a guard costs, not how a shadow is kept
-        shift_of(6, 32, 8, (EIGHTH, PAPER), rounds=12, budget_s=300.0),
-        shift_of(6, 32, 16, (SIXTEENTH,), rounds=16, budget_s=240.0),
-        shift_of(6, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
+        make_shift(6, 32, 8, (EIGHTH, PAPER), rounds=12, budget_s=300.0),
+        make_shift(6, 32, 16, (SIXTEENTH,), rounds=16, budget_s=240.0),
+        make_shift(6, 64, 64, (SIXTY_FOURTH,), rounds=16, budget_s=240.0),
         *wide_shifts(),
         *long_shifts(),
     ]
@@ -89,15 +89,15 @@ def shifts(quick: bool) -> list[InterleavedGuards]:
 def preset_shifts() -> list[InterleavedGuards]:
     """The presets at M = 8, where one microbatch at least makes 1/8 of q = 1/16, and at M = 32, where it does not."""
     return [
-        shift_of(4, 32, 8, BY_PRESET, rounds=12, budget_s=400.0),
-        shift_of(4, 64, 32, BY_PRESET, rounds=8, budget_s=400.0),
+        make_shift(4, 32, 8, BY_PRESET, rounds=12, budget_s=400.0),
+        make_shift(4, 64, 32, BY_PRESET, rounds=8, budget_s=400.0),
     ]
 
 
 def wide_shifts() -> list[InterleavedGuards]:
     """The three rates on a model twice as wide, where signatures, digests and copies weigh less."""
     return [
-        shift_of(stages, batch_size, microbatches, (guard,), rounds=16, budget_s=240.0, width=WIDE)
+        make_shift(stages, batch_size, microbatches, (guard,), rounds=16, budget_s=240.0, width=WIDE)
         for stages in (4, 6)
         for batch_size, microbatches, guard in ((32, 8, EIGHTH), (32, 16, SIXTEENTH), (64, 64, SIXTY_FOURTH))
     ]
@@ -106,12 +106,12 @@ def wide_shifts() -> list[InterleavedGuards]:
 def long_shifts() -> list[InterleavedGuards]:
     """Six stages of the wide model, twice as many tokens a step: costs per step or per weight weigh half."""
     return [
-        shift_of(6, batch_size, microbatches, (guard,), rounds=16, budget_s=360.0, width=WIDE)
+        make_shift(6, batch_size, microbatches, (guard,), rounds=16, budget_s=360.0, width=WIDE)
         for batch_size, microbatches, guard in ((64, 8, EIGHTH), (64, 16, SIXTEENTH), (128, 64, SIXTY_FOURTH))
     ]
 
 
-def shift_of(
+def make_shift(
     stages: int,
     batch_size: int,
     microbatches: int,
@@ -134,6 +134,6 @@ def shift_of(
     return InterleavedGuards(MODELS[width], run, guards, steps, rounds, warm_ups=2 // steps, budget_s=budget_s)
 
 
-def _adapted(shift: InterleavedGuards) -> InterleavedGuards:
+def _with_adapter(shift: InterleavedGuards) -> InterleavedGuards:
     model = shift.run.model.model_copy(update={"adapter": LoraConfig(rank=8)})
     return replace(shift, run=shift.run.model_copy(update={"model": model}))

@@ -24,10 +24,10 @@ def audited_share(guard: GuardConfig) -> float:
 
 def formula_of(guard: GuardConfig) -> str | None:
     """How extra work is predicted; None where nothing is recomputed."""
-    if not guard.enabled:
+    if not guard.is_enabled:
         return None
     # a copy in lock-step does everything again, the weight gradient included
-    if guard.upkeep.in_lockstep:
+    if guard.shadow_upkeep.in_lockstep:
         return "untrusted_share"
     return SCREENED_FORMULA if guard.screens_gradients else FORMULA
 
@@ -57,19 +57,21 @@ class RunShape:
         """Whether stages that work `extra` longer, as a share of their work, can do it while they would wait."""
         return extra * (1 - self.bubble_share) <= self.bubble_share
 
-    def predicted(self, guard: GuardConfig) -> float | None:
+    def predict_extra_work(self, guard: GuardConfig) -> float | None:
         """Extra work by `formula_of` the guard: digests, signatures and the owner's own audits are not in it."""
-        if not guard.enabled:
+        if not guard.is_enabled:
             return None
-        rate = 1.0 if guard.upkeep.in_lockstep else audited_share(guard) * guard.audit_rate + guard.step_audit_rate
+        rate = (
+            1.0 if guard.shadow_upkeep.in_lockstep else audited_share(guard) * guard.audit_rate + guard.step_audit_rate
+        )
         return self.untrusted_share * rate
 
     def expected_audits(self, guard: GuardConfig) -> float | None:
         """Recomputed microbatches a step in the long run; a short measurement may have had more or fewer."""
-        if not guard.enabled:
+        if not guard.is_enabled:
             return None
         drawn, p = math.ceil(guard.audit_rate * self.microbatches), guard.step_audit_rate
-        if guard.upkeep.in_lockstep:
+        if guard.shadow_upkeep.in_lockstep:
             drawn, p = self.microbatches, 0.0
         num_audits = (1 - p) * drawn + (p + guard.owner_audit_rate) * self.microbatches
         return self.num_untrusted * num_audits
@@ -90,20 +92,20 @@ def overhead_rows(
     """
     base = arms[UNGUARDED]
     return [
-        _settings(guard, layout)
-        | _shares(guard, arms[arm], base, layout)
+        _guard_columns(guard, layout)
+        | _share_columns(guard, arms[arm], base, layout)
         | {
             "extra_memory": None if arm == UNGUARDED else memory[arm] / memory[UNGUARDED] - 1,
             "memory_bytes": memory[arm],
             "recovery_s": losses[arm].recovery_s if arm in losses else None,
             "recovery_steps_redone": losses[arm].steps_redone if arm in losses else None,
         }
-        | _absolute(arms[arm])
+        | _absolute_columns(arms[arm])
         for arm, guard in guards.items()
     ]
 
 
-def extrapolated() -> list[Row]:
+def extrapolate_rows() -> list[Row]:
     """Formulas alone for more stages than this machine has cores for; equal stages, the first and the last trusted."""
     rows = []
     for stages in (4, 6, 8, 16, 32, 64):
@@ -111,43 +113,45 @@ def extrapolated() -> list[Row]:
             guard = GuardConfig(audit_rate=q, step_audit_rate=p, owner_audit_rate=0.0, gradient_screen=False)
             microbatches = max(per_stage * stages, round(1 / q))
             layout = RunShape(None, stages, microbatches, stages - 2, (stages - 2) / stages, 0)
-            extra = layout.predicted(guard)
+            extra = layout.predict_extra_work(guard)
             row: Row = {"K": stages, "M": microbatches, "q": q, "p": p, "formula": FORMULA}
             row |= {"predicted_extra_compute": extra, "bubble_share": layout.bubble_share}
             rows.append(row | {"fits_in_bubble": None if extra is None else layout.fits_in_bubble(extra)})
     return rows
 
 
-def _settings(guard: GuardConfig, layout: RunShape) -> Row:
+def _guard_columns(guard: GuardConfig, layout: RunShape) -> Row:
     return {
         "model": layout.model,
-        "mode": guard.mode if guard.enabled else UNGUARDED,
+        "mode": guard.mode if guard.is_enabled else UNGUARDED,
         "preset": guard.preset_in_force,
         "gradient_screen": guard.screens_gradients,
-        "q": guard.audit_rate if guard.enabled else None,
-        "p": guard.step_audit_rate if guard.enabled else None,
-        "owner_audit_rate": guard.owner_audit_rate if guard.enabled else None,
+        "q": guard.audit_rate if guard.is_enabled else None,
+        "p": guard.step_audit_rate if guard.is_enabled else None,
+        "owner_audit_rate": guard.owner_audit_rate if guard.is_enabled else None,
         "K": layout.stages,
         "M": layout.microbatches,
-        "shadow": guard.shadow if guard.enabled else None,
+        "shadow": guard.shadow if guard.is_enabled else None,
     }
 
 
-def _shares(guard: GuardConfig, arm: ArmMeasurement, base: ArmMeasurement, layout: RunShape) -> Row:
+def _share_columns(guard: GuardConfig, arm: ArmMeasurement, base: ArmMeasurement, layout: RunShape) -> Row:
     row: Row = dict.fromkeys(("extra_bytes", "extra_bytes_shadow", "extra_wall", "extra_expected", "fits_in_bubble"))
-    row |= guard_cost(arm if guard.enabled else None, base)
+    row |= guard_cost(arm if guard.is_enabled else None, base)
     row |= {
         "bubble_share": layout.bubble_share,
         "untrusted_share": layout.untrusted_share,
-        "predicted_extra_compute": layout.predicted(guard),
+        "predicted_extra_compute": layout.predict_extra_work(guard),
         "formula": formula_of(guard),
-        "audits_per_step": sum(block.report.audits for block in arm.blocks) / arm.steps if guard.enabled else None,
+        "audits_per_step": sum(block.report.audits for block in arm.blocks) / arm.step_count
+        if guard.is_enabled
+        else None,
         "expected_audits_per_step": layout.expected_audits(guard),
-        "alarms": sum(block.report.alarms for block in arm.blocks) if guard.enabled else None,
+        "alarms": sum(block.report.alarms for block in arm.blocks) if guard.is_enabled else None,
     }
-    if not guard.enabled:
+    if not guard.is_enabled:
         return row
-    upkeep = guard.upkeep.bytes_sent * layout.trained_untrusted
+    upkeep = guard.shadow_upkeep.bytes_sent * layout.trained_untrusted
     before = _bytes_per_step(base)
     extra = row["extra_over_unguarded"]
     return row | {
@@ -170,9 +174,9 @@ def _extra_expected(row: Row) -> float | None:
     return extra - same + audit * (expected / drawn - 1.0) if drawn else None
 
 
-def _absolute(arm: ArmMeasurement) -> Row:
+def _absolute_columns(arm: ArmMeasurement) -> Row:
     return {
-        "steps": arm.steps,
+        "steps": arm.step_count,
         "cpu_s_per_step": median(arm.cpu_s),
         "wall_s_per_step": median(arm.wall_s),
         "bytes_per_step": _bytes_per_step(arm),
@@ -181,4 +185,4 @@ def _absolute(arm: ArmMeasurement) -> Row:
 
 
 def _bytes_per_step(arm: ArmMeasurement) -> float:
-    return sum(size for block in arm.blocks for size in block.report.bytes_by_link.values()) / arm.steps
+    return sum(size for block in arm.blocks for size in block.report.bytes_by_link.values()) / arm.step_count

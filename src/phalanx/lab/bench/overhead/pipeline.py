@@ -8,9 +8,9 @@ from typing import Any
 
 from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN, Workload, prepare_run, workloads
+from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN, Workload, pipeline_workloads, prepare_run
 from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec, Block
-from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row, rows_of
+from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row, model_rows
 from phalanx.train import PipelineRun
 
 _PLAIN_THREADS = (1, 2)
@@ -30,10 +30,10 @@ def bench_pipeline(quick: bool) -> dict[str, Any]:
     Raises:
         TrainingError: An arm failed.
     """
-    return measure(workloads(quick), quick=quick)
+    return measure_pipeline(pipeline_workloads(quick), quick=quick)
 
 
-def measure(what: Sequence[Workload], *, quick: bool) -> dict[str, Any]:
+def measure_pipeline(what: Sequence[Workload], *, quick: bool) -> dict[str, Any]:
     """Measure these workloads; see `bench_pipeline`."""
     load = load_average()
     rows: list[Row] = []
@@ -58,21 +58,21 @@ def _measure_model(workload: Workload, directory: Path) -> list[Row]:
         with contextlib.ExitStack() as stack:
             crew: dict[str, ArmProcess] = {}
             for arm in (PLAIN, *shift):
-                spec = _spec(run, arm, directory / str(number), cache)
+                spec = _arm_spec(run, arm, directory / str(number), cache)
                 # the plain arm may use fewer than it has
                 num_threads = max(_PLAIN_THREADS) if arm == PLAIN else 1
                 crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": str(num_threads)}))
                 print_progress(f"{workload.model}: {arm} is ready")
             if number == 0:
-                threads = _worth_measuring(crew[PLAIN])
+                threads = _useful_thread_counts(crew[PLAIN])
             arms, plain = _take_turns(workload, crew, threads)
-        for row in rows_of(workload.model, arms, plain, tokens):
+        for row in model_rows(workload.model, arms, plain, tokens):
             # what an earlier shift has measured stays
             rows.setdefault(str(row["arm"]), row)
     return list(rows.values())
 
 
-def _spec(run: PipelineRun, arm: str, directory: Path, cache: Path) -> ArmSpec:
+def _arm_spec(run: PipelineRun, arm: str, directory: Path, cache: Path) -> ArmSpec:
     return ArmSpec(
         arm=arm,
         plain=arm == PLAIN,
@@ -95,23 +95,23 @@ def _take_turns(
             break
         # the plain arm has had its first steps, with either number of threads
         for threads in sorted(hopeful) if is_measured else ():
-            _record(plain[threads], crew[PLAIN].run(workload.steps, threads), is_measured)
+            _record_block(plain[threads], crew[PLAIN].run_steps(workload.steps, threads), is_measured)
         for arm, measured in arms.items():
-            _record(measured, crew[arm].run(workload.steps), is_measured)
+            _record_block(measured, crew[arm].run_steps(workload.steps), is_measured)
         print_progress(f"{workload.model}: turn {turn + 1} of {workload.warm_ups + workload.rounds}")
     return arms, plain
 
 
-def _worth_measuring(plain: ArmProcess) -> set[int]:
+def _useful_thread_counts(plain: ArmProcess) -> set[int]:
     """Return the numbers of threads that one first step does not rule out: on busy cores, threads that spin starve."""
-    trial = {threads: plain.run(1, threads).wall_s for threads in _PLAIN_THREADS}
+    trial = {threads: plain.run_steps(1, threads).wall_s for threads in _PLAIN_THREADS}
     best = min(trial.values())
     for threads, wall_s in trial.items():
         print_progress(f"plain with {threads} threads: {wall_s:.1f} s for the first step")
     return {threads for threads, wall_s in trial.items() if wall_s <= _HOPELESS * best}
 
 
-def _record(measured: ArmMeasurement, block: Block, is_measured: bool) -> None:
+def _record_block(measured: ArmMeasurement, block: Block, is_measured: bool) -> None:
     if is_measured:
         measured.blocks.append(block)
     else:

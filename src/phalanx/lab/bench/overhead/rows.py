@@ -46,7 +46,7 @@ class ArmMeasurement:
         return [block.cpu_s / block.steps for block in self.blocks]
 
     @property
-    def steps(self) -> int:
+    def step_count(self) -> int:
         """Steps measured."""
         return sum(block.steps for block in self.blocks)
 
@@ -56,10 +56,10 @@ class ArmMeasurement:
         spent = sum(
             seconds.get(purpose, 0.0) - self.before.get(party, {}).get(purpose, 0.0) for party, seconds in after.items()
         )
-        return spent / self.steps
+        return spent / self.step_count
 
 
-def rows_of(
+def model_rows(
     model: str, arms: Mapping[str, ArmMeasurement], threads: Mapping[int, ArmMeasurement], tokens: int
 ) -> list[Row]:
     """The rows of one model.
@@ -74,34 +74,34 @@ def rows_of(
     everyone = {PLAIN: plain, **arms}
     rows = []
     for name, arm in everyone.items():
-        row: Row = {"model": model, "arm": name, "threads": best if name == PLAIN else 1, "steps": arm.steps}
+        row: Row = {"model": model, "arm": name, "threads": best if name == PLAIN else 1, "steps": arm.step_count}
         guard = GUARDS.get(name)
-        row["q"] = None if guard is None or not guard.enabled else guard.audit_rate
-        row["shadow"] = None if guard is None or not guard.enabled else guard.shadow
+        row["q"] = None if guard is None or not guard.is_enabled else guard.audit_rate
+        row["shadow"] = None if guard is None or not guard.is_enabled else guard.shadow
         row["tokens_per_step"] = tokens
-        row |= _spread("wall_s_per_step", arm.wall_s)
-        row |= _spread("cpu_s_per_step", arm.cpu_s)
-        row |= _spread("tokens_per_s", [tokens / wall for wall in arm.wall_s])
+        row |= _median_and_range("wall_s_per_step", arm.wall_s)
+        row |= _median_and_range("cpu_s_per_step", arm.cpu_s)
+        row |= _median_and_range("tokens_per_s", [tokens / wall for wall in arm.wall_s])
         for number in (1, 2):
             timing = measured.get(number) if name == PLAIN else None
             row[f"tokens_per_s_{number}_threads"] = None if timing is None else tokens / median(timing.wall_s)
-        row |= _spread("tokens_ratio_to_plain", _ratios(plain.wall_s, arm.wall_s))
-        row |= _spread("cpu_ratio_to_unguarded", _ratios(arm.cpu_s, arms["unguarded"].cpu_s))
+        row |= _median_and_range("tokens_ratio_to_plain", _round_ratios(plain.wall_s, arm.wall_s))
+        row |= _median_and_range("cpu_ratio_to_unguarded", _round_ratios(arm.cpu_s, arms["unguarded"].cpu_s))
         row |= _wall_shares(arm)
-        row |= guard_cost(arm if guard is not None and guard.enabled else None, arms["unguarded"])
+        row |= guard_cost(arm if guard is not None and guard.is_enabled else None, arms["unguarded"])
         row["loss_last"] = arm.blocks[-1].report.losses[-1]
-        row["audits_per_step"] = None if row["q"] is None else sum(b.report.audits for b in arm.blocks) / arm.steps
+        row["audits_per_step"] = None if row["q"] is None else sum(b.report.audits for b in arm.blocks) / arm.step_count
         row["alarms"] = None if row["q"] is None else sum(block.report.alarms for block in arm.blocks)
-        row |= _bytes(arm, arms.values())
+        row |= _bytes_columns(arm, arms.values())
         rows.append(row)
     return rows
 
 
-def _spread(name: str, values: Sequence[float]) -> Row:
+def _median_and_range(name: str, values: Sequence[float]) -> Row:
     return {name: median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
 
 
-def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+def _round_ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     """Round by round: both arms had their turn within seconds, so a busy machine slowed both."""
     return [a / b for a, b in zip(above, below, strict=False)]
 
@@ -145,7 +145,7 @@ def guard_cost(arm: ArmMeasurement | None, base: ArmMeasurement) -> Row:
     return row | {f"part_{part}": parts[part] for part in PARTS}
 
 
-def _bytes(arm: ArmMeasurement, all_arms: Any) -> Row:
+def _bytes_columns(arm: ArmMeasurement, all_arms: Any) -> Row:
     links = sorted(
         {link for arm_timing in all_arms for block in arm_timing.blocks for link in block.report.bytes_by_link}
     )
@@ -153,6 +153,8 @@ def _bytes(arm: ArmMeasurement, all_arms: Any) -> Row:
     if any(block.report.bytes_by_link for block in arm.blocks):
         for link in links:
             moved = sum(block.report.bytes_by_link.get(link, 0) for block in arm.blocks)
-            row[f"bytes_per_step_{link}"] = moved / arm.steps
-        row["bytes_per_step"] = sum(b for block in arm.blocks for b in block.report.bytes_by_link.values()) / arm.steps
+            row[f"bytes_per_step_{link}"] = moved / arm.step_count
+        row["bytes_per_step"] = (
+            sum(b for block in arm.blocks for b in block.report.bytes_by_link.values()) / arm.step_count
+        )
     return row

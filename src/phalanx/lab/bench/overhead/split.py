@@ -11,7 +11,7 @@ from rich.console import Console
 
 from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.overhead.split_runs import SplitArm, arms_of, run_of
+from phalanx.lab.bench.overhead.split_runs import SplitArm, arms_of, make_split_run
 from phalanx.telemetry import read_metrics
 from phalanx.train import train
 
@@ -42,10 +42,10 @@ def bench_split(quick: bool) -> dict[str, Any]:
     Raises:
         PhalanxError: A run failed.
     """
-    return measure(arms_of(quick), steps=10 if quick else 24, turns=2 if quick else 5, quick=quick)
+    return measure_split(arms_of(quick), steps=10 if quick else 24, turns=2 if quick else 5, quick=quick)
 
 
-def measure(arms: Sequence[SplitArm], *, steps: int, turns: int, quick: bool) -> dict[str, Any]:
+def measure_split(arms: Sequence[SplitArm], *, steps: int, turns: int, quick: bool) -> dict[str, Any]:
     """Measure so many turns of each arm; see `bench_split`."""
     load = load_average()
     os.environ["PHALANX_CACHE"] = str(cache_directory().resolve())
@@ -54,27 +54,27 @@ def measure(arms: Sequence[SplitArm], *, steps: int, turns: int, quick: bool) ->
         for turn in range(turns):
             for number, (arm, results) in enumerate(results_of_arm.items()):
                 results.append(_run_once(arm, steps, directory / f"{number}-{turn}"))
-                print_progress(f"{arm.label}, turn {turn + 1} of {turns}: {results[-1]['step_s']:.3f} s a step")
+                print_progress(f"{arm.arm_label}, turn {turn + 1} of {turns}: {results[-1]['step_s']:.3f} s a step")
     return {
         **bench_head("split", load, quick=quick),
         "steps": steps,
         "turns": turns,
-        "rows": rows_of(results_of_arm),
+        "rows": split_rows(results_of_arm),
     }
 
 
-def rows_of(found: Mapping[SplitArm, Sequence[Mapping[str, Any]]]) -> list[Row]:
+def split_rows(found: Mapping[SplitArm, Sequence[Mapping[str, Any]]]) -> list[Row]:
     """Return one row for each arm.
 
     Args:
         found: Results of each run of an arm: step_s, bytes_per_step, costs, meetings_s, final_weights_digest.
     """
-    plain = {arm.size: _median(results, "cpu_s") for arm, results in found.items() if arm.mode == "plaintext"}
-    return [_row(arm, results, plain.get(arm.size)) for arm, results in found.items()]
+    plain = {arm.size: _median_of(results, "cpu_s") for arm, results in found.items() if arm.mode == "plaintext"}
+    return [_split_row(arm, results, plain.get(arm.size)) for arm, results in found.items()]
 
 
 def _run_once(arm: SplitArm, steps: int, directory: Path) -> Mapping[str, Any]:
-    summary = train(run_of(arm, steps), directory, console=Console(file=io.StringIO()))
+    summary = train(make_split_run(arm, steps), directory, console=Console(file=io.StringIO()))
     lines = read_metrics(directory / "metrics.jsonl")
     return {
         "step_s": statistics.median(row["wall_s"] for row in lines[_WARM_UP:]),
@@ -85,17 +85,17 @@ def _run_once(arm: SplitArm, steps: int, directory: Path) -> Mapping[str, Any]:
     }
 
 
-def _row(arm: SplitArm, results: Sequence[Mapping[str, Any]], plain_cpu_s: float | None) -> Row:
+def _split_row(arm: SplitArm, results: Sequence[Mapping[str, Any]], plain_cpu_s: float | None) -> Row:
     digests = {result["final_weights_digest"] for result in results}
-    parts = {name: _median(results, name) for name in _PARTS}
+    parts = {name: _median_of(results, name) for name in _PARTS}
     return {
         **arm.as_row(),
-        "step_s": _median(results, "step_s"),
+        "step_s": _median_of(results, "step_s"),
         "step_s_worst": max(result["step_s"] for result in results),
-        "bytes_per_step": _median(results, "bytes_per_step"),
-        "cpu_s": _median(results, "cpu_s"),
+        "bytes_per_step": _median_of(results, "bytes_per_step"),
+        "cpu_s": _median_of(results, "cpu_s"),
         **parts,
-        "meetings_s": _median(results, "meetings_s"),
+        "meetings_s": _median_of(results, "meetings_s"),
         # of a plaintext step, where one of this size was measured
         "crypto_share": None if plain_cpu_s is None else parts["cipher_s"] / plain_cpu_s,
         "security_share": None if plain_cpu_s is None else sum(parts.values()) / plain_cpu_s,
@@ -104,6 +104,6 @@ def _row(arm: SplitArm, results: Sequence[Mapping[str, Any]], plain_cpu_s: float
     }
 
 
-def _median(results: Sequence[Mapping[str, Any]], name: str) -> float:
+def _median_of(results: Sequence[Mapping[str, Any]], name: str) -> float:
     value: float = statistics.median(result[name] for result in results)
     return value

@@ -39,7 +39,7 @@ class SplitArm:
     size: SplitSize
 
     @property
-    def label(self) -> str:
+    def arm_label(self) -> str:
         """One line for the progress."""
         size = self.size
         return f"{self.mode}, width {size.width}, {size.layers} layers, {size.seq} tokens, {size.wire}"
@@ -74,7 +74,7 @@ def arms_of(quick: bool) -> tuple[SplitArm, ...]:
     return tuple(arms)
 
 
-def run_of(arm: SplitArm, steps: int) -> SplitRun:
+def make_split_run(arm: SplitArm, steps: int) -> SplitRun:
     """The run of an arm: three clients with two microbatches of two sequences each, in every step."""
     size = arm.size
     architecture: dict[str, str | int | float | bool | None] = {

@@ -20,11 +20,11 @@ __all__ = ["ARMS", "PEERS", "RankArm", "RankSetup"]
 class RankArm(Protocol):
     """One rank's way to make a step."""
 
-    def step(self, step: int, batch: Batch) -> float:
+    def step_batch(self, step: int, batch: Batch) -> float:
         """Make one optimizer step on a whole batch, which all ranks are given; return its mean loss in nats."""
         ...
 
-    def phases(self) -> dict[str, float]:
+    def take_phases(self) -> dict[str, float]:
         """Wall seconds by phase since the last call; empty where they are not known."""
         ...
 
@@ -37,13 +37,13 @@ class EngineArm:
         domain = open_domain(recipe.parallel, own_device("cpu", setting.place))
         self._member = RankTrainer(recipe, setting.source, domain)
 
-    def step(self, step: int, batch: Batch) -> float:
+    def step_batch(self, step: int, batch: Batch) -> float:
         """Make one step."""
-        return self._member.step(step, batch.input_ids, batch.labels).loss
+        return self._member.train_step(step, batch.input_ids, batch.labels).loss
 
-    def phases(self) -> dict[str, float]:
+    def take_phases(self) -> dict[str, float]:
         """Seconds by phase."""
-        return self._member.timer.take()
+        return self._member.timer.take_wall()
 
 
 class AloneArm:
@@ -53,11 +53,11 @@ class AloneArm:
         self._microbatches = setting.run.train.microbatches
         self._trainer = PlainTrainer(setting.source, setting.run.optimizer, setting.run.train.steps)
 
-    def step(self, step: int, batch: Batch) -> float:
+    def step_batch(self, step: int, batch: Batch) -> float:
         """Make one step."""
-        return self._trainer.step(step, step_inputs(batch, self._microbatches))
+        return self._trainer.train_step(step, step_inputs(batch, self._microbatches))
 
-    def phases(self) -> dict[str, float]:
+    def take_phases(self) -> dict[str, float]:
         """Nothing is timed."""
         return {}
 

@@ -46,10 +46,12 @@ def bench_collectives(quick: bool) -> dict[str, Any]:
         TrainingError: The ranks failed.
     """
     sizes = (_SIZES[0], _SIZES[2], _SIZES[3]) if quick else _SIZES
-    return measure(_RANKS[:1] if quick else _RANKS, sizes, _OPERATIONS, quick=quick)
+    return measure_collectives(_RANKS[:1] if quick else _RANKS, sizes, _OPERATIONS, quick=quick)
 
 
-def measure(ranks: Sequence[int], sizes: Sequence[int], operations: Sequence[str], *, quick: bool) -> dict[str, Any]:
+def measure_collectives(
+    ranks: Sequence[int], sizes: Sequence[int], operations: Sequence[str], *, quick: bool
+) -> dict[str, Any]:
     """Measure these; see `bench_collectives`."""
     load = load_average()
     rows: list[Row] = []
@@ -57,16 +59,16 @@ def measure(ranks: Sequence[int], sizes: Sequence[int], operations: Sequence[str
         for world in ranks:
             rows += exchange_rows(host, world, sizes, operations)
             print_progress(f"collectives: {world} ranks are done")
-    return summary(rows, load, quick=quick)
+    return summarise_collectives(rows, load, quick=quick)
 
 
-def summary(rows: Sequence[Row], load: float | None, *, quick: bool) -> dict[str, Any]:
+def summarise_collectives(rows: Sequence[Row], load: float | None, *, quick: bool) -> dict[str, Any]:
     """What the bench returns about rows that `exchange_rows` gave."""
-    link = _link(rows, os.cpu_count())
+    link = _fit_link(rows, os.cpu_count())
     return {
         **bench_head("collectives", load, quick=quick),
         "link": None if link is None else link.model_dump(),
-        "rows": [{**row, **_beside(row, link)} for row in rows],
+        "rows": [{**row, **_with_bounds(row, link)} for row in rows],
     }
 
 
@@ -81,24 +83,24 @@ def exchange_rows(host: RankForkServer, world: int, sizes: Sequence[int], operat
         TrainingError: The ranks failed.
     """
     rows: list[Row] = []
-    with host.crew(f"exchange between {world} ranks", "exchange", world) as crew:
+    with host.make_crew(f"exchange between {world} ranks", "exchange", world) as crew:
         for op, size in itertools.product(operations, sizes):
             times = max(_LEAST_TIMES, min(_MOST_TIMES, _BYTES_IN_ALL // (size * world)))
-            answers = crew.ask(op=op, bytes=size, times=times)
+            answers = crew.ask_all(op=op, bytes=size, times=times)
             timed = {key: answers[0][key] for key in ("seconds", "best_s")}
             cpu_s = sum(answer["cpu_s"] for answer in answers)
             rows.append({"op": op, "ranks": world, "bytes": size, **timed, "cpu_s": cpu_s, "times": times})
     return rows
 
 
-def _link(rows: Sequence[Row], cores: int | None) -> Link | None:
+def _fit_link(rows: Sequence[Row], cores: int | None) -> Link | None:
     try:
         return fit_machine(rows, cores)
     except InputError:
         return None
 
 
-def _beside(row: Row, link: Link | None) -> Row:
+def _with_bounds(row: Row, link: Link | None) -> Row:
     """Return the bandwidth bound of an all-reduce, and the planner's estimate with the fitted link."""
     op, ranks, size = row["op"], row["ranks"], row["bytes"]
     sums = op.startswith("all_reduce") or op == "gather_to_one"

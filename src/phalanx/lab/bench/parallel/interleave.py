@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.parallel.layouts import name_of, with_layout
+from phalanx.lab.bench.parallel.layouts import layout_name, with_layout
 from phalanx.lab.bench.parallel.rank_training import TrainingSpec
 from phalanx.lab.bench.parallel.ranks import ArmRanks, RankForkServer
 from phalanx.parallel import ParallelConfig
@@ -32,7 +32,7 @@ class TurnSpec:
 
 
 @dataclass
-class Turns:
+class LayoutTurns:
     """The measured turns of one arm.
 
     Attributes:
@@ -52,17 +52,17 @@ class Turns:
 
     def step_s(self) -> float:
         """Median wall seconds of a step."""
-        return statistics.median(self._timed(self.walls))
+        return statistics.median(self._timed_steps(self.walls))
 
     def cpu_s(self) -> float:
         """Median CPU seconds of a step."""
-        return statistics.median(self._timed(self.cpus))
+        return statistics.median(self._timed_steps(self.cpus))
 
-    def waiting(self) -> float | None:
+    def waiting_share(self) -> float | None:
         """Median share of the ranks' time in which they waited; None where the system does not tell."""
-        return statistics.median(self._timed(self.waits)) if self.waits else None
+        return statistics.median(self._timed_steps(self.waits)) if self.waits else None
 
-    def faster_than(self, other: "Turns") -> float:
+    def faster_than(self, other: "LayoutTurns") -> float:
         """How many times as many steps a second, by the median over turns: neighbours in time are compared."""
         pairs = list(zip(self.walls, other.walls, strict=False))
         # the first turn warms up where there are others
@@ -70,14 +70,14 @@ class Turns:
         return statistics.median(statistics.median(theirs) / statistics.median(mine) for mine, theirs in pairs)
 
     @staticmethod
-    def _timed(turns: Sequence[Sequence[float]]) -> list[float]:
+    def _timed_steps(turns: Sequence[Sequence[float]]) -> list[float]:
         steps = [step for turn in turns for step in turn]
         return steps[_WARM_UP:] if len(steps) > _WARM_UP else steps
 
 
 def take_turns(
     host: RankForkServer, specs: Sequence[TurnSpec], run: PipelineRun, cache: Path, turns: int
-) -> list[Turns]:
+) -> list[LayoutTurns]:
     """Let arms train side by side, one at a time.
 
     An arm that fails is left out from then on, and says why.
@@ -86,7 +86,7 @@ def take_turns(
         host: Fork server of their ranks.
         cache: Directory of models and tokens.
     """
-    done = [Turns(spec) for spec in specs]
+    done = [LayoutTurns(spec) for spec in specs]
     with contextlib.ExitStack() as stack:
         crews: dict[int, ArmRanks] = {}
         for turn in range(turns):
@@ -101,7 +101,7 @@ def take_turns(
                         crews[number] = stack.enter_context(
                             train_crew(host, training.spec.arm, run, training.spec.config, cache)
                         )
-                    _take(training, crews[number])
+                    _take_turn(training, crews[number])
                 except TrainingError as exc:
                     training.reason = str(exc)
     return done
@@ -124,19 +124,21 @@ def train_crew(
     spec = TrainingSpec(
         arm=arm, run=with_layout(run, config), cache=str(cache.resolve()), measures_memory=measures_memory
     )
-    return host.crew(f"{arm}, {name_of(config)}", "train", config.world, {"spec": spec.model_dump_json()})
+    return host.make_crew(f"{arm}, {layout_name(config)}", "train", config.num_ranks, {"spec": spec.model_dump_json()})
 
 
-def _take(one: Turns, crew: ArmRanks) -> None:
-    answers = crew.ask(steps=one.spec.steps)
+def _take_turn(one: LayoutTurns, crew: ArmRanks) -> None:
+    answers = crew.ask_all(steps=one.spec.steps)
     one.losses += answers[0]["losses"]
     one.walls.append(answers[0]["wall_s"])
     one.cpus.append([sum(step) for step in zip(*(answer["cpu_s"] for answer in answers), strict=True)])
-    waits = [[_share(*pair) for pair in zip(answer["waited_s"], answer["wall_s"], strict=True)] for answer in answers]
+    waits = [
+        [_waited_share(*pair) for pair in zip(answer["waited_s"], answer["wall_s"], strict=True)] for answer in answers
+    ]
     known_shares = [share for rank in waits for share in rank if share is not None]
     if len(known_shares) == len(waits) * one.spec.steps:
         one.waits.append([statistics.fmean(step) for step in zip(*waits, strict=True)])
 
 
-def _share(waited_s: float | None, wall_s: float) -> float | None:
+def _waited_share(waited_s: float | None, wall_s: float) -> float | None:
     return None if waited_s is None else waited_s / wall_s

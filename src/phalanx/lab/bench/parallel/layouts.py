@@ -33,7 +33,7 @@ class InterleavedLayouts:
     memory: bool = False
     name: str = ""
 
-    def configs(self) -> list[ParallelConfig]:
+    def parallel_configs(self) -> list[ParallelConfig]:
         """The layouts as run files have them."""
         return [ParallelConfig.model_validate(keys) for keys in self.layouts]
 
@@ -108,9 +108,9 @@ def with_layout(run: PipelineRun | DomainRun, config: ParallelConfig) -> DomainR
     return DomainRun(**sections | {"parallel": config})
 
 
-def name_of(config: ParallelConfig) -> str:
+def layout_name(config: ParallelConfig) -> str:
     """A layout in words."""
-    name_parts = [str(config.layout)]
+    name_parts = [str(config.planned_layout)]
     name_parts += ["sequence_parallel"] if config.sequence_parallel else []
     name_parts += [config.gradient_compression] if config.gradient_compression != "none" else []
     name_parts += ["offload"] if config.offload else []

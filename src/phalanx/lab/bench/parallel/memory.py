@@ -10,7 +10,7 @@ from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.workloads import prepare_run
 from phalanx.lab.bench.parallel.arms import ENGINE
 from phalanx.lab.bench.parallel.interleave import train_crew
-from phalanx.lab.bench.parallel.layouts import name_of, small_run
+from phalanx.lab.bench.parallel.layouts import layout_name, small_run
 from phalanx.lab.bench.parallel.parallel_plan import plan_memory
 from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.models import LoraConfig
@@ -60,7 +60,7 @@ def bench_memory(quick: bool) -> dict[str, Any]:
     run = large_run()
     cases = [(run, keys) for keys in _LAYOUTS[: _NUM_QUICK if quick else None]]
     cases += [] if quick else [(with_adapters(run), keys) for keys in _ADAPTED]
-    return measure([(case_run, ParallelConfig.model_validate(keys)) for case_run, keys in cases], quick=quick)
+    return measure_memory([(case_run, ParallelConfig.model_validate(keys)) for case_run, keys in cases], quick=quick)
 
 
 def large_run() -> PipelineRun:
@@ -80,16 +80,16 @@ def with_adapters(run: PipelineRun) -> PipelineRun:
     return run.model_copy(update={"model": run.model.model_copy(update={"adapter": LoraConfig()})})
 
 
-def measure(cases: Sequence[tuple[PipelineRun, ParallelConfig]], *, quick: bool) -> dict[str, Any]:
+def measure_memory(cases: Sequence[tuple[PipelineRun, ParallelConfig]], *, quick: bool) -> dict[str, Any]:
     """Measure runs, which differ in nothing but adapters, on their layouts; see `bench_memory`."""
     load = load_average()
     cache, rows = cache_directory(), list[Row]()
     prepare_run(cases[0][0], cache)
     with scratch_directory() as directory, RankForkServer(directory) as host:
         for case_run, config in cases:
-            name = name_of(config) + (" with adapters" if case_run.model.adapter is not None else "")
+            name = layout_name(config) + (" with adapters" if case_run.model.adapter is not None else "")
             figures = memory_row(host, ENGINE, case_run, config, cache)
-            rows.append({"layout": name, "ranks": config.world, **figures, **_parts(case_run, config)})
+            rows.append({"layout": name, "ranks": config.num_ranks, **figures, **_planned_parts(case_run, config)})
             print_progress(f"memory: {name}: planned / measured {figures['memory_ratio']:.3f}")
     return {
         **bench_head("memory", load, quick=quick),
@@ -106,12 +106,12 @@ def memory_row(host: RankForkServer, arm: str, run: PipelineRun, config: Paralle
         TrainingError: A rank failed, or this system does not tell.
     """
     with train_crew(host, arm, run, config, cache, measures_memory=True) as crew:
-        answers = crew.ask(steps=_STEPS)
+        answers = crew.ask_all(steps=_STEPS)
     peaks = [answer["peak_bytes"] for answer in answers]
     if None in peaks:
-        raise TrainingError(f"bench: {name_of(config)}: a rank did not tell its memory")
+        raise TrainingError(f"bench: {layout_name(config)}: a rank did not tell its memory")
     planned = plan_memory(run, config)
-    total, peak = planned.total, max(peaks)
+    total, peak = planned.total_bytes, max(peaks)
     is_engine = arm == ENGINE
     return {
         "peak_memory_bytes": peak,
@@ -120,6 +120,6 @@ def memory_row(host: RankForkServer, arm: str, run: PipelineRun, config: Paralle
     }
 
 
-def _parts(run: PipelineRun, config: ParallelConfig) -> Row:
+def _planned_parts(run: PipelineRun, config: ParallelConfig) -> Row:
     planned = plan_memory(run, config)
-    return {f"planned_{name}": size for name, size in planned.parts().items()}
+    return {f"planned_{name}": size for name, size in planned.parts_by_name().items()}

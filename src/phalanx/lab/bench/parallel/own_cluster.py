@@ -13,7 +13,7 @@ from phalanx.lab.bench.parallel.rank_training import TrainingSpec
 from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.parallel import ParallelConfig
 from phalanx.planner.cluster.hardware import GIB, Cluster, Device, Pool
-from phalanx.planner.cluster.links import Link, fit, through
+from phalanx.planner.cluster.links import Link, fit_latency_and_cost, fit_link
 from phalanx.planner.cluster.local import core_flops
 from phalanx.planner.cluster.machine import Exchange, Shares
 from phalanx.planner.model.compute import Flops, forward_flops
@@ -60,8 +60,8 @@ def probe_machine(host: RankForkServer, run: PipelineRun, cache: Path) -> Probe:
     """
     cores = len(os.sched_getaffinity(0))
     spec = TrainingSpec(arm="", run=with_layout(run, ParallelConfig()), cache=str(cache.resolve()))
-    with host.crew("probe", "probe", cores, {"spec": spec.model_dump_json()}) as crew:
-        answers = crew.ask(rows=list(_ROWS))
+    with host.make_crew("probe", "probe", cores, {"spec": spec.model_dump_json()}) as crew:
+        answers = crew.ask_all(rows=list(_ROWS))
     rows = exchange_rows(host, 2, _LINK_SIZES, ("all_reduce", "reduce_scatter_direct"))
     timed, update, norms, shares = ([answer[key] for answer in answers] for key in _PARTS)
     return Probe(timed, update, norms, shares, rows, stream_rows(host, run), core_flops(cores))
@@ -74,8 +74,8 @@ def stream_rows(host: RankForkServer, run: PipelineRun) -> list[dict[str, Any]]:
         TrainingError: The ranks failed.
     """
     sizes = {"hidden": shape_of(run.model.architecture or {}).hidden, "tokens": run.data.sequence_length}
-    with host.crew("exchanges in the midst of computation", "stream", 2, sizes) as crew:
-        first, second = (answer["streams"] for answer in crew.ask())
+    with host.make_crew("exchanges in the midst of computation", "stream", 2, sizes) as crew:
+        first, second = (answer["streams"] for answer in crew.ask_all())
     return [
         {**sample, **{key: (sample[key] + other[key]) / 2 for key in ("wall_s", "cpu_s")}}
         for sample, other in zip(first, second, strict=True)
@@ -95,16 +95,16 @@ def cluster_of(probe: Probe, run: PipelineRun, ranks: int) -> Cluster:
     flops = forward_flops(shape, run.data.sequence_length)
     # a block has two norms and two sums
     number_s = 2 * statistics.mean(norms["cpu_s"] for norms in probe.norms)
-    fitted = _fit(probe, flops, shape, run.data.sequence_length, number_s)
+    fitted = _fit_passes(probe, flops, shape, run.data.sequence_length, number_s)
     update_s = statistics.mean(update["cpu_s"] for update in probe.update)
     peak = max(probe.peak_flops_per_s, fitted.block_flops_per_s, fitted.head_flops_per_s)
     device = Device(
         title="a core of this machine",
         memory_gib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB / ranks,
-        bandwidth_gb_per_s=_UPDATE_BYTES * shape.parameters / update_s / 1e9,
+        bandwidth_gb_per_s=_UPDATE_BYTES * shape.num_parameters / update_s / 1e9,
         fp32_tflops=peak / 1e12,
     )
-    link = _link(probe.exchanges)
+    link = _fit_cluster_link(probe.exchanges)
     return Cluster(
         title=f"{ranks} processes on this machine, measured",
         pools=(Pool(device="core", count=ranks),),
@@ -118,7 +118,7 @@ def cluster_of(probe: Probe, run: PipelineRun, ranks: int) -> Cluster:
         microbatch_s=max([0.0, *(row["cpu_s"] for row in probe.streams if row["op"] == _STAGE)]),
         block_s=fitted.block_s,
         number_s=number_s,
-        shares=_shares(probe.shares),
+        shares=_pass_shares(probe.shares),
         overlap=False,
         cores=len(probe.timed),
         device_is_host=True,
@@ -136,7 +136,7 @@ class _Fitted:
     last_s: float
 
 
-def _fit(probe: Probe, flops: Flops, shape: ModelShape, sequence_length: int, number_s: float) -> _Fitted:
+def _fit_passes(probe: Probe, flops: Flops, shape: ModelShape, sequence_length: int, number_s: float) -> _Fitted:
     """Lines through two sizes each, by tokens: a block's seconds, and what lies before and behind all blocks."""
     seconds: dict[tuple[int, bool, int], float] = {}
     for first in probe.timed[0]:
@@ -153,8 +153,8 @@ def _fit(probe: Probe, flops: Flops, shape: ModelShape, sequence_length: int, nu
     before = {rows: seconds[few, False, rows] - few * block[rows] for rows in _ROWS}
     layers = shape.layers
     behind = {rows: seconds[layers, True, rows] - layers * block[rows] - before[rows] for rows in _ROWS}
-    block_fixed, block_token = _line(block, sequence_length)
-    last_s, token = _line(behind, sequence_length)
+    block_fixed, block_token = _fit_seconds(block, sequence_length)
+    last_s, token = _fit_seconds(behind, sequence_length)
     products = max(_LEAST_S, block_token - shape.hidden * number_s)
     return _Fitted(
         block_flops_per_s=3 * (flops.block + flops.scores) / products,
@@ -166,21 +166,21 @@ def _fit(probe: Probe, flops: Flops, shape: ModelShape, sequence_length: int, nu
     )
 
 
-def _shares(passes: Sequence[Mapping[str, float]]) -> Shares:
+def _pass_shares(passes: Sequence[Mapping[str, float]]) -> Shares:
     forward, inputs, weights = (sum(rank[name] for rank in passes) for name in ("forward", "inputs", "weights"))
     total = forward + inputs + weights
     return forward / total, inputs / total, weights / total
 
 
-def _line(points: Mapping[int, float], sequence_length: int) -> tuple[float, float]:
+def _fit_seconds(points: Mapping[int, float], sequence_length: int) -> tuple[float, float]:
     """Fixed seconds and seconds for each token; neither is below zero."""
     (few, less), (many, more) = sorted(points.items())
     token = max(_LEAST_S, (more - less) / ((many - few) * sequence_length))
     return max(0.0, less - token * few * sequence_length), token
 
 
-def _link(rows: Sequence[Mapping[str, Any]]) -> Link:
-    link = fit(rows)
+def _fit_cluster_link(rows: Sequence[Mapping[str, Any]]) -> Link:
+    link = fit_link(rows)
     sums = {row["bytes"]: row["seconds"] for row in rows if row["op"] == "all_reduce"}
     shares = [2 * row["seconds"] / sums[row["bytes"]] for row in rows if row["op"] == "reduce_scatter_direct"]
     # what ranks do to begin together weighs least on the largest
@@ -195,7 +195,7 @@ def _stream_link(rows: Sequence[Mapping[str, Any]], kind: Exchange) -> Link:
     walls, cpus = ([max(row[key], _LEAST_EXCHANGE_S) for row in same] for key in ("wall_s", "cpu_s"))
     # a sum takes two rounds of half of its bytes, all others one, and what is sent is sent whole
     rounds, share = 2 if kind == "sum" else 1, 1.0 if kind in ("sum", "send") else 0.5
-    latency, per_byte = through(
+    latency, per_byte = fit_latency_and_cost(
         [(rounds, share * row["bytes"], seconds) for row, seconds in zip(same, walls, strict=True)]
     )
     return Link(latency_s=latency, bytes_per_s=1 / per_byte, busy=sum(cpus) / sum(walls))

@@ -9,7 +9,7 @@ from phalanx.planner.cluster.catalog import device_of
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cost.estimate import machine_of
 from phalanx.planner.cost.memory import RankMemory, worst_rank
-from phalanx.planner.cost.step import step_time, timeline, work_seconds
+from phalanx.planner.cost.step import play_timeline, step_time, work_seconds
 from phalanx.planner.model.recipe import Recipe
 from phalanx.train import PipelineRun
 
@@ -34,22 +34,24 @@ class PlannedFigures:
 
 def plan_layout(run: PipelineRun, config: ParallelConfig, cluster: Cluster) -> PlannedFigures:
     """Plan one layout of a run."""
-    shape, recipe, layout = shape_of(run.model.architecture or {}), recipe_of(run, config), config.layout
-    machine = replace(machine_of(cluster, device_of(cluster, cluster.pools[0].device), "fp32"), per_node=layout.world)
-    step = step_time(shape, layout, recipe, machine).total
+    shape, recipe, layout = shape_of(run.model.architecture or {}), recipe_of(run, config), config.planned_layout
+    machine = replace(
+        machine_of(cluster, device_of(cluster, cluster.pools[0].device), "fp32"), per_node=layout.num_ranks
+    )
+    step = step_time(shape, layout, recipe, machine).total_seconds
     cpu = work_seconds(shape, layout, recipe, machine)
-    idle = max(0.0, 1.0 - cpu / (layout.world * step))
+    idle = max(0.0, 1.0 - cpu / (layout.num_ranks * step))
     if layout.pp == 1:
         return PlannedFigures(step, cpu, None, idle)
-    played = timeline(shape, layout, recipe, machine, recipe.microbatches)
+    played = play_timeline(shape, layout, recipe, machine, recipe.microbatches)
     # where cores are shared, a rank that waits for one is not waiting for another rank
-    waiting = idle if machine.crowd(layout.world) == 1.0 else played.bubble * played.length_s / step
+    waiting = idle if machine.crowding_factor(layout.num_ranks) == 1.0 else played.bubble_share * played.length_s / step
     return PlannedFigures(step, cpu, waiting, idle)
 
 
 def plan_memory(run: PipelineRun, config: ParallelConfig) -> RankMemory:
     """The memory of the rank that needs most."""
-    return worst_rank(shape_of(run.model.architecture or {}), config.layout, recipe_of(run, config))
+    return worst_rank(shape_of(run.model.architecture or {}), config.planned_layout, recipe_of(run, config))
 
 
 def recipe_of(run: PipelineRun, config: ParallelConfig) -> Recipe:
@@ -64,11 +66,13 @@ def recipe_of(run: PipelineRun, config: ParallelConfig) -> Recipe:
         sequence_parallel=config.sequence_parallel,
         fused_attention=run.model.attention == "sdpa",
         adapter=run.model.planned_adapter,
-        outer=None if config.outer is None else config.outer.planned,
+        outer=None if config.outer is None else config.outer.planned_outer,
     )
 
 
-def beside(planned: PlannedFigures, step_s: float, cpu_s: float, waiting: float | None, world: int) -> dict[str, Any]:
+def compare_with_plan(
+    planned: PlannedFigures, step_s: float, cpu_s: float, waiting: float | None, world: int
+) -> dict[str, Any]:
     """The keys of a row of the block ``plan``.
 
     Args:

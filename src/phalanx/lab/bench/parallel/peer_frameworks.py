@@ -15,36 +15,36 @@ from torch.distributed.fsdp import FSDPModule
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.parallel.peers import (
     NO_CLIPPING,
-    Copies,
+    ModelCopies,
     RankSetup,
     adamw_options,
     blocks_of,
     decay_groups,
-    whole_model,
+    load_peer_model,
 )
 
 
-class AccelerateDdp(Copies):
+class AccelerateDdp(ModelCopies):
     """accelerate, which HF's Trainer runs on, over DDP."""
 
     def __init__(self, setting: RankSetup) -> None:
-        self._accelerator = _accelerator(setting, None, sync_each_batch=False)
+        self._accelerator = _make_accelerator(setting, None, sync_each_batch=False)
         config = setting.run.optimizer
-        model = whole_model(setting.source)
+        model = load_peer_model(setting.source)
         optimizer = torch.optim.AdamW(decay_groups(model.parameters(), config), **adamw_options(config))
         super().__init__(setting, *self._accelerator.prepare(model, optimizer))
 
-    def scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def microbatch_scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Accelerate counts microbatches itself."""
         del is_last
         scope: contextlib.AbstractContextManager[object] = self._accelerator.accumulate(self.model)
         return scope
 
-    def backward(self, loss: Tensor) -> None:
+    def backward_loss(self, loss: Tensor) -> None:
         """Accelerate divides by the number of microbatches."""
         self._accelerator.backward(loss * self.microbatches)
 
-    def update(self) -> None:
+    def update_weights(self) -> None:
         """Clip, step, and forget gradients."""
         self._accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or NO_CLIPPING)
         self.optimizer.step()
@@ -68,38 +68,38 @@ class AccelerateFsdp(AccelerateDdp):
             fsdp_version=2,
             reshard_after_forward=reshard,
             auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=[type(blocks_of(whole_model(setting.source))[0]).__name__],
+            transformer_cls_names_to_wrap=[type(blocks_of(load_peer_model(setting.source))[0]).__name__],
         )
-        self._accelerator = _accelerator(setting, plugin, sync_each_batch=True)
+        self._accelerator = _make_accelerator(setting, plugin, sync_each_batch=True)
         _insist_on_fsdp(self._accelerator, plugin)
         config = setting.run.optimizer
-        model = whole_model(setting.source)
+        model = load_peer_model(setting.source)
         optimizer = torch.optim.AdamW(decay_groups(model.parameters(), config), **adamw_options(config))
         sharded, optimizer = self._accelerator.prepare(model, optimizer)
         if not isinstance(sharded, FSDPModule):
             raise TrainingError(
                 f"accelerate: asked for FSDP2, found {type(sharded).__name__}; this row would be another"
             )
-        Copies.__init__(self, setting, sharded, optimizer)
+        ModelCopies.__init__(self, setting, sharded, optimizer)
         self._reshard = reshard
 
-    def scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def microbatch_scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """What stays whole does so until the last microbatch."""
         if not self._reshard:
             self.model.set_reshard_after_backward(is_last)
-        return super().scope(is_last=is_last)
+        return super().microbatch_scope(is_last=is_last)
 
 
-class DeepSpeed(Copies):
+class DeepSpeed(ModelCopies):
     """DeepSpeed's engine with ZeRO of a stage, over gloo."""
 
     def __init__(self, setting: RankSetup, *, stage: int) -> None:
-        _meet(setting)
+        _set_rendezvous(setting)
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed  # noqa: PLC0415 - in the extra `benchmark`
 
         config, train = setting.run.optimizer, setting.run.train
-        model = whole_model(setting.source)
+        model = load_peer_model(setting.source)
         optimizer = torch.optim.AdamW(decay_groups(model.parameters(), config), **adamw_options(config))
         settings = {
             "train_micro_batch_size_per_gpu": train.batch_size // (train.microbatches * setting.place.world),
@@ -113,17 +113,17 @@ class DeepSpeed(Copies):
         )
         super().__init__(setting, engine, wrapped)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward_loss(self, loss: Tensor) -> None:
         """DeepSpeed divides by the number of microbatches, and steps after the last one of them."""
         self.model.backward(loss * self.microbatches)
         self.model.step()
 
-    def update(self) -> None:
+    def update_weights(self) -> None:
         """Done with the last microbatch."""
 
 
-def _accelerator(setting: RankSetup, plugin: Any, *, sync_each_batch: bool) -> Any:
-    _meet(setting)
+def _make_accelerator(setting: RankSetup, plugin: Any, *, sync_each_batch: bool) -> Any:
+    _set_rendezvous(setting)
     from accelerate import Accelerator  # noqa: PLC0415 - in the extra `benchmark`
     from accelerate.utils import GradientAccumulationPlugin  # noqa: PLC0415
 
@@ -140,9 +140,9 @@ def _insist_on_fsdp(accelerator: Any, plugin: Any) -> None:
     accelerator.state.fsdp_plugin = plugin
 
 
-def _meet(setting: RankSetup) -> None:
+def _set_rendezvous(setting: RankSetup) -> None:
     """Variables that peers read although the ranks have met already."""
-    os.environ.update(setting.place.environment())
+    os.environ.update(setting.place.to_environment())
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     if "MASTER_PORT" not in os.environ:

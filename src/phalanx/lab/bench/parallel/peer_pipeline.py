@@ -9,8 +9,8 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
 from phalanx.data import Batch
-from phalanx.lab.bench.parallel.peers import NO_CLIPPING, RankSetup, adamw_options, decay_groups, whole_model
-from phalanx.objectives import IGNORE, causal_lm
+from phalanx.lab.bench.parallel.peers import NO_CLIPPING, RankSetup, adamw_options, decay_groups, load_peer_model
+from phalanx.objectives import IGNORE, causal_lm_loss
 from phalanx.optimizers import learning_rate
 
 
@@ -20,7 +20,7 @@ class TorchPipeline:
     def __init__(self, setting: RankSetup) -> None:
         run, place = setting.run, setting.place
         self._config, self._total_steps, self._rank = run.optimizer, run.train.steps, place.rank
-        self._half = _Half(whole_model(setting.source), place.rank, place.world)
+        self._half = _HalfModel(load_peer_model(setting.source), place.rank, place.world)
         groups = decay_groups(self._half.parameters(), run.optimizer)
         self._optimizer = torch.optim.AdamW(groups, **adamw_options(run.optimizer))
         rows, tokens = run.train.batch_size // run.train.microbatches, run.data.sequence_length
@@ -36,10 +36,10 @@ class TorchPipeline:
             output_args=logits if is_last else torch.empty_like(hidden, requires_grad=True),
         )
         self._targets = 1
-        self._schedule = pipelining.Schedule1F1B(stage, run.train.microbatches, self._loss, scale_grads=False)
+        self._schedule = pipelining.Schedule1F1B(stage, run.train.microbatches, self._mean_loss, scale_grads=False)
         self._is_last = is_last
 
-    def step(self, step: int, batch: Batch) -> float:
+    def step_batch(self, step: int, batch: Batch) -> float:
         """Make one step; see `phalanx.lab.bench.parallel.arms.RankArm`."""
         self._targets = int((batch.labels != IGNORE).sum())
         for group in self._optimizer.param_groups:
@@ -51,21 +51,21 @@ class TorchPipeline:
         )
         # both ends have the tied embedding
         dist.all_reduce(self._half.tied.grad)
-        self._clip()
+        self._clip_gradients()
         self._optimizer.step()
         self._optimizer.zero_grad()
         total = torch.stack(losses).sum().detach() if losses else torch.zeros(())
         dist.all_reduce(total)
         return float(total)
 
-    def phases(self) -> dict[str, float]:
+    def take_phases(self) -> dict[str, float]:
         """Nothing is timed."""
         return {}
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return causal_lm(logits, labels)[0] / self._targets
+    def _mean_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return causal_lm_loss(logits, labels)[0] / self._targets
 
-    def _clip(self) -> None:
+    def _clip_gradients(self) -> None:
         gradients = [p.grad for p in self._half.parameters() if p.grad is not None]
         counted = [g for g in gradients if self._rank == 0 or g is not self._half.tied.grad]
         square = torch.stack([g.square().sum() for g in counted]).sum()
@@ -74,7 +74,7 @@ class TorchPipeline:
         torch._foreach_mul_(gradients, min(1.0, limit / (float(square.sqrt()) + 1e-6)))
 
 
-class _Half(nn.Module):
+class _HalfModel(nn.Module):
     """One of two stages of a GPT-2; the head is the second stage's own copy of the embedding."""
 
     def __init__(self, model: Any, rank: int, world: int) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from phalanx.data import Batch
 from phalanx.models import ModelSource
-from phalanx.objectives import IGNORE, causal_lm
+from phalanx.objectives import IGNORE, causal_lm_loss
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.parallel import RankEnv
 from phalanx.train import DomainRun
@@ -36,7 +36,7 @@ class RankSetup:
 NO_CLIPPING = 1e9
 
 
-def whole_model(source: ModelSource) -> Any:
+def load_peer_model(source: ModelSource) -> Any:
     """The un-sliced transformers model, ready to train."""
     model = AutoModelForCausalLM.from_pretrained(
         source.directory, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
@@ -63,7 +63,7 @@ def adamw_options(config: OptimizerConfig) -> dict[str, Any]:
     return {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
 
 
-class Copies:
+class ModelCopies:
     """Data parallel: each rank trains on its rows; subclasses say what wraps the model."""
 
     def __init__(self, setting: RankSetup, model: Any, optimizer: Any) -> None:
@@ -74,7 +74,7 @@ class Copies:
         self._total_steps = setting.run.train.steps
         self._place = setting.place
 
-    def step(self, step: int, batch: Batch) -> float:
+    def step_batch(self, step: int, batch: Batch) -> float:
         """Make one step; see `phalanx.lab.bench.parallel.arms.RankArm`."""
         world = self._place.world
         ids, labels = (x.chunk(world)[self._place.rank] for x in (batch.input_ids, batch.labels))
@@ -84,45 +84,45 @@ class Copies:
         total = torch.zeros(1)
         pairs = zip(ids.chunk(self.microbatches), labels.chunk(self.microbatches), strict=True)
         for number, (x, y) in enumerate(pairs, start=1):
-            with self.scope(is_last=number == self.microbatches):
-                loss = causal_lm(self.model(input_ids=x, use_cache=False).logits, y)[0]
+            with self.microbatch_scope(is_last=number == self.microbatches):
+                loss = causal_lm_loss(self.model(input_ids=x, use_cache=False).logits, y)[0]
                 # copies average their gradients, the step wants their sum
-                self.backward(loss * (world / targets))
+                self.backward_loss(loss * (world / targets))
             total += loss.detach()
-        self.update()
+        self.update_weights()
         dist.all_reduce(total)
         return float(total) / targets
 
-    def phases(self) -> dict[str, float]:
+    def take_phases(self) -> dict[str, float]:
         """Nothing is timed."""
         return {}
 
-    def scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def microbatch_scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Around forward and backward of one microbatch."""
         del is_last
         return contextlib.nullcontext()
 
-    def backward(self, loss: Tensor) -> None:
+    def backward_loss(self, loss: Tensor) -> None:
         """Run the backward pass."""
         torch.autograd.backward(loss)
 
-    def update(self) -> None:
+    def update_weights(self) -> None:
         """Clip, step, and forget gradients."""
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or NO_CLIPPING)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
-class TorchDdp(Copies):
+class TorchDdp(ModelCopies):
     """torch's DistributedDataParallel, synchronised at the last microbatch."""
 
     def __init__(self, setting: RankSetup) -> None:
         config = setting.run.optimizer
-        model = DistributedDataParallel(whole_model(setting.source), gradient_as_bucket_view=True)
+        model = DistributedDataParallel(load_peer_model(setting.source), gradient_as_bucket_view=True)
         groups = decay_groups(model.parameters(), config)
         super().__init__(setting, model, torch.optim.AdamW(groups, **adamw_options(config)))
 
-    def scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def microbatch_scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """Gradients are exchanged once a step."""
         scope: contextlib.AbstractContextManager[object] = contextlib.nullcontext() if is_last else self.model.no_sync()
         return scope
@@ -139,11 +139,11 @@ class TorchZero1(TorchDdp):
         self.optimizer = ZeroRedundancyOptimizer(groups, torch.optim.AdamW, **adamw_options(self.config))
 
 
-class TorchFsdp(Copies):
+class TorchFsdp(ModelCopies):
     """torch's FSDP2 over blocks and what lies around them; gradients are shared after every microbatch."""
 
     def __init__(self, setting: RankSetup, *, reshard: bool) -> None:
-        model, mesh = whole_model(setting.source), init_device_mesh("cpu", (setting.place.world,))
+        model, mesh = load_peer_model(setting.source), init_device_mesh("cpu", (setting.place.world,))
         for block in blocks_of(model):
             fully_shard(block, mesh=mesh, reshard_after_forward=reshard)
         # left to torch, which keeps what lies around the blocks from the forward to the backward pass
@@ -152,7 +152,7 @@ class TorchFsdp(Copies):
         super().__init__(setting, model, torch.optim.AdamW(groups, **adamw_options(setting.run.optimizer)))
         self._reshard = reshard
 
-    def scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
+    def microbatch_scope(self, *, is_last: bool) -> contextlib.AbstractContextManager[object]:
         """What stays whole does so until the last microbatch."""
         if not self._reshard:
             self.model.set_reshard_after_backward(is_last)

@@ -12,7 +12,7 @@ from torch import distributed as dist
 
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.parallel.rank_host import Act
-from phalanx.parallel import RankEnv, join
+from phalanx.parallel import RankEnv, join_ranks
 from phalanx.parallel.groups import direct
 from phalanx.parallel.groups.rendezvous import own_device
 
@@ -23,15 +23,15 @@ Exchange = Callable[[], None]
 
 
 @contextlib.contextmanager
-def exchanging(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
+def open_exchange(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
     """Join the others and time the requested exchanges; see `phalanx.lab.bench.parallel.ranks.ArmRanks`."""
     del body
     torch.set_num_threads(1)
-    with join(place, own_device("cpu", place), "00" * 32):
-        yield lambda order: _checked(order) if "check" in order else _timed(order)
+    with join_ranks(place, own_device("cpu", place), "00" * 32):
+        yield lambda order: _check_all_reduce(order) if "check" in order else _time_exchange(order)
 
 
-def _checked(order: dict[str, Any]) -> dict[str, Any]:
+def _check_all_reduce(order: dict[str, Any]) -> dict[str, Any]:
     """Sum different numbers by one of the own all-reduces, and see how far off the worst one is."""
     x = torch.arange(order["numbers"], dtype=torch.float32) * (dist.get_rank() + 1)
     expected = x.clone()
@@ -40,7 +40,7 @@ def _checked(order: dict[str, Any]) -> dict[str, Any]:
     return {"worst": float((x - expected).abs().max())}
 
 
-def _timed(order: dict[str, Any]) -> dict[str, Any]:
+def _time_exchange(order: dict[str, Any]) -> dict[str, Any]:
     """Time one operation.
 
     Args:
@@ -65,42 +65,42 @@ def _timed(order: dict[str, Any]) -> dict[str, Any]:
     return {"seconds": statistics.median(walls), "best_s": min(walls), "cpu_s": cpu / len(walls)}
 
 
-def _numbers(count: int) -> Tensor:
+def _ones_tensor(count: int) -> Tensor:
     """A tensor that every rank can cut into equal parts."""
     world = dist.get_world_size()
     return torch.ones(max(world, count // world * world))
 
 
 def _all_reduce(count: int) -> Exchange:
-    x = _numbers(count)
-    return lambda: _forget(dist.all_reduce(x))
+    x = _ones_tensor(count)
+    return lambda: _discard_result(dist.all_reduce(x))
 
 
 def _reduce_scatter(count: int) -> Exchange:
-    x = _numbers(count)
+    x = _ones_tensor(count)
     part = x.new_empty(len(x) // dist.get_world_size())
-    return lambda: _forget(dist.reduce_scatter_tensor(part, x))
+    return lambda: _discard_result(dist.reduce_scatter_tensor(part, x))
 
 
 def _all_gather(count: int) -> Exchange:
-    full = _numbers(count)
+    full = _ones_tensor(count)
     part = full.new_ones(len(full) // dist.get_world_size())
-    return lambda: _forget(dist.all_gather_into_tensor(full, part))
+    return lambda: _discard_result(dist.all_gather_into_tensor(full, part))
 
 
 def _direct_scatter(count: int) -> Exchange:
-    x = _numbers(count)
+    x = _ones_tensor(count)
     part = x.new_empty(len(x) // dist.get_world_size())
-    return lambda: direct.scatter_sum(part, x, _everybody())
+    return lambda: direct.scatter_sum(part, x, _world_group())
 
 
 def _direct_gather(count: int) -> Exchange:
-    full = _numbers(count)
+    full = _ones_tensor(count)
     part = full.new_ones(len(full) // dist.get_world_size())
-    return lambda: direct.gather(full, part, _everybody())
+    return lambda: direct.gather_whole(full, part, _world_group())
 
 
-def _everybody() -> dist.ProcessGroup:
+def _world_group() -> dist.ProcessGroup:
     group = dist.group.WORLD
     if group is None:
         raise TrainingError("bench: the ranks have not met")
@@ -108,26 +108,26 @@ def _everybody() -> dist.ProcessGroup:
 
 
 def _all_to_all(count: int) -> Exchange:
-    x = _numbers(count)
+    x = _ones_tensor(count)
     y = torch.empty_like(x)
-    return lambda: _forget(dist.all_to_all_single(y, x))
+    return lambda: _discard_result(dist.all_to_all_single(y, x))
 
 
-def _broadcast(count: int) -> Exchange:
-    x = _numbers(count)
-    return lambda: _forget(dist.broadcast(x, src=0))
+def _broadcast_exchange(count: int) -> Exchange:
+    x = _ones_tensor(count)
+    return lambda: _discard_result(dist.broadcast(x, src=0))
 
 
-def _send(count: int) -> Exchange:
+def _send_exchange(count: int) -> Exchange:
     """From the first rank to the last; the others have nothing to do."""
-    x, last = _numbers(count), dist.get_world_size() - 1
+    x, last = _ones_tensor(count), dist.get_world_size() - 1
     if dist.get_rank() == 0:
-        return lambda: _forget(dist.send(x, dst=last))
-    return (lambda: _forget(dist.recv(x, src=0))) if dist.get_rank() == last else (lambda: None)
+        return lambda: _discard_result(dist.send(x, dst=last))
+    return (lambda: _discard_result(dist.recv(x, src=0))) if dist.get_rank() == last else (lambda: None)
 
 
 def _gather_to_one(count: int) -> Exchange:
-    return _sum_at_one(_numbers(count))
+    return _sum_at_one(_ones_tensor(count))
 
 
 def _sum_at_one(x: Tensor) -> Exchange:
@@ -138,10 +138,10 @@ def _sum_at_one(x: Tensor) -> Exchange:
     def lead() -> None:
         works = [dist.irecv(received, src=rank) for rank, received in enumerate(came, start=1)]
         for work, received in zip(works, came, strict=True):
-            _wait(work)
+            _wait_for(work)
             x.add_(received)
         for work in [dist.isend(x, dst=rank) for rank in range(1, world)]:
-            _wait(work)
+            _wait_for(work)
 
     def follow() -> None:
         dist.send(x, dst=0)
@@ -151,7 +151,7 @@ def _sum_at_one(x: Tensor) -> Exchange:
 
 
 def _halving_doubling(count: int) -> Exchange:
-    return _sum_by_halves(_numbers(count))
+    return _sum_by_halves(_ones_tensor(count))
 
 
 def _sum_by_halves(x: Tensor) -> Exchange:
@@ -169,25 +169,25 @@ def _sum_by_halves(x: Tensor) -> Exchange:
             size //= 2
             mine, other = (first + size, first) if rank & distance else (first, first + size)
             part = came[:size]
-            _swap(x[other : other + size], part, rank ^ distance)
+            _swap_tensors(x[other : other + size], part, rank ^ distance)
             x[mine : mine + size] += part
             halves.append((mine, other, size, distance))
             first, distance = mine, distance // 2
         for mine, other, length, partner in reversed(halves):
-            _swap(x[mine : mine + length], x[other : other + length], rank ^ partner)
+            _swap_tensors(x[mine : mine + length], x[other : other + length], rank ^ partner)
 
     return run
 
 
-def _swap(mine: Tensor, theirs: Tensor, peer: int) -> None:
+def _swap_tensors(mine: Tensor, theirs: Tensor, peer: int) -> None:
     works = [dist.irecv(theirs, src=peer), dist.isend(mine, dst=peer)]
     for work in works:
-        _wait(work)
+        _wait_for(work)
 
 
 def _all_reduce_direct(count: int) -> Exchange:
-    x = _numbers(count)
-    return lambda: _forget(direct.summed(x, _everybody()))
+    x = _ones_tensor(count)
+    return lambda: _discard_result(direct.all_reduce_sum(x, _world_group()))
 
 
 def _sum_by_parts(x: Tensor) -> Exchange:
@@ -195,22 +195,22 @@ def _sum_by_parts(x: Tensor) -> Exchange:
     part = x.new_empty(len(x) // dist.get_world_size())
 
     def run() -> None:
-        direct.scatter_sum(part, x, _everybody())
-        direct.gather(x, part, _everybody())
+        direct.scatter_sum(part, x, _world_group())
+        direct.gather_whole(x, part, _world_group())
 
     return run
 
 
 def _sum_at_once(x: Tensor) -> Exchange:
     """The engine's sum of a tensor that autograd keeps."""
-    return lambda: _forget(x.copy_(direct.summed(x, _everybody())))
+    return lambda: _discard_result(x.copy_(direct.all_reduce_sum(x, _world_group())))
 
 
-def _wait(work: Any) -> None:
+def _wait_for(work: Any) -> None:
     work.wait()
 
 
-def _forget(result: object) -> None:
+def _discard_result(result: object) -> None:
     """These functions return work only where they are asked not to wait."""
     del result
 
@@ -233,7 +233,7 @@ OPERATIONS: dict[str, Callable[[int], Exchange]] = {
     "all_gather": _all_gather,
     "all_gather_direct": _direct_gather,
     "all_to_all": _all_to_all,
-    "broadcast": _broadcast,
-    "send": _send,
+    "broadcast": _broadcast_exchange,
+    "send": _send_exchange,
 }
 """From a count of numbers to what is timed. Bytes are those of the whole: of the sum, of what was gathered."""

@@ -25,10 +25,10 @@ Act = Callable[[dict[str, Any]], dict[str, Any]]
 Task = Callable[[dict[str, Any], RankEnv], contextlib.AbstractContextManager[Act]]
 
 TASKS = {
-    "train": "phalanx.lab.bench.parallel.rank_training:training",
-    "exchange": "phalanx.lab.bench.parallel.rank_exchange:exchanging",
-    "probe": "phalanx.lab.bench.parallel.rank_probe:probing",
-    "stream": "phalanx.lab.bench.parallel.rank_stream:streaming",
+    "train": "phalanx.lab.bench.parallel.rank_training:open_training",
+    "exchange": "phalanx.lab.bench.parallel.rank_exchange:open_exchange",
+    "probe": "phalanx.lab.bench.parallel.rank_probe:open_probe",
+    "stream": "phalanx.lab.bench.parallel.rank_stream:open_stream",
 }
 """Where the tasks are; only those that are wanted are imported."""
 
@@ -37,7 +37,7 @@ _LOOK_EVERY_S = 0.01
 
 
 @dataclass(frozen=True)
-class _Seat:
+class _RankPipes:
     """One rank: its process and the pipes to and from it."""
 
     pid: int
@@ -49,32 +49,32 @@ def main(messages: IO[str], answers: IO[str]) -> None:
     """Serve messages until there are no more."""
     die_with_parent()
     os.environ[PARENT] = str(os.getpid())
-    crews: dict[int, list[_Seat]] = {}
+    crews: dict[int, list[_RankPipes]] = {}
     for message_line in messages:
         message = json.loads(message_line)
         number = message["crew"]
         if "start" in message:
-            crews[number] = _start(message["start"])
-            answer = _hear(crews[number])
+            crews[number] = _start_ranks(message["start"])
+            answer = _read_answers(crews[number])
         elif "order" in message:
-            answer = _ask(crews[number], message["order"])
+            answer = _ask_ranks(crews[number], message["order"])
         else:
-            _end(crews.pop(number, []))
+            _end_ranks(crews.pop(number, []))
             answer = []
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     for seats in crews.values():
-        _end(seats)
+        _end_ranks(seats)
 
 
-def _start(spec: dict[str, Any]) -> list[_Seat]:
+def _start_ranks(spec: dict[str, Any]) -> list[_RankPipes]:
     module, _, name = TASKS[spec["task"]].partition(":")
     task: Task = getattr(importlib.import_module(module), name)
     world, meeting = int(spec["world"]), Path(spec["directory"]) / "meeting"
-    return [_fork(task, spec["body"], RankEnv(rank, world, rank, world, meeting)) for rank in range(world)]
+    return [_fork_rank(task, spec["body"], RankEnv(rank, world, rank, world, meeting)) for rank in range(world)]
 
 
-def _fork(task: Task, body: dict[str, Any], place: RankEnv) -> _Seat:
+def _fork_rank(task: Task, body: dict[str, Any], place: RankEnv) -> _RankPipes:
     down, up = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -85,38 +85,38 @@ def _fork(task: Task, body: dict[str, Any], place: RankEnv) -> _Seat:
             os.close(up[0])
             # what libraries print must not be taken for an answer
             os.dup2(2, 1)
-            os.environ.update(place.environment())
-            _serve(task, body, place, os.fdopen(down[0]), os.fdopen(up[1], "w"))
+            os.environ.update(place.to_environment())
+            _serve_orders(task, body, place, os.fdopen(down[0]), os.fdopen(up[1], "w"))
             code = 0
         finally:
             # groups would wait for each other to be closed, and there is nothing to keep
             os._exit(code)
     os.close(down[0])
     os.close(up[1])
-    return _Seat(child, os.fdopen(down[1], "w"), os.fdopen(up[0]))
+    return _RankPipes(child, os.fdopen(down[1], "w"), os.fdopen(up[0]))
 
 
-def _serve(task: Task, body: dict[str, Any], place: RankEnv, orders: IO[str], answers: IO[str]) -> None:
+def _serve_orders(task: Task, body: dict[str, Any], place: RankEnv, orders: IO[str], answers: IO[str]) -> None:
     try:
         with task(body, place) as act:
-            _say(answers, {})
+            _write_answer(answers, {})
             for order_line in orders:
-                _say(answers, act(json.loads(order_line)))
+                _write_answer(answers, act(json.loads(order_line)))
             os._exit(0)
     except Exception as exc:  # noqa: BLE001 - whatever it is, the bench says it
         traceback.print_exc()
-        _say(answers, {"error": f"{type(exc).__name__}: {exc}"})
+        _write_answer(answers, {"error": f"{type(exc).__name__}: {exc}"})
 
 
-def _ask(seats: list[_Seat], order: dict[str, Any]) -> list[dict[str, Any]]:
+def _ask_ranks(seats: list[_RankPipes], order: dict[str, Any]) -> list[dict[str, Any]]:
     for seat in seats:
         # one that has ended says so when it is heard
         with contextlib.suppress(BrokenPipeError):
-            _say(seat.orders, order)
-    return _hear(seats)
+            _write_answer(seat.orders, order)
+    return _read_answers(seats)
 
 
-def _hear(seats: list[_Seat]) -> list[dict[str, Any]]:
+def _read_answers(seats: list[_RankPipes]) -> list[dict[str, Any]]:
     """One answer of every rank; as soon as one has failed the others are not waited for: they may wait for it."""
     answers: list[dict[str, Any]] = [{} for _ in seats]
     with selectors.DefaultSelector() as selector:
@@ -132,7 +132,7 @@ def _hear(seats: list[_Seat]) -> list[dict[str, Any]]:
     return answers
 
 
-def _end(seats: list[_Seat]) -> None:
+def _end_ranks(seats: list[_RankPipes]) -> None:
     """Let ranks end by themselves, or end them."""
     for seat in seats:
         with contextlib.suppress(BrokenPipeError):
@@ -148,7 +148,7 @@ def _end(seats: list[_Seat]) -> None:
             time.sleep(_LOOK_EVERY_S)
 
 
-def _say(answers: IO[str], what: object) -> None:
+def _write_answer(answers: IO[str], what: object) -> None:
     answers.write(json.dumps(what) + "\n")
     answers.flush()
 

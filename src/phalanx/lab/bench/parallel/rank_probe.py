@@ -15,9 +15,9 @@ from phalanx.lab.bench.parallel.peers import adamw_options, decay_groups
 from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.lab.bench.parallel.rank_training import TrainingSpec
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, open_model
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 from phalanx.optimizers import gradient_norm_squared
-from phalanx.parallel import RankEnv, join
+from phalanx.parallel import RankEnv, join_ranks
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
 
@@ -26,17 +26,17 @@ _NORMS = 8
 
 
 @contextlib.contextmanager
-def probing(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
+def open_probe(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
     """Time a model's parts together with the others; see `phalanx.lab.bench.parallel.ranks.ArmRanks`."""
     spec = TrainingSpec.model_validate_json(body["spec"])
     settle_numerics(spec.run.train.threads)
     keep_freed_memory()
     source = open_model(spec.run.model, Path(spec.cache) / "models", spec.run.train.seed)
-    with join(place, own_device("cpu", place), "00" * 32):
-        yield lambda order: _probed(spec, source, order["rows"])
+    with join_ranks(place, own_device("cpu", place), "00" * 32):
+        yield lambda order: _probe_model(spec, source, order["rows"])
 
 
-def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[str, Any]:
+def _probe_model(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[str, Any]:
     """Time stages without a head and the whole model, for some numbers of rows, and the optimizer's step.
 
     Returns:
@@ -46,17 +46,17 @@ def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[s
         their inputs and weights' gradients.
     """
     layers, tokens = source.num_layers, spec.run.data.sequence_length
-    all_layers = _stage(source, StageSpec(0, 1, 0, layers))
+    all_layers = _build_plain_stage(source, StageSpec(0, 1, 0, layers))
     # stages without a head
     counts = (max(1, layers // 4), layers - 1)
-    stages = [_stage(source, StageSpec(0, 2, 0, count)) for count in counts]
+    stages = [_build_plain_stage(source, StageSpec(0, 2, 0, count)) for count in counts]
     timed = []
     for rows in sizes:
         ids = torch.randint(0, int(source.hub_config.vocab_size), (rows, tokens))
         for stage, count in zip(stages, counts, strict=True):
-            wall, cpu = _timed(lambda stage=stage, ids=ids: _through(stage, ids))  # type: ignore[misc]
+            wall, cpu = _median_seconds(lambda stage=stage, ids=ids: _run_both_ways(stage, ids))  # type: ignore[misc]
             timed.append({"blocks": count, "head": False, "rows": rows, "wall_s": wall, "cpu_s": cpu})
-        wall, cpu = _timed(lambda ids=ids: torch.autograd.backward(causal_lm(all_layers(ids), ids)[0]))  # type: ignore[misc]
+        wall, cpu = _median_seconds(lambda ids=ids: torch.autograd.backward(causal_lm_loss(all_layers(ids), ids)[0]))  # type: ignore[misc]
         timed.append({"blocks": layers, "head": True, "rows": rows, "wall_s": wall, "cpu_s": cpu})
     parameters = all_layers.all_parameters()
     optimizer = torch.optim.AdamW(
@@ -68,14 +68,14 @@ def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[s
         gradient_norm_squared(gradients)
         optimizer.step()
 
-    wall, cpu = _timed(update)
-    middle = _stage(source, StageSpec(1, 3, 1, layers - 1))
-    shares = _shares(middle, max(sizes), tokens, int(source.hub_config.hidden_size))
-    norms = _norms(max(sizes), tokens, int(source.hub_config.hidden_size))
+    wall, cpu = _median_seconds(update)
+    middle = _build_plain_stage(source, StageSpec(1, 3, 1, layers - 1))
+    shares = _pass_seconds(middle, max(sizes), tokens, int(source.hub_config.hidden_size))
+    norms = _norm_seconds(max(sizes), tokens, int(source.hub_config.hidden_size))
     return {"timed": timed, "update": {"wall_s": wall, "cpu_s": cpu}, "norms": norms, "shares": shares}
 
 
-def _shares(blocks: StageModule, rows: int, tokens: int, width: int) -> dict[str, float]:
+def _pass_seconds(blocks: StageModule, rows: int, tokens: int, width: int) -> dict[str, float]:
     """CPU seconds of the three passes of blocks that take and give hidden states."""
     x = torch.randn(rows, tokens, width, requires_grad=True)
 
@@ -83,13 +83,13 @@ def _shares(blocks: StageModule, rows: int, tokens: int, width: int) -> dict[str
         out = blocks(x)
         torch.autograd.grad(out, x, torch.ones_like(out))
 
-    _, forward = _timed(lambda: blocks(x))
-    _, back = _timed(inputs)
-    _, backward = _timed(lambda: _through(blocks, x))
+    _, forward = _median_seconds(lambda: blocks(x))
+    _, back = _median_seconds(inputs)
+    _, backward = _median_seconds(lambda: _run_both_ways(blocks, x))
     return {"forward": forward, "inputs": max(0.0, back - forward), "weights": max(0.0, backward - back)}
 
 
-def _norms(rows: int, tokens: int, width: int) -> dict[str, float]:
+def _norm_seconds(rows: int, tokens: int, width: int) -> dict[str, float]:
     """Wall and CPU seconds of one number of the stream through one norm and one sum, forward and backward."""
     norms = [nn.LayerNorm(width) for _ in range(_NORMS)]
     x = torch.randn(rows, tokens, width, requires_grad=True)
@@ -100,19 +100,22 @@ def _norms(rows: int, tokens: int, width: int) -> dict[str, float]:
             y = y + norm(y)
         torch.autograd.backward(y.sum())
 
-    return {key: seconds / (_NORMS * x.numel()) for key, seconds in zip(("wall_s", "cpu_s"), _timed(run), strict=True)}
+    return {
+        key: seconds / (_NORMS * x.numel())
+        for key, seconds in zip(("wall_s", "cpu_s"), _median_seconds(run), strict=True)
+    }
 
 
-def _stage(source: ModelSource, spec: StageSpec) -> StageModule:
+def _build_plain_stage(source: ModelSource, spec: StageSpec) -> StageModule:
     return build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
 
 
-def _through(stage: StageModule, x: Tensor) -> None:
+def _run_both_ways(stage: StageModule, x: Tensor) -> None:
     out = stage(x)
     torch.autograd.backward(out, torch.ones_like(out))
 
 
-def _timed(run: Callable[[], object]) -> tuple[float, float]:
+def _median_seconds(run: Callable[[], object]) -> tuple[float, float]:
     """Median wall and CPU seconds, while the other ranks do the same."""
     run()
     walls, cpus = [], []

@@ -22,9 +22,16 @@ from torch.nn import functional
 
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.parallel.rank_host import Act
-from phalanx.parallel import RankEnv, join
-from phalanx.parallel.data.data_parallel import microbatch_scope, shard
-from phalanx.parallel.groups.collectives import Group, enter, gather_parts, leave, scatter_sum, swap
+from phalanx.parallel import RankEnv, join_ranks
+from phalanx.parallel.data.data_parallel import microbatch_scope, shard_module
+from phalanx.parallel.groups.collectives import (
+    Group,
+    copy_to_ranks,
+    gather_parts,
+    scatter_sum,
+    sum_over_ranks,
+    swap_parts,
+)
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
 
@@ -38,19 +45,19 @@ Run = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _StreamSizes:
     """Of a chain: between two exchanges there is about as much to do as in a part of a block of some width."""
 
     hidden: int
     tokens: int
 
     @property
-    def weights(self) -> int:
+    def weight_size(self) -> int:
         """Of each of two products."""
         return 8 * self.hidden**2 // 3
 
     @property
-    def widths(self) -> tuple[int, int]:
+    def exchange_widths(self) -> tuple[int, int]:
         """Return the widths of exchanged tensors."""
         return max(2, self.hidden // 6 * 2), 2 * self.hidden
 
@@ -61,20 +68,20 @@ class _Sizes:
 
 
 @contextlib.contextmanager
-def streaming(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
+def open_stream(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
     """Time exchanges together with the other rank; see `phalanx.lab.bench.parallel.ranks.ArmRanks`.
 
     Args:
         body: ``hidden`` and ``tokens``, which say how much there is to do between exchanges.
     """
-    sizes = _Sizes(int(body["hidden"]), int(body["tokens"]))
+    sizes = _StreamSizes(int(body["hidden"]), int(body["tokens"]))
     settle_numerics(1)
     keep_freed_memory()
-    with join(place, own_device("cpu", place), "00" * 32):
-        yield lambda _: {"streams": _streams(sizes, everybody())}
+    with join_ranks(place, own_device("cpu", place), "00" * 32):
+        yield lambda _: {"streams": _stream_rows(sizes, world_group())}
 
 
-def everybody() -> Group:
+def world_group() -> Group:
     """The group of all ranks.
 
     Raises:
@@ -86,46 +93,46 @@ def everybody() -> Group:
     return group
 
 
-def _streams(sizes: _Sizes, group: Group) -> list[dict[str, Any]]:
+def _stream_rows(sizes: _StreamSizes, group: Group) -> list[dict[str, Any]]:
     """Time each exchange at two sizes.
 
     Returns:
         ``op``, ``bytes`` of one exchange, and wall and CPU seconds that one exchange adds to its computation; and for
         ``stage`` the additions of a pipeline to one microbatch in one stage.
     """
-    rows = [_inside(kind, width, sizes, group) for kind in _INSIDE for width in sizes.widths]
-    rows += [row for width in sizes.shared_widths for row in _shared(width, sizes)]
-    return [*rows, *(_send(width, sizes, group) for width in sizes.widths), _stage(sizes, group)]
+    rows = [_inside_row(kind, width, sizes, group) for kind in _INSIDE for width in sizes.exchange_widths]
+    rows += [row for width in sizes.shared_widths for row in _shared_rows(width, sizes)]
+    return [*rows, *(_send_row(width, sizes, group) for width in sizes.exchange_widths), _stage_row(sizes, group)]
 
 
-def _sum(x: Tensor, group: Group) -> Tensor:
-    return leave(enter(x, group), group)
+def _sum_exchange(x: Tensor, group: Group) -> Tensor:
+    return sum_over_ranks(copy_to_ranks(x, group), group)
 
 
-def _slices(x: Tensor, group: Group) -> Tensor:
+def _slices_exchange(x: Tensor, group: Group) -> Tensor:
     return scatter_sum(gather_parts(x, _SEQUENCE, group), _SEQUENCE, group)
 
 
-def _swap(x: Tensor, group: Group) -> Tensor:
+def _swap_exchange(x: Tensor, group: Group) -> Tensor:
     """There, as a tensor that is dealt out by head, and back."""
     ranks = group.size()
     dealt = x.reshape(*x.shape[:-1], ranks, -1).permute(2, 0, 1, 3)
-    return swap(dealt, group).permute(1, 2, 0, 3).reshape(x.shape)
+    return swap_parts(dealt, group).permute(1, 2, 0, 3).reshape(x.shape)
 
 
 _INSIDE: tuple[tuple[str, Callable[[Tensor, Group], Tensor], int], ...] = (
-    ("sum", _sum, 2),
-    ("slices", _slices, 4),
-    ("swap", _swap, 2),
+    ("sum", _sum_exchange, 2),
+    ("slices", _slices_exchange, 4),
+    ("swap", _swap_exchange, 2),
 )
 """What is exchanged between products, and how often forward and backward together."""
 
 
-def _inside(
-    kind: tuple[str, Callable[[Tensor, Group], Tensor], int], width: int, sizes: _Sizes, group: Group
+def _inside_row(
+    kind: tuple[str, Callable[[Tensor, Group], Tensor], int], width: int, sizes: _StreamSizes, group: Group
 ) -> dict[str, Any]:
     op, exchange, calls = kind
-    weights = [torch.randn(width, sizes.weights // width, requires_grad=True) for _ in range(_LENGTH)]
+    weights = [torch.randn(width, sizes.weight_size // width, requires_grad=True) for _ in range(_LENGTH)]
     slices = group.size() if op == "slices" else 1
     x = torch.randn(_ROWS, sizes.tokens // slices, width, requires_grad=True)
 
@@ -136,7 +143,7 @@ def _inside(
             y = exchange(y, group) if exchanges else y
         torch.autograd.backward(y.sum())
 
-    wall, cpu = _added(lambda: run(exchanges=True), lambda: run(exchanges=False))
+    wall, cpu = _added_seconds(lambda: run(exchanges=True), lambda: run(exchanges=False))
     size = _ROWS * sizes.tokens * width * x.element_size()
     return {"op": op, "bytes": size, "wall_s": wall / (_LENGTH * calls), "cpu_s": cpu / (_LENGTH * calls)}
 
@@ -157,7 +164,7 @@ class _Block(nn.Module):
         return x
 
 
-def _shared(width: int, sizes: _Sizes) -> list[dict[str, Any]]:
+def _shared_rows(width: int, sizes: _StreamSizes) -> list[dict[str, Any]]:
     """What sharing a block's gradients, and gathering its parameters, adds to it."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     # as many operations whatever the width
@@ -166,14 +173,14 @@ def _shared(width: int, sizes: _Sizes) -> list[dict[str, Any]]:
     size = 4 * sum(parameter.numel() for parameter in plain[0].parameters())
     for model, reshard in ((gradients, False), (parameters, True)):
         for module in (*model, model):
-            shard(module, mesh, reshard=reshard, policy=OffloadPolicy())
+            shard_module(module, mesh, reshard=reshard, policy=OffloadPolicy())
 
     def run(model: nn.Module, *, keeps_whole: bool = False) -> None:
         with microbatch_scope(model, is_last=False, keeps_whole=keeps_whole):
             torch.autograd.backward(model(x).sum())
 
-    scatter = _added(lambda: run(gradients, keeps_whole=True), lambda: run(plain))
-    round_trips = _added(lambda: run(parameters), lambda: run(plain))
+    scatter = _added_seconds(lambda: run(gradients, keeps_whole=True), lambda: run(plain))
+    round_trips = _added_seconds(lambda: run(parameters), lambda: run(plain))
     # a block's parameters are gathered for its forward and for its backward pass
     gather = [(round_trip - part) / 2 for round_trip, part in zip(round_trips, scatter, strict=True)]
     rows = []
@@ -182,9 +189,9 @@ def _shared(width: int, sizes: _Sizes) -> list[dict[str, Any]]:
     return rows
 
 
-def _send(width: int, sizes: _Sizes, group: Group) -> dict[str, Any]:
+def _send_row(width: int, sizes: _StreamSizes, group: Group) -> dict[str, Any]:
     """What passes from a rank that has worked to one that waits for it, there and back in turns."""
-    weight, x = torch.randn(width, sizes.weights // width), torch.randn(_ROWS * sizes.tokens, width)
+    weight, x = torch.randn(width, sizes.weight_size // width), torch.randn(_ROWS * sizes.tokens, width)
     rank, came = group.rank(), torch.empty_like(x)
 
     def work() -> Tensor:
@@ -202,8 +209,8 @@ def _send(width: int, sizes: _Sizes, group: Group) -> dict[str, Any]:
         for _ in range(2 * _LENGTH):
             work()
 
-    wall, cpu = _added(turns, alone)
-    _, send_cpu_s = _added(alone, lambda: None)
+    wall, cpu = _added_seconds(turns, alone)
+    _, send_cpu_s = _added_seconds(alone, lambda: None)
     passes = 2 * _LENGTH
     # half of that work was the other's, and no CPU time of this rank
     return {
@@ -214,7 +221,7 @@ def _send(width: int, sizes: _Sizes, group: Group) -> dict[str, Any]:
     }
 
 
-def _stage(sizes: _Sizes, group: Group) -> dict[str, Any]:
+def _stage_row(sizes: _StreamSizes, group: Group) -> dict[str, Any]:
     """What torch's pipeline costs for one microbatch in one stage: its own calls, and messages.
 
     In CPU seconds alone: the rest of the wall seconds is the bubble.
@@ -233,21 +240,21 @@ def _stage(sizes: _Sizes, group: Group) -> dict[str, Any]:
         for _ in range(_MICROBATCHES):
             torch.autograd.backward(block(x).sum())
 
-    _, cpu = _added(pipeline, alone)
+    _, cpu = _added_seconds(pipeline, alone)
     return {"op": "stage", "bytes": 4 * x.numel(), "wall_s": cpu / _MICROBATCHES, "cpu_s": cpu / _MICROBATCHES}
 
 
-def _added(run: Run, bare: Run) -> tuple[float, float]:
+def _added_seconds(run: Run, bare: Run) -> tuple[float, float]:
     """Median wall and CPU seconds by which one is slower than the other, turn by turn; noise may be below zero."""
     pairs = []
     for _ in range(1 + _TIMES):
-        (wall, cpu), (bare_wall, bare_cpu) = _once(run), _once(bare)
+        (wall, cpu), (bare_wall, bare_cpu) = _run_once(run), _run_once(bare)
         pairs.append((wall - bare_wall, cpu - bare_cpu))
     walls, cpus = zip(*pairs[1:], strict=True)
     return statistics.median(walls), statistics.median(cpus)
 
 
-def _once(run: Run) -> tuple[float, float]:
+def _run_once(run: Run) -> tuple[float, float]:
     dist.barrier()
     began, used = time.perf_counter(), time.process_time()
     run()

@@ -12,20 +12,20 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from phalanx.config import StrictModel, digest
+from phalanx.config import StrictModel, digest_config
 from phalanx.data import BatchLoader
 from phalanx.lab.bench.measure.resident import (
     Resident,
     ThreadSample,
     added_at_peak,
-    forget_peak,
     give_back_freed_memory,
-    resident,
+    read_resident,
+    reset_peak,
 )
 from phalanx.lab.bench.measure.workloads import prepare_run
 from phalanx.lab.bench.parallel.arms import ARMS, RankArm, RankSetup
 from phalanx.lab.bench.parallel.rank_host import Act
-from phalanx.parallel import RankEnv, join
+from phalanx.parallel import RankEnv, join_ranks
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
 from phalanx.train import DomainRun
@@ -50,7 +50,7 @@ class TrainingSpec(StrictModel):
 
 
 @contextlib.contextmanager
-def training(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
+def open_training(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
     """Join the others and train as ordered; see `phalanx.lab.bench.parallel.ranks.ArmRanks`."""
     spec = TrainingSpec.model_validate_json(body["spec"])
     settle_numerics(spec.run.train.threads)
@@ -58,8 +58,8 @@ def training(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
         give_back_freed_memory()
     else:
         keep_freed_memory()
-    with join(place, own_device("cpu", place), digest(spec.run)):
-        yield _Trainee(spec, place).act
+    with join_ranks(place, own_device("cpu", place), digest_config(spec.run)):
+        yield _Trainee(spec, place).run_order
 
 
 class _Trainee:
@@ -74,43 +74,43 @@ class _Trainee:
         self._num_steps = 0
         self._before: Resident | None = None
 
-    def act(self, order: dict[str, Any]) -> dict[str, Any]:
+    def run_order(self, order: dict[str, Any]) -> dict[str, Any]:
         """Make ``steps`` steps.
 
         Returns:
             ``losses`` of the whole batches, ``wall_s``, ``cpu_s`` (all threads of this rank) and ``waited_s`` of each
             step, seconds by phase where the arm tells them, and the peak of memory where it is measured.
         """
-        arm = self._built()
+        arm = self._open_arm()
         losses, walls, cpus, waits = [], [], [], []
         for _ in range(order["steps"]):
-            batch = self._loader.next()
-            began, used = ThreadSample.now(), time.process_time()
-            losses.append(arm.step(self._num_steps, batch))
+            batch = self._loader.next_batch()
+            began, used = ThreadSample.sample_thread(), time.process_time()
+            losses.append(arm.step_batch(self._num_steps, batch))
             cpus.append(time.process_time() - used)
-            ended = ThreadSample.now()
+            ended = ThreadSample.sample_thread()
             walls.append(ended.wall_s - began.wall_s)
             waits.append(ended.waited_since(began))
             self._num_steps += 1
         peak = None if self._before is None else added_at_peak(self._before)
         timed = {"wall_s": walls, "cpu_s": cpus, "waited_s": waits}
-        return {"losses": losses, **timed, "phases": arm.phases(), "peak_bytes": peak}
+        return {"losses": losses, **timed, "phases": arm.take_phases(), "peak_bytes": peak}
 
-    def _built(self) -> RankArm:
+    def _open_arm(self) -> RankArm:
         if self._arm is None:
             if self._spec.measures_memory:
-                _rehearse(adapts=self._spec.run.model.adapter is not None)
-                self._before = resident()
+                _warm_libraries(adapts=self._spec.run.model.adapter is not None)
+                self._before = read_resident()
             setting = RankSetup(self._spec.run, self._source, self._place)
             self._arm = ARMS[self._spec.arm](setting)
             gc.collect()
             if self._spec.measures_memory:
                 # how a model is read from disk is not what is planned
-                forget_peak()
+                reset_peak()
         return self._arm
 
 
-def _rehearse(*, adapts: bool) -> None:
+def _warm_libraries(*, adapts: bool) -> None:
     """Run every kind of operation once, so that libraries' own memory is allocated before the measurement."""
     if adapts:
         importlib.import_module("peft")

@@ -28,7 +28,7 @@ class RankForkServer(LineProcess):
         command = ("phalanx.lab.bench.parallel.rank_host", *preload)
         super().__init__("the process of all ranks", command, {"OMP_NUM_THREADS": "1"}, directory / "ranks.log")
 
-    def crew(self, name: str, task: str, world: int, body: Mapping[str, Any] | None = None) -> "ArmRanks":
+    def make_crew(self, name: str, task: str, world: int, body: Mapping[str, Any] | None = None) -> "ArmRanks":
         """Make ranks that do one task together.
 
         Args:
@@ -43,13 +43,13 @@ class RankForkServer(LineProcess):
         directory.mkdir(mode=0o700)
         spec = {"task": task, "world": world, "directory": str(directory), "body": dict(body or {})}
         crew = ArmRanks(self, number, name)
-        self.exchange(name, crew=number, start=spec)
+        self.exchange_messages(name, crew=number, start=spec)
         return crew
 
-    def exchange(self, name: str, **message: Any) -> list[Answer]:
+    def exchange_messages(self, name: str, **message: Any) -> list[Answer]:
         """Send a message and wait for the answers of the crew that it concerns."""
-        self.tell(json.dumps(message))
-        answers: list[Answer] = json.loads(self.answer())
+        self.send_text(json.dumps(message))
+        answers: list[Answer] = json.loads(self.read_text())
         for rank, answer in enumerate(answers):
             if "error" in answer:
                 raise TrainingError(f"bench: {name}, rank {rank}: {answer['error']}")
@@ -64,7 +64,7 @@ class ArmRanks(Closeable):
         self._host = host
         self._number = number
 
-    def ask(self, **order: Any) -> list[Answer]:
+    def ask_all(self, **order: Any) -> list[Answer]:
         """Let all ranks carry one order out.
 
         Returns:
@@ -73,10 +73,10 @@ class ArmRanks(Closeable):
         Raises:
             TrainingError: A rank failed; the message holds its error.
         """
-        return self._host.exchange(self.name, crew=self._number, order=order)
+        return self._host.exchange_messages(self.name, crew=self._number, order=order)
 
     def close(self) -> None:
         """End the ranks."""
         # after an error the host may be gone, and its ranks with it
         with contextlib.suppress(TrainingError):
-            self._host.exchange(self.name, crew=self._number, end=True)
+            self._host.exchange_messages(self.name, crew=self._number, end=True)

@@ -18,7 +18,7 @@ from phalanx.objectives import objective_of
 from phalanx.objectives.dpo import DpoSettings
 from phalanx.objectives.pairs import REFERENCE
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankTrainer, join_ranks
 from phalanx.parallel.control.rank_trainer import RankRecipe
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device
@@ -53,12 +53,12 @@ class PosttrainSpec(StrictModel):
     directory: str
 
     @property
-    def optimizer(self) -> OptimizerConfig:
+    def optimizer_config(self) -> OptimizerConfig:
         """Both sides' optimizer."""
         return OptimizerConfig(lr=self.lr, betas=(0.9, self.beta2), weight_decay=0.0, schedule="constant")
 
     @property
-    def learned(self) -> str | DpoSettings:
+    def run_objective(self) -> str | DpoSettings:
         """The objective as run files have it."""
         return "causal_lm" if self.objective == "sft" else DpoSettings(beta=0.1)
 
@@ -98,9 +98,9 @@ def serve(spec: PosttrainSpec, orders: Iterable[str], answers: IO[str]) -> None:
     with contextlib.ExitStack() as stack:
         if spec.run is None:
             place = RankEnv(0, 1, 0, 1, Path(spec.directory) / "rendezvous")
-            stack.enter_context(join(place, own_device("cpu", place), "00"))
+            stack.enter_context(join_ranks(place, own_device("cpu", place), "00"))
             # what libraries load when they are first used is there before memory is counted
-            alone(spec, ModelSource(Path(spec.rehearsal)))(0, _batch(spec, rows, 0))
+            open_lone_rank(spec, ModelSource(Path(spec.rehearsal)))(0, _step_batch(spec, rows, 0))
             gc.collect()
         runner: StepRunner | None = None
         num_steps = 0
@@ -109,43 +109,43 @@ def serve(spec: PosttrainSpec, orders: Iterable[str], answers: IO[str]) -> None:
             nonlocal runner, num_steps
             if runner is None:
                 if spec.run is None:
-                    runner = alone(spec, ModelSource(Path(spec.model)))
+                    runner = open_lone_rank(spec, ModelSource(Path(spec.model)))
                 else:
-                    runner = stack.enter_context(guarded(spec, spec.run))
+                    runner = stack.enter_context(open_guarded(spec, spec.run))
             steps = range(num_steps, num_steps + order.steps)
             num_steps += order.steps
-            return TurnReport(losses=tuple(runner(step, _batch(spec, rows, step)) for step in steps))
+            return TurnReport(losses=tuple(runner(step, _step_batch(spec, rows, step)) for step in steps))
 
         send_message(answers, TurnReport(version="phalanx"))
         serve_orders(TurnRequest, orders, answers, act)
 
 
-def alone(spec: PosttrainSpec, source: ModelSource) -> StepRunner:
+def open_lone_rank(spec: PosttrainSpec, source: ModelSource) -> StepRunner:
     """Let one rank train, as a run with an empty section ``[parallel]`` does."""
     recipe = RankRecipe(
         parallel=ParallelConfig(),
-        optimizer=spec.optimizer,
+        optimizer=spec.optimizer_config,
         batch_size=spec.batch_size,
         microbatches=1,
         sequence_length=spec.length,
         total_steps=10**6,
-        objective=spec.learned,
+        objective=spec.run_objective,
     )
     trainer = RankTrainer(recipe, source, open_domain(recipe.parallel, own_device("cpu", _ALONE)))
-    return lambda step, batch: trainer.step(step, batch.input_ids, batch.labels, batch.extras).loss
+    return lambda step, batch: trainer.train_step(step, batch.input_ids, batch.labels, batch.extras).loss
 
 
 @contextlib.contextmanager
-def guarded(spec: PosttrainSpec, run: PipelineRun) -> Iterator[StepRunner]:
+def open_guarded(spec: PosttrainSpec, run: PipelineRun) -> Iterator[StepRunner]:
     """Let a company of workers train, with the guard that its run has."""
     keep_freed_memory()
     source = open_model(ModelConfig(path=spec.model), Path(spec.directory), run.train.seed)
-    objective = objective_of(spec.learned)
+    objective = objective_of(spec.run_objective)
     with open_engine(run, source, Path(spec.directory) / "run") as (engine, _):
-        yield lambda step, batch: engine.step(step, step_inputs(batch, run.train.microbatches, objective)).loss
+        yield lambda step, batch: engine.train_turn(step, step_inputs(batch, run.train.microbatches, objective)).loss
 
 
-def _batch(spec: PosttrainSpec, rows: dict[str, Any], step: int) -> Batch:
+def _step_batch(spec: PosttrainSpec, rows: dict[str, Any], step: int) -> Batch:
     cut = rows_of_step(rows, step, spec.batch_size)
     extras = {REFERENCE: cut[REFERENCE]} if REFERENCE in cut else {}
     return Batch(cut["ids"], cut["labels"], tuple(range(step * spec.batch_size, (step + 1) * spec.batch_size)), extras)

@@ -39,7 +39,7 @@ class OrderedSteps(transformers.TrainerCallback):  # type: ignore[misc]
         if self._left:
             return
         if self._answers is not None:
-            _say(self._answers, {"losses": self.losses})
+            _print_posttrain(self._answers, {"losses": self.losses})
         self.losses = []
         order_line = "" if self._orders is None else self._orders.readline()
         if order_line:
@@ -55,15 +55,15 @@ def main(path: str, orders: IO[str], answers: IO[str]) -> None:
     rows = importlib.import_module("safetensors.torch").load_file(spec["rows"])
     # what libraries load when they are first used is there before memory is counted
     first = {name: column[: spec["batch_size"]] for name, column in rows.items()}
-    train(spec, spec["rehearsal"], first, OrderedSteps(1))
+    train_by_orders(spec, spec["rehearsal"], first, OrderedSteps(1))
     gc.collect()
-    _say(answers, {"version": importlib.import_module("trl").__version__})
+    _print_posttrain(answers, {"version": importlib.import_module("trl").__version__})
     order_line = orders.readline()
     if order_line:
-        train(spec, spec["model"], rows, OrderedSteps(json.loads(order_line)["steps"], orders, answers))
+        train_by_orders(spec, spec["model"], rows, OrderedSteps(json.loads(order_line)["steps"], orders, answers))
 
 
-def train(spec: dict[str, Any], directory: str, rows: dict[str, Any], turns: OrderedSteps) -> None:
+def train_by_orders(spec: dict[str, Any], directory: str, rows: dict[str, Any], turns: OrderedSteps) -> None:
     """Make as many steps as there are orders for."""
     trl = importlib.import_module("trl")
     is_sft = spec["objective"] == "sft"
@@ -87,19 +87,23 @@ def train(spec: dict[str, Any], directory: str, rows: dict[str, Any], turns: Ord
             "gradient_checkpointing": False,
             "dataloader_pin_memory": False,
         }
-        shared = {"train_dataset": _dataset(rows, is_sft=is_sft), "processing_class": _words(), "callbacks": [turns]}
+        shared = {
+            "train_dataset": _make_dataset(rows, is_sft=is_sft),
+            "processing_class": _word_tokenizer(),
+            "callbacks": [turns],
+        }
         if is_sft:
-            trainer = _paced(trl.SFTTrainer)(_model(directory), trl.SFTConfig(**settings), **shared)
+            trainer = _paced_trainer(trl.SFTTrainer)(_load_model(directory), trl.SFTConfig(**settings), **shared)
         else:
             is_stored = spec["stored_reference"]
             args = trl.DPOConfig(**settings, beta=0.1, precompute_ref_log_probs=is_stored)
-            reference = None if is_stored else _model(directory)
-            trainer = _paced(trl.DPOTrainer)(_model(directory), reference, args, **shared)
+            reference = None if is_stored else _load_model(directory)
+            trainer = _paced_trainer(trl.DPOTrainer)(_load_model(directory), reference, args, **shared)
         trainer.turns = turns
         trainer.train()
 
 
-def _paced(kind: Any) -> Any:
+def _paced_trainer(kind: Any) -> Any:
     """A trainer of a kind that takes rows as they are, in their order, and keeps its losses."""
 
     class PacedTrainer(kind):  # type: ignore[misc]
@@ -119,11 +123,11 @@ def _paced(kind: Any) -> Any:
     return PacedTrainer
 
 
-def _model(directory: str) -> Any:
+def _load_model(directory: str) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
 
 
-def _words() -> Any:
+def _word_tokenizer() -> Any:
     """A tokenizer, which trainers ask for the number of the padding."""
     tokenizers = importlib.import_module("tokenizers")
     end_token, padding = "<end>", "<padding>"
@@ -131,7 +135,7 @@ def _words() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end_token, pad_token=padding)
 
 
-def _dataset(rows: dict[str, Any], *, is_sft: bool) -> Any:
+def _make_dataset(rows: dict[str, Any], *, is_sft: bool) -> Any:
     """The rows as the trainers have them once they are tokenized."""
     lines = list(zip(*(rows[name].tolist() for name in ("ids", "prompts", "lengths")), strict=True))
     if is_sft:
@@ -147,7 +151,7 @@ def _dataset(rows: dict[str, Any], *, is_sft: bool) -> Any:
     return importlib.import_module("datasets").Dataset.from_list(examples)
 
 
-def _say(answers: IO[str], what: dict[str, Any]) -> None:
+def _print_posttrain(answers: IO[str], what: dict[str, Any]) -> None:
     answers.write(json.dumps(what) + "\n")
     answers.flush()
 

@@ -15,9 +15,9 @@ from phalanx.data.config import BpeConfig
 from phalanx.data.sources import PythonManualConfig
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.harness import LineProcess, print_progress, scratch_directory, start_peer
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.machine import load_average, result_context
 from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree, wait_until_quiet
-from phalanx.lab.bench.measure.resident import Resident, added_at_peak, forget_peak, resident
+from phalanx.lab.bench.measure.resident import Resident, added_at_peak, read_resident, reset_peak
 from phalanx.lab.bench.measure.workloads import GUARDS
 from phalanx.lab.bench.posttrain.arm import PosttrainSpec, TurnReport, TurnRequest
 from phalanx.lab.bench.posttrain.rows import PosttrainPlan, write_rows
@@ -45,10 +45,10 @@ def bench_posttrain(quick: bool) -> dict[str, Any]:
         TrainingError: An arm failed, or the two sides do not learn the same.
     """
     plan = PosttrainPlan(turns=2) if quick else PosttrainPlan()
-    return measure(plan, os.environ.get(PEER_VARIABLE) or None) | {"quick": quick}
+    return measure_posttrain(plan, os.environ.get(PEER_VARIABLE) or None) | {"quick": quick}
 
 
-def measure(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
+def measure_posttrain(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
     """Let the arms of each objective take turns.
 
     Args:
@@ -62,7 +62,7 @@ def measure(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
     return {
         "name": "posttrain",
         "command": f"{PEER_VARIABLE}=PYTHON phalanx bench posttrain --json",
-        **taken_on([load, load_average()]),
+        **result_context([load, load_average()]),
         "plan": plan.model_dump(),
         "rows": rows,
     }
@@ -89,11 +89,11 @@ class _Arm:
 
     def take_turn(self, steps: int, *, is_measured: bool) -> None:
         """Let it make some steps."""
-        used = cpu_seconds(process_tree(self.process.pid)) if is_measured else 0.0
+        used = cpu_seconds(process_tree(self.process.process_id)) if is_measured else 0.0
         began = time.perf_counter()
         self.losses += self.process.ask(TurnRequest(steps=steps), TurnReport).losses
         took = time.perf_counter() - began
-        pids = process_tree(self.process.pid)
+        pids = process_tree(self.process.process_id)
         wait_until_quiet(pids, _QUIET_TIMEOUT_S)
         if is_measured:
             self.cpu_s.append(cpu_seconds(pids) - used)
@@ -101,13 +101,16 @@ class _Arm:
 
     def peak_bytes(self) -> int | None:
         """How far its memory rose above what libraries alone take."""
-        return None if self.before is None else added_at_peak(self.before, self.process.pid)
+        return None if self.before is None else added_at_peak(self.before, self.process.process_id)
 
 
 def _measure_objective(
     plan: PosttrainPlan, objective: str, python: str | None, directory: Path
 ) -> list[dict[str, Any]]:
-    source, smallest = plan.model(directory / "model"), plan.model(directory / "rehearsal", smallest=True)
+    source, smallest = (
+        plan.open_plan_model(directory / "model"),
+        plan.open_plan_model(directory / "rehearsal", smallest=True),
+    )
     tokens = write_rows(plan, objective, source, directory / "rows.safetensors")
     shared = PosttrainSpec(
         objective=objective,
@@ -122,7 +125,7 @@ def _measure_objective(
     with contextlib.ExitStack() as stack:
         arms = []
         for name in names:
-            arms.append(_started(name, shared, plan, python, stack))
+            arms.append(_start_arm(name, shared, plan, python, stack))
             print_progress(f"{objective}: {name} is ready")
         for turn in range(plan.turns + 1):
             # each side is first in some turn
@@ -130,17 +133,17 @@ def _measure_objective(
                 arm.take_turn(plan.steps, is_measured=turn > 0)
             print_progress(f"{objective}: turn {turn + 1} of {plan.turns + 1}")
         peaks = {arm.name: arm.peak_bytes() for arm in arms}
-    return rows_of(objective, {arm.name: arm for arm in arms}, peaks, tokens[plan.steps :])
+    return posttrain_rows(objective, {arm.name: arm for arm in arms}, peaks, tokens[plan.steps :])
 
 
-def _started(
+def _start_arm(
     name: str, shared: PosttrainSpec, plan: PosttrainPlan, python: str | None, stack: contextlib.ExitStack
 ) -> _Arm:
     directory = Path(shared.directory) / name.replace(" ", "_")
     directory.mkdir()
     changes: dict[str, Any] = {"directory": str(directory), "stored_reference": name != ASKED}
     if name in PIPELINES:
-        changes["run"] = _run(shared, plan, name)
+        changes["run"] = _pipeline_run(shared, plan, name)
     path = directory / "spec.json"
     path.write_text(shared.model_copy(update=changes).model_dump_json(), encoding="utf-8")
     environment = {"OMP_NUM_THREADS": "1"}
@@ -150,14 +153,14 @@ def _started(
     else:
         process = LineProcess(name, ("phalanx.lab.bench.posttrain.arm", str(path)), environment, directory / "log")
     arm = _Arm(name, stack.enter_context(process), "", name not in PIPELINES)
-    arm.version = TurnReport.model_validate_json(process.answer()).version or ""
+    arm.version = TurnReport.model_validate_json(process.read_text()).version or ""
     if arm.counts_memory:
-        forget_peak(process.pid)
-        arm.before = resident(process.pid)
+        reset_peak(process.process_id)
+        arm.before = read_resident(process.process_id)
     return arm
 
 
-def _run(shared: PosttrainSpec, plan: PosttrainPlan, arm: str) -> PipelineRun:
+def _pipeline_run(shared: PosttrainSpec, plan: PosttrainPlan, arm: str) -> PipelineRun:
     """The run of a pipeline. What it says of data is what such a run must say: the bench has rows of its own."""
     tokenizer = BpeConfig(vocab_size=min(plan.vocab_size, 4096))
     if shared.objective == "dpo":
@@ -169,15 +172,15 @@ def _run(shared: PosttrainSpec, plan: PosttrainPlan, arm: str) -> PipelineRun:
         model=ModelConfig(path=shared.model),
         data=data,
         train=TrainConfig(
-            steps=plan.total_steps, batch_size=plan.batch_size, microbatches=4, seed=1, objective=shared.learned
+            steps=plan.total_steps, batch_size=plan.batch_size, microbatches=4, seed=1, objective=shared.run_objective
         ),
-        optimizer=shared.optimizer,
+        optimizer=shared.optimizer_config,
         pipeline=PipelineConfig(stages=min(4, plan.layers)),
         guard=PIPELINES[arm],
     )
 
 
-def rows_of(
+def posttrain_rows(
     objective: str, arms: Mapping[str, _Arm], peaks: Mapping[str, int | None], tokens: Sequence[int]
 ) -> list[dict[str, Any]]:
     """One row an arm; ratios are medians over turns, within which all arms had the machine in its state.

@@ -41,7 +41,7 @@ class PosttrainPlan(StrictModel):
         """Steps of an arm."""
         return self.steps * (self.turns + 1)
 
-    def model(self, cache: Path, *, smallest: bool = False) -> ModelSource:
+    def open_plan_model(self, cache: Path, *, smallest: bool = False) -> ModelSource:
         """The model that is trained, or one that rehearses its training in little memory."""
         layers, width = (1, 32) if smallest else (self.layers, self.width)
         architecture: dict[str, str | int | float | bool | None] = {

@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 from phalanx.lab.reproduce.arms.arm import Arm, ArmInputs
 from phalanx.lab.reproduce.arms.oracle_drop import OracleDrop
-from phalanx.lab.reproduce.arms.restart import Restart
-from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
-from phalanx.lab.reproduce.arms.statistics import Statistics
+from phalanx.lab.reproduce.arms.restart import RestartArm
+from phalanx.lab.reproduce.arms.skip_layer import SkipLayerArm
+from phalanx.lab.reproduce.arms.statistics import StatisticsArm
 from phalanx.lab.reproduce.arms.undefended import UndefendedArm
 from phalanx.lab.reproduce.arms.verified import VerifiedArm
 
@@ -17,9 +17,9 @@ ARMS: MappingProxyType[str, Callable[[ArmInputs], Arm]] = MappingProxyType(
         "clean_early_stopping": UndefendedArm,
         "attacked": UndefendedArm,
         "oracle_drop": OracleDrop,
-        "restart": Restart,
-        "skip_layer": SkipLayer,
-        "statistics": Statistics,
+        "restart": RestartArm,
+        "skip_layer": SkipLayerArm,
+        "statistics": StatisticsArm,
         "phalanx": VerifiedArm,
         "phalanx_no_attacker": VerifiedArm,
     }

@@ -55,7 +55,7 @@ class Counts:
 class Arm(AbstractContextManager["Arm"], Protocol):
     """One way to train under attack."""
 
-    def step(self, step: int, inputs: StepInputs) -> None:
+    def step_arm(self, step: int, inputs: StepInputs) -> None:
         """Run one optimizer step to its end, whatever that is for this arm.
 
         Raises:
@@ -63,7 +63,7 @@ class Arm(AbstractContextManager["Arm"], Protocol):
         """
         ...
 
-    def stages(self) -> Iterator[StageModule]:
+    def current_stages(self) -> Iterator[StageModule]:
         """All stages in order, as they are now."""
         ...
 
@@ -72,6 +72,6 @@ class Arm(AbstractContextManager["Arm"], Protocol):
         ...
 
     @property
-    def counts(self) -> Counts:
+    def event_counts(self) -> Counts:
         """What has happened so far."""
         ...

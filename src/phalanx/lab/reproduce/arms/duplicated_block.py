@@ -28,7 +28,7 @@ class DuplicatedBlock:
         self._copy = copy
 
     @property
-    def stage(self) -> int:
+    def stage_index(self) -> int:
         """The stage that this is a duplicate of."""
         return self._copy.spec.index
 
@@ -43,9 +43,9 @@ class DuplicatedBlock:
 
     def take_gradients(self) -> Mapping[str, Tensor]:
         """Weight gradients of the step; afterwards there are none."""
-        return self._copy.runner.gradients()
+        return self._copy.runner.take_gradients()
 
-    def update(self, gradients: Mapping[str, Tensor], lr: float, clip_coefficient: float) -> None:
+    def take_step(self, gradients: Mapping[str, Tensor], lr: float, clip_coefficient: float) -> None:
         """Take the optimizer step that the stage takes.
 
         Raises:
@@ -53,21 +53,21 @@ class DuplicatedBlock:
         """
         self._copy.optimizer.step(gradients, lr, clip_coefficient)
 
-    def abandon(self) -> None:
+    def drop_graphs(self) -> None:
         """Forget graphs and gradients of a step that is not finished."""
-        self._copy.runner.abandon()
+        self._copy.runner.abandon_step()
 
     def has_state_of(self, copy: StageCopy) -> bool:
         """Whether weights and moments equal `copy`'s bit for bit."""
-        return self._copy.digest() == copy.digest()
+        return self._copy.compute_digest() == copy.compute_digest()
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
     """Whether two tensors have one shape, one type and the same bits."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    return torch.equal(_raw(left), _raw(right))
+    return torch.equal(_raw_bytes(left), _raw_bytes(right))
 
 
-def _raw(tensor: Tensor) -> Tensor:
+def _raw_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

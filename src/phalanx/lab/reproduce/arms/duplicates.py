@@ -24,7 +24,7 @@ class DuplicateCheck:
         self.blocks = {stage: DuplicatedBlock(library(stage)) for stage in range(1, len(plan.stages) - 1)}
         self.idle: Collection[int] = ()
 
-    def accepts(self, message: StageTensor, /) -> bool:
+    def accepts_message(self, message: StageTensor, /) -> bool:
         """Repeat the work that the message's sender claims.
 
         Raises:
@@ -38,14 +38,14 @@ class DuplicateCheck:
             raise AlarmRaised(message.source)
         return True
 
-    def update(self, gradients: Mapping[int, Mapping[str, Tensor]], lr: float, clip: float) -> None:
+    def update_duplicates(self, gradients: Mapping[int, Mapping[str, Tensor]], lr: float, clip: float) -> None:
         """Let the duplicates of these stages take the same optimizer step, each on its own gradients."""
         for stage, block in self.blocks.items():
             block_gradients = block.take_gradients()
             if stage in gradients:
-                block.update(block_gradients, lr, clip)
+                block.take_step(block_gradients, lr, clip)
 
-    def abandon(self) -> None:
+    def drop_all_graphs(self) -> None:
         """Forget graphs and gradients of all duplicates."""
         for block in self.blocks.values():
-            block.abandon()
+            block.drop_graphs()

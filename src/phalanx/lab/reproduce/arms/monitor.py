@@ -53,22 +53,22 @@ class StatisticsMonitor:
         self._margin = margin
         self._averages: dict[tuple[int, str], _Average] = {}
 
-    def learn(self, source: int, direction: str, tensor: Tensor) -> None:
+    def learn_message(self, source: int, direction: str, tensor: Tensor) -> None:
         """Take a message ``[batch, seq, dim]`` of the honest warm-up."""
         average = self._averages.setdefault((source, direction), _Average())
-        profile = _profile(tensor)
+        profile = _profile_tensor(tensor)
         if average.profile is not None and average.seen >= _SETTLED:
-            for name, distance in _distances(profile, average.profile).items():
+            for name, distance in _profile_distances(profile, average.profile).items():
                 average.limits[name] = max(average.limits.get(name, 0.0), distance)
                 average.recent.setdefault(name, deque(maxlen=_WINDOW)).append(distance)
-        self._add(average, profile)
+        self._update_average(average, profile)
 
-    def recentre(self) -> None:
+    def reset_averages(self) -> None:
         """Forget the averages and keep the thresholds: the model has gone back to where the warm-up began."""
         for average in self._averages.values():
             average.seen, average.profile = 0, None
 
-    def judge(self, source: int, direction: str, tensor: Tensor) -> str | None:
+    def judge_message(self, source: int, direction: str, tensor: Tensor) -> str | None:
         """Judge one message.
 
         Returns:
@@ -78,22 +78,22 @@ class StatisticsMonitor:
         if not bool(torch.isfinite(tensor).all()):
             return "not finite"
         average = self._averages.setdefault((source, direction), _Average())
-        profile = _profile(tensor)
-        distances = {} if average.profile is None else _distances(profile, average.profile)
+        profile = _profile_tensor(tensor)
+        distances = {} if average.profile is None else _profile_distances(profile, average.profile)
         for name, distance in distances.items():
-            if name in average.limits and not distance <= self._limit(average, name):
-                return f"{name}: distance {distance:.3g}, allowed {self._limit(average, name):.3g}"
+            if name in average.limits and not distance <= self._distance_limit(average, name):
+                return f"{name}: distance {distance:.3g}, allowed {self._distance_limit(average, name):.3g}"
         for name, distance in distances.items():
             average.recent.setdefault(name, deque(maxlen=_WINDOW)).append(distance)
-        self._add(average, profile)
+        self._update_average(average, profile)
         return None
 
-    def _limit(self, average: _Average, name: str) -> float:
+    def _distance_limit(self, average: _Average, name: str) -> float:
         ordered = sorted(average.recent[name])
         low, high = ordered[len(ordered) // 4], ordered[(3 * len(ordered)) // 4]
         return max(self._margin * average.limits[name], high + 3.0 * (high - low))
 
-    def _add(self, average: _Average, new: _Profile) -> None:
+    def _update_average(self, average: _Average, new: _Profile) -> None:
         old = average.profile or new
         # until it is settled, the plain mean of what was seen
         weight = max(1.0 - self._decay, 1.0 / (average.seen + 1))
@@ -105,7 +105,7 @@ class StatisticsMonitor:
         average.seen += 1
 
 
-def _profile(tensor: Tensor) -> _Profile:
+def _profile_tensor(tensor: Tensor) -> _Profile:
     x = tensor.detach().float()
     rms = float(torch.linalg.vector_norm(x)) / math.sqrt(max(x.numel(), 1))
     scaled = x.reshape(-1) / max(rms, 1e-30)
@@ -116,7 +116,7 @@ def _profile(tensor: Tensor) -> _Profile:
     )
 
 
-def _distances(found: _Profile, usual: _Profile) -> dict[str, float]:
+def _profile_distances(found: _Profile, usual: _Profile) -> dict[str, float]:
     clear = usual.channels.abs() >= usual.channels.abs().median()
     flipped = torch.sign(found.channels[clear]) != torch.sign(usual.channels[clear])
     return {

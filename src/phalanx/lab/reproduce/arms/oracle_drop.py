@@ -7,9 +7,9 @@ from phalanx.lab.reproduce.arms.undefended import UndefendedArm
 class OracleDrop(UndefendedArm):
     """An upper bound on a perfect detector with the cheapest recovery; the batch is lost."""
 
-    def step(self, step: int, inputs: StepInputs) -> None:
+    def step_arm(self, step: int, inputs: StepInputs) -> None:
         """Run the step unless a stage would lie in it."""
-        if self.attacker.liar(step) is not None:
-            self.counts.dropped_steps += 1
+        if self.attacker.lying_stage_at(step) is not None:
+            self.event_counts.dropped_steps += 1
             return
-        super().step(step, inputs)
+        super().step_arm(step, inputs)

@@ -11,7 +11,7 @@ MAX_ATTEMPTS = 200
 """Attempts at one step, all of them attacked, after which it gives up."""
 
 
-class Restart(SimulatedArm):
+class RestartArm(SimulatedArm):
     """A defence that repeats each step until no stage lies in it.
 
     The attacker draws again for each attempt, and is never excluded.
@@ -22,9 +22,9 @@ class Restart(SimulatedArm):
     def __init__(self, setting: ArmInputs) -> None:
         super().__init__(setting)
         self.duplicates = DuplicateCheck(setting.source, setting.plan)
-        self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
+        self.event_counts.alarms = self.event_counts.honest_accused = self.event_counts.lies_missed = 0
 
-    def step(self, step: int, inputs: StepInputs) -> None:
+    def step_arm(self, step: int, inputs: StepInputs) -> None:
         """Run attempts at the step until one is honest, then apply its update.
 
         Raises:
@@ -32,24 +32,24 @@ class Restart(SimulatedArm):
         """
         simulator, duplicates = self.simulator, self.duplicates
         self.attacker.attempt = 0
-        while not self._succeeds(step, inputs):
-            simulator.abandon()
-            duplicates.abandon()
+        while not self._attempt_step(step, inputs):
+            simulator.abandon_attempt()
+            duplicates.drop_all_graphs()
             self.attacker.attempt += 1
-            self.counts.redone_steps += 1
+            self.event_counts.redone_steps += 1
             if self.attacker.attempt == MAX_ATTEMPTS:
                 raise TrainingError(
                     f"step {step}: attacked in {MAX_ATTEMPTS} attempts in a row; restart never ends at this rate"
                 )
         gradients = simulator.take_gradients()
-        clip = simulator.clip(gradients)
-        simulator.update(step, gradients, clip)
-        duplicates.update(gradients, simulator.learning_rate(step), clip)
+        clip = simulator.combined_clip(gradients)
+        simulator.update_copies(step, gradients, clip)
+        duplicates.update_duplicates(gradients, simulator.learning_rate(step), clip)
 
-    def _succeeds(self, step: int, inputs: StepInputs) -> bool:
-        liar, counts = self.attacker.liar(step), self.counts
+    def _attempt_step(self, step: int, inputs: StepInputs) -> bool:
+        liar, counts = self.attacker.lying_stage_at(step), self.event_counts
         try:
-            self.simulator.run(step, inputs, self.duplicates)
+            self.simulator.run_attempt(step, inputs, self.duplicates)
         except AlarmRaised as alarm:
             counts.alarms = (counts.alarms or 0) + 1
             counts.honest_accused = (counts.honest_accused or 0) + (alarm.suspect != liar)

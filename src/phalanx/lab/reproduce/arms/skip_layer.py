@@ -16,45 +16,45 @@ from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.simulator import AlarmRaised
 
 
-def skipping(suspect: int, num_stages: int) -> tuple[frozenset[int], frozenset[int]]:
+def skipped_and_frozen(suspect: int, num_stages: int) -> tuple[frozenset[int], frozenset[int]]:
     """Return the stages that are skipped after an alarm about one, and the frozen stages."""
     last = {num_stages - 1}
     return frozenset({suspect, suspect + 1} - last), frozenset({suspect - 1, suspect, suspect + 1} - last)
 
 
-class SkipLayer(SimulatedArm):
+class SkipLayerArm(SimulatedArm):
     """The paper's second recovery, faithful to its text, with a detector that really recomputes."""
 
     def __init__(self, setting: ArmInputs) -> None:
         super().__init__(setting)
         self.duplicates = DuplicateCheck(setting.source, setting.plan)
-        self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
+        self.event_counts.alarms = self.event_counts.honest_accused = self.event_counts.lies_missed = 0
 
-    def step(self, step: int, inputs: StepInputs) -> None:
+    def step_arm(self, step: int, inputs: StepInputs) -> None:
         """Run one attempt; on an alarm run a second one without the suspects.
 
         Raises:
             TrainingError: Another stage lies in the second attempt; the paper has no answer to that.
         """
-        suspect = self._attempt(step, inputs)
+        suspect = self._first_attempt(step, inputs)
         frozen: frozenset[int] = frozenset()
         if suspect is not None:
-            frozen = self._again(step, inputs, suspect)
+            frozen = self._attempt_without(step, inputs, suspect)
         simulator = self.simulator
         gradients = {
             stage: gradients_of_stage
             for stage, gradients_of_stage in simulator.take_gradients().items()
             if stage not in frozen
         }
-        clip = simulator.clip(gradients)
-        simulator.update(step, gradients, clip)
-        self.duplicates.update(gradients, simulator.learning_rate(step), clip)
+        clip = simulator.combined_clip(gradients)
+        simulator.update_copies(step, gradients, clip)
+        self.duplicates.update_duplicates(gradients, simulator.learning_rate(step), clip)
 
-    def _attempt(self, step: int, inputs: StepInputs) -> int | None:
-        liar, counts = self.attacker.liar(step), self.counts
+    def _first_attempt(self, step: int, inputs: StepInputs) -> int | None:
+        liar, counts = self.attacker.lying_stage_at(step), self.event_counts
         self.duplicates.idle = ()
         try:
-            self.simulator.run(step, inputs, self.duplicates)
+            self.simulator.run_attempt(step, inputs, self.duplicates)
         except AlarmRaised as alarm:
             counts.alarms = (counts.alarms or 0) + 1
             counts.honest_accused = (counts.honest_accused or 0) + (alarm.suspect != liar)
@@ -63,15 +63,15 @@ class SkipLayer(SimulatedArm):
             counts.lies_missed = (counts.lies_missed or 0) + len(inputs.ids)
         return None
 
-    def _again(self, step: int, inputs: StepInputs, suspect: int) -> frozenset[int]:
+    def _attempt_without(self, step: int, inputs: StepInputs, suspect: int) -> frozenset[int]:
         simulator, duplicates = self.simulator, self.duplicates
-        simulator.abandon()
-        duplicates.abandon()
-        self.counts.redone_steps += 1
-        bypassed, frozen = skipping(suspect, len(simulator.plan.stages))
+        simulator.abandon_attempt()
+        duplicates.drop_all_graphs()
+        self.event_counts.redone_steps += 1
+        bypassed, frozen = skipped_and_frozen(suspect, len(simulator.plan.stages))
         duplicates.idle = frozen
         try:
-            simulator.run(step, inputs, duplicates, bypassed=bypassed)
+            simulator.run_attempt(step, inputs, duplicates, bypassed=bypassed)
         except AlarmRaised as alarm:
             raise TrainingError(
                 f"step {step}: stage {alarm.suspect} lies as well as stage {suspect}; skip_layer knows one liar a step"

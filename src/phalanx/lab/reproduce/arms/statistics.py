@@ -20,7 +20,7 @@ STEPS_TO_BAN = 3
 _RECENTRING = 4
 
 
-class Statistics(SimulatedArm):
+class StatisticsArm(SimulatedArm):
     """A defence that drops unusual messages, and replaces a stage that sends them often."""
 
     def __init__(self, setting: ArmInputs) -> None:
@@ -28,21 +28,21 @@ class Statistics(SimulatedArm):
         self.monitor = StatisticsMonitor()
         self._flagged: set[int] = set()
         self._violations: Counter[int] = Counter()
-        self.counts.alarms = self.counts.honest_accused = self.counts.lies_missed = 0
+        self.event_counts.alarms = self.event_counts.honest_accused = self.event_counts.lies_missed = 0
         warm_up(self.monitor, setting)
 
-    def accepts(self, message: StageTensor, /) -> bool:
+    def accepts_message(self, message: StageTensor, /) -> bool:
         """Judge one message by what its kind has looked like so far; the owner's own are not judged."""
-        if message.source not in self.simulator.middle:
+        if message.source not in self.simulator.middle_range:
             return True
-        accepted = self.monitor.judge(message.source, message.direction, message.tensor) is None
+        accepted = self.monitor.judge_message(message.source, message.direction, message.tensor) is None
         plan = self.attacker.plan
         is_lie = (
             plan is not None
             and plan.direction == message.direction
-            and self.attacker.liar(message.step) == message.source
+            and self.attacker.lying_stage_at(message.step) == message.source
         )
-        counts = self.counts
+        counts = self.event_counts
         if not accepted:
             self._flagged.add(message.source)
             counts.alarms = (counts.alarms or 0) + 1
@@ -51,54 +51,56 @@ class Statistics(SimulatedArm):
             counts.lies_missed = (counts.lies_missed or 0) + 1
         return accepted
 
-    def step(self, step: int, inputs: StepInputs) -> None:
+    def step_arm(self, step: int, inputs: StepInputs) -> None:
         """Run one attempt; stages that got no gradient at all keep their weights."""
         simulator = self.simulator
         self._flagged.clear()
-        attempt = simulator.run(step, inputs, self)
+        attempt = simulator.run_attempt(step, inputs, self)
         taken = simulator.take_gradients()
-        simulator.abandon()
+        simulator.abandon_attempt()
         gradients = {
             stage: {name: g * (len(inputs.ids) / attempt.survivors[stage]) for name, g in stage_gradients.items()}
             for stage, stage_gradients in taken.items()
             if attempt.survivors[stage]
         }
         if not gradients:
-            self.counts.dropped_steps += 1
+            self.event_counts.dropped_steps += 1
         else:
-            simulator.update(step, gradients, simulator.clip(gradients))
-        self._ban()
+            simulator.update_copies(step, gradients, simulator.combined_clip(gradients))
+        self._ban_flagged()
 
-    def _ban(self) -> None:
+    def _ban_flagged(self) -> None:
         self._violations.update(self._flagged)
         for stage in sorted(self._flagged):
             if self._violations[stage] == STEPS_TO_BAN:
                 self.attacker.removed.add(stage)
-                self.counts.evicted += (f"stage-{stage}",)
+                self.event_counts.evicted += (f"stage-{stage}",)
 
 
 def warm_up(monitor: StatisticsMonitor, setting: ArmInputs) -> None:
     """Calibrate a monitor on honest steps; nothing of them is kept but its thresholds and averages."""
-    _learn(monitor, setting, setting.warm_up, updates=True)
-    monitor.recentre()
-    _learn(monitor, setting, setting.warm_up[:_RECENTRING], updates=False)
+    _learn_profiles(monitor, setting, setting.warm_up, updates=True)
+    monitor.reset_averages()
+    _learn_profiles(monitor, setting, setting.warm_up[:_RECENTRING], updates=False)
 
 
-def _learn(monitor: StatisticsMonitor, setting: ArmInputs, batches: Sequence[StepInputs], *, updates: bool) -> None:
+def _learn_profiles(
+    monitor: StatisticsMonitor, setting: ArmInputs, batches: Sequence[StepInputs], *, updates: bool
+) -> None:
     honest = Simulator(setting.source, setting.plan, Attacker(None))
     for step, inputs in enumerate(batches):
-        honest.run(step, inputs, _Learner(monitor, honest))
+        honest.run_attempt(step, inputs, _Learner(monitor, honest))
         gradients = honest.take_gradients()
         if updates:
-            honest.update(step, gradients, honest.clip(gradients))
+            honest.update_copies(step, gradients, honest.combined_clip(gradients))
 
 
 class _Learner:
     def __init__(self, monitor: StatisticsMonitor, honest: Simulator) -> None:
         self._monitor = monitor
-        self._middle = honest.middle
+        self._middle = honest.middle_range
 
-    def accepts(self, message: StageTensor, /) -> bool:
+    def accepts_message(self, message: StageTensor, /) -> bool:
         if message.source in self._middle:
-            self._monitor.learn(message.source, message.direction, message.tensor)
+            self._monitor.learn_message(message.source, message.direction, message.tensor)
         return True

@@ -15,11 +15,11 @@ class SimulatedArm(Closeable):
     def __init__(self, setting: ArmInputs) -> None:
         self.simulator = Simulator(setting.source, setting.plan, setting.attacker)
         self.attacker = setting.attacker
-        self.counts = Counts()
+        self.event_counts = Counts()
 
-    def stages(self) -> Iterator[StageModule]:
+    def current_stages(self) -> Iterator[StageModule]:
         """The stages themselves, in order."""
-        return iter(self.simulator.modules)
+        return iter(self.simulator.stage_modules)
 
     def weights_digest(self) -> str:
         """SHA-256 over all parameters by name."""
@@ -27,15 +27,15 @@ class SimulatedArm(Closeable):
 
     def close(self) -> None:
         """Release the state of an unfinished step."""
-        self.simulator.abandon()
+        self.simulator.abandon_attempt()
 
 
 class UndefendedArm(SimulatedArm):
     """An arm that applies every step as it comes."""
 
-    def step(self, step: int, inputs: StepInputs) -> None:
+    def step_arm(self, step: int, inputs: StepInputs) -> None:
         """Run one attempt and apply its update."""
         simulator = self.simulator
-        simulator.run(step, inputs, NoMessageCheck())
+        simulator.run_attempt(step, inputs, NoMessageCheck())
         gradients = simulator.take_gradients()
-        simulator.update(step, gradients, simulator.clip(gradients))
+        simulator.update_copies(step, gradients, simulator.combined_clip(gradients))

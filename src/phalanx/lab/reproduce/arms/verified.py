@@ -18,9 +18,9 @@ class VerifiedArm:
 
     def __init__(self, setting: ArmInputs) -> None:
         self.attacker = setting.attacker
-        workers = setting.run.pipeline.workers
+        workers = setting.run.pipeline.worker_names
         self._parties = {name: number for number, name in enumerate(workers, start=1)}
-        actors = {name: self.attacker.actor(number) for name, number in self._parties.items()}
+        actors = {name: self.attacker.actor_for(number) for name, number in self._parties.items()}
         self._company = MemoryCompany(setting.run, setting.directory, actors)
         self._redone = 0
         self._stack = contextlib.ExitStack()
@@ -32,14 +32,14 @@ class VerifiedArm:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def step(self, step: int, inputs: StepInputs) -> None:
+    def step_arm(self, step: int, inputs: StepInputs) -> None:
         """Train one verified step."""
-        result = self._company.engine.step(step, inputs)
+        result = self._company.engine.train_turn(step, inputs)
         self._redone += (result.guard or UNGUARDED).attempts - 1
 
-    def stages(self) -> Iterator[StageModule]:
+    def current_stages(self) -> Iterator[StageModule]:
         """Yield the verified weights, collected from the parties that hold them."""
-        for copy in self._company.engine.copies("weights"):
+        for copy in self._company.engine.fetch_stages("weights"):
             yield copy.module
 
     def weights_digest(self) -> str:
@@ -47,7 +47,7 @@ class VerifiedArm:
         return self._company.weights_digest()
 
     @property
-    def counts(self) -> Counts:
+    def event_counts(self) -> Counts:
         """The counts so far: a conviction is an alarm; a lie is missed if its party was not convicted in that step."""
         company = self._company
         liars = {lie.party for lie in self.attacker.lies}
@@ -56,10 +56,10 @@ class VerifiedArm:
             redone_steps=self._redone,
             alarms=len(company.verdicts),
             honest_accused=len(honest),
-            lies_missed=self._missed(),
+            lies_missed=self._count_missed(),
             evicted=tuple(company.evicted),
         )
 
-    def _missed(self) -> int:
+    def _count_missed(self) -> int:
         convicted = {(self._parties.get(verdict.party), verdict.step) for verdict in self._company.verdicts}
         return sum((lie.party, lie.step) not in convicted for lie in self.attacker.lies)

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.lab.bench.measure.machine import load_average, taken_on
-from phalanx.lab.bench.measure.row_file import RowFile, sweep
+from phalanx.lab.bench.measure.machine import load_average, result_context
+from phalanx.lab.bench.measure.row_file import RowFile, sweep_cells
 from phalanx.lab.reproduce.leaks.adapters import AdapterCell, AdapterLab, adapter_cells
-from phalanx.lab.reproduce.leaks.lab import ATTACKS, Lab, LeakCell, Row, open_source_and_texts
-from phalanx.lab.reproduce.leaks.size import MODEL, SIZES, LeakSize, describe
-from phalanx.lab.reproduce.leaks.table import adapter_lines, as_lines, cells_of, summarise
+from phalanx.lab.reproduce.leaks.lab import ATTACKS, LeakLab, LeakCell, Row, open_source_and_texts
+from phalanx.lab.reproduce.leaks.size import MODEL, SIZES, LeakSize, describe_leak_size
+from phalanx.lab.reproduce.leaks.table import adapter_lines, as_lines, cells_of, summarise_leaks
 from phalanx.lab.reproduce.leaks.texts import TEXTS
 from phalanx.planner.cluster.catalog import known_models
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
-__all__ = ["ATTACKS", "SIZES", "adapter_lines", "as_lines", "measure_leaks", "rows_in", "summarise"]
+__all__ = ["ATTACKS", "SIZES", "adapter_lines", "as_lines", "measure_leaks", "open_leak_rows", "summarise_leaks"]
 
 PROTOCOL = 1
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
@@ -42,52 +42,52 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
     cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     load, cells = load_average(), list(cells_of(chosen))
     batches = list(adapter_cells(chosen))
-    finished = rows_in(cache / "reproduce" / "leaks.jsonl", chosen)
+    finished = open_leak_rows(cache / "reproduce" / "leaks.jsonl", chosen)
     adapter_rows = _adapter_rows_in(cache / "reproduce" / "leaks-adapters.jsonl", chosen)
-    lab: Lab | None = None
+    lab: LeakLab | None = None
     adapters: AdapterLab | None = None
-    with deterministic(threads=1):
+    with deterministic_kernels(threads=1):
         if not only_finished:
             source, texts = open_source_and_texts(chosen, cache)
-            lab, adapters = Lab(chosen, source, texts, _say), AdapterLab(source, texts)
-        rows = list(sweep(cells, finished, lab, _tell))
-        gradients = list(sweep(batches, adapter_rows, adapters, _tell_gradient))
+            lab, adapters = LeakLab(chosen, source, texts, _print_leaks), AdapterLab(source, texts)
+        rows = list(sweep_cells(cells, finished, lab, _print_leak))
+        gradients = list(sweep_cells(batches, adapter_rows, adapters, _tell_gradient))
     shape = known_models()[MODEL]
     return {
         "name": "leaks",
         "quick": size == "quick",
         "size": size,
         "command": f"phalanx reproduce leaks{'' if size == 'full' else f' --{size}'}",
-        **taken_on(load),
+        **result_context(load),
         "model": {"name": MODEL, "layers": shape.layers, "hidden": shape.hidden, "vocab": shape.vocab},
-        "protocol": {"number": PROTOCOL, "texts": TEXTS, **describe(chosen)},
+        "protocol": {"number": PROTOCOL, "texts": TEXTS, **describe_leak_size(chosen)},
         "missing": len(cells) + len(batches) - len(rows) - len(gradients),
-        "summary": summarise(rows),
+        "summary": summarise_leaks(rows),
         "adapters": gradients,
         "rows": rows,
     }
 
 
-def rows_in(path: Path, size: LeakSize) -> RowFile[LeakCell]:
+def open_leak_rows(path: Path, size: LeakSize) -> RowFile[LeakCell]:
     """Cells that are finished at this size with this protocol."""
     versions = [importlib.metadata.version(name) for name in ("numpy", "cryptography")]
-    return RowFile(path, lambda cell: [PROTOCOL, versions, describe(size), cell.depth, cell.guard])
+    return RowFile(path, lambda cell: [PROTOCOL, versions, describe_leak_size(size), cell.depth, cell.guard])
 
 
 def _adapter_rows_in(path: Path, size: LeakSize) -> RowFile[AdapterCell]:
     versions = [importlib.metadata.version(name) for name in ("numpy", "cryptography")]
-    return RowFile(path, lambda cell: [PROTOCOL, versions, describe(size), cell.tokens, cell.guard])
+    return RowFile(path, lambda cell: [PROTOCOL, versions, describe_leak_size(size), cell.tokens, cell.guard])
 
 
-def _tell(place: str, cell: LeakCell, row: Row) -> None:
+def _print_leak(place: str, cell: LeakCell, row: Row) -> None:
     shown = ", ".join(f"{name.replace('_', ' ')} {100 * row[name]:.1f} %" for name in ATTACKS)
-    _say(f"{place}: {cell.label}: {shown}; chance {100 * row['chance']:.1f} %, {row['wall_s']:.0f} s")
+    _print_leaks(f"{place}: {cell.leak_label}: {shown}; chance {100 * row['chance']:.1f} %, {row['wall_s']:.0f} s")
 
 
 def _tell_gradient(place: str, cell: AdapterCell, row: Row) -> None:
-    _say(f"{place}: {cell.label}: {100 * row['recall']:.0f} % of its tokens found")
+    _print_leaks(f"{place}: {cell.adapter_label}: {100 * row['recall']:.0f} % of its tokens found")
 
 
-def _say(text: str) -> None:
+def _print_leaks(text: str) -> None:
     sys.stderr.write(f"leaks: {text}\n")
     sys.stderr.flush()

@@ -25,7 +25,7 @@ class AdapterCell:
     guard: Guard
 
     @property
-    def label(self) -> str:
+    def adapter_label(self) -> str:
         """One line for the progress."""
         return f"gradient of {self.tokens} tokens, {self.guard}"
 
@@ -43,7 +43,7 @@ class AdapterLab:
     The adapter has been trained for one plain step on the host's own text: before its first step half of it is zero.
 
     Args:
-        texts: Texts, in the form that `Lab` takes.
+        texts: Texts, in the form that `LeakLab` takes.
     """
 
     def __init__(self, source: ModelSource, texts: Texts) -> None:
@@ -55,55 +55,55 @@ class AdapterLab:
         Raises:
             PhalanxError: Text or model cannot be had.
         """
-        ids = self._texts[1][:1, : cell.tokens + 1]
-        gradients = self._gradients(ids)
+        ids = self._private_texts[1][:1, : cell.tokens + 1]
+        gradients = self._adapter_gradients(ids)
         if cell.guard != "plaintext":
             # adapters cross in fp32, so plaintext is what it is
             wire = WIRES[cell.guard]()
-            gradients = (wire.seen(gradients[0]), wire.seen(gradients[1]))
-        (tokens,) = self._check.tokens(*gradients, self._adapter[0].detach())
+            gradients = (wire.host_view(gradients[0]), wire.host_view(gradients[1]))
+        (tokens,) = self._span_check.tokens_by_position(*gradients, self._adapter_weights[0].detach())
         precision, recall = precision_and_recall(tokens, ids[:, :-1])
         return {**asdict(cell), "rank": RANK, "found": tokens.numel(), "precision": precision, "recall": recall}
 
     @cached_property
-    def _texts(self) -> tuple[Tensor, Tensor]:
+    def _private_texts(self) -> tuple[Tensor, Tensor]:
         return self._read()
 
     @cached_property
-    def _stage(self) -> StageModule:
+    def _adapted_stage(self) -> StageModule:
         stage = build_stage(
             self._source,
             StageSpec(0, 1, 0, self._source.num_layers),
-            adapter=LoraConfig(rank=RANK, targets=(self._layer,)),
+            adapter=LoraConfig(rank=RANK, targets=(self._layer_name,)),
             activation_checkpointing=False,
             attention="sdpa",
             seed=0,
         ).eval()
-        ids = self._texts[0][:2]
+        ids = self._private_texts[0][:2]
         functional.cross_entropy(stage(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            for parameter in stage.trainable().values():
+            for parameter in stage.trainable_parameters().values():
                 if parameter.grad is not None:
                     parameter.sub_(_LR * parameter.grad)
         return stage
 
     @property
-    def _layer(self) -> str:
+    def _layer_name(self) -> str:
         return self._source.family.facts.adapter_targets[-1]
 
     @property
-    def _adapter(self) -> tuple[Tensor, Tensor]:
+    def _adapter_weights(self) -> tuple[Tensor, Tensor]:
         """A and B in the first block."""
-        named = self._stage.trainable()
+        named = self._adapted_stage.trainable_parameters()
         first = [next(named[name] for name in named if name.endswith(f"lora_{side}.weight")) for side in "AB"]
         return first[0], first[1]
 
     @cached_property
-    def _check(self) -> SpanCheck:
+    def _span_check(self) -> SpanCheck:
         every = torch.arange(self._source.vocab_size)[:, None]
-        return SpanCheck(layer_inputs(self._stage, self._layer, every).transpose(0, 1))
+        return SpanCheck(layer_inputs(self._adapted_stage, self._layer_name, every).transpose(0, 1))
 
-    def _gradients(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        loss = functional.cross_entropy(self._stage(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-        a, b = torch.autograd.grad(loss, self._adapter)
+    def _adapter_gradients(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        loss = functional.cross_entropy(self._adapted_stage(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        a, b = torch.autograd.grad(loss, self._adapter_weights)
         return a, b

@@ -22,9 +22,9 @@ from phalanx.lab.attacks.privacy import (
     NearestNeighbour,
     TrainedInverter,
     candidate_states,
-    chance,
+    chance_share,
     opening_states,
-    recovered,
+    recover_tokens,
     share_of_tokens,
 )
 from phalanx.lab.reproduce.leaks.size import MODEL, LeakSize
@@ -47,12 +47,12 @@ class LeakCell:
     guard: Guard
 
     @property
-    def label(self) -> str:
+    def leak_label(self) -> str:
         """One line for the progress."""
         return f"cut at depth {self.depth}, {self.guard}"
 
 
-class Lab:
+class LeakLab:
     """A runner of cells; text, front and hidden states are made at their first use and stay in memory.
 
     Args:
@@ -69,44 +69,48 @@ class Lab:
             PhalanxError: Text or model cannot be had.
         """
         started = time.perf_counter()
-        public, private = self._texts
+        public, private = self._public_and_private
         wire = WIRES[cell.guard]()
         seen, public_states = (
-            self._seen(wire, states, cell.depth) for states in (self._private_states, self._public_states)
+            self._seen_states(wire, states, cell.depth) for states in (self._private_states, self._public_states)
         )
-        row: Row = {**asdict(cell), "tokens": private.numel(), "chance": chance(public, private)}
-        inverters = self._inverters(cell.depth)
+        row: Row = {**asdict(cell), "tokens": private.numel(), "chance": chance_share(public, private)}
+        inverters = self._make_inverters(cell.depth)
         for name, inverter in inverters.items():
-            inverter.fit(public_states, public)
-            row[name] = share_of_tokens(recovered(inverter, seen), private)
+            inverter.fit_states(public_states, public)
+            row[name] = share_of_tokens(recover_tokens(inverter, seen), private)
         # the better of two learners proposes
         proposer = max(("linear_map", "trained_inverter"), key=lambda name: float(row[name]))
         few = slice(self._size.searched_sequences)
-        search = CandidateSearch(self._front, cell.depth, inverters[proposer], self._openings[cell.depth])
-        search.fit(public_states, public)
-        row["candidate_search"] = share_of_tokens(search.recover(seen[few]), private[few])
-        row |= {"searched_tokens": private[few].numel(), "searched_chance": chance(public, private[few])}
+        search = CandidateSearch(self._front_model, cell.depth, inverters[proposer], self._opening_states[cell.depth])
+        search.fit_scale(public_states, public)
+        row["candidate_search"] = share_of_tokens(search.recover_tokens(seen[few]), private[few])
+        row |= {"searched_tokens": private[few].numel(), "searched_chance": chance_share(public, private[few])}
         return row | {"wall_s": time.perf_counter() - started}
 
-    def _inverters(self, depth: int) -> dict[str, Inverter]:
-        candidates = self._candidates if depth else torch.arange(self._source.vocab_size)
-        table = self._tables[depth] if depth else candidate_states(self._front, candidates, self._commonest, 0)[0]
+    def _make_inverters(self, depth: int) -> dict[str, Inverter]:
+        candidates = self._common_tokens if depth else torch.arange(self._source.vocab_size)
+        table = (
+            self._state_tables[depth]
+            if depth
+            else candidate_states(self._front_model, candidates, self._commonest_token, 0)[0]
+        )
         return {
-            "nearest_neighbour": NearestNeighbour(self._front, depth, candidates, table),
-            "linear_map": LinearMap(self._front.embedding),
-            "trained_inverter": TrainedInverter(self._front.embedding, steps=self._size.steps),
+            "nearest_neighbour": NearestNeighbour(self._front_model, depth, candidates, table),
+            "linear_map": LinearMap(self._front_model.embedding_table),
+            "trained_inverter": TrainedInverter(self._front_model.embedding_table, steps=self._size.steps),
         }
 
-    def _seen(self, wire: CutWire, states: dict[int, Tensor], depth: int) -> Tensor:
-        return wire.seen(states[depth].float())
+    def _seen_states(self, wire: CutWire, states: dict[int, Tensor], depth: int) -> Tensor:
+        return wire.host_view(states[depth].float())
 
     @cached_property
-    def _texts(self) -> tuple[Tensor, Tensor]:
+    def _public_and_private(self) -> tuple[Tensor, Tensor]:
         self._say("preparing text")
         return self._read()
 
     @cached_property
-    def _front(self) -> Front:
+    def _front_model(self) -> Front:
         self._say("building the front")
         return Front(self._source, (0, *self._size.depths))
 
@@ -114,31 +118,37 @@ class Lab:
     def _public_states(self) -> dict[int, Tensor]:
         self._say("running public text through the front")
         # as it would cross: half of the memory, and the same numbers
-        return {depth: states.bfloat16() for depth, states in self._front.states(self._texts[0]).items()}
+        return {
+            depth: states.bfloat16()
+            for depth, states in self._front_model.hidden_states(self._public_and_private[0]).items()
+        }
 
     @cached_property
     def _private_states(self) -> dict[int, Tensor]:
-        return {depth: states.bfloat16() for depth, states in self._front.states(self._texts[1]).items()}
+        return {
+            depth: states.bfloat16()
+            for depth, states in self._front_model.hidden_states(self._public_and_private[1]).items()
+        }
 
     @cached_property
-    def _candidates(self) -> Tensor:
+    def _common_tokens(self) -> Tensor:
         """The commonest tokens of public text."""
-        counts = self._texts[0].flatten().bincount()
+        counts = self._public_and_private[0].flatten().bincount()
         return counts.argsort(descending=True, stable=True)[: min(self._size.candidates, int((counts > 0).sum()))]
 
     @cached_property
-    def _openings(self) -> dict[int, Tensor]:
+    def _opening_states(self) -> dict[int, Tensor]:
         self._say("running first tokens through the front")
-        return opening_states(self._front, self._size.openings)
+        return opening_states(self._front_model, self._size.openings)
 
     @property
-    def _commonest(self) -> int:
-        return int(self._candidates[0])
+    def _commonest_token(self) -> int:
+        return int(self._common_tokens[0])
 
     @cached_property
-    def _tables(self) -> dict[int, Tensor]:
+    def _state_tables(self) -> dict[int, Tensor]:
         self._say("running candidate tokens through the front")
-        return candidate_states(self._front, self._candidates, self._commonest)
+        return candidate_states(self._front_model, self._common_tokens, self._commonest_token)
 
 
 def open_source_and_texts(size: LeakSize, cache: Path) -> tuple[ModelSource, Texts]:

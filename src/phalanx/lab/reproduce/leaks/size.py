@@ -42,7 +42,7 @@ SIZES: Mapping[str, LeakSize] = MappingProxyType(
 )
 
 
-def describe(size: LeakSize) -> dict[str, Any]:
+def describe_leak_size(size: LeakSize) -> dict[str, Any]:
     """Everything that decides a figure and is not in its row."""
     return {
         "model": MODEL,

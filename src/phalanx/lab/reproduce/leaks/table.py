@@ -15,7 +15,7 @@ def cells_of(size: LeakSize) -> Iterator[LeakCell]:
             yield LeakCell(depth, guard)
 
 
-def summarise(rows: Sequence[Row]) -> list[Row]:
+def summarise_leaks(rows: Sequence[Row]) -> list[Row]:
     """One line for each cut.
 
     Returns:
@@ -24,7 +24,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     """
     lines: dict[int, Row] = {}
     for row in rows:
-        row_of_depth = lines.setdefault(row["depth"], _empty(row))
+        row_of_depth = lines.setdefault(row["depth"], _empty_row(row))
         row_of_depth["chance"] = max(row_of_depth["chance"], row["chance"], row["searched_chance"])
         best = max(ATTACKS, key=lambda name: float(row[name]))
         row_of_depth |= {row["guard"]: row[best], f"{row['guard']}_attack": best}
@@ -39,12 +39,12 @@ def as_lines(summary: Sequence[Row]) -> list[dict[str, str]]:
     return [
         {
             "cut": str(table_row["depth"]),
-            "plaintext": _percent(table_row["plaintext"]),
+            "plaintext": _format_percent(table_row["plaintext"]),
             "by": table_row["plaintext_attack"] or "-",
-            "sealed": _percent(table_row["sealed"]),
-            "masked": _percent(table_row["masked"]),
-            "chance": _percent(table_row["chance"]),
-            **{name.replace("_", " "): _percent(table_row[name]) for name in ATTACKS},
+            "sealed": _format_percent(table_row["sealed"]),
+            "masked": _format_percent(table_row["masked"]),
+            "chance": _format_percent(table_row["chance"]),
+            **{name.replace("_", " "): _format_percent(table_row[name]) for name in ATTACKS},
         }
         for table_row in summary
     ]
@@ -57,14 +57,14 @@ def adapter_lines(rows: Sequence[Row]) -> list[dict[str, str]]:
         table_row = lines.setdefault(
             row["tokens"], {"tokens of the batch": str(row["tokens"]), "rank": str(row["rank"])}
         )
-        table_row[row["guard"]] = _percent(row["recall"])
+        table_row[row["guard"]] = _format_percent(row["recall"])
     return list(lines.values())
 
 
-def _empty(row: Row) -> Row:
+def _empty_row(row: Row) -> Row:
     names: list[str] = [*WIRES, *(f"{guard}_attack" for guard in WIRES), *ATTACKS]
     return {"depth": row["depth"], "chance": 0.0, **dict.fromkeys(names)}
 
 
-def _percent(value: Any) -> str:
+def _format_percent(value: Any) -> str:
     return "-" if value is None else f"{100 * value:.1f} %"

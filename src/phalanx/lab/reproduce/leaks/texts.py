@@ -27,7 +27,7 @@ def public_ids(tokenizer: Path, sequences: int) -> Tensor:
     Raises:
         DataError: There is too little, or no tokenizer.
     """
-    return _sequences(open_source(PythonDocstringsConfig()), tokenizer, sequences)
+    return _hashed_sequences(open_source(PythonDocstringsConfig()), tokenizer, sequences)
 
 
 def private_ids(tokenizer: Path, sequences: int) -> Tensor:
@@ -36,23 +36,23 @@ def private_ids(tokenizer: Path, sequences: int) -> Tensor:
     Raises:
         DataError: As `public_ids`.
     """
-    return _sequences(open_source(PythonManualConfig()), tokenizer, sequences)
+    return _hashed_sequences(open_source(PythonManualConfig()), tokenizer, sequences)
 
 
-def _sequences(source: Source, tokenizer: Path, wanted: int) -> Tensor:
+def _hashed_sequences(source: Source, tokenizer: Path, wanted: int) -> Tensor:
     loaded = load_tokenizer(FileTokenizerConfig(path=tokenizer), None)
-    texts = sorted((document.text.strip() for document in source.documents()), key=_hash)
-    rows = list(_rows(loaded, (text[:_CHARACTERS] for text in texts if len(text) >= _MIN_CHARACTERS), wanted))
+    texts = sorted((document.text.strip() for document in source.documents()), key=_text_hash)
+    rows = list(_token_rows(loaded, (text[:_CHARACTERS] for text in texts if len(text) >= _MIN_CHARACTERS), wanted))
     if len(rows) < wanted:
         raise DataError(f"leaks: {len(rows)} sequences of {SEQUENCE_LENGTH} tokens, expected {wanted}: too little text")
     return torch.tensor(rows, dtype=torch.int64)
 
 
-def _rows(tokenizer: TextTokenizer, texts: Iterable[str], wanted: int) -> Iterable[list[int]]:
+def _token_rows(tokenizer: TextTokenizer, texts: Iterable[str], wanted: int) -> Iterable[list[int]]:
     """The first sequences of each text, until it is enough."""
     num_rows = 0
     for text in texts:
-        ids = tokenizer.encode([text])[0]
+        ids = tokenizer.encode_texts([text])[0]
         for start in range(0, _SEQUENCES_EACH * SEQUENCE_LENGTH, SEQUENCE_LENGTH):
             if num_rows < wanted and start + SEQUENCE_LENGTH <= len(ids):
                 yield ids[start : start + SEQUENCE_LENGTH]
@@ -61,5 +61,5 @@ def _rows(tokenizer: TextTokenizer, texts: Iterable[str], wanted: int) -> Iterab
             return
 
 
-def _hash(text: str) -> bytes:
+def _text_hash(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

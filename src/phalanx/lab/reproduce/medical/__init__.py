@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.tasks import TASKS, LabelledExamples
-from phalanx.lab.bench.measure.machine import load_average, taken_on
-from phalanx.lab.bench.measure.row_file import RowFile, sweep
+from phalanx.lab.bench.measure.machine import load_average, result_context
+from phalanx.lab.bench.measure.row_file import RowFile, sweep_cells
 from phalanx.lab.reproduce.medical.bar import CellBar
-from phalanx.lab.reproduce.medical.cell import MedicalCell, cells_of, missing_part, not_measured, runnable
+from phalanx.lab.reproduce.medical.cell import MedicalCell, cells_of, missing_part, not_measured, runnable_cells
 from phalanx.lab.reproduce.medical.front import epsilon_of
-from phalanx.lab.reproduce.medical.size import NOISE, SIZES, MedicalSize, describe
-from phalanx.lab.reproduce.medical.summary import as_tables, compare, summarise
-from phalanx.lab.reproduce.medical.workshop import Workshop, load_tasks
+from phalanx.lab.reproduce.medical.size import NOISE, SIZES, MedicalSize, describe_medical_size
+from phalanx.lab.reproduce.medical.summary import as_tables, compare_arms, summarise_medical
+from phalanx.lab.reproduce.medical.workshop import MedicalLab, load_tasks
 from phalanx.pipeline import keep_freed_memory
-from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.process import deterministic_kernels
 
 __all__ = ["SIZES", "as_tables", "reproduce_medical"]
 
@@ -44,13 +44,13 @@ def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: 
     with CellBar() as bar:
         tasks, absent = load_tasks(chosen, home)
         cells = cells_of(chosen, tasks)
-        todo = list(runnable(cells))
+        todo = list(runnable_cells(cells))
         rows_there = _rows_in(cache / "reproduce" / "medical.jsonl", chosen, tasks)
-        bar.expect(len(todo), sum(rows_there.find(cell) is not None for cell in todo))
-        workshop = None if only_finished else Workshop(chosen, tasks, cache, bar.say)
-        with deterministic(threads=1):
+        bar.set_totals(len(todo), sum(rows_there.find_row(cell) is not None for cell in todo))
+        workshop = None if only_finished else MedicalLab(chosen, tasks, cache, bar.print_text)
+        with deterministic_kernels(threads=1):
             keep_freed_memory()
-            rows = list(sweep(todo, rows_there, workshop, bar.tell))
+            rows = list(sweep_cells(todo, rows_there, workshop, bar.show_finished))
     finished = len(rows)
     rows += [not_measured(cell, why) for cell in cells if (why := missing_part(cell.arm)) is not None]
     return {
@@ -58,23 +58,23 @@ def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: 
         "quick": size == "quick",
         "size": size,
         "command": f"phalanx reproduce medical{' --quick' if size == 'quick' else ''}",
-        **taken_on(load),
-        "protocol": {"number": PROTOCOL, **describe(chosen), "noise_epsilon_per_token": epsilon_of(NOISE)},
-        "tasks": {name: _described(name, task) for name, task in tasks.items()},
+        **result_context(load),
+        "protocol": {"number": PROTOCOL, **describe_medical_size(chosen), "noise_epsilon_per_token": epsilon_of(NOISE)},
+        "tasks": {name: _describe_task(name, task) for name, task in tasks.items()},
         "absent": absent,
         "missing": len(todo) - finished,
-        "summary": summarise(rows),
-        "comparisons": compare(rows),
+        "summary": summarise_medical(rows),
+        "comparisons": compare_arms(rows),
         "rows": rows,
     }
 
 
 def _rows_in(path: Path, size: MedicalSize, tasks: dict[str, LabelledExamples]) -> RowFile[MedicalCell]:
-    digests = {name: task.digest for name, task in tasks.items()}
-    return RowFile(path, lambda cell: [PROTOCOL, describe(size), digests[cell.task], asdict(cell)])
+    digests = {name: task.examples_digest for name, task in tasks.items()}
+    return RowFile(path, lambda cell: [PROTOCOL, describe_medical_size(size), digests[cell.task], asdict(cell)])
 
 
-def _described(name: str, task: LabelledExamples) -> dict[str, Any]:
+def _describe_task(name: str, task: LabelledExamples) -> dict[str, Any]:
     card = TASKS[name]
     return {
         "question": card.question,
@@ -84,5 +84,5 @@ def _described(name: str, task: LabelledExamples) -> dict[str, Any]:
         "texts": len(task.examples),
         "contradictory": task.contradictory,
         "clients_by": "silo" if task.has_silos else "class",
-        "digest": task.digest,
+        "digest": task.examples_digest,
     }

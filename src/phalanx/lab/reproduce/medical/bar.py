@@ -33,17 +33,17 @@ class CellBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def expect(self, total: int, finished: int) -> None:
+    def set_totals(self, total: int, finished: int) -> None:
         """Say how many cells there are, and how many were finished before."""
         if self._bar is not None:
             self._task = self._bar.add_task("cells", total=total, completed=finished, last="")
 
-    def say(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """Print one line."""
         self._console.print(Text(f"reproduce: {text}"), soft_wrap=True)
 
-    def tell(self, place: str, cell: MedicalCell, row: Row) -> None:
+    def show_finished(self, place: str, cell: MedicalCell, row: Row) -> None:
         """A cell is finished."""
-        self.say(f"{place}: {cell.label}: accuracy {row['accuracy']:.3f}, {row['wall_s']:.0f} s")
+        self.print_text(f"{place}: {cell.medical_label}: accuracy {row['accuracy']:.3f}, {row['wall_s']:.0f} s")
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=1, last=cell.label)
+            self._bar.update(self._task, advance=1, last=cell.medical_label)

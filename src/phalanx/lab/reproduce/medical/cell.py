@@ -30,7 +30,7 @@ class MedicalCell:
     arm: str
 
     @property
-    def label(self) -> str:
+    def medical_label(self) -> str:
         """One line for the progress."""
         return f"{self.task}, seed {self.seed}: {self.arm}"
 
@@ -69,7 +69,7 @@ def run_cell(cell: MedicalCell, bench: ArmMaterial) -> Row:
     material = bench.material
     return {
         **asdict(cell),
-        **_scores(outcome),
+        **_mean_scores(outcome),
         "majority": majority_share(material.train_examples, material.test_examples),
         "train": len(material.train.classes),
         "test": len(material.test.classes),
@@ -78,7 +78,7 @@ def run_cell(cell: MedicalCell, bench: ArmMaterial) -> Row:
         "steps": outcome.steps or None,
         "loss_last": outcome.loss_last,
         "weights_digest": outcome.digest,
-        **_more(outcome),
+        **_other_figures(outcome),
         "wall_s": time.perf_counter() - started,
         "cpu_s": time.process_time() - cpu,
     }
@@ -89,19 +89,19 @@ def not_measured(cell: MedicalCell, why: str) -> Row:
     return {**asdict(cell), "accuracy": None, "macro_f1": None, "weights_digest": None, "note": why}
 
 
-def runnable(cells: Sequence[MedicalCell]) -> Iterator[MedicalCell]:
+def runnable_cells(cells: Sequence[MedicalCell]) -> Iterator[MedicalCell]:
     """Yield the cells with an arm that has all it needs here."""
     return (cell for cell in cells if missing_part(cell.arm) is None)
 
 
-def _scores(outcome: ArmResult) -> Row:
+def _mean_scores(outcome: ArmResult) -> Row:
     return {
         "accuracy": fmean(score.accuracy for score in outcome.scores),
         "macro_f1": fmean(score.macro_f1 for score in outcome.scores),
     }
 
 
-def _more(outcome: ArmResult) -> Row:
+def _other_figures(outcome: ArmResult) -> Row:
     more = dict(outcome.more)
     losses = more.pop("losses", None)
     if losses is None:

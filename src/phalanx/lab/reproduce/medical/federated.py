@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from phalanx.aggregators import aggregate
+from phalanx.aggregators import aggregate_updates
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView
-from phalanx.lab.reproduce.medical.bench import ArmMaterial, ArmResult, copied
+from phalanx.lab.reproduce.medical.bench import ArmMaterial, ArmResult, copy_state
 from phalanx.lab.reproduce.medical.material import Indices
 from phalanx.lab.reproduce.medical.size import DELTA, EPSILON
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, CohortMember, ExpectedRound, SumClient, SumServer, SumTerms
 from phalanx.security.crypto import Identity
-from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
+from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, min_noise_multiplier
 from phalanx.security.privacy.noise import SecureStream, gaussian_noise, poisson_sample
 from phalanx.split import BackTrainer
 
@@ -31,19 +31,19 @@ _LIE = "inner_product"
 """What one liar sends, of five sites with the four clients."""
 
 
-def fedavg(bench: ArmMaterial) -> ArmResult:
+def fedavg_plain(bench: ArmMaterial) -> ArmResult:
     """Rounds of one local pass each; then adapters and head are averaged by the clients' numbers of texts.
 
     A and B are averaged apart, as FedAvg does with parameters, and each round begins with fresh moments.
 
     Source: McMahan et al. 2017, algorithm 1.
     """
-    return _rounds(bench, _mean)
+    return _run_rounds(bench, _weighted_mean)
 
 
 def fedavg_secure(bench: ArmMaterial) -> ArmResult:
     """The same rounds with the protocol of secure sums: the server sees no client's update."""
-    return _rounds(bench, _secure_mean)
+    return _run_rounds(bench, _secure_mean)
 
 
 def fedavg_private(bench: ArmMaterial) -> ArmResult:
@@ -56,7 +56,7 @@ def fedavg_private(bench: ArmMaterial) -> ArmResult:
     counts = [max(1, len(indices) // rows) for indices in clients]
     total = [count * bench.size.epochs for count in counts]
     rates = [check_rate(len(indices), rows, DELTA) for indices in clients]
-    noise = [noise_for(EPSILON, DELTA, rate, steps) for rate, steps in zip(rates, total, strict=True)]
+    noise = [min_noise_multiplier(EPSILON, DELTA, rate, steps) for rate, steps in zip(rates, total, strict=True)]
 
     def epoch(trainer: BackTrainer, client: int, number: int) -> tuple[float, int]:
         last = 0.0
@@ -66,10 +66,10 @@ def fedavg_private(bench: ArmMaterial) -> ArmResult:
         return last, counts[client]
 
     spent = [
-        PoissonGaussian(noise_scale, rate).epsilon(steps, DELTA)
+        PoissonGaussian(noise_scale, rate).epsilon_after(steps, DELTA)
         for noise_scale, rate, steps in zip(noise, rates, total, strict=True)
     ]
-    outcome = _rounds(bench, _mean, epoch)
+    outcome = _run_rounds(bench, _weighted_mean, epoch)
     return ArmResult(
         outcome.scores,
         outcome.steps,
@@ -81,17 +81,17 @@ def fedavg_private(bench: ArmMaterial) -> ArmResult:
 
 def fedavg_attacked(bench: ArmMaterial) -> ArmResult:
     """The plain mean with one site more, which lies: it turns the mean of the others round."""
-    return _rounds(bench, _attacked)
+    return _run_rounds(bench, _attacked_mean)
 
 
 def fedavg_robust(bench: ArmMaterial) -> ArmResult:
     """The same liar before the norm of the door, nearest neighbour mixing and a trimmed mean."""
-    return _rounds(bench, _robust)
+    return _run_rounds(bench, _robust_mean)
 
 
-def _rounds(bench: ArmMaterial, join: Join, epoch: Epoch | None = None) -> ArmResult:
-    trainer, clients = bench.trainer(), bench.material.clients
-    common = copied(trainer.state())
+def _run_rounds(bench: ArmMaterial, join: Join, epoch: Epoch | None = None) -> ArmResult:
+    trainer, clients = bench.make_trainer(), bench.material.clients
+    common = copy_state(trainer.state_tensors())
     shares = [len(indices) / sum(map(len, clients)) for indices in clients]
     epoch = epoch or _plain_epoch(bench)
     loss = steps = 0.0
@@ -101,21 +101,21 @@ def _rounds(bench: ArmMaterial, join: Join, epoch: Epoch | None = None) -> ArmRe
             trainer.load_state(common, 0)
             last, count = epoch(trainer, client, number)
             loss, steps = loss + share * last, steps + share * count
-            updates.append(_flat(trainer.state()) - _flat(common))
-        _move(common, join(torch.stack(updates), shares))
+            updates.append(_flatten_weights(trainer.state_tensors()) - _flatten_weights(common))
+        _add_update(common, join(torch.stack(updates), shares))
     trainer.load_state(common, 0)
-    return bench.finished(trainer, bench.front, round(steps), loss, {"rounds": bench.size.epochs})
+    return bench.make_result(trainer, bench.front, round(steps), loss, {"rounds": bench.size.epochs})
 
 
 def _plain_epoch(bench: ArmMaterial) -> Epoch:
     dealt: list[Iterator[Indices]] = [
-        bench.dealt(indices, client) for client, indices in enumerate(bench.material.clients)
+        bench.deal_microbatches(indices, client) for client, indices in enumerate(bench.material.clients)
     ]
 
     def epoch(trainer: BackTrainer, client: int, number: int) -> tuple[float, int]:
         count, last = max(1, len(bench.material.clients[client]) // bench.size.rows), 0.0
         for _ in range(count):
-            last = bench.step(trainer, [next(dealt[client])])
+            last = bench.learn_step(trainer, [next(dealt[client])])
         return last, count
 
     return epoch
@@ -125,17 +125,17 @@ def _private_step(bench: ArmMaterial, trainer: BackTrainer, client: int, charge:
     indices, rows = bench.material.clients[client], bench.size.rows
     key = f"{bench.seed}/{client}".encode().ljust(32, b"\0")
     sample = [indices[int(place)] for place in poisson_sample(key, charge, len(indices), rows)]
-    total = {name: torch.zeros_like(value) for name, value in trainer.trained.items()}
+    total = {name: torch.zeros_like(value) for name, value in trainer.trained_parameters.items()}
     loss = 0.0
     for index in sample:
-        loss += trainer.learn(*bench.microbatch((index,)))[0]
-        gradients = {name: value.grad for name, value in trainer.trained.items() if value.grad is not None}
+        loss += trainer.learn_microbatch(*bench.hidden_and_labels((index,)))[0]
+        gradients = {name: value.grad for name, value in trainer.trained_parameters.items() if value.grad is not None}
         norm = math.sqrt(sum(float(value.square().sum()) for value in gradients.values()))
         for name, value in gradients.items():
             total[name].add_(value, alpha=min(1.0, _CLIP / max(norm, 1e-12)))
-        trainer.forget()
+        trainer.drop_microbatches()
     stream = SecureStream(f"{bench.seed}/{client}/{charge}".encode().ljust(32, b"\0"))
-    for name, value in trainer.trained.items():
+    for name, value in trainer.trained_parameters.items():
         drawn = torch.from_numpy(gaussian_noise(stream, value.numel(), noise * _CLIP))
         value.grad = total[name] + drawn.view_as(value)
     # by the number that is drawn in the mean: how many were is not told
@@ -144,7 +144,7 @@ def _private_step(bench: ArmMaterial, trainer: BackTrainer, client: int, charge:
     return loss / max(1, len(sample))
 
 
-def _mean(updates: Tensor, shares: Sequence[float]) -> Tensor:
+def _weighted_mean(updates: Tensor, shares: Sequence[float]) -> Tensor:
     return torch.tensor(shares, dtype=updates.dtype) @ updates
 
 
@@ -155,13 +155,13 @@ def _with_liar(updates: Tensor) -> Tensor:
     return torch.cat((updates, lie.unsqueeze(0)))
 
 
-def _attacked(updates: Tensor, shares: Sequence[float]) -> Tensor:
+def _attacked_mean(updates: Tensor, shares: Sequence[float]) -> Tensor:
     return _with_liar(updates).mean(0)
 
 
-def _robust(updates: Tensor, shares: Sequence[float]) -> Tensor:
+def _robust_mean(updates: Tensor, shares: Sequence[float]) -> Tensor:
     lying = _with_liar(updates)
-    return aggregate(lying[lying.norm(dim=1) <= _NORM], "trimmed_mean", 1, ("nnm",))
+    return aggregate_updates(lying[lying.norm(dim=1) <= _NORM], "trimmed_mean", 1, ("nnm",))
 
 
 def _secure_mean(updates: Tensor, shares: Sequence[float]) -> Tensor:
@@ -184,43 +184,43 @@ def _secure_mean(updates: Tensor, shares: Sequence[float]) -> Tensor:
     expected = ExpectedRound("medical", "1" * 64, "2" * 64, length, owner.public, roster, LEAST_CONTRIBUTORS)
     server, clients = (
         SumServer(terms, owner),
-        {identity.name: SumClient(identity, expected, _Once()) for identity in identities},
+        {identity.name: SumClient(identity, expected, _AnyRound()) for identity in identities},
     )
     for client in clients.values():
-        server.take_advert(client.join(server.invitation))
-    adverts = server.adverts()
+        server.take_advert(client.join_round(server.invitation))
+    adverts = server.close_adverts()
     for client in clients.values():
-        server.take_boxes(client.share(adverts))
-    deliveries = server.deliveries()
+        server.take_boxes(client.share_secrets(adverts))
+    deliveries = server.close_boxes()
     for values, (name, client) in zip(updates, clients.items(), strict=True):
-        deposit = client.mask(deliveries[name], values.numpy())
+        deposit = client.mask_values(deliveries[name], values.numpy())
         server.take_deposit(deposit.message, deposit.values)
-    deposits = server.deposits()
+    deposits = server.close_deposits()
     for client in clients.values():
-        server.take_consent(client.consent(deposits))
-    consents = server.consents()
+        server.take_consent(client.sign_consent(deposits))
+    consents = server.close_consents()
     for client in clients.values():
-        server.take_release(client.release(consents))
-    return torch.from_numpy(server.result().mean())
+        server.take_release(client.release_shares(consents))
+    return torch.from_numpy(server.unmask_sum().mean_values())
 
 
-class _Once:
+class _AnyRound:
     """A book of rounds for parties that live for one."""
 
-    def enter(self, run: str, number: int) -> None:
+    def enter_round(self, run: str, number: int) -> None:
         """Let it in."""
 
 
-def _weights(state: State) -> Iterator[Tensor]:
+def _weight_tensors(state: State) -> Iterator[Tensor]:
     return (value for name, value in state.items() if name.startswith("weight/"))
 
 
-def _flat(state: State) -> Tensor:
-    return torch.cat([value.flatten() for value in _weights(state)])
+def _flatten_weights(state: State) -> Tensor:
+    return torch.cat([value.flatten() for value in _weight_tensors(state)])
 
 
-def _move(state: State, update: Tensor) -> None:
+def _add_update(state: State, update: Tensor) -> None:
     place = 0
-    for value in _weights(state):
+    for value in _weight_tensors(state):
         value.add_(update[place : place + value.numel()].view_as(value))
         place += value.numel()

@@ -51,7 +51,7 @@ def make_material(task: LabelledExamples, tokenizer: TextTokenizer, size: Medica
     shares = share_out(task, CLIENTS, size.train // CLIENTS, size.test, ALPHA, seed)
     ends = list(accumulate(len(examples) for examples in shares.clients))
     clients = tuple(tuple(range(begin, stop)) for begin, stop in zip([0, *ends], ends, strict=False))
-    train, test = shares.train, shares.test
+    train, test = shares.train_examples, shares.test
     return Material(
         len(task.classes),
         encode_rows(train, tokenizer, size.tokens),
@@ -59,18 +59,18 @@ def make_material(task: LabelledExamples, tokenizer: TextTokenizer, size: Medica
         clients,
         train,
         test,
-        _cut(train, tokenizer, size),
-        _cut(test, tokenizer, size),
+        _cut_texts(train, tokenizer, size),
+        _cut_texts(test, tokenizer, size),
     )
 
 
-def _cut(examples: Sequence[Example], tokenizer: TextTokenizer, size: MedicalSize) -> tuple[Example, ...]:
-    encoded = tokenizer.encode([example.text for example in examples])
+def _cut_texts(examples: Sequence[Example], tokenizer: TextTokenizer, size: MedicalSize) -> tuple[Example, ...]:
+    encoded = tokenizer.encode_texts([example.text for example in examples])
     texts = [str(tokenizer.backend.decode(ids[: size.tokens])) for ids in encoded]
     return tuple(Example(text, example.label) for text, example in zip(texts, examples, strict=True))
 
 
-def deal(indices: Indices, rows: int, seed: int, client: int) -> Iterator[Indices]:
+def deal_rows(indices: Indices, rows: int, seed: int, client: int) -> Iterator[Indices]:
     """Yield a client's texts in microbatches for ever, in a new order in every pass; the rest of a pass opens the next.
 
     Args:

@@ -50,12 +50,12 @@ class MedicalSize:
     lr: float = 2e-3
 
     @property
-    def adapter(self) -> LoraConfig:
+    def adapter_config(self) -> LoraConfig:
         """LoRA on the family's usual projections."""
         return LoraConfig(rank=self.rank, alpha=2.0 * self.rank)
 
     @property
-    def optimizer(self) -> OptimizerConfig:
+    def optimizer_config(self) -> OptimizerConfig:
         """AdamW."""
         return OptimizerConfig(lr=self.lr, betas=(0.9, 0.999), weight_decay=0.0, schedule="constant")
 
@@ -69,7 +69,7 @@ SIZES: Mapping[str, MedicalSize] = MappingProxyType(
 )
 
 
-def describe(size: MedicalSize) -> dict[str, Any]:
+def describe_medical_size(size: MedicalSize) -> dict[str, Any]:
     """Everything that decides a figure and is not in its row; which tasks and seeds there are decides none."""
     size_fields = {name: value for name, value in asdict(size).items() if name not in ("tasks", "seeds")}
     return size_fields | {
@@ -80,6 +80,6 @@ def describe(size: MedicalSize) -> dict[str, Any]:
         "noise": NOISE,
         "delta": DELTA,
         "epsilon": EPSILON,
-        "adapter": size.adapter.model_dump(mode="json"),
-        "optimizer": size.optimizer.model_dump(mode="json"),
+        "adapter": size.adapter_config.model_dump(mode="json"),
+        "optimizer": size.optimizer_config.model_dump(mode="json"),
     }

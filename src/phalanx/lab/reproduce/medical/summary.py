@@ -30,7 +30,7 @@ def half_width(values: Sequence[float]) -> float | None:
     return None if quantile is None else quantile * stdev(values) / math.sqrt(len(values))
 
 
-def summarise(rows: Sequence[Row]) -> list[Row]:
+def summarise_medical(rows: Sequence[Row]) -> list[Row]:
     """One line for each task and arm, over its seeds; None where nothing was measured."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -40,17 +40,17 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
             "task": task,
             "arm": arm,
             "seeds": sum(row["accuracy"] is not None for row in members),
-            **_interval("accuracy", members),
-            **_interval("macro_f1", members),
-            "majority": _mean(row.get("majority") for row in members),
-            "cpu_s": _mean(row.get("cpu_s") for row in members),
+            **_mean_and_width("accuracy", members),
+            **_mean_and_width("macro_f1", members),
+            "majority": _mean_or_none(row.get("majority") for row in members),
+            "cpu_s": _mean_or_none(row.get("cpu_s") for row in members),
             "note": next((row["note"] for row in members if row.get("note")), None),
         }
         for (task, arm), members in groups.items()
     ]
 
 
-def compare(rows: Sequence[Row]) -> list[Row]:
+def compare_arms(rows: Sequence[Row]) -> list[Row]:
     """One line for each task and pair of arms: the difference of accuracies, paired by seed.
 
     `at_least` says whether the first arm's mean is at least the second's, `beyond_interval` whether the interval of the
@@ -66,7 +66,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
             ]
             if seeds:
                 pairs = [(by_cell[task, first, seed], by_cell[task, second, seed]) for seed in seeds]
-                differences.append({"task": task, "arm": first, "against": second, **_difference(pairs)})
+                differences.append({"task": task, "arm": first, "against": second, **_paired_difference(pairs)})
     return differences
 
 
@@ -76,8 +76,8 @@ def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
     for row in summary:
         table_row = {
             "arm": row["arm"],
-            "accuracy": _shown(row, "accuracy"),
-            "macro-F1": _shown(row, "macro_f1"),
+            "accuracy": _format_interval(row, "accuracy"),
+            "macro-F1": _format_interval(row, "macro_f1"),
             "seeds": str(row["seeds"]),
             "note": row["note"] or "",
         }
@@ -85,7 +85,7 @@ def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
     return tables
 
 
-def _difference(pairs: Sequence[tuple[Row, Row]]) -> Row:
+def _paired_difference(pairs: Sequence[tuple[Row, Row]]) -> Row:
     values = [first["accuracy"] - second["accuracy"] for first, second in pairs]
     mean, half = fmean(values), half_width(values)
     digests = ("weights_digest", "losses_digest")
@@ -100,17 +100,17 @@ def _difference(pairs: Sequence[tuple[Row, Row]]) -> Row:
     }
 
 
-def _interval(name: str, rows: Sequence[Row]) -> Row:
+def _mean_and_width(name: str, rows: Sequence[Row]) -> Row:
     values = [row[name] for row in rows if row[name] is not None]
-    return {name: _mean(values), f"{name}_half_width": half_width(values)}
+    return {name: _mean_or_none(values), f"{name}_half_width": half_width(values)}
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean_or_none(values: Iterable[float | None]) -> float | None:
     present = [value for value in values if value is not None]
     return fmean(present) if present else None
 
 
-def _shown(row: Row, name: str) -> str:
+def _format_interval(row: Row, name: str) -> str:
     if row[name] is None:
         return "-"
     half = row[f"{name}_half_width"]

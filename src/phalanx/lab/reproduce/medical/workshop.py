@@ -23,7 +23,7 @@ _PUBLIC_TEXT = "The patient was admitted to hospital with a fever and was sent h
 """A text from which the clipping length of the noised split is taken: it must not depend on a client's texts."""
 
 
-class Workshop:
+class MedicalLab:
     """A runner of cells that keeps models, states and clients for the next cell.
 
     Args:
@@ -41,24 +41,24 @@ class Workshop:
         Raises:
             PhalanxError: The model cannot be had, or training cannot go on.
         """
-        source, tokenizer, front = self._opened()
+        source, tokenizer, front = self._open_model()
         if self._material is None or self._material[0] != (cell.task, cell.seed):
             material = make_material(self._tasks[cell.task], tokenizer, self._size, cell.seed)
             self._material = ((cell.task, cell.seed), material)
-        bench = ArmMaterial(source, front, self._clip(), self._material[1], self._size, cell.seed)
+        bench = ArmMaterial(source, front, self._clip_norm(), self._material[1], self._size, cell.seed)
         return run_cell(cell, bench)
 
-    def _opened(self) -> tuple[ModelSource, TextTokenizer, RememberedFront]:
+    def _open_model(self) -> tuple[ModelSource, TextTokenizer, RememberedFront]:
         if self._model is None:
             self._say(f"opening {MODEL.name}")
-            source = open_model(MODEL, self._cache / "models", 0).shortened(self._size.layers)
+            source = open_model(MODEL, self._cache / "models", 0).with_first_blocks(self._size.layers)
             tokenizer = load_tokenizer(ModelTokenizerConfig(), source.tokenizer_path)
             self._model = (source, tokenizer, RememberedFront(FrontPart(source, self._size.cut)))
         return self._model
 
-    def _clip(self) -> float:
-        _, tokenizer, front = self._opened()
-        ids = torch.tensor(tokenizer.encode([_PUBLIC_TEXT]), dtype=torch.int64)
+    def _clip_norm(self) -> float:
+        _, tokenizer, front = self._open_model()
+        ids = torch.tensor(tokenizer.encode_texts([_PUBLIC_TEXT]), dtype=torch.int64)
         return typical_length(front, ids)
 
 

@@ -26,6 +26,6 @@ FAMILIES: dict[str, FamilyFacts] = {
     "opt": OPT,
     "qwen3_moe": QWEN3_MOE,
     "t5": T5,
-    **{name: family.facts for name, family in PLANNED.items()},
+    **{name: family.family_facts for name, family in PLANNED.items()},
 }
 """By the hub's ``model_type``."""

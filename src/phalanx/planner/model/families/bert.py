@@ -6,24 +6,24 @@ from phalanx.planner.model.shape import ModelShape, plain_shape
 
 
 def _bert_shape(keys: ConfigKeys) -> ModelShape:
-    hidden, vocab = keys.size("hidden_size"), keys.size("vocab_size")
-    heads, head_dim = keys.heads(hidden, "num_attention_heads")
-    positions = keys.size("max_position_embeddings")
-    tied = keys.flag("tie_word_embeddings", True)
+    hidden, vocab = keys.read_size("hidden_size"), keys.read_size("vocab_size")
+    heads, head_dim = keys.read_heads(hidden, "num_attention_heads")
+    positions = keys.read_size("max_position_embeddings")
+    tied = keys.read_flag("tie_word_embeddings", True)
     return plain_shape(
-        layers=keys.size("num_hidden_layers"),
+        layers=keys.read_size("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
         head_dim=head_dim,
-        ffn=keys.size("intermediate_size"),
+        ffn=keys.read_size("intermediate_size"),
         vocab=vocab,
         max_positions=positions,
         tied=tied,
         # tokens, positions and segments, and the norm behind their sum
-        tables=(vocab + positions + keys.size("type_vocab_size", default=2) + 2) * hidden,
+        tables=(vocab + positions + keys.read_size("type_vocab_size", default=2) + 2) * hidden,
         # the head's transform and its bias, of which an untied head has a second one
         final=hidden * hidden + 3 * hidden + vocab * (1 if tied else 2),
-        saved=keys.saved("hidden_act", "gelu"),
+        saved=keys.saved_tensors("hidden_act", "gelu"),
     )
 
 

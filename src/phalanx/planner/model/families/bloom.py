@@ -6,16 +6,16 @@ from phalanx.planner.model.shape import ModelShape, plain_shape
 
 
 def _bloom_shape(keys: ConfigKeys) -> ModelShape:
-    hidden, vocab = keys.size("hidden_size", "n_embed"), keys.size("vocab_size")
-    heads, head_dim = keys.heads(hidden, "n_head", "num_attention_heads")
+    hidden, vocab = keys.read_size("hidden_size", "n_embed"), keys.read_size("vocab_size")
+    heads, head_dim = keys.read_heads(hidden, "n_head", "num_attention_heads")
     return plain_shape(
-        layers=keys.size("n_layer", "num_hidden_layers"),
+        layers=keys.read_size("n_layer", "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
         head_dim=head_dim,
         ffn=4 * hidden,
         vocab=vocab,
-        tied=keys.flag("tie_word_embeddings", True),
+        tied=keys.read_flag("tie_word_embeddings", True),
         tables=vocab * hidden + 2 * hidden,
         final=2 * hidden,
         saved=2,

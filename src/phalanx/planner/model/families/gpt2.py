@@ -6,22 +6,22 @@ from phalanx.planner.model.shape import ModelShape, plain_shape
 
 
 def _gpt2_shape(keys: ConfigKeys) -> ModelShape:
-    hidden, vocab = keys.size("n_embd", "hidden_size"), keys.size("vocab_size")
-    heads, head_dim = keys.heads(hidden, "n_head", "num_attention_heads")
-    positions = keys.size("n_positions", "max_position_embeddings")
+    hidden, vocab = keys.read_size("n_embd", "hidden_size"), keys.read_size("vocab_size")
+    heads, head_dim = keys.read_heads(hidden, "n_head", "num_attention_heads")
+    positions = keys.read_size("n_positions", "max_position_embeddings")
     return plain_shape(
-        layers=keys.size("n_layer", "num_hidden_layers"),
+        layers=keys.read_size("n_layer", "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
         head_dim=head_dim,
-        ffn=keys.size("n_inner", default=4 * hidden),
+        ffn=keys.read_size("n_inner", default=4 * hidden),
         vocab=vocab,
         max_positions=positions,
-        tied=keys.flag("tie_word_embeddings", True),
+        tied=keys.read_flag("tie_word_embeddings", True),
         tables=(vocab + positions) * hidden,
         final=2 * hidden,
-        saved=keys.saved("activation_function", "gelu_new"),
-        composed=keys.composed("activation_function", "gelu_new"),
+        saved=keys.saved_tensors("activation_function", "gelu_new"),
+        composed=keys.composed_tensors("activation_function", "gelu_new"),
     )
 
 

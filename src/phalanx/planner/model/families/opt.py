@@ -9,28 +9,28 @@ _OFFSET = 2
 
 
 def _opt_shape(keys: ConfigKeys) -> ModelShape:
-    hidden, vocab = keys.size("hidden_size"), keys.size("vocab_size")
-    heads, head_dim = keys.heads(hidden, "num_attention_heads")
-    positions = keys.size("max_position_embeddings")
-    narrow = keys.size("word_embed_proj_dim", default=hidden)
+    hidden, vocab = keys.read_size("hidden_size"), keys.read_size("vocab_size")
+    heads, head_dim = keys.read_heads(hidden, "num_attention_heads")
+    positions = keys.read_size("max_position_embeddings")
+    narrow = keys.read_size("word_embed_proj_dim", default=hidden)
     project = 0 if narrow == hidden else narrow * hidden
-    affine = keys.flag("layer_norm_elementwise_affine", True)
-    last_norm = keys.flag("do_layer_norm_before", True) and not keys.flag("_remove_final_layer_norm", False)
+    affine = keys.read_flag("layer_norm_elementwise_affine", True)
+    last_norm = keys.read_flag("do_layer_norm_before", True) and not keys.read_flag("_remove_final_layer_norm", False)
     return plain_shape(
-        layers=keys.size("num_hidden_layers"),
+        layers=keys.read_size("num_hidden_layers"),
         hidden=hidden,
         heads=heads,
         head_dim=head_dim,
-        ffn=keys.size("ffn_dim"),
+        ffn=keys.read_size("ffn_dim"),
         vocab=vocab,
         max_positions=positions,
-        tied=keys.flag("tie_word_embeddings", True),
+        tied=keys.read_flag("tie_word_embeddings", True),
         tables=vocab * narrow + (positions + _OFFSET) * hidden + project,
         final=project + (2 * hidden if last_norm and affine else 0),
-        biased=keys.flag("enable_bias", True),
+        biased=keys.read_flag("enable_bias", True),
         norms=4 * hidden if affine else 0,
         features=narrow,
-        saved=keys.saved("activation_function", "relu"),
+        saved=keys.saved_tensors("activation_function", "relu"),
     )
 
 

@@ -71,7 +71,7 @@ class PlannedFamily:
     defaults: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def facts(self) -> FamilyFacts:
+    def family_facts(self) -> FamilyFacts:
         """The family's line in the table of all families."""
         return FamilyFacts(
             shape=self._read_shape,
@@ -86,15 +86,19 @@ class PlannedFamily:
         )
 
     def _read_shape(self, keys: ConfigKeys) -> ModelShape:
-        hidden, vocab, ffn = keys.size("hidden_size"), keys.size("vocab_size"), keys.size("intermediate_size")
-        heads, head_dim = keys.heads(hidden, "num_attention_heads")
-        head_dim = keys.size("head_dim", default=self.defaults.get("head_dim", head_dim))
-        kv_heads = keys.size("num_key_value_heads", default=self.defaults.get("num_key_value_heads", heads))
+        hidden, vocab, ffn = (
+            keys.read_size("hidden_size"),
+            keys.read_size("vocab_size"),
+            keys.read_size("intermediate_size"),
+        )
+        heads, head_dim = keys.read_heads(hidden, "num_attention_heads")
+        head_dim = keys.read_size("head_dim", default=self.defaults.get("head_dim", head_dim))
+        kv_heads = keys.read_size("num_key_value_heads", default=self.defaults.get("num_key_value_heads", heads))
         gated = any(width == "both" or "gate" in name for name, _, width in self.matrices)
-        tied = keys.flag("tie_word_embeddings", self.tied)
-        saved = keys.saved(*self.activation)
+        tied = keys.read_flag("tie_word_embeddings", self.tied)
+        saved = keys.saved_tensors(*self.activation)
         bare = ModelShape(
-            layers=keys.size("num_hidden_layers"),
+            layers=keys.read_size("num_hidden_layers"),
             hidden=hidden,
             heads=heads,
             kv_heads=kv_heads,
@@ -104,7 +108,7 @@ class PlannedFamily:
             gated=gated,
             tied=tied,
             ffn_saved=saved + 2 if gated else saved,
-            ffn_composed=0 if gated else keys.composed(*self.activation),
+            ffn_composed=0 if gated else keys.composed_tensors(*self.activation),
             fused=not self.slicing.plain_attention,
             layer_matrix=0,
             layer_split=0,
@@ -120,8 +124,8 @@ class PlannedFamily:
         """Add the parameters of one block."""
         matrix, columns, rows = 0, 0, 0
         for _, feed, width in self.matrices:
-            outputs = shape.outputs(width)
-            matrix += shape.inputs(feed) * outputs
+            outputs = shape.output_width(width)
+            matrix += shape.input_width(feed) * outputs
             biases = outputs if _is_on(keys, self.biased.get(feed, False)) else 0
             if feed in _COLUMNS:
                 columns += biases
@@ -143,11 +147,11 @@ class PlannedFamily:
             return 0
         if self.head_norm[1] == "head":
             return 2 * shape.head_dim
-        return shape.outputs("queries") + shape.outputs("shared")
+        return shape.output_width("queries") + shape.output_width("shared")
 
 
 def _is_on(keys: ConfigKeys, flag: Flag) -> bool:
-    return flag if isinstance(flag, bool) else keys.flag(*flag)
+    return flag if isinstance(flag, bool) else keys.read_flag(*flag)
 
 
 def _bias_everywhere(flag: Flag) -> dict[Feed, Flag]:
@@ -324,5 +328,5 @@ PLANNED: dict[str, PlannedFamily] = {
 }
 """By the hub's ``model_type``; each line is admitted by the test that its stages give the bits of the whole model."""
 
-LLAMA = replace(PlannedFamily(biased=_LLAMA_BIAS, shared_axes=_BOTH).facts, slicing=None)
+LLAMA = replace(PlannedFamily(biased=_LLAMA_BIAS, shared_axes=_BOTH).family_facts, slicing=None)
 """Counted as the others are; its stages have a file of their own, `phalanx.models.written.llama`."""

@@ -7,13 +7,16 @@ from phalanx.planner.model.families.facts import SlicingRule
 from phalanx.planner.model.families.planned import PLANNED
 from phalanx.planner.model.shape import ModelShape
 
-_DENSE = replace(PLANNED["qwen3"], defaults={"num_key_value_heads": 4}).facts
+_DENSE = replace(PLANNED["qwen3"], defaults={"num_key_value_heads": 4}).family_facts
 
 
 def _qwen3_moe_shape(keys: ConfigKeys) -> ModelShape:
     dense = _DENSE.shape(keys)
-    inner, asked = keys.size("moe_intermediate_size", default=768), keys.size("num_experts_per_tok", default=8)
-    experts, hidden = keys.size("num_experts", "num_local_experts", default=128), dense.hidden
+    inner, asked = (
+        keys.read_size("moe_intermediate_size", default=768),
+        keys.read_size("num_experts_per_tok", default=8),
+    )
+    experts, hidden = keys.read_size("num_experts", "num_local_experts", default=128), dense.hidden
     attention = dense.layer_matrix - 3 * hidden * dense.ffn
     router = hidden * experts
     return replace(

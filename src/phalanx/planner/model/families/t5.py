@@ -10,15 +10,15 @@ _SIDES = 2
 
 
 def _t5_shape(keys: ConfigKeys) -> ModelShape:
-    hidden, vocab, ffn = keys.size("d_model", "hidden_size"), keys.size("vocab_size"), keys.size("d_ff")
-    heads, head_dim = keys.size("num_heads", "num_attention_heads"), keys.size("d_kv", "head_dim")
-    encoder = keys.size("num_layers", "num_hidden_layers")
-    decoder = keys.size("num_decoder_layers", default=encoder)
-    parts = keys.word("feed_forward_proj", "relu").split("-")
+    hidden, vocab, ffn = keys.read_size("d_model", "hidden_size"), keys.read_size("vocab_size"), keys.read_size("d_ff")
+    heads, head_dim = keys.read_size("num_heads", "num_attention_heads"), keys.read_size("d_kv", "head_dim")
+    encoder = keys.read_size("num_layers", "num_hidden_layers")
+    decoder = keys.read_size("num_decoder_layers", default=encoder)
+    parts = keys.read_word("feed_forward_proj", "relu").split("-")
     gated, activation = parts[0] == "gated", "gelu_new" if parts == ["gated", "gelu"] else parts[-1]
     attention = 4 * hidden * heads * head_dim
     matrix = attention + (3 if gated else 2) * hidden * ffn
-    tied = keys.flag("scale_decoder_outputs", keys.flag("tie_word_embeddings", True))
+    tied = keys.read_flag("scale_decoder_outputs", keys.read_flag("tie_word_embeddings", True))
     return ModelShape(
         layers=encoder + decoder,
         hidden=hidden,
@@ -43,12 +43,12 @@ def _t5_shape(keys: ConfigKeys) -> ModelShape:
 
 
 def _num_buckets(keys: ConfigKeys) -> int:
-    return keys.size("relative_attention_num_buckets", default=32)
+    return keys.read_size("relative_attention_num_buckets", default=32)
 
 
 def _extra_rows(keys: ConfigKeys) -> int:
     """Return the rows of a message that are no token of the text: the decoder's first, and the biases of one side."""
-    heads, hidden = keys.size("num_heads", "num_attention_heads"), keys.size("d_model", "hidden_size")
+    heads, hidden = keys.read_size("num_heads", "num_attention_heads"), keys.read_size("d_model", "hidden_size")
     return 1 + math.ceil(_num_buckets(keys) * heads / hidden)
 
 

@@ -21,11 +21,11 @@ from phalanx.security.tee.amd.snp_report import (
 from phalanx.security.tee.claims import Backend, Claims, Reference
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.formats.chain import Trust, check_chain, first_end
-from phalanx.security.tee.formats.der import IA5_STRING, OCTET_STRING, Der
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.der import IA5_STRING, OCTET_STRING, DerReader
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import check_ecdsa
 from phalanx.security.tee.formats.x509 import Certificate, parse_crl, read_certificates
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 _AMD = "1.3.6.1.4.1.3704.1"
 _PRODUCT, _HARDWARE_ID, _CSP_ID = f"{_AMD}.2", f"{_AMD}.4", f"{_AMD}.5"
@@ -89,8 +89,8 @@ def appraise_snp(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     if "crl" in evidence.endorsements:
         sent = parse_crl(evidence.endorsements["crl"])
         trust = Trust(trust.roots, trust.now, (*trust.crls, sent), trust.revoked, trust.require_crl)
-    path = check_chain(leaf, read_certificates(evidence.endorsement("chain"), "chain"), trust)
-    check_ecdsa(leaf.key, ec.SECP384R1, report.r, report.s, report.signed, "SNP report")
+    path = check_chain(leaf, read_certificates(evidence.find_endorsement("chain"), "chain"), trust)
+    check_ecdsa(leaf.public_key, ec.SECP384R1, report.r, report.s, report.signed, "SNP report")
     product = _read_product(leaf, report)
     _check_identity(leaf, report, reference)
     tcb = decode_tcb(report.tcbs["reported"], product)
@@ -123,63 +123,71 @@ def _read_leaf(evidence: Evidence, report: SnpReport) -> Certificate:
     signer = _SIGNERS.get(report.signing_key)
     if signer is None:
         raise RefusedEvidenceError(
-            Reason.BAD_SIGNATURE, f"SNP report: signed by key {report.signing_key}, that is none"
+            RefusedEvidenceReason.BAD_SIGNATURE, f"SNP report: signed by key {report.signing_key}, that is none"
         )
     endorsement, subject = signer
-    certificates = read_certificates(evidence.endorsement(endorsement), endorsement)
-    if len(certificates) != 1 or certificates[0].name != subject:
+    certificates = read_certificates(evidence.find_endorsement(endorsement), endorsement)
+    if len(certificates) != 1 or certificates[0].subject_name != subject:
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER, f"{endorsement}: names {certificates[0].name!r}, expected one certificate of {subject}"
+            RefusedEvidenceReason.WRONG_SIGNER,
+            f"{endorsement}: names {certificates[0].subject_name!r}, expected one certificate of {subject}",
         )
     return certificates[0]
 
 
 def _read_product(leaf: Certificate, report: SnpReport) -> str:
     """Return the product by the certificate, such as Milan for Milan-B0, and compare it with the report's CPU."""
-    value = leaf.extension(_PRODUCT)
+    value = leaf.find_extension(_PRODUCT)
     if value is None:
-        raise malformed(leaf.name, "does not name its product")
-    holder = Der(value, leaf.name)
-    product = holder.read(IA5_STRING).decode("ascii", "replace").partition("-")[0]
-    holder.end()
+        raise malformed_error(leaf.subject_name, "does not name its product")
+    holder = DerReader(value, leaf.subject_name)
+    product = holder.read_content(IA5_STRING).decode("ascii", "replace").partition("-")[0]
+    holder.check_end()
     product = _RELATIVES.get(product, product)
     if product not in known_products():
-        raise malformed(leaf.name, f"product {product[:20]!r}; known: {', '.join(known_products())}")
+        raise malformed_error(leaf.subject_name, f"product {product[:20]!r}; known: {', '.join(known_products())}")
     if report.family_model is not None and product_of(report.family_model) != product:
         family, model = report.family_model
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER, f"{leaf.name}: of {product}, the report is of family {family:#x} model {model:#x}"
+            RefusedEvidenceReason.WRONG_SIGNER,
+            f"{leaf.subject_name}: of {product}, the report is of family {family:#x} model {model:#x}",
         )
     return product
 
 
 def _check_identity(leaf: Certificate, report: SnpReport, reference: SnpReference) -> None:
-    hardware_id = leaf.extension(_HARDWARE_ID)
+    hardware_id = leaf.find_extension(_HARDWARE_ID)
     if report.signing_key == VLEK:
         _check_cloud(leaf, reference)
     elif hardware_id is None:
-        raise malformed(leaf.name, "does not say of which chip it is")
+        raise malformed_error(leaf.subject_name, "does not say of which chip it is")
     if not any(report.chip_id):
         # a VLEK speaks for a cloud and for no chip
         if report.signing_key == VCEK and not reference.allow_masked_chip:
             raise RefusedEvidenceError(
-                Reason.FORBIDDEN_MODE, "SNP report: hides its chip; accepted with allow_masked_chip only"
+                RefusedEvidenceReason.FORBIDDEN_MODE, "SNP report: hides its chip; accepted with allow_masked_chip only"
             )
-    elif report.signing_key == VCEK and _read_chip_id(hardware_id or b"", leaf.name).ljust(64, b"\0") != report.chip_id:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{leaf.name}: is another chip's than the report's")
+    elif (
+        report.signing_key == VCEK
+        and _read_chip_id(hardware_id or b"", leaf.subject_name).ljust(64, b"\0") != report.chip_id
+    ):
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.WRONG_SIGNER, f"{leaf.subject_name}: is another chip's than the report's"
+        )
 
 
 def _check_cloud(leaf: Certificate, reference: SnpReference) -> None:
-    value = leaf.extension(_CSP_ID)
+    value = leaf.find_extension(_CSP_ID)
     if value is None:
-        raise malformed(leaf.name, "does not say of which cloud it is")
-    holder = Der(value, leaf.name)
-    _, content, _ = holder.any()
-    holder.end()
+        raise malformed_error(leaf.subject_name, "does not say of which cloud it is")
+    holder = DerReader(value, leaf.subject_name)
+    _, content, _ = holder.read_element()
+    holder.check_end()
     cloud = content.decode("utf-8", "replace")
     if reference.csp_ids and cloud not in reference.csp_ids:
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER, f"{leaf.name}: of cloud {cloud[:40]!r}, accepted: {', '.join(reference.csp_ids)}"
+            RefusedEvidenceReason.WRONG_SIGNER,
+            f"{leaf.subject_name}: of cloud {cloud[:40]!r}, accepted: {', '.join(reference.csp_ids)}",
         )
 
 
@@ -187,38 +195,46 @@ def _read_chip_id(value: bytes, where: str) -> bytes:
     """Return the chip id: AMD writes it plainly, without the DER around it that other extensions have."""
     if len(value) in (8, 64):
         return value
-    holder = Der(value, where)
-    content = holder.read(OCTET_STRING)
-    holder.end()
+    holder = DerReader(value, where)
+    content = holder.read_content(OCTET_STRING)
+    holder.check_end()
     return content
 
 
 def _check_certified_tcb(leaf: Certificate, tcb: Mapping[str, int]) -> None:
     for name, reported in tcb.items():
-        value = leaf.extension(_VERSIONS[name])
+        value = leaf.find_extension(_VERSIONS[name])
         if value is None:
-            raise malformed(leaf.name, f"does not say for which {name} version it is")
-        holder = Der(value, leaf.name)
-        certified = holder.integer()
-        holder.end()
+            raise malformed_error(leaf.subject_name, f"does not say for which {name} version it is")
+        holder = DerReader(value, leaf.subject_name)
+        certified = holder.read_integer()
+        holder.check_end()
         if certified != reported:
             raise RefusedEvidenceError(
-                Reason.WRONG_SIGNER, f"{leaf.name}: is for {name} {certified}, the report says {reported}"
+                RefusedEvidenceReason.WRONG_SIGNER,
+                f"{leaf.subject_name}: is for {name} {certified}, the report says {reported}",
             )
 
 
 def _check_mode(report: SnpReport, reference: SnpReference) -> None:
     if report.policy & _DEBUG:
-        raise RefusedEvidenceError(Reason.DEBUG_ENABLED, "SNP report: the guest's policy lets the host debug it")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.DEBUG_ENABLED, "SNP report: the guest's policy lets the host debug it"
+        )
     if not report.policy & _ALWAYS_ONE:
-        raise malformed("SNP report", "bit 17 of the guest's policy must be set")
+        raise malformed_error("SNP report", "bit 17 of the guest's policy must be set")
     if report.policy & _MIGRATION and not reference.allow_migration:
-        raise RefusedEvidenceError(Reason.FORBIDDEN_MODE, "SNP report: the guest can be migrated (allow_migration)")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.FORBIDDEN_MODE, "SNP report: the guest can be migrated (allow_migration)"
+        )
     if report.policy & _SMT and not reference.allow_smt:
-        raise RefusedEvidenceError(Reason.FORBIDDEN_MODE, "SNP report: the guest may run beside others (allow_smt)")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.FORBIDDEN_MODE, "SNP report: the guest may run beside others (allow_smt)"
+        )
     if report.vmpl > reference.max_vmpl:
         raise RefusedEvidenceError(
-            Reason.FORBIDDEN_MODE, f"SNP report: asked for at VMPL {report.vmpl}, allowed {reference.max_vmpl}"
+            RefusedEvidenceReason.FORBIDDEN_MODE,
+            f"SNP report: asked for at VMPL {report.vmpl}, allowed {reference.max_vmpl}",
         )
 
 
@@ -226,7 +242,8 @@ def _check_floor(tcb: Mapping[str, int], reference: SnpReference) -> None:
     for name, lowest in reference.min_tcb.items():
         if name in tcb and tcb[name] < lowest:
             raise RefusedEvidenceError(
-                Reason.TCB_TOO_OLD, f"SNP report: {name} {tcb[name]}, the policy asks for {lowest}; update the firmware"
+                RefusedEvidenceReason.TCB_TOO_OLD,
+                f"SNP report: {name} {tcb[name]}, the policy asks for {lowest}; update the firmware",
             )
 
 

@@ -5,7 +5,7 @@ Source: AMD, SEV Secure Nested Paging Firmware ABI Specification (56860), table 
 
 from dataclasses import dataclass
 
-from phalanx.security.tee.formats.reader import Reader, malformed
+from phalanx.security.tee.formats.reader import ByteReader, malformed_error
 
 REPORT_BYTES = 1184
 SIGNED_BYTES = 0x2A0
@@ -62,34 +62,34 @@ def parse_report(data: bytes) -> SnpReport:
         RefusedEvidenceError: Wrong size, version or algorithm, or a byte of the signature field that must be zero.
     """
     if len(data) != REPORT_BYTES:
-        raise malformed(_WHERE, f"{len(data)} bytes, expected {REPORT_BYTES}")
-    reader = Reader(data, _WHERE)
-    version = reader.number(4)
+        raise malformed_error(_WHERE, f"{len(data)} bytes, expected {REPORT_BYTES}")
+    reader = ByteReader(data, _WHERE)
+    version = reader.read_unsigned(4)
     if version not in VERSIONS:
-        raise malformed(_WHERE, f"version {version}, known: {', '.join(map(str, VERSIONS))}")
-    fields = {"guest_svn": reader.take(4)}
-    policy = reader.number(8)
-    fields["family_id"], fields["image_id"] = reader.take(16), reader.take(16)
-    vmpl = reader.number(4)
-    algorithm = reader.number(4)
+        raise malformed_error(_WHERE, f"version {version}, known: {', '.join(map(str, VERSIONS))}")
+    fields = {"guest_svn": reader.take_bytes(4)}
+    policy = reader.read_unsigned(8)
+    fields["family_id"], fields["image_id"] = reader.take_bytes(16), reader.take_bytes(16)
+    vmpl = reader.read_unsigned(4)
+    algorithm = reader.read_unsigned(4)
     if algorithm != _ECDSA_P384_SHA384:
-        raise malformed(_WHERE, f"signature algorithm {algorithm}, expected 1 (ECDSA P-384 with SHA-384)")
-    tcbs = {"current": reader.take(8)}
-    reader.take(8)
-    flags = reader.number(4)
-    reader.take(4)
-    report_data = reader.take(64)
+        raise malformed_error(_WHERE, f"signature algorithm {algorithm}, expected 1 (ECDSA P-384 with SHA-384)")
+    tcbs = {"current": reader.take_bytes(8)}
+    reader.take_bytes(8)
+    flags = reader.read_unsigned(4)
+    reader.take_bytes(4)
+    report_data = reader.take_bytes(64)
     for name, size in (("launch", 48), ("host_data", 32), ("id_key_digest", 48), ("author_key_digest", 48)):
-        fields[name] = reader.take(size)
-    fields["report_id"], fields["report_id_ma"] = reader.take(32), reader.take(32)
-    tcbs["reported"] = reader.take(8)
-    family, model = reader.number(1), reader.number(1)
-    reader.take(22)
-    chip_id = reader.take(64)
-    tcbs["committed"] = reader.take(8)
-    reader.take(8)
-    tcbs["launch"] = reader.take(8)
-    reader.take(SIGNED_BYTES - reader.position)
+        fields[name] = reader.take_bytes(size)
+    fields["report_id"], fields["report_id_ma"] = reader.take_bytes(32), reader.take_bytes(32)
+    tcbs["reported"] = reader.take_bytes(8)
+    family, model = reader.read_unsigned(1), reader.read_unsigned(1)
+    reader.take_bytes(22)
+    chip_id = reader.take_bytes(64)
+    tcbs["committed"] = reader.take_bytes(8)
+    reader.take_bytes(8)
+    tcbs["launch"] = reader.take_bytes(8)
+    reader.take_bytes(SIGNED_BYTES - reader.position)
     r, s = _read_signature(reader)
     return SnpReport(
         version=version,
@@ -108,14 +108,14 @@ def parse_report(data: bytes) -> SnpReport:
     )
 
 
-def _read_signature(reader: Reader) -> tuple[int, int]:
+def _read_signature(reader: ByteReader) -> tuple[int, int]:
     """Read r and s: 48 bytes each in fields of 72, least significant first; all else in the field is zero."""
-    r = int.from_bytes(reader.take(48), "little")
-    reader.zeros(24, "the rest of r")
-    s = int.from_bytes(reader.take(48), "little")
-    reader.zeros(24, "the rest of s")
-    reader.zeros(REPORT_BYTES - reader.position, "the rest of the signature field")
-    reader.end()
+    r = int.from_bytes(reader.take_bytes(48), "little")
+    reader.skip_zeros(24, "the rest of r")
+    s = int.from_bytes(reader.take_bytes(48), "little")
+    reader.skip_zeros(24, "the rest of s")
+    reader.skip_zeros(REPORT_BYTES - reader.position, "the rest of the signature field")
+    reader.check_end()
     return r, s
 
 

@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.claims import Backend, Claims, Reference
 from phalanx.security.tee.evidence import Evidence
-from phalanx.security.tee.formats.cbor import decode
+from phalanx.security.tee.formats.cbor import decode_cbor
 from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data, first_end
 from phalanx.security.tee.formats.cose import ES384, Sign1, parse_sign1
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import check_raw_ecdsa
 from phalanx.security.tee.formats.x509 import parse_certificate
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 _WHERE = "Nitro document"
 _REQUIRED = {"module_id", "digest", "timestamp", "pcrs", "certificate", "cabundle"}
@@ -51,13 +51,13 @@ def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Cl
     path = check_chain(leaf, bundle, trust)
     check_signs_data(leaf)
     if message.algorithm != ES384 or len(message.signature) != 96:
-        raise malformed(_WHERE, f"signature algorithm {message.algorithm}, expected {ES384} (ES384)")
-    check_raw_ecdsa(leaf.key, ec.SECP384R1, message.signature, message.signed, _WHERE)
+        raise malformed_error(_WHERE, f"signature algorithm {message.algorithm}, expected {ES384} (ES384)")
+    check_raw_ecdsa(leaf.public_key, ec.SECP384R1, message.signature, message.signed, _WHERE)
     _check_moment(document["timestamp"], trust.now)
     pcrs = _read_pcrs(document)
     if not pcrs.get("pcr0", "").strip("0"):
         raise RefusedEvidenceError(
-            Reason.DEBUG_ENABLED, "Nitro document: PCR0 is zero, which an enclave has in debug mode only"
+            RefusedEvidenceReason.DEBUG_ENABLED, "Nitro document: PCR0 is zero, which an enclave has in debug mode only"
         )
     user_data, nonce = document.get("user_data"), document.get("nonce")
     return Claims(
@@ -76,29 +76,29 @@ def inspect_nitro(evidence: Evidence) -> Mapping[str, str]:
 
 
 def _read_document(message: Sign1) -> dict[str, Any]:
-    document = decode(message.payload, _WHERE)
+    document = decode_cbor(message.payload, _WHERE)
     if not isinstance(document, dict) or not _REQUIRED <= set(document) <= _REQUIRED | set(_OPTIONAL):
-        raise malformed(_WHERE, f"expected the keys {', '.join(sorted(_REQUIRED))}")
+        raise malformed_error(_WHERE, f"expected the keys {', '.join(sorted(_REQUIRED))}")
     if document["digest"] != "SHA384":
-        raise malformed(_WHERE, "digest is not SHA384")
+        raise malformed_error(_WHERE, "digest is not SHA384")
     module, moment, pcrs = document["module_id"], document["timestamp"], document["pcrs"]
     if not isinstance(module, str) or not module or type(moment) is not int or not 0 < moment < _LAST_MOMENT:
-        raise malformed(_WHERE, "module or timestamp")
+        raise malformed_error(_WHERE, "module or timestamp")
     if not isinstance(pcrs, dict) or not 1 <= len(pcrs) <= _MAX_PCRS:
-        raise malformed(_WHERE, f"expected 1 to {_MAX_PCRS} PCRs")
+        raise malformed_error(_WHERE, f"expected 1 to {_MAX_PCRS} PCRs")
     for index, value in pcrs.items():
         if type(index) is not int or not 0 <= index < _MAX_PCRS or not _is_bytes(value, _PCR_BYTES):
-            raise malformed(_WHERE, "a PCR has no number below 32, or a value of another length")
+            raise malformed_error(_WHERE, "a PCR has no number below 32, or a value of another length")
     bundle = document["cabundle"]
     if not isinstance(bundle, list) or not 1 <= len(bundle) <= _MAX_CERTIFICATES:
-        raise malformed(_WHERE, f"expected 1 to {_MAX_CERTIFICATES} certificates in cabundle")
+        raise malformed_error(_WHERE, f"expected 1 to {_MAX_CERTIFICATES} certificates in cabundle")
     for der in (document["certificate"], *bundle):
         if not isinstance(der, bytes) or not 1 <= len(der) <= _MAX_CERTIFICATE_BYTES:
-            raise malformed(_WHERE, "a certificate is no bytes, or of a length that cannot be")
+            raise malformed_error(_WHERE, "a certificate is no bytes, or of a length that cannot be")
     for name, limit in _OPTIONAL.items():
         value = document.get(name)
         if value is not None and (not isinstance(value, bytes) or len(value) > limit):
-            raise malformed(_WHERE, f"{name} is no bytes, or longer than {limit}")
+            raise malformed_error(_WHERE, f"{name} is no bytes, or longer than {limit}")
     return document
 
 
@@ -113,7 +113,9 @@ def _read_pcrs(document: dict[str, Any]) -> dict[str, str]:
 def _check_moment(milliseconds: int, now: datetime) -> None:
     moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
     if moment > now + _SKEW:
-        raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{_WHERE}: written at {moment}, the clock says {now}")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.NOT_YET_VALID, f"{_WHERE}: written at {moment}, the clock says {now}"
+        )
 
 
 NITRO = Backend(NitroReference, appraise_nitro, inspect_nitro, packaged_roots=("aws_nitro.pem",))

@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.errors import NoEvidenceError, RefusedEvidenceError
 from phalanx.security.tee.binding import Binding
 from phalanx.security.tee.evidence import Evidence
-from phalanx.security.tee.formats.cbor import decode, encode
+from phalanx.security.tee.formats.cbor import decode_cbor, encode_cbor
 
 DEVICE = Path("dev/nsm")
 _RAW = 0xC0200A00
@@ -39,15 +39,17 @@ class NsmAttester:
     def __init__(self, root: Path = Path("/"), ask: Callable[[Path, bytes], bytes] | None = None) -> None:
         self._device, self._ask = root / DEVICE, ask or _ask_device
 
-    def evidence(self, binding: Binding) -> Evidence:
+    def make_evidence(self, binding: Binding) -> Evidence:
         """Have the hypervisor sign a binding.
 
         Raises:
             NoEvidenceError: This is no Nitro enclave, or the module refuses.
         """
-        request = encode({"Attestation": {"user_data": binding.digest(), "nonce": None, "public_key": None}})
+        request = encode_cbor(
+            {"Attestation": {"user_data": binding.binding_digest(), "nonce": None, "public_key": None}}
+        )
         try:
-            answer: Any = decode(self._ask(self._device, request), _WHERE)
+            answer: Any = decode_cbor(self._ask(self._device, request), _WHERE)
         except OSError as exc:
             raise NoEvidenceError(f"{self._device}: {exc.strerror}; is this a Nitro enclave?") from exc
         except RefusedEvidenceError as exc:

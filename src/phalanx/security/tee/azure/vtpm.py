@@ -52,7 +52,7 @@ def appraise_az_snp_vtpm(evidence: Evidence, reference: Reference, trust: Trust)
     if not isinstance(reference, AzSnpVtpmReference):
         raise TypeError("appraise_az_snp_vtpm: expected AzSnpVtpmReference")
     evidence.check_names({"hcl_report", "pcrs", *_OF_CHIP})
-    report = parse_hcl_report(evidence.endorsement("hcl_report"))
+    report = parse_hcl_report(evidence.find_endorsement("hcl_report"))
     below = {name: evidence.endorsements[name] for name in _OF_CHIP if name in evidence.endorsements}
     chip = appraise_snp(Evidence("snp", report.hardware, below), reference, trust)
     check_runtime(report.runtime, chip.report_data)
@@ -69,7 +69,7 @@ def appraise_az_snp_vtpm(evidence: Evidence, reference: Reference, trust: Trust)
 
 def inspect_az_snp_vtpm(evidence: Evidence) -> Mapping[str, str]:
     """Read measurements without appraising anything."""
-    report = parse_hcl_report(evidence.endorsement("hcl_report"))
+    report = parse_hcl_report(evidence.find_endorsement("hcl_report"))
     return {**inspect_snp(Evidence("snp", report.hardware)), **inspect_tpm(evidence)}
 
 

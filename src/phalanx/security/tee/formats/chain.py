@@ -7,8 +7,8 @@ from datetime import datetime
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.formats.signature import check_x509_signature
-from phalanx.security.tee.formats.x509 import Certificate, RevocationList, authority, key_usage
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.formats.x509 import Certificate, RevocationList, key_usage, read_basic_constraints
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 _UNDERSTOOD = {"2.5.29.15", "2.5.29.17", "2.5.29.19", "2.5.29.37"}
 _SIGNS_CERTIFICATES, _SIGNS_LISTS, _SIGNS_DATA = 0x04, 0x02, 0x80
@@ -53,23 +53,27 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
     path = [leaf]
     while not _is_root(path[-1], trust):
         if len(path) >= MAX_DEPTH:
-            raise RefusedEvidenceError(Reason.BAD_CHAIN, f"chain of {leaf.name!r} is longer than {MAX_DEPTH}")
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.BAD_CHAIN, f"chain of {leaf.subject_name!r} is longer than {MAX_DEPTH}"
+            )
         path.append(_find_issuer(path[-1], (*trust.roots, *pool)))
     for index, (certificate, issuer) in enumerate(itertools.pairwise(path)):
         _check_issuer(certificate, issuer, below=index)
     for certificate in path:
         _check_dates(certificate, trust.now)
         _check_critical(certificate)
-        if certificate.fingerprint in trust.revoked:
-            raise RefusedEvidenceError(Reason.REVOKED, f"certificate {certificate.name!r} is revoked by the policy")
+        if certificate.sha256_hex in trust.revoked:
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.REVOKED, f"certificate {certificate.subject_name!r} is revoked by the policy"
+            )
     for certificate, issuer in itertools.pairwise(path):
         _check_revocation(certificate, issuer, trust)
     used = {certificate.raw for certificate in (*path, *trust.roots)}
     for candidate in pool:
         if candidate.raw not in used:
             raise RefusedEvidenceError(
-                Reason.BAD_CHAIN,
-                f"certificate {candidate.name!r} was sent along and is neither on the path nor a pinned root",
+                RefusedEvidenceReason.BAD_CHAIN,
+                f"certificate {candidate.subject_name!r} was sent along and is neither on the path nor a pinned root",
             )
     return tuple(path)
 
@@ -81,8 +85,10 @@ def check_signs_data(leaf: Certificate) -> None:
         RefusedEvidenceError: Its usage says otherwise, or it is an authority's.
     """
     usage = key_usage(leaf)
-    if authority(leaf)[0] or (usage is not None and not usage & _SIGNS_DATA):
-        raise RefusedEvidenceError(Reason.BAD_CHAIN, f"certificate {leaf.name!r} is not one that signs data")
+    if read_basic_constraints(leaf)[0] or (usage is not None and not usage & _SIGNS_DATA):
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.BAD_CHAIN, f"certificate {leaf.subject_name!r} is not one that signs data"
+        )
 
 
 def first_end(path: Iterable[Certificate]) -> datetime:
@@ -102,7 +108,8 @@ def _find_issuer(certificate: Certificate, candidates: tuple[Certificate, ...]) 
     ]
     if not named:
         raise RefusedEvidenceError(
-            Reason.BAD_CHAIN, f"issuer of certificate {certificate.name!r} is neither a pinned root nor sent along"
+            RefusedEvidenceReason.BAD_CHAIN,
+            f"issuer of certificate {certificate.subject_name!r} is neither a pinned root nor sent along",
         )
     for index, candidate in enumerate(named):
         try:
@@ -122,33 +129,38 @@ def _check_signature(certificate: Certificate, issuer: Certificate) -> None:
             certificate.algorithm,
             certificate.signature,
             certificate.signed,
-            f"certificate {certificate.name!r}",
+            f"certificate {certificate.subject_name!r}",
         )
     except RefusedEvidenceError as exc:
-        raise RefusedEvidenceError(Reason.BAD_CHAIN, exc.detail) from exc
+        raise RefusedEvidenceError(RefusedEvidenceReason.BAD_CHAIN, exc.detail) from exc
 
 
 def _check_issuer(certificate: Certificate, issuer: Certificate, below: int) -> None:
-    is_authority, length = authority(issuer)
+    is_authority, length = read_basic_constraints(issuer)
     usage = key_usage(issuer)
     if not is_authority or (usage is not None and not usage & _SIGNS_CERTIFICATES):
         raise RefusedEvidenceError(
-            Reason.BAD_CHAIN, f"certificate {certificate.name!r} was issued by {issuer.name!r}, who may not"
+            RefusedEvidenceReason.BAD_CHAIN,
+            f"certificate {certificate.subject_name!r} was issued by {issuer.subject_name!r}, who may not",
         )
     if length is not None and below > length:
-        raise RefusedEvidenceError(Reason.BAD_CHAIN, f"too many authorities below {issuer.name!r}")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.BAD_CHAIN, f"too many authorities below {issuer.subject_name!r}"
+        )
 
 
 def _check_dates(certificate: Certificate, now: datetime) -> None:
     if now < certificate.not_before:
         start = certificate.not_before.isoformat()
         raise RefusedEvidenceError(
-            Reason.NOT_YET_VALID, f"certificate {certificate.name!r} begins at {start}, the clock says {now}"
+            RefusedEvidenceReason.NOT_YET_VALID,
+            f"certificate {certificate.subject_name!r} begins at {start}, the clock says {now}",
         )
     if now > certificate.not_after:
         ended = certificate.not_after.isoformat()
         raise RefusedEvidenceError(
-            Reason.EXPIRED, f"certificate {certificate.name!r} ended at {ended}, the clock says {now}"
+            RefusedEvidenceReason.EXPIRED,
+            f"certificate {certificate.subject_name!r} ended at {ended}, the clock says {now}",
         )
 
 
@@ -156,7 +168,8 @@ def _check_critical(certificate: Certificate) -> None:
     for oid, (critical, _) in certificate.extensions.items():
         if critical and oid not in _UNDERSTOOD:
             raise RefusedEvidenceError(
-                Reason.BAD_CHAIN, f"certificate {certificate.name!r}: critical extension {oid} is not understood"
+                RefusedEvidenceReason.BAD_CHAIN,
+                f"certificate {certificate.subject_name!r}: critical extension {oid} is not understood",
             )
 
 
@@ -164,13 +177,15 @@ def _check_revocation(certificate: Certificate, issuer: Certificate, trust: Trus
     lists = [crl for crl in trust.crls if crl.issuer == issuer.subject]
     if not lists and trust.require_crl:
         raise RefusedEvidenceError(
-            Reason.MISSING_ENDORSEMENT, f"no revocation list of {issuer.name!r}, who issued {certificate.name!r}"
+            RefusedEvidenceReason.MISSING_ENDORSEMENT,
+            f"no revocation list of {issuer.subject_name!r}, who issued {certificate.subject_name!r}",
         )
     for crl in lists:
         check_crl(crl, issuer, trust.now)
         if certificate.serial in crl.serials:
             raise RefusedEvidenceError(
-                Reason.REVOKED, f"certificate {certificate.name!r} is on the revocation list of {issuer.name!r}"
+                RefusedEvidenceReason.REVOKED,
+                f"certificate {certificate.subject_name!r} is on the revocation list of {issuer.subject_name!r}",
             )
 
 
@@ -180,14 +195,16 @@ def check_crl(crl: RevocationList, issuer: Certificate, now: datetime) -> None:
     Raises:
         RefusedEvidenceError: It is another's, altered, of the future or overdue.
     """
-    place = f"revocation list of {issuer.name!r}"
+    place = f"revocation list of {issuer.subject_name!r}"
     usage = key_usage(issuer)
     if usage is not None and not usage & _SIGNS_LISTS:
-        raise RefusedEvidenceError(Reason.BAD_CHAIN, f"{place}: its issuer may not sign one")
+        raise RefusedEvidenceError(RefusedEvidenceReason.BAD_CHAIN, f"{place}: its issuer may not sign one")
     check_x509_signature(issuer.spki, crl.algorithm, crl.signature, crl.signed, place)
     if now < crl.this_update:
-        raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{place}: issued at {crl.this_update}, the clock says {now}")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.NOT_YET_VALID, f"{place}: issued at {crl.this_update}, the clock says {now}"
+        )
     if now > crl.next_update:
         raise RefusedEvidenceError(
-            Reason.EXPIRED, f"{place}: the next one was due at {crl.next_update}, the clock says {now}"
+            RefusedEvidenceReason.EXPIRED, f"{place}: the next one was due at {crl.next_update}, the clock says {now}"
         )

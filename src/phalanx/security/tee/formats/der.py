@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from phalanx.security.tee.formats.reader import Reader, malformed
+from phalanx.security.tee.formats.reader import ByteReader, malformed_error
 
 BOOLEAN, INTEGER, BIT_STRING, OCTET_STRING, NULL, OID = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06
 ENUMERATED, UTF8_STRING, SEQUENCE, SET = 0x0A, 0x0C, 0x30, 0x31
@@ -11,7 +11,7 @@ _MAX_LENGTH_BYTES = 3
 _MAX_INTEGER_BYTES = 64
 
 
-class Der:
+class DerReader:
     """A reader of DER elements from the front of some bytes; only definite, minimal lengths and tags of one byte.
 
     Args:
@@ -19,90 +19,90 @@ class Der:
     """
 
     def __init__(self, data: bytes, where: str) -> None:
-        self._reader = Reader(data, where)
+        self._reader = ByteReader(data, where)
         self._data = data
         self._where = where
 
-    def more(self) -> bool:
+    def has_more(self) -> bool:
         """Whether anything is left."""
-        return self._reader.left > 0
+        return self._reader.bytes_left > 0
 
-    def peek(self) -> int | None:
+    def peek_tag(self) -> int | None:
         """Return the next tag, or None at the end."""
-        return self._data[self._reader.position] if self.more() else None
+        return self._data[self._reader.position] if self.has_more() else None
 
-    def any(self) -> tuple[int, bytes, bytes]:
+    def read_element(self) -> tuple[int, bytes, bytes]:
         """Return tag, content and whole encoding of the next element.
 
         Raises:
             RefusedEvidenceError: It is not DER.
         """
         start = self._reader.position
-        tag = self._reader.number(1)
+        tag = self._reader.read_unsigned(1)
         if tag & 0x1F == 0x1F:
-            raise malformed(self._where, "DER tag of more than one byte")
-        content = self._reader.take(self._read_length())
-        return tag, content, self._reader.since(start)
+            raise malformed_error(self._where, "DER tag of more than one byte")
+        content = self._reader.take_bytes(self._read_length())
+        return tag, content, self._reader.bytes_since(start)
 
-    def read(self, tag: int) -> bytes:
+    def read_content(self, tag: int) -> bytes:
         """Return the content of the next element, which must have this tag.
 
         Raises:
             RefusedEvidenceError: It has another one, or is not DER.
         """
-        actual, content, _ = self.any()
+        actual, content, _ = self.read_element()
         if actual != tag:
-            raise malformed(self._where, f"DER tag {actual:#04x}, expected {tag:#04x}")
+            raise malformed_error(self._where, f"DER tag {actual:#04x}, expected {tag:#04x}")
         return content
 
-    def enter(self, tag: int = SEQUENCE) -> "Der":
+    def enter_element(self, tag: int = SEQUENCE) -> "DerReader":
         """Return a reader of the next element's content."""
-        return Der(self.read(tag), self._where)
+        return DerReader(self.read_content(tag), self._where)
 
-    def whole(self, tag: int = SEQUENCE) -> bytes:
+    def read_encoding(self, tag: int = SEQUENCE) -> bytes:
         """Return the encoding, tag included, of the next element."""
-        actual, _, raw = self.any()
+        actual, _, raw = self.read_element()
         if actual != tag:
-            raise malformed(self._where, f"DER tag {actual:#04x}, expected {tag:#04x}")
+            raise malformed_error(self._where, f"DER tag {actual:#04x}, expected {tag:#04x}")
         return raw
 
-    def integer(self) -> int:
+    def read_integer(self) -> int:
         """Return the next INTEGER."""
-        return self.integer_of(self.read(INTEGER))
+        return self.parse_integer(self.read_content(INTEGER))
 
-    def integer_of(self, content: bytes) -> int:
+    def parse_integer(self, content: bytes) -> int:
         """Return the number that some content of an INTEGER stands for."""
         if not 1 <= len(content) <= _MAX_INTEGER_BYTES:
-            raise malformed(self._where, f"DER integer of {len(content)} bytes")
+            raise malformed_error(self._where, f"DER integer of {len(content)} bytes")
         if len(content) > 1 and (content[0], content[1] >> 7) in ((0x00, 0), (0xFF, 1)):
-            raise malformed(self._where, "DER integer is longer than it must be")
+            raise malformed_error(self._where, "DER integer is longer than it must be")
         return int.from_bytes(content, "big", signed=True)
 
-    def boolean(self) -> bool:
+    def read_boolean(self) -> bool:
         """Return the next BOOLEAN."""
-        content = self.read(BOOLEAN)
+        content = self.read_content(BOOLEAN)
         if content not in (b"\x00", b"\xff"):
-            raise malformed(self._where, "DER boolean is neither 00 nor FF")
+            raise malformed_error(self._where, "DER boolean is neither 00 nor FF")
         return content == b"\xff"
 
-    def bits(self) -> bytes:
+    def read_bits(self) -> bytes:
         """Return the next BIT STRING, which must hold whole bytes."""
-        content = self.read(BIT_STRING)
+        content = self.read_content(BIT_STRING)
         if not content or content[0] != 0:
-            raise malformed(self._where, "DER bit string does not hold whole bytes")
+            raise malformed_error(self._where, "DER bit string does not hold whole bytes")
         return content[1:]
 
-    def oid(self) -> str:
+    def read_oid(self) -> str:
         """Return the next OBJECT IDENTIFIER in dotted form."""
-        return self._dotted_oid(self.read(OID))
+        return self._dotted_oid(self.read_content(OID))
 
-    def time(self) -> datetime:
+    def read_time(self) -> datetime:
         """Return the next UTCTime or GeneralizedTime, in the one form of RFC 5280."""
-        tag, content, _ = self.any()
+        tag, content, _ = self.read_element()
         form = {UTC_TIME: "%y%m%d%H%M%SZ", GENERALIZED_TIME: "%Y%m%d%H%M%SZ"}.get(tag)
         size = 13 if tag == UTC_TIME else 15
         if form is None or len(content) != size or not content[:-1].isdigit() or content[-1:] != b"Z":
-            raise malformed(self._where, "malformed time")
+            raise malformed_error(self._where, "malformed time")
         text = content.decode("ascii")
         # RFC 5280, 4.1.2.5.1: two digits below 50 are of this century
         if tag == UTC_TIME:
@@ -110,32 +110,32 @@ class Der:
         try:
             return datetime.strptime(text, form).replace(tzinfo=UTC)
         except ValueError as exc:
-            raise malformed(self._where, "malformed time") from exc
+            raise malformed_error(self._where, "malformed time") from exc
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         """Check that nothing is left."""
-        self._reader.end()
+        self._reader.check_end()
 
     def _read_length(self) -> int:
-        first = self._reader.number(1)
+        first = self._reader.read_unsigned(1)
         if first < 0x80:
             return first
         size = first & 0x7F
         if not 1 <= size <= _MAX_LENGTH_BYTES:
-            raise malformed(self._where, "DER length is indefinite or too long")
-        content = self._reader.take(size)
+            raise malformed_error(self._where, "DER length is indefinite or too long")
+        content = self._reader.take_bytes(size)
         length = int.from_bytes(content, "big")
         if content[0] == 0 or length < 0x80:
-            raise malformed(self._where, "DER length is longer than it must be")
+            raise malformed_error(self._where, "DER length is longer than it must be")
         return length
 
     def _dotted_oid(self, content: bytes) -> str:
         if not content or content[-1] & 0x80 or len(content) > 32:
-            raise malformed(self._where, "malformed object identifier")
+            raise malformed_error(self._where, "malformed object identifier")
         arcs, value, fresh = [], 0, True
         for byte in content:
             if fresh and byte == 0x80:
-                raise malformed(self._where, "object identifier is longer than it must be")
+                raise malformed_error(self._where, "object identifier is longer than it must be")
             value, fresh = value << 7 | byte & 0x7F, not byte & 0x80
             if fresh:
                 arcs.append(value)

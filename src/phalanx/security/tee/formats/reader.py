@@ -1,15 +1,15 @@
 """Strict reading of binary structures: every length is checked, and nothing may follow the end."""
 
 from phalanx.errors import RefusedEvidenceError
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 
-def malformed(where: str, what: str) -> RefusedEvidenceError:
+def malformed_error(where: str, what: str) -> RefusedEvidenceError:
     """Build the refusal of something that cannot be read."""
-    return RefusedEvidenceError(Reason.MALFORMED, f"{where}: {what}")
+    return RefusedEvidenceError(RefusedEvidenceReason.MALFORMED, f"{where}: {what}")
 
 
-class Reader:
+class ByteReader:
     """A reader of fields from the front of some bytes.
 
     Args:
@@ -23,51 +23,51 @@ class Reader:
         self.position = 0
 
     @property
-    def left(self) -> int:
+    def bytes_left(self) -> int:
         """Number of bytes that have not been read."""
         return len(self._data) - self.position
 
-    def take(self, size: int) -> bytes:
+    def take_bytes(self, size: int) -> bytes:
         """Return the next bytes.
 
         Raises:
             RefusedEvidenceError: There are fewer.
         """
-        if size > self.left:
-            raise malformed(self._where, f"ends at byte {len(self._data)}, {size - self.left} too early")
+        if size > self.bytes_left:
+            raise malformed_error(self._where, f"ends at byte {len(self._data)}, {size - self.bytes_left} too early")
         start = self.position
         self.position += size
         return self._data[start : self.position]
 
-    def number(self, size: int) -> int:
+    def read_unsigned(self, size: int) -> int:
         """Return the next unsigned number of so many bytes."""
-        return int.from_bytes(self.take(size), "big" if self._order == "big" else "little")
+        return int.from_bytes(self.take_bytes(size), "big" if self._order == "big" else "little")
 
-    def sized(self, size_bytes: int, limit: int) -> bytes:
+    def read_sized(self, size_bytes: int, limit: int) -> bytes:
         """Return the bytes behind a length of so many bytes, which must not be above the limit."""
-        size = self.number(size_bytes)
+        size = self.read_unsigned(size_bytes)
         if size > limit:
-            raise malformed(self._where, f"a length of {size}, allowed {limit}")
-        return self.take(size)
+            raise malformed_error(self._where, f"a length of {size}, allowed {limit}")
+        return self.take_bytes(size)
 
-    def zeros(self, size: int, what: str) -> None:
+    def skip_zeros(self, size: int, what: str) -> None:
         """Skip bytes that must be zero.
 
         Raises:
             RefusedEvidenceError: One of them is not.
         """
-        if any(self.take(size)):
-            raise malformed(self._where, f"{what} must be zero")
+        if any(self.take_bytes(size)):
+            raise malformed_error(self._where, f"{what} must be zero")
 
-    def since(self, start: int) -> bytes:
+    def bytes_since(self, start: int) -> bytes:
         """Return everything between a position and the present one."""
         return self._data[start : self.position]
 
-    def end(self) -> None:
+    def check_end(self) -> None:
         """Check that nothing is left.
 
         Raises:
             RefusedEvidenceError: Something is.
         """
-        if self.left:
-            raise malformed(self._where, f"{self.left} bytes after its end")
+        if self.bytes_left:
+            raise malformed_error(self._where, f"{self.bytes_left} bytes after its end")

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.serialization import load_der_public_key
 
 from phalanx.errors import RefusedEvidenceError
-from phalanx.security.tee.formats.der import NULL, Der
-from phalanx.security.tee.formats.reader import malformed
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.formats.der import NULL, DerReader
+from phalanx.security.tee.formats.reader import malformed_error
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 _ECDSA = {"1.2.840.10045.4.3.2": "sha256", "1.2.840.10045.4.3.3": "sha384", "1.2.840.10045.4.3.4": "sha512"}
 _RSA = {"1.2.840.113549.1.1.11": "sha256", "1.2.840.113549.1.1.12": "sha384", "1.2.840.113549.1.1.13": "sha512"}
@@ -41,12 +41,12 @@ def load_key(spki: bytes, where: str) -> PublicKey:
     try:
         key = load_der_public_key(spki)
     except (ValueError, UnsupportedAlgorithm) as exc:
-        raise malformed(where, "its public key cannot be read") from exc
+        raise malformed_error(where, "its public key cannot be read") from exc
     if isinstance(key, rsa.RSAPublicKey) and key.key_size >= MIN_RSA_BITS:
         return key
     if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _CURVES):
         return key
-    raise malformed(where, "its key is neither ECDSA over a NIST curve nor RSA of at least 2048 bits")
+    raise malformed_error(where, "its key is neither ECDSA over a NIST curve nor RSA of at least 2048 bits")
 
 
 @lru_cache(maxsize=256)
@@ -64,24 +64,26 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
         RefusedEvidenceError: The signature does not match, or the algorithm is none that is accepted.
     """
     key = load_key(spki, where)
-    parameters = Der(algorithm, where).enter()
-    oid = parameters.oid()
+    parameters = DerReader(algorithm, where).enter_element()
+    oid = parameters.read_oid()
     try:
         if oid in _ECDSA and isinstance(key, ec.EllipticCurvePublicKey):
-            parameters.end()
+            parameters.check_end()
             key.verify(signature, signed, ec.ECDSA(HASHES[_ECDSA[oid]]))
         elif oid in _RSA and isinstance(key, rsa.RSAPublicKey):
-            if parameters.read(NULL):
-                raise malformed(where, "parameters of its signature algorithm")
-            parameters.end()
+            if parameters.read_content(NULL):
+                raise malformed_error(where, "parameters of its signature algorithm")
+            parameters.check_end()
             key.verify(signature, signed, padding.PKCS1v15(), HASHES[_RSA[oid]])
         elif oid == _RSA_PSS and isinstance(key, rsa.RSAPublicKey):
             digest, salt = _read_pss(parameters, where)
             key.verify(signature, signed, padding.PSS(padding.MGF1(digest), salt), digest)
         else:
-            raise malformed(where, f"signature algorithm {oid} is not accepted for this key")
+            raise malformed_error(where, f"signature algorithm {oid} is not accepted for this key")
     except InvalidSignature as exc:
-        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{where}: the issuer's signature does not match") from exc
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.BAD_SIGNATURE, f"{where}: the issuer's signature does not match"
+        ) from exc
 
 
 def check_ecdsa(key: PublicKey, curve: type[ec.EllipticCurve], r: int, s: int, signed: bytes, where: str) -> None:
@@ -91,12 +93,14 @@ def check_ecdsa(key: PublicKey, curve: type[ec.EllipticCurve], r: int, s: int, s
         RefusedEvidenceError: The signature does not match, or the key is of another curve.
     """
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, curve):
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{where}: signed by a key of another kind")
+        raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_SIGNER, f"{where}: signed by a key of another kind")
     name = {256: "sha256", 384: "sha384", 521: "sha512"}[key.curve.key_size]
     try:
         key.verify(encode_dss_signature(r, s), signed, ec.ECDSA(HASHES[name]))
     except InvalidSignature as exc:
-        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{where}: the signature does not match") from exc
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.BAD_SIGNATURE, f"{where}: the signature does not match"
+        ) from exc
 
 
 def check_raw_ecdsa(key: PublicKey, curve: type[ec.EllipticCurve], signature: bytes, signed: bytes, where: str) -> None:
@@ -115,32 +119,32 @@ def point_to_key(point: bytes, curve: ec.EllipticCurve, where: str) -> ec.Ellipt
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(curve, b"\x04" + point)
     except ValueError as exc:
-        raise malformed(where, "its key is no point of the curve") from exc
+        raise malformed_error(where, "its key is no point of the curve") from exc
 
 
-def _read_pss(parameters: Der, where: str) -> tuple[hashes.HashAlgorithm, int]:
+def _read_pss(parameters: DerReader, where: str) -> tuple[hashes.HashAlgorithm, int]:
     """Read RSASSA-PSS parameters: one hash for message and mask, the salt as long as the digest (RFC 4055)."""
-    fields = parameters.enter()
-    parameters.end()
-    digest = _read_hash(fields.enter(0xA0), where)
-    mask = fields.enter(0xA1).enter()
-    salt = fields.enter(0xA2).integer()
-    trailer = fields.enter(0xA3).integer() if fields.more() else 1
-    fields.end()
-    if mask.oid() != _MGF1 or _read_hash(mask, where) != digest or trailer != 1:
-        raise malformed(where, "parameters of its PSS signature are not accepted")
+    fields = parameters.enter_element()
+    parameters.check_end()
+    digest = _read_hash(fields.enter_element(0xA0), where)
+    mask = fields.enter_element(0xA1).enter_element()
+    salt = fields.enter_element(0xA2).read_integer()
+    trailer = fields.enter_element(0xA3).read_integer() if fields.has_more() else 1
+    fields.check_end()
+    if mask.read_oid() != _MGF1 or _read_hash(mask, where) != digest or trailer != 1:
+        raise malformed_error(where, "parameters of its PSS signature are not accepted")
     if salt != HASHES[digest].digest_size:
-        raise malformed(where, f"PSS salt of {salt} bytes")
+        raise malformed_error(where, f"PSS salt of {salt} bytes")
     return HASHES[digest], salt
 
 
-def _read_hash(holder: Der, where: str) -> str:
-    identifier = holder.enter()
-    holder.end()
-    name = _HASH_OIDS.get(identifier.oid())
-    if identifier.more() and identifier.read(NULL):
-        raise malformed(where, "parameters of a hash")
-    identifier.end()
+def _read_hash(holder: DerReader, where: str) -> str:
+    identifier = holder.enter_element()
+    holder.check_end()
+    name = _HASH_OIDS.get(identifier.read_oid())
+    if identifier.has_more() and identifier.read_content(NULL):
+        raise malformed_error(where, "parameters of a hash")
+    identifier.check_end()
     if name is None:
-        raise malformed(where, "a hash that is not accepted")
+        raise malformed_error(where, "a hash that is not accepted")
     return name

@@ -19,9 +19,9 @@ from phalanx.security.tee.formats.der import (
     SEQUENCE,
     SET,
     UTC_TIME,
-    Der,
+    DerReader,
 )
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import PublicKey, load_key
 
 BASIC_CONSTRAINTS, KEY_USAGE = "2.5.29.19", "2.5.29.15"
@@ -60,21 +60,21 @@ class Certificate:
     signature: bytes = field(repr=False)
 
     @cached_property
-    def name(self) -> str:
+    def subject_name(self) -> str:
         """Common name of the subject, for messages and for the vendors' naming rules; empty if it has none."""
         return common_name(self.subject)
 
     @cached_property
-    def fingerprint(self) -> str:
+    def sha256_hex(self) -> str:
         """SHA-256 over the certificate, in hex."""
         return hashlib.sha256(self.raw).hexdigest()
 
     @property
-    def key(self) -> PublicKey:
+    def public_key(self) -> PublicKey:
         """The public key."""
-        return load_key(self.spki, f"certificate {self.name!r}")
+        return load_key(self.spki, f"certificate {self.subject_name!r}")
 
-    def extension(self, oid: str) -> bytes | None:
+    def find_extension(self, oid: str) -> bytes | None:
         """Return the value of an extension, or None."""
         extension = self.extensions.get(oid)
         return None if extension is None else extension[1]
@@ -109,21 +109,21 @@ def parse_certificate(der: bytes, where: str = "certificate", limit: int = MAX_C
         RefusedEvidenceError: It is not exactly one X.509 version 3 certificate in DER.
     """
     if len(der) > limit:
-        raise malformed(where, f"{len(der)} bytes, allowed {limit}")
+        raise malformed_error(where, f"{len(der)} bytes, allowed {limit}")
     outer, signed, algorithm, signature = _open_envelope(der, where)
-    version = outer.enter(0xA0)
-    if version.integer() != 2:
-        raise malformed(where, "is not X.509 version 3")
-    version.end()
-    serial = outer.integer()
-    _check_same_algorithm(outer.whole(), algorithm, where)
-    issuer = outer.whole()
-    validity = outer.enter()
-    not_before, not_after = validity.time(), validity.time()
-    validity.end()
-    subject, spki = outer.whole(), outer.whole()
+    version = outer.enter_element(0xA0)
+    if version.read_integer() != 2:
+        raise malformed_error(where, "is not X.509 version 3")
+    version.check_end()
+    serial = outer.read_integer()
+    _check_same_algorithm(outer.read_encoding(), algorithm, where)
+    issuer = outer.read_encoding()
+    validity = outer.enter_element()
+    not_before, not_after = validity.read_time(), validity.read_time()
+    validity.check_end()
+    subject, spki = outer.read_encoding(), outer.read_encoding()
     extensions = _read_extensions(outer, _EXTENSIONS, where)
-    outer.end()
+    outer.check_end()
     return Certificate(
         der, signed, serial, issuer, subject, not_before, not_after, spki, extensions, algorithm, signature
     )
@@ -137,19 +137,19 @@ def parse_crl(der: bytes, where: str = "revocation list") -> RevocationList:
         RefusedEvidenceError: Malformed, without a next update, or with a critical extension (such as a delta list).
     """
     outer, signed, algorithm, signature = _open_envelope(der, where)
-    if outer.integer() != 1:
-        raise malformed(where, "is not of version 2")
-    _check_same_algorithm(outer.whole(), algorithm, where)
-    issuer = outer.whole()
-    this_update = outer.time()
-    if outer.peek() not in (UTC_TIME, GENERALIZED_TIME):
-        raise malformed(where, "does not say when the next one is due")
-    next_update = outer.time()
-    serials = _read_revoked(outer.enter(), where) if outer.peek() == SEQUENCE else frozenset()
+    if outer.read_integer() != 1:
+        raise malformed_error(where, "is not of version 2")
+    _check_same_algorithm(outer.read_encoding(), algorithm, where)
+    issuer = outer.read_encoding()
+    this_update = outer.read_time()
+    if outer.peek_tag() not in (UTC_TIME, GENERALIZED_TIME):
+        raise malformed_error(where, "does not say when the next one is due")
+    next_update = outer.read_time()
+    serials = _read_revoked(outer.enter_element(), where) if outer.peek_tag() == SEQUENCE else frozenset()
     extensions = _read_extensions(outer, 0xA0, where)
-    outer.end()
+    outer.check_end()
     if any(critical for critical, _ in extensions.values()):
-        raise malformed(where, "has a critical extension that is not understood here")
+        raise malformed_error(where, "has a critical extension that is not understood here")
     return RevocationList(issuer, this_update, next_update, serials, signed, algorithm, signature)
 
 
@@ -163,18 +163,18 @@ def read_certificates(data: bytes, where: str) -> tuple[Certificate, ...]:
         return (parse_certificate(data, where),)
     blocks = data.split(_BEGIN)
     if blocks[0].strip() or len(blocks) > MAX_CERTIFICATES + 1:
-        raise malformed(where, f"expected 1 to {MAX_CERTIFICATES} PEM certificates and nothing else")
+        raise malformed_error(where, f"expected 1 to {MAX_CERTIFICATES} PEM certificates and nothing else")
     return tuple(parse_certificate(_from_pem(block, where), where) for block in blocks[1:])
 
 
 def common_name(name: bytes) -> str:
     """Return the common name in a DER name, or nothing."""
-    attributes = Der(name, "name").enter()
+    attributes = DerReader(name, "name").enter_element()
     text = ""
-    while attributes.more():
-        attribute = attributes.enter(SET).enter()
-        if attribute.oid() == _COMMON_NAME:
-            text = attribute.any()[1].decode("utf-8", "replace")
+    while attributes.has_more():
+        attribute = attributes.enter_element(SET).enter_element()
+        if attribute.read_oid() == _COMMON_NAME:
+            text = attribute.read_element()[1].decode("utf-8", "replace")
     return text
 
 
@@ -182,90 +182,90 @@ def _from_pem(block: bytes, where: str) -> bytes:
     body, marker, rest = block.partition(_END)
     # Intel's quotes end their chain in a NUL
     if not marker or rest.strip(b"\r\n") not in (b"", b"\0"):
-        raise malformed(where, "PEM certificate does not end, or something follows it")
+        raise malformed_error(where, "PEM certificate does not end, or something follows it")
     text = body.replace(b"\r", b"").replace(b"\n", b"")
     try:
         der = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise malformed(where, "PEM certificate is not base64") from exc
+        raise malformed_error(where, "PEM certificate is not base64") from exc
     if base64.b64encode(der) != text:
-        raise malformed(where, "PEM certificate is base64 in another than its one form")
+        raise malformed_error(where, "PEM certificate is base64 in another than its one form")
     return der
 
 
-def _open_envelope(der: bytes, where: str) -> tuple[Der, bytes, bytes, bytes]:
+def _open_envelope(der: bytes, where: str) -> tuple[DerReader, bytes, bytes, bytes]:
     """Open SEQUENCE { signed, algorithm, signature }, the form of both; return a reader of the signed part first."""
-    outermost = Der(der, where)
-    holder = outermost.enter()
-    outermost.end()
-    signed, algorithm, signature = holder.whole(), holder.whole(), holder.bits()
-    holder.end()
-    return Der(signed, where).enter(), signed, algorithm, signature
+    outermost = DerReader(der, where)
+    holder = outermost.enter_element()
+    outermost.check_end()
+    signed, algorithm, signature = holder.read_encoding(), holder.read_encoding(), holder.read_bits()
+    holder.check_end()
+    return DerReader(signed, where).enter_element(), signed, algorithm, signature
 
 
 def _check_same_algorithm(inner: bytes, outer: bytes, where: str) -> None:
     if inner != outer:
-        raise malformed(where, "names two signature algorithms")
+        raise malformed_error(where, "names two signature algorithms")
 
 
-def _read_extensions(outer: Der, tag: int, where: str) -> dict[str, tuple[bool, bytes]]:
+def _read_extensions(outer: DerReader, tag: int, where: str) -> dict[str, tuple[bool, bytes]]:
     extensions: dict[str, tuple[bool, bytes]] = {}
-    if outer.peek() != tag:
+    if outer.peek_tag() != tag:
         return extensions
-    holder = outer.enter(tag)
-    items = holder.enter()
-    holder.end()
-    while items.more():
-        item = items.enter()
-        oid = item.oid()
-        critical = item.boolean() if item.peek() == BOOLEAN else False
-        value = item.read(OCTET_STRING)
-        item.end()
+    holder = outer.enter_element(tag)
+    items = holder.enter_element()
+    holder.check_end()
+    while items.has_more():
+        item = items.enter_element()
+        oid = item.read_oid()
+        critical = item.read_boolean() if item.peek_tag() == BOOLEAN else False
+        value = item.read_content(OCTET_STRING)
+        item.check_end()
         if oid in extensions:
-            raise malformed(where, f"has extension {oid} twice")
+            raise malformed_error(where, f"has extension {oid} twice")
         extensions[oid] = (critical, value)
     return extensions
 
 
-def _read_revoked(entries: Der, where: str) -> frozenset[int]:
+def _read_revoked(entries: DerReader, where: str) -> frozenset[int]:
     serials = set()
-    while entries.more():
-        entry = entries.enter()
-        serials.add(entry.integer())
-        entry.time()
-        if entry.more():
-            extensions = entry.enter()
-            while extensions.more():
-                extension = extensions.enter()
-                extension.oid()
-                if extension.peek() == BOOLEAN and extension.boolean():
-                    raise malformed(where, "an entry has a critical extension")
-        entry.end()
+    while entries.has_more():
+        entry = entries.enter_element()
+        serials.add(entry.read_integer())
+        entry.read_time()
+        if entry.has_more():
+            extensions = entry.enter_element()
+            while extensions.has_more():
+                extension = extensions.enter_element()
+                extension.read_oid()
+                if extension.peek_tag() == BOOLEAN and extension.read_boolean():
+                    raise malformed_error(where, "an entry has a critical extension")
+        entry.check_end()
     return frozenset(serials)
 
 
 def key_usage(certificate: Certificate) -> int | None:
     """Return the bits of the key usage, digital signature first (0x80), or None where there is no such extension."""
-    value = certificate.extension(KEY_USAGE)
+    value = certificate.find_extension(KEY_USAGE)
     if value is None:
         return None
-    holder = Der(value, "key usage")
-    content = holder.read(BIT_STRING)
-    holder.end()
+    holder = DerReader(value, "key usage")
+    content = holder.read_content(BIT_STRING)
+    holder.check_end()
     if len(content) not in (2, 3):
-        raise malformed(f"certificate {certificate.name!r}", "key usage")
+        raise malformed_error(f"certificate {certificate.subject_name!r}", "key usage")
     return content[1]
 
 
-def authority(certificate: Certificate) -> tuple[bool, int | None]:
+def read_basic_constraints(certificate: Certificate) -> tuple[bool, int | None]:
     """Return whether a certificate is an authority's, and how many authorities may follow below it."""
-    value = certificate.extension(BASIC_CONSTRAINTS)
+    value = certificate.find_extension(BASIC_CONSTRAINTS)
     if value is None:
         return False, None
-    holder = Der(value, "basic constraints")
-    content = holder.enter()
-    holder.end()
-    is_authority = content.boolean() if content.peek() == BOOLEAN else False
-    length = content.integer() if content.more() else None
-    content.end()
+    holder = DerReader(value, "basic constraints")
+    content = holder.enter_element()
+    holder.check_end()
+    is_authority = content.read_boolean() if content.peek_tag() == BOOLEAN else False
+    length = content.read_integer() if content.has_more() else None
+    content.check_end()
     return is_authority, length

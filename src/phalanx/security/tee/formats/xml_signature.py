@@ -12,11 +12,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import check_raw_ecdsa
 from phalanx.security.tee.formats.x509 import Certificate, parse_certificate
-from phalanx.security.tee.formats.xml_tree import Element, canonical
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.formats.xml_tree import XmlElement, canonical_xml
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 DSIG = "http://www.w3.org/2000/09/xmldsig#"
 CANONICAL = ("http://www.w3.org/2006/12/xml-c14n11", "http://www.w3.org/TR/2001/REC-xml-c14n-20010315")
@@ -26,7 +26,7 @@ SHA384 = "http://www.w3.org/2001/04/xmldsig-more#sha384"
 _SIGNATURE_BYTES, _MAX_CERTIFICATES = 96, 8
 
 
-def check_signed_document(root: Element, trust: Trust, where: str) -> tuple[Certificate, ...]:
+def check_signed_document(root: XmlElement, trust: Trust, where: str) -> tuple[Certificate, ...]:
     """Check that a document was signed as a whole, by a certificate below a pinned root.
 
     Args:
@@ -42,33 +42,35 @@ def check_signed_document(root: Element, trust: Trust, where: str) -> tuple[Cert
     signature = _find_signature(root, where)
     info, value, key_info = _check_children(signature, ("SignedInfo", "SignatureValue", "KeyInfo"), where)
     digest = _digest_of_document(info, where)
-    if not hmac.compare_digest(hashlib.sha384(canonical(root, without=signature)).digest(), digest):
-        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{where}: its digest is another one; it was altered")
+    if not hmac.compare_digest(hashlib.sha384(canonical_xml(root, without=signature)).digest(), digest):
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.BAD_SIGNATURE, f"{where}: its digest is another one; it was altered"
+        )
     certificates = _read_certificates(key_info, where)
     path = check_chain(certificates[0], certificates[1:], trust)
     check_signs_data(certificates[0])
     raw = _decode_base64(value, where)
     if len(raw) != _SIGNATURE_BYTES:
-        raise malformed(where, f"a signature of {len(raw)} bytes, expected {_SIGNATURE_BYTES}")
-    check_raw_ecdsa(certificates[0].key, ec.SECP384R1, raw, canonical(info), where)
+        raise malformed_error(where, f"a signature of {len(raw)} bytes, expected {_SIGNATURE_BYTES}")
+    check_raw_ecdsa(certificates[0].public_key, ec.SECP384R1, raw, canonical_xml(info), where)
     return path
 
 
-def _find_signature(root: Element, where: str) -> Element:
-    signatures = [element for element in root.elements if element.name == (DSIG, "Signature")]
-    if len(signatures) != 1 or root.elements[-1] is not signatures[0]:
-        raise malformed(where, f"{len(signatures)} signatures, expected one at its end")
+def _find_signature(root: XmlElement, where: str) -> XmlElement:
+    signatures = [element for element in root.child_elements if element.expanded_name == (DSIG, "Signature")]
+    if len(signatures) != 1 or root.child_elements[-1] is not signatures[0]:
+        raise malformed_error(where, f"{len(signatures)} signatures, expected one at its end")
     return signatures[0]
 
 
-def _digest_of_document(info: Element, where: str) -> bytes:
+def _digest_of_document(info: XmlElement, where: str) -> bytes:
     method, signed_with, reference = _check_children(
         info, ("CanonicalizationMethod", "SignatureMethod", "Reference"), where
     )
     transforms, hashed_with, value = _check_children(reference, ("Transforms", "DigestMethod", "DigestValue"), where)
     enveloped, form = _check_children(transforms, ("Transform", "Transform"), where)
     if reference.attributes != {"URI": ""}:
-        raise malformed(where, "is not signed as a whole")
+        raise malformed_error(where, "is not signed as a whole")
     for element, allowed in (
         (method, CANONICAL),
         (signed_with, (ECDSA_SHA384,)),
@@ -78,34 +80,36 @@ def _digest_of_document(info: Element, where: str) -> bytes:
     ):
         algorithm = element.attributes.get("Algorithm", "")
         if set(element.attributes) != {"Algorithm"} or element.children or algorithm not in allowed:
-            raise malformed(where, f"{element.tag[:40]} {algorithm[:80]!r}, expected {allowed[0]}")
+            raise malformed_error(where, f"{element.tag[:40]} {algorithm[:80]!r}, expected {allowed[0]}")
     return _decode_base64(value, where)
 
 
-def _read_certificates(key_info: Element, where: str) -> tuple[Certificate, ...]:
+def _read_certificates(key_info: XmlElement, where: str) -> tuple[Certificate, ...]:
     (data,) = _check_children(key_info, ("X509Data",), where)
-    certificates = data.elements
-    if not 1 <= len(certificates) <= _MAX_CERTIFICATES or {certificate.name for certificate in certificates} != {
-        (DSIG, "X509Certificate")
-    }:
-        raise malformed(where, f"expected 1 to {_MAX_CERTIFICATES} certificates and nothing else")
+    certificates = data.child_elements
+    if not 1 <= len(certificates) <= _MAX_CERTIFICATES or {
+        certificate.expanded_name for certificate in certificates
+    } != {(DSIG, "X509Certificate")}:
+        raise malformed_error(where, f"expected 1 to {_MAX_CERTIFICATES} certificates and nothing else")
     return tuple(
         parse_certificate(_decode_base64(certificate, where), f"certificate of {where}") for certificate in certificates
     )
 
 
-def _check_children(element: Element, names: tuple[str, ...], where: str) -> list[Element]:
+def _check_children(element: XmlElement, names: tuple[str, ...], where: str) -> list[XmlElement]:
     """Return the children of an element, which are exactly these, with nothing but space between."""
-    if [child.name for child in element.elements] != [(DSIG, name) for name in names] or element.text.strip():
-        raise malformed(where, f"{element.tag[:40]} must hold {', '.join(names)} and nothing else")
-    return element.elements
+    if [child.expanded_name for child in element.child_elements] != [
+        (DSIG, name) for name in names
+    ] or element.text_content.strip():
+        raise malformed_error(where, f"{element.tag[:40]} must hold {', '.join(names)} and nothing else")
+    return element.child_elements
 
 
-def _decode_base64(element: Element, where: str) -> bytes:
-    text = "".join(element.text.split())
-    if element.elements:
-        raise malformed(where, f"{element.tag[:40]} holds elements, expected base64")
+def _decode_base64(element: XmlElement, where: str) -> bytes:
+    text = "".join(element.text_content.split())
+    if element.child_elements:
+        raise malformed_error(where, f"{element.tag[:40]} holds elements, expected base64")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise malformed(where, f"{element.tag[:40]} is not base64") from exc
+        raise malformed_error(where, f"{element.tag[:40]} is not base64") from exc

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from xml.parsers import expat
 
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.reader import malformed_error
 
 MAX_BYTES = 1024 * 1024
 _MAX_DEPTH, _MAX_ELEMENTS = 16, 4096
@@ -19,7 +19,7 @@ _IN_ATTRIBUTES = {"&": "&amp;", "<": "&lt;", '"': "&quot;", "\t": "&#x9;", "\n":
 
 
 @dataclass
-class Element:
+class XmlElement:
     """One element.
 
     Attributes:
@@ -32,66 +32,66 @@ class Element:
     tag: str
     attributes: Mapping[str, str]
     scope: Mapping[str, str]
-    children: "list[Element | str]" = field(default_factory=list)
+    children: "list[XmlElement | str]" = field(default_factory=list)
 
     @property
-    def name(self) -> tuple[str, str]:
+    def expanded_name(self) -> tuple[str, str]:
         """Namespace and local name."""
         prefix, _, local = self.tag.rpartition(":")
         return self.scope.get(prefix, ""), local
 
     @property
-    def elements(self) -> "list[Element]":
+    def child_elements(self) -> "list[XmlElement]":
         """Children that are elements."""
-        return [child for child in self.children if isinstance(child, Element)]
+        return [child for child in self.children if isinstance(child, XmlElement)]
 
     @property
-    def text(self) -> str:
+    def text_content(self) -> str:
         """Its text; only of an element without child elements."""
         return "".join(child for child in self.children if isinstance(child, str))
 
-    def attribute(self, name: tuple[str, str]) -> str | None:
+    def find_attribute(self, name: tuple[str, str]) -> str | None:
         """Return an attribute by namespace and local name; one without a prefix has no namespace."""
         return next((value for key, value in self.attributes.items() if _expand_name(key, self.scope) == name), None)
 
 
-def parse_xml(data: bytes, where: str) -> Element:
+def parse_xml(data: bytes, where: str) -> XmlElement:
     """Read one document in UTF-8 and return its root.
 
     Raises:
         RefusedEvidenceError: It is no such document, or uses what signed manifests do not.
     """
     if len(data) > MAX_BYTES:
-        raise malformed(where, f"{len(data)} bytes, allowed {MAX_BYTES}")
-    builder = _Builder(where)
+        raise malformed_error(where, f"{len(data)} bytes, allowed {MAX_BYTES}")
+    builder = _TreeBuilder(where)
     parser = expat.ParserCreate("UTF-8")
     parser.buffer_text = True
-    parser.StartElementHandler, parser.EndElementHandler = builder.start, builder.end
-    parser.CharacterDataHandler = builder.characters
+    parser.StartElementHandler, parser.EndElementHandler = builder.start_element, builder.end_element
+    parser.CharacterDataHandler = builder.add_characters
     for name in ("StartDoctypeDecl", "EntityDecl", "Comment", "ProcessingInstruction", "StartCdataSection"):
-        setattr(parser, f"{name}Handler", builder.refuse)
+        setattr(parser, f"{name}Handler", builder.refuse_construct)
     try:
         parser.Parse(data, True)
     except (expat.ExpatError, UnicodeError, ValueError) as exc:
-        raise malformed(where, f"is no XML document ({exc})") from exc
+        raise malformed_error(where, f"is no XML document ({exc})") from exc
     if builder.root is None:
-        raise malformed(where, "has no element")
+        raise malformed_error(where, "has no element")
     return builder.root
 
 
-class _Builder:
+class _TreeBuilder:
     def __init__(self, where: str) -> None:
-        self._where, self._open, self._count = where, list[Element](), 0
-        self.root: Element | None = None
+        self._where, self._open, self._count = where, list[XmlElement](), 0
+        self.root: XmlElement | None = None
 
-    def start(self, tag: str, found: dict[str, str]) -> None:
+    def start_element(self, tag: str, found: dict[str, str]) -> None:
         self._count += 1
         if self._count > _MAX_ELEMENTS or len(self._open) >= _MAX_DEPTH:
-            raise malformed(self._where, "too many elements, or nested too deep")
+            raise malformed_error(self._where, "too many elements, or nested too deep")
         declared = {_declared_prefix(key): value for key, value in found.items() if _is_declaration(key)}
         scope = {**(self._open[-1].scope if self._open else {}), **declared}
         attributes = {key: value for key, value in found.items() if not _is_declaration(key)}
-        element = Element(tag, attributes, scope)
+        element = XmlElement(tag, attributes, scope)
         self._check_element(element, declared)
         if self._open:
             self._open[-1].children.append(element)
@@ -99,28 +99,28 @@ class _Builder:
             self.root = element
         self._open.append(element)
 
-    def end(self, tag: str) -> None:
+    def end_element(self, tag: str) -> None:
         del tag
         self._open.pop()
 
-    def characters(self, text: str) -> None:
+    def add_characters(self, text: str) -> None:
         self._open[-1].children.append(text)
 
-    def refuse(self, *_: object) -> None:
-        raise malformed(self._where, "holds a document type, entity, comment, CDATA or processing instruction")
+    def refuse_construct(self, *_: object) -> None:
+        raise malformed_error(self._where, "holds a document type, entity, comment, CDATA or processing instruction")
 
-    def _check_element(self, element: Element, declared: Mapping[str, str]) -> None:
+    def _check_element(self, element: XmlElement, declared: Mapping[str, str]) -> None:
         names = [element.tag, *element.attributes]
         prefixes = {name.rpartition(":")[0] for name in names if ":" in name}
         if any(name.count(":") > 1 for name in names) or not prefixes <= set(element.scope):
-            raise malformed(self._where, f"element {element.tag[:40]!r} uses a prefix that is not declared")
+            raise malformed_error(self._where, f"element {element.tag[:40]!r} uses a prefix that is not declared")
         if {"xml", "xmlns"} & set(declared) or any(prefix and not uri for prefix, uri in declared.items()):
-            raise malformed(self._where, f"element {element.tag[:40]!r} declares a prefix that it may not")
+            raise malformed_error(self._where, f"element {element.tag[:40]!r} declares a prefix that it may not")
         if len({_expand_name(key, element.scope) for key in element.attributes}) != len(element.attributes):
-            raise malformed(self._where, f"element {element.tag[:40]!r} has an attribute twice")
+            raise malformed_error(self._where, f"element {element.tag[:40]!r} has an attribute twice")
 
 
-def canonical(element: Element, without: Element | None = None) -> bytes:
+def canonical_xml(element: XmlElement, without: XmlElement | None = None) -> bytes:
     """Write an element in the canonical form; as a part of its document, with the namespaces that are in scope there.
 
     Args:
@@ -130,7 +130,7 @@ def canonical(element: Element, without: Element | None = None) -> bytes:
     return "".join(_write_element(element, without, {})).encode("utf-8")
 
 
-def _write_element(element: Element, without: Element | None, above: Mapping[str, str]) -> Iterator[str]:
+def _write_element(element: XmlElement, without: XmlElement | None, above: Mapping[str, str]) -> Iterator[str]:
     yield f"<{element.tag}"
     # sorted by prefix, the default one first; what an ancestor has said is not said again
     for prefix, uri in sorted(element.scope.items()):

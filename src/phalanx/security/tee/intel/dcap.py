@@ -14,7 +14,7 @@ from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.claims import Reference
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data, first_end
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import check_raw_ecdsa, point_to_key
 from phalanx.security.tee.formats.x509 import read_certificates
 from phalanx.security.tee.intel.dcap_collateral import Collateral, check_collateral
@@ -28,7 +28,7 @@ from phalanx.security.tee.intel.dcap_tcb import (
     worst_level,
 )
 from phalanx.security.tee.intel.pck import PckFacts, pck_facts
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 _PCK = "Intel SGX PCK Certificate"
 _SGX_DEBUG = 0x02
@@ -76,21 +76,25 @@ def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: T
     evidence.check_names({"collateral"})
     quote = parse_quote(evidence.data)
     if quote.tee != tee:
-        raise malformed("quote", f"is of TEE type {quote.tee:#x}, the evidence is of kind {evidence.kind}")
-    collateral = check_collateral(evidence.endorsement("collateral"), trust)
+        raise malformed_error("quote", f"is of TEE type {quote.tee:#x}, the evidence is of kind {evidence.kind}")
+    collateral = check_collateral(evidence.find_endorsement("collateral"), trust)
     certificates = read_certificates(quote.chain, "PCK chain")
     if collateral.pck_chain is not None:
         again = read_certificates(collateral.pck_chain, "pck_certificate_chain")
         if [certificate.raw for certificate in again] != [certificate.raw for certificate in certificates]:
-            raise RefusedEvidenceError(Reason.BAD_CHAIN, "pck_certificate_chain: is not the chain inside the quote")
+            raise RefusedEvidenceError(
+                RefusedEvidenceReason.BAD_CHAIN, "pck_certificate_chain: is not the chain inside the quote"
+            )
     others = (*certificates[1:], *read_certificates(collateral.crl_chain, "pck_crl_issuer_chain"))
     path = check_chain(certificates[0], others, collateral.trust)
     check_signs_data(certificates[0])
-    if certificates[0].name != _PCK:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"quote: signed below {certificates[0].name!r}, no PCK")
+    if certificates[0].subject_name != _PCK:
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.WRONG_SIGNER, f"quote: signed below {certificates[0].subject_name!r}, no PCK"
+        )
     _check_all_lists(collateral, {certificate.subject for certificate in path[1:]})
     check_raw_ecdsa(
-        certificates[0].key, ec.SECP256R1, quote.qe_signature, quote.qe_report, "report of the quoting enclave"
+        certificates[0].public_key, ec.SECP256R1, quote.qe_signature, quote.qe_report, "report of the quoting enclave"
     )
     _check_attestation_key(quote)
     pck = pck_facts(certificates[0])
@@ -103,15 +107,19 @@ def _check_all_lists(collateral: Collateral, issuers: set[bytes]) -> None:
     """A list that covers nothing on the path was left unchecked, so it is refused instead."""
     strangers = [crl for crl in collateral.lists if crl.issuer not in issuers]
     if strangers:
-        raise RefusedEvidenceError(Reason.BAD_CHAIN, "collateral: a revocation list of an authority off the path")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.BAD_CHAIN, "collateral: a revocation list of an authority off the path"
+        )
 
 
 def _check_attestation_key(quote: Quote) -> None:
     bound = hashlib.sha256(quote.attestation_key + quote.qe_auth).digest().ljust(64, b"\0")
     if quote.qe.report_data != bound:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, "quote: its key is not the one that the quoting enclave made")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.WRONG_SIGNER, "quote: its key is not the one that the quoting enclave made"
+        )
     if quote.qe.attributes[0] & _SGX_DEBUG:
-        raise RefusedEvidenceError(Reason.DEBUG_ENABLED, "quoting enclave: in debug mode")
+        raise RefusedEvidenceError(RefusedEvidenceReason.DEBUG_ENABLED, "quoting enclave: in debug mode")
     key = point_to_key(quote.attestation_key, ec.SECP256R1(), "attestation key")
     check_raw_ecdsa(key, ec.SECP256R1, quote.signature, quote.signed, "quote")
 
@@ -120,7 +128,7 @@ def _appraise_level(quote: Quote, collateral: Collateral, pck: PckFacts) -> Leve
     expected = ("TDX", "TD_QE") if quote.tee == TDX else ("SGX", "QE")
     if (collateral.tcb_info.id, collateral.qe_identity.id) != expected:
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER, f"collateral: for {collateral.tcb_info.id}, expected {expected[0]}"
+            RefusedEvidenceReason.WRONG_SIGNER, f"collateral: for {collateral.tcb_info.id}, expected {expected[0]}"
         )
     levels = [platform_level(collateral.tcb_info, pck, quote.body)]
     if isinstance(quote.body, TdxBody):
@@ -131,17 +139,20 @@ def _appraise_level(quote: Quote, collateral: Collateral, pck: PckFacts) -> Leve
 
 def _check_level(level: Level, collateral: Collateral, reference: DcapReference) -> None:
     if level.status == "Revoked":
-        raise RefusedEvidenceError(Reason.REVOKED, "TCB: Intel has revoked this level")
+        raise RefusedEvidenceError(RefusedEvidenceReason.REVOKED, "TCB: Intel has revoked this level")
     if level.status not in reference.accepted_tcb:
         raise RefusedEvidenceError(
-            Reason.TCB_TOO_OLD,
+            RefusedEvidenceReason.TCB_TOO_OLD,
             f"TCB: {level.status} ({' '.join(level.advisories) or 'no advisory'}), "
             f"the policy accepts {', '.join(reference.accepted_tcb)}",
         )
     accepted = level.advisories if reference.accepted_advisories is None else reference.accepted_advisories
     if still_open := sorted(set(level.advisories) - set(accepted)):
-        raise RefusedEvidenceError(Reason.TCB_TOO_OLD, f"TCB: {' '.join(still_open)} open, the policy forbids it")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.TCB_TOO_OLD, f"TCB: {' '.join(still_open)} open, the policy forbids it"
+        )
     if min(collateral.tcb_info.evaluation, collateral.qe_identity.evaluation) < reference.min_evaluation:
         raise RefusedEvidenceError(
-            Reason.TCB_TOO_OLD, f"collateral: older than evaluation {reference.min_evaluation}; fetch it anew"
+            RefusedEvidenceReason.TCB_TOO_OLD,
+            f"collateral: older than evaluation {reference.min_evaluation}; fetch it anew",
         )

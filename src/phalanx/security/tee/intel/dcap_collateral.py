@@ -10,11 +10,11 @@ from pydantic import BaseModel, ValidationError
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data, first_end
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import check_raw_ecdsa
 from phalanx.security.tee.formats.x509 import RevocationList, parse_crl, read_certificates
 from phalanx.security.tee.intel.dcap_tcb import QeIdentity, TcbInfo
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 _WHERE = "collateral"
 _KEYS = {
@@ -77,9 +77,9 @@ def check_collateral(data: bytes, trust: Trust) -> Collateral:
 def _unique_object(data: bytes) -> dict[str, str]:
     value = _load_json(data, _WHERE)
     if not isinstance(value, dict) or not _KEYS <= set(value) <= _KEYS | _OPTIONAL:
-        raise malformed(_WHERE, f"expected the keys {', '.join(sorted(_KEYS))}")
+        raise malformed_error(_WHERE, f"expected the keys {', '.join(sorted(_KEYS))}")
     if not all(isinstance(value[name], str) for name in value if value[name] is not None or name in _KEYS):
-        raise malformed(_WHERE, "expected text under every key")
+        raise malformed_error(_WHERE, "expected text under every key")
     return value
 
 
@@ -88,30 +88,33 @@ def _signed_table(parts: dict[str, str], name: str, model: type[_Table], trust: 
     certificates = read_certificates(_read_text(parts, f"{name}_issuer_chain"), f"{name} chain")
     path = check_chain(certificates[0], certificates[1:], trust)
     check_signs_data(certificates[0])
-    if certificates[0].name != _TCB_SIGNER:
+    if certificates[0].subject_name != _TCB_SIGNER:
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER, f"{name}: signed by {certificates[0].name!r}, expected {_TCB_SIGNER!r}"
+            RefusedEvidenceReason.WRONG_SIGNER,
+            f"{name}: signed by {certificates[0].subject_name!r}, expected {_TCB_SIGNER!r}",
         )
     signed = _read_text(parts, name)
     signature = _read_hex(parts, f"{name}_signature")
     if len(signature) != 64:
-        raise malformed(name, f"signature of {len(signature)} bytes, expected 64")
-    check_raw_ecdsa(certificates[0].key, ec.SECP256R1, signature, signed, name)
+        raise malformed_error(name, f"signature of {len(signature)} bytes, expected 64")
+    check_raw_ecdsa(certificates[0].public_key, ec.SECP256R1, signature, signed, name)
     _load_json(signed, name)
     try:
         table = model.model_validate_json(signed)
     except (ValidationError, RecursionError) as exc:
-        raise malformed(name, f"not as Intel documents it: {str(exc).splitlines()[0]}") from exc
+        raise malformed_error(name, f"not as Intel documents it: {str(exc).splitlines()[0]}") from exc
     return table, min(_check_dates(table, name, trust.now), first_end(path))
 
 
 def _check_dates(table: BaseModel, name: str, now: datetime) -> datetime:
     issued, due = _parse_time(getattr(table, "issued", ""), name), _parse_time(getattr(table, "next_update", ""), name)
     if now < issued:
-        raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{name}: issued at {issued}, the clock says {now}")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.NOT_YET_VALID, f"{name}: issued at {issued}, the clock says {now}"
+        )
     if now > due:
         raise RefusedEvidenceError(
-            Reason.EXPIRED, f"{name}: the next one was due at {due}, the clock says {now}; fetch it anew"
+            RefusedEvidenceReason.EXPIRED, f"{name}: the next one was due at {due}, the clock says {now}; fetch it anew"
         )
     return due
 
@@ -120,7 +123,7 @@ def _parse_time(text: str, where: str) -> datetime:
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError as exc:
-        raise malformed(where, "malformed date") from exc
+        raise malformed_error(where, "malformed date") from exc
 
 
 def _read_crl(parts: dict[str, str], name: str) -> RevocationList:
@@ -131,21 +134,21 @@ def _read_hex(parts: dict[str, str], name: str) -> bytes:
     try:
         return bytes.fromhex(parts[name])
     except ValueError as exc:
-        raise malformed(_WHERE, f"{name} is not hex") from exc
+        raise malformed_error(_WHERE, f"{name} is not hex") from exc
 
 
 def _read_text(parts: dict[str, str], name: str) -> bytes:
     try:
         return parts[name].encode("utf-8")
     except UnicodeEncodeError as exc:
-        raise malformed(_WHERE, f"{name} is not valid text") from exc
+        raise malformed_error(_WHERE, f"{name} is not valid text") from exc
 
 
 def _load_json(data: bytes, where: str) -> Any:
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
-        raise malformed(where, "is not valid JSON without double keys") from exc
+        raise malformed_error(where, "is not valid JSON without double keys") from exc
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Source: Intel SGX ECDSA Quote Library Reference, appendix A; Intel TDX DCAP Quot
 
 from dataclasses import dataclass
 
-from phalanx.security.tee.formats.reader import Reader, malformed
+from phalanx.security.tee.formats.reader import ByteReader, malformed_error
 
 SGX, TDX = 0x00, 0x81
 _WHERE = "quote"
@@ -98,24 +98,24 @@ def parse_quote(data: bytes) -> Quote:
             follow from version 4 on.
     """
     if len(data) > MAX_QUOTE_BYTES:
-        raise malformed(_WHERE, f"{len(data)} bytes, allowed {MAX_QUOTE_BYTES}")
-    reader = Reader(data, _WHERE)
+        raise malformed_error(_WHERE, f"{len(data)} bytes, allowed {MAX_QUOTE_BYTES}")
+    reader = ByteReader(data, _WHERE)
     version, tee = _read_header(reader)
     tee, size = _body_size(reader, version, tee)
-    raw = reader.take(size)
+    raw = reader.take_bytes(size)
     body = parse_sgx_body(raw) if tee == SGX else _tdx_body(raw)
-    signed = reader.since(0)
-    signatures = Reader(reader.sized(4, MAX_QUOTE_BYTES), _WHERE)
+    signed = reader.bytes_since(0)
+    signatures = ByteReader(reader.read_sized(4, MAX_QUOTE_BYTES), _WHERE)
     if version > 3:
         # trust domains are handed their quote in a buffer of fixed size
-        reader.zeros(reader.left, "what follows the quote")
-    reader.end()
-    signature, key = signatures.take(64), signatures.take(64)
+        reader.skip_zeros(reader.bytes_left, "what follows the quote")
+    reader.check_end()
+    signature, key = signatures.take_bytes(64), signatures.take_bytes(64)
     if version > 3:
         # since version 4 the quoting enclave's report is itself certification data
-        signatures = Reader(_read_certification(signatures, _QE_REPORT), _WHERE)
-    qe_report, qe_signature = signatures.take(384), signatures.take(64)
-    qe_auth = signatures.sized(2, _MAX_AUTH_BYTES)
+        signatures = ByteReader(_read_certification(signatures, _QE_REPORT), _WHERE)
+    qe_report, qe_signature = signatures.take_bytes(384), signatures.take_bytes(64)
+    qe_auth = signatures.read_sized(2, _MAX_AUTH_BYTES)
     chain = _read_certification(signatures, _PCK_CHAIN)
     qe = parse_sgx_body(qe_report)
     return Quote(version, tee, body, signed, signature, key, qe_report, qe, qe_signature, qe_auth, chain)
@@ -123,74 +123,74 @@ def parse_quote(data: bytes) -> Quote:
 
 def parse_sgx_body(raw: bytes) -> SgxBody:
     """Read the 384 bytes of an enclave's report."""
-    reader = Reader(raw, "enclave report")
-    cpu_svn, misc_select = reader.take(16), reader.take(4)
-    reader.take(12)
-    fields = {"isv_ext_prod_id": reader.take(16)}
-    attributes = reader.take(16)
-    fields["mrenclave"] = reader.take(32)
-    reader.take(32)
-    fields["mrsigner"] = reader.take(32)
-    reader.take(32)
-    fields["config_id"] = reader.take(64)
-    product_id, svn = reader.number(2), reader.number(2)
-    fields["config_svn"] = reader.take(2)
-    reader.take(42)
-    fields["isv_family_id"] = reader.take(16)
-    report_data = reader.take(64)
-    reader.end()
+    reader = ByteReader(raw, "enclave report")
+    cpu_svn, misc_select = reader.take_bytes(16), reader.take_bytes(4)
+    reader.take_bytes(12)
+    fields = {"isv_ext_prod_id": reader.take_bytes(16)}
+    attributes = reader.take_bytes(16)
+    fields["mrenclave"] = reader.take_bytes(32)
+    reader.take_bytes(32)
+    fields["mrsigner"] = reader.take_bytes(32)
+    reader.take_bytes(32)
+    fields["config_id"] = reader.take_bytes(64)
+    product_id, svn = reader.read_unsigned(2), reader.read_unsigned(2)
+    fields["config_svn"] = reader.take_bytes(2)
+    reader.take_bytes(42)
+    fields["isv_family_id"] = reader.take_bytes(16)
+    report_data = reader.take_bytes(64)
+    reader.check_end()
     named = {name: value.hex() for name, value in fields.items()}
     return SgxBody(cpu_svn, misc_select, attributes, named, product_id, svn, report_data)
 
 
 def _tdx_body(raw: bytes) -> TdxBody:
-    reader = Reader(raw, "trust domain report")
-    tcb_svn = reader.take(16)
-    fields = {"mrseam": reader.take(48)}
-    signer_seam, seam_attributes, attributes = reader.take(48), reader.take(8), reader.take(8)
-    fields["xfam"] = reader.take(8)
+    reader = ByteReader(raw, "trust domain report")
+    tcb_svn = reader.take_bytes(16)
+    fields = {"mrseam": reader.take_bytes(48)}
+    signer_seam, seam_attributes, attributes = reader.take_bytes(48), reader.take_bytes(8), reader.take_bytes(8)
+    fields["xfam"] = reader.take_bytes(8)
     for name in ("mrtd", "mrconfigid", "mrowner", "mrownerconfig", "rtmr0", "rtmr1", "rtmr2", "rtmr3"):
-        fields[name] = reader.take(48)
-    report_data = reader.take(64)
-    if reader.left:
+        fields[name] = reader.take_bytes(48)
+    report_data = reader.take_bytes(64)
+    if reader.bytes_left:
         # TDX 1.5; the second set of versions is of the module that is loaded after an update without restart
-        fields["tee_tcb_svn2"], fields["mrservicetd"] = reader.take(16), reader.take(48)
-    reader.end()
+        fields["tee_tcb_svn2"], fields["mrservicetd"] = reader.take_bytes(16), reader.take_bytes(48)
+    reader.check_end()
     fields["td_attributes"] = attributes
     named = {name: value.hex() for name, value in fields.items()}
     return TdxBody(tcb_svn, signer_seam, seam_attributes, attributes, named, report_data)
 
 
-def _read_header(reader: Reader) -> tuple[int, int]:
-    version, key_type = reader.number(2), reader.number(2)
+def _read_header(reader: ByteReader) -> tuple[int, int]:
+    version, key_type = reader.read_unsigned(2), reader.read_unsigned(2)
     if version not in (3, 4, 5):
-        raise malformed(_WHERE, f"version {version}, known: 3, 4, 5")
+        raise malformed_error(_WHERE, f"version {version}, known: 3, 4, 5")
     if key_type != _ECDSA_P256:
-        raise malformed(_WHERE, f"attestation key of type {key_type}, expected 2 (ECDSA P-256)")
-    tee = reader.number(4)
+        raise malformed_error(_WHERE, f"attestation key of type {key_type}, expected 2 (ECDSA P-256)")
+    tee = reader.read_unsigned(4)
     if tee not in (SGX, TDX) or (version == 3 and tee != SGX):
-        raise malformed(_WHERE, f"TEE type {tee:#x} in version {version}")
-    reader.take(4)
-    vendor = reader.take(16)
+        raise malformed_error(_WHERE, f"TEE type {tee:#x} in version {version}")
+    reader.take_bytes(4)
+    vendor = reader.take_bytes(16)
     if vendor != _INTEL_QE:
-        raise malformed(_WHERE, f"quoting enclave of vendor {vendor.hex()}, expected Intel's")
-    reader.take(20)
+        raise malformed_error(_WHERE, f"quoting enclave of vendor {vendor.hex()}, expected Intel's")
+    reader.take_bytes(20)
     return version, tee
 
 
-def _body_size(reader: Reader, version: int, tee: int) -> tuple[int, int]:
+def _body_size(reader: ByteReader, version: int, tee: int) -> tuple[int, int]:
     if version < 5:
         return tee, 384 if tee == SGX else 584
-    kind, size = reader.number(2), reader.number(4)
+    kind, size = reader.read_unsigned(2), reader.read_unsigned(4)
     if _BODY_TYPES.get(kind) != (tee, size):
-        raise malformed(_WHERE, f"body of type {kind} with {size} bytes for TEE type {tee:#x}")
+        raise malformed_error(_WHERE, f"body of type {kind} with {size} bytes for TEE type {tee:#x}")
     return tee, size
 
 
-def _read_certification(reader: Reader, expected: int) -> bytes:
-    kind = reader.number(2)
+def _read_certification(reader: ByteReader, expected: int) -> bytes:
+    kind = reader.read_unsigned(2)
     if kind != expected:
-        raise malformed(_WHERE, f"certification data of type {kind}, expected {expected}")
-    data = reader.sized(4, MAX_QUOTE_BYTES)
-    reader.end()
+        raise malformed_error(_WHERE, f"certification data of type {kind}, expected {expected}")
+    data = reader.read_sized(4, MAX_QUOTE_BYTES)
+    reader.check_end()
     return data

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.intel.dcap_quote import SgxBody, TdxBody
 from phalanx.security.tee.intel.pck import PckFacts
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 Status = Literal[
     "UpToDate",
@@ -124,7 +124,8 @@ def platform_level(table: TcbInfo, pck: PckFacts, body: SgxBody | TdxBody) -> Le
     """
     if table.fmspc.lower() != pck.fmspc.hex() or table.pce_id.lower() != pck.pce_id.hex():
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER, f"TCB info: of platform {table.fmspc}, the PCK certificate is of {pck.fmspc.hex()}"
+            RefusedEvidenceReason.WRONG_SIGNER,
+            f"TCB info: of platform {table.fmspc}, the PCK certificate is of {pck.fmspc.hex()}",
         )
     for level in table.levels:
         tcb = level.tcb
@@ -138,7 +139,9 @@ def platform_level(table: TcbInfo, pck: PckFacts, body: SgxBody | TdxBody) -> Le
             if not _reaches_level(body.tcb_svn[start:], tcb.tdxtcbcomponents[start:]):
                 continue
         return Level(level.status, level.advisories)
-    raise RefusedEvidenceError(Reason.TCB_TOO_OLD, "TCB info: the platform is below every level that Intel knows")
+    raise RefusedEvidenceError(
+        RefusedEvidenceReason.TCB_TOO_OLD, "TCB info: the platform is below every level that Intel knows"
+    )
 
 
 def module_level(table: TcbInfo, body: TdxBody) -> Level:
@@ -154,14 +157,18 @@ def module_level(table: TcbInfo, body: TdxBody) -> Level:
         name = f"TDX_{version:02X}"
         identity = next((entry for entry in table.tdx_module_identities if entry.id.upper() == name), None)
         if identity is None:
-            raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"TDX module {name}: not in Intel's table")
+            raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_SIGNER, f"TDX module {name}: not in Intel's table")
         module, levels = identity, identity.levels
     if module is None:
-        raise RefusedEvidenceError(Reason.MALFORMED, "TCB info: says nothing of the TDX module")
+        raise RefusedEvidenceError(RefusedEvidenceReason.MALFORMED, "TCB info: says nothing of the TDX module")
     if module.mrsigner.lower() != body.signer_seam.hex():
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, "TDX module: signed by somebody else than Intel's table says")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.WRONG_SIGNER, "TDX module: signed by somebody else than Intel's table says"
+        )
     if not _masked_equal(body.seam_attributes, module.attributes, module.attributes_mask):
-        raise RefusedEvidenceError(Reason.FORBIDDEN_MODE, "TDX module: its attributes are not those of Intel's table")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.FORBIDDEN_MODE, "TDX module: its attributes are not those of Intel's table"
+        )
     return Level("UpToDate") if levels is None else _svn_level(levels, svn, "TDX module")
 
 
@@ -178,7 +185,9 @@ def quoting_enclave_level(table: QeIdentity, report: SgxBody) -> Level:
         and _masked_equal(report.attributes, table.attributes, table.attributes_mask)
     )
     if not same:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, "quoting enclave: not the one that Intel describes")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.WRONG_SIGNER, "quoting enclave: not the one that Intel describes"
+        )
     return _svn_level(table.levels, report.svn, "quoting enclave")
 
 
@@ -203,7 +212,9 @@ def _svn_level(levels: Iterable[_SvnLevel], svn: int, where: str) -> Level:
     for level in levels:
         if svn >= level.tcb.isvsvn:
             return Level(level.status, level.advisories)
-    raise RefusedEvidenceError(Reason.TCB_TOO_OLD, f"{where}: version {svn} is below every level that Intel knows")
+    raise RefusedEvidenceError(
+        RefusedEvidenceReason.TCB_TOO_OLD, f"{where}: version {svn} is below every level that Intel knows"
+    )
 
 
 def _reaches_level(svns: bytes, components: Sequence[_Component]) -> bool:
@@ -217,6 +228,6 @@ def _masked_equal(found: bytes, expected: str, mask: str) -> bool:
     return all(byte & bit == other & bit for byte, other, bit in zip(found, expected_bytes, bits, strict=True))
 
 
-def as_claims(level: Level, evaluation: int) -> Mapping[str, int | str]:
+def tcb_claims(level: Level, evaluation: int) -> Mapping[str, int | str]:
     """Return the claims of a result about a TCB."""
     return {"status": level.status, "advisories": " ".join(level.advisories), "evaluation": evaluation}

@@ -29,7 +29,7 @@ class GramineAttester:
     def __init__(self, root: Path = Path("/"), endorsements: Mapping[str, bytes] | None = None) -> None:
         self._folder, self._endorsements = root / FOLDER, dict(endorsements or {})
 
-    def evidence(self, binding: Binding) -> Evidence:
+    def make_evidence(self, binding: Binding) -> Evidence:
         """Have the enclave quoted over a binding.
 
         Raises:
@@ -41,7 +41,7 @@ class GramineAttester:
                 raise NoEvidenceError(
                     f"{self._folder}: attestation is {form[:20]!r}, expected sgx.remote_attestation = 'dcap'"
                 )
-            (self._folder / "user_report_data").write_bytes(binding.digest().ljust(_REPORT_DATA_BYTES, b"\0"))
+            (self._folder / "user_report_data").write_bytes(binding.binding_digest().ljust(_REPORT_DATA_BYTES, b"\0"))
             quote = (self._folder / "quote").read_bytes()
         except OSError as exc:
             raise NoEvidenceError(

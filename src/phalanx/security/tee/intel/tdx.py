@@ -6,12 +6,12 @@ from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.claims import Backend, Claims, Reference
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.formats.chain import Trust
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.intel.dcap import DcapReference, check_quote
 from phalanx.security.tee.intel.dcap_quote import TDX as TDX_TEE
 from phalanx.security.tee.intel.dcap_quote import TdxBody, parse_quote
-from phalanx.security.tee.intel.dcap_tcb import as_claims
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.intel.dcap_tcb import tcb_claims
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 
 class TdxReference(DcapReference):
@@ -39,13 +39,13 @@ def appraise_tdx(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     body = _require_tdx_body(checked.quote.body)
     # bits 0 to 7 are the group "TUD": any of them makes the domain one under debug
     if body.attributes[0]:
-        raise RefusedEvidenceError(Reason.DEBUG_ENABLED, "TDX quote: the trust domain is under debug")
+        raise RefusedEvidenceError(RefusedEvidenceReason.DEBUG_ENABLED, "TDX quote: the trust domain is under debug")
     service_td = body.fields.get("mrservicetd", "")
     if service_td.strip("0") and not reference.allow_service_td:
         raise RefusedEvidenceError(
-            Reason.FORBIDDEN_MODE, "TDX quote: a service domain is bound to it (allow_service_td)"
+            RefusedEvidenceReason.FORBIDDEN_MODE, "TDX quote: a service domain is bound to it (allow_service_td)"
         )
-    tcb = as_claims(checked.level, checked.evaluation)
+    tcb = tcb_claims(checked.level, checked.evaluation)
     return Claims("tdx", body.fields, body.report_data, checked.expires, tcb, device=f"fmspc {checked.pck.fmspc.hex()}")
 
 
@@ -56,7 +56,7 @@ def inspect_tdx(evidence: Evidence) -> Mapping[str, str]:
 
 def _require_tdx_body(body: object) -> TdxBody:
     if not isinstance(body, TdxBody):
-        raise malformed("quote", "is of another TEE than TDX")
+        raise malformed_error("quote", "is of another TEE than TDX")
     return body
 
 

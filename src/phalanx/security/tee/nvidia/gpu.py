@@ -12,13 +12,13 @@ from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.claims import Backend, Claims, Reference
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data, first_end
-from phalanx.security.tee.formats.der import OCTET_STRING, OID, SEQUENCE, Der
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.der import OCTET_STRING, OID, SEQUENCE, DerReader
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import check_raw_ecdsa
 from phalanx.security.tee.formats.x509 import Certificate, read_certificates
 from phalanx.security.tee.nvidia.manifest import check_manifests, read_manifest
 from phalanx.security.tee.nvidia.spdm import SpdmMeasurements, parse_measurements
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 
 # Hopper writes the older form of the firmware's identity under the first name, Blackwell the newer under the second
 _DICE = ("2.23.133.5.4.1", "2.23.133.5.4.1.1")
@@ -62,11 +62,11 @@ def appraise_nv_gpu(evidence: Evidence, reference: Reference, trust: Trust) -> C
         raise TypeError("appraise_nv_gpu: expected NvGpuReference")
     evidence.check_names({"chain", *_MANIFESTS})
     report = parse_measurements(evidence.data)
-    certificates = read_certificates(evidence.endorsement("chain"), "chain")
+    certificates = read_certificates(evidence.find_endorsement("chain"), "chain")
     leaf = certificates[0]
     path = check_chain(leaf, certificates[1:], trust)
     check_signs_data(leaf)
-    check_raw_ecdsa(leaf.key, ec.SECP384R1, report.signature, report.signed, "SPDM measurements")
+    check_raw_ecdsa(leaf.public_key, ec.SECP384R1, report.signature, report.signed, "SPDM measurements")
     _check_firmware(leaf, report)
     _check_version("driver", report.driver_version, reference.driver_versions)
     _check_version("vbios", report.vbios_version, reference.vbios_versions)
@@ -78,7 +78,7 @@ def appraise_nv_gpu(evidence: Evidence, reference: Reference, trust: Trust) -> C
         expires=first_end((*path, *manifests)),
         tcb={"driver": report.driver_version, "vbios": report.vbios_version},
         debug_off=False,
-        device=leaf.fingerprint,
+        device=leaf.sha256_hex,
         notes=_NOT_CHECKED if manifests else (_NO_MANIFESTS, *_NOT_CHECKED),
     )
 
@@ -91,7 +91,7 @@ def _check_manifests(
         return ()
     # a key for manifests vouches for no GPU, nor a GPU's for manifests
     signers = replace(trust, roots=trust.manifest_roots, manifest_roots=())
-    driver, firmware = (read_manifest(evidence.endorsement(name), signers, name) for name in _MANIFESTS)
+    driver, firmware = (read_manifest(evidence.find_endorsement(name), signers, name) for name in _MANIFESTS)
     check_manifests(report, driver, firmware)
     return (*driver.path, *firmware.path)
 
@@ -107,45 +107,48 @@ def _hex_measurements(report: SpdmMeasurements) -> dict[str, str]:
 
 def _check_firmware(leaf: Certificate, report: SpdmMeasurements) -> None:
     """Check that the certificate belongs to the firmware that signed."""
-    if not report.fwid:
+    if not report.firmware_id:
         return
-    place = f"certificate {leaf.name!r}"
-    value = next((extension for oid in _DICE if (extension := leaf.extension(oid)) is not None), None)
+    place = f"certificate {leaf.subject_name!r}"
+    value = next((extension for oid in _DICE if (extension := leaf.find_extension(oid)) is not None), None)
     if value is None:
-        raise malformed(place, "does not name the firmware that holds its key")
-    if not any(report.fwid) or report.fwid not in _firmware_ids(value, place):
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, "SPDM measurements: of other firmware than the certificate's")
+        raise malformed_error(place, "does not name the firmware that holds its key")
+    if not any(report.firmware_id) or report.firmware_id not in _firmware_ids(value, place):
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.WRONG_SIGNER, "SPDM measurements: of other firmware than the certificate's"
+        )
 
 
 def _firmware_ids(value: bytes, where: str) -> list[bytes]:
     """Read the digests of firmware out of a DICE extension: a CompositeDeviceID or a TcbInfo."""
-    holder = Der(value, where)
-    fields = holder.enter()
-    holder.end()
+    holder = DerReader(value, where)
+    fields = holder.enter_element()
+    holder.check_end()
     digests = []
-    while fields.more():
-        tag, content, _ = fields.any()
-        inside = Der(content, where)
+    while fields.has_more():
+        tag, content, _ = fields.read_element()
+        inside = DerReader(content, where)
         if tag == _FWIDS:
-            while inside.more():
-                digests.append(_read_digest(inside.enter()))
-        elif tag == SEQUENCE and inside.peek() == OID:
+            while inside.has_more():
+                digests.append(_read_digest(inside.enter_element()))
+        elif tag == SEQUENCE and inside.peek_tag() == OID:
             digests.append(_read_digest(inside))
     return digests
 
 
-def _read_digest(item: Der) -> bytes:
+def _read_digest(item: DerReader) -> bytes:
     """Read SEQUENCE { hash, digest }, already entered."""
-    item.oid()
-    digest = item.read(OCTET_STRING)
-    item.end()
+    item.read_oid()
+    digest = item.read_content(OCTET_STRING)
+    item.check_end()
     return digest
 
 
 def _check_version(what: str, found: str, accepted: tuple[str, ...]) -> None:
     if accepted and found not in accepted:
         raise RefusedEvidenceError(
-            Reason.TCB_TOO_OLD, f"GPU: {what} {found[:40] or 'unknown'}, the policy accepts {', '.join(accepted)}"
+            RefusedEvidenceReason.TCB_TOO_OLD,
+            f"GPU: {what} {found[:40] or 'unknown'}, the policy accepts {', '.join(accepted)}",
         )
 
 

@@ -32,7 +32,7 @@ class NvmlAttester:
         self._index, self._endorsements = index, dict(endorsements or {})
         self._nvml = nvml or _load_bindings()
 
-    def evidence(self, binding: Binding) -> Evidence:
+    def make_evidence(self, binding: Binding) -> Evidence:
         """Have the GPU sign a binding.
 
         Raises:
@@ -43,7 +43,7 @@ class NvmlAttester:
             nvml.nvmlInit()
             try:
                 gpu = nvml.nvmlDeviceGetHandleByIndex(self._index)
-                report = nvml.nvmlDeviceGetConfComputeGpuAttestationReport(gpu, binding.digest())
+                report = nvml.nvmlDeviceGetConfComputeGpuAttestationReport(gpu, binding.binding_digest())
                 chain = nvml.nvmlDeviceGetConfComputeGpuCertificate(gpu)
             finally:
                 nvml.nvmlShutdown()

@@ -6,7 +6,7 @@ Source: DMTF DSP0274 version 1.1 (SPDM), GET_MEASUREMENTS and MEASUREMENTS; NVID
 from dataclasses import dataclass
 
 from phalanx.errors import RefusedEvidenceError
-from phalanx.security.tee.formats.reader import Reader, malformed
+from phalanx.security.tee.formats.reader import ByteReader, malformed_error
 
 REQUEST_BYTES, SIGNATURE_BYTES, NONCE_BYTES = 37, 96, 32
 MAX_REPORT_BYTES = 64 * 1024
@@ -57,7 +57,7 @@ class SpdmMeasurements:
         return self.opaque.get(_DECODER, b"")[:1] == _DECODER_OFF
 
     @property
-    def fwid(self) -> bytes:
+    def firmware_id(self) -> bytes:
         """Identity of the firmware that made the signing key; empty where the GPU does not say."""
         return self.opaque.get(_FWID, b"")
 
@@ -70,22 +70,22 @@ def parse_measurements(data: bytes) -> SpdmMeasurements:
             not in the report.
     """
     if len(data) > MAX_REPORT_BYTES:
-        raise malformed(_WHERE, f"{len(data)} bytes, allowed {MAX_REPORT_BYTES}")
-    reader = Reader(data, _WHERE)
+        raise malformed_error(_WHERE, f"{len(data)} bytes, allowed {MAX_REPORT_BYTES}")
+    reader = ByteReader(data, _WHERE)
     nonce = _read_request(reader)
-    version, code = reader.number(1), reader.number(1)
+    version, code = reader.read_unsigned(1), reader.read_unsigned(1)
     if (version, code) != (_VERSION_1_1, _MEASUREMENTS):
-        raise malformed(_WHERE, f"response {code:#x} of version {version:#x}, expected 0x60 of 0x11")
-    reader.take(2)
-    count = reader.number(1)
-    record = Reader(reader.sized(3, MAX_REPORT_BYTES), _WHERE)
+        raise malformed_error(_WHERE, f"response {code:#x} of version {version:#x}, expected 0x60 of 0x11")
+    reader.take_bytes(2)
+    count = reader.read_unsigned(1)
+    record = ByteReader(reader.read_sized(3, MAX_REPORT_BYTES), _WHERE)
     measurements = _read_blocks(record, count)
-    reader.take(NONCE_BYTES)
-    opaque = _read_opaque(Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE))
-    signed = reader.since(0)
-    signature = reader.take(SIGNATURE_BYTES)
+    reader.take_bytes(NONCE_BYTES)
+    opaque = _read_opaque(ByteReader(reader.read_sized(2, MAX_REPORT_BYTES), _WHERE))
+    signed = reader.bytes_since(0)
+    signature = reader.take_bytes(SIGNATURE_BYTES)
     # drivers hand reports over in a buffer that may be longer; what is signed ends before
-    reader.zeros(reader.left, "what follows the signature")
+    reader.skip_zeros(reader.bytes_left, "what follows the signature")
     return SpdmMeasurements(nonce, measurements, opaque, signed, signature)
 
 
@@ -98,38 +98,38 @@ def without_padding(data: bytes) -> bytes:
     return data[: len(report.signed) + len(report.signature)]
 
 
-def _read_request(reader: Reader) -> bytes:
-    version, code, attributes, operation = reader.take(4)
+def _read_request(reader: ByteReader) -> bytes:
+    version, code, attributes, operation = reader.take_bytes(4)
     if (version, code) != (_VERSION_1_1, _GET_MEASUREMENTS):
-        raise malformed(_WHERE, f"request {code:#x} of version {version:#x}, expected 0xe0 of 0x11")
+        raise malformed_error(_WHERE, f"request {code:#x} of version {version:#x}, expected 0xe0 of 0x11")
     if attributes != _WITH_SIGNATURE or operation != _ALL:
-        raise malformed(_WHERE, "the request was not for all measurements with a signature")
-    nonce = reader.take(NONCE_BYTES)
-    reader.take(1)
+        raise malformed_error(_WHERE, "the request was not for all measurements with a signature")
+    nonce = reader.take_bytes(NONCE_BYTES)
+    reader.take_bytes(1)
     return nonce
 
 
-def _read_blocks(reader: Reader, count: int) -> dict[int, bytes]:
+def _read_blocks(reader: ByteReader, count: int) -> dict[int, bytes]:
     blocks: dict[int, bytes] = {}
     for _ in range(count):
-        index, specification = reader.number(1), reader.number(1)
-        block = Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE)
+        index, specification = reader.read_unsigned(1), reader.read_unsigned(1)
+        block = ByteReader(reader.read_sized(2, MAX_REPORT_BYTES), _WHERE)
         if specification != _DMTF or not 1 <= index <= _MAX_BLOCKS or index in blocks:
-            raise malformed(_WHERE, f"measurement {index}: twice, or not in the DMTF's form")
-        block.take(1)
-        blocks[index] = block.sized(2, MAX_REPORT_BYTES)
-        block.end()
-    reader.end()
+            raise malformed_error(_WHERE, f"measurement {index}: twice, or not in the DMTF's form")
+        block.take_bytes(1)
+        blocks[index] = block.read_sized(2, MAX_REPORT_BYTES)
+        block.check_end()
+    reader.check_end()
     if not blocks:
-        raise malformed(_WHERE, "no measurement")
+        raise malformed_error(_WHERE, "no measurement")
     return blocks
 
 
-def _read_opaque(reader: Reader) -> dict[int, bytes]:
+def _read_opaque(reader: ByteReader) -> dict[int, bytes]:
     fields: dict[int, bytes] = {}
-    while reader.left:
-        kind = reader.number(2)
+    while reader.bytes_left:
+        kind = reader.read_unsigned(2)
         if kind in fields and kind in (_DRIVER_VERSION, _VBIOS_VERSION, _DECODER, _FWID):
-            raise malformed(_WHERE, f"opaque field {kind} twice")
-        fields[kind] = reader.sized(2, MAX_REPORT_BYTES)
+            raise malformed_error(_WHERE, f"opaque field {kind} twice")
+        fields[kind] = reader.read_sized(2, MAX_REPORT_BYTES)
     return fields

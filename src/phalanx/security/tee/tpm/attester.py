@@ -61,48 +61,50 @@ class TpmAttester(Closeable):
         """
         return self._tpm.read_memory(EK_CERTIFICATE_INDEX)
 
-    def evidence(self, binding: Binding) -> Evidence:
+    def make_evidence(self, binding: Binding) -> Evidence:
         """Have the TPM sign a binding together with its PCRs.
 
         Raises:
             TpmError: The TPM refuses, or PCRs change faster than they can be read.
         """
-        parameters = wire.sized(binding.digest()) + b"\0\x10" + wire.pcr_selection(self._pcrs)
+        parameters = wire.size_prefixed(binding.binding_digest()) + b"\0\x10" + wire.pcr_selection(self._pcrs)
         for _ in range(_ATTEMPTS):
-            answer = self._tpm.call(TpmCommand.QUOTE, (self._ak,), parameters, wire.password_authorisation())
-            quote, values = answer.take(answer.left), self._tpm.read_pcrs(self._pcrs)
-            if _is_of(quote, values):
+            answer = self._tpm.send_command(TpmCommand.QUOTE, (self._ak,), parameters, wire.password_authorisation())
+            quote, values = answer.take_bytes(answer.bytes_left), self._tpm.read_pcrs(self._pcrs)
+            if _matches_values(quote, values):
                 plain = {"sha256": {str(index): value.hex() for index, value in values.items()}}
                 sent = {"ak": self._public, "pcrs": canonical_json(plain), **self._endorsements}
                 return Evidence(self.kind, quote, sent, binding)
         raise TpmError(f"TPM: PCRs {self._pcrs} changed between quote and reading, {_ATTEMPTS} times")
 
-    def activate(self, enrolment: Enrolment) -> bytes:
-        """Read the secret of an enrolment, which only the TPM with both keys can; it goes back to `Enrolment.finish`.
+    def activate_credential(self, enrolment: Enrolment) -> bytes:
+        """Read an enrolment's secret, which only the TPM with both keys can; `Enrolment.finish_enrolment` takes it.
 
         Raises:
             TpmError: The secret was not made for this TPM and this key.
         """
         with (
-            self._tpm.primary(wire.ENDORSEMENT, wire.endorsement_key()) as (ek, _),
+            self._tpm.primary_key(wire.ENDORSEMENT, wire.endorsement_key()) as (ek, _),
             self._tpm.policy_session() as session,
         ):
-            nothing = wire.sized(b"") * 3 + bytes(4)
-            self._tpm.call(
+            nothing = wire.size_prefixed(b"") * 3 + bytes(4)
+            self._tpm.send_command(
                 TpmCommand.POLICY_SECRET, (wire.ENDORSEMENT, session), nothing, wire.password_authorisation()
             )
             parameters = enrolment.credential + enrolment.encrypted_secret
-            authorised = (wire.password_authorisation(), wire.by_session(session))
-            return self._tpm.call(TpmCommand.ACTIVATE_CREDENTIAL, (self._ak, ek), parameters, *authorised).sized(2, 64)
+            authorised = (wire.password_authorisation(), wire.session_authorisation(session))
+            return self._tpm.send_command(
+                TpmCommand.ACTIVATE_CREDENTIAL, (self._ak, ek), parameters, *authorised
+            ).read_sized(2, 64)
 
     def close(self) -> None:
         """Remove the key from the TPM; closing twice is harmless."""
         if self._is_open:
             self._is_open = False
-            self._tpm.flush(self._ak)
+            self._tpm.flush_object(self._ak)
 
 
-def _is_of(quote: bytes, values: Mapping[int, bytes]) -> bool:
+def _matches_values(quote: bytes, values: Mapping[int, bytes]) -> bool:
     """Whether a quote speaks of these values; others extend PCRs at any time."""
     try:
         _, parsed, _ = parse_quote_and_signature(quote)

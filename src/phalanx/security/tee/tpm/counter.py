@@ -35,7 +35,7 @@ class TpmCounter:
         self._tpm, self._index = tpm, index
         try:
             self.rollback_proof = not tpm.is_software
-            public = tpm.call(TpmCommand.NV_READ_PUBLIC, (index,), b"").sized(2, 512)
+            public = tpm.send_command(TpmCommand.NV_READ_PUBLIC, (index,), b"").read_sized(2, 512)
         except TpmError as exc:
             raise RollbackError(
                 f"{self}: is not there ({exc}); a party's counter is created once, when it is set up"
@@ -45,40 +45,48 @@ class TpmCounter:
             raise RollbackError(f"{self}: something else lies there, attributes {attributes:#x}; choose another index")
 
     @classmethod
-    def create(cls, tpm: TpmDevice, index: int = FIRST_INDEX) -> "TpmCounter":
+    def create_counter(cls, tpm: TpmDevice, index: int = FIRST_INDEX) -> "TpmCounter":
         """Make a counter, once for each party and purpose.
 
         Raises:
             RollbackError: Something lies at the index already, or the TPM refuses.
         """
-        public = struct.pack(">IHI", index, wire.SHA256, _ATTRIBUTES) + wire.sized(b"") + struct.pack(">H", _SIZE_BYTES)
+        public = (
+            struct.pack(">IHI", index, wire.SHA256, _ATTRIBUTES)
+            + wire.size_prefixed(b"")
+            + struct.pack(">H", _SIZE_BYTES)
+        )
         try:
-            parameters = wire.sized(b"") + wire.sized(public)
-            tpm.call(TpmCommand.NV_DEFINE_SPACE, (wire.OWNER,), parameters, wire.password_authorisation())
+            parameters = wire.size_prefixed(b"") + wire.size_prefixed(public)
+            tpm.send_command(TpmCommand.NV_DEFINE_SPACE, (wire.OWNER,), parameters, wire.password_authorisation())
             # before it is raised once, a counter has no number
-            tpm.call(TpmCommand.NV_INCREMENT, (index, index), b"", wire.password_authorisation())
+            tpm.send_command(TpmCommand.NV_INCREMENT, (index, index), b"", wire.password_authorisation())
         except TpmError as exc:
             raise RollbackError(f"TPM counter {index:#x}: cannot be made ({exc}); does one lie there already?") from exc
         return cls(tpm, index)
 
-    def read(self) -> int:
+    def read_count(self) -> int:
         """As `MonotonicCounter` says."""
         try:
             part = struct.pack(">HH", _SIZE_BYTES, 0)
-            answer = self._tpm.call(TpmCommand.NV_READ, (self._index, self._index), part, wire.password_authorisation())
-            return int.from_bytes(answer.sized(2, _SIZE_BYTES), "big")
+            answer = self._tpm.send_command(
+                TpmCommand.NV_READ, (self._index, self._index), part, wire.password_authorisation()
+            )
+            return int.from_bytes(answer.read_sized(2, _SIZE_BYTES), "big")
         except TpmError as exc:
             raise RollbackError(f"{self}: cannot be read ({exc})") from exc
 
     def increment(self) -> int:
         """As `MonotonicCounter` says; raises also where another process raises it at the same time."""
-        before = self.read()
+        before = self.read_count()
         try:
-            self._tpm.call(TpmCommand.NV_INCREMENT, (self._index, self._index), b"", wire.password_authorisation())
+            self._tpm.send_command(
+                TpmCommand.NV_INCREMENT, (self._index, self._index), b"", wire.password_authorisation()
+            )
         except TpmError as exc:
             raise RollbackError(f"{self}: cannot be raised ({exc})") from exc
         # the TPM does not say which number it gave: only where one step lies between was it this caller's
-        if (after := self.read()) != before + 1:
+        if (after := self.read_count()) != before + 1:
             raise RollbackError(f"{self}: went from {before} to {after} at once: somebody else raises it as well")
         return after
 

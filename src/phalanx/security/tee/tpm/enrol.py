@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.formats.chain import Trust, check_chain
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import HASHES, PublicKey
 from phalanx.security.tee.formats.x509 import read_certificates
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 from phalanx.security.tee.tpm.key import check_attestation_key
 from phalanx.security.tee.tpm.structures import parse_public
 
@@ -58,14 +58,14 @@ class Enrolment:
     encrypted_secret: bytes
     _secret: bytes
 
-    def finish(self, answer: bytes) -> str:
+    def finish_enrolment(self, answer: bytes) -> str:
         """Return the name of the AK when the TPM could read the secret.
 
         Raises:
             RefusedEvidenceError: It is another secret.
         """
         if not hmac.compare_digest(answer, self._secret):
-            raise RefusedEvidenceError(Reason.WRONG_SIGNER, "TPM: the AK is not in the TPM of this EK")
+            raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_SIGNER, "TPM: the AK is not in the TPM of this EK")
         return self.ak_name
 
 
@@ -85,12 +85,12 @@ def begin_enrolment(
     """
     certificates = read_certificates(ek_certificate, "ek_certificate")
     if len(certificates) != 1:
-        raise malformed("ek_certificate", f"{len(certificates)} certificates, expected one")
+        raise malformed_error("ek_certificate", f"{len(certificates)} certificates, expected one")
     check_chain(certificates[0], read_certificates(chain, "chain") if chain else (), trust)
     ak = parse_public(ak_public)
     check_attestation_key(ak)
     secret = secrets.token_bytes(SECRET_BYTES)
-    credential, encrypted = make_credential(certificates[0].key, ak.name, secret, form)
+    credential, encrypted = make_credential(certificates[0].public_key, ak.name, secret, form)
     return Enrolment(ak.name.hex(), credential, encrypted, secret)
 
 

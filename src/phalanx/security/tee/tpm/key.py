@@ -9,10 +9,10 @@ from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.claims import Reference
 from phalanx.security.tee.evidence import Evidence
 from phalanx.security.tee.formats.chain import Trust, check_chain, check_signs_data
-from phalanx.security.tee.formats.reader import malformed
+from phalanx.security.tee.formats.reader import malformed_error
 from phalanx.security.tee.formats.signature import PublicKey, load_key
 from phalanx.security.tee.formats.x509 import Certificate, read_certificates
-from phalanx.security.tee.refusal_reason import Reason
+from phalanx.security.tee.refusal_reason import RefusedEvidenceReason
 from phalanx.security.tee.tpm import structures
 from phalanx.security.tee.tpm.structures import TpmPublic, parse_public
 
@@ -74,11 +74,11 @@ def trusted_ak(evidence: Evidence, reference: TpmReference, trust: Trust) -> Tru
         return _read_certified_key(evidence, trust)
     if "ak_key" in evidence.endorsements:
         return _read_known_key(evidence.endorsements["ak_key"], reference)
-    ak = parse_public(evidence.endorsement("ak"))
+    ak = parse_public(evidence.find_endorsement("ak"))
     check_attestation_key(ak)
     if ak.name.hex() not in reference.ak_names:
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER,
+            RefusedEvidenceReason.WRONG_SIGNER,
             f"TPM key {ak.name.hex()[:20]}...: not in ak_names, and no certificate of it was sent; enrol it first",
         )
     if "ek_certificate" not in evidence.endorsements:
@@ -98,7 +98,7 @@ def check_attestation_key(ak: TpmPublic) -> None:
     """
     if ak.attributes & _AK_MUST != _AK_MUST or ak.attributes & structures.DECRYPT:
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER,
+            RefusedEvidenceReason.WRONG_SIGNER,
             f"TPM key: attributes {ak.attributes:#x}; an attestation key is restricted, signs, and is fixed to its TPM",
         )
 
@@ -109,18 +109,20 @@ def _read_certified_key(evidence: Evidence, trust: Trust) -> TrustedAk:
     check_signs_data(certificate)
     if "ak" not in evidence.endorsements:
         note = "that the AK signs nothing but what its TPM made rests on who issued its certificate"
-        return TrustedAk(certificate.key, certificate.fingerprint, path, (note,))
+        return TrustedAk(certificate.public_key, certificate.sha256_hex, path, (note,))
     ak = parse_public(evidence.endorsements["ak"])
     check_attestation_key(ak)
-    if certificate.key != ak.key:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, "TPM key: its certificate is another key's")
+    if certificate.public_key != ak.key:
+        raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_SIGNER, "TPM key: its certificate is another key's")
     return TrustedAk(ak.key, ak.name.hex(), path)
 
 
 def _read_known_key(spki: bytes, reference: TpmReference) -> TrustedAk:
     name = hashlib.sha256(spki).hexdigest()
     if name not in reference.ak_keys:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"TPM key {name[:16]}...: not in ak_keys; enrol it first")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.WRONG_SIGNER, f"TPM key {name[:16]}...: not in ak_keys; enrol it first"
+        )
     note = "that the AK lives in a TPM and signs nothing else rests on who enrolled it"
     return TrustedAk(load_key(spki, "ak_key"), name, (), (note,))
 
@@ -132,12 +134,14 @@ def _read_chain(evidence: Evidence) -> tuple[Certificate, ...]:
 
 def _check_vendor(leaf: Certificate, others: tuple[Certificate, ...], trust: Trust) -> tuple[Certificate, ...]:
     if not trust.roots:
-        raise RefusedEvidenceError(Reason.NO_ROOT, "tpm: no root of a TPM vendor is pinned (roots = [...])")
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.NO_ROOT, "tpm: no root of a TPM vendor is pinned (roots = [...])"
+        )
     return check_chain(leaf, others, trust)
 
 
 def _read_certificate(evidence: Evidence, name: str) -> Certificate:
-    certificates = read_certificates(evidence.endorsement(name), name)
+    certificates = read_certificates(evidence.find_endorsement(name), name)
     if len(certificates) != 1:
-        raise malformed(name, f"{len(certificates)} certificates, expected one")
+        raise malformed_error(name, f"{len(certificates)} certificates, expected one")
     return certificates[0]

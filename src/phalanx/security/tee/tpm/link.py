@@ -23,7 +23,7 @@ class TpmLink(Protocol):
         """Whether it is known to lead to a program, not to a chip."""
         ...
 
-    def exchange(self, command: bytes) -> bytes:
+    def exchange_command(self, command: bytes) -> bytes:
         """Send a command and return its response.
 
         Raises:
@@ -45,9 +45,9 @@ def open_link(address: str = DEFAULT_ADDRESS) -> TpmLink:
     kind, _, rest = address.partition(":")
     try:
         if kind == "device" and rest:
-            return _Device(rest)
+            return _DeviceLink(rest)
         if kind == "swtpm":
-            return _Socket(_connect_socket(rest))
+            return _SocketLink(_connect_socket(rest))
     except OSError as exc:
         raise TpmError(
             f"TPM at {address}: cannot be opened ({exc.strerror}); is it there, may this user open it?"
@@ -60,7 +60,7 @@ def open_link(address: str = DEFAULT_ADDRESS) -> TpmLink:
 _EXPECTED = "expected device:PATH, swtpm:path=PATH or swtpm:host=NAME,port=NUMBER"
 
 
-class _Device:
+class _DeviceLink:
     """A character device: one write is one command, one read its response."""
 
     is_software = False
@@ -69,7 +69,7 @@ class _Device:
         self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
-    def exchange(self, command: bytes) -> bytes:
+    def exchange_command(self, command: bytes) -> bytes:
         """As `TpmLink` says."""
         try:
             os.write(self._fd, command)
@@ -84,7 +84,7 @@ class _Device:
             self._fd = -1
 
 
-class _Socket:
+class _SocketLink:
     """The data channel of swtpm: commands and responses, each of the length in its header."""
 
     is_software = True
@@ -92,7 +92,7 @@ class _Socket:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
-    def exchange(self, command: bytes) -> bytes:
+    def exchange_command(self, command: bytes) -> bytes:
         """As `TpmLink` says."""
         try:
             self._connection.sendall(command)

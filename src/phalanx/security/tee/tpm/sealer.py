@@ -33,7 +33,7 @@ class TpmSealer:
     def __init__(self, tpm: TpmDevice, pcrs: Iterable[int] = DEFAULT_PCRS) -> None:
         self._tpm, self._pcrs = tpm, tuple(sorted(set(pcrs)))
 
-    def seal(self, secret: bytes | bytearray) -> bytes:
+    def seal_secret(self, secret: bytes | bytearray) -> bytes:
         """Seal a key of at most 128 bytes; the result may lie anywhere.
 
         Raises:
@@ -42,15 +42,15 @@ class TpmSealer:
         if not 1 <= len(secret) <= MAX_SECRET_BYTES:
             raise TpmError(f"{_WHERE}: {len(secret)} bytes, a TPM takes 1 to {MAX_SECRET_BYTES}; seal a key instead")
         policy = wire.pcr_policy(wire.pcr_selection(self._pcrs), self._tpm.read_pcrs(self._pcrs).values())
-        parameters = wire.sensitive_area(bytes(secret)) + wire.sized(wire.sealed_object(policy))
-        parameters += wire.sized(b"") + struct.pack(">I", 0)
-        with self._tpm.primary(wire.OWNER, wire.storage_key()) as (parent, _):
-            answer = self._tpm.call(TpmCommand.CREATE, (parent,), parameters, wire.password_authorisation())
-        private, public = answer.sized(2, 1024), answer.sized(2, 1024)
+        parameters = wire.sensitive_area(bytes(secret)) + wire.size_prefixed(wire.sealed_object(policy))
+        parameters += wire.size_prefixed(b"") + struct.pack(">I", 0)
+        with self._tpm.primary_key(wire.OWNER, wire.storage_key()) as (parent, _):
+            answer = self._tpm.send_command(TpmCommand.CREATE, (parent,), parameters, wire.password_authorisation())
+        private, public = answer.read_sized(2, 1024), answer.read_sized(2, 1024)
         plain = {"phalanx_tpm_sealed": _FORMAT, "pcrs": list(self._pcrs)}
         return canonical_json({**plain, "public": public.hex(), "private": private.hex()})
 
-    def unseal(self, sealed: bytes) -> bytearray:
+    def unseal_secret(self, sealed: bytes) -> bytearray:
         """Return the secret.
 
         Raises:
@@ -58,14 +58,16 @@ class TpmSealer:
             CheckpointError: It is not what `seal` returned.
         """
         pcrs, public, private = _parse_sealed(sealed)
-        with self._tpm.primary(wire.OWNER, wire.storage_key()) as (parent, _):
-            parameters = wire.sized(private) + wire.sized(public)
-            item, _ = self._tpm.make(TpmCommand.LOAD, (parent,), parameters, wire.password_authorisation())
+        with self._tpm.primary_key(wire.OWNER, wire.storage_key()) as (parent, _):
+            parameters = wire.size_prefixed(private) + wire.size_prefixed(public)
+            item, _ = self._tpm.make_object(TpmCommand.LOAD, (parent,), parameters, wire.password_authorisation())
         try:
             with self._tpm.policy_session() as session:
-                self._tpm.call(TpmCommand.POLICY_PCR, (session,), wire.sized(b"") + wire.pcr_selection(pcrs))
-                answer = self._tpm.call(TpmCommand.UNSEAL, (item,), b"", wire.by_session(session))
-                return bytearray(answer.sized(2, MAX_SECRET_BYTES))
+                self._tpm.send_command(
+                    TpmCommand.POLICY_PCR, (session,), wire.size_prefixed(b"") + wire.pcr_selection(pcrs)
+                )
+                answer = self._tpm.send_command(TpmCommand.UNSEAL, (item,), b"", wire.session_authorisation(session))
+                return bytearray(answer.read_sized(2, MAX_SECRET_BYTES))
         except TpmError as exc:
             if exc.response & 0x3F != _WRONG_STATE:
                 raise
@@ -75,7 +77,7 @@ class TpmSealer:
                 exc.response,
             ) from exc
         finally:
-            self._tpm.flush(item)
+            self._tpm.flush_object(item)
 
 
 def _parse_sealed(sealed: bytes) -> tuple[tuple[int, ...], bytes, bytes]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from phalanx.security.tee.formats.reader import Reader, malformed
+from phalanx.security.tee.formats.reader import ByteReader, malformed_error
 from phalanx.security.tee.formats.signature import MIN_RSA_BITS, PublicKey
 
 MAGIC, QUOTE = 0xFF544347, 0x8018
@@ -83,53 +83,53 @@ def parse_quote_and_signature(data: bytes) -> tuple[bytes, TpmQuote, TpmSignatur
     Raises:
         RefusedEvidenceError: Anything else.
     """
-    reader = Reader(data, "TPM evidence", big_endian=True)
-    signed = reader.sized(2, _MAX_BYTES)
+    reader = ByteReader(data, "TPM evidence", big_endian=True)
+    signed = reader.read_sized(2, _MAX_BYTES)
     signature = _read_signature(reader)
-    reader.end()
+    reader.check_end()
     return signed, _parse_quote(signed), signature
 
 
 def _parse_quote(data: bytes) -> TpmQuote:
-    reader = Reader(data, "TPMS_ATTEST", big_endian=True)
-    magic, kind = reader.number(4), reader.number(2)
+    reader = ByteReader(data, "TPMS_ATTEST", big_endian=True)
+    magic, kind = reader.read_unsigned(4), reader.read_unsigned(2)
     if magic != MAGIC:
-        raise malformed("TPMS_ATTEST", f"magic {magic:#x}: this was not made inside a TPM")
+        raise malformed_error("TPMS_ATTEST", f"magic {magic:#x}: this was not made inside a TPM")
     if kind != QUOTE:
-        raise malformed("TPMS_ATTEST", f"type {kind:#x}, expected {QUOTE:#x} (quote)")
-    signer, extra_data = reader.sized(2, 66), reader.sized(2, 66)
-    reader.take(8)
-    reset_count, restart_count, safe = reader.number(4), reader.number(4), reader.number(1)
+        raise malformed_error("TPMS_ATTEST", f"type {kind:#x}, expected {QUOTE:#x} (quote)")
+    signer, extra_data = reader.read_sized(2, 66), reader.read_sized(2, 66)
+    reader.take_bytes(8)
+    reset_count, restart_count, safe = reader.read_unsigned(4), reader.read_unsigned(4), reader.read_unsigned(1)
     if safe > 1:
-        raise malformed("TPMS_ATTEST", "safe is neither 0 nor 1")
-    firmware = reader.number(8)
+        raise malformed_error("TPMS_ATTEST", "safe is neither 0 nor 1")
+    firmware = reader.read_unsigned(8)
     selection = _read_selection(reader)
-    digest = reader.sized(2, 64)
-    reader.end()
+    digest = reader.read_sized(2, 64)
+    reader.check_end()
     return TpmQuote(signer, extra_data, reset_count, restart_count, bool(safe), firmware, selection, digest)
 
 
-def _read_selection(reader: Reader) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    count = reader.number(4)
+def _read_selection(reader: ByteReader) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    count = reader.read_unsigned(4)
     if count > _MAX_BANKS:
-        raise malformed("TPMS_ATTEST", f"{count} PCR banks, allowed {_MAX_BANKS}")
+        raise malformed_error("TPMS_ATTEST", f"{count} PCR banks, allowed {_MAX_BANKS}")
     banks = []
     for _ in range(count):
         name = _read_hash(reader, "TPMS_ATTEST")
-        bits = int.from_bytes(reader.sized(1, _MAX_SELECT_BYTES), "little")
+        bits = int.from_bytes(reader.read_sized(1, _MAX_SELECT_BYTES), "little")
         banks.append((name, tuple(index for index in range(32) if bits >> index & 1)))
     if len({name for name, _ in banks}) != len(banks):
-        raise malformed("TPMS_ATTEST", "a PCR bank twice")
+        raise malformed_error("TPMS_ATTEST", "a PCR bank twice")
     return tuple(banks)
 
 
-def _read_signature(reader: Reader) -> TpmSignature:
-    scheme = reader.number(2)
+def _read_signature(reader: ByteReader) -> TpmSignature:
+    scheme = reader.read_unsigned(2)
     if scheme not in (RSASSA, RSAPSS, ECDSA):
-        raise malformed("TPMT_SIGNATURE", f"scheme {scheme:#x} is not accepted")
+        raise malformed_error("TPMT_SIGNATURE", f"scheme {scheme:#x} is not accepted")
     name = _read_hash(reader, "TPMT_SIGNATURE")
     count = 2 if scheme == ECDSA else 1
-    return TpmSignature(scheme, name, tuple(reader.sized(2, 512) for _ in range(count)))
+    return TpmSignature(scheme, name, tuple(reader.read_sized(2, 512) for _ in range(count)))
 
 
 def parse_public(data: bytes) -> TpmPublic:
@@ -139,51 +139,51 @@ def parse_public(data: bytes) -> TpmPublic:
         RefusedEvidenceError: Anything else.
     """
     place = "TPMT_PUBLIC"
-    reader = Reader(data, place, big_endian=True)
-    kind, name_hash = reader.number(2), reader.number(2)
+    reader = ByteReader(data, place, big_endian=True)
+    kind, name_hash = reader.read_unsigned(2), reader.read_unsigned(2)
     if name_hash not in HASHES or kind not in (RSA, ECC):
-        raise malformed(place, f"type {kind:#x} with name algorithm {name_hash:#x}")
-    attributes = reader.number(4)
-    reader.sized(2, 64)
-    if reader.number(2) != NULL:
+        raise malformed_error(place, f"type {kind:#x} with name algorithm {name_hash:#x}")
+    attributes = reader.read_unsigned(4)
+    reader.read_sized(2, 64)
+    if reader.read_unsigned(2) != NULL:
         # a symmetric algorithm: a storage key, such as the EK
-        reader.take(4)
-    if reader.number(2) != NULL:
+        reader.take_bytes(4)
+    if reader.read_unsigned(2) != NULL:
         _read_hash(reader, place)
     key = _rsa_key(reader, place) if kind == RSA else _ecc_key(reader, place)
-    reader.end()
+    reader.check_end()
     name = name_hash.to_bytes(2, "big") + hashlib.new(HASHES[name_hash], data).digest()
     return TpmPublic(attributes, key, name)
 
 
-def _rsa_key(reader: Reader, where: str) -> rsa.RSAPublicKey:
-    bits, exponent = reader.number(2), reader.number(4) or 65537
-    modulus = reader.sized(2, 512)
+def _rsa_key(reader: ByteReader, where: str) -> rsa.RSAPublicKey:
+    bits, exponent = reader.read_unsigned(2), reader.read_unsigned(4) or 65537
+    modulus = reader.read_sized(2, 512)
     number = int.from_bytes(modulus, "big")
     if number.bit_length() != bits or bits < MIN_RSA_BITS:
-        raise malformed(where, f"RSA key of {number.bit_length()} bits, says {bits}, least {MIN_RSA_BITS}")
+        raise malformed_error(where, f"RSA key of {number.bit_length()} bits, says {bits}, least {MIN_RSA_BITS}")
     try:
         return rsa.RSAPublicNumbers(exponent, number).public_key()
     except ValueError as exc:
-        raise malformed(where, "is no RSA key") from exc
+        raise malformed_error(where, "is no RSA key") from exc
 
 
-def _ecc_key(reader: Reader, where: str) -> ec.EllipticCurvePublicKey:
-    curve = _CURVES.get(reader.number(2))
-    if reader.number(2) != NULL:
+def _ecc_key(reader: ByteReader, where: str) -> ec.EllipticCurvePublicKey:
+    curve = _CURVES.get(reader.read_unsigned(2))
+    if reader.read_unsigned(2) != NULL:
         _read_hash(reader, where)
-    x, y = reader.sized(2, 66), reader.sized(2, 66)
+    x, y = reader.read_sized(2, 66), reader.read_sized(2, 66)
     if curve is None:
-        raise malformed(where, "a curve that is not accepted")
+        raise malformed_error(where, "a curve that is not accepted")
     try:
         numbers = ec.EllipticCurvePublicNumbers(int.from_bytes(x, "big"), int.from_bytes(y, "big"), curve)
         return numbers.public_key()
     except ValueError as exc:
-        raise malformed(where, "is no point of its curve") from exc
+        raise malformed_error(where, "is no point of its curve") from exc
 
 
-def _read_hash(reader: Reader, where: str) -> str:
-    number = reader.number(2)
+def _read_hash(reader: ByteReader, where: str) -> str:
+    number = reader.read_unsigned(2)
     if number not in HASHES:
-        raise malformed(where, f"hash {number:#x}")
+        raise malformed_error(where, f"hash {number:#x}")
     return HASHES[number]

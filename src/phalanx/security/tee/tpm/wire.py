@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from phalanx.errors import RefusedEvidenceError, TpmError
-from phalanx.security.tee.formats.reader import Reader
+from phalanx.security.tee.formats.reader import ByteReader
 
 OWNER, ENDORSEMENT, _NO_HANDLE, _PASSWORD = 0x40000001, 0x4000000B, 0x40000007, 0x40000009
 _NO_SESSIONS, _SESSIONS = 0x8001, 0x8002
@@ -44,20 +44,20 @@ class TpmCommand(IntEnum):
     PCR_EXTEND = 0x182
 
 
-class TpmResponse(Reader):
+class TpmResponse(ByteReader):
     """Parameters of a response; what cannot be read is the TPM's fault, not that of evidence."""
 
-    def take(self, size: int) -> bytes:
-        """As `Reader`, but raises TpmError."""
+    def take_bytes(self, size: int) -> bytes:
+        """As `ByteReader`, but raises TpmError."""
         try:
-            return super().take(size)
+            return super().take_bytes(size)
         except RefusedEvidenceError as exc:
             raise TpmError(f"TPM: {exc.detail}") from exc
 
-    def sized(self, size_bytes: int, limit: int) -> bytes:
-        """As `Reader`, but raises TpmError."""
+    def read_sized(self, size_bytes: int, limit: int) -> bytes:
+        """As `ByteReader`, but raises TpmError."""
         try:
-            return super().sized(size_bytes, limit)
+            return super().read_sized(size_bytes, limit)
         except RefusedEvidenceError as exc:
             raise TpmError(f"TPM: {exc.detail}") from exc
 
@@ -83,27 +83,27 @@ def decode_response(code: TpmCommand, data: bytes, *, with_handle: bool) -> tupl
     """
     place = f"response to {code.name}"
     reader = TpmResponse(data, place, big_endian=True)
-    tag, size, result = reader.number(2), reader.number(4), reader.number(4)
+    tag, size, result = reader.read_unsigned(2), reader.read_unsigned(4), reader.read_unsigned(4)
     if result:
         raise TpmError(f"TPM: refused {code.name} with {result:#x}", result)
     if size != len(data) or tag not in (_NO_SESSIONS, _SESSIONS):
         raise TpmError(f"TPM: {place} is malformed")
-    handle = reader.number(4) if with_handle else 0
-    parameter_size = reader.number(4) if tag == _SESSIONS else reader.left
-    return handle, TpmResponse(reader.take(parameter_size), place, big_endian=True)
+    handle = reader.read_unsigned(4) if with_handle else 0
+    parameter_size = reader.read_unsigned(4) if tag == _SESSIONS else reader.bytes_left
+    return handle, TpmResponse(reader.take_bytes(parameter_size), place, big_endian=True)
 
 
 def password_authorisation(secret: bytes = b"") -> bytes:
     """Write an authorisation by a password, by default the empty one."""
-    return struct.pack(">IHB", _PASSWORD, 0, 0) + sized(secret)
+    return struct.pack(">IHB", _PASSWORD, 0, 0) + size_prefixed(secret)
 
 
-def by_session(session: int) -> bytes:
+def session_authorisation(session: int) -> bytes:
     """Write an authorisation by a policy session, which stays open."""
     return struct.pack(">IHBH", session, 0, 1, 0)
 
 
-def sized(data: bytes) -> bytes:
+def size_prefixed(data: bytes) -> bytes:
     """Write bytes behind their length (TPM2B)."""
     return struct.pack(">H", len(data)) + data
 
@@ -129,37 +129,37 @@ def pcr_policy(selection: bytes, values: Iterable[bytes]) -> bytes:
 
 def attestation_key() -> bytes:
     """Return the template of a P-256 key that signs only structures made by the TPM itself."""
-    head = struct.pack(">HHI", _ECC, SHA256, _AK_ATTRIBUTES) + sized(b"")
-    return head + struct.pack(">HHHHH", _NULL, _ECDSA, SHA256, _P256, _NULL) + sized(b"") + sized(b"")
+    head = struct.pack(">HHI", _ECC, SHA256, _AK_ATTRIBUTES) + size_prefixed(b"")
+    return head + struct.pack(">HHHHH", _NULL, _ECDSA, SHA256, _P256, _NULL) + size_prefixed(b"") + size_prefixed(b"")
 
 
 def storage_key() -> bytes:
     """Template of the P-256 key below which secrets are stored."""
-    head = struct.pack(">HHI", _ECC, SHA256, _STORAGE_ATTRIBUTES) + sized(b"")
-    return head + _AES_128_CFB + struct.pack(">HHH", _NULL, _P256, _NULL) + sized(b"") + sized(b"")
+    head = struct.pack(">HHI", _ECC, SHA256, _STORAGE_ATTRIBUTES) + size_prefixed(b"")
+    return head + _AES_128_CFB + struct.pack(">HHH", _NULL, _P256, _NULL) + size_prefixed(b"") + size_prefixed(b"")
 
 
 def endorsement_key() -> bytes:
     """Template of the RSA 2048 endorsement key that vendors certify (L-1)."""
     step = hashlib.sha256(bytes(32) + struct.pack(">II", TpmCommand.POLICY_SECRET, ENDORSEMENT)).digest()
-    head = struct.pack(">HHI", _RSA, SHA256, _EK_ATTRIBUTES) + sized(hashlib.sha256(step).digest())
-    return head + _AES_128_CFB + struct.pack(">HHI", _NULL, 2048, 0) + sized(bytes(256))
+    head = struct.pack(">HHI", _RSA, SHA256, _EK_ATTRIBUTES) + size_prefixed(hashlib.sha256(step).digest())
+    return head + _AES_128_CFB + struct.pack(">HHI", _NULL, 2048, 0) + size_prefixed(bytes(256))
 
 
 def sealed_object(policy: bytes) -> bytes:
     """Template of a secret that opens under a policy and in no other way."""
-    head = struct.pack(">HHI", _KEYED_HASH, SHA256, _SEAL_ATTRIBUTES) + sized(policy)
-    return head + struct.pack(">H", _NULL) + sized(b"")
+    head = struct.pack(">HHI", _KEYED_HASH, SHA256, _SEAL_ATTRIBUTES) + size_prefixed(policy)
+    return head + struct.pack(">H", _NULL) + size_prefixed(b"")
 
 
 def sensitive_area(secret: bytes = b"") -> bytes:
     """Write what an object is created with: no password, and the secret if it is sealed."""
-    return sized(sized(b"") + sized(secret))
+    return size_prefixed(size_prefixed(b"") + size_prefixed(secret))
 
 
 def policy_session() -> bytes:
     """Parameters of a policy session, beside its two handles."""
-    return sized(bytes(16)) + sized(b"") + struct.pack(">BHH", 1, _NULL, SHA256)
+    return size_prefixed(bytes(16)) + size_prefixed(b"") + struct.pack(">BHH", 1, _NULL, SHA256)
 
 
 SESSION_HANDLES = (_NO_HANDLE, _NO_HANDLE)

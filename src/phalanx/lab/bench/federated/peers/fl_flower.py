@@ -16,7 +16,7 @@ server_app = serverapp.ServerApp()
 
 
 @client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
-def train(message: Any, context: Any) -> Any:
+def train_round(message: Any, context: Any) -> Any:
     """Train one round."""
     spec = training.read_spec()
     site = training.LocalTraining(spec, spec["sites"][int(context.node_config["partition-id"])])
@@ -52,7 +52,7 @@ class FlowerFedAvg(strategies.FedAvg):  # type: ignore[misc]
 
 
 @server_app.main()  # type: ignore[untyped-decorator, unused-ignore]
-def serve(grid: Any, context: Any) -> None:
+def serve_rounds(grid: Any, context: Any) -> None:
     """Run all rounds."""
     del context
     spec = training.read_spec()

@@ -52,13 +52,13 @@ def main(path: str, engine: str, orders: IO[str], answers: IO[str]) -> None:
     for name in ("orders", "answers"):
         os.mkfifo(home / name)
     with (
-        _started(engine, spec, home),
+        _engine_processes(engine, spec, home),
         # both wait until the server has opened its ends
         (home / "orders").open("w", encoding="utf-8") as order_file,
         (home / "answers").open(encoding="utf-8") as answer_file,
     ):
         package = "nvflare" if engine == "NVFlare simulator" else "flwr"
-        _say(answers, {"version": importlib.import_module("importlib.metadata").version(package)})
+        _write_json_row(answers, {"version": importlib.import_module("importlib.metadata").version(package)})
         for order in orders:
             order_file.write(order)
             order_file.flush()
@@ -67,7 +67,7 @@ def main(path: str, engine: str, orders: IO[str], answers: IO[str]) -> None:
 
 
 @contextlib.contextmanager
-def _started(engine: str, spec: dict[str, Any], home: Path) -> Iterator[None]:
+def _engine_processes(engine: str, spec: dict[str, Any], home: Path) -> Iterator[None]:
     """Start the processes of an engine, and end those groups afterwards."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -79,7 +79,7 @@ def _started(engine: str, spec: dict[str, Any], home: Path) -> Iterator[None]:
 
     try:
         if engine == "Flower deployment":
-            _deploy(start, spec, home)
+            _deploy_app(start, spec, home)
         else:
             program = "fl_flare.py" if engine == "NVFlare simulator" else "fl_flower.py"
             process = start(sys.executable, str(_HERE / program))
@@ -97,7 +97,7 @@ def _started(engine: str, spec: dict[str, Any], home: Path) -> Iterator[None]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _deploy(start: Any, spec: dict[str, Any], home: Path) -> None:
+def _deploy_app(start: Any, spec: dict[str, Any], home: Path) -> None:
     """Start a SuperLink and its SuperNodes, and give them the app."""
     app = home / "app"
     app.mkdir()
@@ -142,7 +142,7 @@ def _end_with(process: subprocess.Popen[bytes]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _say(answers: IO[str], what: dict[str, Any]) -> None:
+def _write_json_row(answers: IO[str], what: dict[str, Any]) -> None:
     answers.write(json.dumps(what) + "\n")
     answers.flush()
 

@@ -51,7 +51,7 @@ class LocalTraining:
         rows = importlib.import_module("safetensors.torch").load_file(spec["rows"])
         self._ids, self._labels = rows[f"{site}/ids"], rows[f"{site}/labels"]
         self._spec, self._lines = spec, Path(spec["directory"]) / f"{site}.jsonl"
-        self._say({"load": 1})
+        self._append_report({"load": 1})
 
     def train(self, number: int, start: dict[str, Any]) -> dict[str, Any]:
         """Train one round and return the weights."""
@@ -76,10 +76,10 @@ class LocalTraining:
         update = {name: parameter.detach().clone() for name, parameter in self._weights.items()}
         report = {"round": number, "loss": total / targets, "train_s": time.perf_counter() - began}
         both_ways = 2 * sum(tensor.numel() * tensor.element_size() for tensor in update.values())
-        self._say({**report, "train_cpu_s": time.thread_time() - used, "bytes": both_ways})
+        self._append_report({**report, "train_cpu_s": time.thread_time() - used, "bytes": both_ways})
         return update
 
-    def _say(self, line: dict[str, Any]) -> None:
+    def _append_report(self, line: dict[str, Any]) -> None:
         with self._lines.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -111,10 +111,12 @@ class OrderedRounds:
         """Answer where this was the last round of an order."""
         self._left -= 1
         if not self._left:
-            self._answers.write(json.dumps({"sites": {site: self._news(site) for site in self._sites}}) + "\n")
+            self._answers.write(
+                json.dumps({"sites": {site: self._unread_reports(site) for site in self._sites}}) + "\n"
+            )
             self._answers.flush()
 
-    def _news(self, site: str) -> list[dict[str, Any]]:
+    def _unread_reports(self, site: str) -> list[dict[str, Any]]:
         path = self._directory / f"{site}.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         read, self._read[site] = self._read[site], len(lines)

@@ -13,8 +13,8 @@ from typing import Self
 
 from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import in_domain
-from phalanx.security.invite.line import receive_line, send_line, text
-from phalanx.security.invite.lobby import Lobby, Visitor
+from phalanx.security.invite.line import read_text_field, receive_object, send_object
+from phalanx.security.invite.lobby import ConnectionServer, ServedConnection
 from phalanx.security.invite.token import split_address
 
 _KNOCK_S = 3.0
@@ -22,7 +22,7 @@ _MAX_VISITORS = 32
 _NONCE_BYTES = 32
 
 
-class OpenDoor:
+class ReachabilityListener:
     """The port at which a machine will be reached, open for the reachability probe while it asks for its certificate.
 
     Args:
@@ -42,25 +42,27 @@ class OpenDoor:
                 f"{bind}:{port}: cannot listen ({exc.strerror}); is the port taken? --port names another"
             ) from exc
         self.port = int(self._listener.getsockname()[1])
-        self._lobby: Lobby | None = None
+        self._server: ConnectionServer | None = None
 
     def __enter__(self) -> Self:
-        self._lobby = Lobby(self._listener, self._answer_knock, max_visitors=_MAX_VISITORS, max_stay_s=_KNOCK_S)
+        self._server = ConnectionServer(
+            self._listener, self._answer_probe, max_visitors=_MAX_VISITORS, max_stay_s=_KNOCK_S
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lobby is not None:
-            self._lobby.close()
+        if self._server is not None:
+            self._server.close()
 
-    def _answer_knock(self, visitor: Visitor) -> None:
+    def _answer_probe(self, visitor: ServedConnection) -> None:
         # another caller gets an answer that proves nothing to it, and blocks nobody
         with contextlib.suppress(OSError, TransportError):
-            message = receive_line(visitor.connection, time.monotonic() + _KNOCK_S)
-            nonce = text(message, "knock", 2 * _NONCE_BYTES)
-            send_line(visitor.connection, {"answer": _answer_to(nonce, self._secret)})
+            message = receive_object(visitor.connection, time.monotonic() + _KNOCK_S)
+            nonce = read_text_field(message, "knock", 2 * _NONCE_BYTES)
+            send_object(visitor.connection, {"answer": _probe_answer(nonce, self._secret)})
 
 
-def knock(address: str, secret: str) -> str | None:
+def probe_reachability(address: str, secret: str) -> str | None:
     """Connect to where a machine wants to be reached, and see that the one with the secret answers.
 
     Args:
@@ -77,9 +79,9 @@ def knock(address: str, secret: str) -> str | None:
     deadline = time.monotonic() + _KNOCK_S
     try:
         with socket.create_connection(place, timeout=_KNOCK_S) as connection:
-            send_line(connection, {"knock": nonce})
-            answer = text(receive_line(connection, deadline), "answer", 64)
-        if hmac.compare_digest(answer, _answer_to(nonce, secret)):
+            send_object(connection, {"knock": nonce})
+            answer = read_text_field(receive_object(connection, deadline), "answer", 64)
+        if hmac.compare_digest(answer, _probe_answer(nonce, secret)):
             return None
     except (OSError, PeerLostError, FrameError):
         pass
@@ -100,5 +102,5 @@ def _own_address(host: str, port: int) -> str:
         return "an unknown address"
 
 
-def _answer_to(nonce: str, secret: str) -> str:
+def _probe_answer(nonce: str, secret: str) -> str:
     return hmac.new(secret.encode(), in_domain("knock/1", nonce.encode()), hashlib.sha256).hexdigest()

@@ -35,7 +35,7 @@ class StageState:
     num_steps: int
     agreed: StateDigest | None
 
-    def check(self) -> None:
+    def check_digest(self) -> None:
         """Compare the bytes with the agreed digest; takes as long as reading them, in any thread.
 
         Raises:
@@ -52,7 +52,7 @@ class StageState:
 
 @dataclass(eq=False)
 class Duplicate:
-    """One duplicate under way; made by `Duplicates.begin`.
+    """One duplicate under way; made by `Duplicates.begin_duplicate`.
 
     Attributes:
         num_steps: Finished steps of the run when it was taken.
@@ -71,7 +71,7 @@ class Duplicate:
         """Whether everything has come that belongs to it."""
         return self.agreed is not None and all(order.tensors is not None for order in self._orders.values())
 
-    def take(self) -> Iterator[StageState]:
+    def take_stages(self) -> Iterator[StageState]:
         """Hand out the stages of a whole duplicate; each is forgotten as it is handed out."""
         agreed = self.agreed or {}
         for stage in sorted(self._own.keys() | self._orders.keys()):
@@ -96,61 +96,61 @@ class Duplicates:
         self._facts = facts
         self._requests = requests
         self._roles = roles
-        self._present: Duplicate | None = None
+        self._present_duplicate: Duplicate | None = None
         self._shapes: dict[int, dict[str, Tensor]] = {}
 
-    def begin(self, num_steps: int) -> Duplicate:
+    def begin_duplicate(self, num_steps: int) -> Duplicate:
         """Ask for copies of the state after so many steps, before the next step begins."""
-        self.abandon("another one was started")
+        self.abandon_duplicate("another one was started")
         facts, duplicate = self._facts, Duplicate(num_steps)
-        self._present = duplicate
+        self._present_duplicate = duplicate
         for stage, party in sorted(facts.assignment.holders.items()):
             if party == OWNER:
-                state = self._roles.copy_of(stage).optimizer.state()
+                state = self._roles.copy_of(stage).optimizer.state_tensors()
                 duplicate._own[stage] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
             else:
                 request = FetchBulk(epoch=facts.ledger.epoch, step=num_steps, stage=stage, purpose="duplicate")
                 if stage not in self._shapes:
                     # a stage is built once to know them
                     self._shapes[stage] = trained_shapes(facts.plan, stage)
-                duplicate._orders[stage] = self._requests.order(party, request, self._shapes[stage])
-        if not facts.plan.guard.enabled:
+                duplicate._orders[stage] = self._requests.order_tensors(party, request, self._shapes[stage])
+        if not facts.plan.guard.is_enabled:
             duplicate.agreed = {}
         return duplicate
 
     def note_agreed(self, num_steps: int) -> None:
         """The states after so many steps are agreed on by now."""
-        duplicate = self._present
+        duplicate = self._present_duplicate
         if duplicate is not None and duplicate.agreed is None and duplicate.num_steps == num_steps:
-            duplicate.agreed = dict(self._facts.agreed)
+            duplicate.agreed = dict(self._facts.agreed_states)
 
-    def look(self, lost: Collection[str]) -> None:
+    def update_duplicate(self, lost: Collection[str]) -> None:
         """Give up a duplicate that a party, lost or slow, does not send, and forget one that is whole."""
-        duplicate = self._present
+        duplicate = self._present_duplicate
         if duplicate is None:
             return
         for stage, order in duplicate._orders.items():
             if order.tensors is not None:
                 if order.num_steps != duplicate.num_steps:
-                    self.abandon(f"stage {stage}: {order.party} sent a state of step {order.num_steps}")
+                    self.abandon_duplicate(f"stage {stage}: {order.party} sent a state of step {order.num_steps}")
                     return
             elif order.party in lost:
-                self.abandon(f"stage {stage}: {order.party} is lost")
+                self.abandon_duplicate(f"stage {stage}: {order.party} is lost")
                 return
             elif self._requests.has_lapsed(order):
-                self.abandon(f"stage {stage}: {order.party} did not send its state in time")
+                self.abandon_duplicate(f"stage {stage}: {order.party} did not send its state in time")
                 return
         if duplicate.is_whole:
-            self._let_go()
+            self._forget_duplicate()
 
-    def abandon(self, reason: str) -> None:
+    def abandon_duplicate(self, reason: str) -> None:
         """Give up the duplicate under way, if there is one."""
-        if self._present is not None:
-            self._present.failure = reason
-            self._let_go()
+        if self._present_duplicate is not None:
+            self._present_duplicate.failure = reason
+            self._forget_duplicate()
 
-    def _let_go(self) -> None:
-        self._present = None
+    def _forget_duplicate(self) -> None:
+        self._present_duplicate = None
         self._requests.forget_orders()
 
 
@@ -168,29 +168,33 @@ class JournalNotes:
         self.records = records
         self._hosted = owner.hosted
         self._note = note
-        self._noted: int | None = None
+        self._noted_step: int | None = None
 
-    def forget(self) -> None:
+    def forget_notes(self) -> None:
         """Forget reported steps, which may be undone, and report them again."""
-        self.records.forget()
-        self._noted = None
+        self.records.forget_pending()
+        self._noted_step = None
 
-    def look(self) -> None:
+    def note_verified_states(self) -> None:
         """Report that the states before the present step are verified, if that is new."""
-        self.records.look()
+        self.records.release_complete()
         facts, step = self._facts, self._facts.ledger.step
-        if self._note is None or self._noted == step:
+        if self._note is None or self._noted_step == step:
             return
-        if any(holder.copy.step != step for holder in self._hosted.values()) or not self._is_known():
+        if any(holder.copy.step_count != step for holder in self._hosted.values()) or not self._is_known():
             return
-        self._noted = step
-        mine = {s: holder.copy.digest() for s, holder in self._hosted.items()} if facts.plan.guard.enabled else {}
-        self._note(step, facts.assignment.holders, {**mine, **facts.agreed})
+        self._noted_step = step
+        mine = (
+            {s: holder.copy.compute_digest() for s, holder in self._hosted.items()}
+            if facts.plan.guard.is_enabled
+            else {}
+        )
+        self._note(step, facts.assignment.holders, {**mine, **facts.agreed_states})
 
     def _is_known(self) -> bool:
         facts = self._facts
-        if facts.plan.guard.enabled:
-            return facts.agreed.keys() >= set(facts.watched) and facts.lagging is None
+        if facts.plan.guard.is_enabled:
+            return facts.agreed_states.keys() >= set(facts.watched_stages) and facts.lagging_ledger is None
         # a party that commits has the state that it began with
         return len(facts.ledger.commits) == len(facts.assignment.holders)
 
@@ -200,9 +204,9 @@ class BytesByLink:
 
     def __init__(self, owner: Endpoint) -> None:
         self._owner = owner
-        self._last: dict[str, int] = {}
+        self._last_totals: dict[str, int] = {}
 
-    def take(self, reported: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    def take_new_bytes(self, reported: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
         """Return the bytes sent since the last call: the owner's as it saw them, others' as their senders say."""
         totals: dict[str, int] = {}
         for party, sent in reported.items():
@@ -210,8 +214,8 @@ class BytesByLink:
                 totals |= {f"{party}>{peer}": size for peer, size in sent.items()}
         totals |= {f"{OWNER}>{peer}": size for peer, size in self._owner.bytes_sent.items()}
         totals |= {f"{peer}>{OWNER}": size for peer, size in self._owner.bytes_received.items()}
-        moved = {link: total - self._last.get(link, 0) for link, total in totals.items()}
-        self._last = totals
+        moved = {link: total - self._last_totals.get(link, 0) for link, total in totals.items()}
+        self._last_totals = totals
         return moved
 
 

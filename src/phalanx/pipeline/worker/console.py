@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import PeerLostError
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import certified_name
@@ -24,7 +24,7 @@ class WorkerOutcome(Enum):
     LEFT = "this worker left"
 
 
-class Narration:
+class WorkerConsole:
     """The console of one worker: its part in a run, for a terminal or a log.
 
     Args:
@@ -38,7 +38,7 @@ class Narration:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self._say = say
+        self._print_line = say
         self._clock = clock
         self._now = now
         self._roles = ""
@@ -49,7 +49,7 @@ class Narration:
         self._heard: dict[str, tuple[int, int]] = {}
         self._endpoint: Endpoint | None = None
 
-    def row(self) -> PartyRow:
+    def own_row(self) -> PartyRow:
         """This worker as its terminal shows it; may be called from any thread."""
         endpoint = self._endpoint
         if endpoint is None:
@@ -57,14 +57,14 @@ class Narration:
         sent, received = sum(endpoint.bytes_sent.values()), sum(endpoint.bytes_received.values())
         return self._row.model_copy(update={"bytes_from": sent, "bytes_to": received})
 
-    def rows(self) -> list[PartyRow]:
+    def table_rows(self) -> list[PartyRow]:
         """The rows of the owner's table as far as this worker knows them, in order of names; from any thread.
 
         Of the others it knows the stages, which the owner tells all parties, and what crossed its own links with them;
         which of them were audited, are lost or convicted, the owner alone knows.
         """
         others = [self._with_links(row) for row in self._others.values()]
-        return sorted([self.row(), *others], key=lambda row: row.name)
+        return sorted([self.own_row(), *others], key=lambda row: row.name)
 
     def _with_links(self, row: PartyRow) -> PartyRow:
         if self._endpoint is None:
@@ -83,20 +83,20 @@ class Narration:
         """Count from now on what crosses this worker's links."""
         self._endpoint = endpoint
 
-    def looking(self, owner: str, address: str) -> None:
+    def print_looking(self, owner: str, address: str) -> None:
         """This worker begins to look for its owner."""
-        self._tell(f"looking for the owner at {owner}; other parties reach this worker at {address}")
+        self._print_text(f"looking for the owner at {owner}; other parties reach this worker at {address}")
 
-    def connected(self, owner: str, name: str, run: str) -> None:
+    def print_connected(self, owner: str, name: str, run: str) -> None:
         """The owner has answered."""
         self._row = PartyRow(name=certified_name(name), state="connected")
-        self._tell(f"connected to the owner at {owner} as {name}, run {run[:32]}; waiting to be admitted")
+        self._print_text(f"connected to the owner at {owner} as {name}, run {run[:32]}; waiting to be admitted")
 
-    def admitted(self, num_stages: int) -> None:
+    def print_admitted(self, num_stages: int) -> None:
         """The owner has sent its plan."""
-        self._tell(f"admitted to a run of {num_stages} stages; waiting for a role")
+        self._print_text(f"admitted to a run of {num_stages} stages; waiting for a role")
 
-    def has_roles(self, serves: Collection[int], shadows: Collection[int], step: int) -> None:
+    def print_roles(self, serves: Collection[int], shadows: Collection[int], step: int) -> None:
         """The roles of this worker from a step on; said when they are others than before."""
         roles = ", ".join(
             f"{verb} stage {' '.join(str(stage) for stage in sorted(stages))}"
@@ -108,9 +108,9 @@ class Narration:
             state = "serving" if serves else "shadowing" if shadows else "connected"
             stages = {"serves": tuple(sorted(serves)), "shadows": tuple(sorted(shadows))}
             self._row = self._row.model_copy(update={"state": state, "since_step": step, **stages})
-            self._tell(f"from step {step} on this worker {roles or 'waits: it has no stage'}")
+            self._print_text(f"from step {step} on this worker {roles or 'waits: it has no stage'}")
 
-    def company_has(self, holders: Mapping[int, str], shadows: Mapping[int, str], step: int) -> None:
+    def note_assignment(self, holders: Mapping[int, str], shadows: Mapping[int, str], step: int) -> None:
         """The roles of all parties from a step on, as the owner has assigned them; they are shown, not said."""
         others: dict[str, PartyRow] = {}
         for name in sorted({certified_name(party) for party in (*holders.values(), *shadows.values())}):
@@ -134,29 +134,29 @@ class Narration:
             others[name] = before
         self._others = others
 
-    def at_step(self, step: int) -> None:
+    def print_step(self, step: int) -> None:
         """The step that begins; said of the first, and then every quarter of a minute at most."""
         if step == self._step:
             return
         first, self._step = self._step < 0, step
         if not first:
-            self._row = _one_step_more(self._row)
-            self._others = {name: _one_step_more(row) for name, row in self._others.items()}
+            self._row = _count_step(self._row)
+            self._others = {name: _count_step(row) for name, row in self._others.items()}
         if first or self._clock() >= self._next_s:
             self._next_s = self._clock() + _SECONDS_BETWEEN_STEPS
-            self._tell(f"step {step} begins")
+            self._print_text(f"step {step} begins")
 
-    def ended(self, ending: WorkerOutcome, reason: str = "") -> None:
+    def print_end(self, ending: WorkerOutcome, reason: str = "") -> None:
         """The part of this worker is over."""
         done = f" after step {self._step}" if self._step >= 0 else ""
-        self._tell(f"{ending.value}{done}" + (f" ({reason})" if reason and reason != ending.value else ""))
+        self._print_text(f"{ending.value}{done}" + (f" ({reason})" if reason and reason != ending.value else ""))
 
-    def _tell(self, text: str) -> None:
-        if self._say is not None:
-            self._say(printable(text))
+    def _print_text(self, text: str) -> None:
+        if self._print_line is not None:
+            self._print_line(printable_text(text))
 
 
-def _one_step_more(row: PartyRow) -> PartyRow:
+def _count_step(row: PartyRow) -> PartyRow:
     return row.model_copy(update={"steps": row.steps + 1})
 
 
@@ -178,6 +178,6 @@ def keep_serving(
             return serve()
         except PeerLostError as exc:
             wait_s = float(min(2**attempt, _LONGEST_PAUSE_S))
-            say(printable(f"{exc}; looking for the owner again in {wait_s:.0f} s; Ctrl-C stops"))
+            say(printable_text(f"{exc}; looking for the owner again in {wait_s:.0f} s; Ctrl-C stops"))
             pause(wait_s)
     return None

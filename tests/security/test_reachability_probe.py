@@ -8,16 +8,23 @@ from datetime import timedelta
 import pytest
 
 from phalanx.errors import PeerRefusedError, TransportError
-from phalanx.security.crypto import create_authority, issue, load_identity
-from phalanx.security.invite import EnrolmentServer, Invitations, JoinOffer, JoinTerms, OpenDoor, enrol
-from phalanx.security.invite.knock import knock
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
+from phalanx.security.invite import (
+    EnrolmentServer,
+    Invitations,
+    JoinOffer,
+    JoinTerms,
+    ReachabilityListener,
+    enrol_machine,
+)
+from phalanx.security.invite.reachability import probe_reachability
 
 SECRET = "5" * 64
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr("phalanx.security.invite.knock._KNOCK_S", 0.3)
+    monkeypatch.setattr("phalanx.security.invite.reachability._KNOCK_S", 0.3)
 
 
 @pytest.fixture
@@ -25,16 +32,16 @@ def owner(tmp_path):
     """Invitations, endpoint and what it said."""
     keys, said = tmp_path / "keys", []
     create_authority(keys)
-    issue(keys, "owner")
+    issue_certificate(keys, "owner")
     invitations = Invitations(keys)
     terms = JoinTerms(7070, ("serve a stage",), 700)
     with EnrolmentServer(keys, invitations, terms, said.append) as server:
-        server.listen("127.0.0.1", 0)
+        server.start_listening("127.0.0.1", 0)
         yield invitations, server, said
 
 
 def token_of(owner):
-    return owner[0].invite("alice", f"127.0.0.1:{owner[1].port}", timedelta(days=1))
+    return owner[0].invite_party("alice", f"127.0.0.1:{owner[1].port}", timedelta(days=1))
 
 
 @pytest.fixture
@@ -64,8 +71,8 @@ def stranger():
 def test_a_machine_that_answers_is_certified_and_told_what_is_asked_of_it(owner, tmp_path):
     token = token_of(owner)
 
-    with OpenDoor("127.0.0.1", 0, token.secret) as door:
-        told = enrol(token, tmp_path / "alice", JoinOffer(door.port, None, 1234, 56))
+    with ReachabilityListener("127.0.0.1", 0, token.secret) as door:
+        told = enrol_machine(token, tmp_path / "alice", JoinOffer(door.port, None, 1234, 56))
 
     assert load_identity(tmp_path / "alice").name == "alice"
     assert (told.asks, told.needs_mib) == (("serve a stage",), 700)
@@ -81,14 +88,14 @@ def test_one_that_cannot_be_reached_learns_what_was_tried_and_from_where_and_kee
     token = token_of(owner)
 
     with pytest.raises(PeerRefusedError) as refused:
-        enrol(token, tmp_path / "alice", JoinOffer(closed_port))
+        enrol_machine(token, tmp_path / "alice", JoinOffer(closed_port))
 
     for words in (f"127.0.0.1:{closed_port} cannot be reached", "the owner tried it from", "firewall", "--advertise"):
         assert words in str(refused.value)
     assert not (tmp_path / "alice" / "certificate.pem").exists()
     assert owner[0].open_names() == ["alice"]
-    with OpenDoor("127.0.0.1", 0, token.secret) as door:
-        enrol(token, tmp_path / "alice", JoinOffer(door.port))
+    with ReachabilityListener("127.0.0.1", 0, token.secret) as door:
+        enrol_machine(token, tmp_path / "alice", JoinOffer(door.port))
     assert (tmp_path / "alice" / "certificate.pem").exists()
 
 
@@ -96,7 +103,7 @@ def test_whatever_else_listens_there_is_told_apart_and_not_described(owner, tmp_
     messages = []
     for port in (stranger, closed_port):
         with pytest.raises(PeerRefusedError) as refused:
-            enrol(token_of(owner), tmp_path / "alice", JoinOffer(port, "127.0.0.1"))
+            enrol_machine(token_of(owner), tmp_path / "alice", JoinOffer(port, "127.0.0.1"))
         messages.append(str(refused.value).replace(str(port), "PORT"))
 
     assert "no machine with this token answered" in messages[0]
@@ -110,7 +117,7 @@ def test_without_the_secret_of_an_invitation_the_owner_knocks_nowhere(owner, tmp
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.2)
         with pytest.raises(PeerRefusedError, match="is not valid here"):
-            enrol(wrong, tmp_path / "alice", JoinOffer(listener.getsockname()[1]))
+            enrol_machine(wrong, tmp_path / "alice", JoinOffer(listener.getsockname()[1]))
         with pytest.raises(TimeoutError):
             listener.accept()
             knocked.set()
@@ -119,44 +126,44 @@ def test_without_the_secret_of_an_invitation_the_owner_knocks_nowhere(owner, tmp
 
 
 def test_knocks_in_vain_are_counted_for_the_name_of_the_token_alone(owner, tmp_path, closed_port):
-    token, bob = token_of(owner), owner[0].invite("bob", f"127.0.0.1:{owner[1].port}", timedelta(days=1))
+    token, bob = token_of(owner), owner[0].invite_party("bob", f"127.0.0.1:{owner[1].port}", timedelta(days=1))
     for _ in range(5):
         with pytest.raises(PeerRefusedError, match="cannot be reached"):
-            enrol(token, tmp_path / "alice", JoinOffer(closed_port))
+            enrol_machine(token, tmp_path / "alice", JoinOffer(closed_port))
 
     with pytest.raises(PeerRefusedError, match="too many tries in vain; wait a minute"):
-        enrol(token, tmp_path / "alice", JoinOffer(closed_port))
+        enrol_machine(token, tmp_path / "alice", JoinOffer(closed_port))
     # a neighbour behind the same router
-    with OpenDoor("127.0.0.1", 0, bob.secret) as door:
-        enrol(bob, tmp_path / "bob", JoinOffer(door.port))
+    with ReachabilityListener("127.0.0.1", 0, bob.secret) as door:
+        enrol_machine(bob, tmp_path / "bob", JoinOffer(door.port))
 
 
 @pytest.mark.parametrize("claim", [-1, 10**9, 1.5, "12\x1b[2J", None, True])
 def test_a_claim_that_is_no_plausible_number_is_not_repeated(owner, tmp_path, claim):
     token = token_of(owner)
 
-    with OpenDoor("127.0.0.1", 0, token.secret) as door:
-        enrol(token, tmp_path / "alice", JoinOffer(door.port, None, claim, claim))
+    with ReachabilityListener("127.0.0.1", 0, token.secret) as door:
+        enrol_machine(token, tmp_path / "alice", JoinOffer(door.port, None, claim, claim))
 
     assert owner[2] == ["alice has made its keys at 127.0.0.1 and is certified"]
 
 
 def test_junk_at_the_door_keeps_nobody_out(owner, tmp_path):
     token = token_of(owner)
-    with OpenDoor("127.0.0.1", 0, token.secret) as door:
+    with ReachabilityListener("127.0.0.1", 0, token.secret) as door:
         for junk in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100_000, json.dumps({"knock": 1}).encode() + b"\n"):
             with socket.create_connection(("127.0.0.1", door.port)) as caller:
                 caller.sendall(junk)
-        enrol(token, tmp_path / "alice", JoinOffer(door.port))
+        enrol_machine(token, tmp_path / "alice", JoinOffer(door.port))
 
     assert (tmp_path / "alice" / "certificate.pem").exists()
 
 
 def test_idle_connections_at_the_door_keep_the_owner_not_out(owner, tmp_path):
     token = token_of(owner)
-    with OpenDoor("127.0.0.1", 0, token.secret) as door:
+    with ReachabilityListener("127.0.0.1", 0, token.secret) as door:
         idle = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(100)]
-        enrol(token, tmp_path / "alice", JoinOffer(door.port))
+        enrol_machine(token, tmp_path / "alice", JoinOffer(door.port))
     for connection in idle:
         connection.close()
 
@@ -165,5 +172,5 @@ def test_idle_connections_at_the_door_keep_the_owner_not_out(owner, tmp_path):
 
 def test_a_port_that_is_taken_is_said_with_the_option_that_names_another(stranger):
     with pytest.raises(TransportError, match=r"is the port taken\? --port names another"):
-        OpenDoor("127.0.0.1", stranger, SECRET)
-    knock(f"127.0.0.1:{stranger}", SECRET)
+        ReachabilityListener("127.0.0.1", stranger, SECRET)
+    probe_reachability(f"127.0.0.1:{stranger}", SECRET)

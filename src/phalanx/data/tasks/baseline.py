@@ -20,7 +20,7 @@ def tfidf_predictions(train: Sequence[Example], test: Sequence[Example], seed: i
     Raises:
         DataError: scikit-learn is not installed.
     """
-    vectorizer, model = _scikit(seed)
+    vectorizer, model = _import_scikit(seed)
     features = vectorizer.fit_transform([example.text for example in train])
     model.fit(features, [example.label for example in train])
     predictions = model.predict(vectorizer.transform([example.text for example in test]))
@@ -33,7 +33,7 @@ def majority_share(train: Sequence[Example], test: Sequence[Example]) -> float:
     return sum(example.label == label for example in test) / len(test)
 
 
-def _scikit(seed: int) -> tuple[Any, Any]:
+def _import_scikit(seed: int) -> tuple[Any, Any]:
     try:
         # seconds to import, and needed only for the baseline
         from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: PLC0415

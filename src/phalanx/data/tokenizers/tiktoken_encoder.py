@@ -29,7 +29,7 @@ class UnequalError(ValueError):
 
 
 @dataclass(frozen=True)
-class Twin:
+class TiktokenEncoder:
     """A vocabulary in tiktoken.
 
     Attributes:
@@ -39,11 +39,11 @@ class Twin:
 
     encoding: Any
     ids: NDArray[np.uint32]
-    odd: re.Pattern[str]
+    unequal_characters: re.Pattern[str]
 
-    def encode(self, text: str) -> NDArray[np.uint32] | None:
+    def encode_text(self, text: str) -> NDArray[np.uint32] | None:
         """Return the ids of a text; None where it is to be encoded by tokenizers."""
-        if not text.isascii() and self.odd.search(text):
+        if not text.isascii() and self.unequal_characters.search(text):
             return None
         if len(text) >= _BLANKS and _LONG_BLANK.search(text):
             return None
@@ -51,7 +51,7 @@ class Twin:
         return ids
 
 
-def make_twin(backend: tokenizers.Tokenizer) -> Twin:
+def make_tiktoken_encoder(backend: tokenizers.Tokenizer) -> TiktokenEncoder:
     """Load a tokenizer's vocabulary into tiktoken.
 
     Args:
@@ -70,17 +70,17 @@ def make_twin(backend: tokenizers.Tokenizer) -> Twin:
     except ImportError as exc:
         raise UnequalError("tiktoken is not installed; pip install 'phalanx-train[tokenizers]'") from exc
     parts = json.loads(backend.to_str())
-    pattern = _pattern(parts)
-    merges = _merges(parts["model"])
-    ranks, ids = _ranks(parts["model"], merges)
+    pattern = _split_pattern(parts)
+    merges = _merge_halves(parts["model"])
+    ranks, ids = _token_ranks(parts["model"], merges)
     check_merges(merges)
     encoding = tiktoken.Encoding("phalanx", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    twin = Twin(encoding, ids, _odd_characters())
+    encoder = TiktokenEncoder(encoding, ids, _unequal_characters())
     for text in probe_texts(token["content"] for token in parts["added_tokens"]):
-        encoded = twin.encode(text)
+        encoded = encoder.encode_text(text)
         if encoded is not None and encoded.tolist() != backend.encode(text, add_special_tokens=False).ids:
             raise UnequalError(f"other ids for the text that starts {text[:40]!r}")
-    return twin
+    return encoder
 
 
 def check_merges(merges: Sequence[tuple[bytes, bytes]]) -> None:
@@ -100,11 +100,11 @@ def check_merges(merges: Sequence[tuple[bytes, bytes]]) -> None:
     """
     ranks = {first + right: rank for rank, (first, right) in enumerate(merges)}
     for rank, (first, right) in enumerate(merges):
-        if _parts(first + right, rank, ranks) != [first, right]:
+        if _merge_below(first + right, rank, ranks) != [first, right]:
             raise UnequalError(f"the merge that makes token {first + right!r} differs from the one that tiktoken uses")
 
 
-def _parts(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
+def _merge_below(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
     """Join pairs of ranks below a limit, lowest first, leftmost first."""
     parts = [token[index : index + 1] for index in range(len(token))]
     while len(parts) > 2:
@@ -117,7 +117,7 @@ def _parts(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
     return parts
 
 
-def _pattern(parts: Mapping[str, Any]) -> str:
+def _split_pattern(parts: Mapping[str, Any]) -> str:
     """Return the pattern by which a tokenizer cuts text.
 
     Raises:
@@ -134,7 +134,7 @@ def _pattern(parts: Mapping[str, Any]) -> str:
     ]
     if unusual:
         raise UnequalError(f"tiktoken lacks: {unusual[0]}")
-    steps = _steps(parts["pre_tokenizer"])
+    steps = _pre_tokenizer_steps(parts["pre_tokenizer"])
     kinds = [step["type"] for step in steps]
     if not kinds or kinds[-1] != "ByteLevel" or steps[-1]["add_prefix_space"]:
         raise UnequalError("text is not cut into bytes")
@@ -149,7 +149,7 @@ def _pattern(parts: Mapping[str, Any]) -> str:
     raise UnequalError("text is cut by an untested pattern")
 
 
-def _steps(pre_tokenizer: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
+def _pre_tokenizer_steps(pre_tokenizer: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
     if pre_tokenizer is None:
         return ()
     if pre_tokenizer["type"] == "Sequence":
@@ -157,7 +157,7 @@ def _steps(pre_tokenizer: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any
     return (pre_tokenizer,)
 
 
-def _merges(model: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
+def _merge_halves(model: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
     """Return the halves of every merge as bytes."""
     byte_of = byte_alphabet()
     merges = []
@@ -171,7 +171,7 @@ def _merges(model: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
     return merges
 
 
-def _ranks(
+def _token_ranks(
     model: Mapping[str, Any], merges: Sequence[tuple[bytes, bytes]]
 ) -> tuple[dict[bytes, int], NDArray[np.uint32]]:
     """Return the rank of each token by its bytes, single bytes first, and the id of each rank."""
@@ -200,7 +200,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 @functools.cache
-def _odd_characters() -> re.Pattern[str]:
+def _unequal_characters() -> re.Pattern[str]:
     """Compare how both libraries class each character; return a pattern of the characters that differ."""
     tiktoken = importlib.import_module("tiktoken")
     characters = "".join(chr(code) for code in range(_FIRST_UNCHECKED) if not 0xD800 <= code < 0xE000)

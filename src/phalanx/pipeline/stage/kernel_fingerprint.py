@@ -11,7 +11,7 @@ from phalanx.pipeline.plan import StageRange, StepPlan
 from phalanx.pipeline.protocol.greetings import KernelDigests
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
-from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, unwrapped
+from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, leave_unwrapped
 from phalanx.security.privacy import noise_stream
 
 NONCE_BYTES = 32
@@ -25,7 +25,7 @@ _UPDATES = 2
 
 
 @torch.enable_grad()
-def run_battery(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> KernelDigests:
+def fingerprint_kernels(plan: StepPlan, nonce: str, kernels: WrapCopy = leave_unwrapped) -> KernelDigests:
     """Compute one layer of the run's model once, as a stage would, on inputs that follow from a nonce.
 
     Covered are all bits that two parties ever compare: forward and backward messages, with and without a graph, the
@@ -40,32 +40,37 @@ def run_battery(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> Ke
     Returns:
         Digests that two parties have in common when they compute the same bits.
     """
-    copy = kernels(StageCopy.empty(_one_layer(plan), 1), True)
+    copy = kernels(StageCopy.build_empty(_one_layer_plan(plan), 1), True)
     width = plan.hidden_size**-0.5
-    weights = copy.weights()
+    weights = copy.weight_tensors()
     # linear layers keep the scale of what goes through them, as those of a real model do
     copy.load_weights(
-        {name: _drawn(nonce, name, t) * (2 * width if t.ndim > 1 else 1.0) for name, t in weights.items()}
+        {name: _draw_values(nonce, name, t) * (2 * width if t.ndim > 1 else 1.0) for name, t in weights.items()}
     )
     shape = torch.empty(plan.hidden_shape, device="meta")
-    x, gradient = _drawn(nonce, "x", shape) * 2, _drawn(nonce, "gradient", shape) * 2**-10
+    x, gradient = _draw_values(nonce, "x", shape) * 2, _draw_values(nonce, "gradient", shape) * 2**-10
     runner = copy.runner
     y, x_gradient = runner.forward(0, 0, x), runner.backward(0, 0, gradient)
-    weight_gradient = runner.gradients()
-    plain, _ = runner.recompute(0, 0, x, None)
-    _, audited = runner.recompute(0, 0, x, gradient)
+    weight_gradient = runner.take_gradients()
+    plain, _ = runner.recompute_microbatch(0, 0, x, None)
+    _, audited = runner.recompute_microbatch(0, 0, x, gradient)
     for step in range(_UPDATES):
-        gradients = {name: _drawn(nonce, f"{step} {name}", t) * 2**-10 for name, t in copy.module.trainable().items()}
-        copy.apply(step, gradients, 0.7)
+        gradients = {
+            name: _draw_values(nonce, f"{step} {name}", t) * 2**-10
+            for name, t in copy.module.trainable_parameters().items()
+        }
+        copy.apply_update(step, gradients, 0.7)
     return KernelDigests(
         forward=tensors_digest({"y": y, "plain": plain}),
-        backward=tensors_digest(_present({"x": x_gradient, "audited": audited})),
-        gradient=tensors_digest({**weight_gradient, "norm": _norm(weight_gradient), **_noise(plan, nonce)}),
-        update=tensors_digest(copy.optimizer.state()),
+        backward=tensors_digest(_drop_missing({"x": x_gradient, "audited": audited})),
+        gradient=tensors_digest(
+            {**weight_gradient, "norm": _gradient_norm(weight_gradient), **_draw_noise(plan, nonce)}
+        ),
+        update=tensors_digest(copy.optimizer.state_tensors()),
     )
 
 
-def _one_layer(plan: StepPlan) -> StepPlan:
+def _one_layer_plan(plan: StepPlan) -> StepPlan:
     """The first layer that is in other hands, as the middle one of three stages; only a run with such has workers."""
     first, end_layer = plan.stages[1].first_layer, plan.stages[-1].end_layer
     cuts = ((0, first), (first, first + 1), (first + 1, end_layer))
@@ -73,25 +78,25 @@ def _one_layer(plan: StepPlan) -> StepPlan:
     return plan.model_copy(update={"stages": stages, "guard": GuardConfig(mode="off", classes=plan.guard.classes)})
 
 
-def _drawn(nonce: str, name: str, like: Tensor) -> Tensor:
+def _draw_values(nonce: str, name: str, like: Tensor) -> Tensor:
     """Numbers between -1 and 1 with the same bits on every machine: only integers and powers of two are involved."""
     raw = hashlib.shake_256(f"phalanx battery {nonce} {name}".encode()).digest(2 * like.numel())
     drawn = torch.frombuffer(bytearray(raw), dtype=torch.int16).to(torch.float32) * 2**-15
     return drawn.reshape(like.shape)
 
 
-def _noise(plan: StepPlan, nonce: str) -> dict[str, Tensor]:
+def _draw_noise(plan: StepPlan, nonce: str) -> dict[str, Tensor]:
     """Normal values in double precision, of which rounding hides nothing; none where no noise is added."""
     if plan.privacy is None:
         return {}
     key = hashlib.sha256(f"phalanx battery {nonce} noise".encode()).digest()
-    return {"noise": torch.from_numpy(noise_stream(key, 0, "battery").normal(_VALUES))}
+    return {"noise": torch.from_numpy(noise_stream(key, 0, "battery").next_normals(_VALUES))}
 
 
-def _norm(gradients: Mapping[str, Tensor]) -> Tensor:
+def _gradient_norm(gradients: Mapping[str, Tensor]) -> Tensor:
     value = finite_norm_squared(gradients)
     return torch.tensor(float("inf") if value is None else value, dtype=torch.float64)
 
 
-def _present(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def _drop_missing(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
