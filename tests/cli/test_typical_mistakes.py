@@ -124,7 +124,7 @@ def test_the_page_of_mistakes_has_each_of_them_with_its_exit_code():
 
 RESULT = json.loads((PAGE.parents[1] / "benchmarks" / "results" / "mistakes-cpu-2cores-busy.json").read_text())
 CURES = (
-    r"give|need|choose|set |lower|raise|expected|choices|should be|remove|make|mend|convert|add |leave|take|fetch "
+    r"give|need|choose|set |lower|raise|expected|choices|should be|remove|make|correct |convert|add |leave|take|fetch "
     r"|save|free "
     r"|end what|copy|change|have a new|let that|Did you mean|Missing argument|install|issues it"
     r"|only the|start it|fetched"
@@ -147,6 +147,15 @@ def test_what_was_told_names_its_place_and_a_cure(row):
 
     assert any(place in row["message"] for place in {*words, *keys, "alice/certificate.pem"}), row["message"]
     assert re.search(CURES, row["message"]), row["message"]
+
+
+def test_every_refusal_of_a_run_names_a_file_or_a_directory():
+    rows = [row for row in RESULT["rows"] if row["command"].startswith("phalanx train run.toml")]
+    named = r"run\.toml|text|tok\.json|model/\S+|acme/tiny|old|new"
+    files = re.compile(rf"error: (--set|--unset|\S*({named})\b)|: (text|tok\.json|acme/tiny)")
+
+    assert len(rows) > 40
+    assert [row["message"] for row in rows if not files.search(row["message"])] == []
 
 
 def test_the_page_says_what_the_result_has():

@@ -74,6 +74,16 @@ def test_parties_keep_their_full_names_on_every_terminal(width):
 
     lines = shown(parties_table(rows, NOW), width).splitlines()
 
+    # no figure is torn from its unit or its meaning
+    for part in (
+        "serving 1 2, shadowing 3",
+        "40 steps",
+        "4 audited",
+        "1.5 KiB from it",
+        "3.0 MiB to it",
+        "heard 5 s ago",
+    ):
+        assert width == 120 or sum(part in line for line in lines) == len(LONG), part
     assert all(any(name in line for line in lines) for name in LONG)
     assert all(len(line) <= width for line in lines)
     assert "…" not in "".join(lines)

@@ -23,7 +23,8 @@ class FittedTable:
         rows: As many cells each. No text in them is read as markup or can steer the terminal.
         left: Heads of columns with words; the others have figures and are set to the right.
         frame: Whether the table has lines around its cells.
-        lines: The list where the table does not fit; left out, each row's first cell, and below it the others.
+        lines: The list where the table does not fit, with two spaces between parts that are not to be broken; left out,
+            each row's first cell, and below it the others.
     """
 
     def __init__(
@@ -48,7 +49,13 @@ class FittedTable:
             if Measurement.get(console, options.update(width=_MAX_CHARACTERS), table).maximum <= options.max_width:
                 yield table
                 return
-        yield from self._list_rows(options.max_width) if self._instead is None else self._instead
+        if self._instead is None:
+            yield from self._list_rows(options.max_width)
+            return
+        for line in self._instead:
+            first, *others = _pack_parts(line.plain.split(_GAP), options.max_width - _INDENT)
+            yield Text(first, overflow="fold")
+            yield from (Padding(Text(part, overflow="fold"), (0, 0, 0, _INDENT), expand=False) for part in others)
 
     def _rich_table(self, *, frame: bool) -> Table:
         columns = [

@@ -9,8 +9,8 @@ type phalanx train cluster.toml --dry-run
 type phalanx launch cluster.toml --dry-run
 type phalanx train cluster.toml --set train.steps=12
 leads_to runs/cluster/report.html
-# one machine was taken away: the checkpoint is cut for the ranks that are left
-type phalanx train cluster.toml --set train.steps=20 --set parallel.dp=1 --resume
+# one machine was taken away: the checkpoint is cut for the ranks that are left; the run file says what one rank needs
+type phalanx train cluster.toml --set train.steps=20 --set parallel.dp=1 --set parallel.zero=0 --resume
 type phalanx checkpoint export runs/cluster model
 leads_to model/config.json
 type phalanx generate model --prompt "The parser" --max-new-tokens 8

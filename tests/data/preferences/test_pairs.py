@@ -8,6 +8,7 @@ import torch
 from phalanx.data import IGNORE, BatchLoader, BpeConfig, DataConfig
 from phalanx.data.chat.settings import PreferencesConfig, PreferenceSource
 from phalanx.data.preferences import prepare_preferences, trim_padding
+from phalanx.data.preferences.encoder import EncodedAnswer
 from phalanx.data.tokenizers import open_tokenizer
 from phalanx.errors import ConfigError, DataError
 
@@ -192,6 +193,56 @@ def test_a_side_that_is_too_long_is_named_or_left_out(tmp_path):
 
     assert corpus.num_train_sequences + corpus.num_validation_sequences == 8
     assert said == ["data: 1 of 9 preferences have a side of over 64 tokens: dropped"]
+
+
+LONG = "the oldest words of it, then " * 4
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_a_long_prompt_loses_its_beginning_on_both_sides_and_no_answer_a_token(tmp_path, single):
+    rows = [pair(n, chosen=" yes indeed", rejected=" no") for n in range(8)]
+    path = written(tmp_path / "a.jsonl", [*rows, pair(0, prompt=f"{LONG}question?", chosen=" yes", rejected=" no no")])
+    said = []
+
+    corpus = prepared(path, share=0.0, single=single, told=said)
+
+    batch = corpus.train_batch(range(corpus.num_train_sequences))
+    backend = open_tokenizer(corpus.tokenizer_path, corpus.eos_id).backend
+    learned = [int((labels != IGNORE).nonzero().max()) + 2 for labels in batch.labels]
+    found = [backend.decode(ids[:end].tolist()) for ids, end in zip(batch.input_ids, learned, strict=True)]
+    better, worse = (next(text for text in found if text.endswith(f"question?{end}")) for end in (" yes", " no no"))
+    assert not better.startswith("the oldest")
+    if not single:
+        assert better.removesuffix(" yes") == worse.removesuffix(" no no")
+        assert max(learned) == 64
+    assert len(said) == 1
+    assert "have a side of over 64 tokens: their prompts lack up to" in said[0]
+    assert "their answers none; raise data.sequence_length, or set data.preferences.too_long" in said[0]
+
+
+def test_a_cut_leaves_the_tokenizers_first_token_and_the_one_that_the_answer_is_predicted_from():
+    labels = [IGNORE, IGNORE, IGNORE, 14, 15, IGNORE]
+    answer = EncodedAnswer([1, 11, 12, 13, 14, 15], labels, 4, num_first=1)
+
+    shorter = [answer.shorten_prompt(tokens) for tokens in (0, 1, 2, 3)]
+
+    assert answer.num_spare == 2
+    assert [cut.ids for cut in shorter] == [
+        [1, 11, 12, 13, 14, 15],
+        [1, 12, 13, 14, 15],
+        [1, 13, 14, 15],
+        [1, 13, 14, 15],
+    ]
+    assert shorter[2].labels == [IGNORE, 14, 15, IGNORE]
+
+
+@pytest.mark.parametrize(("policy", "why"), [("refuse", "= 64; raise it"), ("cut", "of the prompt does not suffice")])
+def test_answers_are_never_cut_and_a_long_prompt_can_be_refused(tmp_path, policy, why):
+    long = {"prompt": f"{LONG}?"} if policy == "refuse" else {"chosen": " yes" * 80}
+    path = written(tmp_path / "a.jsonl", [pair(0), pair(1, **long)])
+
+    with pytest.raises(DataError, match=why):
+        prepared(path, share=0.0, too_long=policy)
 
 
 def test_what_nobody_can_learn_from_is_refused(tmp_path):

@@ -7,10 +7,12 @@ machine becomes training text.
 import os
 import stat
 import zipfile
+from pathlib import Path
 
 import pytest
 from source_records import reasons, records, texts
 
+from phalanx.data.chat.settings import ConversationSource
 from phalanx.data.sources import (
     BrokenRecord,
     CodeConfig,
@@ -23,6 +25,7 @@ from phalanx.data.sources import (
     ParquetConfig,
     TextConfig,
     WarcConfig,
+    links_out_of,
     open_source,
 )
 from phalanx.data.sources.listing import list_files
@@ -175,6 +178,103 @@ def test_links_inside_the_folder_are_followed_once(corpus):
         "more/circle": "is a link to more, which is read under that name",
         "self": "is a link to itself",
     }
+
+
+def test_a_file_of_two_linked_folders_is_read_once(corpus, tmp_path):
+    (tmp_path / "store" / "deep").mkdir(parents=True)
+    (tmp_path / "store" / "deep" / "b.txt").write_text("In a store.")
+    for name, target in {"b.txt": "store/deep/b.txt", "deep": "store/deep", "whole": "store"}.items():
+        (corpus / name).symlink_to(tmp_path / target)
+
+    found = records(TextConfig(path=corpus, linked_roots=(tmp_path / "store",)))
+
+    assert texts(found) == ["An honest text.", "In a store."]
+    repeated = "is the same file as b.txt, which is read under that name"
+    assert {record.name: record.reason for record in found if isinstance(record, BrokenRecord)} == {
+        "deep/b.txt": repeated,
+        "whole/deep/b.txt": repeated,
+    }
+
+
+@pytest.fixture
+def project(corpus, tmp_path, monkeypatch):
+    """The folder that phalanx is started in, with the corpus, a folder beside it, and what is no text of its own."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("other/b.txt", "keys/owner.key", ".env/c.txt", "other/.hidden.txt", "other/d.txt~"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("In a linked folder." if name == "other/b.txt" else SECRET)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("links", "name", "repeated"),
+    [
+        ({"b.txt": "other/b.txt"}, "b.txt", []),
+        ({"more": "other"}, "more/b.txt", []),
+        ({"b.txt": "other/b.txt", "more": "other"}, "b.txt", ["more/b.txt"]),
+        ({"b.txt": "c.txt", "c.txt": "other/b.txt"}, "b.txt", ["c.txt"]),
+    ],
+)
+def test_a_link_to_text_of_the_project_is_followed_and_told_of(corpus, project, links, name, repeated):
+    for link, target in links.items():
+        (corpus / link).symlink_to(target if target == "c.txt" else project / target)
+    source = TextConfig(path=Path("corpus"))
+
+    found = records(source)
+
+    assert texts(found) == ["An honest text.", "In a linked folder."]
+    told = [record.name for record in found if isinstance(record, BrokenRecord) and "same file" in record.reason]
+    told += [record.name for record in found if isinstance(record, BrokenRecord) and "a link to b.txt" in record.reason]
+    assert told == repeated
+    assert not any(SECRET in text for text in texts(found))
+    (line,) = links_out_of([source], "data.sources")
+    assert line == (
+        f"WARNING: data.sources.0: 1 files are read that lie outside corpus, because links in it lead to them: "
+        f"{name} -> other/b.txt; delete the links if you did not make them"
+    )
+
+
+def test_links_of_conversations_out_of_their_folder_are_told_of_too(project):
+    (project / "chats").mkdir()
+    (project / "other" / "b.jsonl").write_text("{}")
+    (project / "chats" / "a.jsonl").symlink_to("../other/b.jsonl")
+
+    assert "a.jsonl -> other/b.jsonl" in links_out_of([ConversationSource(path=Path("chats"))], "data.sources")[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "started_in", "path"),
+    [
+        ("keys/owner.key", ".", "corpus"),
+        (".env/c.txt", ".", "corpus"),
+        ("other/.hidden.txt", ".", "corpus"),
+        ("other/d.txt~", ".", "corpus"),
+        ("home/.ssh/id_rsa.txt", ".", "corpus"),
+        ("..", ".", "corpus"),
+        (".", ".", "corpus"),
+        # a folder that is named from the root, or lies elsewhere, is of no project
+        ("other/b.txt", ".", "{project}/corpus"),
+        ("other/b.txt", "other", "../corpus"),
+        ("other/b.txt", "corpus", "."),
+    ],
+)
+def test_a_link_to_anything_else_of_the_project_is_not_followed(corpus, project, monkeypatch, target, started_in, path):
+    monkeypatch.chdir(project / started_in)
+    (corpus / "b.txt").symlink_to(project / target)
+    source = TextConfig(path=Path(path.format(project=project)))
+
+    found = records(source)
+
+    assert texts(found) == ["An honest text."]
+    assert any("is a link out of the folder of this source" in reason for reason in reasons(found))
+    assert links_out_of([source], "data.sources") == []
+
+
+def test_a_home_directory_is_no_project(corpus, project, monkeypatch):
+    monkeypatch.setenv("HOME", str(project))
+    (corpus / "b.txt").symlink_to(project / "other" / "b.txt")
+
+    assert texts(records(TextConfig(path=Path("corpus")))) == ["An honest text."]
 
 
 def test_what_systems_and_editors_leave_is_passed_over_and_told_of(corpus):

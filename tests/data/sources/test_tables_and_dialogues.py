@@ -69,7 +69,7 @@ def test_other_types_of_text_columns_are_read_strictly(tmp_path, kind):
         (b"PAR1 no table PAR1", "is no Parquet file"),
         (b"", "is no Parquet file"),
         (parquet({"body": ["x"], "n": [1]}), "no column 'text' of text; those of text are: body; set `column`"),
-        (parquet({"text": [1]}), "no column 'text' of text; those of text are: none"),
+        (parquet({"text": [1]}), "column 'text' holds int64, expected text; those of text are: none"),
     ],
 )
 def test_a_file_without_the_column_is_one_broken_record(tmp_path, content, said):
@@ -231,6 +231,7 @@ def test_an_open_quotation_mark_ends_at_the_largest_record(tmp_path):
     ("content", "said"),
     [
         (b"a,b\n1,2\n", "no column 'text'; its columns are: a, b; set `template`"),
+        (b"text;n\nx;2\n", "no column 'text'; its columns are: text;n; set `delimiter`"),
         (b"text,text\n1,2\n", "names a column twice: text, text"),
     ],
 )

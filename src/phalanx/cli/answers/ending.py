@@ -64,6 +64,8 @@ def _finish_command(result: object) -> int:
 
 
 def _report_failure(exc: PhalanxError, found: Mapping[str, Any]) -> int:
-    print_error(f"{exc} [{exc.error_facts['code']}]")
+    file = exc.error_facts.get("file", "")
+    place = f"{file}: " if file and os.path.basename(file) not in str(exc) else ""
+    print_error(f"{place}{exc} [{exc.error_facts['code']}]")
     print_object({**found, **error_object(exc)})
     return exc.exit_code

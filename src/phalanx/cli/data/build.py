@@ -46,9 +46,10 @@ def build(
     """Build a dataset from a recipe, or continue an interrupted build; the bytes are the same in both cases."""
     from phalanx.data.build.recipe import load_recipe
     from phalanx.data.row_layout import chats_read_as_text
+    from phalanx.data.sources import links_out_of
 
     recipe = load_recipe(recipe_file, overrides_of(sets, unsets))
-    print_warnings(chats_read_as_text(recipe.sources, "sources"))
+    print_warnings(chats_read_as_text(recipe.sources, "sources") + links_out_of(recipe.sources, "sources"))
     if dry_run:
         from phalanx.cli.data.side_by_side import preview_answer
 

@@ -78,13 +78,14 @@ class PreferencesConfig(StrictModel):
         sources: Read in this order; repeated ones are dropped.
         template: How messages become text, as for conversations: ``model``, ``chatml``, ``plain`` or a ``.jinja`` file.
             Prompts that are plain texts need none: an answer follows them as it is.
-        too_long: Treatment of a pair with a side that is longer than `sequence_length`.
+        too_long: Treatment of a pair with a side that is longer than `sequence_length`: both prompts lose tokens of
+            their beginning and no answer any, which is told; an error; or a counted omission.
         broken: Treatment of an invalid line: equal sides, an empty answer, prompts that differ.
     """
 
     sources: tuple[PreferenceSource, ...] = Field(min_length=1)
     template: str = OF_MODEL
-    too_long: Policy = "refuse"
+    too_long: Literal["refuse", "drop", "cut"] = "cut"
     broken: Policy = "refuse"
 
     @model_validator(mode="after")

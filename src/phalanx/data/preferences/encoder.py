@@ -24,16 +24,25 @@ class EncodedAnswer:
     Attributes:
         ids: Up to the token that ends the answer.
         labels: Already shifted; IGNORE outside the answer.
+        num_first: Leading tokens that the tokenizer writes before every text; no cut takes them.
     """
 
     ids: list[int]
     labels: list[int]
     max_tokens: int
+    num_first: int = 0
 
     @property
-    def fits_row(self) -> bool:
-        """Whether a row can hold it."""
-        return len(self.ids) <= self.max_tokens
+    def num_spare(self) -> int:
+        """Prompt tokens that a cut may take: all but the first ones and the last, from which the answer follows."""
+        last = next(index for index, label in enumerate(self.labels) if label != IGNORE)
+        return max(last - self.num_first, 0)
+
+    def shorten_prompt(self, tokens: int) -> "EncodedAnswer":
+        """Return the same answer behind a prompt that lacks so many tokens of its beginning, `num_spare` at most."""
+        stop = self.num_first + min(tokens, self.num_spare)
+        ids, labels = ([*row[: self.num_first], *row[stop:]] for row in (self.ids, self.labels))
+        return replace(self, ids=ids, labels=labels)
 
     def cut_tokens(self, tokens: int) -> "EncodedAnswer":
         """Return its first tokens; nothing is said of the one behind the last of them."""
@@ -87,7 +96,7 @@ class AnswerEncoder(Closeable):
         # a first token that reaches over the border of the whole has none before it to be learned at
         begins = max(border, 1)
         labels = [*[IGNORE] * (begins - 1), *ids[begins:], IGNORE]
-        return EncodedAnswer(ids, labels, self.tokens)
+        return EncodedAnswer(ids, labels, self.tokens, self._num_first(ids))
 
     def _encode_messages(self, one: Preference, answer: JudgedAnswer) -> EncodedAnswer:
         if self._chat is None:
@@ -101,7 +110,11 @@ class AnswerEncoder(Closeable):
         if last is None:
             raise DataError("the chat template leaves no token of the answer to learn; use another template")
         # what the template writes behind the answer nobody says
-        return EncodedAnswer(ids[: last + 2], [*labels[: last + 1], IGNORE], self.tokens)
+        return EncodedAnswer(ids[: last + 2], [*labels[: last + 1], IGNORE], self.tokens, self._num_first(ids))
+
+    def _num_first(self, ids: list[int]) -> int:
+        first_ids = self._tokenizer.first_ids
+        return len(first_ids) if tuple(ids[: len(first_ids)]) == first_ids else 0
 
 
 class PreferenceFiles(JsonLines):

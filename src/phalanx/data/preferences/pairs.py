@@ -172,10 +172,16 @@ def prepare_preferences(
         say(f"data: prompts of text begin with {tokenizer.beginning_tokens}, as the tokenizer's texts do")
     with AnswerEncoder(config.template, tokenizer, path, data.sequence_length) as encoder:
         encode = _encode_with_companions if single else _encode_pairs
-        pairs_kept, dropped = _select_fitting(entries, encode(entries, encoder, seed), config)
+        pairs_kept, cuts = _select_fitting(entries, encode(entries, encoder, seed), config)
         template, end_of_turn = _kept_template(encoder, cache_dir)
-    if dropped:
+    if dropped := len(entries) - len(pairs_kept):
         say(f"data: {dropped} of {len(entries)} preferences have a side of over {data.sequence_length} tokens: dropped")
+    if cuts:
+        say(
+            f"WARNING: data.preferences: {len(cuts)} of {len(entries)} preferences have a side of over "
+            f"{data.sequence_length} tokens: their prompts lack up to {max(cuts)} tokens of their beginning, their "
+            'answers none; raise data.sequence_length, or set data.preferences.too_long = "refuse" or "drop"'
+        )
     out_flags = [_is_held_out(preference, seed, data.validation_share) for preference, _ in pairs_kept]
     parts = [
         [pair for (_, pair), out in zip(pairs_kept, out_flags, strict=True) if out == is_held]
@@ -204,11 +210,28 @@ class EncodedPair:
 
     Attributes:
         wanted: Whether the first is wanted.
+        is_companioned: Whether the second is another example's answer, which may be cut off.
     """
 
     sides: tuple[EncodedAnswer, EncodedAnswer]
     margin: float = 0.0
     wanted: bool = True
+    is_companioned: bool = False
+
+    def fit_to(self, tokens: int, *, may_cut: bool) -> tuple["EncodedPair | None", int]:
+        """Return the pair in rows of so many tokens, or None; and how many tokens of the prompt that took.
+
+        Args:
+            may_cut: Both sides may lose the same number of tokens of their prompt's beginning.
+        """
+        whole_sides = self.sides[:1] if self.is_companioned else self.sides
+        excess = max(len(side.ids) for side in whole_sides) - tokens
+        if excess > (min(side.num_spare for side in whole_sides) if may_cut else 0):
+            return None, 0
+        first, second = (side.shorten_prompt(excess) if excess > 0 else side for side in self.sides)
+        return replace(self, sides=(first, second.cut_tokens(tokens) if self.is_companioned else second)), max(
+            excess, 0
+        )
 
 
 def _read_preferences(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[str, Preference]]:
@@ -295,29 +318,39 @@ def _encode_with_companions(
     for number, (name, preference) in enumerate(found):
         first_answer = encoder.encode_with_prompt(name, preference, preference.answers[0])
         other = encoder.encode_with_prompt(name, preference, found[following[number]][1].answers[0])
-        pairs.append(EncodedPair((first_answer, other.cut_tokens(encoder.tokens)), wanted=bool(preference.wanted)))
+        pairs.append(EncodedPair((first_answer, other), wanted=bool(preference.wanted), is_companioned=True))
     return pairs
 
 
 def _select_fitting(
     found: Sequence[tuple[str, Preference]], pairs: Sequence[EncodedPair], wanted: PreferencesConfig
-) -> tuple[list[tuple[Preference, EncodedPair]], int]:
-    """Return the pairs that fit, and how many do not.
+) -> tuple[list[tuple[Preference, EncodedPair]], list[int]]:
+    """Return the pairs that fit, and for each that was cut the number of tokens that its prompt lost.
 
     Raises:
-        DataError: One does not, where the run file refuses such.
+        DataError: One does not fit, where the run file refuses such, or its answers alone are too long.
     """
-    encoded_pairs = []
+    encoded_pairs, cuts = [], []
     for (name, preference), pair in zip(found, pairs, strict=True):
-        tokens = max(len(side.ids) for side in pair.sides)
-        if all(side.fits_row for side in pair.sides):
-            encoded_pairs.append((preference, pair))
-        elif wanted.too_long == "refuse":
+        tokens = pair.sides[0].max_tokens
+        fitted, excess = pair.fit_to(tokens, may_cut=wanted.too_long == "cut")
+        if fitted is not None:
+            encoded_pairs.append((preference, fitted))
+            cuts += [excess] if excess else []
+        elif wanted.too_long != "drop":
+            longest = max(len(side.ids) for side in pair.sides[: 1 if pair.is_companioned else 2])
+            why = ", and a cut of the prompt does not suffice" if wanted.too_long == "cut" else ""
             raise DataError(
-                f"{name}: prompt and answer have {tokens} tokens, more than data.sequence_length; raise it, or set "
-                'data.preferences.too_long = "drop"'
+                f"{name}: prompt and answer have {longest} tokens, more than data.sequence_length = {tokens}{why}; "
+                'raise it, or set data.preferences.too_long = "drop"'
+            ).with_facts(
+                file=name,
+                key="data.sequence_length",
+                found=f"{longest} tokens",
+                expected=f"at most {tokens}",
+                do='raise data.sequence_length, or set data.preferences.too_long = "drop"',
             )
-    return encoded_pairs, len(found) - len(encoded_pairs)
+    return encoded_pairs, cuts
 
 
 def _is_held_out(one: Preference, seed: int, share: float) -> bool:

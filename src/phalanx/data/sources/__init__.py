@@ -1,15 +1,16 @@
 """Sources of text; to add one: one file with its config, one line of the table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.config import any_kind, resolve_kind
+from phalanx.config import any_kind, printable_text, resolve_kind
 from phalanx.data.sources.dialogue import DialogueConfig as DialogueConfig, DialogueFiles
 from phalanx.data.sources.epub import EpubConfig as EpubConfig, EpubFiles
 from phalanx.data.sources.html import HtmlConfig as HtmlConfig, HtmlFiles
 from phalanx.data.sources.jsonl import JsonlConfig as JsonlConfig, JsonlFiles
-from phalanx.data.sources.listing import is_empty
+from phalanx.data.sources.listing import is_empty, list_all
 from phalanx.data.sources.mail import MailConfig as MailConfig, MailFiles
 from phalanx.data.sources.own import OwnSource, OwnSourceConfig as OwnSourceConfig
 from phalanx.data.sources.parquet import ParquetConfig as ParquetConfig, ParquetFiles
@@ -82,6 +83,37 @@ def open_source(config: SourceConfig) -> Source:
 
 def _own_entry(kind: str, found: Any) -> SourceEntry:
     return SourceEntry(OwnSourceConfig, lambda config: OwnSource(kind, found, config))
+
+
+def links_out_of(sources: Sequence[SourceSettings], key: str) -> list[str]:
+    """Return a warning for each source with links to text beside its folder, which is read.
+
+    Args:
+        key: Where the sources stand in the run file or the recipe.
+    """
+    warnings = []
+    for number, source in enumerate(sources):
+        path = getattr(source, "path", None)
+        if not isinstance(path, Path) or path.is_absolute() or not path.is_dir():
+            continue
+        try:
+            is_text = source.kind in SOURCES
+            files = getattr(open_source(source), "files", ()) if is_text else list_all(path, (".jsonl",))
+        except DataError:
+            # whoever reads the source says why
+            continue
+        files = [file for file in files if file.linked_to]
+        if files:
+            shown = ", ".join(printable_text(f"{file.name} -> {file.linked_to}") for file in files[:_SHOWN_LINKS])
+            more = f" and {len(files) - _SHOWN_LINKS} more" if len(files) > _SHOWN_LINKS else ""
+            warnings.append(
+                f"WARNING: {key}.{number}: {len(files)} files are read that lie outside {printable_text(str(path))}, "
+                f"because links in it lead to them: {shown}{more}; delete the links if you did not make them"
+            )
+    return warnings
+
+
+_SHOWN_LINKS = 5
 
 
 def no_text(config: SourceSettings) -> DataError:

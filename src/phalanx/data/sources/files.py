@@ -58,12 +58,15 @@ class SourceFile:
         path: On this machine; or its address, where it is an object in a store.
         span: The part of the file that is meant; None of all of it.
         passed_over: Why it is not read; None of a file that is.
+        linked_to: Where it lies below the folder that phalanx was started in, if a link out of the source's folder led
+            to it; empty otherwise.
     """
 
     name: str
     path: Path | str
     span: FileSpan | None = None
     passed_over: SkipReason | None = None
+    linked_to: str = ""
 
     def open_bytes(self) -> BinaryIO:
         """Open its bytes as they lie there, packed or not; the caller must close it.

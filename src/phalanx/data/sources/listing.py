@@ -1,7 +1,8 @@
 """Files below a folder: which are read, and why each other one is passed over. One rule for every source.
 
-A link never leads out of the folder that the user named, except into folders that the user names beside it: the maker
-of a corpus could otherwise have `~/.ssh/id_rsa` read as text ([ADR 212]).
+A link never leads out of the folder that the user named, except into folders that the user names beside it, and to the
+text of the project that the folder is part of: the maker of a corpus could otherwise have `~/.ssh/id_rsa` read as text
+([ADR 212]).
 """
 
 import errno
@@ -135,6 +136,16 @@ def _list_location(
     return sorted(files, key=lambda file: file.name)
 
 
+def _project_of(location: Path, root: Path) -> Path | None:
+    """Return the folder that phalanx was started in, where the source is named relative to it and lies in it.
+
+    A home directory and the root of the file system are no project: too much lies there that is no part of one.
+    """
+    project = Path.cwd().resolve()
+    homes = {Path(os.path.expanduser("~")).resolve(), Path(project.anchor)}
+    return None if location.is_absolute() or project in homes or not root.is_relative_to(project) else project
+
+
 class FolderListing:
     """One walk below a folder.
 
@@ -151,6 +162,7 @@ class FolderListing:
         self.files: list[SourceFile] = []
         self._suffixes = wanted
         self._roots = [_resolve_path(folder) for folder in (root, *linked_roots)]
+        self._project = _project_of(root, self._roots[0])
         self._visited: dict[Path, str] = {}
         self._links: deque[_Place] = deque()
         self._walk_folder(_Place("", self._roots[0]))
@@ -179,8 +191,12 @@ class FolderListing:
 
     def _take_file(self, place: _Place) -> None:
         if self._is_wanted(place):
+            if place.path in self._visited:
+                first_name = self._visited[place.path][:_SHOWN]
+                self._record_skipped(place, f"is the same file as {first_name}, which is read under that name")
+                return
             self._visited[place.path] = place.name
-            self.files.append(SourceFile(place.name, place.path))
+            self.files.append(SourceFile(place.name, place.path, linked_to=self._name_in_project(place.path)))
         else:
             self._record_skipped(place, OF_ANOTHER_KIND)
 
@@ -201,7 +217,7 @@ class FolderListing:
             )
             return
         place = _Place(link.name, target)
-        if not any(target.is_relative_to(root) for root in self._roots):
+        if not (self._is_inside(target) or self._is_of_project(target)):
             self._record_skipped(link, _OUT, is_fault=target.is_dir() or self._is_wanted(link))
         elif target in self._visited:
             first_name = self._visited[target] or "the folder itself"
@@ -212,6 +228,26 @@ class FolderListing:
             self._take_file(place)
         else:
             self._record_skipped(link, "is a link to a pipe, socket or device")
+
+    def _is_inside(self, target: Path) -> bool:
+        return any(target.is_relative_to(root) for root in self._roots)
+
+    def _is_of_project(self, target: Path) -> bool:
+        """Whether a link out of the folder leads to text of the project that the folder is part of.
+
+        The target's real name decides, so that ``b.txt -> keys/owner.key`` is none, and nothing hidden is.
+        """
+        project = self._project
+        if project is None or not target.is_relative_to(project) or self._roots[0].is_relative_to(target):
+            return False
+        if any(leftover_reason(part) is not None for part in target.relative_to(project).parts):
+            return False
+        return target.is_dir() or target.name.lower().endswith(self._suffixes)
+
+    def _name_in_project(self, path: Path) -> str:
+        if self._project is None or self._is_inside(path):
+            return ""
+        return name_as_text(str(path.relative_to(self._project)))
 
     def _record_skipped(self, place: _Place, reason: str, *, is_fault: bool = False) -> None:
         count, size = _size_below(place.path)

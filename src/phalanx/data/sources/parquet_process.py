@@ -59,7 +59,8 @@ class Decoder:
             raise DataError(f"is no Parquet file ({_error_text(exc)})") from exc
         if column not in texts:
             names = ", ".join(name[:40] for name in texts[:10]) or "none"
-            raise DataError(f"no column {column[:40]!r} of text; those of text are: {names}; set `column`")
+            what = f"column {column[:40]!r} holds {types[column]}, expected text" if column in types else ""
+            raise DataError(f"{what or f'no column {column[:40]!r} of text'}; those of text are: {names}; set `column`")
         return groups
 
     def group_sizes(self, group: int) -> tuple[int, int]:

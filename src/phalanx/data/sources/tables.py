@@ -88,8 +88,10 @@ class CsvFiles(RecordFiles):
         names = ", ".join(cell[:40] for cell in found.value[:10])
         if len(set(found.value)) < len(found.value):
             return BrokenRecord(name, len(found.content), f"names a column twice: {names}")
+        has_other = len(found.value) == 1 and any(sign in found.value[0] for sign in ";\t|,")
+        key = "delimiter" if has_other else "template"
         return BrokenRecord(
-            name, len(found.content), f"no column {missing[0][:40]!r}; its columns are: {names}; set `template`"
+            name, len(found.content), f"no column {missing[0][:40]!r}; its columns are: {names}; set `{key}`"
         )
 
     def _make_document(self, record: RawRecord) -> Document:

@@ -114,8 +114,11 @@ class _JoinState:
         self._signed_headers: dict[str, dict[str, PassedOnHeader]] = {}
         self._deadline = time.monotonic() + expected.timeout_s
 
-    def await_all(self, missing: Callable[[], set[str]], what: str) -> None:
+    def await_all(self, missing: Callable[[], set[str]], what: str, owed: str = "") -> None:
         """Take messages until no worker is missing.
+
+        Args:
+            owed: What a worker that has joined still has to send, such as "'s measurement".
 
         Raises:
             PeerLostError: A missing one has ended, or time is up.
@@ -123,7 +126,7 @@ class _JoinState:
         expected = self._expected
         while missing():
             names = sorted(missing())
-            expected.report_missing(names)
+            expected.report_missing([f"{name}{owed}" for name in names])
             dead = [name for name in names if not expected.is_alive(name)]
             if dead:
                 raise PeerLostError(f"{dead[0]} ended before it joined: {expected.last_output(dead[0])}").with_facts(
@@ -190,7 +193,11 @@ class _JoinState:
         for name in self.hellos:
             self._send_message(name, Challenge(epoch=0, nonce=measurement.nonce))
         admission.answer_as_owner(measurement)
-        self.await_all(lambda: self.hellos.keys() - measurement.answers.keys(), "did not prove their numeric class")
+        self.await_all(
+            lambda: self.hellos.keys() - measurement.answers.keys(),
+            "did not prove their numeric class",
+            "'s measurement",
+        )
         refused = {}
         for name in [name for name in self._expected.known_certificates if name in self.hellos]:
             reason = admission.refusal_reason(name, self.hellos[name].numeric_class, measurement)

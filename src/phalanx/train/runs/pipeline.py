@@ -54,7 +54,8 @@ class StagedBase(GuardedBase):
         ]:
             yield RefusedKeyError(
                 f"attack.stages has {stray}: only workers can attack, and they hold the middle stages "
-                f"{list(middle)}; the first and the last stage are the owner's",
+                f"{list(middle)}: the first and the last stage are the owner's; set attack.stages to some of the "
+                "middle ones",
                 key="attack.stages",
                 found=str(stray),
                 expected=f"some of {list(middle)}",

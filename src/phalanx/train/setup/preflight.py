@@ -12,7 +12,7 @@ from phalanx.data import BpeConfig, DataConfig, FileTokenizerConfig, ModelTokeni
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.row_layout import chats_read_as_text
 from phalanx.data.run_dataset import open_groups
-from phalanx.data.sources import SourceSettings, no_text, open_source
+from phalanx.data.sources import SourceSettings, links_out_of, no_text, open_source
 from phalanx.data.spool import Intake
 from phalanx.data.tasks import Columns, load_own
 from phalanx.data.tokenizers import load_tokenizer, train_bpe
@@ -58,8 +58,11 @@ def check_inputs(run: RunConfig) -> None:
 
 
 def text_warnings(run: RunConfig) -> list[str]:
-    """Return a warning for each source of a run that reads conversations or preferences as text."""
-    warnings = chats_read_as_text(run.data.sources, "data.sources")
+    """Return a warning for each source of a run that reads conversations as text, or text beside its folder."""
+    warnings = chats_read_as_text(run.data.sources, "data.sources") + links_out_of(run.data.sources, "data.sources")
+    for key in ("conversations", "preferences"):
+        section = getattr(run.data, key)
+        warnings += links_out_of(section.sources if section else (), f"data.{key}.sources")
     for one in run.data.validation:
         warnings += chats_read_as_text(one.sources, f'data.validation "{one.name}"')
     return warnings
