@@ -59,7 +59,7 @@ _EIGHT, _FOUR = Bounds(0.05, 0.25, 0.13), Bounds(0.6, 1.0, 0.25)
 BOUNDS = {"f32": _FINE, "fp32": _FINE, "f16": _HALF, "fp16": _HALF}
 BOUNDS |= {"q8_0": _EIGHT, "int8": _EIGHT, "q4_0": _FOUR, "int4": _FOUR}
 MAX_PILE_RATIO = 3.0
-"""Clean models had at most 1.5, planted ones at least 18: benchmarks/results/export-*.json."""
+"""Between clean and planted models; ``phalanx bench planted-rounding`` measures both."""
 
 
 @dataclass(frozen=True)
