@@ -50,7 +50,7 @@ def deploy(
 
     chosen = next((choice for choice in TARGETS if choice == target), None)
     if chosen is None:
-        raise ConfigError(f"--target {target}: choose one of {', '.join(TARGETS)}").about(
+        raise ConfigError(f"--target {target}: choose one of {', '.join(TARGETS)}").with_facts(
             code="PHX-C002", key="--target", found=target, expected=", ".join(TARGETS)
         )
     values: dict[str, Any] = {
@@ -76,7 +76,7 @@ def deploy(
     texts = render_deployment(plan, chosen)
     existing = [file for file in texts if (out / file).exists()]
     if existing and not force:
-        raise ConfigError(f"{out / existing[0]}: already exists; give another folder, or --force").about(
+        raise ConfigError(f"{out / existing[0]}: already exists; give another folder, or --force").with_facts(
             code="PHX-C021", file=str(out / existing[0]), do="give another folder, or --force"
         )
     for file, text in texts.items():
