@@ -120,6 +120,8 @@ def running_server(models, access_directory, *, engine=None, filters=NO_FILTERS,
         app = make_app(service, RequestBounds(), is_ready=lambda: True, lifespan=lifespan, watch=watch)
         server = make_server(ChatPage(app), ListenConfig(port=0), RequestBounds(), 5)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
+        # connections wait from here on, also before the server takes them
+        sock.listen()
         thread.start()
         try:
             started.wait(60)
