@@ -60,6 +60,11 @@ def find_difference(ask_victim, ask_attacker, count: int) -> list[float]:
     return values
 
 
+def sees_difference(ask_victim, ask_attacker) -> bool:
+    """Whether one of some rounds shows what would be chance once in two thousand runs; other work only adds noise."""
+    return any(p_value(time_pairs(ask_victim, ask_attacker, 100, seed)) < 1e-4 for seed in range(5))
+
+
 def make_asker(client, model: str):
     def ask(prompt: str):
         body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
@@ -102,11 +107,10 @@ def test_of_prompts_the_same_owner_reuses_what_it_has_asked_and_another_owner_no
         assert own_askers["other owner"](fresh)["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+@pytest.mark.slow
 def test_an_attacker_with_a_key_of_the_same_owner_sees_the_reuse_by_the_clock(own_askers):
     """The measure works: where reuse is allowed, the clock tells."""
-    values = find_difference(own_askers["victim"], own_askers["same owner"], 60)
-
-    assert values[-1] < 0.01
+    assert sees_difference(own_askers["victim"], own_askers["same owner"])
 
 
 @pytest.mark.slow
@@ -133,8 +137,9 @@ def gateway_askers(tmp_path_factory):
         assert gateway.stop() == 0
 
 
+@pytest.mark.slow
 def test_before_an_engine_with_one_cache_for_all_the_clock_tells_and_salted_or_off_it_does_not(gateway_askers):
-    assert find_difference(*gateway_askers["shared"], 60)[-1] < 0.01
+    assert sees_difference(*gateway_askers["shared"])
     for name in ("salted", "off"):
         assert find_difference(*gateway_askers[name], 60)[-1] >= 0.01
 
