@@ -9,7 +9,7 @@ from phalanx.errors import ConfigError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.serving import service_load
 from phalanx.lab.bench.serving.serve import QUICK, ServePlan, make_ratios, make_row
-from phalanx.lab.bench.serving.text_arms import ArmSpec, LoadReport, make_prompts, serve_arm
+from phalanx.lab.bench.serving.text_arms import LoadReport, TextArmSpec, make_prompts, serve_arm
 from phalanx.models import parse_hub_config
 from phalanx.models.scratch import write_random_model
 
@@ -30,7 +30,7 @@ def directory(tmp_path_factory):
 
 
 def say_orders(directory, arm, *orders):
-    spec = ArmSpec(arm=arm, model=str(directory), gguf="", max_streams=4, prompt_tokens=5, new_tokens=6)
+    spec = TextArmSpec(arm=arm, model=str(directory), gguf="", max_streams=4, prompt_tokens=5, new_tokens=6)
     answers = io.StringIO()
     serve_arm(spec, [json.dumps(order) for order in orders], answers)
     return [LoadReport.model_validate_json(line) for line in answers.getvalue().splitlines()]

@@ -5,7 +5,7 @@ from stage_scene import worker_file
 
 from phalanx.errors import ModelError
 from phalanx.serve.stages import StageHolder
-from phalanx.serve.stages.messages import SignedStatePiece
+from phalanx.serve.stages.messages import SignedTokenPiece
 from phalanx.transport.tensors import tensor_buffers
 
 
@@ -155,7 +155,7 @@ class OtherPieces(StageHolder):
     def answer_step(self, step, digest, payload):
         ((answer, content),) = super().answer_step(step, digest, payload)
         last = answer.pieces[-1]
-        moved = SignedStatePiece(text=last.text + 7, start=last.start, length=last.length, link=last.link)
+        moved = SignedTokenPiece(text=last.text + 7, start=last.start, length=last.length, link=last.link)
         return [(answer.model_copy(update={"pieces": (*answer.pieces[:-1], moved)}), content)]
 
 

@@ -12,7 +12,7 @@ from phalanx.models import ModelSource, weights_digest
 from phalanx.serve.engine import BadRequestError, SamplingSettings
 from phalanx.serve.stages import StagesConfig
 from phalanx.serve.stages.blocks import StageBlocks
-from phalanx.serve.stages.messages import StageOffer, StageStep, StatePiece
+from phalanx.serve.stages.messages import StageOffer, StageStep, TokenPiece
 from phalanx.serve.stages.staged_model import check_stageable, cut_layers
 from phalanx.serve.stages.worker import StageHolder
 from phalanx.transport.tensors import tensor_buffers
@@ -154,7 +154,7 @@ def test_a_party_keeps_no_more_texts_and_tokens_than_its_file_allows(directory):
     holder.load_stage(offer, weights)
 
     def ask(order, text, length, closed=(), start=0):
-        piece = StatePiece(text=text, start=start, length=length)
+        piece = TokenPiece(text=text, start=start, length=length)
         step = StageStep(offer=offer.digest, order=order, pieces=(piece,), closed=closed)
         return holder.answer_step(step, "0" * 64, tensor_buffers(torch.zeros(length, source.hidden_size)))
 

@@ -66,7 +66,7 @@ class StageReady(Body):
     offer: Digest
 
 
-class StatePiece(StrictModel):
+class TokenPiece(StrictModel):
     """Consecutive tokens of one text.
 
     Attributes:
@@ -79,7 +79,7 @@ class StatePiece(StrictModel):
     length: Annotated[int, Field(ge=1, lt=MAX_POSITION)]
 
 
-class SignedStatePiece(StatePiece):
+class SignedTokenPiece(TokenPiece):
     """A piece that was computed.
 
     Attributes:
@@ -101,7 +101,7 @@ class StageStep(Body):
 
     offer: Digest
     order: OrderNumber
-    pieces: Annotated[tuple[StatePiece, ...], Field(min_length=1, max_length=MAX_PIECES)]
+    pieces: Annotated[tuple[TokenPiece, ...], Field(min_length=1, max_length=MAX_PIECES)]
     closed: Annotated[tuple[OrderNumber, ...], Field(max_length=MAX_PIECES)] = ()
 
 
@@ -117,7 +117,7 @@ class StageAnswer(Body):
     offer: Digest
     order: OrderNumber
     step: Digest
-    pieces: Annotated[tuple[SignedStatePiece, ...], Field(max_length=MAX_PIECES)]
+    pieces: Annotated[tuple[SignedTokenPiece, ...], Field(max_length=MAX_PIECES)]
 
 
 class StageRefusal(Body):

@@ -34,7 +34,7 @@ from phalanx.serve.stages.messages import (
     StageRefusal,
     StagesEnd,
     StageStep,
-    StatePiece,
+    TokenPiece,
     states_digest,
 )
 from phalanx.serve.stages.transcript import (
@@ -299,7 +299,7 @@ class StageRelay:
         lengths = [len(states) for _, states in parts]
         pieces, ends = [], {transcript: transcript.length for transcript, _ in parts}
         for (transcript, _), length in zip(parts, lengths, strict=True):
-            pieces.append(StatePiece(text=transcript.number, start=ends[transcript], length=length))
+            pieces.append(TokenPiece(text=transcript.number, start=ends[transcript], length=length))
             ends[transcript] += length
         closed, party.closed = party.closed[:MAX_PIECES], party.closed[MAX_PIECES:]
         step = StageStep(offer=party.offer.digest, order=party.order, pieces=tuple(pieces), closed=tuple(closed))

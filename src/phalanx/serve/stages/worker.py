@@ -14,7 +14,7 @@ from phalanx.serve.stages.blocks import HeldText, StageBlocks, cut_pieces
 from phalanx.serve.stages.config import StageWorkerConfig
 from phalanx.serve.stages.messages import (
     TO_HOLDER,
-    SignedStatePiece,
+    SignedTokenPiece,
     StageAnswer,
     StageFilePart,
     StageOffer,
@@ -22,7 +22,7 @@ from phalanx.serve.stages.messages import (
     StageRefusal,
     StagesEnd,
     StageStep,
-    StatePiece,
+    TokenPiece,
     first_link,
     next_link,
     states_digest,
@@ -108,7 +108,7 @@ class StageHolder:
         answer = StageAnswer(offer=self._offer, order=step.order, step=digest, pieces=tuple(signed))
         return [(answer, bytes(tensor_buffers(outputs)))]
 
-    def extend_texts(self, pieces: Sequence[StatePiece], texts: Sequence[HeldText], hidden: Tensor) -> Tensor:
+    def extend_texts(self, pieces: Sequence[TokenPiece], texts: Sequence[HeldText], hidden: Tensor) -> Tensor:
         """Run the stage over pieces of texts; return hidden states ``[tokens, dim]``."""
         if self._blocks is None:
             raise ModelError("no stage is loaded")
@@ -142,11 +142,11 @@ class StageHolder:
             )
         return texts
 
-    def _sign_piece(self, piece: StatePiece, inputs: Tensor, outputs: Tensor) -> SignedStatePiece:
+    def _sign_piece(self, piece: TokenPiece, inputs: Tensor, outputs: Tensor) -> SignedTokenPiece:
         text, link = self._texts[piece.text]
         link = next_link(link, piece.start, states_digest(inputs), states_digest(outputs))
         self._texts[piece.text] = text, link
-        return SignedStatePiece(text=piece.text, start=piece.start, length=piece.length, link=link)
+        return SignedTokenPiece(text=piece.text, start=piece.start, length=piece.length, link=link)
 
 
 class StageService:

@@ -18,7 +18,7 @@ from phalanx.lab.bench.serving.service_load import (
     measure_gateway_share,
     measure_kills,
 )
-from phalanx.lab.bench.serving.text_arms import ArmName, ArmSpec, LoadOrder, LoadReport, write_float_gguf
+from phalanx.lab.bench.serving.text_arms import ArmName, LoadOrder, LoadReport, TextArmSpec, write_float_gguf
 from phalanx.models.packaged import open_packaged
 
 MODEL = "smollm2-135m"
@@ -113,7 +113,7 @@ def _open_arms(
     with ExitStack() as stack:
         arms: dict[str, LineProcess] = {}
         for name in names:
-            spec = ArmSpec(
+            spec = TextArmSpec(
                 arm=name,
                 model=str(directory),
                 gguf=str(gguf),

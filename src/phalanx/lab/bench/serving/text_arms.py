@@ -43,7 +43,7 @@ from phalanx.serve.where import open_text_model
 ArmName = Literal["phalanx", "transformers", "llama.cpp"]
 
 
-class ArmSpec(StrictModel):
+class TextArmSpec(StrictModel):
     """The order of one arm.
 
     Attributes:
@@ -98,7 +98,7 @@ class _TextTimes:
 Writer = Callable[[Sequence[list[int]]], list[_TextTimes]]
 
 
-def serve_arm(spec: ArmSpec, orders: Iterable[str], answers: IO[str]) -> None:
+def serve_arm(spec: TextArmSpec, orders: Iterable[str], answers: IO[str]) -> None:
     """Serve orders until there are no more.
 
     Raises:
@@ -138,7 +138,7 @@ class _EndlessModel(HostedModel):
         return frozenset()
 
 
-def _open_phalanx(spec: ArmSpec) -> tuple[str, Writer]:
+def _open_phalanx(spec: TextArmSpec) -> tuple[str, Writer]:
     served = _EndlessModel("bench", open_text_model(Path(spec.model)), 0)
     mark = TokenMark(MarkPolicy(mark="off"), None)
     engine = BatchingEngine(served, EngineSettings(max_rows=spec.max_streams), mark)
@@ -177,7 +177,7 @@ class _StepClock(StoppingCriteria):  # type: ignore[misc]
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def _open_transformers(spec: ArmSpec) -> tuple[str, Writer]:
+def _open_transformers(spec: TextArmSpec) -> tuple[str, Writer]:
     with quiet_transformers():
         model: Any = AutoModelForCausalLM.from_pretrained(spec.model, dtype=torch.float32, local_files_only=True)
     model = model.eval()
@@ -199,7 +199,7 @@ def _open_transformers(spec: ArmSpec) -> tuple[str, Writer]:
     return f"transformers {importlib.metadata.version('transformers')}", write_texts
 
 
-def _open_llama(spec: ArmSpec) -> tuple[str, Writer]:
+def _open_llama(spec: TextArmSpec) -> tuple[str, Writer]:
     library: Any = importlib.import_module("xllamacpp")
     options = library.CommonParams()
     options.model.path = spec.gguf
@@ -234,7 +234,7 @@ def _open_llama(spec: ArmSpec) -> tuple[str, Writer]:
     return f"llama.cpp of xllamacpp {importlib.metadata.version('xllamacpp')}", write_texts
 
 
-_ARMS: dict[str, Callable[[ArmSpec], tuple[str, Writer]]] = {
+_ARMS: dict[str, Callable[[TextArmSpec], tuple[str, Writer]]] = {
     "phalanx": _open_phalanx,
     "transformers": _open_transformers,
     "llama.cpp": _open_llama,
@@ -274,7 +274,7 @@ def main(path: Path, orders: IO[str], answers: IO[str]) -> None:
         ModelError: As `serve_arm`.
     """
     settle_numerics(1)
-    serve_arm(parse_message(ArmSpec, path.read_text(encoding="utf-8")), orders, answers)
+    serve_arm(parse_message(TextArmSpec, path.read_text(encoding="utf-8")), orders, answers)
 
 
 if __name__ == "__main__":
