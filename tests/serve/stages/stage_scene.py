@@ -8,7 +8,7 @@ from phalanx.errors import TransportError
 from phalanx.models import ModelSource
 from phalanx.rollouts.evidence import EvidenceDirectory
 from phalanx.security.crypto import create_authority, issue_certificate, load_identity
-from phalanx.serve.engine import BatchingEngine, EngineSettings, GenerationRequest, SamplingSettings, TokenPiece
+from phalanx.serve.engine import BatchingEngine, EngineSettings, GenerationRequest, SamplingSettings, TextPiece
 from phalanx.serve.engine.batcher import collect_events
 from phalanx.serve.stages import StageHolder, StageRelay, StagesConfig, StageService, StageWorkerConfig
 from phalanx.serve.stages.ends import load_ends
@@ -119,7 +119,7 @@ def texts_of(engine, prompts, max_tokens=12, **changes):
         request = GenerationRequest(model="tiny", text=prompt, **settings)
         ids = engine.served.encode_prompt(request)
         events = await collect_events(await engine.open_events(request, ids, ""))
-        return "".join(event.text for event in events if isinstance(event, TokenPiece))
+        return "".join(event.text for event in events if isinstance(event, TextPiece))
 
     async def run():
         return await asyncio.gather(*(answer(prompt) for prompt in prompts), return_exceptions=True)
