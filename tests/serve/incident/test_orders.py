@@ -162,7 +162,7 @@ def test_a_key_file_of_before_is_read(tmp_path):
     statement = json.loads((directory / "keys.json").read_text())["statement"]
     del statement["models"], statement["keys"][0]["quarantined"]
     signer = load_signer(directory / "operator", directory / "operator.json")
-    signature = signer.sign(in_domain("api-keys/1", canonical_json(statement))).hex()
+    signature = signer.sign_data(in_domain("api-keys/1", canonical_json(statement))).hex()
     (directory / "keys.json").write_bytes(canonical_json({"signature": signature, "statement": statement}))
 
     assert KeyStore.open(directory).is_active(key)

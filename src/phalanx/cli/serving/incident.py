@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures, say_rows
+from phalanx.cli.console import print_figures, print_rows
 from phalanx.cli.serving.keys import AccessDir, OperatorHome
 from phalanx.errors import ConfigError, VerificationError
 
@@ -35,7 +35,7 @@ def open_incident(
 
     case = IncidentCase.begin(access, title, operator_home)
     facts = {"incident": case.incident, "directory": case.directory}
-    say_figures(facts)
+    print_figures(facts)
     return Answer(facts)
 
 
@@ -126,11 +126,11 @@ def close(
     operator_home: OperatorHome = None,
 ) -> Answer:
     """Close an incident; keys and models that are out of service stay so."""
-    from phalanx.config import printable
+    from phalanx.config import printable_text
     from phalanx.serve.incident.case import CLOSED
 
     case = _require_case(access, incident, operator_home)
-    case.record_action(CLOSED, {"note": printable(note, 200)})
+    case.record_action(CLOSED, {"note": printable_text(note, 200)})
     return _answer(case, {"closed": True})
 
 
@@ -154,13 +154,13 @@ def report(
 
     if check is not None:
         statement = verify_report(check, operator_of(access))
-        say_figures({"verdict": "signed by the operator, and unchanged", "incident": statement["incident"]})
+        print_figures({"verdict": "signed by the operator, and unchanged", "incident": statement["incident"]})
         return Answer({"incident": statement["incident"], "title": statement["title"]})
     case = _require_case(access, incident, operator_home)
     statement = write_report(case, hours)
     facts: dict[str, Any] = {"incident": case.incident, "report": case.directory / REPORT_FILE}
     facts |= {"page": case.directory / PAGE_FILE, "entries": len(statement["time_line"])}
-    say_figures(facts)
+    print_figures(facts)
     return Answer(facts)
 
 
@@ -183,12 +183,12 @@ def exercise(
 
     if playbook is None:
         rows = [{"playbook": name, "title": read_playbook(name).title} for name in list_playbooks()]
-        say_rows(rows)
+        print_rows(rows)
         return Answer({"playbooks": rows})
     steps = read_playbook(playbook)
     if where is None:
         rows = [step.model_dump() for step in steps.steps]
-        say_rows(rows)
+        print_rows(rows)
         return Answer({"playbook": playbook, "title": steps.title, "signs": steps.signs, "steps": rows})
     from phalanx.cli.serving.options import require_server
     from phalanx.serve.place import check_place
@@ -198,7 +198,7 @@ def exercise(
     from phalanx.serve.incident import exercise_playbook
 
     results = [asdict(result) for result in exercise_playbook(steps, where)]
-    say_rows([{"outcome": row["outcome"], "step": row["say"], "seen": row["detail"]} for row in results])
+    print_rows([{"outcome": row["outcome"], "step": row["say"], "seen": row["detail"]} for row in results])
     failed = [row["do"] for row in results if row["outcome"] == "failed"]
     error = VerificationError(f"exercise {playbook}: did not work: {', '.join(failed)}") if failed else None
     return Answer({"playbook": playbook, "title": steps.title, "steps": results, "failed": failed}, error=error)
@@ -232,5 +232,5 @@ def _require_case(access: Path, incident: str | None, operator_home: Path | None
 
 
 def _answer(case: "IncidentCase", facts: dict[str, Any]) -> Answer:
-    say_figures({"incident": case.incident, **facts})
+    print_figures({"incident": case.incident, **facts})
     return Answer({"incident": case.incident, **facts})

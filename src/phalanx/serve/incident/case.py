@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from phalanx.config import printable
+from phalanx.config import printable_text
 from phalanx.errors import DiskError, InputError
-from phalanx.security.audit import AuditLog, Line, verify_log
+from phalanx.security.audit import AuditLog, LogEntry, verify_log
 from phalanx.security.crypto import Identity, Peer, load_signer, read_public_signer, steady_now
 from phalanx.serve.access import KeyRecord, KeyStore, ModelOrder
 from phalanx.serve.access.key_store import OPERATOR_FILE, OPERATOR_HOME
@@ -42,7 +42,9 @@ class IncidentCase:
         self.access, self.incident = access, incident
         self.directory = access / INCIDENTS_FOLDER / incident
         if not _ID.fullmatch(incident) or not self.directory.is_dir():
-            raise InputError(f"{access}: has no incident {printable(incident, 40)!r}; phalanx incident open begins one")
+            raise InputError(
+                f"{access}: has no incident {printable_text(incident, 40)!r}; phalanx incident open begins one"
+            )
         self._operator_home = operator_home
         self.identity: Identity = load_signer(operator_home or access / OPERATOR_HOME, access / OPERATOR_FILE)
 
@@ -64,7 +66,7 @@ class IncidentCase:
         except OSError as exc:
             raise DiskError(f"{access}: takes no incident ({exc.strerror})") from exc
         case = cls(access, incident, operator_home)
-        case.record_action("opened", {"title": printable(title, _MAX_TITLE)})
+        case.record_action("opened", {"title": printable_text(title, _MAX_TITLE)})
         return case
 
     def record_action(self, kind: str, facts: Mapping[str, Any]) -> None:
@@ -75,7 +77,7 @@ class IncidentCase:
             DiskError: The disk refuses.
         """
         with AuditLog(self.directory / INCIDENT_LOG, self.identity, self.incident) as log:
-            log.append(kind, dict(facts))
+            log.append_event(kind, dict(facts))
 
     def quarantine_key(self, key: str) -> KeyRecord:
         """Take a key out of service; answers that are being sent to it end.
@@ -130,13 +132,13 @@ class IncidentCase:
         facts = {"model": model, "step": certified.step, "digest": certified.digests[0], "proof": certified.proof}
         self.record_action("model_rolled_back", {**facts, "skipped": list(certified.skipped)})
 
-    def read_actions(self) -> list[Line]:
+    def read_actions(self) -> list[LogEntry]:
         """Return all actions, after every line was checked.
 
         Raises:
             AuditLogError: One does not hold.
         """
-        lines: list[Line] = []
+        lines: list[LogEntry] = []
         verify_log(self.directory / INCIDENT_LOG, self.identity.public, run=self.incident, visit=lines.append)
         return lines
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from phalanx.checkpoint import step_directory
 from phalanx.errors import AuditLogError, CheckpointError, VerificationError
-from phalanx.security.audit import Line, verify_log
+from phalanx.security.audit import LogEntry, verify_log
 from phalanx.serve.engine.hosted_model import digest_with_int8
 from phalanx.serve.where import open_text_model
 from phalanx.train import PastRun
@@ -66,7 +66,7 @@ def find_certified(
         except (CheckpointError, VerificationError) as exc:
             skipped.append(f"step {step}: {exc}")
             continue
-        digests = (model.digest, digest_with_int8(model.digest))
+        digests = (model.model_digest, digest_with_int8(model.model_digest))
         return CertifiedModel(checkpoint.resolve(), step, digests, proof.conclusion, tuple(skipped))
     reasons = "; ".join(skipped) or "the log lists none"
     raise CheckpointError(f"{run_dir}: no certified checkpoint is left: {reasons}")
@@ -82,7 +82,7 @@ def _first_doubt(run_dir: Path, past: PastRun, proof: RunProof) -> int | None:
         return None
     steps: list[int] = []
 
-    def visit(line: Line) -> None:
+    def visit(line: LogEntry) -> None:
         if line.kind in _OPENINGS:
             steps.clear()
         elif line.kind == "in_doubt":

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from phalanx.config import canonical_json, printable
+from phalanx.config import canonical_json, printable_text
 from phalanx.errors import SignatureError, VerificationError
-from phalanx.security.audit import Line
+from phalanx.security.audit import LogEntry
 from phalanx.security.crypto import Peer, in_domain, parse_canonical, read_public_signer, replace_file, steady_now
 from phalanx.serve.access import LOG_FOLDER, SERVER_FILE, verify_request_log
 from phalanx.serve.access.request_log import log_files
@@ -65,7 +65,7 @@ class _LogReader:
         self.num_left_out = 0
         self.head = ""
 
-    def take_line(self, line: Line) -> None:
+    def take_line(self, line: LogEntry) -> None:
         """Take one line that was checked."""
         self.head = line.head.digest
         if datetime.fromisoformat(line.time) < self._since:
@@ -117,7 +117,7 @@ def write_report(case: IncidentCase, hours: int = 24) -> dict[str, Any]:
         },
         "incident_log": {"lines": len(actions), "head": actions[-1].head.digest},
     }
-    signature = case.identity.sign(in_domain(_DOMAIN, canonical_json(statement))).hex()
+    signature = case.identity.sign_data(in_domain(_DOMAIN, canonical_json(statement))).hex()
     replace_file(case.directory / REPORT_FILE, canonical_json({"signature": signature, "statement": statement}), 0o640)
     replace_file(case.directory / PAGE_FILE, _write_page(statement).encode(), 0o640)
     return statement
@@ -133,7 +133,7 @@ def verify_report(path: Path, operator: Peer) -> dict[str, Any]:
         with path.open("rb") as file:
             envelope = parse_canonical(file.read(_MAX_REPORT_BYTES))
         statement: dict[str, Any] = envelope["statement"]
-        operator.verify(bytes.fromhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(statement)))
+        operator.verify_signature(bytes.fromhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(statement)))
     except (OSError, ValueError, KeyError, TypeError, SignatureError) as exc:
         raise VerificationError(f"{path}: is no report that {operator.name} has signed ({exc})") from exc
     return statement
@@ -153,7 +153,7 @@ def _write_page(statement: dict[str, Any]) -> str:
     ]
     for entry in statement["time_line"]:
         facts = {name: value for name, value in entry.items() if name not in {"time", "source", "kind"}}
-        text = printable(json.dumps(facts, ensure_ascii=True), 400).replace("|", "\\|")
+        text = printable_text(json.dumps(facts, ensure_ascii=True), 400).replace("|", "\\|")
         lines.append(f"| {entry['time']} | {entry['source']} | {entry['kind']} | {text} |")
     lines += [f"{statement['left_out']} further entries are left out.", ""] if statement["left_out"] else [""]
     lines += ["## Keys", "", "| key | owner | requests | statuses | verdicts |", "|---|---|---|---|---|"]
