@@ -43,7 +43,7 @@ class IncidentCase:
         self.directory = access / INCIDENTS_FOLDER / incident
         if not _ID.fullmatch(incident) or not self.directory.is_dir():
             raise InputError(
-                f"{access}: has no incident {printable_text(incident, 40)!r}; phalanx incident open begins one"
+                f"{access}: has no incident {printable_text(incident, 40)!r}; begin one: phalanx incident open"
             )
         self._operator_home = operator_home
         self.identity: Identity = load_signer(operator_home or access / OPERATOR_HOME, access / OPERATOR_FILE)
