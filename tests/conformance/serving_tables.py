@@ -35,6 +35,12 @@ def part(result: Result, name: str) -> list[Result]:
     return [row for row in result["rows"] if row["part"] == name]
 
 
+def serve_arms(result: Result) -> Iterator[str]:
+    for row in result["rows"]:
+        rates = (f"{row[unit]:.1f}" for unit in ("tokens_per_cpu_s", "tokens_per_s"))
+        yield line(row["arm"], row["streams"], *rates, f"{row['first_ms']:,.0f}", f"{row['token_ms']:,.0f}")
+
+
 def marginal(result: Result) -> Iterator[str]:
     for row in part(result, "marginal"):
         p_value = f"{row['p_value']:.2f}" if row["p_value"] > 1e-3 else "below 1e-3"
@@ -157,4 +163,5 @@ ROWS = (
     (MARKS_PAGE, MARKS, edits),
     (FILTERS_PAGE, FILTERS, inputs),
     (FILTERS_PAGE, FILTERS, outputs),
+    ("docs/benchmarks.md", "serve-cpu-2cores-busy-quick.json", serve_arms),
 )
