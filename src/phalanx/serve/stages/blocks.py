@@ -120,28 +120,28 @@ class StageBlocks:
             segments.append(Segment(text.cache, len(positions), ends[text], length))
             positions.extend(range(ends[text], ends[text] + length))
             ends[text] += length
-        for text, end in ends.items():
-            text.cache.reserve_room(end)
+        for text, stop in ends.items():
+            text.cache.reserve_room(stop)
         missing = max(0, MIN_ROWS - len(positions))
         rows = torch.cat([hidden, hidden.new_zeros(missing, hidden.shape[1])]) if missing else hidden
         output = run_trunk(self._trunk, rows[None], torch.tensor([positions + [0] * missing]), segments)
-        for text, end in ends.items():
-            text.length = text.cache.length = end
+        for text, stop in ends.items():
+            text.length = text.cache.length = stop
         return output[: len(positions)].contiguous().clone()
 
     @torch.inference_mode()
     def _check_pass(self) -> None:
         """Compare a trunk without any blocks with doing nothing."""
         blocks = self._trunk.get_submodule(self._stage.family.blocks)
-        held = list(blocks)
+        stage_blocks = list(blocks)
         probe = torch.randn(MIN_ROWS, self.width, generator=torch.Generator().manual_seed(0))
-        for place in range(len(held)):
+        for place in range(len(stage_blocks)):
             blocks[place] = PassThrough()
         try:
             output = run_trunk(self._trunk, probe[None], torch.arange(MIN_ROWS)[None], [])
         except (TypeError, ValueError, AttributeError, RuntimeError) as exc:
             raise ModelError(f"{self._stage.family.model_type}: its layers cannot be run apart ({exc})") from exc
-        for place, block in enumerate(held):
+        for place, block in enumerate(stage_blocks):
             blocks[place] = block
         if not torch.equal(output, probe):
             raise ModelError(

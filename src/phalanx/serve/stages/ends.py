@@ -81,11 +81,11 @@ def _graft_parts(model: nn.Module, front: nn.Module, back: nn.Module) -> None:
     """Put the parts of both ends into a model without memory; layers that neither has let everything pass."""
     for name, child in list(model.named_children()):
         parts = [part for part in (front.get_submodule(name), back.get_submodule(name)) if not _is_absent(part)]
-        whole = [part for part in parts if not any(map(_is_absent, part.modules()))]
+        complete = [part for part in parts if not any(map(_is_absent, part.modules()))]
         if not parts:
             model.add_module(name, PassThrough())
-        elif whole:
-            model.add_module(name, whole[0])
+        elif complete:
+            model.add_module(name, complete[0])
         else:
             _graft_parts(child, front.get_submodule(name), back.get_submodule(name))
 

@@ -128,8 +128,8 @@ def _redo_pieces(blocks: StageBlocks, inputs: Sequence[Tensor]) -> list[Tensor]:
     batch: list[Tensor] = []
     for part in [*inputs, None]:
         if batch and (part is None or sum(map(len, batch)) + len(part) > _RUN_ROWS):
-            states = blocks.extend([(text, len(one)) for one in batch], torch.cat(batch))
-            outputs.extend(torch.split(states, [len(one) for one in batch]))
+            states = blocks.extend([(text, len(part)) for part in batch], torch.cat(batch))
+            outputs.extend(torch.split(states, [len(part) for part in batch]))
             batch = []
         if part is not None:
             batch.append(part)

@@ -458,7 +458,7 @@ class StageRelay:
                 continue
             return
         for text in self._texts.values():
-            if any(one.party.name == departure.party for one in text.transcripts[index]):
+            if any(record.party.name == departure.party for record in text.transcripts[index]):
                 text.is_refuted = text.is_refuted or departure.cause == "convicted"
         self._require_party(index)
 
@@ -491,7 +491,7 @@ class StageRelay:
                 batch = []
             if piece is not None:
                 batch.append((later, piece.inputs))
-        redone, signed = ([piece.outputs for piece in one.pieces] for one in (later, earlier))
+        redone, signed = ([piece.outputs for piece in record.pieces] for record in (later, earlier))
         if first_piece_off(measure_pieces(redone, signed), 2 * party.offer.tolerance) is not None:
             self._settle_difference(text, earlier, later)
         transcripts.append(later)

@@ -111,9 +111,9 @@ def cut_layers(num_layers: int, config: StagesConfig) -> list[tuple[int, int]]:
         )
     layers = []
     for index in range(num_stages):
-        end = begin + num_middle // num_stages + (index < num_middle % num_stages)
-        layers.append((begin, end))
-        begin = end
+        stop = begin + num_middle // num_stages + (index < num_middle % num_stages)
+        layers.append((begin, stop))
+        begin = stop
     return layers
 
 

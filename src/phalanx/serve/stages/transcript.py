@@ -134,7 +134,7 @@ class ServedText:
     @property
     def all_transcripts(self) -> list[StageTranscript]:
         """Every record with a piece in it."""
-        return [one for stage in self.transcripts for one in stage if one.pieces]
+        return [record for stage in self.transcripts for record in stage if record.pieces]
 
 
 class ServedTextDraw:
@@ -154,7 +154,7 @@ class ServedTextDraw:
 
     def is_drawn(self, text: int, transcripts: Sequence[StageTranscript]) -> bool:
         """Draw for one text."""
-        signed = [text, *(one.pieces[-1].header.header_digest for one in transcripts)]
+        signed = [text, *(record.pieces[-1].header.header_digest for record in transcripts)]
         number = int.from_bytes(hmac.digest(self._key, canonical_json(signed), "sha256")[:8], "big")
         return number < self._rate * 2**64
 
@@ -168,7 +168,7 @@ class PartyCounts:
 
     def add_text(self, transcripts: Sequence[StageTranscript], *, is_checked: bool) -> None:
         """Count a text that is over."""
-        for name in {one.party.name for one in transcripts}:
+        for name in {record.party.name for record in transcripts}:
             self._texts[name] += 1
             self._checked[name] += int(is_checked)
 
