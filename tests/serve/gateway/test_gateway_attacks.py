@@ -36,7 +36,8 @@ OWN_PATHS = (
 
 def test_the_walk_knows_every_route_of_the_router(lab, monkeypatch):
     from phalanx.serve.access import Access
-    from phalanx.serve.gateway import app as gateway_app, load_gateway_config, make_gateway
+    from phalanx.serve.gateway import app as gateway_app
+    from phalanx.serve.gateway import load_gateway_config, make_gateway
 
     guard, inside = gateway_app.KeyGuard, []
     monkeypatch.setattr(gateway_app, "KeyGuard", lambda app, *rest: inside.append(app) or guard(app, *rest))
