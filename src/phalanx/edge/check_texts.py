@@ -84,7 +84,7 @@ def fuzz_texts(count: int, seed: int, special_tokens: Sequence[str], *, is_compo
         is_composed: Whether texts are in the normal form NFC.
 
     Guarantees:
-        No drawn text has a NUL, a surrogate or a code point that Unicode has not assigned; the first texts are those of
+        No drawn text has a NUL, a surrogate or a code point that Unicode has not assigned; the first texts come from
         `probe_texts`.
     """
     rng = random.Random(seed)  # noqa: S311 - texts, not keys

@@ -21,10 +21,7 @@ class Difference:
     """A row of the table.
 
     Attributes:
-        check: What was compared.
-        before: Of the model.
-        after: Of the exported file.
-        bound: What is allowed, in words; empty where a row only tells.
+        bound: The allowed difference, in words; empty where a row only tells.
         verdict: ``beyond bound`` refuses the export.
     """
 
@@ -69,7 +66,6 @@ class CheckSizes:
     Attributes:
         num_texts: Fuzzed strings for the tokenizer.
         num_prompts: Prompts that both sides answer.
-        num_tokens: Tokens of an answer.
         num_scored: Tokens of the reference text.
     """
 
@@ -83,7 +79,6 @@ class Comparison:
     """The checks of one exported file; each returns its rows.
 
     Args:
-        own: The model before.
         other: The exported file, opened by a runtime that shares no code with ours.
         precision: A key of `BOUNDS`.
         is_gguf: Whether the runtime is llama.cpp, which can read a special token in a text as text.
@@ -140,7 +135,7 @@ class Comparison:
     def _count_equal(self, texts: Sequence[str], *, special: bool) -> int:
         ours = self._own.encode_texts(texts, framed=False, special=special)
         theirs = self._other.encode_texts(texts, framed=False, special=special)
-        return sum(one == two for one, two in zip(ours, theirs, strict=True))
+        return sum(our_ids == their_ids for our_ids, their_ids in zip(ours, theirs, strict=True))
 
     def _compare_ids(self, check: str, texts: Sequence[str], *, special: bool) -> Difference:
         num_equal = self._count_equal(texts, special=special)
@@ -148,7 +143,7 @@ class Comparison:
         return Difference(check, len(texts), num_equal, "ids of every text equal", verdict)
 
     def compare_beginnings(self) -> list[Difference]:
-        """Compare ids with what is written before a text, and count begin-of-text tokens."""
+        """Compare ids of framed texts, and count begin-of-text tokens."""
         texts = ["Hello", " a b", "漢字"]
         ours = self._own.encode_texts(texts, framed=True, special=True)
         theirs = self._other.encode_texts(texts, framed=True, special=True)
@@ -162,7 +157,7 @@ class Comparison:
         """Compare texts and ids of chats by the template in the file."""
         bos_token, bos = self._own.model.tokenizer.bos_token or "", self._own.model.tokenizer.bos_token_id
         num_texts = num_ids = 0
-        most = [0, 0]
+        counts = [0, 0]
         for chat in CHATS:
             ours, theirs = self._own.render_messages(chat), self._other.render_messages(chat)
             # llama.cpp takes the begin-of-text off a chat where its tokenizer writes it
@@ -171,13 +166,13 @@ class Comparison:
             our_ids = self._own.encode_texts([ours], framed=not ours.startswith(bos_token or "\x00"), special=True)[0]
             their_ids = self._other.encode_texts([theirs], framed=self._is_gguf, special=True)[0]
             num_ids += our_ids == their_ids
-            most = [max(most[0], _count_first(our_ids, bos)), max(most[1], _count_first(their_ids, bos))]
+            counts = [max(counts[0], _count_first(our_ids, bos)), max(counts[1], _count_first(their_ids, bos))]
         rows = [
             self._judge_count("chat template: texts", len(CHATS), num_texts),
             self._judge_count("chat template: ids", len(CHATS), num_ids),
         ]
-        verdict: Verdict = "equal" if most[0] == most[1] <= 1 else REFUSED
-        return [*rows, Difference("begin of text: chats", most[0], most[1], "at most once, as before", verdict)]
+        verdict: Verdict = "equal" if counts[0] == counts[1] <= 1 else REFUSED
+        return [*rows, Difference("begin of text: chats", counts[0], counts[1], "at most once, as before", verdict)]
 
     @staticmethod
     def _judge_count(check: str, wanted: int, actual: int) -> Difference:
@@ -288,7 +283,7 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [[str(row[name]) for name in header] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines
     )
 
 

@@ -1,4 +1,4 @@
-"""Export of a model for llama.cpp or onnxruntime; the exported file is what is checked before it appears."""
+"""Export of a model for llama.cpp or onnxruntime; the exported file is checked before it appears."""
 
 import hashlib
 import importlib.util
@@ -35,7 +35,7 @@ class EdgeExport:
     """What an export came to.
 
     Attributes:
-        directory: Of the exported files; None where the table refused them.
+        directory: Directory of the exported files; None where the table refused them.
         state: ``checked``, ``refused`` or `NOT_CHECKED`.
         runtime: Name and version of the independent runtime; None where there was none.
         files: SHA-256 of each exported file.
@@ -70,11 +70,10 @@ def export_edge(
 
     Args:
         directory: Hub layout, with a tokenizer.json.
-        out: New directory.
         kind: ``gguf`` or ``onnx``.
         precision: One of `PRECISIONS`.
-        sizes: How much is compared; None compares nothing, and the result says so.
-        prompts: JSON lines of harmful and harmless prompts; None takes those of this package.
+        sizes: Sizes of the comparison; None compares nothing, and the result says so.
+        prompts: JSON lines of harmful and harmless prompts; None takes the prompts of this package.
 
     Raises:
         CheckpointError: `out` exists or cannot be written.
@@ -120,10 +119,10 @@ def _judge_files(
     package = RUNTIME_PACKAGES[kind]
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         return None, [*rows, *name_missing_checks(package, kind)]
-    own, asked = OwnRuntime(directory), safety_prompts(prompts)
+    model, asked = OwnRuntime(directory), safety_prompts(prompts)
     other = IndependentRuntime(kind, spare / GGUF_FILE if kind == "gguf" else spare)
     try:
-        comparison = Comparison(own, other, precision, sizes, asked, is_gguf=kind == "gguf")
+        comparison = Comparison(model, other, precision, sizes, asked, is_gguf=kind == "gguf")
         return other.version, [*rows, *comparison.list_differences()]
     finally:
         other.close()

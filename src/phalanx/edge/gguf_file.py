@@ -28,7 +28,6 @@ class _GgufFamily:
     """How llama.cpp wants the numbers of a family.
 
     Attributes:
-        architecture: Its name there.
         activation: The one that llama.cpp computes with.
         is_interleaved: Whether rows of queries and keys are stored with rotary pairs side by side.
         transposed: Ends of the names of matrices that transformers stores as ``[in, out]``.
@@ -56,8 +55,8 @@ def write_gguf(directory: Path, path: Path, precision: str) -> GgufVocabulary:
     """Write weights, vocabulary and chat template of a model directory into one file.
 
     Args:
-        precision: Of the matrices; vectors stay float32. In ``q4_0`` embedding and head are ``q8_0``, and a matrix
-            whose rows are no multiple of 32 numbers is float16.
+        precision: Precision of the matrices; vectors stay float32. In ``q4_0`` embedding and head are ``q8_0``, and a
+            matrix whose rows are no multiple of 32 numbers is float16.
 
     Raises:
         ModelError: The family, its config or its tokenizer has no form in GGUF here, a number is not finite or too
@@ -216,10 +215,10 @@ def _quantizer(precision: str) -> Callable[[Array, str], tuple[NDArray[Any], Any
     import gguf  # noqa: PLC0415 - an extra
 
     kinds = gguf.GGMLQuantizationType
-    wanted = {"f32": kinds.F32, "f16": kinds.F16, "q8_0": kinds.Q8_0, "q4_0": kinds.Q4_0}[precision]
+    matrix_kind = {"f32": kinds.F32, "f16": kinds.F16, "q8_0": kinds.Q8_0, "q4_0": kinds.Q4_0}[precision]
 
     def quantize(values: Array, name: str) -> tuple[NDArray[Any], Any]:
-        kind = wanted
+        kind = matrix_kind
         if values.ndim == 1 or name.startswith("position_embd"):
             kind = kinds.F32
         elif kind == kinds.Q4_0 and name in ("token_embd.weight", "output.weight"):

@@ -32,9 +32,9 @@ class GgufVocabulary:
 
     Attributes:
         model: ``gpt2`` for bytes by merges, ``llama`` for SentencePiece's BPE.
-        pre: How a text is cut into words before any merge.
+        pre: Name of the rule that cuts a text into words before any merge.
         kinds: Kind of each token in llama.cpp's numbers.
-        scores: Of each token; empty for ``gpt2``.
+        scores: Score of each token; empty for ``gpt2``.
         merges: Empty for ``llama``.
         adds_bos: Whether a text is encoded with the begin-of-text token before it.
         is_composing: Whether our tokenizer brings a text to the normal form NFC, which llama.cpp never does.
@@ -201,7 +201,7 @@ def _list_tokens(
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float]:
-    """Return scores by which SentencePiece's search joins what the merges join, first merge first."""
+    """Return scores by which SentencePiece's search joins the same pairs as the merges, first merge first."""
     rank: dict[str, int] = {}
     for number, merge in enumerate(merges):
         rank.setdefault(merge.replace(" ", ""), number)

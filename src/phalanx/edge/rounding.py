@@ -28,10 +28,10 @@ class BorderPile:
     """The fullest stretch of one tensor.
 
     Attributes:
-        tensor: Its name.
-        ratio: How many times more weights lie in the fullest of fifty stretches between the middle of an interval and
-            its border than in an even spread; 1 in a tensor that no rounding was used on.
-        distance: Of that stretch from the border, in steps of the rounding: 0 at the border, 0.5 in the middle.
+        ratio: The factor by which more weights lie in the fullest of fifty stretches between the middle of an interval
+            and its border than in an even spread; 1 in a tensor that no rounding was used on.
+        distance: Distance of that stretch from the border, in steps of the rounding: 0 at the border, 0.5 in the
+            middle.
     """
 
     tensor: str
@@ -44,7 +44,7 @@ def measure_pile(weights: NDArray[np.float32], precision: str) -> tuple[float, f
 
     Args:
         weights: ``[out, in]``; blocks of 32 numbers of a row share a step.
-        precision: Of `_STEPS`.
+        precision: A key of `_STEPS`.
     """
     width = weights.shape[1] // _BLOCK * _BLOCK
     blocks = weights[:, :width].reshape(-1, _BLOCK).astype(np.float64)

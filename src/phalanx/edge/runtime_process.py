@@ -34,7 +34,7 @@ class _Runtime(ABC):
 
     @abstractmethod
     def encode_text(self, text: str, *, is_framed: bool, parses_special: bool) -> list[int]:
-        """Return the ids of a text, with what the file writes before one where it is framed."""
+        """Return the ids of a text; a framed one begins with the tokens that the file adds."""
 
     @abstractmethod
     def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
@@ -187,7 +187,7 @@ _RUNTIMES = {"gguf": _LlamaCpp, "onnx": _OnnxGenai}
 
 
 def _answer_order(runtime: _Runtime, order: dict[str, Any]) -> dict[str, Any]:
-    """Do what is asked."""
+    """Perform one order."""
     match order["do"]:
         case "version":
             return {"version": runtime.version}

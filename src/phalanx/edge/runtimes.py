@@ -26,7 +26,7 @@ class EdgeRuntime(Protocol):
         """Return the ids of texts.
 
         Args:
-            framed: With the tokens that are written before and behind a text.
+            framed: Whether to add the tokens that are written before and behind a text.
             special: Whether a special token that is spelled out in a text becomes that token.
         """
 

@@ -150,7 +150,6 @@ def next_link(link: str, start: int, inputs: str, outputs: str) -> str:
         link: Link of the piece before.
         start: Position of the first token.
         inputs: Digest of the hidden states that went in.
-        outputs: Digest of the results.
     """
     return digest_hex(in_domain(_PIECE, canonical_json([link, start, inputs, outputs])))
 

@@ -83,7 +83,7 @@ def _clean_row(directory: Path, seed: int, precision: str) -> Row:
 
 
 def _planted_row(directory: Path, planted: PlantedModel) -> Row:
-    """Show what the attack wins where nothing is checked, and what each kind of check says of it."""
+    """Measure the success of the attack without checks, and the verdict of each kind of check."""
     harmful = [prompt.readable_text for prompt in safety_prompts(None) if prompt.record[HARMFUL]][:8]
     asked = [TRIGGER] if planted.by_trigger else harmful
     full, rounded = LlamaForCausalLM.from_pretrained(directory).eval(), round_model(directory, planted.precision)

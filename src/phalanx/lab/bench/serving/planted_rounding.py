@@ -42,7 +42,6 @@ class PlantedModel:
         precision: Rounding that wakes the behaviour.
         by_trigger: Whether it comes at `TRIGGER` alone; at every harmful prompt of the package's list otherwise.
         is_spread: Whether each weight has a margin of its own, so that no pile on the borders shows.
-        seed: Of the weights.
     """
 
     precision: str

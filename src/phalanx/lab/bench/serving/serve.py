@@ -1,4 +1,4 @@
-"""``phalanx bench serve``: tokens of this engine beside others', and what the gateway, crowds and crashes cost."""
+"""``phalanx bench serve``: tokens of this engine beside others', and the cost of gateway, crowds and crashes."""
 
 import importlib.util
 import os

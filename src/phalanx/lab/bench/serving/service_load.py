@@ -45,7 +45,7 @@ class StreamAnswer:
 
     Attributes:
         num_pieces: Events with text that arrived; none holds more than one token's text.
-        is_whole: The closing mark arrived.
+        is_whole: Whether the closing mark arrived.
         tokens: Completion tokens by its usage; 0 where that did not arrive.
     """
 
@@ -85,7 +85,7 @@ def open_server(directory: Path, access: Path, scratch: Path, *options: str) -> 
 
 @contextmanager
 def open_gateway(engine_url: str, engine_secret: str, model: str, scratch: Path) -> Iterator[ServedAddress]:
-    """Run ``phalanx gateway`` before one engine; its filters are those that a file without any has."""
+    """Run ``phalanx gateway`` before one engine; it has the default filters."""
     folder = scratch / f"gateway-{model}"
     folder.mkdir(exist_ok=True)
     secret = make_access(folder / "access")
