@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -55,4 +56,7 @@ def write_model(out: Path, family: str = "llama", tokenizer: PreTrainedTokenizer
         model = kind(config(**sizes))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+    if family == "qwen2":
+        # transformers reads any tokenizer of this family by Qwen's own rules; a real model's file has them
+        AutoTokenizer.from_pretrained(out).save_pretrained(out)
     return out

@@ -110,6 +110,9 @@ def test_the_command_serves_in_stages_and_its_log_says_which_texts_were_redone(d
     access, file = tmp_path / "access", tmp_path / "stages.toml"
     secret = add_key(access)[1]
     file.write_text(dump_toml(stages(pki, workers_here=str(pki))))
+    # the server's filters end a text at a control character
+    right = {prompt: texts_of(one_process, [prompt], 8)[0] for prompt in ("in the end", *map(str, range(20)))}
+    prompt = next(prompt for prompt, text in right.items() if text and text.isprintable())
     command = [sys.executable, "-m", "phalanx", "serve", directory, "--name", "tiny", "--access", access]
     command += ["--stages", file, "--port", "0", "--json"]
 
@@ -117,14 +120,13 @@ def test_the_command_serves_in_stages_and_its_log_says_which_texts_were_redone(d
         try:
             ready = json.loads(server.stdout.readline())
             client = openai.OpenAI(base_url=f"{ready['url']}/v1", api_key=secret, max_retries=0)
-            reply = client.completions.create(model="tiny", prompt="in the end", max_tokens=8, temperature=0)
+            reply = client.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0)
             server.send_signal(signal.SIGTERM)
             assert server.wait(120) == 0
         finally:
             server.kill()
 
-    (right,) = texts_of(one_process, ["in the end"], 8)
-    assert reply.choices[0].text == right
+    assert reply.choices[0].text == right[prompt]
     assert [facts["re-checked"] for facts in bodies(access, "text_checked")] == ["yes"]
     assert bodies(access, "request")[0]["verdicts"] == ["stages:text-0"]
 
