@@ -119,8 +119,8 @@ def test_the_command_serves_in_stages_and_its_log_says_which_texts_were_redone(d
     with subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, text=True) as server:
         try:
             ready = json.loads(server.stdout.readline())
-            client = openai.OpenAI(base_url=f"{ready['url']}/v1", api_key=secret, max_retries=0)
-            reply = client.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0)
+            with openai.OpenAI(base_url=f"{ready['url']}/v1", api_key=secret, max_retries=0) as client:
+                reply = client.completions.create(model="tiny", prompt=prompt, max_tokens=8, temperature=0)
             server.send_signal(signal.SIGTERM)
             assert server.wait(120) == 0
         finally:
