@@ -98,7 +98,7 @@ def stolen(victim: int, told: dict) -> list[str]:
 )
 def test_without_a_sandbox_another_process_of_the_user_reads_a_secret(pipe, hold):
     with in_the_open("isolation_victim", pipe.writing, hold.reading, keep=(pipe.writing, hold.reading)) as victim:
-        told = pipe.to_text()
+        told = pipe.line()
         ways = stolen(victim.pid, told)
         hold.close()
         victim.communicate(timeout=60)
@@ -110,7 +110,7 @@ def test_in_the_sandbox_no_other_process_of_the_user_reads_a_secret(pipe, hold):
     program = Program("isolation_victim", (str(pipe.writing), str(hold.reading)), (pipe.writing, hold.reading))
 
     with start_isolated(program, Sandbox()) as running:
-        told = pipe.to_text()
+        told = pipe.line()
         ways = stolen(running.pid, told)
 
     assert told["pid"] == 1
@@ -129,7 +129,7 @@ def test_a_program_started_by_exec_in_a_user_namespace_would_be_read_although_it
     with subprocess.Popen(
         ["unshare", "--user", "--map-current-user", *module], env=environment(), pass_fds=ends
     ) as victim:
-        ways = stolen(victim.pid, pipe.to_text())
+        ways = stolen(victim.pid, pipe.line())
         hold.close()
         victim.wait(60)
 
@@ -141,7 +141,7 @@ def test_outside_of_a_namespace_the_same_program_is_not_read(pipe, hold):
     ends = (pipe.writing, hold.reading)
 
     with in_the_open("isolation_victim", *ends, "undumpable", keep=ends) as victim:
-        ways = stolen(victim.pid, pipe.to_text())
+        ways = stolen(victim.pid, pipe.line())
         hold.close()
         victim.communicate(timeout=60)
 
@@ -177,7 +177,7 @@ def test_a_crash_leaves_a_secret_in_a_core_dump_without_a_sandbox_and_none_with_
 
 def test_the_isolated_process_ends_with_its_starter(pipe, hold):
     with in_the_open("isolation_starter", pipe.writing, hold.reading, keep=(pipe.writing, hold.reading)) as starter:
-        assert pipe.to_text()["pid"] == 1
+        assert pipe.line()["pid"] == 1
 
         starter.kill()
         starter.communicate(timeout=60)
