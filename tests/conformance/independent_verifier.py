@@ -124,7 +124,7 @@ class Draw:
 
 class Step:
     def __init__(self, leaves: list, opening: dict, keys: dict, draw):
-        self.opening, self.keys, self.draw_pad, self.guard = opening, keys, draw, opening["guard"]
+        self.opening, self.keys, self.draw, self.guard = opening, keys, draw, opening["guard"]
         self.by_kind = {}
         for leaf in leaves:
             self.by_kind.setdefault(leaf["leaf"], []).append(leaf)
@@ -152,7 +152,7 @@ class Step:
         for leaf in self.by_kind.get("draw", ()):
             asked |= {(leaf["stage"], m, leaf["auditor"]) for m in leaf["microbatches"]}
             self.demand(leaf["stage"], leaf["auditor"], leaf["microbatches"], leaf["whole"])
-        if self.draw_pad is not None and self.guard["mode"] == "phalanx":
+        if self.draw is not None and self.guard["mode"] == "phalanx":
             self.redraw(asked)
         for leaf in self.by_kind.get("step_audit", ()):
             self.check_whole(leaf)
@@ -178,7 +178,7 @@ class Step:
 
     def redraw(self, asked):
         for s in sorted(self.shadow):
-            if s not in self.owned and self.draw_pad.coin(self.t, self.e, s, -2) < self.guard["owner_audit_rate"]:
+            if s not in self.owned and self.draw.coin(self.t, self.e, s, -2) < self.guard["owner_audit_rate"]:
                 raise RefusedError(f"stage {s}: the owner's audit was drawn and not made")
             if self.holder[s] != "owner":
                 microbatches, whole = self.drawn(s)
@@ -188,9 +188,9 @@ class Step:
 
     def drawn(self, s):
         t, e, shadow = self.t, self.e, self.guard["shadow"]
-        whole = shadow != "lockstep" and self.draw_pad.coin(t, e, s, -1) < self.guard["step_audit_rate"]
+        whole = shadow != "lockstep" and self.draw.coin(t, e, s, -1) < self.guard["step_audit_rate"]
         everything = whole or shadow == "lockstep"
-        return list(range(self.m)) if everything else self.draw_pad.microbatches(t, e, s, self.m), whole
+        return list(range(self.m)) if everything else self.draw.microbatches(t, e, s, self.m), whole
 
     def check_audit(self, leaf) -> int:
         s, m, auditor = leaf["stage"], leaf["microbatch"], leaf["auditor"]

@@ -47,7 +47,7 @@ def section_of(case: ZeroCase, home: Path) -> DeepSpeedConfig:
 def recipe_of(case: ZeroCase) -> RankRecipe:
     zero = {"zero": 3} if case.engine == "parallel" else {}
     return RankRecipe(
-        ParallelConfig(dp=case.dp, activation_checkpointing=case.recompute_microbatch, **zero),
+        ParallelConfig(dp=case.dp, activation_checkpointing=case.recompute, **zero),
         adamw_of(as_case(case)),
         BATCH,
         MICROBATCHES // case.dp,
@@ -80,19 +80,19 @@ def play(case: ZeroCase, rank: int, home: Path, number: int) -> dict[str, object
         first = STEPS // 2 if case.loads else 0
         whole = load_file(home / f"{case.loads}.safetensors") if case.loads and rank == 0 else {}
         for stage in range(member.num_stages) if case.loads else ():
-            tensors = {name: whole[name] for name in member.names(stage)} if rank == 0 else None
-            member.load(first, stage, tensors)
+            tensors = {name: whole[name] for name in member.tensor_names(stage)} if rank == 0 else None
+            member.load_stage(first, stage, tensors)
         curve, failed = [], None
         for step in range(first, STEPS):
             if case.saves and step == STEPS // 2:
-                kept = member.collect(0)
+                kept = member.collect_stage(0)
                 if rank == 0:
                     save_file(kept, home / f"{case.saves}.safetensors")
             if case.engine == "deepspeed" and step == STEPS - 3:
                 failed = fails(member, step)
-            outcome = member.step(step, *batch_of(step, VOCAB))
+            outcome = member.train_step(step, *batch_of(step, VOCAB))
             curve.append((outcome.loss, outcome.gradient_norm))
-        held_out = member.evaluate(*batch_of(999, VOCAB))
+        held_out = member.evaluate_batch(*batch_of(999, VOCAB))
         files = [str(path.relative_to(home)) for path in sorted((home / "disk").rglob("*.swp")) if path.stat().st_size]
         return {"curve": curve, "held_out": held_out, "files": files, "failed": failed, "kinds": kinds(member)}
 
@@ -103,7 +103,7 @@ def fails(member, step: int) -> str:
     ids, labels = batch_of(step, VOCAB)
     hook = member._engine.module.register_forward_hook(lambda *found: found[-1] * (torch.nan if last else 1.0))
     try:
-        member.step(step, ids, labels)
+        member.train_step(step, ids, labels)
     except FailedBatchError as exc:
         return str(exc)
     finally:
@@ -113,7 +113,9 @@ def fails(member, step: int) -> str:
 
 def kinds(member) -> list[str]:
     """Which kinds of tensors are other than zero everywhere; on rank 0."""
-    return sorted({name.partition("/")[0] for name, tensor in member.collect(0).items() if tensor.abs().sum() > 0})
+    return sorted(
+        {name.partition("/")[0] for name, tensor in member.collect_stage(0).items() if tensor.abs().sum() > 0}
+    )
 
 
 def be_rank(rank: int, cases: dict[int, ZeroCase], home: Path) -> None:

@@ -28,8 +28,8 @@ def invited(place, *names):
     """The endpoint of an owner that has invited parties, and the tokens that it printed."""
     chosen = [word for name in names for word in ("--name", name)]
     owner = place.start("invite", str(place.run_file), *chosen, "--host", "127.0.0.1", anew=True)
-    place.wait_for(owner, lambda: "waiting for all to join" in owner.text_content)
-    return owner, re.findall(r"phalanx join (\S+)", owner.text_content)
+    place.wait_for(owner, lambda: "waiting for all to join" in owner.text)
+    return owner, re.findall(r"phalanx join (\S+)", owner.text)
 
 
 @pytest.mark.slow
@@ -39,11 +39,11 @@ def test_a_killed_owner_that_is_resumed_finds_its_workers_back_though_nobody_tou
     commands = [("join", token, "--dir", str(place.path / name)) for name, token in zip(names, tokens, strict=True)]
     for command, name in zip(commands, names, strict=True):
         prepared = place.start(*command, "--port", "0", "--no-serve", anew=True)
-        assert prepared.wait() == 0, prepared.text_content
-        assert "your task: serve or shadow some of 4 stages" in prepared.text_content
+        assert prepared.wait() == 0, prepared.text
+        assert "your task: serve or shadow some of 4 stages" in prepared.text
         with (place.path / name / "worker.toml").open("a") as file:
             file.write(HASTY)
-    assert owner.wait() == 0, owner.text_content
+    assert owner.wait() == 0, owner.text
     assert load_identity(place.path / "north").name == "north"
     assert not list((place.path / "keys").glob("[ns]o*th/*.key"))
 
@@ -52,16 +52,16 @@ def test_a_killed_owner_that_is_resumed_finds_its_workers_back_though_nobody_tou
     killed = place.train(*settings)
     place.wait_for(killed, lambda: place.has_line("metrics.jsonl", '"step": 3,'))
     killed.kill()
-    summary = place.finish_enrolment(*settings, resume=True)
+    summary = place.finish(*settings, resume=True)
 
-    assert [worker.wait() for worker in workers] == [0, 0], [worker.text_content for worker in workers]
+    assert [worker.wait() for worker in workers] == [0, 0], [worker.text for worker in workers]
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
     assert summary["resumed_from"] >= 3
     for name, worker in zip(names, workers, strict=True):
         for said in (f"as {name}, run", "admitted to a run of 4 stages", "serves stage", "again in 1 s", "is complete"):
-            assert said in worker.text_content, worker.text_content
-        assert f"{name} has called" in killed.text_content
-        assert "Traceback" not in worker.text_content
+            assert said in worker.text, worker.text
+        assert f"{name} has called" in killed.text
+        assert "Traceback" not in worker.text
 
 
 @pytest.mark.slow
@@ -69,24 +69,24 @@ def test_who_joins_with_a_token_that_was_used_by_another_is_told_so_and_may_be_t
     place = remote_place
     owner, (token, _) = invited(place, "north", "south")
     thief = place.start("join", token, "--dir", str(place.path / "thief"), "--port", "0", anew=True)
-    place.wait_for(thief, lambda: "looking for the owner" in thief.text_content)
+    place.wait_for(thief, lambda: "looking for the owner" in thief.text)
 
     honest = place.start("join", token, "--dir", str(place.path / "honest"), anew=True)
 
     assert honest.wait() == 4
-    assert "was used already, with other keys than these" in honest.text_content
-    assert "a caller at 127.0.0.1 is refused: the token of north was used already" in owner.text_content
+    assert "was used already, with other keys than these" in honest.text
+    assert "a caller at 127.0.0.1 is refused: the token of north was used already" in owner.text
     os.kill(thief.popen.pid, signal.SIGTERM)
-    assert thief.wait() == 0, thief.text_content
-    assert "stopped while no run was under way" in thief.text_content
+    assert thief.wait() == 0, thief.text
+    assert "stopped while no run was under way" in thief.text
 
 
 def told_of(place):
     """What `phalanx peers --json` says of each party."""
     shown = place.start("peers", str(place.path / "run"), "--json")
-    assert shown.wait() == 0, shown.text_content
+    assert shown.wait() == 0, shown.text
     # the words for people are on stderr, which this process has in the same place
-    answer = json.loads(next(line for line in reversed(shown.text_content.splitlines()) if line.startswith("{")))
+    answer = json.loads(next(line for line in reversed(shown.text.splitlines()) if line.startswith("{")))
     return {row["name"]: row for row in answer["parties"]}
 
 
@@ -97,7 +97,7 @@ def test_a_revoked_worker_is_dropped_and_stays_out_with_its_old_certificate_also
     homes = {name: place.path / name for name in ("north", "south")}
     for token, home in zip(tokens, homes.values(), strict=True):
         assert place.start("join", token, "--dir", str(home), "--port", "0", "--no-serve", anew=True).wait() == 0
-    assert owner.wait() == 0, owner.text_content
+    assert owner.wait() == 0, owner.text
     settings = ("checkpoint.journal=true", "checkpoint.every=0")
     workers = {
         name: place.start("join", token, "--dir", str(homes[name])) for name, token in zip(homes, tokens, strict=True)
@@ -109,8 +109,8 @@ def test_a_revoked_worker_is_dropped_and_stays_out_with_its_old_certificate_also
     assert set(told_of(place)) == {"north", "south"}
 
     revoked = place.start("peers", str(place.path / "run"), "--revoke", "north", "--reason", "the keys were copied")
-    assert revoked.wait() == 0, revoked.text_content
-    assert "the certificate of north is revoked" in revoked.text_content
+    assert revoked.wait() == 0, revoked.text
+    assert "the certificate of north is revoked" in revoked.text
     os.kill(first.popen.pid, signal.SIGCONT)
     place.wait_for(first, lambda: place.has_line("events.jsonl", '"kind":"takeover"', after='"kind":"revoked"'))
     first.kill()
@@ -118,9 +118,9 @@ def test_a_revoked_worker_is_dropped_and_stays_out_with_its_old_certificate_also
     os.kill(workers["south"].popen.pid, signal.SIGSTOP)
     back = place.start("worker", str(homes["north"] / "worker.toml"))
     resumed = place.train(*settings, resume=True)
-    assert (back.wait(), workers["north"].wait()) == (4, 4), workers["north"].text_content
+    assert (back.wait(), workers["north"].wait()) == (4, 4), workers["north"].text
     os.kill(workers["south"].popen.pid, signal.SIGCONT)
-    assert resumed.wait() == 0, resumed.text_content
+    assert resumed.wait() == 0, resumed.text
     summary = place.summary()
 
     assert (summary["status"], summary["lost"], summary["evicted"], summary["verdicts"]) == (
@@ -130,9 +130,9 @@ def test_a_revoked_worker_is_dropped_and_stays_out_with_its_old_certificate_also
         [],
     )
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
-    assert workers["south"].wait() == 0, workers["south"].text_content
+    assert workers["south"].wait() == 0, workers["south"].text
     for process in (back, workers["north"]):
-        assert "the certificate of north was revoked by the owner" in process.text_content
+        assert "the certificate of north was revoked by the owner" in process.text
     log = (place.path / "run" / "events.jsonl").read_text()
     assert log.count('"kind":"revoked"') == 1
     assert '"reason":"the keys were copied"' in log
@@ -141,4 +141,4 @@ def test_a_revoked_worker_is_dropped_and_stays_out_with_its_old_certificate_also
     assert rows["south"]["state"] == "certified"
     assert rows["south"]["steps"] >= 1
     verified = place.start("audit", "verify", str(place.path / "run"))
-    assert verified.wait() == 0, verified.text_content
+    assert verified.wait() == 0, verified.text

@@ -65,8 +65,8 @@ def test_a_log_of_which_half_was_cut_away_everywhere_is_missed_by_machines_elsew
     owner = place.train(*settings)
     place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 7,'))
     owner.popen.send_signal(signal.SIGINT)
-    assert owner.wait() == 130, owner.text_content
-    assert [worker.wait() for worker in workers] == [4, 4], [worker.text_content for worker in workers]
+    assert owner.wait() == 130, owner.text
+    assert [worker.wait() for worker in workers] == [4, 4], [worker.text for worker in workers]
     known = heads(place)
     whole = (place.path / "run" / "events.jsonl").read_bytes()
     assert max(head["last"]["number"] for head in known) >= 7, known
@@ -77,12 +77,12 @@ def test_a_log_of_which_half_was_cut_away_everywhere_is_missed_by_machines_elsew
     workers = start()
     owner = place.train(*settings, resume=True)
 
-    assert owner.wait() == 5, owner.text_content
-    said = " ".join(owner.text_content.split())
+    assert owner.wait() == 5, owner.text
+    said = " ".join(owner.text.split())
     assert f"the audit log has {len(public)} of the " in said
     assert "lines about sessions, steps and evictions that" in said
     assert "restore the whole run directory" in said
-    assert "Traceback" not in owner.text_content
+    assert "Traceback" not in owner.text
     # not a byte of the owner's records was touched, so that what belongs there can be put back
     after = snapshot(place.path / "run")
     of_the_moment = {place.path / "run" / name for name in ("address", "peers.json")}
@@ -96,8 +96,8 @@ def test_a_log_of_which_half_was_cut_away_everywhere_is_missed_by_machines_elsew
     for name in WORKERS:
         shutil.rmtree(place.path / name / "log_heads")
     workers = start()
-    summary = place.finish_enrolment(*settings, resume=True)
-    assert [worker.wait() for worker in workers] == [0, 0], [worker.text_content for worker in workers]
+    summary = place.finish(*settings, resume=True)
+    assert [worker.wait() for worker in workers] == [0, 0], [worker.text for worker in workers]
     assert summary["status"] == "completed"
     assert cut[place.path / "run" / "events.jsonl"] in whole
     assert (place.path / "run" / "events.jsonl").read_bytes().startswith(cut[place.path / "run" / "events.jsonl"])
