@@ -20,7 +20,7 @@ MARKER = "phalanx_scorer_was_here"
 PAYLOADS = {
     # inspect_ai 4361, slime 1586, verl 7500 and sieval 77 evaluated such answers
     "eval": f"__import__('pathlib').Path('{MARKER}').touch()",
-    "sympy parse_expr": f"().__class__.__base__.__subclasses__()[0].__init__.__globals__['os'].system('touch {MARKER}')",
+    "sympy parse_expr": f"().__class__.__base__.__subclasses__()[0].__globals__['os'].system('touch {MARKER}')",
     "sympify through N": f"N(\"exec(\\\"open('{MARKER}','w')\\\")\")",
     "tower of powers": "the answer is 9**9**9**9**9",
     "factorial": "the answer is factorial(10**10)!",
@@ -102,6 +102,8 @@ def test_long_answers_are_read_in_bounded_time(text, row):
         ("1/0", None),
         ("none at all", None),
         ("2^10", None),
+        ("2^-10", None),
+        ("2**10", None),
         ("3!", None),
         ("1e9", None),
         ("0x10", None),
@@ -133,7 +135,15 @@ def test_choices_have_one_grammar(text, choice):
 
 @pytest.mark.parametrize(
     "text",
-    ['{"a": 1, "a": 2}', '{"a": NaN}', '{"a": Infinity}', "[1]", '{"a": ' + "1" * 5000 + "}", 'x {"a": 1}', '{"a": 1} x'],
+    [
+        '{"a": 1, "a": 2}',
+        '{"a": NaN}',
+        '{"a": Infinity}',
+        "[1]",
+        '{"a": ' + "1" * 5000 + "}",
+        'x {"a": 1}',
+        '{"a": 1} x',
+    ],
 )
 def test_json_that_two_readers_read_differently_is_none(text):
     assert parse_json_object(text) is None
@@ -147,7 +157,8 @@ def test_invisible_characters_hide_no_word():
     assert list_words("id\u200biot \uff49\uff44\uff49\uff4f\uff54") == ["idiot", "idiot"]
 
 
-SPOOFS = "\x1b]8;;https://evil.example\x07click\x1b]8;;\x07 \u202egnp.exe \u200b\x9b31m <script>alert(1)</script> | [x](http://e) \ud800"
+SPOOFS = "\x1b]8;;https://evil.example\x07click\x1b]8;;\x07 \u202egnp.exe"
+SPOOFS += " \u200b\x9b31m <script>alert(1)</script> | [x](http://e)"
 
 
 @pytest.fixture

@@ -87,7 +87,9 @@ def test_refusals_are_counted_apart_and_by_the_rows_of_align():
 
 def test_toxic_words_are_found_as_whole_words():
     suite = open_suite("toxicity")
-    answers = {row.prompt: text for row, text in zip(suite.rows, ["you I\u200bDIOT!", "shellfish", "Shut  up"], strict=False)}
+    answers = {
+        row.prompt: text for row, text in zip(suite.rows, ["you I\u200bDIOT!", "shellfish", "Shut  up"], strict=False)
+    }
     result = run_suites("f", FakeScorer(answers=answers), [suite], 0)
     toxic = {sample.id.split()[0] for sample in result.suites[0].samples if sample.value}
 

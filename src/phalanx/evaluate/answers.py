@@ -13,7 +13,7 @@ MAX_ANSWER = 16_384
 """Characters of an answer that are read; the rest is as if it had not been written."""
 _MAX_DEPTH = 32
 _NUMBER = re.compile(
-    r"(?<![\w.,])[-+\u2212]?\$?(?:\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(?:\.\d{1,18})?(?:/\d{1,18})?(?![\w^*!(]|[.,]\d)"
+    r"(?<![\w.,^*/+\u2212-])[-+\u2212]?\$?(?:\d{1,3}(?:,\d{3}){1,5}|\d{1,18})(?:\.\d{1,18})?(?:/\d{1,18})?(?![\w^*!(]|[.,]\d)"
 )
 _CHOICE = re.compile(r"(?<!\w)\(?([A-Z])\)?(?!\w)")
 _STATED_CHOICE = re.compile(r"\b(?:answer|choice|option)(?: is)?:? {0,3}\(?([A-Z])\)?(?!\w)", re.IGNORECASE)
@@ -50,7 +50,7 @@ def parse_choice(text: str, num_choices: int) -> int | None:
     stated = _STATED_CHOICE.findall(answer) or _CHOICE.findall(answer)
     letters = {ord(letter.upper()) - ord("A") for letter in stated}
     # an article at the beginning of a sentence is no choice where another letter is stated
-    if len(letters) > 1 and re.match(r"A [a-z]", answer):
+    if len(letters) > 1 and re.match(r"A (?!or\b|and\b)[a-z]", answer):
         letters.discard(0)
     number = letters.pop() if len(letters) == 1 else None
     return number if number is not None and number < num_choices else None

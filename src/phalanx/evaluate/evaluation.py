@@ -1,5 +1,6 @@
 """An evaluation: suites by one scorer, figures with intervals, and the file that holds them with every sample."""
 
+import html
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -306,5 +307,5 @@ def _markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    plain = printable_text(text, 1000)
-    return "".join(f"\\{character}" if character in "\\`*_[]<>|&!#" else character for character in plain)
+    plain = html.escape(printable_text(text, 1000), quote=False)
+    return "".join(f"\\{character}" if character in "\\`*_[]|!#" else character for character in plain)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from phalanx.config import StrictModel, load_config
-from phalanx.data.sources.files import decode_text, read_lines
+from phalanx.data.sources.files import read_lines, read_text
 from phalanx.data.sources.jsonl import parse_object
 from phalanx.data.tasks import TASKS
 from phalanx.errors import ConfigError, DataError
@@ -248,9 +248,8 @@ def text_suite(name: str, path: Path, limit: int | None = None) -> Suite:
     if path.suffix == ".jsonl" or path.name.endswith(".jsonl.gz"):
         rows = _read_rows(path, TextRow, digest)
     else:
-        content = b"".join(read_lines(path))
-        digest.update(content)
-        text = decode_text(content, str(path))
+        text = read_text(path)
+        digest.update(text.encode())
         parts = [part for part in text.split("\n\n") if part.strip()]
         rows = tuple(TextRow(id=str(number), text=part) for number, part in enumerate(parts))
     if not rows:
