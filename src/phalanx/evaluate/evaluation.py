@@ -90,6 +90,14 @@ class EvaluationResult(StrictModel):
         """Every figure by ``suite.metric``."""
         return {f"{suite.name}.{figure.metric}": figure for suite in self.suites for figure in suite.figures}
 
+    @property
+    def brief_figures(self) -> dict[str, dict[str, float | int | None]]:
+        """Value, interval and n of every figure by ``suite.metric``."""
+        return {
+            name: {"value": figure.value, "low": figure.low, "high": figure.high, "n": figure.n}
+            for name, figure in self.figures.items()
+        }
+
     def without_samples(self) -> dict[str, Any]:
         """Return the result as JSON has it, without samples."""
         return self.model_dump(mode="json", exclude={"suites": {"__all__": {"samples"}}})

@@ -22,6 +22,7 @@ from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
 from phalanx.train.batches.validation import measure_perplexities
 from phalanx.train.config import RunConfig
+from phalanx.train.engines.domain_engine import DomainEngine
 from phalanx.train.records.device_use import DeviceUse
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
@@ -189,7 +190,15 @@ class RunHooks:
             check_fresh(result)
         self._went_back = self._went_back or (result.guard or UNGUARDED).steps_redone > 0
         self._recorder.figures = {**self._recorder.figures, **self._use.usage_figures(tokens / wall_s)}
+        self._note_evaluation(result.step + 1)
         self._recorder.record_step(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
+
+    def _note_evaluation(self, num_steps: int) -> None:
+        """Ask the model by the suites of the run file, when it is time for it."""
+        result = self._trained.evaluate_if_due(num_steps) if isinstance(self._trained, DomainEngine) else None
+        self._recorder.evaluation = {} if result is None else result.brief_figures
+        if result is not None:
+            self._figures.evaluation = {"step": num_steps, "figures": result.brief_figures}
 
     def save_if_due(self, num_steps: int) -> None:
         """Save a checkpoint, or begin to, when it is time for it."""
