@@ -26,7 +26,7 @@ class SuiteEvaluator:
         home: The run directory.
 
     Raises:
-        DataError: A row of a suite is malformed.
+        DataError: A row of a suite is malformed, or longer than the run's sequences.
     """
 
     def __init__(self, run: DomainRun, corpus: Corpus | PairCorpus, home: Path) -> None:
@@ -36,6 +36,8 @@ class SuiteEvaluator:
         self._suites = [open_suite(name, limit=limit) for name in names]
         self._backend = tokenizers.Tokenizer.from_file(str(corpus.tokenizer_path))
         self._run, self._eos, self._home = run, corpus.eos_id, home
+        # a row that does not fit is refused before the first step, not after hours
+        self._ask_suites(0, lambda _ids, _labels: 1.0)
 
     @classmethod
     def from_run(cls, run: RunConfig, corpus: Corpus | PairCorpus, home: Path) -> "SuiteEvaluator | None":
@@ -52,13 +54,16 @@ class SuiteEvaluator:
         Args:
             sum_loss: From inputs and next tokens ``[1, seq]`` to the sum of nats.
         """
-        facts = {"kind": "run", "step": num_steps, "config_digest": digest_config(self._run), "model_digest": None}
-        window = self._run.data.sequence_length
-        scorer = RowScorer(self._backend, self._eos, window, sum_loss, IGNORE, facts)
-        result = run_suites(f"{self._run.name} at step {num_steps}", scorer, self._suites, self._run.train.seed)
+        result = self._ask_suites(num_steps, sum_loss)
         folder = self._home / FOLDER
         folder.mkdir(exist_ok=True)
         spare = folder / f"step-{num_steps:08}.json.tmp"
         spare.write_text(result_text(result), encoding="utf-8")
         spare.replace(spare.with_suffix(""))
         return result
+
+    def _ask_suites(self, num_steps: int, sum_loss: SumLoss) -> EvaluationResult:
+        facts = {"kind": "run", "step": num_steps, "config_digest": digest_config(self._run), "model_digest": None}
+        window = self._run.data.sequence_length
+        scorer = RowScorer(self._backend, self._eos, window, sum_loss, IGNORE, facts)
+        return run_suites(f"{self._run.name} at step {num_steps}", scorer, self._suites, self._run.train.seed)
