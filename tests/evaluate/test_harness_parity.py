@@ -103,7 +103,8 @@ def theirs(model, folder, chat=False):
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    lm = HFLM(pretrained=model.module, tokenizer=model.tokenizer, batch_size=3, max_length=96)
+    # one row at a time: on these rows its own rolling figures differ between batch 1 and 3, by .8 %
+    lm = HFLM(pretrained=model.module, tokenizer=model.tokenizer, batch_size=1, max_length=96)
     seeds = {f"{kind}_seed": 0 for kind in ("random", "numpy_random", "torch_random", "fewshot_random")}
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     results = simple_evaluate(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from evaluate.fake_scorer import FakeScorer
+from fake_scorer import FakeScorer
 from phalanx.align.safety import safety_prompts
 from phalanx.errors import ConfigError, DataError
 from phalanx.evaluate import compare_results, list_suites, open_suite, read_result, result_text, run_suites, text_suite
