@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-import phalanx
+
 from phalanx.config import StrictModel, canonical_json, parse_strict_json, printable_text
 from phalanx.errors import ConfigError, DataError, VerificationError
 from phalanx.evaluate.intervals import Interval, calibration_interval, mean_interval, ratio_interval
@@ -193,7 +193,7 @@ def _make_figure(name: str, metric: Metric, samples: Sequence[Sample], seed: int
 def library_versions() -> dict[str, str]:
     """Return the versions of what decides figures."""
     names = ("torch", "transformers", "tokenizers", "numpy")
-    return {"phalanx": phalanx.__version__, "python": platform.python_version()} | {
+    return {"phalanx": metadata.version("phalanx-train"), "python": platform.python_version()} | {
         name: metadata.version(name) for name in names
     }
 
