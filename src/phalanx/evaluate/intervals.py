@@ -144,7 +144,7 @@ class PairedTest:
     """A comparison of two models on the same samples.
 
     Attributes:
-        difference: Of the second from the first, in the figure's unit.
+        difference: The second minus the first, in the figure's unit.
         p: Two-sided probability of such a difference between equal models.
         smallest: Difference that as many samples find in 4 of 5 cases, at the 5 % level.
         test: McNemar (exact) for zeros and ones, otherwise sign flips of whole clusters.
@@ -174,7 +174,7 @@ def paired_test(
     """Compare two models by the values of the same samples, of which each is a value a unit of weight.
 
     Args:
-        weights: Of each sample; 1 where left out.
+        weights: Weight of each sample; 1 where left out.
 
     Source: McNemar 1947, exact; Good 2005 (permutations of clusters).
     """
