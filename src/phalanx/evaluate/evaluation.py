@@ -39,7 +39,7 @@ class FigureRecord(StrictModel):
     """A figure with its 95 % interval.
 
     Attributes:
-        value: None where it is no finite number.
+        value: A finite number, or None.
         n: Samples; of a perplexity tokens, of bits per byte bytes.
         clusters: Groups of samples that are independent of each other.
     """
@@ -71,7 +71,7 @@ class EvaluationResult(StrictModel):
     """The result of an evaluation.
 
     Attributes:
-        model: What the scorer tells of the model: digests of weights and template, window, kind.
+        model: Digests of weights and template, window and kind, by the scorer.
         subject: The path or address as the user gave it.
         versions: Versions of the libraries that decide figures.
     """

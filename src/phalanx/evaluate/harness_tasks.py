@@ -127,7 +127,7 @@ def run_tasks(
     """Run tasks of a folder; what their files call a data set is read from local files alone.
 
     Args:
-        limit: So many documents at most, the first ones.
+        limit: Maximum number of documents; the first ones are taken.
         chat: Put every prompt into the model's template.
 
     Raises:

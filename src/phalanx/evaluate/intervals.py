@@ -21,7 +21,7 @@ class Interval:
     """A figure with its 95 % interval.
 
     Attributes:
-        low: None where so few clusters say nothing about the spread.
+        low: Lower bound; None where so few clusters say nothing about the spread.
         n: Samples, or tokens of a ratio's weights.
     """
 
@@ -256,7 +256,7 @@ def coverage_of(
     """Return how often intervals of simulated samples hold the truth, with the interval of that share itself.
 
     Args:
-        draw: From a generator to an interval and the true value.
+        draw: Makes an interval and the true value with a generator.
     """
     generator = np.random.default_rng(seed)
     outcomes: Counter[bool] = Counter()

@@ -55,7 +55,7 @@ class Sample:
     """One value.
 
     Attributes:
-        shown: What the model wrote, where it wrote; hostile data.
+        shown: The text of the model, where it wrote one; hostile data.
     """
 
     id: str

@@ -484,9 +484,9 @@ class RowScorer(TokenScorer):
     """A model that tells the summed loss of one row at a time: that of a run, on its ranks, while it trains.
 
     Args:
-        sum_loss: From inputs and labels ``[1, seq]``, with `ignore` where nothing is predicted, to the sum of nats.
+        sum_loss: Returns the sum of nats of inputs and labels ``[1, seq]``; labels are `ignore` elsewhere.
         ignore: Label of a place that is not predicted.
-        facts: What `describe_model` returns.
+        facts: Entries that `describe_model` returns.
     """
 
     def __init__(

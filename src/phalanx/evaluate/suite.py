@@ -156,7 +156,7 @@ class SuiteHeader(StrictModel):
     Attributes:
         version: Rises when rows change: figures of two versions are not compared.
         task: A table of labelled texts whose data the user has, in the place of a file of rows.
-        limit: So many rows at most, drawn by their digests.
+        limit: Maximum number of rows, drawn by their digests.
     """
 
     name: Name
@@ -207,7 +207,7 @@ def open_suite(name: str, data: Path | None = None, limit: int | None = None) ->
 
     Args:
         data: Folder of the files of labelled texts; None for the usual places.
-        limit: So many rows at most, fewer than the header says.
+        limit: Maximum number of rows, beside the limit of the header.
 
     Raises:
         ConfigError: There is no such suite, or its header is wrong.
