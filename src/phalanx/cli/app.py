@@ -44,6 +44,7 @@ from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.serving.mark import mark_app
 from phalanx.cli.serving.serve import serve
 from phalanx.cli.train import train
+from phalanx.cli.watch import WATCH_EPILOG, watch
 from phalanx.cli.worker import masked_worker, worker
 
 app = typer.Typer(
@@ -98,6 +99,7 @@ app.command(
 app.command(epilog="Example: phalanx lr run.toml --to 0.1 --steps 100 --out rates.svg")(lr)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog="Example: phalanx report runs/first")(report)
+app.command(epilog=WATCH_EPILOG)(watch)
 app.command(
     epilog='Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
     "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0"
