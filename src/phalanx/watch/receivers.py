@@ -57,8 +57,10 @@ class AlertReceivers:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        # a receiver that hangs is named by its own time limit first
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(queue.join() for queue in self._queues.values())), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s + 2):
+                await asyncio.gather(*(queue.join() for queue in self._queues.values()))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -230,6 +230,7 @@ class RunRecorder:
         self.log.append_event(kind, body)
         if kind in LASTING:
             self.log.sync_events()
+        self._progress.count_decision(kind, body.get("party"))
         words_of_event = describe_event(kind, body)
         if words_of_event is not None:
             self._progress.print_message(words_of_event[1], words_of_event[0])
