@@ -86,6 +86,12 @@ INJECTED = {
         {"events": [event_row("replaced", {"party": "worker-1", "cause": "silent", "step": 3}), LOST], "summary": COMPLETED},
         None,
     ),
+    "silent party that wrote its stacks": (
+        "silent_party",
+        "worker-1",
+        {"events": [event_row("replaced", {"party": "worker-1", "cause": "silent", "step": 3}), LOST], "summary": COMPLETED},
+        'Thread 0x00007f00 (most recent call first):\n  File "x.py", line 3 in wait\n',
+    ),
     "party that withholds": (
         "refused_party",
         "worker-1",

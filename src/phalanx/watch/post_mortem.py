@@ -15,6 +15,7 @@ from phalanx.watch.run_view import RunView
 
 _MAX_STACK, _MAX_LOG = 24, 400
 _STACK = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|Current thread 0x|^Thread 0x")
+_CRASH = re.compile(r"Traceback \(most recent call last\)|Fatal Python error")
 _NO_MEMORY = re.compile(r"MemoryError|out of memory|[Cc]an(?:'t|not) allocate memory")
 _EXPIRED = re.compile(r"expired|not valid (?:before|after)|validity", re.IGNORECASE)
 _DISK_ERRNO = frozenset({28, 122, 27, 30, 5})
@@ -177,7 +178,7 @@ def _expired_certificate(facts: CaseFacts) -> str | None:
 def _crashed_party(facts: CaseFacts) -> str | None:
     for body in facts.bodies_of("lost"):
         party = str(body.get("party", ""))
-        if any(_STACK.search(line) for line in facts.logs.get(party, ())):
+        if any(_CRASH.search(line) for line in facts.logs.get(party, ())):
             return party
     return None
 
