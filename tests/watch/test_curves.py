@@ -38,7 +38,10 @@ def test_the_lowest_and_the_highest_value_of_a_range_are_shown(values, max_point
     found = [value for value in shown["loss"] if value is not None]
     assert len(shown["step"]) == len(shown["loss"]) <= max_points
     assert shown["step"] == sorted(shown["step"])
-    assert (min(found, default=None), max(found, default=None)) == (min(inside, default=None), max(inside, default=None))
+    assert (min(found, default=None), max(found, default=None)) == (
+        min(inside, default=None),
+        max(inside, default=None),
+    )
 
 
 def test_one_peak_in_a_million_steps_is_shown():

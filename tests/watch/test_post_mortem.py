@@ -25,12 +25,8 @@ from watched_run import VERDICT, append_rows, event_row, metric_row, write_run
 
 def failed_with(error, cause=None):
     """The summary of a run that an error ended."""
+    error.__cause__ = cause
     try:
-        try:
-            if cause is not None:
-                raise cause
-        except type(cause) if cause is not None else () as inner:
-            raise error from inner
         raise error
     except type(error) as exc:
         return {"status": "failed", "failure": describe_failure(exc)}
@@ -55,17 +51,35 @@ INJECTED = {
         "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes\n",
     ),
     "owner without memory": ("out_of_memory", "owner", {"summary": failed_with(MemoryError())}, None),
-    "full disk": ("full_disk", "", {"summary": failed_with(CheckpointError("x: cannot be written"), OSError(28, "full"))}, None),
-    "full disk under the log": ("full_disk", "", {"summary": failed_with(DiskError("events.jsonl: cannot be written"))}, None),
+    "full disk": (
+        "full_disk",
+        "",
+        {"summary": failed_with(CheckpointError("x: cannot be written"), OSError(28, "full"))},
+        None,
+    ),
+    "full disk under the log": (
+        "full_disk",
+        "",
+        {"summary": failed_with(DiskError("events.jsonl: cannot be written"))},
+        None,
+    ),
     "read-only disk": ("full_disk", "", {"summary": failed_with(CheckpointError("x"), OSError(30, "read-only"))}, None),
     "batch of NaN": (
         "nan_batch",
         "",
-        {"events": [event_row("batch_skipped", {"step": 4, "number": 5, "reason": "loss is nan"})], "summary": COMPLETED},
+        {
+            "events": [event_row("batch_skipped", {"step": 4, "number": 5, "reason": "loss is nan"})],
+            "summary": COMPLETED,
+        },
         None,
     ),
     "NaN that stays": ("non_finite", "", {"summary": failed_with(NonFiniteLossError("step 9: the loss is nan"))}, None),
-    "batches that all fail": ("non_finite", "", {"summary": failed_with(FailedBatchError("three batches in a row"))}, None),
+    "batches that all fail": (
+        "non_finite",
+        "",
+        {"summary": failed_with(FailedBatchError("three batches in a row"))},
+        None,
+    ),
     "expired certificate": (
         "expired_certificate",
         "",
@@ -75,27 +89,49 @@ INJECTED = {
     "expired certificate of a party": (
         "expired_certificate",
         "worker-2",
-        {"events": [event_row("not_let_in", {"party": "worker-2", "reason": "its certificate is expired"})], "summary": COMPLETED},
+        {
+            "events": [event_row("not_let_in", {"party": "worker-2", "reason": "its certificate is expired"})],
+            "summary": COMPLETED,
+        },
         None,
     ),
-    "foreign certificate": ("refused_certificate", "", {"summary": failed_with(CertificateError("signed by another"))}, None),
-    "evicted party": ("convicted_party", "worker-1", {"events": [event_row("verdict", VERDICT)], "summary": COMPLETED}, None),
+    "foreign certificate": (
+        "refused_certificate",
+        "",
+        {"summary": failed_with(CertificateError("signed by another"))},
+        None,
+    ),
+    "evicted party": (
+        "convicted_party",
+        "worker-1",
+        {"events": [event_row("verdict", VERDICT)], "summary": COMPLETED},
+        None,
+    ),
     "silent party": (
         "silent_party",
         "worker-1",
-        {"events": [event_row("replaced", {"party": "worker-1", "cause": "silent", "step": 3}), LOST], "summary": COMPLETED},
+        {
+            "events": [event_row("replaced", {"party": "worker-1", "cause": "silent", "step": 3}), LOST],
+            "summary": COMPLETED,
+        },
         None,
     ),
     "silent party that wrote its stacks": (
         "silent_party",
         "worker-1",
-        {"events": [event_row("replaced", {"party": "worker-1", "cause": "silent", "step": 3}), LOST], "summary": COMPLETED},
+        {
+            "events": [event_row("replaced", {"party": "worker-1", "cause": "silent", "step": 3}), LOST],
+            "summary": COMPLETED,
+        },
         'Thread 0x00007f00 (most recent call first):\n  File "x.py", line 3 in wait\n',
     ),
     "party that withholds": (
         "refused_party",
         "worker-1",
-        {"events": [event_row("replaced", {"party": "worker-1", "cause": "withheld", "step": 3}), LOST], "summary": COMPLETED},
+        {
+            "events": [event_row("replaced", {"party": "worker-1", "cause": "withheld", "step": 3}), LOST],
+            "summary": COMPLETED,
+        },
         None,
     ),
     "bad shard": ("bad_data", "", {"summary": failed_with(DataError("shard-3: its digest is another one"))}, None),

@@ -56,7 +56,9 @@ def test_an_event_names_its_subject_and_its_time_and_no_text_is_endless():
     assert event.time
 
 
-@pytest.mark.parametrize("row", [{}, {"kind": 3, "body": {}}, {"kind": "verdict", "body": []}, {"kind": "step", "body": {}}])
+@pytest.mark.parametrize(
+    "row", [{}, {"kind": 3, "body": {}}, {"kind": "verdict", "body": []}, {"kind": "step", "body": {}}]
+)
 def test_what_is_no_security_event_is_none(row):
     assert read_security_event(row) is None
 

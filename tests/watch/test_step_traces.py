@@ -60,7 +60,9 @@ def test_phases_of_several_parties_stand_side_by_side():
     assert len({span.start_time_unix_nano for span in spans}) == 1
 
 
-@pytest.mark.parametrize("row", [{"step": 1}, metric_row(1, time=None), metric_row(1, wall_s=-1), metric_row(1, phases=[])])
+@pytest.mark.parametrize(
+    "row", [{"step": 1}, metric_row(1, time=None), metric_row(1, wall_s=-1), metric_row(1, phases=[])]
+)
 def test_a_row_without_a_time_sends_nothing_or_its_step_alone(row):
     with http_receiver() as (url, posts):
         send(f"{url}/v1/traces", [row])

@@ -59,7 +59,13 @@ def test_a_loss_that_is_no_number_calls_once_and_ends(case):
 
 @pytest.mark.parametrize(
     ("figure", "value", "is_spike"),
-    [("loss", 40.0, True), ("loss", 2.3, False), ("grad_norm", 50.0, True), ("grad_norm", 1.4, False), ("loss", 0.01, False)],
+    [
+        ("loss", 40.0, True),
+        ("loss", 2.3, False),
+        ("grad_norm", 50.0, True),
+        ("grad_norm", 1.4, False),
+        ("loss", 0.01, False),
+    ],
 )
 def test_a_spike_is_far_above_the_last_steps(case, figure, value, is_spike):
     case.add_steps(metric_row(120, time=NOW, **{figure: value}))
@@ -76,7 +82,9 @@ def test_a_run_that_begins_has_no_spikes(tmp_path, monkeypatch):
 
 def test_a_flat_curve_has_no_spike_in_its_last_digit(tmp_path, monkeypatch):
     case = Case(tmp_path, monkeypatch, num_steps=0)
-    case.add_steps(*(metric_row(step, time=NOW, loss=2.0) for step in range(100)), metric_row(100, time=NOW, loss=2.0001))
+    case.add_steps(
+        *(metric_row(step, time=NOW, loss=2.0) for step in range(100)), metric_row(100, time=NOW, loss=2.0001)
+    )
 
     assert case.look() == ([], [])
 
@@ -133,7 +141,10 @@ def test_a_verdict_and_a_refused_certificate_call_and_older_ones_do_not(case):
     old = [event_row("verdict", VERDICT, NOW - 5), event_row("revoked", {"party": "x"}, NOW - 5)]
     append_rows(case.path / "events.jsonl", old)
     assert case.look() == ([], [])
-    new = [event_row("verdict", VERDICT, NOW + 1), event_row("not_let_in", {"party": "m", "reason": "expired"}, NOW + 1)]
+    new = [
+        event_row("verdict", VERDICT, NOW + 1),
+        event_row("not_let_in", {"party": "m", "reason": "expired"}, NOW + 1),
+    ]
     append_rows(case.path / "events.jsonl", [*new, event_row("drift", {"party": "worker-2"}, NOW + 1)])
 
     assert case.look()[0] == [("verdict", "worker-1"), ("security", "refused_certificate")]
@@ -168,7 +179,9 @@ def test_a_run_that_failed_or_was_killed_calls(case, monkeypatch, status):
 
 
 def test_a_rule_that_is_off_calls_nobody(tmp_path, monkeypatch):
-    rules = RunAlertRules.model_validate({name: {"on": False} for name in ("spike", "stall", "disk", "memory", "canary")})
+    rules = RunAlertRules.model_validate(
+        {name: {"on": False} for name in ("spike", "stall", "disk", "memory", "canary")}
+    )
     case = Case(tmp_path, monkeypatch, rules)
     case.add_steps(metric_row(120, time=NOW, loss=500.0, leak={"exposure": 50.0}))
     case.now += 10_000

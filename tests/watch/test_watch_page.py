@@ -56,7 +56,9 @@ def door(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS"])
-@pytest.mark.parametrize("path", ["/session", "/curves?run=0&curve=loss", "/stream", "/harbour-run", "/../metrics.jsonl", "//"])
+@pytest.mark.parametrize(
+    "path", ["/session", "/curves?run=0&curve=loss", "/stream", "/harbour-run", "/../metrics.jsonl", "//"]
+)
 @pytest.mark.parametrize("secret", [None, "Bearer x", "Basic eDp5", "bearer phs_" + "0" * 64, "Bearer phs_" + "0" * 64])
 def test_without_a_session_every_path_is_refused_with_no_word_of_a_run(door, method, path, secret):
     status, _, body = door.ask(method, path, secret)
@@ -99,7 +101,9 @@ def test_a_link_is_good_once_and_for_a_session_alone(door):
 
 def test_curves_are_answered_by_range_and_points_and_without_nan(door):
     session = door.sign_in()
-    query = urlencode({"run": 0, "points": 10, "first": 20, "last": 99, "curve": ["loss", "validation_perplexity"]}, True)
+    query = urlencode(
+        {"run": 0, "points": 10, "first": 20, "last": 99, "curve": ["loss", "validation_perplexity"]}, True
+    )
 
     status, headers, body = door.ask("GET", f"/curves?{query}", session)
 
@@ -162,5 +166,7 @@ def test_the_page_asks_nothing_from_elsewhere_and_makes_no_markup_from_texts():
 
     assert "/*uplot" not in page
     assert not re.search(r"""(?:src|href)=["'](?!data:)""", page)
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|document\.cookie", page)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|document\.cookie", page
+    )
     assert set(re.findall(r"https?://[\w.]+", page)) <= {"https://github.com", "http://www.w3.org"}

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "serve" / "page"))
-from chat_browser import ChatBrowser, browser_script  # noqa: E402 - the tests of the chat page have it
+from chat_browser import ChatBrowser, browser_script
 
-from phalanx.watch.page import build_page  # noqa: E402
-from watched_run import VERDICT, append_rows, event_row, metric_row, write_run  # noqa: E402
+from phalanx.watch.page import build_page
+from watched_run import VERDICT, append_rows, event_row, metric_row, write_run
 
 pytestmark = [
     pytest.mark.slow,

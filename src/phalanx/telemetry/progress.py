@@ -21,7 +21,12 @@ Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
 _MOST_CHARACTERS = 2000
 _WINDOW = 20
 """Steps over which the pace is taken."""
-_DECISIONS = {"verdict": "verdicts", "takeover": "takeovers", "verdict_refused": "accusations dismissed", "alarm": "alarms"}
+_DECISIONS = {
+    "verdict": "verdicts",
+    "takeover": "takeovers",
+    "verdict_refused": "accusations dismissed",
+    "alarm": "alarms",
+}
 _ENDINGS = ("evicted", "lost", "replaced", "revoked")
 _MAX_GONE = 8
 _STYLES: dict[Kind, str] = {
