@@ -99,7 +99,7 @@ def test_numbers_alone_become_curves_and_their_number_is_bounded():
     assert flatten_row({"loss": 10**400}) == {}
     history = CurveHistory()
     history.add_row({"step": 0, **{f"curve{number}": 1.0 for number in range(1000)}})
-    assert len(history.names) == 256
+    assert len(history.curve_names) == 256
 
 
 def test_a_number_that_is_infinite_is_a_gap():

@@ -23,7 +23,7 @@ def tell(rules, *alerts, is_over=False):
     async def send():
         async with AlertReceivers(rules) as receivers:
             for alert in alerts:
-                receivers.tell(alert, "first", is_over=is_over)
+                receivers.tell_receivers(alert, "first", is_over=is_over)
         return receivers.num_dropped
 
     return asyncio.run(send())

@@ -144,11 +144,11 @@ def test_a_slow_reader_gets_the_newest_state_and_all_streams_end_with_the_server
     async def read():
         nonlocal is_over
         page = WatchPage([], lambda _: None, lambda: is_over)
-        page.snapshots.publish({"now": 1})
-        stream = page.snapshots.stream()
+        page.snapshots.publish_state({"now": 1})
+        stream = page.snapshots.stream_events()
         first = await anext(stream)
         for number in range(2, 6):
-            page.snapshots.publish({"now": number})
+            page.snapshots.publish_state({"now": number})
         second = await anext(stream)
         is_over = True
         rest = [part async for part in stream]

@@ -140,8 +140,8 @@ def test_a_hundred_viewers_are_sent_one_snapshot():
 
     async def view():
         page = WatchPage([], lambda _: None)
-        page.snapshots.publish({"now": 1})
-        streams = [page.snapshots.stream() for _ in range(100)]
+        page.snapshots.publish_state({"now": 1})
+        streams = [page.snapshots.stream_events() for _ in range(100)]
         return {await anext(stream) for stream in streams}
 
     assert len(asyncio.run(view())) == 1

@@ -43,8 +43,8 @@ from phalanx.cli.serving.incident import incident_app
 from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.serving.mark import mark_app
 from phalanx.cli.serving.serve import serve
+from phalanx.cli.serving.watch import WATCH_EPILOG, watch
 from phalanx.cli.train import train
-from phalanx.cli.watch import WATCH_EPILOG, watch
 from phalanx.cli.worker import masked_worker, worker
 
 app = typer.Typer(

@@ -124,7 +124,7 @@ class GuardStanding:
             self._gone[party] = kind
 
     def __str__(self) -> str:
-        parts = [f"{self._counts[kind]} {words}" for kind, words in _DECISIONS.items() if self._counts[kind]]
+        parts = [f"{self._counts[kind]} {label}" for kind, label in _DECISIONS.items() if self._counts[kind]]
         gone = ", ".join(f"{printable_text(name, 40)} {kind}" for name, kind in list(self._gone.items())[-_MAX_GONE:])
         return "guard: " + "  ".join([*(parts or ["no verdict"]), *([f"out: {gone}"] if gone else [])])
 

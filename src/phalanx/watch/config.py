@@ -99,7 +99,7 @@ class RunAlertRules(StrictModel):
 
     Attributes:
         check_every_s: Seconds between two looks at all rules.
-        hold_s: So long an alert of an event (a verdict, NaN) stays active after the last such event.
+        hold_s: Seconds for which an alert of an event (a verdict, NaN) stays active after the last such event.
         webhook: Address that gets each alert as JSON; empty for none.
         webhook_secret_file: File, 0600, with the secret that is sent as bearer token.
         command: Program and arguments that are started for each alert, without a shell; the alert is JSON on its input.

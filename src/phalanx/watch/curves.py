@@ -19,7 +19,7 @@ class CurveHistory:
     """Every number of ``metrics.jsonl`` by step; a value that a step lacks is a gap.
 
     Attributes:
-        num_rows: Steps so far.
+        num_rows: Number of steps, those done twice counted twice.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class CurveHistory:
         self._values: dict[str, Numbers] = {}
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def curve_names(self) -> tuple[str, ...]:
         """Names of all curves, in order of their first appearance."""
         return tuple(self._values)
 
@@ -38,8 +38,8 @@ class CurveHistory:
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
             return
         if self.num_rows == len(self._steps):
-            self._steps = _grow(self._steps)
-            self._values = {name: _grow(values) for name, values in self._values.items()}
+            self._steps = _double_length(self._steps)
+            self._values = {name: _double_length(values) for name, values in self._values.items()}
         index, self.num_rows = self.num_rows, self.num_rows + 1
         # a run that went back numbers some steps twice: curves stay in order of steps
         self._steps[index] = max(step, self._steps[index - 1]) if index else step
@@ -74,7 +74,7 @@ class CurveHistory:
         high = self.num_rows if last is None else int(np.searchsorted(steps, last, "right"))
         count = max(0, high - low)
         if count <= max_points:
-            picked = {name: self._part(name, low, high) for name in names}
+            picked = {name: self._slice_curve(name, low, high) for name in names}
             return {STEP: steps[low:high].tolist(), **{name: _as_json(values) for name, values in picked.items()}}
         bounds = np.unique(np.linspace(0, count, max(2, max_points // 2) + 1)[:-1].astype(np.int64))
         ends = np.append(bounds[1:], count) - 1
@@ -82,18 +82,18 @@ class CurveHistory:
         places = np.stack([bounds, bounds + (ends - bounds + 1) // 2], axis=1).reshape(-1)
         shown: dict[str, list[float | None]] = {STEP: steps[low:high][places].tolist()}
         for name in names:
-            values = self._part(name, low, high)
+            values = self._slice_curve(name, low, high)
             lowest, highest = np.fmin.reduceat(values, bounds), np.fmax.reduceat(values, bounds)
             shown[name] = _as_json(np.stack([lowest, highest], axis=1).reshape(-1))
         return shown
 
-    def _part(self, name: str, low: int, high: int) -> Numbers:
+    def _slice_curve(self, name: str, low: int, high: int) -> Numbers:
         values = self._values.get(name)
         return np.full(high - low, np.nan) if values is None else values[low:high]
 
 
 def flatten_row(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row by name; those of an inner object as ``object.name``."""
+    """Return the numbers of a row by name; a number of an inner object as ``object.name``."""
     numbers: dict[str, float] = {}
     for name, value in row.items():
         if name in _NO_CURVES:
@@ -114,7 +114,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63)
 
 
-def _grow(values: Numbers) -> Numbers:
+def _double_length(values: Numbers) -> Numbers:
     return np.concatenate([values, np.full(len(values), np.nan)])
 
 

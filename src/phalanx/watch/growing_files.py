@@ -32,7 +32,7 @@ class GrowingRows:
         """Return the rows since the last call, and whether the file began anew (a resumed run replaces it).
 
         Args:
-            max_bytes: So much is read at once; the rest waits for the next call.
+            max_bytes: Bytes that are read at once; the rest waits for the next call.
         """
         try:
             handle = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -55,10 +55,10 @@ class GrowingRows:
         return list(self._parse_rows(lines)), is_new
 
     def _parse_rows(self, lines: list[bytes]) -> Iterator[Row]:
-        for line in lines:
-            row = parse_object(line)
+        for text in lines:
+            row = parse_object(text)
             if row is None:
-                self.num_bad += bool(line.strip())
+                self.num_bad += bool(text.strip())
             else:
                 yield row
 

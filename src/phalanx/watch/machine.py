@@ -1,4 +1,4 @@
-"""The machine that a run is watched on: processor, memory, disk, network, and what the run's own processes take."""
+"""The machine that a run is watched on: processor, memory, disk, network, and the use by the run's own processes."""
 
 import contextlib
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class MachineReading:
     """One look at the machine.
 
     Attributes:
-        cpu_share: Of all cores, since the last look.
+        cpu_share: Share of all cores since the last look.
         sent_per_s: Bytes a second that left over all network devices, loopback among them, since the last look.
     """
 
@@ -27,7 +27,7 @@ class MachineReading:
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """What the processes of a run take together, on this machine."""
+    """The use of this machine by all processes of a run together."""
 
     num_processes: int
     memory_bytes: int
@@ -45,7 +45,7 @@ class MachineMeter:
         """Return how the machine is.
 
         Args:
-            run_dir: Its disk is meant.
+            run_dir: Directory on the disk that is measured.
             now: Seconds of a clock that never goes back.
         """
         memory, disk = psutil.virtual_memory(), psutil.disk_usage(str(run_dir))
@@ -68,7 +68,7 @@ class MachineMeter:
 
 
 def measure_processes(owner: int) -> ProcessUse | None:
-    """Return what a run's process and its descendants take; None where it has ended or is somebody else's."""
+    """Measure a run's process and its descendants; None where it has ended or is somebody else's."""
     num, memory_bytes, cpu_s = 0, 0, 0.0
     with contextlib.suppress(psutil.Error):
         lead = psutil.Process(owner)

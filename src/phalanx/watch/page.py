@@ -41,14 +41,14 @@ class Snapshots:
         self._text, self._number = b"{}", 0
         self._changed = asyncio.Event()
 
-    def publish(self, state: dict[str, Any]) -> None:
+    def publish_state(self, state: dict[str, Any]) -> None:
         """Show a new state to every page."""
         self._text, self._number = json.dumps(state, allow_nan=False).encode(), self._number + 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Yield the present state and each later one as a server-sent event; what a slow reader misses is left out."""
+    async def stream_events(self) -> AsyncIterator[bytes]:
+        """Yield the present state and each later one as a server-sent event; a slow reader misses states in between."""
         shown = -1
         while not self._is_over():
             if shown == self._number:
@@ -117,7 +117,7 @@ class WatchPage:
     async def _stream_states(self, request: Request) -> Response:
         del request
         headers = {**_HEADERS, "x-accel-buffering": "no"}
-        return StreamingResponse(self.snapshots.stream(), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self.snapshots.stream_events(), media_type="text/event-stream", headers=headers)
 
     async def _show_curves(self, request: Request) -> Response:
         query = request.query_params

@@ -1,4 +1,4 @@
-"""The post-mortem card of a run that failed or was attacked: cause, party, what is safe, what is lost, what to type."""
+"""The post-mortem card of a run that failed or was attacked: cause, party, losses, and the next command."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class CaseFacts:
         """Whether the run was ended by one of these errors."""
         return self.failure.get("kind") in kinds
 
-    def says(self, pattern: re.Pattern[str]) -> bool:
+    def message_has(self, pattern: re.Pattern[str]) -> bool:
         """Whether the error's message has a pattern."""
         return bool(pattern.search(str(self.failure.get("message") or "")))
 
@@ -58,7 +58,7 @@ class RunCause:
 
     Attributes:
         matches: Returns the party that it is about, empty for none, where the facts show this cause; else None.
-        next_command: With RUN for the run directory, FILE for the run file and PARTY for the party.
+        next_command: Command row in which RUN, FILE, PARTY and STEP are replaced.
     """
 
     word: str
@@ -76,7 +76,7 @@ class PostMortem:
         party: The party that the cause is about; empty for none.
         last_good_step: Number of the last applied step; None before the first.
         checkpoint: Step of the newest checkpoint that is not in doubt; None where there is none.
-        lost: What is lost, in a sentence.
+        lost: Steps and batches that are lost, in a sentence.
         stacks: Stacks of the owner and of local processes, by name.
         also: Further events of the same run that somebody should know of.
     """
@@ -94,19 +94,17 @@ class PostMortem:
     stacks: Mapping[str, tuple[str, ...]]
     also: tuple[str, ...]
 
-    def facts(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return it as JSON data."""
         return asdict(self)
 
     def describe(self) -> str:
         """Return it as text for a terminal."""
-        rows = [(name, value) for name, value in self._rows() if value]
-        stacks = [
-            f"stack of {name}:\n" + "\n".join(f"  {line}" for line in lines) for name, lines in self.stacks.items()
-        ]
+        rows = [(name, value) for name, value in self._list_rows() if value]
+        stacks = [f"stack of {name}:\n" + "\n".join(f"  {row}" for row in lines) for name, lines in self.stacks.items()]
         return "\n".join([*(f"{name:<16} {value}" for name, value in rows), *stacks])
 
-    def _rows(self) -> list[tuple[str, str]]:
+    def _list_rows(self) -> list[tuple[str, str]]:
         step = "none" if self.last_good_step is None else str(self.last_good_step + 1)
         return [
             ("run", f"{self.run} ({self.status})"),
@@ -123,14 +121,14 @@ class PostMortem:
     def to_markdown(self) -> str:
         """Return the card as a file; texts of others stand in code, where they cannot be markup."""
         lines = [f"# Post-mortem of {_as_code(self.run)}", ""]
-        lines += [f"- **{name}**: {_as_code(value)}" for name, value in self._rows() if value]
+        lines += [f"- **{name}**: {_as_code(value)}" for name, value in self._list_rows() if value]
         for name, stack in self.stacks.items():
-            lines += ["", f"## Stack of {_as_code(name)}", "", *(f"    {line}" for line in stack)]
+            lines += ["", f"## Stack of {_as_code(name)}", "", *(f"    {row}" for row in stack)]
         return "\n".join(lines) + "\n"
 
     def to_page(self) -> str:
         """Return the card as a page that fetches nothing and runs no script."""
-        rows = [[name, value] for name, value in self._rows() if value]
+        rows = [[name, value] for name, value in self._list_rows() if value]
         stacks = [
             make_section(f"Stack of {name}", "", make_element("pre", {}, "\n".join(stack)))
             for name, stack in self.stacks.items()
@@ -149,13 +147,13 @@ def _party_of(bodies: list[Row]) -> str | None:
     return printable_text(str(bodies[-1].get("party", bodies[-1].get("worker", ""))), 80) if bodies else None
 
 
-def _named(facts: CaseFacts, *kinds: str) -> str | None:
+def _match_error(facts: CaseFacts, *kinds: str) -> str | None:
     return "" if facts.is_failure(*kinds) else None
 
 
 def _full_disk(facts: CaseFacts) -> str | None:
     is_full = facts.failure.get("errno") in _DISK_ERRNO or facts.is_failure("DiskError")
-    return "" if is_full or facts.says(re.compile("No space left|disk quota", re.IGNORECASE)) else None
+    return "" if is_full or facts.message_has(re.compile("No space left|disk quota", re.IGNORECASE)) else None
 
 
 def _out_of_memory(facts: CaseFacts) -> str | None:
@@ -163,13 +161,13 @@ def _out_of_memory(facts: CaseFacts) -> str | None:
         return "owner"
     for body in facts.bodies_of("lost", "replaced", "link_broken"):
         party = str(body.get("party", ""))
-        if any(_NO_MEMORY.search(line) for line in facts.logs.get(party, ())):
+        if any(_NO_MEMORY.search(row) for row in facts.logs.get(party, ())):
             return party
     return None
 
 
 def _expired_certificate(facts: CaseFacts) -> str | None:
-    if facts.is_failure("CertificateError", "PeerRefusedError") and facts.says(_EXPIRED):
+    if facts.is_failure("CertificateError", "PeerRefusedError") and facts.message_has(_EXPIRED):
         return ""
     refused = [body for body in facts.bodies_of("not_let_in") if _EXPIRED.search(str(body.get("reason", "")))]
     return _party_of(refused)
@@ -178,7 +176,7 @@ def _expired_certificate(facts: CaseFacts) -> str | None:
 def _crashed_party(facts: CaseFacts) -> str | None:
     for body in facts.bodies_of("lost"):
         party = str(body.get("party", ""))
-        if any(_CRASH.search(line) for line in facts.logs.get(party, ())):
+        if any(_CRASH.search(row) for row in facts.logs.get(party, ())):
             return party
     return None
 
@@ -191,7 +189,7 @@ def _refused_party(facts: CaseFacts) -> str | None:
     return _party_of([body for body in facts.bodies_of("replaced") if body.get("cause") in ("refused", "withheld")])
 
 
-def _spike(facts: CaseFacts) -> str | None:
+def _find_divergence(facts: CaseFacts) -> str | None:
     return "" if facts.dies_on_spike else None
 
 
@@ -220,52 +218,55 @@ CAUSES: tuple[RunCause, ...] = (
         "refused_certificate",
         "a certificate is foreign, wrong or revoked",
         "phalanx peers RUN",
-        lambda f: _named(f, "CertificateError", "PeerRefusedError"),
+        lambda f: _match_error(f, "CertificateError", "PeerRefusedError"),
     ),
     RunCause(
         "altered_log",
         "the audit log was altered, cut or reordered",
         "phalanx audit verify RUN",
-        lambda f: _named(f, "AuditLogError", "CutLogError"),
+        lambda f: _match_error(f, "AuditLogError", "CutLogError"),
     ),
     RunCause(
         "bad_checkpoint",
         "a checkpoint is missing, damaged or of another run",
         "phalanx train FILE --run-dir RUN --resume --from-step STEP",
-        lambda f: _named(f, "CheckpointError"),
+        lambda f: _match_error(f, "CheckpointError"),
     ),
     RunCause(
         "bad_data",
         "a shard, text or tokenizer is missing or damaged",
         "phalanx data verify DATASET",
-        lambda f: _named(f, "DataError"),
+        lambda f: _match_error(f, "DataError"),
     ),
     RunCause(
         "bad_model",
         "a model directory cannot be read, sliced or adapted",
         "phalanx model inspect DIR",
-        lambda f: _named(f, "ModelError"),
+        lambda f: _match_error(f, "ModelError"),
     ),
     RunCause(
         "wrong_config",
         "a key of a run or worker file is wrong",
         "phalanx train FILE --dry-run",
-        lambda f: _named(f, "ConfigError"),
+        lambda f: _match_error(f, "ConfigError"),
     ),
     RunCause(
         "non_finite",
         "loss or gradients became NaN or infinite, and honest recomputation gave the same",
         "phalanx train FILE --run-dir RUN --resume --set optimizer.lr=LOWER",
-        lambda f: _named(f, "NonFiniteLossError", "FailedBatchError"),
+        lambda f: _match_error(f, "NonFiniteLossError", "FailedBatchError"),
     ),
     RunCause(
         "budget_spent",
         "the privacy budget pays for no further step",
         "phalanx report RUN",
-        lambda f: _named(f, "PrivacyBudgetError"),
+        lambda f: _match_error(f, "PrivacyBudgetError"),
     ),
     RunCause(
-        "failed_reward", "a reward of a text failed, hung or is no number", _RESUME, lambda f: _named(f, "RewardError")
+        "failed_reward",
+        "a reward of a text failed, hung or is no number",
+        _RESUME,
+        lambda f: _match_error(f, "RewardError"),
     ),
     RunCause(
         "convicted_party",
@@ -298,7 +299,7 @@ CAUSES: tuple[RunCause, ...] = (
         "no_party_left",
         "no party is left that holds a stage",
         _RESUME,
-        lambda f: _named(f, "NoHolderError", "PeerLostError", "PeerGoneError"),
+        lambda f: _match_error(f, "NoHolderError", "PeerLostError", "PeerGoneError"),
     ),
     RunCause(
         "excluded_site",
@@ -318,19 +319,19 @@ CAUSES: tuple[RunCause, ...] = (
         "failed_round",
         "too few sites gave an update",
         _RESUME,
-        lambda f: _named(f, "FailedRoundError", "UpdateRefusedError"),
+        lambda f: _match_error(f, "FailedRoundError", "UpdateRefusedError"),
     ),
     RunCause(
         "diverged",
         "the loss at the end is far above its lowest value: the run has diverged",
         "phalanx train FILE --run-dir RUN --resume --from-step STEP --set optimizer.lr=LOWER",
-        _spike,
+        _find_divergence,
     ),
     RunCause(
         "lost_link",
         "a peer or the link to it misbehaved",
         "phalanx peers RUN",
-        lambda f: _named(f, "TransportError", "FrameError", "OrderError", "SealError", "OutOfBoundsError"),
+        lambda f: _match_error(f, "TransportError", "FrameError", "OrderError", "SealError", "OutOfBoundsError"),
     ),
     RunCause(
         "killed_owner",
@@ -345,7 +346,7 @@ CAUSES: tuple[RunCause, ...] = (
         lambda f: "" if f.failure else None,
     ),
 )
-"""Every cause, the first that the facts show counts. To add one: one line, one test with the injected fault."""
+"""Every cause, the first that the facts show counts. To add one: one row, one test with the injected fault."""
 
 _NO_CAUSE = RunCause("none", "nothing went wrong that the files know of", "phalanx report RUN", lambda _: "")
 
@@ -413,7 +414,7 @@ def needs_card(summary: Mapping[str, Any]) -> bool:
 
 
 def _read_log(path: Path) -> list[str]:
-    return [printable_text(line, 300) for line in read_tail(path, _MAX_LOG)]
+    return [printable_text(row, 300) for row in read_tail(path, _MAX_LOG)]
 
 
 def _has_diverged(view: RunView) -> bool:
@@ -443,8 +444,8 @@ def _describe_loss(view: RunView, facts: CaseFacts, last: int | None, checkpoint
     if facts.status in ("failed", "gone") and last is not None:
         behind = last + 1 - (checkpoint or 0)
         has_journal = (view.path / "journal").is_dir()
-        kept = "the journal may still have them" if has_journal else "--resume does them again"
-        sentences.append(f"{behind} steps behind the newest checkpoint: {kept}" if behind else "no step")
+        prospect = "the journal may still have them" if has_journal else "--resume does them again"
+        sentences.append(f"{behind} steps behind the newest checkpoint: {prospect}" if behind else "no step")
     lost = (view.summary or {}).get("steps_lost")
     if lost:
         sentences.append(f"{lost} steps were given up and done again")
@@ -464,11 +465,11 @@ def _fill_command(command: str, run_dir: Path, party: str, checkpoint: int | Non
 
 def _find_stacks(facts: CaseFacts) -> dict[str, tuple[str, ...]]:
     stacks: dict[str, tuple[str, ...]] = {}
-    own = facts.failure.get("stack")
-    if isinstance(own, list) and own:
-        stacks["owner"] = tuple(printable_text(str(frame), 200) for frame in own[:_MAX_STACK])
+    frames = facts.failure.get("stack")
+    if isinstance(frames, list) and frames:
+        stacks["owner"] = tuple(printable_text(str(frame), 200) for frame in frames[:_MAX_STACK])
     for name, lines in facts.logs.items():
-        start = next((number for number, line in enumerate(lines) if _STACK.search(line)), None)
+        start = next((number for number, row in enumerate(lines) if _STACK.search(row)), None)
         if start is not None:
             stacks[name] = lines[start : start + _MAX_STACK]
     return stacks

@@ -32,7 +32,8 @@ class AlertReceivers:
         num_dropped: Alerts that found a full queue, by receiver.
 
     Guarantees:
-        `tell` never waits. A receiver has `timeout_s` for one alert; what it does not take is named in the log.
+        `tell_receivers` never waits. A receiver has `timeout_s` for one alert; if it does not take it, the log names
+        the receiver.
     """
 
     def __init__(self, rules: RunAlertRules) -> None:
@@ -67,7 +68,7 @@ class AlertReceivers:
         if self._webhook is not None:
             await self._webhook.close()
 
-    def tell(self, alert: Alert, run: str, *, is_over: bool) -> None:
+    def tell_receivers(self, alert: Alert, run: str, *, is_over: bool) -> None:
         """Write one alert to the log, and queue it for every receiver."""
         text = printable_text(f"{run}: {alert.describe()}", 2000)
         if is_over:
@@ -104,7 +105,7 @@ def alert_object(alert: Alert, run: str, *, is_over: bool) -> dict[str, object]:
 
 
 class _CommandReceiver:
-    """Starts a program for each alert; what it is told comes on its standard input, never on its command line."""
+    """Starts a program for each alert, which comes on its standard input, never on its command line."""
 
     def __init__(self, command: Sequence[str], timeout_s: float) -> None:
         self._command, self._timeout_s = command, timeout_s

@@ -36,11 +36,11 @@ class RunView:
         InputError: There is no run in the directory.
 
     Attributes:
-        name: Name of the directory.
-        history: Its curves.
+        name: Name of the run directory, without its path.
+        history: Curves by step, from ``metrics.jsonl``.
         last_row: The newest line of ``metrics.jsonl``; None before the first step.
         event_counts: Events of the log by kind.
-        security: Security events by class.
+        security: Number of security events of each class so far.
         num_non_finite: Steps in which a figure was NaN or infinite.
         peers: The parties; None of a run that has none.
         summary: ``summary.json``; None while the run goes on.
@@ -86,7 +86,7 @@ class RunView:
 
     @property
     def status(self) -> str:
-        """One of ``running``, ``gone`` (it has neither ended nor a process here), or what the summary says."""
+        """One of ``running``, ``gone`` (it has neither ended nor a process here), or the status of the summary."""
         if self.owner is not None:
             return "running"
         if self.summary is not None:
@@ -95,7 +95,7 @@ class RunView:
         return "gone" if has_begun and Path("/proc/locks").exists() else "running"
 
     def read_new(self) -> bool:
-        """Read what the run has written since the last call; return whether there is more to read at once."""
+        """Read the additions since the last call; return whether more can be read at once."""
         rows, is_new = self._metrics.read_new()
         if is_new:
             self._begin_metrics()
@@ -154,7 +154,7 @@ class RunView:
         """Return the last lines of each log; no character in them can steer a terminal."""
         folder = self.path / "workers"
         return {
-            name: [printable_text(line, 400) for line in read_tail(folder / name, _MAX_TAIL)]
+            name: [printable_text(text, 400) for text in read_tail(folder / name, _MAX_TAIL)]
             for name in self.list_logs()
         }
 
@@ -166,7 +166,7 @@ class RunView:
             "status": self.status,
             "steps": self.total_steps,
             "num_rows": self.history.num_rows,
-            "curves": list(self.history.names),
+            "curves": list(self.history.curve_names),
             "last": {
                 key: last.get(key) for key in ("step", "time", "loss", "tokens_per_s", "wall_s", "mfu", "epsilon")
             },

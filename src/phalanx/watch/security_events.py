@@ -88,8 +88,8 @@ class SecurityEvent:
     """One of them.
 
     Attributes:
-        kind: Kind of the event in the log; empty of what the watcher saw itself.
-        time: As the log has it.
+        kind: Kind of the event in the log; empty for an observation of the watcher itself.
+        time: Moment in the form of the log.
         subject: The party, client or site; empty where none is named.
     """
 

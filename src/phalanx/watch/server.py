@@ -1,4 +1,4 @@
-"""``phalanx watch`` as a process: it looks at the files of runs again and again, and serves what it has seen."""
+"""``phalanx watch`` as a process: it looks at the files of runs again and again, and serves their state."""
 
 import asyncio
 import contextlib
@@ -36,8 +36,8 @@ class WatchPlan:
     """What is watched, and how.
 
     Attributes:
-        port: Of the page, on loopback; None for no page, 0 lets the system choose.
-        metrics_port: Of Prometheus' text, on loopback; None for none.
+        port: Port of the page, on loopback; None for no page, 0 lets the system choose.
+        metrics_port: Port for Prometheus, on loopback; None for none.
     """
 
     run_dirs: Sequence[Path]
@@ -48,7 +48,7 @@ class WatchPlan:
 
 @dataclass(frozen=True)
 class WatchAddresses:
-    """Where a watcher can be reached; None for what it does not serve.
+    """Where a watcher can be reached; None for a thing that it does not serve.
 
     Attributes:
         link: Opens the page and signs in, once, within ten minutes.
@@ -76,8 +76,8 @@ class RunWatch:
         self._meter = MachineMeter()
         self._traces = self._open_traces(config) if config.traces.endpoint else []
 
-    def look(self, tell: Callable[[Any, str, bool], None], now: float) -> dict[str, Any]:
-        """Read what is new, check all rules, and return what pages show.
+    def look_at_runs(self, tell: Callable[[Any, str, bool], None], now: float) -> dict[str, Any]:
+        """Read the additions, check all rules, and return the state for pages.
 
         Args:
             tell: Takes an alert, the run's name, and whether it is over.
@@ -115,7 +115,7 @@ class RunWatch:
         runs = []
         for view, alerts in self.runs:
             use = None if view.owner is None else measure_processes(view.owner)
-            active = [alert_object(alert, view.name, is_over=False) for alert in alerts.active]
+            active = [alert_object(alert, view.name, is_over=False) for alert in alerts.active_alerts]
             runs.append({**view.describe(), "alerts": active, "processes": None if use is None else asdict(use)})
         return {
             "now": time.time(),
@@ -144,9 +144,9 @@ class RunWatch:
 
 
 def look_once(run_dirs: Sequence[Path], config: RunWatchConfig) -> dict[str, Any]:
-    """Return what a page would show now, and the alerts that hold; whatever is old calls too."""
+    """Return the state that a page would show now, and the alerts that hold; old events count too."""
     with contextlib.closing(RunWatch(run_dirs, config, 0.0)) as watch:
-        return watch.look(lambda *_: None, time.time())
+        return watch.look_at_runs(lambda *_: None, time.time())
 
 
 def watch_runs(plan: WatchPlan, announce: Callable[[WatchAddresses], None]) -> None:
@@ -218,9 +218,9 @@ class _Watcher:
         loop = asyncio.get_running_loop()
 
         def tell(alert: Any, run: str, is_over: bool) -> None:
-            loop.call_soon_threadsafe(lambda: receivers.tell(alert, run, is_over=is_over))
+            loop.call_soon_threadsafe(lambda: receivers.tell_receivers(alert, run, is_over=is_over))
 
         while True:
-            state = await asyncio.to_thread(self._watch.look, tell, time.time())
-            page.snapshots.publish(state)
+            state = await asyncio.to_thread(self._watch.look_at_runs, tell, time.time())
+            page.snapshots.publish_state(state)
             await asyncio.sleep(_LOOK_EVERY_S)

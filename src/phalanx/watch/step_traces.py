@@ -37,8 +37,8 @@ class StepTraces(Closeable):
         count_lost: Is told how many spans a collector did not take.
 
     Guarantees:
-        Sending waits for no collector: spans stand in a queue of bounded length, and those that find no place in it,
-        or that the collector refuses, are lost.
+        Sending waits for no collector: spans stand in a queue of bounded length; a span that finds no place in it, or
+        that the collector refuses, is lost.
     """
 
     def __init__(self, config: TraceConfig, run_id: str, count_lost: Callable[[int], None]) -> None:
@@ -55,7 +55,7 @@ class StepTraces(Closeable):
     def _send_step(self, row: Mapping[str, Any], end_s: float, wall_s: float) -> None:
         step = row["step"]
         self._ids.trace_id = step_trace_id(self._run_id, step)
-        end, start = int(end_s * 1e9), int((end_s - wall_s) * 1e9)
+        stop, start = int(end_s * 1e9), int((end_s - wall_s) * 1e9)
         figures = {
             "loss": "phalanx.loss",
             "tokens": "phalanx.tokens",
@@ -72,7 +72,7 @@ class StepTraces(Closeable):
         if row.get("non_finite"):
             root.set_status(Status(StatusCode.ERROR, "a figure of the step is no number"))
         self._send_phases(row.get("phases"), set_span_in_context(root), start, "")
-        root.end(end)
+        root.end(stop)
 
     def _send_phases(self, phases: Any, context: Any, start: int, party: str) -> None:
         """Send a span for each phase, one behind the other: durations are measured, the order is that of first use."""

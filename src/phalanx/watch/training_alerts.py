@@ -1,4 +1,4 @@
-"""Alerts of a training run: rules over what it has written, each with the sentence that says what to do."""
+"""Alerts of a training run: rules over its files, each with the sentence that says what to do."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -75,7 +75,7 @@ class TrainingAlerts:
     """The rules for one run and their memory.
 
     Args:
-        start: Moment at which watching begins, in seconds since 1970; what is older calls nobody.
+        start: Moment at which watching begins, in seconds since 1970; older events call nobody.
     """
 
     def __init__(self, rules: RunAlertRules, view: RunView, start: float) -> None:
@@ -86,7 +86,7 @@ class TrainingAlerts:
         self.num_begun: dict[str, int] = dict.fromkeys(TRAINING_ACTIONS, 0)
 
     @property
-    def active(self) -> list[Alert]:
+    def active_alerts(self) -> list[Alert]:
         """Alerts that are not over."""
         return list(self._active.values())
 
@@ -95,18 +95,18 @@ class TrainingAlerts:
         self._hold_alert(now, make_training_alert("security", security_class, 1, 0))
 
     def check_rules(self, now: float, machine: MachineReading | None) -> tuple[list[Alert], list[Alert]]:
-        """Return the alerts that begin now, and those that are over; call it after each `RunView.read_new`.
+        """Return the alerts that begin now, and the alerts that are over; call it after each `RunView.read_new`.
 
         Args:
             now: Seconds since 1970.
-            machine: None where it was not measured.
+            machine: Reading of the machine; None where it was not measured.
         """
         self._take_events(now)
-        held = [alert for alert, until in self._held.values() if until > now]
+        events = [alert for alert, until in self._held.values() if until > now]
         self._held = {name: entry for name, entry in self._held.items() if entry[1] > now}
         machine_alerts = () if machine is None else self._check_machine(machine)
         state_alerts = (*self._check_progress(now), *self._check_curves(), *machine_alerts)
-        active = {(alert.rule, alert.subject): alert for alert in (*held, *state_alerts)}
+        active = {(alert.rule, alert.subject): alert for alert in (*events, *state_alerts)}
         begun = [alert for name, alert in active.items() if name not in self._active]
         over = [alert for name, alert in self._active.items() if name not in active]
         self._active = active
@@ -179,7 +179,7 @@ class TrainingAlerts:
 
     def _check_curves(self) -> Iterator[Alert]:
         view, rules = self._view, self._rules
-        for name in view.history.names if rules.canary.on else ():
+        for name in view.history.curve_names if rules.canary.on else ():
             if "exposure" in name.lower():
                 values = view.history.last_values(name, 1000)
                 if len(values) and values[-1] > rules.canary.max_exposure:

@@ -34,9 +34,9 @@ class TrainingMetric:
 
     Attributes:
         kind: ``gauge``, ``counter`` (the name ends in ``_total`` in queries) or ``info`` (``_info``).
-        labels: Beside ``run``.
+        labels: Names of its labels beside ``run``.
         read: Yields the values of the labels and the number.
-        unit: UCUM code.
+        unit: Unit of measure, as UCUM code such as ``By``.
     """
 
     name: str
@@ -52,7 +52,7 @@ class TrainingMetric:
         return self.name + {"counter": "_total", "info": "_info"}.get(self.kind, "")
 
 
-def _last(name: str) -> Callable[[RunView, TrainingAlerts], Iterator[tuple[tuple[str, ...], float]]]:
+def _read_last(name: str) -> Callable[[RunView, TrainingAlerts], Iterator[tuple[tuple[str, ...], float]]]:
     def read(view: RunView, _: TrainingAlerts) -> Iterator[tuple[tuple[str, ...], float]]:
         values = view.history.last_values(name, 1000)
         if len(values):
@@ -66,13 +66,13 @@ def _last_step(view: RunView, _: TrainingAlerts) -> Iterator[tuple[tuple[str, ..
         yield (), float(view.last_row["step"])
 
 
-def _count(of: Callable[[RunView], float]) -> Callable[[RunView, TrainingAlerts], Any]:
+def _read_count(of: Callable[[RunView], float]) -> Callable[[RunView, TrainingAlerts], Any]:
     return lambda view, _: [((), float(of(view)))]
 
 
-def _prefixed(prefix: str) -> Callable[[RunView, TrainingAlerts], Iterator[tuple[tuple[str, ...], float]]]:
+def _read_group(prefix: str) -> Callable[[RunView, TrainingAlerts], Iterator[tuple[tuple[str, ...], float]]]:
     def read(view: RunView, _: TrainingAlerts) -> Iterator[tuple[tuple[str, ...], float]]:
-        names = [name for name in view.history.names if name.startswith(prefix)]
+        names = [name for name in view.history.curve_names if name.startswith(prefix)]
         for name in names[:_MAX_SERIES]:
             values = view.history.last_values(name, 1000)
             if len(values):
@@ -81,7 +81,7 @@ def _prefixed(prefix: str) -> Callable[[RunView, TrainingAlerts], Iterator[tuple
     return read
 
 
-def _parties(field: str) -> Callable[[RunView, TrainingAlerts], Iterator[tuple[tuple[str, ...], float]]]:
+def _read_parties(field: str) -> Callable[[RunView, TrainingAlerts], Iterator[tuple[tuple[str, ...], float]]]:
     def read(view: RunView, _: TrainingAlerts) -> Iterator[tuple[tuple[str, ...], float]]:
         for row in (() if view.peers is None else view.peers.parties)[:_MAX_SERIES]:
             value = getattr(row, field)
@@ -91,8 +91,8 @@ def _parties(field: str) -> Callable[[RunView, TrainingAlerts], Iterator[tuple[t
     return read
 
 
-def _leaks(view: RunView, _: TrainingAlerts) -> Iterator[tuple[tuple[str, ...], float]]:
-    for name in view.history.names:
+def _read_leaks(view: RunView, _: TrainingAlerts) -> Iterator[tuple[tuple[str, ...], float]]:
+    for name in view.history.curve_names:
         if name.lower().startswith(("leak", "canary")) or "exposure" in name.lower():
             values = view.history.last_values(name, 1000)
             if len(values):
@@ -133,45 +133,59 @@ TRAINING_METRICS: tuple[TrainingMetric, ...] = (
         "s",
         lambda view, _: [((), float((view.last_row or {}).get("time") or 0.0))],
     ),
-    TrainingMetric("phalanx_loss", "gauge", "Mean training loss of the last step.", (), "nat", _last("loss")),
+    TrainingMetric("phalanx_loss", "gauge", "Mean training loss of the last step.", (), "nat", _read_last("loss")),
     TrainingMetric(
         "phalanx_validation_perplexity",
         "gauge",
         "Newest perplexity of held-out text.",
         (),
         "1",
-        _last("validation_perplexity"),
+        _read_last("validation_perplexity"),
     ),
-    TrainingMetric("phalanx_grad_norm", "gauge", "Norm of the gradient before clipping.", (), "1", _last("grad_norm")),
-    TrainingMetric("phalanx_learning_rate", "gauge", "Learning rate of the last step.", (), "1", _last("lr")),
-    TrainingMetric("phalanx_step_seconds", "gauge", "Time of the last step.", (), "s", _last("wall_s")),
+    TrainingMetric(
+        "phalanx_grad_norm", "gauge", "Norm of the gradient before clipping.", (), "1", _read_last("grad_norm")
+    ),
+    TrainingMetric("phalanx_learning_rate", "gauge", "Learning rate of the last step.", (), "1", _read_last("lr")),
+    TrainingMetric("phalanx_step_seconds", "gauge", "Time of the last step.", (), "s", _read_last("wall_s")),
     TrainingMetric(
         "phalanx_tokens_per_second",
         "gauge",
         "Tokens of the last step by its time.",
         (),
         "{token}/s",
-        _last("tokens_per_s"),
+        _read_last("tokens_per_s"),
     ),
-    TrainingMetric("phalanx_mfu", "gauge", "Share of the devices' peak, where it is known.", (), "1", _last("mfu")),
+    TrainingMetric(
+        "phalanx_mfu", "gauge", "Share of the devices' peak, where it is known.", (), "1", _read_last("mfu")
+    ),
     TrainingMetric(
         "phalanx_peak_memory_bytes",
         "gauge",
         "Peak memory of the owner's process, or of its GPU.",
         (),
         "By",
-        _last("peak_memory_bytes"),
+        _read_last("peak_memory_bytes"),
     ),
-    TrainingMetric("phalanx_epsilon", "gauge", "Privacy budget that is spent.", (), "1", _last("epsilon")),
-    TrainingMetric("phalanx_leak", "gauge", "Newest value of each leak curve.", ("curve",), "1", _leaks),
+    TrainingMetric("phalanx_epsilon", "gauge", "Privacy budget that is spent.", (), "1", _read_last("epsilon")),
+    TrainingMetric("phalanx_leak", "gauge", "Newest value of each leak curve.", ("curve",), "1", _read_leaks),
     TrainingMetric(
-        "phalanx_phase_seconds", "gauge", "Seconds of the last step by phase.", ("phase",), "s", _prefixed("phases.")
-    ),
-    TrainingMetric(
-        "phalanx_tokens", "counter", "Tokens of all applied steps.", (), "{token}", _count(lambda view: view.tokens)
+        "phalanx_phase_seconds", "gauge", "Seconds of the last step by phase.", ("phase",), "s", _read_group("phases.")
     ),
     TrainingMetric(
-        "phalanx_audits", "counter", "Microbatches that were recomputed.", (), "1", _count(lambda view: view.num_audits)
+        "phalanx_tokens",
+        "counter",
+        "Tokens of all applied steps.",
+        (),
+        "{token}",
+        _read_count(lambda view: view.tokens),
+    ),
+    TrainingMetric(
+        "phalanx_audits",
+        "counter",
+        "Microbatches that were recomputed.",
+        (),
+        "1",
+        _read_count(lambda view: view.num_audits),
     ),
     TrainingMetric(
         "phalanx_audit_alarms",
@@ -179,7 +193,7 @@ TRAINING_METRICS: tuple[TrainingMetric, ...] = (
         "Results that differed from what was sent.",
         (),
         "1",
-        _count(lambda view: view.num_alarms),
+        _read_count(lambda view: view.num_alarms),
     ),
     TrainingMetric(
         "phalanx_non_finite_steps",
@@ -187,7 +201,7 @@ TRAINING_METRICS: tuple[TrainingMetric, ...] = (
         "Steps with a figure that is no number.",
         (),
         "1",
-        _count(lambda view: view.num_non_finite),
+        _read_count(lambda view: view.num_non_finite),
     ),
     TrainingMetric(
         "phalanx_run_events",
@@ -219,7 +233,7 @@ TRAINING_METRICS: tuple[TrainingMetric, ...] = (
         "When the owner last heard of a party.",
         ("party",),
         "s",
-        _parties("heard"),
+        _read_parties("heard"),
     ),
     TrainingMetric(
         "phalanx_party_steps",
@@ -227,7 +241,7 @@ TRAINING_METRICS: tuple[TrainingMetric, ...] = (
         "Steps in which a party served or shadowed a stage.",
         ("party",),
         "1",
-        _parties("steps"),
+        _read_parties("steps"),
     ),
     TrainingMetric(
         "phalanx_training_alerts_active",
@@ -236,7 +250,7 @@ TRAINING_METRICS: tuple[TrainingMetric, ...] = (
         ("rule",),
         "1",
         lambda _, alerts: [
-            ((rule,), float(sum(alert.rule == rule for alert in alerts.active))) for rule in TRAINING_ACTIONS
+            ((rule,), float(sum(alert.rule == rule for alert in alerts.active_alerts))) for rule in TRAINING_ACTIONS
         ],
     ),
     TrainingMetric(

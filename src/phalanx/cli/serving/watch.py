@@ -80,5 +80,5 @@ def _print_cards(run_dirs: list[Path]) -> Answer:
     for run_dir in run_dirs:
         found = make_card(run_dir)
         print_line(found.describe())
-        cards[str(run_dir)] = {**found.facts(), "files": [str(path) for path in write_card(found, run_dir)]}
+        cards[str(run_dir)] = {**found.to_json(), "files": [str(path) for path in write_card(found, run_dir)]}
     return Answer({"cards": cards})
