@@ -70,6 +70,10 @@ StageJudge = Callable[[Iterable[StageModule], Sequence[Iterable[Batch]]], Sequen
 """Measures stages, each of which is used once, on the held-out batches of each set."""
 
 
+OnValidation = Callable[[int, ValidationResult], None]
+"""Is told of a validation after so many finished steps."""
+
+
 class TrainedModel(Protocol):
     """The trained model, as far as it is measured and saved."""
 
@@ -133,8 +137,12 @@ class RunHooks:
         recorder: RunRecorder,
         saver: PlainSaver,
         figures: Figures,
+        *,
+        on_validation: OnValidation | None = None,
     ) -> None:
         self._run = run
+        self._on_validation = on_validation
+        self._untold: ValidationResult | None = None
         self._trained = trained
         self._sets = sets
         self._recorder = recorder
@@ -222,6 +230,7 @@ class RunHooks:
             value = self._measure_model(num_steps)
             self._figures.note_validation(value)
             self._note_losses(value, num_steps, is_regular=is_regular)
+            self._untold = value
             return value
         # the first line has the untouched model's, so that a curve has its beginning
         return self._figures.first_validation if num_steps == 1 else None
@@ -247,7 +256,13 @@ class RunHooks:
             self._recorder.observe_event("spike_attributed", event)
 
     def save_if_due(self, num_steps: int) -> None:
-        """Save a checkpoint, or begin to, when it is time for it."""
+        """Save a checkpoint, or begin to, when it is time for it; then tell of the step's validation."""
+        self._save_when_due(num_steps)
+        value, self._untold = self._untold, None
+        if value is not None and self._on_validation is not None:
+            self._on_validation(num_steps, value)
+
+    def _save_when_due(self, num_steps: int) -> None:
         saver, every = self._saver, self._run.checkpoint.every
         saver.advance_pending()
         last = self.is_over(num_steps)

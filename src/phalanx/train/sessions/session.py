@@ -45,7 +45,7 @@ from phalanx.train.records.unstarted import is_unstarted
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
 from phalanx.train.sessions.factory import EngineFactory, EngineStart, RunningEngine
-from phalanx.train.sessions.hooks import RunHooks
+from phalanx.train.sessions.hooks import OnValidation, RunHooks
 from phalanx.train.sessions.rollouts import RewardedModel
 
 
@@ -55,6 +55,7 @@ class Session:
 
     Args:
         beginning: Point where the run goes on.
+        on_validation: See `train`.
     """
 
     def __init__(
@@ -64,12 +65,15 @@ class Session:
         console: Console,
         factory: EngineFactory[Any],
         beginning: StartingPoint | None = None,
+        *,
+        on_validation: OnValidation | None = None,
     ) -> None:
         self._run_file = run
         self._home = home
         self._console = console
         self._factory = factory
         self._beginning = beginning or StartingPoint()
+        self._on_validation = on_validation
         self._truth = GroundTruth(home.attack_log)
 
     def run_session(self, *, resume: bool) -> dict[str, Any]:
@@ -188,7 +192,15 @@ class Session:
             trained = running.trained_model
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
-            hooks = RunHooks(run, trained, material.validation_sets, recorder, running.saver, figures)
+            hooks = RunHooks(
+                run,
+                trained,
+                material.validation_sets,
+                recorder,
+                running.saver,
+                figures,
+                on_validation=self._on_validation,
+            )
             hooks.load_steps(_applied_steps(metrics))
             last, step = run.train.steps, start
             while True:
