@@ -10,7 +10,6 @@ import torch
 from phalanx.data import BatchLoader
 from phalanx.engine import NO_TERMS, StepTerms
 from phalanx.errors import ConfigError, FailedBatchError, SpikeError
-from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
 from phalanx.train.engines.domain_engine import DomainEngine
 from phalanx.train.records.stability import ReturnError, SpikeScore, StabilityJudge, robust_center
@@ -192,9 +191,9 @@ def test_a_rule_that_cannot_work_is_refused(make_run, change, message):
 
 def test_a_return_needs_checkpoints_and_states_that_are_known_to_be_right(make_run):
     rule = "train.stability={action='roll_back'}"
-    with pytest.raises(ConfigError, match="checkpoint.every = 0"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.every = 0"):
         make_run(rule, "checkpoint.every=0")
-    with pytest.raises(ConfigError, match='guard.mode is "off"'):
+    with pytest.raises(ConfigError, match=r'guard\.mode is "off"'):
         make_run(rule, "guard.mode='off'")
 
 

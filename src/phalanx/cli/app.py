@@ -36,6 +36,7 @@ from phalanx.cli.parties.stage_worker import stage_worker
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
+from phalanx.cli.runs import COMPARE_EPILOG, RUNS_EPILOG, compare, runs
 from phalanx.cli.serving.deploy import DEPLOY_EPILOG, deploy
 from phalanx.cli.serving.detect import DETECT_EPILOG, detect
 from phalanx.cli.serving.gateway import gateway
@@ -43,6 +44,7 @@ from phalanx.cli.serving.incident import incident_app
 from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.serving.mark import mark_app
 from phalanx.cli.serving.serve import serve
+from phalanx.cli.sweep import SWEEP_EPILOG, sweep
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
 
@@ -98,6 +100,9 @@ app.command(
 app.command(epilog="Example: phalanx lr run.toml --to 0.1 --steps 100 --out rates.svg")(lr)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog="Example: phalanx report runs/first")(report)
+app.command(epilog=RUNS_EPILOG)(runs)
+app.command(epilog=COMPARE_EPILOG)(compare)
+app.command(epilog=SWEEP_EPILOG)(sweep)
 app.command(
     epilog='Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
     "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0"

@@ -77,7 +77,7 @@ class SweepConfig(StrictModel):
     sampler: Literal["tpe", "gp", "random", "grid"] = "tpe"
     """`tpe` and `gp` learn from earlier trials (trees of densities; a Gaussian process, better for a few numbers and
     trials); `grid` tries every combination of choices."""
-    pruner: Literal["none", "median", "halving"] = "none"
+    pruner: Literal["none", "median", "third"] = "none"
     """Ends a trial at a validation where it is above the median of the others, or not in the best third."""
     on: str = HELD_OUT
     """Validation set by whose loss trials are chosen; left out, the held-out share."""

@@ -15,9 +15,6 @@ from phalanx.errors import ConfigError
 from phalanx.sweep.config import SpaceConfig, SweepConfig, Value, as_numbers
 from phalanx.sweep.journal import Trial
 
-REDUCTION = 3
-"""Of a halving: one trial in so many goes on."""
-
 
 def choose_values(sweep: SweepConfig, trials: Sequence[Trial]) -> dict[str, Value]:
     """Return the values of the next trial.
@@ -34,11 +31,11 @@ def choose_values(sweep: SweepConfig, trials: Sequence[Trial]) -> dict[str, Valu
     return as_numbers(study.ask(_distributions(sweep)).params)
 
 
-def is_hopeless(sweep: SweepConfig, trials: Sequence[Trial], trial: Trial, validate_every: int) -> bool:
+def is_hopeless(sweep: SweepConfig, trials: Sequence[Trial], trial: Trial) -> bool:
     """Whether a running trial is cut short after its last report."""
     if sweep.pruner == "none" or not trial.reports:
         return False
-    study = _build_study(sweep, [other for other in trials if other.number < trial.number], validate_every)
+    study = _build_study(sweep, [other for other in trials if other.number < trial.number])
     study.enqueue_trial(trial.values)
     asked = study.ask(_distributions(sweep))
     for step, loss in sorted(trial.reports.items()):
@@ -53,7 +50,7 @@ def num_startup(sweep: SweepConfig) -> int:
     return max(4, 2 * len(sweep.space)) if sweep.sampler == "gp" else max(6, 2 * len(sweep.space))
 
 
-def _build_study(sweep: SweepConfig, trials: Sequence[Trial], validate_every: int = 1) -> Any:
+def _build_study(sweep: SweepConfig, trials: Sequence[Trial]) -> Any:
     optuna = _import_extra("optuna")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     seed = _derive_seed(sweep.seed, len(trials))
@@ -66,9 +63,8 @@ def _build_study(sweep: SweepConfig, trials: Sequence[Trial], validate_every: in
     pruners = {
         "none": optuna.pruners.NopPruner,
         "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=4),
-        "halving": lambda: optuna.pruners.SuccessiveHalvingPruner(
-            min_resource=validate_every, reduction_factor=REDUCTION
-        ),
+        # no halving: it keeps its rungs in the study, and a study here is built anew
+        "third": lambda: optuna.pruners.PercentilePruner(100 / 3, n_startup_trials=4),
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)

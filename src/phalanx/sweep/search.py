@@ -117,7 +117,7 @@ class Sweep:
             self._end_trial(journal, trial, "refused", excess, steps=0)
             return
         try:
-            if self._is_hopeless(journal, trial, run) or self._train_pruned(journal, trial, run):
+            if is_hopeless(self._sweep, journal.trials, trial) or self._train_pruned(journal, trial, run):
                 steps = max(trial.reports)
                 self._end_trial(journal, trial, "pruned", f"after {steps} steps", steps=steps)
                 return
@@ -141,7 +141,7 @@ class Sweep:
             if num_steps not in trial.reports:
                 shown = loss if math.isfinite(loss) else None
                 journal.append_line("report", number=trial.number, step=num_steps, loss=shown)
-            if num_steps < run.train.steps and self._is_hopeless(journal, trial, run):
+            if num_steps < run.train.steps and is_hopeless(self._sweep, journal.trials, trial):
                 is_cut = True
                 raise KeyboardInterrupt
 
@@ -159,9 +159,6 @@ class Sweep:
         if status != "completed" and not is_cut():
             # the run has caught what the user sent; it may be resumed
             raise KeyboardInterrupt
-
-    def _is_hopeless(self, journal: SweepJournal, trial: Trial, run: TrialRun) -> bool:
-        return is_hopeless(self._sweep, journal.trials, trial, run.train.validate_every)
 
     def _end_trial(
         self, journal: SweepJournal, trial: Trial, state: str, reason: str, *, steps: int, loss: float | None = None

@@ -15,7 +15,7 @@ from phalanx.data.validation_sets import prepare_validation_sets
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelConfig, StageSpec, build_stage, open_model
 from phalanx.sweep.config import TrialRun
-from phalanx.train import PastRun, export_run, holds_run, train
+from phalanx.train import PastRun, check_inputs, export_run, holds_run, train
 from phalanx.train.batches.rewriting import rewrite_held_out, rewriting_of
 from phalanx.train.batches.validation import summed_losses
 from phalanx.train.records.run_directory import cache_beside
@@ -60,7 +60,12 @@ class RunTrials:
         self._open_log = open_log
 
     def find_excess(self, run: TrialRun, max_memory_mib: int | None) -> str | None:
-        """Say why a trial does not fit into memory, by the planner's estimate."""
+        """Say why a trial does not fit into memory, by the planner's estimate.
+
+        Raises:
+            ConfigError: The run cannot be trained at all, as far as that is seen before it.
+        """
+        check_inputs(run)
         limit = psutil.virtual_memory().total if max_memory_mib is None else max_memory_mib * MIB
         needed = planned_bytes(run)
         if needed <= limit:

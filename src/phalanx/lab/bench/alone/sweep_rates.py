@@ -3,8 +3,8 @@
 ``python -m phalanx.lab.bench.alone.sweep_rates OUT.json [--points 48] [--steps 40] [--searches 3]``
 
 Grid and search train the same small GPT-2 on the manual of Python, with the same seed, and both are measured by
-`phalanx.sweep.RunTrials`: the owner's own loss on held-out text, of the verified checkpoint. The search may take a third
-of the grid's steps, those included by which its best two trials are trained again with other seeds.
+`phalanx.sweep.RunTrials`: the owner's own loss on held-out text, of the verified checkpoint. The search may take a
+third of the grid's steps, those included by which its best two trials are trained again with other seeds.
 """
 
 import argparse
