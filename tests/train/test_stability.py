@@ -13,6 +13,7 @@ from phalanx.errors import ConfigError, FailedBatchError, SpikeError
 from phalanx.train import load_run
 from phalanx.train.engines.domain_engine import DomainEngine
 from phalanx.train.records.stability import ReturnError, SpikeScore, StabilityJudge, robust_center
+from phalanx.train.sessions import hooks
 from phalanx.train.train_section import StabilityConfig
 from tiny_run_file import tiny_run_file
 
@@ -238,3 +239,60 @@ def test_a_machine_that_computes_wrong_once_is_told_from_a_bad_batch(make_sgd, q
 
     assert (summary["status"], summary["batches_skipped"]) == ("completed", 0)
     assert [event["fault"] for event in events(tmp_path / "run", "spike_attributed")] == ["machine"]
+
+
+@pytest.mark.slow
+def test_planted_batches_make_a_run_diverge_without_the_defence_and_not_with_it(make_sgd, quietly, tmp_path, plant):
+    perplexities = {"clean": quietly(make_sgd(), tmp_path / "clean")["validation_perplexity"]}
+    plant(*PLANTED)
+    perplexities["none"] = quietly(make_sgd(), tmp_path / "none")["validation_perplexity"]
+    for action in ("skip", "lower_rate", "roll_back"):
+        rule = f'train.stability={{action="{action}", rate_factor=0.01}}'
+        summary = quietly(make_sgd(rule, "train.max_failed_batches=5"), tmp_path / action)
+        assert summary["status"] == "completed"
+        perplexities[action] = summary["validation_perplexity"]
+
+    # measured: 100 clean, 232 without, 102, 116 and 129 with
+    assert perplexities["none"] > 2 * perplexities["clean"]
+    assert perplexities["skip"] < 1.1 * perplexities["clean"]
+    assert perplexities["lower_rate"] < 1.3 * perplexities["clean"]
+    assert perplexities["roll_back"] < 1.5 * perplexities["clean"]
+    for action in ("skip", "lower_rate", "roll_back"):
+        assert {event["fault"] for event in events(tmp_path / action, "spike_attributed")} == {"data"}
+    # what was applied at the lower rate stands in the metrics with it
+    rates = {row["step"]: row["lr"] for row in read_metrics(tmp_path / "lower_rate" / "metrics.jsonl")}
+    assert rates[24] == pytest.approx(0.005) and rates[20] == pytest.approx(0.5)
+    back = events(tmp_path / "roll_back", "fell_back")
+    assert back and all(body["to_step"] <= body["from_step"] for body in back)
+
+
+@pytest.mark.slow
+def test_a_rate_that_is_too_high_is_the_fault_of_the_state_and_ends_the_run(make_sgd, quietly, tmp_path):
+    with pytest.raises(SpikeError, match=r"lower optimizer\.lr"):
+        quietly(make_sgd("optimizer.lr=1.5", "train.stability={}"), tmp_path / "run")
+
+    assert [event["fault"] for event in events(tmp_path / "run", "spike_attributed")][-1] == "state"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("action", ["skip", "roll_back"])
+def test_a_run_that_is_stopped_behind_a_spike_and_resumed_is_the_undisturbed_one(
+    make_sgd, quietly, tmp_path, plant, monkeypatch, action
+):
+    plant(*PLANTED)
+    rules = (f'train.stability={{action="{action}"}}', "train.max_failed_batches=5", "train.steps=32")
+    undisturbed = quietly(make_sgd(*rules), tmp_path / "undisturbed")
+    save, stops = hooks.RunHooks.save_if_due, []
+
+    def stop(self, num_steps):
+        if num_steps == 28 and not stops:
+            stops.append(num_steps)
+            raise KeyboardInterrupt
+        save(self, num_steps)
+
+    monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
+    quietly(make_sgd(*rules), tmp_path / "run")
+    resumed = quietly(make_sgd(*rules), tmp_path / "run", resume=True)
+
+    assert resumed["resumed_from"] == 25
+    assert resumed["final_weights_digest"] == undisturbed["final_weights_digest"]

@@ -1,5 +1,7 @@
 """``phalanx sweep``: a search over the values of a run file."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,8 +56,11 @@ def sweep(
     return Answer({"directory": home, **result.to_json()})
 
 
-def _open_log(run_dir: Path) -> "Console":
+@contextlib.contextmanager
+def _open_log(run_dir: Path) -> Iterator["Console"]:
     """Open the text file beside a trial's directory for the lines of its run."""
     from rich.console import Console
 
-    return Console(file=run_dir.with_suffix(".log").open("a", encoding="utf-8"), width=160)
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with run_dir.with_suffix(".log").open("a", encoding="utf-8") as file:
+        yield Console(file=file, width=160)

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -45,7 +46,7 @@ class RunTrials:
     """Trials that are trained here, one after the other.
 
     Args:
-        open_log: Opens the text file that the lines of a trial's run go to.
+        open_log: Opens what the lines of a trial's run go to, by the trial's directory.
 
     Guarantees:
         A loss is computed by this process alone, from the newest checkpoint that the run's signed log certifies, with
@@ -56,7 +57,7 @@ class RunTrials:
     again for that, with other seeds and, where the sweep file names it, other text.
     """
 
-    def __init__(self, open_log: Callable[[Path], Console]) -> None:
+    def __init__(self, open_log: Callable[[Path], AbstractContextManager[Console]]) -> None:
         self._open_log = open_log
 
     def find_excess(self, run: TrialRun, max_memory_mib: int | None) -> str | None:
@@ -74,8 +75,8 @@ class RunTrials:
 
     def train_trial(self, run: TrialRun, directory: Path, on_validation: OnValidation) -> str:
         """Train a trial, or go on with it."""
-        console = self._open_log(directory)
-        summary = train(run, directory, resume=holds_run(directory), console=console, on_validation=on_validation)
+        with self._open_log(directory) as console:
+            summary = train(run, directory, resume=holds_run(directory), console=console, on_validation=on_validation)
         return str(summary["status"])
 
     def measure_loss(self, run: TrialRun, directory: Path, on: str) -> float:

@@ -8,6 +8,7 @@ third of the grid's steps, those included by which its best two trials are train
 """
 
 import argparse
+import contextlib
 import io
 import tempfile
 from pathlib import Path
@@ -114,7 +115,7 @@ def _search(
         seeds=", ".join(map(str, again[1])),
     )
     (home / f"{name}.toml").write_text(text, encoding="utf-8")
-    trials = RunTrials(lambda _directory: Console(file=io.StringIO()))
+    trials = RunTrials(lambda _directory: contextlib.nullcontext(Console(file=io.StringIO())))
     return Sweep(load_sweep(home / f"{name}.toml"), home / "runs" / name, trials, print).run_search()
 
 
