@@ -1,8 +1,11 @@
 """Real trials: their value is that of the verified checkpoint, and a search that is killed loses none."""
 
+import contextlib
+import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +21,7 @@ from phalanx.sweep.journal import JOURNAL
 from phalanx.telemetry import read_metrics
 
 _SEARCH = """
-import os, signal, sys
+import contextlib, io, os, signal, sys
 from pathlib import Path
 from rich.console import Console
 from phalanx.sweep import RunTrials, Sweep, load_sweep
@@ -34,14 +37,14 @@ class Mortal(RunTrials):
         return super().train_trial(run, directory, die)
 
 
-trials = Mortal(lambda directory: Console(file=open(os.devnull, "w")))
+trials = Mortal(lambda directory: contextlib.nullcontext(Console(file=io.StringIO())))
 sweep = load_sweep(Path("sweep.toml"))
 Sweep(sweep, Path("found"), trials, print).run_search(resume=sys.argv[1] == "resume")
 """
 
 
 def quiet_trials():
-    return RunTrials(lambda _directory: Console(file=open(os.devnull, "w")))
+    return RunTrials(lambda _directory: contextlib.nullcontext(Console(file=io.StringIO())))
 
 
 def told_loss(directory):
@@ -70,8 +73,6 @@ def test_the_owner_finds_in_the_checkpoint_what_an_honest_run_has_told(trained):
 
 
 def copy_of(directory, place):
-    import shutil
-
     shutil.copytree(directory, place)
     return place
 

@@ -10,6 +10,7 @@ import torch
 from phalanx.data import BatchLoader
 from phalanx.engine import NO_TERMS, StepTerms
 from phalanx.errors import ConfigError, FailedBatchError, SpikeError
+from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
 from phalanx.train.engines.domain_engine import DomainEngine
 from phalanx.train.records.stability import ReturnError, SpikeScore, StabilityJudge, robust_center
