@@ -17,6 +17,7 @@ from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
 from phalanx.cli.init import init
+from phalanx.cli.interpret import interpret_app
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
@@ -123,6 +124,6 @@ app.command(epilog="Example: phalanx reproduce defence --quick --out defence.jso
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
 GROUPS |= {"enclave": enclave_app, "incident": incident_app, "keys": keys_app, "mark": mark_app, "model": model_app}
-GROUPS |= {"pki": pki_app, "tokenizer": tokenizer_app}
+GROUPS |= {"interpret": interpret_app, "pki": pki_app, "tokenizer": tokenizer_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)
