@@ -126,6 +126,7 @@ def test_a_trial_that_cannot_fit_is_told_with_both_figures(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_search_that_is_killed_in_a_trial_goes_on_and_ends_as_one_that_was_not(tmp_path):
     journals = {}
     for name, victims in (("whole", []), ("killed", ["0001", "0002-seed-11"])):

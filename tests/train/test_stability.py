@@ -261,8 +261,12 @@ def test_planted_batches_make_a_run_diverge_without_the_defence_and_not_with_it(
     for action in ("skip", "lower_rate", "roll_back"):
         assert {event["fault"] for event in events(tmp_path / action, "spike_attributed")} == {"data"}
     # what was applied at the lower rate stands in the metrics with it
-    rates = {row["step"]: row["lr"] for row in read_metrics(tmp_path / "lower_rate" / "metrics.jsonl")}
-    assert rates[24] == pytest.approx(0.005) and rates[20] == pytest.approx(0.5)
+    rates = {
+        action: {row["step"]: row["lr"] for row in read_metrics(tmp_path / action / "metrics.jsonl")}
+        for action in ("skip", "lower_rate")
+    }
+    assert rates["lower_rate"][20] == rates["skip"][20]
+    assert rates["lower_rate"][24] == pytest.approx(0.01 * rates["skip"][24])
     back = events(tmp_path / "roll_back", "fell_back")
     assert back and all(body["to_step"] <= body["from_step"] for body in back)
 
