@@ -149,7 +149,7 @@ def test_a_validation_figure_needs_several_seeds_to_exceed_noise(tmp_path):
 def test_one_run_too_many_runs_or_the_same_run_twice_are_refused(tmp_path):
     run = write_run(tmp_path, "a")
     for runs in ([run], [run] * 7, [run, run]):
-        with pytest.raises(InputError, match="give 2 to 6|given twice"):
+        with pytest.raises(InputError, match=r"give 2 to 6|given twice"):
             compare_runs(runs)
 
 
