@@ -21,6 +21,7 @@ from phalanx.cli.interpret import interpret_app
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.evaluate import EVAL_EPILOG, evaluate
 from phalanx.cli.models.export import EXPORT_EPILOG, export
 from phalanx.cli.models.generate import generate
 from phalanx.cli.models.laptop import LAPTOP_EPILOG, laptop
@@ -120,6 +121,7 @@ app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx ga
 app.command(epilog=DEPLOY_EPILOG)(deploy)
 app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog=EXPORT_EPILOG)(export)
+app.command("eval", epilog=EVAL_EPILOG)(evaluate)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
