@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from forked_child import run_in_fork
 from phalanx.errors import AuditLogError, ConfigError
 from phalanx.security.privacy import PoissonGaussian
 from phalanx.telemetry import read_metrics
@@ -111,15 +112,9 @@ def killed_after(num_steps, run, directory, monkeypatch):
             os.kill(os.getpid(), signal.SIGKILL)
         save(self, at)
 
-    child = os.fork()
-    if child == 0:
-        monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
-        try:
-            quietly(run, directory)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
+        assert run_in_fork(lambda: quietly(run, directory)) == -signal.SIGKILL
 
 
 def test_a_killed_run_has_spent_what_it_drew_and_pays_for_steps_that_it_does_again(make_run, tmp_path, monkeypatch):

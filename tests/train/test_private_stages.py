@@ -7,6 +7,7 @@ import signal
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from forked_child import run_in_fork
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks import attackers_of, load_attack
 from phalanx.models import open_model
@@ -109,14 +110,9 @@ def test_a_killed_run_draws_other_rows_under_other_noise_and_pays_again(private,
             os.kill(os.getpid(), signal.SIGKILL)
         save(self, at)
 
-    child = os.fork()
-    if child == 0:
-        monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
-        try:
-            quietly(run, directory)
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
+        assert run_in_fork(lambda: quietly(run, directory)) == -signal.SIGKILL
 
     summary = quietly(run, directory, resume=True)
 

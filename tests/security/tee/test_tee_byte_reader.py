@@ -69,4 +69,6 @@ def test_a_malformed_structure_is_refused_by_its_name():
 
 
 def test_every_reason_is_its_name_in_lower_case():
-    assert {reason.name.lower() for reason in RefusedEvidenceReason} == {str(reason) for reason in RefusedEvidenceReason}
+    assert {reason.name.lower() for reason in RefusedEvidenceReason} == {
+        str(reason) for reason in RefusedEvidenceReason
+    }

@@ -1,4 +1,4 @@
-"""Intel's tables and certificates: which level a platform reaches, and collateral that is not Intel's or not of today."""
+"""Intel's tables and certificates: the level of a platform, and collateral of somebody else or of another day."""
 
 import json
 from dataclasses import replace

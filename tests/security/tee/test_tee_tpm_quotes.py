@@ -173,7 +173,8 @@ def test_responses_come_whole_through_a_socket_each_of_the_length_in_its_header(
 
 @pytest.mark.parametrize(
     ("data", "message"),
-    [(response(b"", 9), "9 bytes"), (response(b"", 4097), "4097 bytes"), (response(b"ab", 13), "middle"), (b"", "middle")],
+    [(response(b"", 9), "9 bytes"), (response(b"", 4097), "4097 bytes"), (response(b"ab", 13), "middle"),
+     (b"", "middle")],
     ids=["below a header", "above the limit", "cut", "nothing"],
 )  # fmt: skip
 def test_a_response_of_another_length_is_refused(tmp_path, data, message):
