@@ -11,6 +11,7 @@ from rounds_scene import IDENTITIES, Parabola, Scene
 from test_site_trainer import ARCHITECTURE, SGD, data_of
 
 from forked_child import run_in_fork
+from late_imports import need_module
 from phalanx.errors import AuditLogError, ConfigError, FailedRoundError, PrivacyBudgetError
 from phalanx.federated.algorithms import PlainRule
 from phalanx.federated.carriers import messages as m
@@ -22,7 +23,7 @@ from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.security.privacy import BudgetLedger, PoissonGaussian, PrivacyConfig
 from phalanx.train.engines.federated_engine import SiteBudgets
 
-pytest.importorskip("opacus", reason="needs the extra `dp`")
+need_module("opacus", "needs the extra `dp`")
 
 CLIP, SIZE, STEPS, KEY = 0.005, 4, 2, b"k" * 32
 ADAPTER = LoraConfig(rank=2, alpha=4.0, dropout=0.0)

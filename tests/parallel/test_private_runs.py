@@ -10,6 +10,7 @@ from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from forked_child import run_in_fork
+from late_imports import need_module
 from phalanx.errors import AuditLogError, ConfigError
 from phalanx.security.privacy import PoissonGaussian
 from phalanx.telemetry import read_metrics
@@ -17,7 +18,7 @@ from phalanx.train import load_run, train
 from phalanx.train.sessions import hooks
 from tiny_run_file import tiny_run_file
 
-pytest.importorskip("opacus", reason="needs the extra `dp`")
+need_module("opacus", "needs the extra `dp`")
 
 ADAPTER = '[model.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n'
 RANKS = "[parallel]\ndp = 1\n"

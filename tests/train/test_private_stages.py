@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from forked_child import run_in_fork
+from late_imports import need_module
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks import attackers_of, load_attack
 from phalanx.models import open_model
@@ -18,7 +19,7 @@ from phalanx.train.sessions import hooks
 from phalanx.train.setup.layout import make_plan
 from tiny_run_file import tiny_run_file
 
-pytest.importorskip("opacus", reason="needs the extra `dp`")
+need_module("opacus", "needs the extra `dp`")
 
 STAGES = "[pipeline]\nstages = 3\n[guard]\nshadow = 'lockstep'\nkeep_states = 0\n"
 PRIVACY = "[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n"
