@@ -1,10 +1,14 @@
 """Families, precisions and vocabularies through the runtimes; models that were planted for their rounding."""
 
+import json
+
 import pytest
 
 from phalanx.edge import CheckSizes, export_edge
 from phalanx.edge.check_texts import fuzz_texts
+from phalanx.edge.onnx_folder import write_onnx
 from phalanx.edge.runtimes import IndependentRuntime, OwnRuntime
+from phalanx.errors import ModelError
 from phalanx.lab.bench.serving.planted_rounding import PlantedModel, plant, train_clean
 from phalanx.models import ModelConfig, open_model
 from tiny_edge_models import byte_tokenizer, write_model
@@ -43,6 +47,26 @@ def test_onnxruntime_computes_as_transformers_does(tmp_path, family, precision):
 
     assert refusals(result) == []
     assert (tmp_path / "out" / "model.onnx").is_file()
+
+
+def test_a_config_without_the_name_of_its_class_is_exported_and_stays_as_it_is(tmp_path):
+    directory = write_model(tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    del config["architectures"]
+    (directory / "config.json").write_text(json.dumps(config))
+
+    result = export_edge(directory, tmp_path / "out", "onnx", "int4", sizes=SMALL)
+
+    assert refusals(result) == []
+    assert json.loads((directory / "config.json").read_text()) == config
+
+
+def test_a_config_without_class_and_of_an_unknown_family_is_refused_by_its_key(tmp_path):
+    directory = write_model(tmp_path / "model")
+    (directory / "config.json").write_text(json.dumps({"model_type": "unheard-of"}))
+
+    with pytest.raises(ModelError, match="architectures"):
+        write_onnx(directory, tmp_path, "int4")
 
 
 @pytest.fixture(scope="module", params=["q4_0", "q8_0"])

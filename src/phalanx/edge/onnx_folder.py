@@ -1,6 +1,7 @@
 """A model directory as a folder of ONNX, by the builder that comes with onnxruntime-genai."""
 
 import importlib.util
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -30,15 +31,10 @@ def write_onnx(directory: Path, out: Path, precision: str) -> None:
             "--format onnx: needs onnxruntime-genai and onnx-ir, of which one is not installed; install "
             "phalanx-train[onnx]"
         )
-    config = read_config(directory)
-    if not config.get("architectures"):
-        raise ModelError(
-            f"{directory / 'config.json'}: architectures: missing, and the builder goes by it; add "
-            f'"architectures": ["{architecture_of(str(config.get("model_type")))}"]'
-        )
     with tempfile.TemporaryDirectory(prefix="phalanx-onnx-") as scratch:
         log = Path(scratch) / "builder.log"
-        command = [_BUILDER, "-i", str(directory.resolve()), "-o", str(out.resolve()), "-p", precision, "-e", "cpu"]
+        source = _name_architecture(directory, Path(scratch))
+        command = [_BUILDER, "-i", str(source.resolve()), "-o", str(out.resolve()), "-p", precision, "-e", "cpu"]
         command += ["-c", scratch, "--extra_options", "hf_token=false"]
         if precision in ("int4", "int8"):
             command += [f"block_size={_BLOCK}"]
@@ -55,3 +51,28 @@ def write_onnx(directory: Path, out: Path, precision: str) -> None:
         (out / "chat_template.jinja").write_text(template.source, encoding="utf-8")
     # transformers may write another spelling of the same tokenizer; the file that was trained with is the one
     shutil.copyfile(directory / "tokenizer.json", out / "tokenizer.json")
+
+
+def _name_architecture(directory: Path, scratch: Path) -> Path:
+    """Return a directory whose config names its class, by which the builder goes: this one, or one of links to it.
+
+    Raises:
+        ModelError: The config names none, and the family is unknown.
+    """
+    config = read_config(directory)
+    if config.get("architectures"):
+        return directory
+    try:
+        name = architecture_of(str(config.get("model_type")))
+    except KeyError as exc:
+        raise ModelError(
+            f"{directory / 'config.json'}: architectures: missing, and the builder goes by it; add the name of "
+            "transformers' class"
+        ) from exc
+    named = scratch / "model"
+    named.mkdir()
+    for path in directory.iterdir():
+        (named / path.name).symlink_to(path.resolve())
+    (named / "config.json").unlink()
+    (named / "config.json").write_text(json.dumps({**config, "architectures": [name]}), encoding="utf-8")
+    return named
