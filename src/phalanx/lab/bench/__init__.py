@@ -48,7 +48,9 @@ KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
     "detection": bench_detection,
     "detection-processes": bench_detection_processes,
+    "export": bench_export,
     "parallel": bench_parallel,
+    "planted-rounding": bench_planted_rounding,
 }
 """Benches that go on where they were interrupted, and can show what is finished: the second argument."""
 
