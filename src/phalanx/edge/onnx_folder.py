@@ -1,5 +1,6 @@
 """A model directory as a folder of ONNX, by the builder that comes with onnxruntime-genai."""
 
+import importlib.metadata
 import importlib.util
 import json
 import shutil
@@ -35,9 +36,7 @@ def write_onnx(directory: Path, out: Path, precision: str) -> None:
         log = Path(scratch) / "builder.log"
         source = _name_architecture(directory, Path(scratch))
         command = [_BUILDER, "-i", str(source.resolve()), "-o", str(out.resolve()), "-p", precision, "-e", "cpu"]
-        command += ["-c", scratch, "--extra_options", "hf_token=false"]
-        if precision in ("int4", "int8"):
-            command += [f"block_size={_BLOCK}"]
+        command += ["-c", scratch, "--extra_options", "hf_token=false", *_rounding_options(precision)]
         process = PythonProcess(command, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}, log)
         try:
             code = process.wait(_TIMEOUT_S)
@@ -51,6 +50,16 @@ def write_onnx(directory: Path, out: Path, precision: str) -> None:
         (out / "chat_template.jinja").write_text(template.source, encoding="utf-8")
     # transformers may write another spelling of the same tokenizer; the file that was trained with is the one
     shutil.copyfile(directory / "tokenizer.json", out / "tokenizer.json")
+
+
+def describe_onnx(precision: str) -> dict[str, str | int]:
+    """Return program and settings that `write_onnx` rounds by, as a statement holds them."""
+    tool = f"{_BUILDER} {importlib.metadata.version('onnxruntime-genai')}"
+    return {"tool": tool, "matrices": precision, "options": " ".join(_rounding_options(precision))}
+
+
+def _rounding_options(precision: str) -> list[str]:
+    return [f"block_size={_BLOCK}"] if precision in ("int4", "int8") else []
 
 
 def _name_architecture(directory: Path, scratch: Path) -> Path:
