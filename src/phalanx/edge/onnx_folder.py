@@ -44,12 +44,29 @@ def write_onnx(directory: Path, out: Path, precision: str) -> None:
             process.kill()
         if code != 0 or not (out / "model.onnx").is_file():
             raise ModelError(f"{directory}: onnxruntime-genai's builder makes no ONNX of it: {process.last_output()}")
+    _drop_wrong_shapes(out / "model.onnx")
     template = model_template(directory)
     if template is not None:
         # transformers leaves out one that is in none of the files that it looks for
         (out / "chat_template.jinja").write_text(template.source, encoding="utf-8")
     # transformers may write another spelling of the same tokenizer; the file that was trained with is the one
     shutil.copyfile(directory / "tokenizer.json", out / "tokenizer.json")
+
+
+def _drop_wrong_shapes(path: Path) -> None:
+    """Take away what the builder says of the shapes of repeated keys and values, where it repeats them (float16).
+
+    It gives them the length of the new tokens instead of that of all tokens; onnxruntime then reuses buffers that are
+    too small, and ends at the second token.
+    """
+    import onnx_ir  # noqa: PLC0415 - an extra
+
+    model = onnx_ir.load(path)
+    repeated = [value for node in model.graph for value in node.outputs if "/repeat_kv/" in (value.name or "")]
+    for value in repeated:
+        value.shape = None
+    if repeated:
+        onnx_ir.save(model, path)
 
 
 def describe_onnx(precision: str) -> dict[str, str | int]:
