@@ -204,9 +204,9 @@ def test_the_source_is_compared_by_weights_and_by_checkpoint(exported, model, tm
     compare_source(verified, model)
     with pytest.raises(VerificationError, match="was made from"):
         compare_source(verified, other)
-    for run, path in (("run-2", checkpoint), ("run-1", None), ("run-1", checkpoint)):
-        with pytest.raises(VerificationError):
-            compare_run(verified, run, path)
+    for run, message in (("run-2", "made from run run-1"), ("run-1", "manifest has")):
+        with pytest.raises(VerificationError, match=message):
+            compare_run(verified, run, lambda step: checkpoint)
 
 
 def test_commands_export_and_verify(model, tmp_path, capsys):

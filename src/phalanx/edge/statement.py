@@ -8,6 +8,7 @@ import base64
 import binascii
 import hashlib
 import importlib.metadata
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,7 +23,7 @@ from phalanx.errors import CheckpointError, SignatureError, VerificationError
 from phalanx.security.crypto import Identity, Peer, parse_canonical
 
 STATEMENT_FILE = "statement.dsse.json"
-_PAYLOAD_TYPE = "application/vnd.in-toto+json"
+_PAYLOAD_TYPE: Literal["application/vnd.in-toto+json"] = "application/vnd.in-toto+json"
 _MAX_BYTES = 2**20
 _SIGNER = "export-signer"
 
@@ -220,19 +221,20 @@ def compare_source(export: VerifiedExport, directory: Path) -> None:
         raise VerificationError(f"{directory}: weights have digest {actual}; the export was made from {source.weights}")
 
 
-def compare_run(export: VerifiedExport, run: str, checkpoint: Path | None) -> None:
+def compare_run(export: VerifiedExport, run: str, find_checkpoint: Callable[[int], Path]) -> None:
     """Return when an export was made from a checkpoint of a run.
 
     Args:
-        checkpoint: Directory of the checkpoint of the statement's step, which the caller has verified; None without it.
+        find_checkpoint: Returns the directory of the checkpoint of a step, verified.
 
     Raises:
-        CheckpointError: It has no manifest.
-        VerificationError: It was made from another run or checkpoint, or its statement names none.
+        CheckpointError: The run has no such checkpoint any more.
+        VerificationError: The export was made from another run or checkpoint, or from a directory.
     """
     source = export.facts.source
-    if source.run != run or checkpoint is None:
+    if source.run != run or source.step is None:
         raise VerificationError(f"the export was made from run {source.run}, expected {run}")
+    checkpoint = find_checkpoint(source.step)
     actual = manifest_digest(checkpoint)
     if actual != source.checkpoint:
         raise VerificationError(f"{checkpoint}: manifest has SHA-256 {actual}, in the statement {source.checkpoint}")

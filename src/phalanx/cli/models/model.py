@@ -111,9 +111,7 @@ def _verify_export(directory: Path, origin: Path | None, certificate: Path | Non
     export = verify_statement(directory, signer)
     if origin is not None and (origin / "config.toml").is_file():
         past = PastRun(origin, certificate)
-        step = export.facts.source.step
-        checkpoint = None if step is None else past.open_verified(step)
-        compare_run(export, past.run_id, None if checkpoint is None else checkpoint.path)
+        compare_run(export, past.run_id, lambda step: past.open_verified(step).path)
     elif origin is not None:
         compare_source(export, origin)
     source = export.facts.source

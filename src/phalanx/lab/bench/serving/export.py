@@ -120,9 +120,9 @@ def _sweep(name: str, code: str, cells: list[Cell], make: Callable[[Cell], Row] 
             row = finished.append_row(cell, make(cell))
             print_progress(f"{which + 1} of {len(cells)}: {cell}: {row['state']}")
     return [
-        (cell, {name: value for name, value in row.items() if name != "key"})
+        (cell, {name: value for name, value in stored.items() if name != "key"})
         for cell in cells
-        if (row := finished.find_row(cell)) is not None
+        if (stored := finished.find_row(cell)) is not None
     ]
 
 
