@@ -94,8 +94,12 @@ def laptop_sentence(result: Result) -> Sequence[object]:
 
 SENTENCES = (
     (EXPORT_PAGE, PLANTED, CLEAN_SENTENCE, clean_sentence),
+    (LAPTOP_PAGE, LAPTOP, LAPTOP_SENTENCE, laptop_sentence),
 )
 ROWS = (
     (EXPORT_PAGE, PLANTED, planted),
     (MARKS_PAGE, PARAPHRASES, paraphrases),
+    (LAPTOP_PAGE, LAPTOP, laptop_times),
+    (LAPTOP_PAGE, LAPTOP, laptop_scores),
+    (LAPTOP_PAGE, LAPTOP, laptop_answers),
 )

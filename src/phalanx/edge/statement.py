@@ -1,4 +1,4 @@
-"""The signed statement of an export: from which weights its files were made, how, and what the comparison came to.
+"""The signed statement of an export: its source, its rounding, and the result of its comparison with the source.
 
 The form is an in-toto statement (v1) in a DSSE envelope, which programs of others read too; `verify_statement` compares
 a directory with it.
@@ -252,5 +252,5 @@ def digest_file(path: Path) -> str:
 
 
 def _signed_bytes(payload: bytes) -> bytes:
-    """Return what a DSSE signature is over (its "pre-authentication encoding")."""
+    """Return the bytes that a DSSE signature covers (its "pre-authentication encoding")."""
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD_TYPE), _PAYLOAD_TYPE.encode(), len(payload), payload)
