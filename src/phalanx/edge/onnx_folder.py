@@ -56,8 +56,8 @@ def write_onnx(directory: Path, out: Path, precision: str) -> None:
 def _drop_wrong_shapes(path: Path) -> None:
     """Remove wrong shapes of keys and values from a graph that repeats them, as the builder does in float16.
 
-    The builder gives them the length of the new tokens instead of that of all tokens; onnxruntime then reuses buffers that are
-    too small, and ends at the second token.
+    The builder gives them the length of the new tokens instead of that of all tokens; onnxruntime then reuses buffers
+    that are too small, and ends at the second token.
     """
     import onnx_ir  # noqa: PLC0415 - an extra
 

@@ -118,7 +118,7 @@ class ExportOrigin:
 
 @dataclass(frozen=True)
 class VerifiedExport:
-    """An exported directory whose files are those of its statement.
+    """An exported directory whose files match its statement.
 
     Attributes:
         signer: Fingerprint of the key that signed.
