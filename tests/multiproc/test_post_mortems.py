@@ -11,7 +11,7 @@ from real_runs import FORWARD_LIAR, local_workers, worker_pid
 
 from phalanx.telemetry import read_metrics
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "watch"))
+sys.path.append(str(Path(__file__).parents[1] / "watch"))
 from alert_servers import hanging_server
 
 pytestmark = pytest.mark.slow

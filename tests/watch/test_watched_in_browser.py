@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "serve" / "page"))
+sys.path.append(str(Path(__file__).parents[1] / "serve" / "page"))
 from chat_browser import ChatBrowser, browser_script
 
 from phalanx.watch.page import build_page
