@@ -343,7 +343,7 @@ class FailedRoundError(FailedBatchError):
 
 
 class SpikeError(FailedBatchError):
-    """Loss or gradient norm of a batch is far above those of the steps before it; nothing was updated with it.
+    """Loss or gradient norm of a batch is far above the steps before it; nothing was updated with it.
 
     Attributes:
         loss: Mean over the batch's targets, in nats.

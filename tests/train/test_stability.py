@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phalanx.data import BatchLoader
-from phalanx.engine import NO_TERMS, StepTerms
+from phalanx.engine import NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError, FailedBatchError, SpikeError
 from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
@@ -52,7 +52,7 @@ def scored(losses, norms=None, **rule):
     score = SpikeScore(StabilityConfig(**rule))
     for loss, norm in zip(losses, norms or [1.0] * len(losses), strict=True):
         score.add_step(loss, norm)
-    return score.make_terms()
+    return score.make_limits()
 
 
 def events(run_dir, kind):
@@ -66,25 +66,25 @@ def test_the_center_is_the_median_and_the_scale_that_of_normal_numbers():
 
 
 def test_nothing_is_a_spike_before_there_are_enough_steps_and_without_numbers():
-    assert scored([4.0] * 15) == NO_TERMS
-    assert scored([math.nan] * 40) == NO_TERMS
-    # a number that is none is a fault without any terms
-    assert isinstance(NO_TERMS.find_fault(0, math.nan, 1.0), FailedBatchError)
-    assert not isinstance(NO_TERMS.find_fault(0, 1.0, math.inf), SpikeError)
+    assert scored([4.0] * 15) == NO_LIMITS
+    assert scored([math.nan] * 40) == NO_LIMITS
+    # a number that is none is a fault without any limits
+    assert isinstance(NO_LIMITS.find_fault(0, math.nan, 1.0), FailedBatchError)
+    assert not isinstance(NO_LIMITS.find_fault(0, 1.0, math.inf), SpikeError)
 
 
 @pytest.mark.parametrize(("loss", "norm", "is_spike"), [(4.3, 1.0, True), (4.0, 9.0, True), (4.1, 1.5, False)])
 def test_loss_and_norm_are_each_judged(loss, norm, is_spike):
-    terms = scored([4.0 + 0.01 * (step % 3) for step in range(40)])
+    limits = scored([4.0 + 0.01 * (step % 3) for step in range(40)])
 
-    assert isinstance(terms.find_fault(40, loss, norm), SpikeError) is is_spike
+    assert isinstance(limits.find_fault(40, loss, norm), SpikeError) is is_spike
 
 
 def test_a_limit_is_the_last_value_that_is_allowed():
-    terms = StepTerms(max_loss=2.0, max_norm=3.0)
+    limits = StepLimits(max_loss=2.0, max_norm=3.0)
 
-    assert terms.find_fault(0, 2.0, 3.0) is None
-    assert isinstance(terms.find_fault(0, math.nextafter(2.0, 3.0), 3.0), SpikeError)
+    assert limits.find_fault(0, 2.0, 3.0) is None
+    assert isinstance(limits.find_fault(0, math.nextafter(2.0, 3.0), 3.0), SpikeError)
 
 
 def test_a_slow_rise_is_found_although_no_step_of_it_is_far_from_the_one_before():
@@ -95,7 +95,7 @@ def test_a_slow_rise_is_found_although_no_step_of_it_is_far_from_the_one_before(
     found = next(
         step
         for step, loss in enumerate(rising)
-        if score.make_terms().find_fault(step, loss, 1.0) or score.add_step(loss, 1.0)
+        if score.make_limits().find_fault(step, loss, 1.0) or score.add_step(loss, 1.0)
     )
 
     assert found < 20
@@ -110,7 +110,7 @@ def test_the_falling_loss_of_an_honest_run_is_no_spike():
     score = SpikeScore(StabilityConfig())
     spikes = 0
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True)):
-        spikes += score.make_terms().find_fault(step, loss, norm) is not None
+        spikes += score.make_limits().find_fault(step, loss, norm) is not None
         score.add_step(loss, norm)
 
     assert spikes == 0
@@ -152,19 +152,19 @@ def test_other_numbers_of_the_same_batch_say_that_the_machine_is_at_fault(second
 def test_a_batch_at_the_lower_rate_is_applied_whatever_it_comes_to():
     judge, spike = make_judge("lower_rate"), SpikeError("far", 9.0, 5.0)
     assert judge.decide_repeat(20, spike)
-    assert judge.make_terms(20).max_loss < 9.0
+    assert judge.make_limits(20).max_loss < 9.0
 
     assert judge.decide_repeat(20, spike)
 
-    assert judge.make_terms(20) == replace(NO_TERMS, rate_factor=0.1)
+    assert judge.make_limits(20) == replace(NO_LIMITS, rate_factor=0.1)
     assert judge.note_applied(20, 9.0, 5.0)["fault"] == "data"
     judge.begin_batch()
     # a resumed run is told by the metrics what an undisturbed one knows
     resumed = make_judge("lower_rate")
     resumed.load_steps([{"step": step, "loss": 4.0 + 5.0 * (step == 20), "grad_norm": 1.0} for step in range(21)])
     for step in (21, 35, 36):
-        assert judge.make_terms(step) == resumed.make_terms(step)
-    assert [judge.make_terms(step).rate_factor for step in (35, 36)] == [0.1, 1.0]
+        assert judge.make_limits(step) == resumed.make_limits(step)
+    assert [judge.make_limits(step).rate_factor for step in (35, 36)] == [0.1, 1.0]
 
 
 def test_returns_without_progress_are_counted_and_end():

@@ -17,7 +17,6 @@ from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
 from phalanx.cli.init import init
-from phalanx.cli.interpret import interpret_app
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
@@ -38,7 +37,9 @@ from phalanx.cli.parties.stage_worker import stage_worker
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
-from phalanx.cli.runs import COMPARE_EPILOG, RUNS_EPILOG, compare, runs
+from phalanx.cli.runs.interpret import interpret_app
+from phalanx.cli.runs.listing import COMPARE_EPILOG, RUNS_EPILOG, compare, runs
+from phalanx.cli.runs.sweep import SWEEP_EPILOG, sweep
 from phalanx.cli.serving.deploy import DEPLOY_EPILOG, deploy
 from phalanx.cli.serving.detect import DETECT_EPILOG, detect
 from phalanx.cli.serving.gateway import gateway
@@ -47,7 +48,6 @@ from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.serving.mark import mark_app
 from phalanx.cli.serving.serve import serve
 from phalanx.cli.serving.watch import WATCH_EPILOG, watch
-from phalanx.cli.sweep import SWEEP_EPILOG, sweep
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
 

@@ -19,8 +19,8 @@ NO_EXTRAS: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class StepTerms:
-    """The terms under which a step may be applied; every engine looks before its update.
+class StepLimits:
+    """The limits under which a step may be applied; every engine looks before its update.
 
     Attributes:
         max_loss: A higher mean loss, in nats, is a spike.
@@ -49,7 +49,7 @@ class StepTerms:
         )
 
 
-NO_TERMS = StepTerms()
+NO_LIMITS = StepLimits()
 """A step is applied whenever loss and gradient are numbers."""
 
 
@@ -63,7 +63,7 @@ class StepInputs:
         labels: Their targets, int64 ``[rows, seq]``.
         num_targets: Labels that count, over all microbatches.
         extras: Named rows beside them, ``[rows, ...]``, for an objective that reads them; empty where there are none.
-        terms: What the step is measured by before it is applied.
+        limits: Bounds of loss and norm, and the factor of the rate.
 
     Raises:
         DataError: The extra rows are not those of the microbatches.
@@ -73,7 +73,7 @@ class StepInputs:
     labels: tuple[Tensor, ...]
     num_targets: int
     extras: tuple[Mapping[str, Tensor], ...] = ()
-    terms: StepTerms = NO_TERMS
+    limits: StepLimits = NO_LIMITS
 
     def __post_init__(self) -> None:
         if not self.extras:

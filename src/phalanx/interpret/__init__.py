@@ -1,1 +1,1 @@
-"""What a model makes of a text: its loss at each token, its guess at each layer, and the nearest documents."""
+"""The view of a model on a text: losses of tokens, guesses of layers, and the nearest training documents."""

@@ -1,4 +1,4 @@
-"""The training documents nearest to a text: by what the model makes of them, and by what they would teach it.
+"""The training documents nearest to a text, by the hidden states and by the gradients that they give.
 
 Both are similarities, and prove no cause: a near document may have taught nothing, and the one that taught may be far.
 Source: Pruthi et al. 2020 (gradients at one checkpoint as influence); Charpiat et al. 2019 (their cosine).
@@ -30,7 +30,7 @@ class NearDocument:
         digest: SHA-256 of its text, by which `phalanx data where` finds the steps that saw it.
         similarity: Cosine of the mean hidden states, -1 to 1.
         gradient: Cosine of the gradients of the loss in the last block; None where it was not among the candidates.
-        licence: Of its source; empty where the recipe says nothing.
+        licence: Licence of its source; empty where the recipe names none.
     """
 
     digest: str

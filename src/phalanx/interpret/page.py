@@ -1,4 +1,4 @@
-"""What a model makes of a text, in the colours of a terminal and as a page that opens offline."""
+"""Token losses, layers and documents in the colours of a terminal, and as pages that open offline."""
 
 from collections.abc import Sequence
 from pathlib import Path

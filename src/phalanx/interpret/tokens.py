@@ -1,4 +1,4 @@
-"""The loss of a text token by token, and what each layer would have said: the logit lens, with attention beside it.
+"""The loss of a text token by token, and the guess of each layer: the logit lens, with attention beside it.
 
 Source: nostalgebraist 2020 (logit lens): the model's own final norm and head on the hidden state of each layer.
 """
@@ -16,7 +16,7 @@ from phalanx.errors import DataError, ModelError
 from phalanx.serve import TextModel
 
 MAX_TOKENS = 4096
-"""Of a text that is looked at; a longer one is refused, not cut."""
+"""Longest text that is looked at; a longer one is refused, not cut."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LayerGuess:
         layer: 0 is the embedding; the last one is the model itself.
         tokens: The likeliest next tokens with their probabilities, the likeliest first.
         divergence: Kullback-Leibler divergence of the model's own distribution from this one, nats.
-        attention: For each token of the prompt, how much the last token looks at it: mean over heads. Empty of layer 0.
+        attention: Weight of each token of the prompt for the last one, mean over heads; empty for layer 0.
     """
 
     layer: int
@@ -90,7 +90,7 @@ def token_losses(model: TextModel, text: str) -> list[TokenLoss]:
 
 @torch.no_grad()
 def layer_guesses(model: TextModel, prompt: str, num_tokens: int = 5) -> list[LayerGuess]:
-    """Return what each layer would say next, and where its last token looks.
+    """Return the next token that each layer would guess, and the attention of the last one.
 
     Raises:
         DataError: The prompt has no token, or is longer than the model's window.
@@ -103,15 +103,15 @@ def layer_guesses(model: TextModel, prompt: str, num_tokens: int = 5) -> list[La
     head = module.get_output_embeddings()
     if head is None:
         raise ModelError("the model has no head that could read a layer; phalanx interpret layers needs a decoder")
-    with _eager_attention(module), _last_leaf(module.base_model) as found:
+    with _eager_attention(module), _last_leaf(module.base_model) as norms:
         output = module(input_ids=torch.tensor([ids]), output_hidden_states=True, output_attentions=True)
     final = output.logits[0, -1].float()
     _check_finite(final)
-    own = final.log_softmax(dim=-1)
+    last_scores = final.log_softmax(dim=-1)
     states, attentions = output.hidden_states, output.attentions
     if states is None or attentions is None or any(part is None for part in attentions):
         raise ModelError("the model shows no hidden states or no attention; its code leaves them out")
-    norm = found[-1] if found else None
+    norm = norms[-1] if norms else None
     guesses = []
     for layer, state in enumerate(states):
         is_last = layer == len(states) - 1
@@ -119,7 +119,7 @@ def layer_guesses(model: TextModel, prompt: str, num_tokens: int = 5) -> list[La
         scores = logits.log_softmax(dim=-1)
         best = scores.topk(min(num_tokens, scores.numel()))
         tokens = tuple((token_text(model, int(token)), math.exp(score)) for score, token in zip(*best, strict=True))
-        divergence = float((own.exp() * (own - scores)).sum())
+        divergence = float((last_scores.exp() * (last_scores - scores)).sum())
         seen = attentions[layer - 1][0, :, -1].mean(dim=0).tolist() if layer else ()
         guesses.append(LayerGuess(layer, tokens, max(0.0, divergence), tuple(seen)))
     return guesses

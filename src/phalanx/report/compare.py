@@ -30,11 +30,11 @@ _MAX_ROWS = 400
 
 
 @dataclass(frozen=True)
-class Difference:
+class FigureDifference:
     """One figure of a run beside that of the first one.
 
     Attributes:
-        noise: Difference that chance alone makes in about one of twenty comparisons; None where it is not known.
+        noise: FigureDifference that chance alone makes in about one of twenty comparisons; None where it is not known.
         basis: What that rests on.
     """
 
@@ -53,7 +53,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Several runs side by side; the first one is what others are compared with.
 
     Attributes:
@@ -65,7 +65,7 @@ class Comparison:
     records: tuple[RunRecord, ...]
     settings: dict[str, tuple[Any, ...]]
     figures: dict[str, tuple[Any, ...]]
-    differences: tuple[Difference, ...]
+    differences: tuple[FigureDifference, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON data, without the curves."""
@@ -73,7 +73,7 @@ class Comparison:
         return {"runs": self.names, "settings": self.settings, "figures": self.figures, "differences": differences}
 
 
-def compare_runs(run_dirs: Sequence[Path]) -> Comparison:
+def compare_runs(run_dirs: Sequence[Path]) -> RunComparison:
     """Compare runs with the first of them.
 
     Noise of a validation figure is known from runs of one run file with several seeds among those that are compared
@@ -104,10 +104,10 @@ def compare_runs(run_dirs: Sequence[Path]) -> Comparison:
         )
         if row is not None
     ]
-    return Comparison(names, records, settings, table, tuple(differences))
+    return RunComparison(names, records, settings, table, tuple(differences))
 
 
-def write_comparison(comparison: Comparison, out: Path) -> Path:
+def write_comparison(comparison: RunComparison, out: Path) -> Path:
     """Write a comparison as one page that opens offline.
 
     Raises:
@@ -187,7 +187,7 @@ def _group_by_settings(flat: Sequence[Mapping[str, Any]]) -> list[int]:
 
 def _quality(
     table: Mapping[str, Sequence[Any]], groups: Sequence[int], number: int, names: Sequence[str]
-) -> Iterator[Difference]:
+) -> Iterator[FigureDifference]:
     """Yield the differences of one run's held-out figures, with the spread over seeds where there is one."""
     if groups[number] == groups[0]:
         return
@@ -211,10 +211,10 @@ def _quality(
         basis = f"{len(sides[0])} and {len(sides[1])} seeds" if freedom else "one seed each: train with others"
         shown = f"log of {figure}" if figure.endswith("perplexity") else figure
         difference = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
-        yield Difference(shown, names[number], difference, noise, basis)
+        yield FigureDifference(shown, names[number], difference, noise, basis)
 
 
-def _training_difference(first: RunRecord, other: RunRecord, name: str) -> Difference | None:
+def _training_difference(first: RunRecord, other: RunRecord, name: str) -> FigureDifference | None:
     """Return the difference of the training losses over the last quarter of the steps that both have."""
     rows = [{int(row["step"]): row for row in record.metrics} for record in (first, other)]
     steps = sorted(rows[0].keys() & rows[1].keys())
@@ -235,7 +235,7 @@ def _training_difference(first: RunRecord, other: RunRecord, name: str) -> Diffe
     basis = (
         f"{_BLOCKS} blocks of {block} steps" if noise is not None else "other batches" if not is_paired else "few steps"
     )
-    return Difference("training loss, last quarter", name, statistics.fmean(moved), noise, basis)
+    return FigureDifference("training loss, last quarter", name, statistics.fmean(moved), noise, basis)
 
 
 def _sample(row: Mapping[str, Any]) -> Any:

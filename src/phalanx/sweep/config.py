@@ -46,7 +46,7 @@ class SpaceConfig(StrictModel):
     @property
     def ends(self) -> tuple[Value, ...]:
         """The values that the run file must allow: all choices, or both ends."""
-        return self.choices or tuple(end for end in (self.low, self.high) if end is not None)
+        return self.choices or tuple(limit for limit in (self.low, self.high) if limit is not None)
 
 
 class AgainConfig(StrictModel):

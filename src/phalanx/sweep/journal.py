@@ -100,10 +100,10 @@ def open_journal(directory: Path, sweep: SweepConfig, *, resume: bool) -> Iterat
             raise ConfigError(f"{directory}: another process searches there; wait for its end") from exc
         file.seek(0)
         content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        file.truncate(len(whole))
+        lines = content[: content.rfind(b"\n") + 1]
+        file.truncate(len(lines))
         journal, digest = SweepJournal(file), sweep.search_digest()
-        if not whole:
+        if not lines:
             journal.append_line("sweep", digest=digest)
         else:
             if not resume:
@@ -111,7 +111,7 @@ def open_journal(directory: Path, sweep: SweepConfig, *, resume: bool) -> Iterat
                     f"{directory}: already has a search; add --resume to continue it, or choose another --dir"
                 )
             try:
-                rows = [json.loads(row) for row in whole.splitlines()]
+                rows = [json.loads(row) for row in lines.splitlines()]
                 known_digest = rows[0]["digest"]
                 for row in rows[1:]:
                     journal.follow_line(row)

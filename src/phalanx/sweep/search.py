@@ -20,7 +20,7 @@ RESULT = "sweep.json"
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a search came to.
+    """The result of a search.
 
     Attributes:
         winner: Number of the trial with the lowest mean loss of the runs that trained it again; None without any.
@@ -62,11 +62,7 @@ class SweepResult:
 
 
 class Sweep:
-    """One search in one directory; each trial has a directory in it, by its number.
-
-    Args:
-        say: Takes lines for people.
-    """
+    """One search in one directory; each trial has a directory in it, by its number."""
 
     def __init__(self, sweep: SweepConfig, directory: Path, trials: Trials, say: Callable[[str], None]) -> None:
         self._sweep = sweep

@@ -99,9 +99,9 @@ class RunTrials:
             if step != run.train.steps:
                 raise CheckpointError(f"{directory}: its newest checkpoint is of step {step} of {run.train.steps}")
             trained = open_model(ModelConfig(path=str(out)), Path(spare), run.train.seed)
-            whole = StageSpec(0, 1, 0, trained.num_layers)
+            stage_spec = StageSpec(0, 1, 0, trained.num_layers)
             stage = build_stage(
-                trained, whole, adapter=None, activation_checkpointing=False, attention="sdpa", seed=run.train.seed
+                trained, stage_spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=run.train.seed
             )
             total, count = summed_losses([stage], [validation_batches(rows, VALIDATION_BATCH)])[0]
         return total / count

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from phalanx.data import Batch
-from phalanx.engine import Engine, StepInputs, StepResult, StepTerms
+from phalanx.engine import Engine, StepInputs, StepLimits, StepResult
 from phalanx.errors import FailedBatchError
 from phalanx.objectives import OBJECTIVES, Objective, objective_of
 from phalanx.train.batches.scores import ValidationResult
@@ -49,12 +49,12 @@ class Hooks(Protocol):
         """Note a step's batch before the engine gets it."""
         ...
 
-    def make_terms(self, step: int) -> StepTerms:
+    def make_limits(self, step: int) -> StepLimits:
         """Return what a step is measured by before it is applied."""
         ...
 
     def try_again(self, step: int, number: int, reason: FailedBatchError) -> bool:
-        """Whether the same batch is tried once more, with new terms.
+        """Whether the same batch is tried once more, with new limits.
 
         Raises:
             TrainingError: The run goes on from an earlier state instead.
@@ -111,7 +111,7 @@ def run_loop(
         while True:
             try:
                 inputs = step_inputs(batch, config.microbatches, objective)
-                result = engine.train_turn(step, replace(inputs, terms=hooks.make_terms(step)))
+                result = engine.train_turn(step, replace(inputs, limits=hooks.make_limits(step)))
                 break
             except FailedBatchError as exc:
                 if hooks.try_again(step, number, exc):

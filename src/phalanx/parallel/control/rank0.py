@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.data import OF_ATTENTION
-from phalanx.engine import NO_EXTRAS, NO_TERMS, StepTerms
+from phalanx.engine import NO_EXTRAS, NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
 from phalanx.objectives import ExtraRows, Objective
 from phalanx.parallel.control.local_ranks import LocalRanks
@@ -55,7 +55,7 @@ class RankWork(Protocol):
         ids: Tensor,
         labels: Tensor,
         extras: Mapping[str, Tensor] = NO_EXTRAS,
-        terms: StepTerms = NO_TERMS,
+        limits: StepLimits = NO_LIMITS,
     ) -> AppliedStep:
         """Run one optimizer step on a whole batch."""
         ...
@@ -109,7 +109,7 @@ class Controller:
         ids: Tensor,
         labels: Tensor,
         extras: Mapping[str, Tensor] = NO_EXTRAS,
-        terms: StepTerms = NO_TERMS,
+        limits: StepLimits = NO_LIMITS,
     ) -> AppliedStep:
         """Run one optimizer step.
 
@@ -121,7 +121,7 @@ class Controller:
 
         Raises:
             DataError: The extra rows differ from the objective's.
-            FailedBatchError: Loss or gradient is not finite, or a spike by the terms; nothing was updated.
+            FailedBatchError: Loss or gradient is not finite, or a spike by the limits; nothing was updated.
             PeerLostError: A rank has ended.
         """
         # checked first: an error must not leave the others waiting
@@ -131,8 +131,8 @@ class Controller:
             with self._member.timer.time_phase("batch"):
                 _share_batch(ids, labels)
                 _share_extras(extras)
-                _share_terms(terms)
-            return self._member.train_step(step, ids, labels, extras, terms)
+                _share_limits(limits)
+            return self._member.train_step(step, ids, labels, extras, limits)
 
     def evaluate_on_ranks(
         self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
@@ -242,10 +242,10 @@ def _follow_orders(member: RankWork, saving: RankSaver | None) -> None:
         if order == RankCommand.STEP:
             ids, labels = _take_batch(numbers[1], numbers[2])
             extras = _take_extras(member.objective.extras, numbers[1], numbers[2])
-            terms = _share_terms(NO_TERMS)
+            limits = _share_limits(NO_LIMITS)
             with contextlib.suppress(FailedBatchError):
                 # rank 0 has come to the same conclusion
-                member.train_step(numbers[0], ids, labels, extras, terms)
+                member.train_step(numbers[0], ids, labels, extras, limits)
             member.timer.take_wall()
         elif order == RankCommand.EVALUATE:
             ids, labels = _take_batch(numbers[1], numbers[2])
@@ -300,11 +300,11 @@ def _share_extras(extras: Mapping[str, Tensor]) -> None:
         dist.broadcast(extras[name].contiguous(), src=0)
 
 
-def _share_terms(terms: StepTerms) -> StepTerms:
-    """Return the terms of rank 0, on every rank."""
-    numbers = torch.tensor([terms.max_loss, terms.max_norm, terms.rate_factor], dtype=torch.float64)
+def _share_limits(limits: StepLimits) -> StepLimits:
+    """Return the limits of rank 0, on every rank."""
+    numbers = torch.tensor([limits.max_loss, limits.max_norm, limits.rate_factor], dtype=torch.float64)
     dist.broadcast(numbers, src=0)
-    return StepTerms(*numbers.tolist())
+    return StepLimits(*numbers.tolist())
 
 
 def _of_attention(member: RankWork) -> dict[str, ExtraRows]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.data import DOCUMENTS, PREFIX, without_attention
-from phalanx.engine import NO_EXTRAS, NO_TERMS, StepTerms
+from phalanx.engine import NO_EXTRAS, NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import (
     AttentionKind,
@@ -163,7 +163,7 @@ class RankTrainer:
         ids: Tensor,
         labels: Tensor,
         extras: Mapping[str, Tensor] = NO_EXTRAS,
-        terms: StepTerms = NO_TERMS,
+        limits: StepLimits = NO_LIMITS,
     ) -> AppliedStep:
         """Run one optimizer step on a whole batch.
 
@@ -174,7 +174,7 @@ class RankTrainer:
             extras: More rows, as `objective` has them.
 
         Raises:
-            FailedBatchError: Nothing to predict, or loss or gradient not finite, or a spike by the terms, on every
+            FailedBatchError: Nothing to predict, or loss or gradient not finite, or a spike by the limits, on every
                 rank alike; nothing was updated.
         """
         timer, config = self.timer, self._recipe.optimizer
@@ -187,14 +187,14 @@ class RankTrainer:
             self._update.clear_gradients()
             loss, norms = self._compute_gradients(step, ids, labels, extras)
         mean_loss, norm = loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms))
-        fault = terms.find_fault(step, mean_loss, norm)
+        fault = limits.find_fault(step, mean_loss, norm)
         if fault is not None:
             self._update.clear_gradients()
             raise fault
         with timer.time_phase("update"):
             lr = learning_rate(config, step // self._recipe.steps_a_rate, self._recipe.total_steps)
             clipped = clip_coefficient(norms[self._domain.island], config.clip_norm)
-            self._update.step(lr * terms.rate_factor, clipped / self._scale.value)
+            self._update.step(lr * limits.rate_factor, clipped / self._scale.value)
             self._scale.note_applied_step()
         if self._outer is not None and self._outer.is_due(step + 1):
             with timer.time_phase("outer"):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.data import IGNORE, without_attention
-from phalanx.engine import NO_EXTRAS, NO_TERMS, StepTerms
+from phalanx.engine import NO_EXTRAS, NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
 from phalanx.optimizers import clip_coefficient, learning_rate
@@ -60,12 +60,12 @@ class PrivateRankTrainer(RankTrainer):
         ids: Tensor,
         labels: Tensor,
         extras: Mapping[str, Tensor] = NO_EXTRAS,
-        terms: StepTerms = NO_TERMS,
+        limits: StepLimits = NO_LIMITS,
     ) -> AppliedStep:
         """Run one optimizer step on a sample, which may be empty: rows without targets count for nothing.
 
         Args:
-            terms: Of no effect: whether a private step is applied must not depend on its rows.
+            limits: Of no effect: whether a private step is applied must not depend on its rows.
         """
         recipe = self._recipe
         self._seed_step(step)

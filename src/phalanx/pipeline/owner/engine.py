@@ -91,7 +91,7 @@ class PipelineEngine:
         """Run, verify and apply one optimizer step.
 
         Raises:
-            FailedBatchError: With this batch the loss or a gradient is NaN or infinite, or a spike by the terms of the
+            FailedBatchError: With this batch the loss or a gradient is NaN or infinite, or a spike by the limits of the
                 inputs, although every audit agrees, the owner's own ones included. Nothing was updated; another batch
                 can be tried at the same step.
             NonFiniteLossError: The same holds of a batch with a step that was undone before.

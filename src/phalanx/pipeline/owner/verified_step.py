@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from phalanx.engine import NO_TERMS, GuardReport, StepInputs, StepResult, Verdict
+from phalanx.engine import NO_LIMITS, GuardReport, StepInputs, StepResult, Verdict
 from phalanx.errors import FailedBatchError, NonFiniteLossError, PeerLostError, SpikeError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.context import OwnerContext
@@ -36,14 +36,14 @@ class StepOutcome:
         return sum(losses) / inputs.num_targets if inputs.num_targets else math.nan
 
     def is_sound(self, inputs: StepInputs) -> bool:
-        """Whether the loss and the gradient's norm are numbers, and within the terms of the step."""
+        """Whether the loss and the gradient's norm are numbers, and within the limits of the step."""
         loss, norm = self.mean_loss(inputs), self._facts.ledger.total_norm()
-        return inputs.terms.find_fault(self._facts.ledger.step, loss, norm) is None
+        return inputs.limits.find_fault(self._facts.ledger.step, loss, norm) is None
 
     def find_fault(self, step: int, inputs: StepInputs) -> FailedBatchError | None:
         """Return why a step that every audit agrees with is not applied; None where it may be."""
         ledger, loss = self._facts.ledger, self.mean_loss(inputs)
-        fault = inputs.terms.find_fault(step, loss, ledger.total_norm())
+        fault = inputs.limits.find_fault(step, loss, ledger.total_norm())
         if fault is None or isinstance(fault, SpikeError):
             return fault
         stages = [str(stage) for stage, square in sorted(ledger.squared_norms().items()) if square is None]
@@ -226,8 +226,8 @@ class VerifiedStep:
         """
         for step in range(self._facts.ledger.step, until):
             rollback = self._failover.rollback
-            # it was within its terms once, and without a liar its numbers are others
-            inputs = replace(rollback.undone_batches[step], terms=NO_TERMS)
+            # it was within its limits once, and without a liar its numbers are others
+            inputs = replace(rollback.undone_batches[step], limits=NO_LIMITS)
             attempts, audits = await self.verify_step(step, inputs)
             fault = self.outcome.find_fault(step, inputs)
             if fault is not None:

@@ -87,12 +87,12 @@ class DomainEngine:
 
         Raises:
             DataError: The extra rows are not those that the objective reads.
-            FailedBatchError: Loss or gradient is not finite, or a spike by the inputs' terms; nothing was updated.
+            FailedBatchError: Loss or gradient is not finite, or a spike by the inputs' limits; nothing was updated.
             PeerLostError: A rank has ended.
         """
         names = inputs.extras[0] if inputs.extras else ()
         extras = {name: torch.cat([row[name] for row in inputs.extras]) for name in names}
-        outcome = self._lead.run_step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras, inputs.terms)
+        outcome = self._lead.run_step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras, inputs.limits)
         self.num_steps = step + 1
         return StepResult(
             step=step,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from phalanx.engine import NO_TERMS, StepTerms
+from phalanx.engine import NO_LIMITS, StepLimits
 from phalanx.errors import SpikeError, TrainingError
 from phalanx.train.train_section import StabilityConfig
 
@@ -61,13 +61,13 @@ class SpikeScore:
             if self.lowest is None or center < self.lowest[0]:
                 self.lowest = center, scale
 
-    def make_terms(self) -> StepTerms:
+    def make_limits(self) -> StepLimits:
         """Return what the next step may come to; without limits before there are enough steps."""
         if self.lowest is None:
-            return NO_TERMS
+            return NO_LIMITS
         center, scale = robust_center(self.norms, _MIN_NORM_SCALE)
         max_log = min(center + self.rule.threshold * scale, 700.0)
-        return StepTerms(self.lowest[0] + self.rule.threshold * self.lowest[1], math.exp(max_log))
+        return StepLimits(self.lowest[0] + self.rule.threshold * self.lowest[1], math.exp(max_log))
 
 
 class ReturnError(TrainingError):
@@ -117,14 +117,14 @@ class StabilityJudge:
             loss, norm, step = row.get("loss"), row.get("grad_norm"), row.get("step")
             if isinstance(loss, float) and isinstance(norm, float) and isinstance(step, int):
                 # one that was applied all the same was applied at the lower rate
-                if self.score.make_terms().find_fault(step, loss, norm) is not None:
+                if self.score.make_limits().find_fault(step, loss, norm) is not None:
                     self.lowered_until = step + self.rule.rate_steps
                 self.score.add_step(loss, norm)
 
-    def make_terms(self, step: int) -> StepTerms:
-        """Return the terms of a step."""
+    def make_limits(self, step: int) -> StepLimits:
+        """Return the limits of a step."""
         is_lifted = self.rule.action == "lower_rate" and self._tries > (0 if self.is_repeated else 1)
-        limits = NO_TERMS if is_lifted else self.score.make_terms()
+        limits = NO_LIMITS if is_lifted else self.score.make_limits()
         return replace(limits, rate_factor=self.rule.rate_factor if step < self.lowered_until else 1.0)
 
     def begin_batch(self) -> None:

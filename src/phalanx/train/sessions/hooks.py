@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from phalanx.checkpoint import BestCheckpoint, Shard
 from phalanx.data import Batch, validation_batches
 from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
-from phalanx.engine import NO_TERMS, UNGUARDED, StepResult, StepTerms
+from phalanx.engine import NO_LIMITS, UNGUARDED, StepLimits, StepResult
 from phalanx.errors import FailedBatchError, SpikeError
 from phalanx.models import StageModule
 from phalanx.objectives import RolloutSettings
@@ -75,6 +76,18 @@ OnValidation = Callable[[int, ValidationResult], None]
 """Is told of a validation after so many finished steps."""
 
 
+@dataclass(frozen=True)
+class ValidationPlan:
+    """The sets that a run is validated on, and who is told of it.
+
+    Attributes:
+        on_validation: Called once a step with a validation is recorded and saved; None where nobody asks.
+    """
+
+    sets: Mapping[str, HeldOut]
+    on_validation: OnValidation | None = None
+
+
 class TrainedModel(Protocol):
     """The trained model, as far as it is measured and saved."""
 
@@ -134,18 +147,16 @@ class RunHooks:
         self,
         run: RunConfig,
         trained: TrainedModel,
-        sets: Mapping[str, HeldOut],
+        validations: ValidationPlan,
         recorder: RunRecorder,
         saver: PlainSaver,
         figures: Figures,
-        *,
-        on_validation: OnValidation | None = None,
     ) -> None:
         self._run = run
-        self._on_validation = on_validation
+        self._on_validation = validations.on_validation
         self._untold: ValidationResult | None = None
         self._trained = trained
-        self._sets = sets
+        self._sets = validations.sets
         self._recorder = recorder
         self._saver = saver
         self._figures = figures
@@ -175,9 +186,9 @@ class RunHooks:
             self._stability.begin_batch()
         self._recorder.figures = batch.figures
 
-    def make_terms(self, step: int) -> StepTerms:
+    def make_limits(self, step: int) -> StepLimits:
         """What a step is measured by before it is applied."""
-        return NO_TERMS if self._stability is None else self._stability.make_terms(step)
+        return NO_LIMITS if self._stability is None else self._stability.make_limits(step)
 
     def try_again(self, step: int, number: int, reason: FailedBatchError) -> bool:
         """Whether the same batch is tried once more, as `StabilityJudge` decides.
@@ -250,7 +261,7 @@ class RunHooks:
         self._recorder.figures = {**self._recorder.figures, **self._use.usage_figures(tokens / wall_s)}
         judge, step = self._stability, result.step
         # read before the step counts, as it was for the engine
-        lr = lr if judge is None else lr * judge.make_terms(step).rate_factor
+        lr = lr if judge is None else lr * judge.make_limits(step).rate_factor
         self._note_evaluation(step + 1)
         self._recorder.record_step(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
         event = None if judge is None else judge.note_applied(step, result.loss, result.gradient_norm)

@@ -47,7 +47,7 @@ from phalanx.train.records.unstarted import is_unstarted
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
 from phalanx.train.sessions.factory import EngineFactory, EngineStart, RunningEngine
-from phalanx.train.sessions.hooks import OnValidation, RunHooks
+from phalanx.train.sessions.hooks import OnValidation, RunHooks, ValidationPlan
 from phalanx.train.sessions.rollouts import RewardedModel
 
 
@@ -195,15 +195,8 @@ class Session:
             trained = running.trained_model
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
-            hooks = RunHooks(
-                run,
-                trained,
-                material.validation_sets,
-                recorder,
-                running.saver,
-                figures,
-                on_validation=self._on_validation,
-            )
+            validations = ValidationPlan(material.validation_sets, self._on_validation)
+            hooks = RunHooks(run, trained, validations, recorder, running.saver, figures)
             hooks.load_steps(_applied_steps(metrics))
             last, step = run.train.steps, start
             while True:
