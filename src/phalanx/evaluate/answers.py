@@ -30,14 +30,14 @@ def parse_number(text: str) -> Fraction | None:
     A number is decimal digits with thousands commas, a decimal point and one fraction bar. Powers, factorials, words,
     digits of other scripts and exponents are no numbers: ``9**9**9`` has none.
     """
-    found = [
+    numbers = [
         match.group()
         for match in _NUMBER.finditer(cut_answer(text))
         if match.group().isascii() or "\u2212" in match.group()
     ]
-    if not found:
+    if not numbers:
         return None
-    digits = found[-1].replace(",", "").replace("$", "").replace("\u2212", "-")
+    digits = numbers[-1].replace(",", "").replace("$", "").replace("\u2212", "-")
     above, _, below = digits.partition("/")
     if below and not int(below):
         return None

@@ -26,7 +26,7 @@ class ComparedFigure:
 
 
 def compare_results(first: EvaluationResult, second: EvaluationResult) -> list[ComparedFigure]:
-    """Compare figure by figure; differences are those of the first from the second, in nats for a perplexity.
+    """Compare figure by figure; a difference is the first minus the second, in nats for a perplexity.
 
     Raises:
         DataError: They share no suite, or a suite, its data or the seed differ.
@@ -36,27 +36,27 @@ def compare_results(first: EvaluationResult, second: EvaluationResult) -> list[C
     if not shared:
         raise DataError("the two results share no suite; evaluate both on the same ones")
     if first.seed != second.seed:
-        raise DataError(f"seeds {first.seed} and {second.seed} differ; draws are not the same; use one")
+        raise DataError(f"seeds {first.seed} and {second.seed} differ; draws are not the same; use one seed")
     compared = []
-    for one, other in shared:
-        if (one.suite_digest, one.data_digest) != (other.suite_digest, other.data_digest):
+    for suite, other in shared:
+        if (suite.suite_digest, suite.data_digest) != (other.suite_digest, other.data_digest):
             raise DataError(
-                f"suite {one.name}: its rows differ between the two results; evaluate both on the same ones"
+                f"suite {suite.name}: its rows differ between the two results; evaluate both on the same ones"
             )
-        compared += _compare_suite(one, other, first.seed)
+        compared += _compare_suite(suite, other, first.seed)
     return compared
 
 
-def _compare_suite(one: SuiteResult, other: SuiteResult, seed: int) -> list[ComparedFigure]:
+def _compare_suite(suite: SuiteResult, other: SuiteResult, seed: int) -> list[ComparedFigure]:
     values = {figure.metric: figure.value for figure in other.figures}
     compared = []
-    for figure in one.figures:
+    for figure in suite.figures:
         if figure.metric not in values:
             continue
-        mine, theirs = _samples_of(one, figure.metric), _samples_of(other, figure.metric)
+        mine, theirs = _samples_of(suite, figure.metric), _samples_of(other, figure.metric)
         test, reason = _pair_samples(figure.metric, mine, theirs, seed)
         compared.append(
-            ComparedFigure(f"{one.name}.{figure.metric}", figure.value, values[figure.metric], test, reason)
+            ComparedFigure(f"{suite.name}.{figure.metric}", figure.value, values[figure.metric], test, reason)
         )
     return compared
 

@@ -41,8 +41,8 @@ class WordConstraint(StrictModel):
     def is_met(self, answer: str) -> bool:
         """Whether an answer has them; a phrase is found as whole words."""
         spaced = f" {' '.join(list_words(answer))} "
-        found = [f" {' '.join(list_words(word))} " in spaced for word in self.words]
-        return all(found) if self.kind == "includes" else not any(found)
+        matches = [f" {' '.join(list_words(word))} " in spaced for word in self.words]
+        return all(matches) if self.kind == "includes" else not any(matches)
 
 
 class EdgeConstraint(StrictModel):

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-import phalanx
 from phalanx.config import StrictModel, canonical_json, parse_strict_json, printable_text
 from phalanx.errors import ConfigError, DataError, VerificationError
 from phalanx.evaluate.intervals import Interval, calibration_interval, mean_interval, ratio_interval
@@ -26,7 +25,7 @@ _SHOWN_CHARACTERS = 200
 
 
 class SampleRecord(StrictModel):
-    """A sample as the file has it; `shown` is what the model wrote, as it wrote it."""
+    """A sample in the file; `shown` is the text of the model, unchanged."""
 
     id: str
     cluster: str
@@ -43,7 +42,6 @@ class FigureRecord(StrictModel):
         value: None where it is no finite number.
         n: Samples; of a perplexity tokens, of bits per byte bytes.
         clusters: Groups of samples that are independent of each other.
-        method: Calculation of the interval.
     """
 
     metric: str
@@ -126,7 +124,7 @@ def run_suites(
         seed: Of draws, disturbances and resamples.
 
     Raises:
-        DataError: A suite asks for what the scorer cannot do, or a row does not fit.
+        DataError: The scorer lacks what a suite needs, or a row does not fit.
         ModelError: A log-probability is no finite number.
     """
     names = [suite.name for suite in suites]
@@ -193,7 +191,7 @@ def _make_figure(name: str, metric: Metric, samples: Sequence[Sample], seed: int
 def library_versions() -> dict[str, str]:
     """Return the versions of what decides figures."""
     names = ("torch", "transformers", "tokenizers", "numpy")
-    return {"phalanx": phalanx.__version__, "python": platform.python_version()} | {
+    return {"phalanx": metadata.version("phalanx-train"), "python": platform.python_version()} | {
         name: metadata.version(name) for name in names
     }
 
@@ -269,7 +267,7 @@ def figure_rows(result: EvaluationResult) -> list[dict[str, str]]:
 
 
 def provenance_rows(result: EvaluationResult) -> list[dict[str, str]]:
-    """Return what the figures are of, as rows of texts."""
+    """Return digests, seed and versions behind the figures, as rows of texts."""
     facts = {"model": result.subject, **{name: str(value) for name, value in result.model.items()}}
     facts["seed"] = str(result.seed)
     facts |= {f"suite {suite.name}": f"version {suite.version}, {suite.suite_digest}" for suite in result.suites}
@@ -279,7 +277,7 @@ def provenance_rows(result: EvaluationResult) -> list[dict[str, str]]:
 
 
 def shown_samples(suite: SuiteResult, limit: int = 5) -> list[dict[str, str]]:
-    """Return some texts that the model wrote, harmless to show: those that count first."""
+    """Return some texts that the model wrote, harmless to show, failures of the model first."""
     metric = metric_of(suite.samples[0].metric) if suite.samples else METRICS["accuracy"]
     written = [sample for sample in suite.samples if sample.shown]
     written.sort(key=lambda sample: sample.value if metric.is_better == "higher" else -sample.value)

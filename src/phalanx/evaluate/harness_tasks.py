@@ -155,7 +155,7 @@ def _read_task(task: str, results: Mapping[str, Any], seed: int) -> SuiteResult:
     documents, version = results["samples"][task], results["versions"].get(task)
     samples = [sample for document in documents for sample in _read_samples(document)]
     figures = {figure.metric: figure for figure in make_figures(samples, seed)}
-    own = {
+    figures_by_name = {
         _metric_name(*key.split(",")): value
         for key, value in results["results"][task].items()
         if "," in key and "_stderr" not in key and isinstance(value, int | float)
@@ -168,8 +168,10 @@ def _read_task(task: str, results: Mapping[str, Any], seed: int) -> SuiteResult:
         suite_digest=hashlib.sha256(repr(sorted(results["configs"][task].items(), key=str)).encode()).hexdigest(),
         data_digest=hashlib.sha256(hashes.encode()).hexdigest(),
         num_rows=len({document["doc_id"] for document in documents}),
-        figures=tuple(_agree(name, value, figures.get(name), len(documents)) for name, value in own.items()),
-        samples=tuple(SampleRecord(**vars(sample)) for sample in samples if sample.metric in own),
+        figures=tuple(
+            _agree(name, value, figures.get(name), len(documents)) for name, value in figures_by_name.items()
+        ),
+        samples=tuple(SampleRecord(**vars(sample)) for sample in samples if sample.metric in figures_by_name),
     )
 
 

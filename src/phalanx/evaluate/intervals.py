@@ -23,8 +23,6 @@ class Interval:
     Attributes:
         low: None where so few clusters say nothing about the spread.
         n: Samples, or tokens of a ratio's weights.
-        clusters: Independent groups of samples.
-        method: Name of the calculation.
     """
 
     value: float | None
@@ -83,7 +81,6 @@ def ratio_interval(
     """Return the sum of values over that of weights: studentised bootstrap over clusters, jackknife errors.
 
     Args:
-        seed: Of the resamples.
         is_weighted: Whether `n` counts weights rather than samples.
 
     Source: Efron and Tibshirani 1993, section 12.5.

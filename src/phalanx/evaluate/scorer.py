@@ -141,16 +141,15 @@ def rolling_rows(ids: Sequence[int], prefix: int, window: int) -> Iterator[Token
 
 
 class TokenScorer(ABC):
-    """A scorer that encodes texts itself and gives the model tokens.
+    """A scorer that encodes texts and gives the model tokens.
 
     Args:
-        backend: The model's tokenizer.
         prefix: Token before a text that nothing stands before: begin or end of text.
         window: Tokens that the model reads at once.
         batch: Rows at once, at most.
 
     Attributes:
-        full_backend: The tokenizer as it was given, with what it writes around a text.
+        full_backend: The tokenizer with its own tokens around a text.
 
     Raises:
         ModelError: It has no token that a text can begin behind.
@@ -368,10 +367,10 @@ class LocalScorer(TokenScorer):
         scores = []
         for number, row in enumerate(rows):
             begin = len(row.context) - 1
-            own = logits[number, begin : begin + len(row.ending)].float()
+            ending_logits = logits[number, begin : begin + len(row.ending)].float()
             wanted = torch.tensor(row.ending, device=device)
-            chosen = own.log_softmax(-1).gather(1, wanted[:, None])
-            is_greedy = bool((own.argmax(-1) == wanted).all())
+            chosen = ending_logits.log_softmax(-1).gather(1, wanted[:, None])
+            is_greedy = bool((ending_logits.argmax(-1) == wanted).all())
             scores.append(Likelihood(float(chosen.sum()), len(row.ending), is_greedy))
         return scores
 
@@ -386,7 +385,7 @@ class LocalScorer(TokenScorer):
         """
         if chat and self.has_template:
             messages = [[ChatMessage(role="user", content=prompt)] for prompt in prompts]
-            encoded = [self._model.chat_prompt(one) for one in messages]
+            encoded = [self._model.chat_prompt(chat_messages) for chat_messages in messages]
         else:
             encoded = [[*self._first, *self.encode_text(prompt)] or [self.prefix] for prompt in prompts]
         too_long = max(map(len, encoded), default=0)

@@ -187,14 +187,14 @@ class ServerScorer(TokenScorer):
         tops = scores.get("top_logprobs") if isinstance(scores, dict) else None
         if not isinstance(values, list) or not isinstance(tops, list) or min(len(values), len(tops)) < end:
             raise self._writer.form_error("no log-probability for each token of the prompt")
-        own = values[begin:end]
-        if not all(isinstance(value, float | int) and math.isfinite(value) and value <= 1e-3 for value in own):
+        log_probs = values[begin:end]
+        if not all(isinstance(value, float | int) and math.isfinite(value) and value <= 1e-3 for value in log_probs):
             raise self._writer.form_error("log-probabilities that are none")
         best = [max(top.values(), default=math.inf) if isinstance(top, dict) else math.inf for top in tops[begin:end]]
         if not all(isinstance(value, float | int) for value in best):
             raise self._writer.form_error("log-probabilities that are none")
-        is_greedy = all(value >= top - 1e-9 for value, top in zip(own, best, strict=True))
-        return Likelihood(math.fsum(own), len(own), is_greedy)
+        is_greedy = all(value >= top - 1e-9 for value, top in zip(log_probs, best, strict=True))
+        return Likelihood(math.fsum(log_probs), len(log_probs), is_greedy)
 
     def write_texts(
         self, prompts: Sequence[str], rule: WritingRule, show: Progress = ignore_progress, /, *, chat: bool = False

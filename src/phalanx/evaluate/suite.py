@@ -43,7 +43,7 @@ class TextRow(SuiteRow):
 
 
 class PairRow(SuiteRow):
-    """Two sentences that differ in who is spoken of; `more` is the one that fits the stereotype."""
+    """Two sentences that differ in who is spoken of; `more` fits the stereotype."""
 
     group: str = Field(min_length=1, max_length=60)
     more: Line
@@ -104,7 +104,6 @@ class NeedleSettings(StrictModel):
     """The long text.
 
     Attributes:
-        lengths: In characters.
         depths: Places of the sentence, from 0 at the beginning to 1 at the end.
     """
 
@@ -215,7 +214,7 @@ def open_suite(name: str, data: Path | None = None, limit: int | None = None) ->
         DataError: A row is malformed, or data are missing.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not name.endswith(".toml") and name not in {own.stem for own in FOLDER.glob("*.toml")}:
+    if not name.endswith(".toml") and name not in {file.stem for file in FOLDER.glob("*.toml")}:
         choices = ", ".join(list_suites())
         raise ConfigError(f"--suite {name!r:.80}: there is no such suite; choices: {choices}, or a file NAME.toml")
     header = load_config(path, SuiteHeader)
@@ -303,7 +302,7 @@ def _read_rows(path: Path, form: type[SuiteRow], digest: Any) -> tuple[Any, ...]
         rows.append(row.model_copy(update={"id": identity, "cluster": row.cluster or identity}))
     ids = [row.id for row in rows]
     if not rows or len(set(ids)) < len(ids):
-        twice = next((one for one in ids if ids.count(one) > 1), None)
+        twice = next((name for name in ids if ids.count(name) > 1), None)
         raise DataError(f"{path}: {'has no row' if twice is None else f'id {twice!r:.60} stands twice'}")
     return tuple(rows)
 
