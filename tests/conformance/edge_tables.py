@@ -97,6 +97,7 @@ SENTENCES = (
     (LAPTOP_PAGE, LAPTOP, LAPTOP_SENTENCE, laptop_sentence),
 )
 ROWS = (
+    (EXPORT_PAGE, EXPORT, exports),
     (EXPORT_PAGE, PLANTED, planted),
     (MARKS_PAGE, PARAPHRASES, paraphrases),
     (LAPTOP_PAGE, LAPTOP, laptop_times),
