@@ -64,6 +64,9 @@ class DomainEngine:
         dp: Number of ranks with different rows.
         pairs: Measures the model on held-out pairs, where it learns of such.
         evaluator: Asks the model by suites, where the run file has some.
+
+    Attributes:
+        num_steps: Applied steps.
     """
 
     def __init__(
@@ -77,20 +80,20 @@ class DomainEngine:
         self._dp = dp
         self._pairs = pairs
         self._evaluator = evaluator
-        self._num_steps = 0
+        self.num_steps = 0
 
     def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
         """Run one optimizer step on all ranks.
 
         Raises:
             DataError: The extra rows are not those that the objective reads.
-            FailedBatchError: Loss or gradient is not finite; nothing was updated.
+            FailedBatchError: Loss or gradient is not finite, or a spike by the inputs' limits; nothing was updated.
             PeerLostError: A rank has ended.
         """
         names = inputs.extras[0] if inputs.extras else ()
         extras = {name: torch.cat([row[name] for row in inputs.extras]) for name in names}
-        outcome = self._lead.run_step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras)
-        self._num_steps = step + 1
+        outcome = self._lead.run_step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras, inputs.limits)
+        self.num_steps = step + 1
         return StepResult(
             step=step,
             loss=outcome.loss,
@@ -145,11 +148,11 @@ class DomainEngine:
     def state_shards(self) -> Iterator[Shard]:
         """The whole state, one stage at a time."""
         for stage in range(self._lead.num_stages):
-            yield Shard(stage, self._lead.collect_from_ranks(stage), self._num_steps)
+            yield Shard(stage, self._lead.collect_from_ranks(stage), self.num_steps)
 
     def duplicate_shards(self) -> Iterator[Shard]:
         """The whole state as it is now, one stage at a time, for a thread that goes through it while steps go on."""
-        steps, copied = self._num_steps, self._lead.duplicate_state()
+        steps, copied = self.num_steps, self._lead.duplicate_state()
         return (Shard(stage, tensors, steps) for stage, tensors in copied)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -165,7 +168,7 @@ class DomainEngine:
         Raises:
             CheckpointError: It lacks a tensor.
         """
-        self._num_steps = checkpoint.num_steps(checkpoint.stages[0])
+        self.num_steps = checkpoint.num_steps(checkpoint.stages[0])
         names = checkpoint.stages_by_tensor()
 
         def read(key: str) -> Tensor:
@@ -174,4 +177,4 @@ class DomainEngine:
                 return torch.zeros_like(checkpoint.read_tensor(f"{_WEIGHT}{key.partition('/')[2]}"))
             return checkpoint.read_tensor(name)
 
-        self._lead.load_stages(self._num_steps, read)
+        self._lead.load_stages(self.num_steps, read)

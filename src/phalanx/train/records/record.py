@@ -80,6 +80,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "lost": ("eviction", "{party} is lost"),
     "left": ("note", "{party} handed over its stages and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is dropped and the next one used instead: {reason}"),
+    "spike_attributed": ("alarm", "step {step}: the spike came from the {fault}: {by} ({action})"),
     "stopped_early": (
         "note",
         "ended early after step {step}: {validations_without_improvement} validations in a row without "
@@ -95,7 +96,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     ),
     "fell_back": (
         "eviction",
-        "no party can serve a stage: returning from step {from_step} to the checkpoint of {to_step}",
+        "returning from step {from_step} to the checkpoint of {to_step}: {reason}",
     ),
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training continues: {reason}"),
     "journal_failed": ("alarm", "the journal stopped, training continues: {reason}"),
@@ -232,6 +233,7 @@ class RunRecorder:
         self.log.append_event(kind, body)
         if kind in LASTING:
             self.log.sync_events()
+        self._progress.count_decision(kind, body.get("party"))
         words_of_event = describe_event(kind, body)
         if words_of_event is not None:
             self._progress.print_message(words_of_event[1], words_of_event[0])

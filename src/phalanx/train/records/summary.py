@@ -57,6 +57,8 @@ class Figures:
     validation_first: float | None = None
     validation_last: float | None = None
     final_weights_digest: str | None = None
+    failure: dict[str, Any] | None = None
+    """What ended a run that failed."""
     takeovers: int = 0
     steps_redone: int = 0
     steps_lost: int = 0
@@ -222,6 +224,7 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
     detections = set(guilty) & truth.attacked if is_attack_known else set(guilty)
     return {
         "status": figures.status,
+        "failure": figures.failure,
         "steps": totals.steps,
         "tokens": totals.tokens,
         "loss_first": _finite_or_none(totals.loss_first),

@@ -225,6 +225,18 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "split": ValueLimit("an enclave gives out its state only sealed", only=(None,)),
         "federated": _UNTRIED,
     },
+    "train.stability": {
+        "deepspeed": ValueLimit("it updates before the norm of the gradient is known here", only=(None,)),
+        "split": ValueLimit("an enclave updates before its owner knows loss and gradient", only=(None,)),
+        "federated": _UNTRIED,
+    },
+    "train.stability.action": {
+        "pipeline": ValueLimit(
+            "every auditor computes the rate of a step from its number alone",
+            'set it to "skip" or "roll_back"',
+            never=("lower_rate",),
+        ),
+    },
     "train.neftune_alpha": {
         "deepspeed": _UNTRIED,
         "split": ValueLimit(
