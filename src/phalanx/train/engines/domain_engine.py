@@ -63,7 +63,7 @@ class DomainEngine:
         pairs: Measures the model on held-out pairs, where it learns of such.
 
     Attributes:
-        num_steps: Applied steps.
+        num_steps: Steps that were applied, those before this session included.
     """
 
     def __init__(self, lead: Controller, dp: int, pairs: "GatheredPairs | None" = None) -> None:
