@@ -20,6 +20,7 @@ from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.evaluate import EVAL_EPILOG, evaluate
 from phalanx.cli.models.export import EXPORT_EPILOG, export
 from phalanx.cli.models.generate import generate
 from phalanx.cli.models.laptop import LAPTOP_EPILOG, laptop
@@ -46,6 +47,7 @@ from phalanx.cli.serving.incident import incident_app
 from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.serving.mark import mark_app
 from phalanx.cli.serving.serve import serve
+from phalanx.cli.serving.watch import WATCH_EPILOG, watch
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
 
@@ -101,6 +103,7 @@ app.command(
 app.command(epilog="Example: phalanx lr run.toml --to 0.1 --steps 100 --out rates.svg")(lr)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog="Example: phalanx report runs/first")(report)
+app.command(epilog=WATCH_EPILOG)(watch)
 app.command(epilog=RUNS_EPILOG)(runs)
 app.command(epilog=COMPARE_EPILOG)(compare)
 app.command(epilog=SWEEP_EPILOG)(sweep)
@@ -118,6 +121,7 @@ app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx ga
 app.command(epilog=DEPLOY_EPILOG)(deploy)
 app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog=EXPORT_EPILOG)(export)
+app.command("eval", epilog=EVAL_EPILOG)(evaluate)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)

@@ -10,9 +10,11 @@ from torch.nn import functional
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, OF_ATTENTION, Batch
 from phalanx.engine import StepInputs, StepResult
+from phalanx.evaluate import EvaluationResult
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
 from phalanx.parallel import Controller, fallback_key
 from phalanx.parallel.control.rank_trainer import RankRecipe
+from phalanx.train.batches.evaluations import SuiteEvaluator
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.scores import Validation
 from phalanx.train.batches.validation import perplexity_of
@@ -61,15 +63,23 @@ class DomainEngine:
     Args:
         dp: Number of ranks with different rows.
         pairs: Measures the model on held-out pairs, where it learns of such.
+        evaluator: Asks the model by suites, where the run file has some.
 
     Attributes:
         num_steps: Steps that were applied, those before this session included.
     """
 
-    def __init__(self, lead: Controller, dp: int, pairs: "GatheredPairs | None" = None) -> None:
+    def __init__(
+        self,
+        lead: Controller,
+        dp: int,
+        pairs: "GatheredPairs | None" = None,
+        evaluator: SuiteEvaluator | None = None,
+    ) -> None:
         self._lead = lead
         self._dp = dp
         self._pairs = pairs
+        self._evaluator = evaluator
         self.num_steps = 0
 
     def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
@@ -103,6 +113,20 @@ class DomainEngine:
         if self._pairs is not None:
             return self._pairs.measure_weights(dict(self.named_parameters()), sets)
         return [self._measure_perplexity(batches) for batches in sets]
+
+    def evaluate_if_due(self, num_steps: int) -> EvaluationResult | None:
+        """Ask the model by suites on its ranks, when it is time for it."""
+        if self._evaluator is None or not self._evaluator.is_due(num_steps):
+            return None
+        return self._evaluator.evaluate_model(num_steps, self._sum_loss)
+
+    def _sum_loss(self, ids: Tensor, labels: Tensor) -> float:
+        """Return the nats of one row ``[1, seq]``; further copies get rows of which nothing is predicted."""
+        padded = (
+            functional.pad(ids, (0, 0, 0, self._dp - 1)),
+            functional.pad(labels, (0, 0, 0, self._dp - 1), value=IGNORE),
+        )
+        return self._lead.evaluate_on_ranks(*padded)[0]
 
     def _measure_perplexity(self, batches: Iterable[Batch]) -> float:
         total, count = 0.0, 0

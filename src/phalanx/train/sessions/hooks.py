@@ -24,6 +24,7 @@ from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
 from phalanx.train.batches.validation import measure_perplexities
 from phalanx.train.config import RunConfig
+from phalanx.train.engines.domain_engine import DomainEngine
 from phalanx.train.records.device_use import DeviceUse
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.stability import StabilityJudge
@@ -261,10 +262,18 @@ class RunHooks:
         judge, step = self._stability, result.step
         # read before the step counts, as it was for the engine
         lr = lr if judge is None else lr * judge.make_limits(step).rate_factor
+        self._note_evaluation(step + 1)
         self._recorder.record_step(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
         event = None if judge is None else judge.note_applied(step, result.loss, result.gradient_norm)
         if event is not None:
             self._recorder.observe_event("spike_attributed", event)
+
+    def _note_evaluation(self, num_steps: int) -> None:
+        """Ask the model by the suites of the run file, when it is time for it."""
+        result = self._trained.evaluate_if_due(num_steps) if isinstance(self._trained, DomainEngine) else None
+        self._recorder.evaluation = {} if result is None else result.brief_figures
+        if result is not None:
+            self._figures.evaluation = {"step": num_steps, "figures": result.brief_figures}
 
     def save_if_due(self, num_steps: int) -> None:
         """Save a checkpoint, or begin to, when it is time for it; then tell of the step's validation."""

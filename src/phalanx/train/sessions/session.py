@@ -1,6 +1,7 @@
 """One run from its file to its summary: set up, train, finish; the directory is always consistent."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +36,7 @@ from phalanx.train.loop import Loader, run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, reveal_key
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.comparison import describe_worse
+from phalanx.train.records.failure import describe_failure
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, kept_preparations
@@ -123,6 +125,7 @@ class Session:
             ) from exc
         finally:
             figures.wall_s += time.perf_counter() - started
+            figures.failure = describe_failure(sys.exc_info()[1]) if figures.status == "failed" else None
             summary |= self._leave_summary(context) if is_whole else {}
 
     def _print_note(self, text: str) -> None:
