@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.lab.attacks.privacy.epsilon_bound import bound_from_many_runs, bound_from_one_run
+from phalanx.redteam.epsilon_bound import bound_from_many_runs, bound_from_one_run
 from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, SecureStream, gaussian_noise
 
 pytest.importorskip("opacus", reason="needs the extra `dp`")

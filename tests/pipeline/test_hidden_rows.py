@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from phalanx.data import IGNORE
-from phalanx.lab.attacks.privacy.epsilon_bound import bound_from_many_runs
+from phalanx.redteam.epsilon_bound import bound_from_many_runs
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.pipeline import GuardConfig, PipelineConfig, RowPrivacy, StageRunner

@@ -72,6 +72,9 @@ def recipe_weights(recipe: str) -> dict[str, float]:
         return {}
     weights_of_group: dict[str, list[float | None]] = {}
     for source in sources if isinstance(sources, list) else ():
+        if source.get("kind") == "canaries":
+            # planted in a group of others, whose weight it has
+            continue
         group = source.get("group") or source.get("name") or source.get("kind")
         weights_of_group.setdefault(str(group), []).append(source.get("weight"))
     return {

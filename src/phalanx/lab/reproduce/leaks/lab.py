@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import ModelError
-from phalanx.lab.attacks.privacy import (
+from phalanx.redteam.inversion import (
     WIRES,
     CandidateSearch,
     CutWire,

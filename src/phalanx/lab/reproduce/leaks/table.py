@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from phalanx.lab.attacks.privacy import WIRES
+from phalanx.redteam.inversion import WIRES
 from phalanx.lab.reproduce.leaks.lab import ATTACKS, LeakCell, Row
 from phalanx.lab.reproduce.leaks.size import LeakSize
 
