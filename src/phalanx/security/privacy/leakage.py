@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -85,3 +86,37 @@ def wilson_interval(successes: float, trials: int) -> Interval:
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     half = _Z * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
     return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
+
+
+@dataclass(frozen=True)
+class LeakLosses:
+    """Losses that a leak is read from, in nats.
+
+    Attributes:
+        canaries: Of each planted canary, summed over its tokens.
+        candidates: The same of texts of that form that were never planted.
+        members: Mean loss of training rows.
+        strangers: Mean loss of held-out rows.
+    """
+
+    canaries: tuple[float, ...] = ()
+    candidates: tuple[float, ...] = ()
+    members: tuple[float, ...] = ()
+    strangers: tuple[float, ...] = ()
+
+    def read_leak(self) -> dict[str, float]:
+        """Return the figures by name; those that nothing was measured for are left out.
+
+        Returns:
+            ``exposure_bits`` of the most exposed canary and ``exposure_mean_bits``, ``membership_auc`` of the loss
+            attack, and ``true_negatives``, see `true_negative_share`.
+        """
+        figures: dict[str, float] = {}
+        if self.canaries and self.candidates:
+            bits = [exposure_bits(loss, self.candidates) for loss in self.canaries]
+            figures |= {"exposure_bits": max(bits), "exposure_mean_bits": sum(bits) / len(bits)}
+        if self.members and self.strangers:
+            lower = [-loss for loss in self.members], [-loss for loss in self.strangers]
+            figures["membership_auc"] = area_under_curve(*lower)
+            figures["true_negatives"] = true_negative_share(self.members, self.strangers)
+        return figures

@@ -13,6 +13,7 @@ from phalanx.engine import Engine
 from phalanx.errors import TrainingError
 from phalanx.models import ModelSource
 from phalanx.telemetry import MetricsFile
+from phalanx.train.batches.leak_meter import LeakMeter
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
@@ -43,6 +44,7 @@ class RunMaterial:
     sampler: TextSampler | None = None
     vocabulary: str | None = None
     tokenizer: RunTokenizer | None = None
+    leak_meter: LeakMeter | None = None
 
     @property
     def validation_sets(self) -> Mapping[str, HeldOut]:

@@ -186,11 +186,14 @@ class Session:
             trained = running.trained_model
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
-            hooks = RunHooks(run, trained, material.validation_sets, recorder, running.saver, figures)
+            hooks = RunHooks(
+                run, trained, material.validation_sets, recorder, running.saver, figures, material.leak_meter
+            )
             last, step = run.train.steps, start
             while True:
                 if step == 0:
                     hooks.measure_untouched(self._console.print)
+                hooks.measure_resumed_leak(step)
                 # where it ended early there is no step left, whatever the run file says
                 steps = range(step, step if hooks.is_over(step) else last)
                 try:
