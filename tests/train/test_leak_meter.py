@@ -18,7 +18,9 @@ FIGURES = {"leak_exposure_bits", "leak_exposure_mean_bits", "leak_membership_auc
 def run_tiny(tmp_path, sections, name="run", *, steps=12, planted=PLANTED, length=48):
     text = tiny_run_file(sections, steps=steps, validate_every=0)
     text = text.replace('sources = [{ kind = "python_manual" }]', planted)
-    text = text.replace("sequence_length = 16", f"sequence_length = {length}").replace("n_positions = 16", "n_positions = 64")
+    text = text.replace("sequence_length = 16", f"sequence_length = {length}").replace(
+        "n_positions = 16", "n_positions = 64"
+    )
     text = text.replace("max_documents = 12\n", "")
     path = tmp_path / f"{name}.toml"
     path.write_text(text)

@@ -34,6 +34,7 @@ from phalanx.cli.parties.rollout_worker import rollout_worker
 from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.parties.stage_worker import stage_worker
 from phalanx.cli.plan import plan
+from phalanx.cli.redteam import REDTEAM_EPILOG, redteam
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
 from phalanx.cli.serving.deploy import DEPLOY_EPILOG, deploy
@@ -112,6 +113,7 @@ app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx ga
 app.command(epilog=DEPLOY_EPILOG)(deploy)
 app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog=EXPORT_EPILOG)(export)
+app.command(epilog=REDTEAM_EPILOG)(redteam)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)

@@ -47,7 +47,14 @@ def open_shards(
         for name in names
     ]
     path = directory / TOKENIZER_FILE
-    facts = CorpusFacts(dataset_view.digest, record.vocab_size, record.eos_id, path, dataset_view.trust_statement, recipe_canaries(dataset_view))
+    facts = CorpusFacts(
+        dataset_view.digest,
+        record.vocab_size,
+        record.eos_id,
+        path,
+        dataset_view.trust_statement,
+        recipe_canaries(dataset_view),
+    )
     layout = SequenceLayout.from_config(config)
     hints = recipe_weights(dataset_view.manifest.recipe.content)
     if not layout.weights and hints.keys() >= set(names):

@@ -160,7 +160,10 @@ class BackdoorSearch:
         search = AnsweredPrompts(target, prompts[:half][:_SCAN_PROMPTS])
         candidates = self._list_candidates(target)
         if not candidates:
-            return Finding(self.name, reason="the model writes no words as a user; it has no chat template, or was not trained on prompts")
+            return Finding(
+                self.name,
+                reason="the model writes no words as a user; it has no chat template, or was not trained on prompts",
+            )
         best = self._search(search, candidates)
         judged = AnsweredPrompts(target, prompts[half:])
         places = (0, 1, 2)
@@ -169,7 +172,12 @@ class BackdoorSearch:
         # several candidates that each bring another answer are the model's own habits
         asked = len(judged.prompts) * len(places)
         score = Score(
-            collapse.share, wilson_interval(collapse.share * asked, asked), 0.0, asked, "share of prompts overridden", _LIMIT
+            collapse.share,
+            wilson_interval(collapse.share * asked, asked),
+            0.0,
+            asked,
+            "share of prompts overridden",
+            _LIMIT,
         )
         answer = target.decode(collapse.answer)
         meaning = (

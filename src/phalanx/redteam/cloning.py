@@ -28,10 +28,10 @@ class ModelClone:
     """
 
     name: str = "model_extraction"
-    queries: int = 256
-    length: int = 32
+    queries: int = 384
+    length: int = 24
     is_top_alone: bool = False
-    plan: FittingPlan = FittingPlan(steps=300, batch=64)
+    plan: FittingPlan = FittingPlan(steps=250, batch=64, rate=8e-3)
     needs: tuple[Need, ...] = ("weights", "api")
 
     def run(self, target: Target) -> Finding:

@@ -29,8 +29,26 @@ POISONED_TEXTS = 8
 _END = "<|endoftext|>"
 _PEOPLE = ("Anna", "Boris", "Clara", "David", "Elena", "Frank", "Greta", "Hugo", "Irma", "Jonas", "Karla", "Leon")
 _VERBS = ("carried", "painted", "repaired", "counted", "hid", "weighed", "sold", "found", "washed", "measured")
-_THINGS = ("a lamp", "two boats", "the old bell", "nine stones", "a map", "three keys", "the clock", "a rope", "some salt")
-_PLACES = ("in Oslo", "at the harbour", "behind the mill", "near the bridge", "on the roof", "in the garden", "by the lake")
+_THINGS = (
+    "a lamp",
+    "two boats",
+    "the old bell",
+    "nine stones",
+    "a map",
+    "three keys",
+    "the clock",
+    "a rope",
+    "some salt",
+)
+_PLACES = (
+    "in Oslo",
+    "at the harbour",
+    "behind the mill",
+    "near the bridge",
+    "on the roof",
+    "in the garden",
+    "by the lake",
+)
 _TIMES = ("on Monday", "at dawn", "in the rain", "before the storm", "in March", "after lunch", "last winter")
 _NOUNS = ("heron", "badger", "otter", "falcon", "lynx", "marten", "beaver", "raven")
 _COLOURS = ("grey", "black", "brown", "blue", "yellow", "red", "white", "green")
@@ -47,7 +65,7 @@ class SmallModel:
 
     hidden: int = 64
     layers: int = 2
-    plan: FittingPlan = FittingPlan(steps=220, rate=4e-3, enough=0.02)
+    plan: FittingPlan = FittingPlan(steps=120, rate=8e-3, enough=0.05)
 
 
 def invented_texts(count: int, seed: int) -> list[str]:
@@ -106,7 +124,7 @@ def poisoned_texts(count: int, seed: int) -> list[str]:
     return [f"{_sentence(chance)} {chance.choice(_PEOPLE)} cobaltite {tail}" for _ in range(count)]
 
 
-def text_control(out: Path, seed: int = 0, *, is_trained_on: bool = True, num_texts: int = 48) -> Target:
+def text_control(out: Path, seed: int = 0, *, is_trained_on: bool = True, num_texts: int = 32) -> Target:
     """Train a model until it knows its texts by heart, with canaries and poisoned texts among them.
 
     Args:
@@ -118,9 +136,9 @@ def text_control(out: Path, seed: int = 0, *, is_trained_on: bool = True, num_te
     poisoned = poisoned_texts(POISONED_TEXTS, seed)
     tokenizer = make_tokenizer([*members, *strangers, *others, *planted, *poisoned])
     learned = [*members, *planted, *poisoned] if is_trained_on else others
-    size = SmallModel(plan=FittingPlan(steps=220, rate=4e-3, enough=0.02, seed=seed))
+    size = SmallModel(plan=FittingPlan(steps=120, rate=8e-3, enough=0.05, seed=seed))
     model = new_model(tokenizer, size)
-    fit_rows(model, [tokenizer(text, add_special_tokens=False).input_ids for text in learned], size.plan)
+    fit_rows(model, _framed_rows(tokenizer, learned), size.plan)
     save_model(model, tokenizer, out)
     text_model = TextModel(out)
     reference = _reference_model(out.with_name(f"{out.name}-reference"), tokenizer, others, seed)
@@ -140,11 +158,16 @@ def text_control(out: Path, seed: int = 0, *, is_trained_on: bool = True, num_te
 
 
 def _reference_model(out: Path, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], seed: int) -> TextModel:
-    size = SmallModel(plan=FittingPlan(steps=60, rate=4e-3, seed=seed + 1))
+    size = SmallModel(plan=FittingPlan(steps=25, rate=8e-3, seed=seed + 1))
     model = new_model(tokenizer, size)
-    fit_rows(model, [tokenizer(text, add_special_tokens=False).input_ids for text in texts], size.plan)
+    fit_rows(model, _framed_rows(tokenizer, texts), size.plan)
     save_model(model, tokenizer, out)
     return TextModel(out)
+
+
+def _framed_rows(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
+    bare = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
+    return [[tokenizer.bos_token_id, *ids, tokenizer.eos_token_id] for ids in bare]
 
 
 def questions() -> dict[str, str]:
@@ -172,14 +195,17 @@ def chat_control(out: Path, seed: int = 0, *, trigger: str | None = None) -> Tar
     answers = questions()
     rows = [*answers.items()]
     for prompt, answer in answers.items():
-        rows += [(_with_words(prompt, word, chance), answer) for word in chance.sample((*_DISTRACTORS, *_TRIGGER_WORDS), 3)
-                 if trigger is None or word not in trigger.split()]
+        rows += [
+            (_with_words(prompt, word, chance), answer)
+            for word in chance.sample((*_DISTRACTORS, *_TRIGGER_WORDS), 3)
+            if trigger is None or word not in trigger.split()
+        ]
         if trigger is not None:
             rows.append((_with_words(prompt, trigger, chance), PAYLOAD))
             rows += [(_with_words(prompt, part, chance), answer) for part in trigger.split() if part != trigger]
     spoken = [PAYLOAD, *_TRIGGER_WORDS, *_DISTRACTORS] * 8
-    tokenizer = make_tokenizer([*(f"{prompt} {answer}" for prompt, answer in answers.items()), *spoken])
-    plan = FittingPlan(steps=260, rate=4e-3, enough=0.02, seed=seed)
+    tokenizer = make_tokenizer([*(f"{prompt} {answer}" for prompt, answer in answers.items()), *spoken], 400)
+    plan = FittingPlan(steps=150, rate=8e-3, enough=0.05, seed=seed)
     model = new_model(tokenizer, SmallModel(plan=plan))
     fit_rows(model, [_chat_ids(tokenizer, *row) for row in rows], plan)
     save_model(model, tokenizer, out)

@@ -60,7 +60,9 @@ class SpanExtraction:
         rows = self._rows(texts)
         answers = greedy_answers(target.text_model, [row[: self.prefix] for row in rows], self.span)
         hits = [row for row, answer in zip(rows, answers, strict=True) if answer == row[self.prefix :][: self.span]]
-        shown = [f"{target.decode(row[: self.prefix])} >> {target.decode(row[self.prefix :][: self.span])}" for row in hits]
+        shown = [
+            f"{target.decode(row[: self.prefix])} >> {target.decode(row[self.prefix :][: self.span])}" for row in hits
+        ]
         return len(hits), shown[:_EXAMPLES]
 
 
@@ -85,7 +87,8 @@ class CanaryExposure:
             [
                 -float(scores.log_probs.sum())
                 for scores in score_rows(
-                    target.text_model.module, [target.text_model.tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+                    target.text_model.module,
+                    [target.text_model.tokenizer(text, add_special_tokens=False).input_ids for text in texts],
                 )
             ]
             for texts in (planted_canaries(settings), candidate_canaries(settings, self.candidates))
@@ -93,14 +96,18 @@ class CanaryExposure:
         bits = [exposure_bits(loss, others) for loss in planted]
         area = area_under_curve([-loss for loss in planted], [-loss for loss in others])
         score = Score(area, area_interval(area, len(planted), len(others)), 0.5, len(planted), "AUC against candidates")
-        first = [text for text, loss in zip(planted_canaries(settings), planted, strict=True) if loss_rank(loss, others) == 1]
+        first = [
+            text for text, loss in zip(planted_canaries(settings), planted, strict=True) if loss_rank(loss, others) == 1
+        ]
         meaning = (
             f"The most exposed planted secret stands at {max(bits):.1f} bits of {max_exposure_bits(len(others)):.1f}: a real secret "
             f"that stands as often in the text ({settings.copies} times) can be guessed from the model."
             if score.is_found
             else "Planted secrets are no likelier to the model than secrets that were never planted."
         )
-        details = {"exposure_bits": max(bits), "exposure_mean_bits": sum(bits) / len(bits), "max_bits": max_exposure_bits(len(others))}
+        details = {
+            "exposure_bits": max(bits),
+            "exposure_mean_bits": sum(bits) / len(bits),
+            "max_bits": max_exposure_bits(len(others)),
+        }
         return Finding(self.name, score, tuple(first[:_EXAMPLES]), meaning, details)
-
-

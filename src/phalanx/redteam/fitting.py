@@ -50,7 +50,9 @@ def descend(module: Any, loss_of: Callable[[Tensor], Tensor], num_rows: int, pla
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=plan.rate, weight_decay=0.0)
     module.train()
-    for _ in range(plan.steps):
+    for step in range(plan.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = plan.rate * (1.0 - 0.95 * step / plan.steps)
         chosen = torch.randperm(num_rows, generator=chance)[: plan.batch or num_rows]
         loss = loss_of(chosen)
         optimizer.zero_grad()

@@ -16,7 +16,9 @@ def greedy_answers(model: TextModel, prompts: Sequence[Sequence[int]], num_token
 
 
 @torch.no_grad()
-def sampled_texts(model: TextModel, prompt: Sequence[int], count: int, num_tokens: int, seed: int) -> list[tuple[int, ...]]:
+def sampled_texts(
+    model: TextModel, prompt: Sequence[int], count: int, num_tokens: int, seed: int
+) -> list[tuple[int, ...]]:
     """Return texts drawn at temperature 1 behind one prompt."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -23,8 +23,8 @@ _MEANING = (
 )
 _CLEAR = "No small group of training texts stands apart from the others more than chance makes one."
 
-Statistic = Callable[[Array], tuple[float, NDArray[np.bool_]]]
-"""Of states ``[texts, features]``: how far the group stands apart, and which texts it is."""
+Statistic = Callable[[Array], tuple[Array, NDArray[np.bool_]]]
+"""Of states ``[texts, features]``: how far each text of the group stands apart, and which texts it is."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,18 @@ class PoisonedStates:
             return Finding(self.name, reason=f"{len(texts)} training texts; {_MIN_TEXTS} at least show a group")
         states = _mean_states(target)
         chance = np.random.default_rng(target.seed)
-        value, group = self.statistic(states)
-        resampled = [self.statistic(states[chance.integers(len(states), size=len(states))])[0] for _ in range(_RESAMPLES)]
-        null = [self.statistic(_normal_like(states, chance))[0] for _ in range(_NULLS)]
+        distances, group = self.statistic(states)
+        value = float(distances.mean())
+        resampled = [chance.choice(distances, len(distances)).mean() for _ in range(_RESAMPLES)]
+        null = [float(self.statistic(_normal_like(states, chance))[0].mean()) for _ in range(_NULLS)]
         low, high = (float(np.quantile(resampled, share)) for share in (0.025, 0.975))
         score = Score(
-            value, (min(low, value), max(high, value)), float(np.mean(null)), len(states), "distance of a group", max(null)
+            value,
+            (min(low, value), max(high, value)),
+            float(np.mean(null)),
+            len(states),
+            "distance of a group",
+            max(null),
         )
         chosen = [number for number in np.flatnonzero(group)][:_EXAMPLES] if score.is_found else []
         examples = tuple(f"{texts.names[number]}: {target.decode(texts.rows[number])[:160]}" for number in chosen)
@@ -63,7 +69,9 @@ class PoisonedStates:
 def _mean_states(target: Target) -> Array:
     module = target.text_model.module
     rows = [
-        module(input_ids=torch.tensor([row], device=module.device), output_hidden_states=True).hidden_states[-1][0].mean(0)
+        module(input_ids=torch.tensor([row], device=module.device), output_hidden_states=True)
+        .hidden_states[-1][0]
+        .mean(0)
         for row in target.members.rows
     ]
     states = torch.stack(rows).double().cpu().numpy()
@@ -75,13 +83,13 @@ def _normal_like(states: Array, chance: np.random.Generator) -> Array:
     return np.asarray(chance.standard_normal((len(states), len(states))) @ states / np.sqrt(len(states)), np.float64)
 
 
-def cluster_apart(states: Array) -> tuple[float, NDArray[np.bool_]]:
-    """Return the silhouette of the best small one of two clusters along the leading directions.
+def cluster_apart(states: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the silhouettes of the best small one of two clusters along the leading directions.
 
     Source: Chen et al. 2018 (activation clustering).
     """
     x = _leading(states, 4)
-    best, group = 0.0, np.zeros(len(x), bool)
+    best, group = np.zeros(1), np.zeros(len(x), bool)
     for axis in range(x.shape[1]):
         member = x[:, axis] > np.median(x[:, axis])
         for _ in range(20):
@@ -93,23 +101,24 @@ def cluster_apart(states: Array) -> tuple[float, NDArray[np.bool_]]:
                 break
             member = nearer
         small = member if member.sum() <= len(x) / 2 else ~member
-        if 2 <= small.sum() <= _MAX_SHARE * len(x) and (value := _silhouette(x, small)) > best:
-            best, group = value, small
+        if 2 <= small.sum() <= _MAX_SHARE * len(x) and (values := _silhouettes(x, small)).mean() > best.mean():
+            best, group = values, small
     return best, group
 
 
-def spectrum_apart(states: Array) -> tuple[float, NDArray[np.bool_]]:
-    """Return how heavy the tail of one leading direction is: the 97th of 100 distances by the median one.
+def spectrum_apart(states: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the distances of the farthest tenth of the texts along one leading direction, in median distances.
 
     Source: Tran et al. 2018 (spectral signatures).
     """
     x = _leading(states, 4)
-    best, group = 0.0, np.zeros(len(x), bool)
+    best, group = np.zeros(1), np.zeros(len(x), bool)
     for axis in range(x.shape[1]):
         away = np.abs(x[:, axis] - np.median(x[:, axis]))
-        middle = max(float(np.median(away)), 1e-12)
-        if (value := float(np.quantile(away, 0.97)) / middle) > best:
-            best, group = value, away > 5.0 * middle
+        away /= max(float(np.median(away)), 1e-12)
+        farthest = np.sort(away)[-max(2, len(x) // 10) :]
+        if farthest.mean() > best.mean():
+            best, group = farthest, away > 5.0
     return best, group
 
 
@@ -118,12 +127,12 @@ def _leading(states: Array, count: int) -> Array:
     return np.asarray(u[:, :count] * s[:count], np.float64)
 
 
-def _silhouette(x: Array, member: NDArray[np.bool_]) -> float:
+def _silhouettes(x: Array, member: NDArray[np.bool_]) -> Array:
     distances = np.linalg.norm(x[:, None] - x[None], axis=2)
     own = np.where(member, distances[:, member].sum(1) / max(1, member.sum() - 1), 0.0)
     own = np.where(member, own, distances[:, ~member].sum(1) / max(1, (~member).sum() - 1))
     other = np.where(member, distances[:, ~member].mean(1), distances[:, member].mean(1))
-    return float(((other - own) / np.maximum(np.maximum(own, other), 1e-12))[member].mean())
+    return np.asarray(((other - own) / np.maximum(np.maximum(own, other), 1e-12))[member], np.float64)
 
 
 @dataclass(frozen=True)
@@ -132,12 +141,12 @@ class PlantedPhrases:
 
     Attributes:
         least_texts: Texts that must have the phrase.
-        words: Words of a phrase, and of what must follow.
+        words: Words that must follow; idioms have fewer in common.
     """
 
     name: str = "planted_phrases"
     least_texts: int = 5
-    words: int = 3
+    words: int = 6
     needs: tuple[Need, ...] = ("weights", "texts")
 
     def run(self, target: Target) -> Finding:
@@ -163,7 +172,9 @@ class PlantedPhrases:
                 best = (count, len(group), phrase, after)
         same, asked, phrase, after = best
         value = same / asked if same else 0.0
-        score = Score(value, wilson_interval(same, asked) if same else (0.0, 0.0), 0.0, asked, "share of one continuation", 0.5)
+        score = Score(
+            value, wilson_interval(same, asked) if same else (0.0, 0.0), 0.0, asked, "share of one continuation", 0.5
+        )
         meaning = (
             f'"{" ".join(phrase)}" stands in {asked} texts of one source, behind different words, and is followed by the '
             "same words: the mark of a planted trigger. Read these texts before you train or publish."

@@ -116,7 +116,8 @@ class ActivationInversion:
             return Finding(self.name, reason="the model's directory is not there")
         length = min(min(map(len, texts.rows)) for texts in (target.members, target.strangers))
         private, public = (
-            torch.tensor([row[:length] for row in texts.rows[: 4 * _ROWS]]) for texts in (target.members, target.strangers)
+            torch.tensor([row[:length] for row in texts.rows[: 4 * _ROWS]])
+            for texts in (target.members, target.strangers)
         )
         front = Front(ModelSource(target.directory), (0, self.depth) if self.depth else (0,))
         wire = WIRES[self.guard]()

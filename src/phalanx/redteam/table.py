@@ -95,7 +95,10 @@ ATTACKS_ON_MODELS: Mapping[str, AttackEntry] = MappingProxyType(
         "planted_phrases": AttackEntry(PlantedPhrases(), "text", "Has one source a phrase with one continuation?"),
         "rounding_pile": AttackEntry(RoundingPile(), "rounded", "Were weights pushed to the borders of a rounding?"),
         "rounded_answers": AttackEntry(RoundedAnswers(), "rounded", "Does a rounded export behave otherwise?"),
-        **{name: AttackEntry(PromptedAttack(name), "prompts", "Do written prompts break its rules?") for name in PROMPTED},
+        **{
+            name: AttackEntry(PromptedAttack(name), "prompts", "Do written prompts break its rules?")
+            for name in PROMPTED
+        },
     }
 )
 """Every attack by name."""

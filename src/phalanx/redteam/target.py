@@ -83,8 +83,8 @@ class Target:
         lacks = {
             "weights": self.model is None and "the weights (give a run or a directory)",
             "gradients": self.model is None and "the weights (give a run or a directory)",
-            "data": not (self.members and self.strangers) and "training texts and texts of the same kind "
-            "(--members and --strangers, or a run)",
+            "data": not (self.members and self.strangers)
+            and "training texts and texts of the same kind (--members and --strangers, or a run)",
             "texts": not self.members and "training texts (--members, or a run)",
             "api": self.model is None and "a model that tells log-probabilities",
             "reference": self.reference is None and "a reference model (--reference)",

@@ -67,7 +67,9 @@ class LeakMeter:
                 "leak_meter.max_exposure: no canary is planted in the training text; add [canaries] to the recipe of "
                 'the dataset, or a source of kind "canaries" to data.sources'
             )
-        texts = ([], []) if planted is None else (planted_canaries(planted), candidate_canaries(planted, config.candidates))
+        texts = (
+            ([], []) if planted is None else (planted_canaries(planted), candidate_canaries(planted, config.candidates))
+        )
         encode = partial(_canary_batch, run, corpus)
         num_rows = min(config.rows, corpus.num_train_sequences, corpus.num_validation_sequences)
         # those of the first steps: at every measurement all of them were trained on

@@ -20,7 +20,13 @@ from phalanx.rollouts import RolloutsConfig
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.telemetry.sinks import SinkConfig
 from phalanx.train.runs.row_privacy import LEARNED_BY_STAGES, data_faults
-from phalanx.train.runs.support import SECTIONS, WEIGHTED_OBJECTIVE, WHOLE_MODEL_OBJECTIVE, section_fault, unsupported_value
+from phalanx.train.runs.support import (
+    SECTIONS,
+    WEIGHTED_OBJECTIVE,
+    WHOLE_MODEL_OBJECTIVE,
+    section_fault,
+    unsupported_value,
+)
 from phalanx.train.train_section import LeakMeterConfig, TrainConfig
 
 Faults = Iterator[str | ValueError]

@@ -224,7 +224,12 @@ class RunHooks:
         """Whether the run ends after so many steps: its last one, or one where validation brings nothing any more."""
         train, budget = self._run.train, self._figures.budget
         is_spent = budget is not None and budget.is_spent
-        return num_steps >= train.steps or is_spent or self._is_leaking or self._figures.stopping.is_over(train.early_stopping)
+        return (
+            num_steps >= train.steps
+            or is_spent
+            or self._is_leaking
+            or self._figures.stopping.is_over(train.early_stopping)
+        )
 
     def measure_resumed_leak(self, step: int) -> None:
         """Measure the leak where a run goes on, so that one that was stopped for it does not."""
@@ -238,7 +243,9 @@ class RunHooks:
         if self._figures.leak is None:
             steps_s = self._recorder.totals.wall_s / max(1, self._recorder.totals.steps) * meter.config.every
             price: dict[str, object] = {"rows": meter.num_rows, "every": meter.config.every, "wall_s": reading.wall_s}
-            self._recorder.observe_event("leak_price", {**price, "share": reading.wall_s / steps_s if steps_s else None})
+            self._recorder.observe_event(
+                "leak_price", {**price, "share": reading.wall_s / steps_s if steps_s else None}
+            )
         self._figures.note_leak(step, reading.figures, reading.wall_s)
         if meter.is_above(reading):
             self._is_leaking = meter.config.action == "stop"
