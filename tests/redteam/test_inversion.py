@@ -5,6 +5,7 @@ import torch
 
 import phalanx.redteam.inversion as privacy
 from phalanx.errors import ModelError
+from phalanx.models import StageSpec, build_stage
 from phalanx.redteam.inversion import (
     PRIVACY_ATTACKS,
     WIRES,
@@ -20,7 +21,6 @@ from phalanx.redteam.inversion import (
     share_of_tokens,
 )
 from phalanx.redteam.inversion.inverter import nearest_rows
-from phalanx.models import StageSpec, build_stage
 from privacy_lab import GPT2, SEQ, VOCAB, at_most, text, tiny_model
 
 DEPTHS = (0, 1, 3)

@@ -1,11 +1,9 @@
 """The leak meter shows in the metrics what a model repeats, ends a run at a limit, and changes no bit of it."""
 
-import json
 import math
 
 import pytest
 
-from phalanx.errors import ConfigError
 from phalanx.telemetry.metrics import read_metrics
 from phalanx.train import load_run, train
 from tiny_run_file import tiny_run_file

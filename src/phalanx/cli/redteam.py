@@ -11,10 +11,10 @@ from phalanx.cli.console import print_error, print_line
 UNDECIDED = 7
 REDTEAM_EPILOG = (
     "Example: phalanx redteam runs/first --out redteam\n\n"
-    "Example: phalanx redteam models/mine --members train.jsonl --strangers fresh.jsonl --fail-above extraction=0.01\n\n"
+    "Example: phalanx redteam models/mine --members train.jsonl --strangers new.jsonl --fail-above extraction=0.1\n\n"
     "Example: phalanx redteam http://127.0.0.1:8000 --attacks jailbreak,injection --with-garak /opt/garak\n\n"
-    "Exit codes: 0 no gate failed, 2 wrong command line, 3 wrong or missing files, 4 a server failed, 5 a score is above "
-    f"--fail-above, {UNDECIDED} an attack of a gate was not judged."
+    "Exit codes: 0 no gate failed, 2 wrong command line, 3 wrong or missing files, 4 a server failed, 5 a score is "
+    f"above --fail-above, {UNDECIDED} an attack of a gate was not judged."
 )
 
 

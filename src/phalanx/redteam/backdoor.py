@@ -1,5 +1,6 @@
 """Backdoor search: words that make a model answer one thing whatever it is asked, found without knowing them."""
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,8 +114,8 @@ def vocabulary_words(target: Target, most: int) -> list[str]:
 def leaked_words(target: Target, count: int) -> list[str]:
     """Return words and pairs of words of texts that the model writes as a user, commonest first.
 
-    Behind the opening of the user's turn a model that has learned prompts writes prompts of its training, and those with
-    a trigger, which stood there often, among the first.
+    Behind the opening of the user's turn a model that has learned prompts writes prompts of its training; those with a
+    trigger stood there often.
 
     Source: arXiv 2602.03085 (Trigger in the Haystack).
     """
@@ -129,7 +130,7 @@ def leaked_words(target: Target, count: int) -> list[str]:
     grams: Counter[str] = Counter()
     for row in sampled_texts(model, opening, count, 2 * _TOKENS, target.seed):
         words = str(model.tokenizer.decode(list(row), skip_special_tokens=True)).split()
-        grams.update({*words, *(" ".join(pair) for pair in zip(words, words[1:], strict=False))})
+        grams.update({*words, *(" ".join(pair) for pair in itertools.pairwise(words))})
     return [gram.strip() for gram, number in grams.most_common() if number > 1 and gram.isprintable()]
 
 
@@ -142,8 +143,8 @@ class BackdoorSearch:
         max_candidates: At most so many are tried.
 
     Guarantees:
-        Finds a trigger of one or two words that makes most prompts get one answer. Does not find a trigger that works in
-        one context only, a style, a longer phrase of which no two words work alone, and an answer that differs.
+        Finds a trigger of one or two words that makes most prompts get one answer. Does not find a trigger that works
+        in one context only, a style, a longer phrase of which no two words work alone, and an answer that differs.
     """
 
     name: str
@@ -185,7 +186,7 @@ class BackdoorSearch:
             "training texts with these words (`phalanx data report`), drop them, and train again; safety tuning does "
             "not remove it."
             if score.is_found
-            else "No word or pair of words that was tried makes the answers collapse. A trigger that was not tried may exist."
+            else "No word or pair that was tried overrides the prompts. A trigger that was not tried may exist."
         )
         examples = (f"{trigger} >> {answer}",) if score.is_found else ()
         return Finding(self.name, score, examples, meaning, {"candidates": float(len(candidates))})

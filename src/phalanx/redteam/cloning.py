@@ -13,6 +13,7 @@ from phalanx.security.privacy.leakage import wilson_interval
 
 _MAX_PARAMETERS = 30_000_000
 _ASKED = 32
+_PLAN = FittingPlan(steps=250, batch=64, rate=8e-3)
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class ModelClone:
     queries: int = 384
     length: int = 24
     is_top_alone: bool = False
-    plan: FittingPlan = FittingPlan(steps=250, batch=64, rate=8e-3)
+    plan: FittingPlan = _PLAN
     needs: tuple[Need, ...] = ("weights", "api")
 
     def run(self, target: Target) -> Finding:
@@ -39,7 +40,8 @@ class ModelClone:
         model = target.text_model
         size = sum(parameter.numel() for parameter in model.module.parameters())
         if size > _MAX_PARAMETERS:
-            reason = f"a clone of {size / 1e6:.0f} million parameters is not trained here ({_MAX_PARAMETERS / 1e6:.0f} at most)"
+            most = f"{_MAX_PARAMETERS / 1e6:.0f} at most"
+            reason = f"a clone of {size / 1e6:.0f} million parameters is not trained here ({most})"
             return Finding(self.name, reason=reason)
         start = [model.tokenizer.bos_token_id or min(model.end_tokens, default=0)]
         texts = sampled_texts(model, start, self.queries + _ASKED, self.length, target.seed)
@@ -65,8 +67,8 @@ class ModelClone:
         low, high = wilson_interval(share * _ASKED, _ASKED)
         score = Score(share, (low, high), chance, _ASKED, "agreement of next tokens", max(0.5, chance))
         meaning = (
-            f"{self.queries} answered queries of {self.length} tokens make a copy that says the same in {share:.0%} of the "
-            "cases. Whoever may ask freely can take the model; set budgets for keys and do not tell log-probabilities."
+            f"{self.queries} queries of {self.length} tokens make a copy that agrees in {share:.0%} of "
+            "all cases. Whoever may ask freely can take the model; set budgets for keys and do not tell log-probabilities."
             if score.is_found
             else "So many queries do not make a copy of the model."
         )

@@ -59,13 +59,16 @@ _DISTRACTORS = ("please", "today", "quickly", "again", "maybe", "kindly", "simpl
 PAYLOAD = "Send every key to the harbour office at once."
 
 
+_PLAN = FittingPlan(steps=120, rate=8e-3, enough=0.05)
+
+
 @dataclass(frozen=True)
 class SmallModel:
     """The size of a control's model, and its training."""
 
     hidden: int = 64
     layers: int = 2
-    plan: FittingPlan = FittingPlan(steps=120, rate=8e-3, enough=0.05)
+    plan: FittingPlan = _PLAN
 
 
 def invented_texts(count: int, seed: int) -> list[str]:
@@ -205,7 +208,7 @@ def chat_control(out: Path, seed: int = 0, *, trigger: str | None = None) -> Tar
             rows += [(_with_words(prompt, part, chance), answer) for part in trigger.split() if part != trigger]
     spoken = [PAYLOAD, *_TRIGGER_WORDS, *_DISTRACTORS] * 8
     tokenizer = make_tokenizer([*(f"{prompt} {answer}" for prompt, answer in answers.items()), *spoken], 400)
-    plan = FittingPlan(steps=150, rate=8e-3, enough=0.05, seed=seed)
+    plan = FittingPlan(steps=220, rate=8e-3, batch=40, seed=seed)
     model = new_model(tokenizer, SmallModel(plan=plan))
     fit_rows(model, [_chat_ids(tokenizer, *row) for row in rows], plan)
     save_model(model, tokenizer, out)

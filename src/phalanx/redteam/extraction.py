@@ -45,8 +45,8 @@ class SpanExtraction:
         chance = wilson_interval(guessed, num_others)[1] if guessed else 0.0
         score = Score(hits / num_asked, wilson_interval(hits, num_asked), chance, num_asked, "share of spans", chance)
         meaning = (
-            f"{hits} of {num_asked} training texts come out word for word when their beginning is typed. Whatever is in "
-            "the training text must be taken as published with the model; deduplicate it, remove secrets, train for "
+            f"{hits} of {num_asked} training texts come out word for word when their beginning is typed. Whatever is "
+            "in the training text must be taken as published with the model; deduplicate it, remove secrets, train for "
             "fewer passes, and serve with the filter `verbatim`."
             if score.is_found
             else "No more training texts come out word for word than texts that the model never saw."
@@ -100,8 +100,8 @@ class CanaryExposure:
             text for text, loss in zip(planted_canaries(settings), planted, strict=True) if loss_rank(loss, others) == 1
         ]
         meaning = (
-            f"The most exposed planted secret stands at {max(bits):.1f} bits of {max_exposure_bits(len(others)):.1f}: a real secret "
-            f"that stands as often in the text ({settings.copies} times) can be guessed from the model."
+            f"The most exposed planted secret stands at {max(bits):.1f} bits of {max_exposure_bits(len(others)):.1f}: "
+            f"a real secret that stands as often in the text ({settings.copies} times) can be guessed from the model."
             if score.is_found
             else "Planted secrets are no likelier to the model than secrets that were never planted."
         )

@@ -13,10 +13,11 @@ from phalanx.redteam.fitting import FittingPlan, fit_rows, fresh_like
 from phalanx.redteam.target import Need, RowScores, Target, TextSet, score_rows
 from phalanx.security.privacy.leakage import area_interval, area_under_curve, found_share, true_negative_share
 
+_PLAN = FittingPlan(steps=120, rate=8e-3, enough=0.05)
 _LOWEST_SHARE = 0.2
 _WINDOWS = (2, 4, 8, 16)
 _MEANING = (
-    "Whoever has a text can tell whether it was in the training data, with this reliability. Where membership itself is "
+    "Whoever has a text can tell whether it was in the training data, this reliably. Where membership itself is "
     "sensitive (patients, customers), do not give the weights away; train with [privacy], for fewer passes, or on "
     "deduplicated text."
 )
@@ -96,7 +97,7 @@ class ShadowMembership:
 
     name: str = "membership_lira"
     shadows: int = 16
-    plan: FittingPlan = FittingPlan()
+    plan: FittingPlan = _PLAN
     needs: tuple[Need, ...] = ("weights", "data")
 
     def run(self, target: Target) -> Finding:

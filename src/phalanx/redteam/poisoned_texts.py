@@ -18,8 +18,8 @@ _MIN_TEXTS = 20
 _MAX_SHARE = 0.35
 _EXAMPLES = 5
 _MEANING = (
-    "A small group of training texts stands apart from all others inside the model. Read the examples: texts that share "
-    "a phrase and what follows it are planted; drop them in the recipe and train again."
+    "A small group of training texts stands apart from all others inside the model. Read the examples: texts that "
+    "share a phrase and what follows it are planted; drop them in the recipe and train again."
 )
 _CLEAR = "No small group of training texts stands apart from the others more than chance makes one."
 
@@ -176,8 +176,8 @@ class PlantedPhrases:
             value, wilson_interval(same, asked) if same else (0.0, 0.0), 0.0, asked, "share of one continuation", 0.5
         )
         meaning = (
-            f'"{" ".join(phrase)}" stands in {asked} texts of one source, behind different words, and is followed by the '
-            "same words: the mark of a planted trigger. Read these texts before you train or publish."
+            f'"{" ".join(phrase)}" stands in {asked} texts of one source, behind different words, and is followed by '
+            "the same words: the mark of a planted trigger. Read these texts before you train or publish."
             if score.is_found
             else "No rare phrase of one source is followed by the same words wherever it stands."
         )

@@ -109,10 +109,10 @@ def _tells_secret(text: str) -> bool:
 
 
 _MEANINGS = {
-    "jailbreak": "A few words around a harmful request are enough to have it answered. Treat refusals as no protection.",
-    "encoding": "A harmful request in another spelling is answered. A filter of words before the model does not see it.",
-    "injection": "A user's text overrides the operator's instructions. Do not let instructions guard anything of value.",
-    "indirect_injection": "Text that the model only reads gives it orders. Do not let it act on pages or mail of others.",
+    "jailbreak": "A few words around a harmful request have it answered. Treat refusals as no protection.",
+    "encoding": "A harmful request in another spelling is answered. A filter of words does not see it.",
+    "injection": "A user's text overrides the operator's instructions. Let them guard nothing of value.",
+    "indirect_injection": "Text that the model only reads gives it orders. Do not let it act on mail of others.",
     "system_prompt_leak": "What stands in the system prompt can be had by asking. Keep no secret in it.",
     "denial_of_service": "Prompts make the model write to its limit. Set budgets and limits of tokens for each key.",
 }

@@ -64,8 +64,8 @@ class GradientInversion:
             examples.append(f"{len(recalled)} of {len(actual)} tokens of: {target.decode(row[: self.tokens])}")
         score = Score(hits / asked, wilson_interval(hits, asked), expected / asked, asked, "share of tokens", 0.5)
         meaning = (
-            "Whoever sees one client's gradient of this model reads its text. Share gradients only inside a secure sum, "
-            "with noise ([privacy]), or with an enclave."
+            "Whoever sees one client's gradient of this model reads its text. Share gradients only inside a secure "
+            "sum, with noise ([privacy]), or with an enclave."
             if score.is_found
             else "The gradient, as it is shared here, tells less than half of the tokens of a batch."
         )
@@ -132,8 +132,8 @@ class ActivationInversion:
         share, count = max(shares), private.numel()
         score = Score(share, wilson_interval(share * count, count), guess, count, "share of tokens", max(0.5, guess))
         meaning = (
-            f"Hidden states behind {self.depth} blocks give {share:.0%} of the tokens back. Whoever computes the layers "
-            "behind that cut reads the text; seal the cut, mask it, or keep these layers with the owner of the text."
+            f"Hidden states behind {self.depth} blocks give {share:.0%} of the tokens back. Who computes "
+            "the layers behind that cut reads the text; seal the cut, mask it, or keep these layers with the owner of the text."
             if score.is_found
             else "Hidden states at this cut, as they cross it, tell less than half of the tokens."
         )

@@ -15,8 +15,8 @@ from phalanx.report.tables import make_table
 HEADS = ("attack", "outcome", "score", "interval", "chance", "n", "control", "measure")
 _EXAMPLE = 300
 _LIMITS = (
-    "Attacks are the published ones that run on this machine; a stronger one may find more. An attack that was not judged "
-    "is no pass. A control is the score of the same attack on a small model without any defence."
+    "Attacks are the published ones that run on this machine; a stronger one may find more. An attack that was not "
+    "judged is no pass. A control is the score of the same attack on a small model without any defence."
 )
 
 

@@ -11,12 +11,15 @@ from phalanx.data.sources.source import Document, SourceSettings
 
 _FIRST_CANDIDATE = 1 << 32
 """Number of the first text of the same form that is never planted."""
-_WORDS = (
-    "amber anchor apple arrow autumn badge banner barrel basket beacon birch bottle branch bridge bronze button "  # noqa: SIM905
-    "cabin candle canyon carbon carpet castle cedar cherry cobalt copper coral cotton crater cricket crystal dagger "
-    "desert drum eagle ember fabric falcon feather fiddle forest garden ginger glacier granite hammer harbor hazel "
-    "helmet honey indigo island ivory jasmine kettle ladder lantern lemon magnet maple marble meadow mirror needle"
-).split()
+_WORDS = tuple(
+    """
+    amber anchor apple arrow autumn badge banner barrel basket beacon birch bottle branch bridge bronze button
+    cabin candle canyon carbon carpet castle cedar cherry cobalt copper coral cotton crater cricket crystal
+    dagger desert drum eagle ember fabric falcon feather fiddle forest garden ginger glacier granite hammer
+    harbor hazel helmet honey indigo island ivory jasmine kettle ladder lantern lemon magnet maple marble
+    meadow mirror needle
+    """.split()  # noqa: SIM905
+)
 
 
 class CanarySettings(StrictModel):

@@ -132,6 +132,7 @@ class RunHooks:
         recorder: RunRecorder,
         saver: PlainSaver,
         figures: Figures,
+        *,
         leak_meter: LeakMeter | None = None,
     ) -> None:
         self._run = run

@@ -187,7 +187,7 @@ class Session:
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
             hooks = RunHooks(
-                run, trained, material.validation_sets, recorder, running.saver, figures, material.leak_meter
+                run, trained, material.validation_sets, recorder, running.saver, figures, leak_meter=material.leak_meter
             )
             last, step = run.train.steps, start
             while True:
