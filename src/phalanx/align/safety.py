@@ -1,7 +1,6 @@
 """A model's refusals of harmful and of harmless prompts, reported together: either alone says nothing."""
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from phalanx.align.prompts import AskedPrompt, prompt_of, prompts_digest, read_r
 from phalanx.align.revision import check_prompts
 from phalanx.align.writer import Writer, drawn_seed
 from phalanx.errors import ConfigError, DataError
+from phalanx.security.privacy.leakage import wilson_interval
 
 OWN_SET = Path(__file__).parent / "safety_set.jsonl"
 """Prompts of this package: harmful requests without operational detail, and harmless ones that sound like them."""
@@ -155,18 +155,11 @@ def safety_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def share_with_interval(count: int, of: int) -> dict[str, float | int | None]:
-    """Return a share with its 95 % interval; None where nothing was counted.
-
-    Source: Wilson 1927.
-    """
+    """Return a share with its 95 % interval; None where nothing was counted."""
     if not of:
         return {"share": None, "low": None, "high": None, "count": 0, "of": 0}
-    z, share = 1.959963984540054, count / of
-    middle = (share + z * z / (2 * of)) / (1 + z * z / of)
-    half = z / (1 + z * z / of) * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
-    # at the ends the bound is exact, and rounding must not take it beyond
-    low, high = (0.0 if not count else middle - half), (1.0 if count == of else middle + half)
-    return {"share": share, "low": low, "high": high, "count": count, "of": of}
+    low, high = wilson_interval(count, of)
+    return {"share": count / of, "low": low, "high": high, "count": count, "of": of}
 
 
 def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str) -> list[AskedPrompt]:

@@ -128,7 +128,7 @@ def leaked_words(target: Target, count: int) -> list[str]:
     if not opening:
         return []
     grams: Counter[str] = Counter()
-    for row in sampled_texts(model, opening, count, 2 * _TOKENS, target.seed):
+    for row in sampled_texts(model, [opening] * count, 2 * _TOKENS, target.seed):
         words = str(model.tokenizer.decode(list(row), skip_special_tokens=True)).split()
         grams.update({*words, *(" ".join(pair) for pair in itertools.pairwise(words))})
     return [gram.strip() for gram, number in grams.most_common() if number > 1 and gram.isprintable()]

@@ -43,12 +43,13 @@ class ModelClone:
             most = f"{_MAX_PARAMETERS / 1e6:.0f} at most"
             reason = f"a clone of {size / 1e6:.0f} million parameters is not trained here ({most})"
             return Finding(self.name, reason=reason)
-        start = [model.tokenizer.bos_token_id or min(model.end_tokens, default=0)]
-        texts = sampled_texts(model, start, self.queries + _ASKED, self.length, target.seed)
+        # the attacker begins as its own texts of that kind do
+        starts = [row[:1] for row in target.strangers.rows] or [(min(model.end_tokens, default=0),)]
+        asked_starts = [starts[number % len(starts)] for number in range(self.queries + _ASKED)]
+        texts = sampled_texts(model, asked_starts, self.length, target.seed)
         rows = torch.zeros((len(texts), self.length + 1), dtype=torch.int64)
-        rows[:, 0] = start[0]
-        for number, text in enumerate(texts):
-            rows[number, 1 : len(text) + 1] = torch.tensor(text, dtype=torch.int64)
+        for number, (start, text) in enumerate(zip(asked_starts, texts, strict=True)):
+            rows[number, : len(text) + 1] = torch.tensor((*start, *text), dtype=torch.int64)
         answers = _answer_rows(model.module, rows)
         wanted = _one_hot(answers) if self.is_top_alone else answers
         clone = fresh_like(model.module, target.seed + 1)
@@ -68,7 +69,7 @@ class ModelClone:
         score = Score(share, (low, high), chance, _ASKED, "agreement of next tokens", max(0.5, chance))
         meaning = (
             f"{self.queries} queries of {self.length} tokens make a copy that agrees in {share:.0%} of "
-            "all cases. Whoever may ask freely can take the model; set budgets for keys and do not tell log-probabilities."
+            "all cases. Whoever may ask freely can take it; set budgets for keys and do not tell log-probabilities."
             if score.is_found
             else "So many queries do not make a copy of the model."
         )

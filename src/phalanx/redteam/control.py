@@ -169,8 +169,7 @@ def _reference_model(out: Path, tokenizer: PreTrainedTokenizerFast, texts: Seque
 
 
 def _framed_rows(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:
-    bare = (tokenizer(text, add_special_tokens=False).input_ids for text in texts)
-    return [[tokenizer.bos_token_id, *ids, tokenizer.eos_token_id] for ids in bare]
+    return [[*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id] for text in texts]
 
 
 def questions() -> dict[str, str]:

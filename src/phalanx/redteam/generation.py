@@ -17,13 +17,13 @@ def greedy_answers(model: TextModel, prompts: Sequence[Sequence[int]], num_token
 
 @torch.no_grad()
 def sampled_texts(
-    model: TextModel, prompt: Sequence[int], count: int, num_tokens: int, seed: int
+    model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int, seed: int
 ) -> list[tuple[int, ...]]:
-    """Return texts drawn at temperature 1 behind one prompt."""
+    """Return a text drawn at temperature 1 behind each prompt."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         drawn = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        return _generate(model, [prompt] * count, num_tokens, drawn)
+        return _generate(model, prompts, num_tokens, drawn)
 
 
 def _generate(

@@ -133,7 +133,7 @@ class ActivationInversion:
         score = Score(share, wilson_interval(share * count, count), guess, count, "share of tokens", max(0.5, guess))
         meaning = (
             f"Hidden states behind {self.depth} blocks give {share:.0%} of the tokens back. Who computes "
-            "the layers behind that cut reads the text; seal the cut, mask it, or keep these layers with the owner of the text."
+            "the layers behind it reads the text; seal the cut, mask it, or keep these layers with the owner."
             if score.is_found
             else "Hidden states at this cut, as they cross it, tell less than half of the tokens."
         )
