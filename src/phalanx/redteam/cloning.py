@@ -79,7 +79,7 @@ class ModelClone:
 @torch.no_grad()
 def _answer_rows(module: torch.nn.Module, rows: Tensor) -> Tensor:
     module.eval()
-    parts = [torch.log_softmax(module(input_ids=part).logits.float(), -1) for part in rows.split(64)]
+    parts = [torch.log_softmax(module(input_ids=part).logits.float(), -1) for part in torch.split(rows, 64)]
     return torch.cat(parts)
 
 

@@ -1,6 +1,6 @@
 """Answers of a model to many prompts, in batches of equal length: no answer depends on its neighbours' padding."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -27,7 +27,7 @@ def sampled_texts(
 
 
 def _generate(
-    model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int, drawn: dict[str, object]
+    model: TextModel, prompts: Sequence[Sequence[int]], num_tokens: int, drawn: Mapping[str, object]
 ) -> list[tuple[int, ...]]:
     lengths: dict[int, list[int]] = {}
     for number, prompt in enumerate(prompts):

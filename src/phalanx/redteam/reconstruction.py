@@ -170,7 +170,7 @@ def _layer_inputs(model: Any, layer: nn.Module, candidates: Tensor, place: int) 
 
     hook = layer.register_forward_pre_hook(keep)
     try:
-        for part in candidates.split(1024):
+        for part in torch.split(candidates, 1024):
             try:
                 model(input_ids=part[:, None].expand(-1, place + 1))
             except _ReachedError:

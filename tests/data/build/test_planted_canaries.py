@@ -15,7 +15,7 @@ from phalanx.errors import ConfigError
 
 RECIPE = """
 sources = [{{ kind = "text", path = "{texts}"{more} }}]
-tokenizer = {{ kind = "bpe", vocab_size = 400 }}
+tokenizer = {{ kind = "bpe", vocab_size = 320 }}
 output = {{ validation_share = 0.1 }}
 """
 SECTION = "[canaries]\ncount = 3\ncopies = 5\n"
