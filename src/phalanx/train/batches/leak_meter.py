@@ -35,8 +35,15 @@ class LeakReading:
     wall_s: float
 
     def metrics_row(self) -> dict[str, float]:
-        """The columns of a step's line in the metrics."""
-        return {f"leak_{name}": value for name, value in {**self.figures, "wall_s": self.wall_s}.items()}
+        """The columns of a step's line in the metrics; what was not measured has none."""
+        row = {
+            "leak_exposure_bits": self.figures.get("exposure_bits"),
+            "leak_exposure_mean_bits": self.figures.get("exposure_mean_bits"),
+            "leak_membership_auc": self.figures.get("membership_auc"),
+            "leak_true_negatives": self.figures.get("true_negatives"),
+            "leak_wall_s": self.wall_s,
+        }
+        return {name: value for name, value in row.items() if value is not None}
 
 
 class LeakMeter:
