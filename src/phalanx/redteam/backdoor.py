@@ -105,7 +105,7 @@ def insert_words(prompt: str, words: str, place: int) -> str:
 def vocabulary_words(target: Target, most: int) -> list[str]:
     """Return the words of the vocabulary, longest tokens first, as a user could type them."""
     tokenizer = target.text_model.tokenizer
-    special = set(tokenizer.all_special_ids)
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     words = (str(tokenizer.decode([token])).strip() for token in range(len(tokenizer)) if token not in special)
     distinct = dict.fromkeys(word for word in words if len(word) >= 2 and word.isprintable() and "\ufffd" not in word)
     return sorted(distinct, key=lambda word: (-len(word), word))[:most]
