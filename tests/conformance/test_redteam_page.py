@@ -34,7 +34,9 @@ def test_the_meter_costs_at_most_a_fiftieth_at_its_default_interval():
 
 
 def test_the_page_names_every_attack():
-    shortened = {f"`_{name.removeprefix('membership_')}`" for name in ATTACKS_ON_MODELS if name.startswith("membership_")}
+    shortened = {
+        f"`_{name.removeprefix('membership_')}`" for name in ATTACKS_ON_MODELS if name.startswith("membership_")
+    }
 
     missing = [name for name in ATTACKS_ON_MODELS if f"`{name}`" not in PAGE]
     assert {f"`_{name.removeprefix('membership_')}`" for name in missing} <= shortened

@@ -5,7 +5,7 @@ from typing import Any
 
 from phalanx.lab.bench.chaos.chaos import bench_chaos
 from phalanx.lab.bench.data.data import bench_data
-from phalanx.lab.bench.detection.detection import bench_detection
+from phalanx.lab.bench.detection.detection import bench_detection, bench_detection_economy
 from phalanx.lab.bench.detection.detection_processes import bench_detection_processes
 from phalanx.lab.bench.federated.federated import bench_federated
 from phalanx.lab.bench.overhead.checkpoint import bench_checkpoint
@@ -20,6 +20,7 @@ from phalanx.lab.bench.serving.alerts import bench_alerts
 from phalanx.lab.bench.serving.export import bench_export, bench_planted_rounding
 from phalanx.lab.bench.serving.filters import bench_filters
 from phalanx.lab.bench.serving.marks import bench_marks
+from phalanx.lab.bench.serving.paraphrases import bench_paraphrases
 from phalanx.lab.bench.serving.serve import bench_serve
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -29,10 +30,12 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "collectives": bench_collectives,
     "data": bench_data,
     "detection": bench_detection,
+    "detection-economy": bench_detection_economy,
     "detection-processes": bench_detection_processes,
     "export": bench_export,
     "federated": bench_federated,
     "filters": bench_filters,
+    "mark-paraphrases": bench_paraphrases,
     "marks": bench_marks,
     "memory": bench_memory,
     "overhead": bench_overhead,
@@ -47,8 +50,11 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
 KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
     "detection": bench_detection,
+    "detection-economy": bench_detection_economy,
     "detection-processes": bench_detection_processes,
+    "export": bench_export,
     "parallel": bench_parallel,
+    "planted-rounding": bench_planted_rounding,
 }
 """Benches that go on where they were interrupted, and can show what is finished: the second argument."""
 
@@ -61,6 +67,7 @@ __all__ = [
     "bench_collectives",
     "bench_data",
     "bench_detection",
+    "bench_detection_economy",
     "bench_detection_processes",
     "bench_export",
     "bench_federated",
@@ -69,6 +76,7 @@ __all__ = [
     "bench_memory",
     "bench_overhead",
     "bench_parallel",
+    "bench_paraphrases",
     "bench_pipeline",
     "bench_planted_rounding",
     "bench_posttrain",
