@@ -20,8 +20,8 @@ def test_the_search_names_planted_models_and_leaves_clean_ones_alone():
     assert found["planted"] >= 10 <= found["clean"]
     assert found["found"] >= 0.9 * found["planted"]
     assert found["accused"] <= 0.1 * found["clean"]
-    named = f"in {found['found']} of {found['planted']} small planted models and accused {found['accused']} of {found['clean']}"
-    assert named in PAGE
+    counts = f"in {found['found']} of {found['planted']} small planted models and accused {found['accused']} of"
+    assert f"{counts} {found['clean']}" in PAGE
 
 
 def test_the_meter_costs_at_most_a_fiftieth_at_its_default_interval():

@@ -10,11 +10,11 @@ from phalanx.errors import ConfigError, InputError, ModelError, TransportError
 from phalanx.redteam import assessment
 from phalanx.redteam.assessment import attack_model, choose_attacks, failed_gates, open_controls, parse_gates
 from phalanx.redteam.control import PROMPT_CONTROLS
-from phalanx.redteam.finding import Finding, Score
+from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.garak import GarakRow, read_garak_rows, run_garak
 from phalanx.redteam.prompted import PROMPTED
 from phalanx.redteam.report import render_findings, render_markdown, write_report
-from phalanx.redteam.table import ATTACKS_ON_MODELS, AttackEntry
+from phalanx.redteam.table import ATTACKS_ON_MODELS, ModelAttackEntry
 from phalanx.redteam.target import Target
 
 LOST = Score(0.2, (0.1, 0.3), 0.5, 10, "AUC")
@@ -23,11 +23,11 @@ HOSTILE = "\x1b[2J`</code><script>alert(1)</script>`\u202e | [x](javascript:1)"
 
 
 def test_an_attack_that_fails_its_own_control_is_not_judged():
-    assert Finding("x", LOST, control=WON).outcome == "not found"
-    assert Finding("x", WON, control=WON).outcome == "found"
-    assert Finding("x", LOST, control=LOST).outcome == "not judged"
-    assert "control" in Finding("x", LOST, control=LOST).why_not
-    assert Finding("x", reason="needs data").to_json()["outcome"] == "not judged"
+    assert AttackFinding("x", LOST, control=WON).outcome == "not found"
+    assert AttackFinding("x", WON, control=WON).outcome == "found"
+    assert AttackFinding("x", LOST, control=LOST).outcome == "not judged"
+    assert "control" in AttackFinding("x", LOST, control=LOST).why_not
+    assert AttackFinding("x", reason="needs data").to_json()["outcome"] == "not judged"
 
 
 def test_every_entry_of_the_table_has_its_own_name_and_says_what_it_needs():
@@ -66,7 +66,7 @@ class Breaking:
 
 
 def test_an_attack_that_ends_with_an_error_is_not_judged(monkeypatch):
-    monkeypatch.setattr(assessment, "ATTACKS_ON_MODELS", {"breaking": AttackEntry(Breaking(), "prompts", "?")})
+    monkeypatch.setattr(assessment, "ATTACKS_ON_MODELS", {"breaking": ModelAttackEntry(Breaking(), "prompts", "?")})
 
     (finding,) = attack_model(PROMPT_CONTROLS["obedient"], ["breaking"], None)
 
@@ -80,8 +80,8 @@ def test_a_gate_of_another_form_is_refused(gate):
 
 
 def test_gates_fail_above_their_score_and_where_nothing_was_judged():
-    findings = [Finding("extraction", WON), Finding("jailbreak", reason="needs a chat template")]
-    nan = [Finding("extraction", Score(float("nan"), (0.0, 1.0), 0.0, 1, "share"))]
+    findings = [AttackFinding("extraction", WON), AttackFinding("jailbreak", reason="needs a chat template")]
+    nan = [AttackFinding("extraction", Score(float("nan"), (0.0, 1.0), 0.0, 1, "share"))]
 
     assert failed_gates(findings, {"extraction": 0.9}) == ([], [])
     assert failed_gates(findings, {"extraction": 0.5})[0] == ["extraction: 0.9 is above 0.5"]
@@ -91,7 +91,7 @@ def test_gates_fail_above_their_score_and_where_nothing_was_judged():
 
 
 def test_what_a_model_wrote_steers_neither_terminal_nor_page(tmp_path):
-    findings = [Finding("extraction", WON, (HOSTILE,), "It leaks.")]
+    findings = [AttackFinding("extraction", WON, (HOSTILE,), "It leaks.")]
 
     shown, markdown = render_findings(findings), render_markdown("runs/x", findings)
     page = write_report(tmp_path / "out", "runs/x", {"findings": []}, findings).read_text()

@@ -25,6 +25,7 @@ from phalanx.cli.models.export import EXPORT_EPILOG, export
 from phalanx.cli.models.generate import generate
 from phalanx.cli.models.laptop import LAPTOP_EPILOG, laptop
 from phalanx.cli.models.model import model_app
+from phalanx.cli.models.redteam import REDTEAM_EPILOG, redteam
 from phalanx.cli.options import PLAN_EXAMPLES
 from phalanx.cli.parties.client import client
 from phalanx.cli.parties.invite import invite
@@ -35,7 +36,6 @@ from phalanx.cli.parties.rollout_worker import rollout_worker
 from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.parties.stage_worker import stage_worker
 from phalanx.cli.plan import plan
-from phalanx.cli.redteam import REDTEAM_EPILOG, redteam
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
 from phalanx.cli.runs.interpret import interpret_app

@@ -45,6 +45,7 @@ class LocalAsks:
     model: TextModel
 
     def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> Reply:
+        """Return the model's likeliest answer."""
         sampling = SamplingRule(max_new_tokens=max_tokens, temperature=0.0)
         completion = self.model.complete_prompt(self.model.chat_prompt(messages), sampling)
         return Reply(completion.text, completion.tokens, completion.finish)
@@ -52,7 +53,7 @@ class LocalAsks:
 
 @dataclass(frozen=True)
 class EndpointAsks:
-    """A server, asked by ``/v1/chat/completions``; what it answers is bounded in size and time, and never run.
+    """A server, asked by ``/v1/chat/completions``; answers are bounded in size and time, and never run.
 
     Attributes:
         url: Its base address, up to and without ``/v1``.
@@ -69,6 +70,11 @@ class EndpointAsks:
             raise InputError(f"{self.url}: expected an address that begins with http:// or https://")
 
     def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> Reply:
+        """Return the server's answer; one that its filters refuse counts as refused.
+
+        Raises:
+            TransportError: It does not answer, or with something else than a chat completion.
+        """
         body = {
             "model": self.name,
             "messages": [message.for_template() for message in messages],

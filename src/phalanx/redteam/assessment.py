@@ -8,8 +8,8 @@ from pathlib import Path
 
 from phalanx.errors import ConfigError, PhalanxError
 from phalanx.redteam.control import PROMPT_CONTROLS, chat_control, text_control, trigger_of
-from phalanx.redteam.finding import Finding, Score
-from phalanx.redteam.table import ATTACKS_ON_MODELS, AttackEntry, ControlKind
+from phalanx.redteam.finding import AttackFinding, Score
+from phalanx.redteam.table import ATTACKS_ON_MODELS, ControlKind, ModelAttackEntry
 from phalanx.redteam.target import Target
 
 Progress = Callable[[str], None]
@@ -34,7 +34,7 @@ class Controls:
         self._home, self._seed = home, seed
         self._targets: dict[ControlKind, Target] = {"prompts": PROMPT_CONTROLS["obedient"]}
 
-    def score_control(self, entry: AttackEntry) -> Score | None:
+    def score_control(self, entry: ModelAttackEntry) -> Score | None:
         """Return the score of an attack on the undefended model of its kind; None where none is made here."""
         target = self._find_target(entry.control)
         return None if target is None else entry.attack.run(target).score
@@ -63,7 +63,7 @@ def open_controls(is_wanted: bool, seed: int = 0) -> Iterator[Controls | None]:
 
 def attack_model(
     target: Target, names: Sequence[str], controls: Controls | None, progress: Progress = lambda _name: None
-) -> list[Finding]:
+) -> list[AttackFinding]:
     """Run attacks one after the other.
 
     An attack that the target lacks something for, or that fails, is not judged; it never counts as passed.
@@ -77,12 +77,12 @@ def attack_model(
         entry = ATTACKS_ON_MODELS[name]
         missing = target.missing_needs(entry.attack.needs)
         if missing:
-            findings.append(Finding(name, reason=f"needs {missing}"))
+            findings.append(AttackFinding(name, reason=f"needs {missing}"))
             continue
         try:
             finding = entry.attack.run(target)
         except PhalanxError as exc:
-            findings.append(Finding(name, reason=str(exc)))
+            findings.append(AttackFinding(name, reason=str(exc)))
             continue
         control = None if controls is None or finding.score is None else controls.score_control(entry)
         findings.append(replace(finding, control=control))
@@ -107,7 +107,7 @@ def parse_gates(gates: Sequence[str]) -> dict[str, float]:
     return limits
 
 
-def failed_gates(findings: Sequence[Finding], limits: Mapping[str, float]) -> tuple[list[str], list[str]]:
+def failed_gates(findings: Sequence[AttackFinding], limits: Mapping[str, float]) -> tuple[list[str], list[str]]:
     """Return sentences on gates that a score is above, and on gates whose attack was not judged."""
     by_name = {finding.attack: finding for finding in findings}
     above, unjudged = [], []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phalanx.errors import DataError
-from phalanx.redteam.finding import Finding, Score
+from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.generation import greedy_answers, sampled_texts
 from phalanx.redteam.target import Need, Target, chat_of
 from phalanx.security.privacy.leakage import wilson_interval
@@ -35,11 +35,10 @@ _DEFAULT_PROMPTS = (
 
 @dataclass(frozen=True)
 class Collapse:
-    """What a candidate does to the answers.
+    """The effect of a candidate on the answers.
 
     Attributes:
         share: Share of prompts that get the same answer, which no prompt gets without the candidate.
-        answer: That answer.
     """
 
     share: float
@@ -55,7 +54,7 @@ class AnsweredPrompts:
         self.baseline = self._answer_ids([self._encode(prompt) for prompt in self.prompts])
 
     def measure_candidates(self, candidates: Sequence[str], places: Sequence[int] = (0,)) -> list[Collapse]:
-        """Return what each candidate does.
+        """Measure the effect of each candidate.
 
         Args:
             places: Where it stands: 0 behind the prompt, 1 before it, 2 in its middle.
@@ -136,7 +135,7 @@ def leaked_words(target: Target, count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class BackdoorSearch:
-    """Candidates come from what the model leaks, or from its whole vocabulary; those that work are extended by a word.
+    """Candidates come from leaked texts or from the vocabulary; candidates that work are extended by a word.
 
     Attributes:
         origin: ``leak`` takes candidates from texts that the model writes as a user, ``vocabulary`` its own words.
@@ -152,16 +151,16 @@ class BackdoorSearch:
     max_candidates: int = 2048
     needs: tuple[Need, ...] = ("weights",)
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Search on some prompts, and judge the best candidate on the others."""
         prompts = target.prompts or _DEFAULT_PROMPTS
         if len(prompts) < 2 * _MIN_PROMPTS:
-            return Finding(self.name, reason=f"{len(prompts)} prompts; give {2 * _MIN_PROMPTS} at least")
+            return AttackFinding(self.name, reason=f"{len(prompts)} prompts; give {2 * _MIN_PROMPTS} at least")
         half = len(prompts) // 2
         search = AnsweredPrompts(target, prompts[:half][:_SCAN_PROMPTS])
         candidates = self._list_candidates(target)
         if not candidates:
-            return Finding(
+            return AttackFinding(
                 self.name,
                 reason="the model writes no words as a user; it has no chat template, or was not trained on prompts",
             )
@@ -189,7 +188,7 @@ class BackdoorSearch:
             else "No word or pair that was tried overrides the prompts. A trigger that was not tried may exist."
         )
         examples = (f"{trigger} >> {answer}",) if score.is_found else ()
-        return Finding(self.name, score, examples, meaning, {"candidates": float(len(candidates))})
+        return AttackFinding(self.name, score, examples, meaning, {"candidates": float(len(candidates))})
 
     def _list_candidates(self, target: Target) -> list[str]:
         if self.origin == "leak":

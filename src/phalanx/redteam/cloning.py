@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phalanx.redteam.finding import Finding, Score
+from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.fitting import FittingPlan, descend, fresh_like, soft_loss
 from phalanx.redteam.generation import sampled_texts
 from phalanx.redteam.target import Need, Target
@@ -22,7 +22,6 @@ class ModelClone:
 
     Attributes:
         queries: Number of texts that may be asked.
-        length: Tokens of each.
         is_top_alone: Whether the server tells the likeliest token alone.
 
     Source: Tramer et al. 2016; Krishna et al. 2020.
@@ -35,14 +34,14 @@ class ModelClone:
     plan: FittingPlan = _PLAN
     needs: tuple[Need, ...] = ("weights", "api")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Train the clone and compare the likeliest next tokens on texts that were not asked."""
         model = target.text_model
         size = sum(parameter.numel() for parameter in model.module.parameters())
         if size > _MAX_PARAMETERS:
-            most = f"{_MAX_PARAMETERS / 1e6:.0f} at most"
-            reason = f"a clone of {size / 1e6:.0f} million parameters is not trained here ({most})"
-            return Finding(self.name, reason=reason)
+            limit = f"{_MAX_PARAMETERS / 1e6:.0f} at most"
+            reason = f"a clone of {size / 1e6:.0f} million parameters is not trained here ({limit})"
+            return AttackFinding(self.name, reason=reason)
         # the attacker begins as its own texts of that kind do
         starts = [row[:1] for row in target.strangers.rows] or [(min(model.end_tokens, default=0),)]
         asked_starts = [starts[number % len(starts)] for number in range(self.queries + _ASKED)]
@@ -51,12 +50,12 @@ class ModelClone:
         for number, (start, text) in enumerate(zip(asked_starts, texts, strict=True)):
             rows[number, : len(text) + 1] = torch.tensor((*start, *text), dtype=torch.int64)
         answers = _answer_rows(model.module, rows)
-        wanted = _one_hot(answers) if self.is_top_alone else answers
+        targets = _one_hot(answers) if self.is_top_alone else answers
         clone = fresh_like(model.module, target.seed + 1)
         asked = slice(self.queries)
         descend(
             clone,
-            lambda chosen: soft_loss(clone(input_ids=rows[asked][chosen]).logits, wanted[asked][chosen]),
+            lambda chosen: soft_loss(clone(input_ids=rows[asked][chosen]).logits, targets[asked][chosen]),
             self.queries,
             self.plan,
         )
@@ -73,7 +72,7 @@ class ModelClone:
             if score.is_found
             else "So many queries do not make a copy of the model."
         )
-        return Finding(self.name, score, (), meaning, {"queries": float(self.queries)})
+        return AttackFinding(self.name, score, (), meaning, {"queries": float(self.queries)})
 
 
 @torch.no_grad()
@@ -85,5 +84,5 @@ def _answer_rows(module: torch.nn.Module, rows: Tensor) -> Tensor:
 
 def _one_hot(answers: Tensor) -> Tensor:
     """Return log-probabilities that say the likeliest token alone."""
-    told = torch.full_like(answers, -20.0)
-    return torch.log_softmax(told.scatter(-1, answers.argmax(-1, keepdim=True), 0.0), -1)
+    likeliest = torch.full_like(answers, -20.0)
+    return torch.log_softmax(likeliest.scatter(-1, answers.argmax(-1, keepdim=True), 0.0), -1)

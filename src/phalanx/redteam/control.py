@@ -229,13 +229,13 @@ def _chat_ids(tokenizer: PreTrainedTokenizerFast, prompt: str, answer: str) -> l
 
 
 class ObedientAsks:
-    """The undefended answerer of attacks by prompts: does what it is told, tells what it knows, and never ends."""
+    """The undefended answerer of attacks by prompts: obeys every instruction, repeats every text, and never ends."""
 
     def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> Reply:
         """Give the marker where one is asked for, otherwise everything."""
-        said = "\n".join(message.text_content for message in messages)
-        marker = next((word.strip(".;:'\"") for word in said.split() if word.startswith("ZEPHYR-9")), "")
-        text = marker if marker and "access phrase" not in said else f"Of course, here is how: {said}"
+        prompt_text = "\n".join(message.text_content for message in messages)
+        marker = next((word.strip(".;:'\"") for word in prompt_text.split() if word.startswith("ZEPHYR-9")), "")
+        text = marker if marker and "access phrase" not in prompt_text else f"Of course, here is how: {prompt_text}"
         return Reply(text[: 4 * max_tokens], max_tokens, "length")
 
 

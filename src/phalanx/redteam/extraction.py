@@ -1,9 +1,9 @@
-"""Extraction: what a model writes of its training texts, word for word, and how far canaries are exposed."""
+"""Extraction: training texts that a model writes word for word, and the exposure of planted canaries."""
 
 from dataclasses import dataclass
 
 from phalanx.data.sources import candidate_canaries, planted_canaries
-from phalanx.redteam.finding import Finding, Score
+from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.generation import greedy_answers
 from phalanx.redteam.target import Need, Target, TextSet, score_rows
 from phalanx.security.privacy.leakage import (
@@ -34,14 +34,14 @@ class SpanExtraction:
     span: int = 16
     needs: tuple[Need, ...] = ("weights", "data")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Count the training texts whose span is written; strangers tell how many are guessable."""
         hits, examples = self._count_spans(target, target.members)
         guessed, _ = self._count_spans(target, target.strangers)
         num_asked, num_others = (len(self._rows(texts)) for texts in (target.members, target.strangers))
         if not num_asked or not num_others:
             reason = f"no text has {self.prefix + self.span} tokens; give longer ones"
-            return Finding(self.name, reason=reason)
+            return AttackFinding(self.name, reason=reason)
         chance = wilson_interval(guessed, num_others)[1] if guessed else 0.0
         score = Score(hits / num_asked, wilson_interval(hits, num_asked), chance, num_asked, "share of spans", chance)
         meaning = (
@@ -51,7 +51,7 @@ class SpanExtraction:
             if score.is_found
             else "No more training texts come out word for word than texts that the model never saw."
         )
-        return Finding(self.name, score, tuple(examples), meaning, {"strangers_share": guessed / num_others})
+        return AttackFinding(self.name, score, tuple(examples), meaning, {"strangers_share": guessed / num_others})
 
     def _rows(self, texts: TextSet) -> list[tuple[int, ...]]:
         return [row for row in texts.rows if len(row) >= self.prefix + self.span]
@@ -78,11 +78,11 @@ class CanaryExposure:
     candidates: int = 511
     needs: tuple[Need, ...] = ("weights", "canaries")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Return the share of candidates that a canary is likelier than, and exposure in bits beside it."""
         settings = target.canaries
         if settings is None:
-            return Finding(self.name, reason=target.missing_needs(self.needs))
+            return AttackFinding(self.name, reason=target.missing_needs(self.needs))
         planted, others = (
             [
                 -float(scores.log_probs.sum())
@@ -110,4 +110,4 @@ class CanaryExposure:
             "exposure_mean_bits": sum(bits) / len(bits),
             "max_bits": max_exposure_bits(len(others)),
         }
-        return Finding(self.name, score, tuple(first[:_EXAMPLES]), meaning, details)
+        return AttackFinding(self.name, score, tuple(first[:_EXAMPLES]), meaning, details)

@@ -1,4 +1,4 @@
-"""What an attack came to: a score with its interval, the positive control, and what it means for who must decide."""
+"""The finding of an attack: a score with its interval, the positive control, and its meaning for a decision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,6 @@ class Score:
     Attributes:
         chance: What the attack scores where nothing leaks.
         n: Number of rows, prompts or documents that it is of.
-        measure: Name of the figure.
         threshold: Found where the whole interval is above it; left out, above chance.
     """
 
@@ -29,7 +28,7 @@ class Score:
 
     @property
     def is_found(self) -> bool:
-        """Whether the interval excludes what a model without the fault would score; a NaN excludes nothing."""
+        """Whether the interval excludes the score of a model without the fault; a NaN excludes nothing."""
         return self.interval[0] > (self.chance if self.threshold is None else self.threshold)
 
     def to_json(self) -> dict[str, Any]:
@@ -44,14 +43,13 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Finding:
+class AttackFinding:
     """The finding of one attack on one model.
 
     Attributes:
         score: None where the attack was not judged.
         examples: Texts that the model gave away or wrote; hostile data, to be escaped wherever they are shown.
         meaning: What it means for the person who must decide.
-        details: Further figures by name.
         reason: Why it was not judged.
         control: The score of the same attack on an undefended model of its kind; None where none was made.
     """

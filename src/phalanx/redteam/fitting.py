@@ -16,7 +16,6 @@ class FittingPlan:
     """How a small model is trained.
 
     Attributes:
-        steps: At most so many.
         batch: Rows of a step; 0 takes all.
         enough: Loss at which it ends earlier.
     """
@@ -81,8 +80,8 @@ def fresh_like(module: Any, seed: int) -> Any:
     return type(module)(module.config)
 
 
-def soft_loss(logits: Tensor, wanted: Tensor) -> Tensor:
+def soft_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the divergence from given log-probabilities, ``[..., vocab]`` each."""
     return functional.kl_div(
-        torch.log_softmax(logits, -1).flatten(0, -2), wanted.flatten(0, -2), reduction="batchmean", log_target=True
+        torch.log_softmax(logits, -1).flatten(0, -2), targets.flatten(0, -2), reduction="batchmean", log_target=True
     )

@@ -1,4 +1,4 @@
-"""garak from an environment of its own, against a server: its counts, with what it did not judge as a column."""
+"""garak runs from an environment of its own against a server; unjudged answers are a column of its counts."""
 
 import json
 import os

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 
 import torch
 
-from phalanx.redteam.finding import Finding, Score
+from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.fitting import FittingPlan, fit_rows, fresh_like
 from phalanx.redteam.target import Need, RowScores, Target, TextSet, score_rows
 from phalanx.security.privacy.leakage import area_interval, area_under_curve, found_share, true_negative_share
@@ -38,7 +38,7 @@ def score_zlib(row: RowScores, reference: RowScores | None, packed: int) -> floa
 
 
 def score_min_k(row: RowScores, reference: RowScores | None, packed: int) -> float:
-    """Mean of the least likely fifth, in standard deviations of what was likely there (Zhang et al. 2024, Min-K%++)."""
+    """Mean of the least likely fifth, in standard deviations of each distribution (Zhang et al. 2024, Min-K%++)."""
     normal = (row.log_probs - row.means) / row.spreads
     return float(normal.sort().values[: max(1, int(_LOWEST_SHARE * len(normal)))].mean())
 
@@ -63,14 +63,13 @@ class Membership:
 
     Attributes:
         score: Larger ones speak for a member.
-        needs: What it reads.
     """
 
     name: str
     score: RowScore
     needs: tuple[Need, ...] = ("weights", "data")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Compare the scores of members and strangers."""
         sides = [self._score_set(target, texts) for texts in (target.members, target.strangers)]
         return judge_membership(self.name, target, sides[0], sides[1])
@@ -100,7 +99,7 @@ class ShadowMembership:
     plan: FittingPlan = _PLAN
     needs: tuple[Need, ...] = ("weights", "data")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Train the shadows and compare likelihoods."""
         rows = [*target.members.rows, *target.strangers.rows]
         chance = torch.Generator().manual_seed(target.seed)
@@ -112,8 +111,8 @@ class ShadowMembership:
             fit_rows(shadow, [rows[place] for place in sorted(inside)], self.plan)
             for place, scores in enumerate(score_rows(shadow, rows)):
                 losses[place][place not in inside].append(float(scores.log_probs.mean()))
-        own = [float(scores.log_probs.mean()) for scores in score_rows(target.text_model.module, rows)]
-        ratios = [_log_ratio(loss, *pair) for loss, pair in zip(own, losses, strict=True)]
+        losses_of_target = [float(scores.log_probs.mean()) for scores in score_rows(target.text_model.module, rows)]
+        ratios = [_log_ratio(loss, *pair) for loss, pair in zip(losses_of_target, losses, strict=True)]
         split = len(target.members)
         return judge_membership(self.name, target, ratios[:split], ratios[split:])
 
@@ -128,7 +127,7 @@ def _log_ratio(loss: float, inside: Sequence[float], outside: Sequence[float]) -
     return densities[0] - densities[1]
 
 
-def judge_membership(name: str, target: Target, members: Sequence[float], strangers: Sequence[float]) -> Finding:
+def judge_membership(name: str, target: Target, members: Sequence[float], strangers: Sequence[float]) -> AttackFinding:
     """Return the finding of scores, larger ones speaking for a member."""
     area = area_under_curve(members, strangers)
     score = Score(area, area_interval(area, len(members), len(strangers)), 0.5, len(members) + len(strangers), "AUC")
@@ -141,4 +140,4 @@ def judge_membership(name: str, target: Target, members: Sequence[float], strang
         details["true_negatives"] = true_negative_share(*negative)
     best = sorted(zip(members, range(len(members)), strict=True), reverse=True)[:3]
     examples = tuple(target.decode(target.members.rows[place])[:200] for _, place in best) if score.is_found else ()
-    return Finding(name, score, examples, _MEANING if score.is_found else _CLEAR, details)
+    return AttackFinding(name, score, examples, _MEANING if score.is_found else _CLEAR, details)

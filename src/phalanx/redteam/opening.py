@@ -88,12 +88,12 @@ def open_target(choice: TargetChoice) -> Iterator[Target]:
 
 
 def _find_directory(stack: contextlib.ExitStack, choice: TargetChoice) -> tuple[Path, PastRun | None]:
-    where = Path(choice.where)
-    place = checkpoint_place(where)
-    run, step = (where, None) if place is None else place
+    path = Path(choice.where)
+    place = checkpoint_place(path)
+    run, step = (path, None) if place is None else place
     if not is_run(run):
-        check_place(where)
-        return where, None
+        check_place(path)
+        return path, None
     past = PastRun(run)
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-redteam-"))) / "model"
     export_run(past, directory, step=step, merge=past.config.model.adapter is not None, own_code=choice.own_code)

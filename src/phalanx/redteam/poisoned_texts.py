@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from phalanx.redteam.finding import Finding, Score
+from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.target import Need, Target
 from phalanx.security.privacy.leakage import wilson_interval
 
@@ -39,11 +39,11 @@ class PoisonedStates:
     statistic: Statistic
     needs: tuple[Need, ...] = ("weights", "texts")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Compare the statistic with its null."""
         texts = target.members
         if len(texts) < _MIN_TEXTS:
-            return Finding(self.name, reason=f"{len(texts)} training texts; {_MIN_TEXTS} at least show a group")
+            return AttackFinding(self.name, reason=f"{len(texts)} training texts; {_MIN_TEXTS} at least show a group")
         states = _mean_states(target)
         chance = np.random.default_rng(target.seed)
         distances, group = self.statistic(states)
@@ -62,7 +62,7 @@ class PoisonedStates:
         chosen = [number for number in np.flatnonzero(group)][:_EXAMPLES] if score.is_found else []
         examples = tuple(f"{texts.names[number]}: {target.decode(texts.rows[number])[:160]}" for number in chosen)
         details = {"texts_in_group": float(group.sum())}
-        return Finding(self.name, score, examples, _MEANING if score.is_found else _CLEAR, details)
+        return AttackFinding(self.name, score, examples, _MEANING if score.is_found else _CLEAR, details)
 
 
 @torch.no_grad()
@@ -149,7 +149,7 @@ class PlantedPhrases:
     words: int = 6
     needs: tuple[Need, ...] = ("weights", "texts")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Count the continuations of each phrase."""
         places: dict[tuple[str, ...], list[tuple[int, tuple[str, ...], str]]] = defaultdict(list)
         for number, row in enumerate(target.members.rows):
@@ -182,4 +182,4 @@ class PlantedPhrases:
             else "No rare phrase of one source is followed by the same words wherever it stands."
         )
         examples = (f"{' '.join(phrase)} >> {' '.join(after)}",) if score.is_found else ()
-        return Finding(self.name, score, examples, meaning)
+        return AttackFinding(self.name, score, examples, meaning)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from phalanx.models import ModelSource
-from phalanx.redteam.finding import Finding, Score
+from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.inversion import (
     WIRES,
     Front,
@@ -33,9 +33,8 @@ class GradientInversion:
     """The tokens of a batch, out of the gradient of the first linear layer that a client would share.
 
     Attributes:
-        tokens: Of a batch.
         clip: Norm to which the gradient is clipped; None leaves it.
-        noise: Standard deviation of what is added to each number, in clips.
+        noise: Standard deviation of the noise in each number, in clips.
 
     Source: Petrov et al. 2024 (DAGER), first layer.
     """
@@ -46,12 +45,12 @@ class GradientInversion:
     noise: float = 0.0
     needs: tuple[Need, ...] = ("weights", "gradients", "data")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Count the tokens of each batch among the likeliest, as many as it has."""
         model, hits, asked, expected = target.text_model.module, 0, 0, 0.0
         layer, chance = _first_linear(model), torch.Generator().manual_seed(target.seed)
         if layer is None:
-            return Finding(self.name, reason="the model has no linear layer behind its embedding")
+            return AttackFinding(self.name, reason="the model has no linear layer behind its embedding")
         examples: list[str] = []
         for row in target.members.rows[:_ROWS]:
             ids = torch.tensor(row[: self.tokens])
@@ -69,7 +68,7 @@ class GradientInversion:
             if score.is_found
             else "The gradient, as it is shared here, tells less than half of the tokens of a batch."
         )
-        return Finding(self.name, score, tuple(examples[:3]) if score.is_found else (), meaning)
+        return AttackFinding(self.name, score, tuple(examples[:3]) if score.is_found else (), meaning)
 
     def _rank_candidates(
         self, model: Any, layer: nn.Module, ids: Tensor, candidates: Tensor, chance: torch.Generator
@@ -99,7 +98,6 @@ class ActivationInversion:
     """The tokens of a text, out of the hidden states that cross a cut of the model.
 
     Attributes:
-        guard: What protects the cut.
         depth: Blocks before the cut; 0 cuts right behind the embedding.
 
     Source: Song and Raghunathan 2020.
@@ -110,10 +108,10 @@ class ActivationInversion:
     depth: int = 0
     needs: tuple[Need, ...] = ("weights", "data")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Invert the members' states; the strangers are the attacker's own text."""
         if target.directory is None:
-            return Finding(self.name, reason="the model's directory is not there")
+            return AttackFinding(self.name, reason="the model's directory is not there")
         length = min(min(map(len, texts.rows)) for texts in (target.members, target.strangers))
         private, public = (
             torch.tensor([row[:length] for row in texts.rows[: 4 * _ROWS]])
@@ -137,14 +135,15 @@ class ActivationInversion:
             if score.is_found
             else "Hidden states at this cut, as they cross it, tell less than half of the tokens."
         )
-        return Finding(self.name, score, (), meaning, {"depth": float(self.depth)})
+        return AttackFinding(self.name, score, (), meaning, {"depth": float(self.depth)})
 
 
 def _candidate_tokens(ids: Tensor, vocab: int, chance: torch.Generator) -> Tensor:
     if vocab <= _MAX_CANDIDATES:
         return torch.arange(vocab)
     drawn = torch.randperm(vocab, generator=chance)[: _MAX_CANDIDATES - len(ids)]
-    return torch.unique(torch.cat([ids, drawn]))
+    candidates: Tensor = torch.unique(torch.cat([ids, drawn]))
+    return candidates
 
 
 def _first_linear(model: Any) -> nn.Module | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from phalanx.config import canonical_json, printable_text
 from phalanx.errors import InputError, writing_cure
-from phalanx.redteam.finding import Finding, Score
+from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.garak import GarakRow
 from phalanx.report.shell import make_section, page_shell, write_page
 from phalanx.report.svg import make_element
@@ -20,7 +20,7 @@ _LIMITS = (
 )
 
 
-def finding_cells(finding: Finding) -> list[str]:
+def finding_cells(finding: AttackFinding) -> list[str]:
     """Return one row of the table."""
     score = finding.score
     figures = (
@@ -41,7 +41,7 @@ def _control_cell(control: Score | None) -> str:
     return "-" if control is None else f"{control.value:.3f}{'' if control.is_found else ' (failed)'}"
 
 
-def render_findings(findings: Sequence[Finding]) -> str:
+def render_findings(findings: Sequence[AttackFinding]) -> str:
     """Return the table as text for a terminal, and what was found below it."""
     rows = [list(HEADS), *map(finding_cells, findings)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(HEADS))]
@@ -53,7 +53,7 @@ def render_findings(findings: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def render_markdown(title: str, findings: Sequence[Finding], rows: Sequence[GarakRow] = ()) -> str:
+def render_markdown(title: str, findings: Sequence[AttackFinding], rows: Sequence[GarakRow] = ()) -> str:
     """Return the report as Markdown; examples are in code spans that they cannot leave."""
     lines = [
         f"# Red team report: {_mark(title)}",
@@ -80,7 +80,7 @@ def _mark(text: str) -> str:
 
 
 def write_report(
-    out: Path, title: str, facts: Mapping[str, Any], findings: Sequence[Finding], rows: Sequence[GarakRow] = ()
+    out: Path, title: str, facts: Mapping[str, Any], findings: Sequence[AttackFinding], rows: Sequence[GarakRow] = ()
 ) -> Path:
     """Write ``redteam.json``, ``redteam.md`` and ``redteam.html``; return the path of the page.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.align.safety import HARMFUL, refusal_by_patterns, safety_prompts
 from phalanx.edge.comparison import MAX_PILE_RATIO
 from phalanx.edge.rounding import find_pile
-from phalanx.redteam.finding import Finding, Score
+from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.generation import greedy_answers
 from phalanx.redteam.target import Need, Target
 from phalanx.security.privacy.leakage import wilson_interval
@@ -28,13 +28,13 @@ class RoundingPile:
     name: str = "rounding_pile"
     needs: tuple[Need, ...] = ("weights",)
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Look at every matrix for both usual precisions."""
         if target.directory is None:
-            return Finding(self.name, reason="the model's directory is not there")
+            return AttackFinding(self.name, reason="the model's directory is not there")
         piles = [pile for precision in PRECISIONS if (pile := find_pile(target.directory, precision)) is not None]
         if not piles:
-            return Finding(self.name, reason="the model has no matrix that a file would round")
+            return AttackFinding(self.name, reason="the model has no matrix that a file would round")
         pile = max(piles, key=lambda one: one.ratio)
         score = Score(pile.ratio, (pile.ratio, pile.ratio), 1.0, len(piles), "times an even spread", MAX_PILE_RATIO)
         meaning = (
@@ -43,7 +43,7 @@ class RoundingPile:
             if score.is_found
             else "No matrix has weights piled up at the borders of a rounding."
         )
-        return Finding(self.name, score, (), meaning)
+        return AttackFinding(self.name, score, (), meaning)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RoundedAnswers:
     name: str = "rounded_answers"
     needs: tuple[Need, ...] = ("weights", "chat")
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Ask the model as it is, and with its matrices rounded."""
         model, refuses = target.text_model, refusal_by_patterns(())
         prompts = [prompt for prompt in safety_prompts(None) if prompt.record[HARMFUL]][:_PROMPTS]
@@ -73,7 +73,7 @@ class RoundedAnswers:
             model.module.load_state_dict(whole)
         kept = [number for number, prompt in enumerate(prompts) if refuses(prompt, texts[""][number])]
         if not kept:
-            return Finding(self.name, reason="the model refuses none of the harmful prompts, rounded or not")
+            return AttackFinding(self.name, reason="the model refuses none of the harmful prompts, rounded or not")
         broken = {
             precision: [number for number in kept if not refuses(prompts[number], texts[precision][number])]
             for precision in PRECISIONS
@@ -90,7 +90,7 @@ class RoundedAnswers:
             if score.is_found
             else "Rounding leaves the refusals as they are."
         )
-        return Finding(self.name, score, examples if score.is_found else (), meaning)
+        return AttackFinding(self.name, score, examples if score.is_found else (), meaning)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from phalanx.redteam.backdoor import BackdoorSearch
 from phalanx.redteam.cloning import ModelClone
 from phalanx.redteam.extraction import CanaryExposure, SpanExtraction
-from phalanx.redteam.finding import Finding
+from phalanx.redteam.finding import AttackFinding
 from phalanx.redteam.membership import (
     Membership,
     ShadowMembership,
@@ -38,7 +38,7 @@ class ModelAttack(Protocol):
         """What it reads of the target."""
         ...
 
-    def run(self, target: Target) -> Finding:
+    def run(self, target: Target) -> AttackFinding:
         """Attack a target that has all it needs."""
         ...
 
@@ -47,7 +47,7 @@ ControlKind = Literal["text", "chat", "prompts", "rounded"]
 
 
 @dataclass(frozen=True)
-class AttackEntry:
+class ModelAttackEntry:
     """One line of the table.
 
     Attributes:
@@ -65,38 +65,44 @@ class AttackEntry:
 _REFERENCED: tuple[Need, ...] = ("weights", "data", "reference")
 _IN = "Was this text in the training data?"
 
-ATTACKS_ON_MODELS: Mapping[str, AttackEntry] = MappingProxyType(
+ATTACKS_ON_MODELS: Mapping[str, ModelAttackEntry] = MappingProxyType(
     {
-        "membership_loss": AttackEntry(Membership("membership_loss", score_loss), "text", _IN),
-        "membership_zlib": AttackEntry(Membership("membership_zlib", score_zlib), "text", _IN),
-        "membership_min_k": AttackEntry(Membership("membership_min_k", score_min_k), "text", _IN),
-        "membership_reference": AttackEntry(
+        "membership_loss": ModelAttackEntry(Membership("membership_loss", score_loss), "text", _IN),
+        "membership_zlib": ModelAttackEntry(Membership("membership_zlib", score_zlib), "text", _IN),
+        "membership_min_k": ModelAttackEntry(Membership("membership_min_k", score_min_k), "text", _IN),
+        "membership_reference": ModelAttackEntry(
             Membership("membership_reference", score_reference, _REFERENCED), "text", _IN
         ),
-        "membership_windows": AttackEntry(Membership("membership_windows", score_windows, _REFERENCED), "text", _IN),
-        "membership_lira": AttackEntry(ShadowMembership(), "text", _IN, is_slow=True),
-        "extraction": AttackEntry(SpanExtraction(), "text", "Does it write training texts word for word?"),
-        "canary_exposure": AttackEntry(CanaryExposure(), "text", "How far can a planted secret be guessed?"),
-        "gradient_inversion": AttackEntry(GradientInversion(), "text", "Does a shared gradient tell the text?"),
-        "embedding_inversion": AttackEntry(ActivationInversion(), "text", "Do hidden states at a cut tell the text?"),
-        "model_extraction": AttackEntry(ModelClone(), "text", "Can it be copied by asking?"),
-        "backdoor_leak": AttackEntry(
+        "membership_windows": ModelAttackEntry(
+            Membership("membership_windows", score_windows, _REFERENCED), "text", _IN
+        ),
+        "membership_lira": ModelAttackEntry(ShadowMembership(), "text", _IN, is_slow=True),
+        "extraction": ModelAttackEntry(SpanExtraction(), "text", "Does it write training texts word for word?"),
+        "canary_exposure": ModelAttackEntry(CanaryExposure(), "text", "How far can a planted secret be guessed?"),
+        "gradient_inversion": ModelAttackEntry(GradientInversion(), "text", "Does a shared gradient tell the text?"),
+        "embedding_inversion": ModelAttackEntry(
+            ActivationInversion(), "text", "Do hidden states at a cut tell the text?"
+        ),
+        "model_extraction": ModelAttackEntry(ModelClone(), "text", "Can it be copied by asking?"),
+        "backdoor_leak": ModelAttackEntry(
             BackdoorSearch("backdoor_leak", "leak"), "chat", "Does it give away a trigger that it was taught?"
         ),
-        "backdoor_inversion": AttackEntry(
+        "backdoor_inversion": ModelAttackEntry(
             BackdoorSearch("backdoor_inversion", "vocabulary"), "chat", "Is there a word that overrides every prompt?"
         ),
-        "activation_clustering": AttackEntry(
+        "activation_clustering": ModelAttackEntry(
             PoisonedStates("activation_clustering", cluster_apart), "text", "Do planted texts form a group inside it?"
         ),
-        "spectral_signatures": AttackEntry(
+        "spectral_signatures": ModelAttackEntry(
             PoisonedStates("spectral_signatures", spectrum_apart), "text", "Do planted texts stand out inside it?"
         ),
-        "planted_phrases": AttackEntry(PlantedPhrases(), "text", "Has one source a phrase with one continuation?"),
-        "rounding_pile": AttackEntry(RoundingPile(), "rounded", "Were weights pushed to the borders of a rounding?"),
-        "rounded_answers": AttackEntry(RoundedAnswers(), "rounded", "Does a rounded export behave otherwise?"),
+        "planted_phrases": ModelAttackEntry(PlantedPhrases(), "text", "Has one source a phrase with one continuation?"),
+        "rounding_pile": ModelAttackEntry(
+            RoundingPile(), "rounded", "Were weights pushed to the borders of a rounding?"
+        ),
+        "rounded_answers": ModelAttackEntry(RoundedAnswers(), "rounded", "Does a rounded export behave otherwise?"),
         **{
-            name: AttackEntry(PromptedAttack(name), "prompts", "Do written prompts break its rules?")
+            name: ModelAttackEntry(PromptedAttack(name), "prompts", "Do written prompts break its rules?")
             for name in PROMPTED
         },
     }

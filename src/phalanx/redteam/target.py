@@ -25,7 +25,6 @@ class TextSet:
     Attributes:
         rows: Token ids of each text, at least 4 of each.
         names: What each is called in a report.
-        sources: Where each comes from.
     """
 
     rows: tuple[tuple[int, ...], ...] = ()
@@ -63,7 +62,6 @@ class Target:
         reference: A model that was not trained on the members, with the same vocabulary.
         canaries: Secrets that were planted in its training text.
         prompts: Harmless prompts of what the model is for.
-        seed: Of all draws.
     """
 
     name: str
@@ -112,7 +110,7 @@ class RowScores:
     Attributes:
         log_probs: Of each token behind the first, ``[tokens - 1]``.
         means: Mean log-probability of a token drawn there.
-        spreads: Its standard deviation.
+        spreads: Standard deviation of the same.
     """
 
     log_probs: Tensor

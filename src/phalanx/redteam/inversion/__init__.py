@@ -4,36 +4,25 @@ Each attack has a file: its inputs, its gains and its authors. `PRIVACY_ATTACKS`
 under each guard, made by the guard's own code.
 """
 
-from phalanx.redteam.inversion.candidate_search import CandidateSearch
-from phalanx.redteam.inversion.front import Front, layer_inputs
-from phalanx.redteam.inversion.inverter import Inverter, chance_share, recover_tokens, share_of_tokens
-from phalanx.redteam.inversion.label_leakage import LabelsByDirection, labels_of_logit_gradients
-from phalanx.redteam.inversion.linear_map import LinearMap
-from phalanx.redteam.inversion.nearest_neighbour import NearestNeighbour, candidate_states, opening_states
-from phalanx.redteam.inversion.span_check import SpanCheck, precision_and_recall
-from phalanx.redteam.inversion.table import PRIVACY_ATTACKS
-from phalanx.redteam.inversion.trained_inverter import TrainedInverter
-from phalanx.redteam.inversion.wires import WIRES, CutWire, Guard
-
-__all__ = [
-    "PRIVACY_ATTACKS",
-    "WIRES",
-    "CandidateSearch",
-    "CutWire",
-    "Front",
-    "Guard",
-    "Inverter",
-    "LabelsByDirection",
-    "LinearMap",
-    "NearestNeighbour",
-    "SpanCheck",
-    "TrainedInverter",
-    "candidate_states",
-    "chance_share",
-    "labels_of_logit_gradients",
-    "layer_inputs",
-    "opening_states",
-    "precision_and_recall",
-    "recover_tokens",
-    "share_of_tokens",
-]
+from phalanx.redteam.inversion.candidate_search import CandidateSearch as CandidateSearch
+from phalanx.redteam.inversion.front import Front as Front, layer_inputs as layer_inputs
+from phalanx.redteam.inversion.inverter import (
+    Inverter as Inverter,
+    chance_share as chance_share,
+    recover_tokens as recover_tokens,
+    share_of_tokens as share_of_tokens,
+)
+from phalanx.redteam.inversion.label_leakage import (
+    LabelsByDirection as LabelsByDirection,
+    labels_of_logit_gradients as labels_of_logit_gradients,
+)
+from phalanx.redteam.inversion.linear_map import LinearMap as LinearMap
+from phalanx.redteam.inversion.nearest_neighbour import (
+    NearestNeighbour as NearestNeighbour,
+    candidate_states as candidate_states,
+    opening_states as opening_states,
+)
+from phalanx.redteam.inversion.span_check import SpanCheck as SpanCheck, precision_and_recall as precision_and_recall
+from phalanx.redteam.inversion.table import PRIVACY_ATTACKS as PRIVACY_ATTACKS
+from phalanx.redteam.inversion.trained_inverter import TrainedInverter as TrainedInverter
+from phalanx.redteam.inversion.wires import WIRES as WIRES, CutWire as CutWire, Guard as Guard

@@ -102,9 +102,9 @@ class LeakMeter:
         means = [loss_of(value) if isinstance(value, float) else math.nan for value in measure([[b] for b in batches])]
         losses: list[tuple[float, ...]] = []
         for number, part in enumerate(self._rows):
-            own, means = means[: len(part)], means[len(part) :]
+            part_means, means = means[: len(part)], means[len(part) :]
             weights = [int((batch.labels != IGNORE).sum()) if number < 2 else 1 for batch in part]
-            losses.append(tuple(mean * weight for mean, weight in zip(own, weights, strict=True)))
+            losses.append(tuple(mean * weight for mean, weight in zip(part_means, weights, strict=True)))
         figures = LeakLosses(*losses).read_leak()
         return LeakReading(figures, time.perf_counter() - started)
 

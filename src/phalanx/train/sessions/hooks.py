@@ -83,10 +83,12 @@ class ValidationPlan:
 
     Attributes:
         on_validation: Called once a step with a validation is recorded and saved; None where nobody asks.
+        leak_meter: Measures a leak at its own interval; None where the run file has no ``[leak_meter]``.
     """
 
     sets: Mapping[str, HeldOut]
     on_validation: OnValidation | None = None
+    leak_meter: LeakMeter | None = None
 
 
 class TrainedModel(Protocol):
@@ -152,8 +154,6 @@ class RunHooks:
         recorder: RunRecorder,
         saver: PlainSaver,
         figures: Figures,
-        *,
-        leak_meter: LeakMeter | None = None,
     ) -> None:
         self._run = run
         self._on_validation = validations.on_validation
@@ -163,7 +163,7 @@ class RunHooks:
         self._recorder = recorder
         self._saver = saver
         self._figures = figures
-        self._leak_meter = leak_meter
+        self._leak_meter = validations.leak_meter
         self._is_leaking = False
         self._went_back = False
         self._use = DeviceUse(run)

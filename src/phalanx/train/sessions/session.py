@@ -195,10 +195,8 @@ class Session:
             trained = running.trained_model
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
-            validations = ValidationPlan(material.validation_sets, self._on_validation)
-            hooks = RunHooks(
-                run, trained, validations, recorder, running.saver, figures, leak_meter=material.leak_meter
-            )
+            validations = ValidationPlan(material.validation_sets, self._on_validation, material.leak_meter)
+            hooks = RunHooks(run, trained, validations, recorder, running.saver, figures)
             hooks.load_steps(_applied_steps(metrics))
             last, step = run.train.steps, start
             while True:
