@@ -295,6 +295,7 @@ class BatchingEngine:
     def _run(self) -> None:
         with torch.inference_mode():
             while True:
+                self._drop_jobs()
                 with self._change:
                     while not (self._rows or self._waiting or self._embeddings or self._is_closing):
                         self._change.wait()
@@ -324,10 +325,13 @@ class BatchingEngine:
             self._reserved -= job.num_reserved
             job.rows = []
 
-    def _admit_jobs(self) -> None:
-        """Drop jobs that nobody waits for, and begin those for which there is room, in the order of their coming."""
+    def _drop_jobs(self) -> None:
+        """End jobs that nobody waits for; outside of the lock, for the end of a text may wait for checks of others."""
         for job in {row.job for row in self._rows if row.job.is_left}:
             self._end_job(job, None)
+
+    def _admit_jobs(self) -> None:
+        """Begin jobs for which there is room, in the order of their coming."""
         while self._waiting:
             job = self._waiting[0]
             has_rows = len(self._rows) + job.request.n <= self.settings.max_rows

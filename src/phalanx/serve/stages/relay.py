@@ -90,7 +90,7 @@ class StageRelay:
 
     Guarantees:
         A party is convicted where `judge_stage_bundle` convicts it by the records that are written as evidence, and
-        nowhere else. A text in which a conviction or a takeover shows a lie ends with an error. A text that was not
+        nowhere else; where the disk takes no evidence, it is taken out all the same, and its reason says so. A text in which a conviction or a takeover shows a lie ends with an error. A text that was not
         drawn may hold a lie: the log says which texts were.
     """
 
