@@ -66,8 +66,8 @@ def sees_difference(ask_victim, ask_attacker) -> bool:
 
 
 def make_asker(client, model: str):
-    def ask(prompt: str):
-        body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    def ask(prompt: str, **fields):
+        body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0, **fields}
         answer = client.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
         return answer.json()["usage"]
@@ -105,6 +105,17 @@ def test_of_prompts_the_same_owner_reuses_what_it_has_asked_and_another_owner_no
         fresh = "".join(rng.choices(LETTERS, k=420))
         own_askers["victim"](fresh)
         assert own_askers["other owner"](fresh)["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize("fields", [{"cache_salt": "b"}, {"cache_prompt": False}, {}])
+def test_clients_of_a_gateway_that_has_one_key_here_reuse_no_prompt_of_each_other(own_askers, fields):
+    prompt = "".join(random.Random(repr(fields)).choices(LETTERS, k=420))
+    asked = [own_askers["victim"](prompt, cache_salt="a") for _ in range(2)]
+
+    other = own_askers["victim"](prompt, **fields)
+
+    counts = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (*asked, other)]
+    assert [count > 64 for count in counts] == [False, True, False]
 
 
 @pytest.mark.slow

@@ -101,7 +101,9 @@ def test_a_receiver_whose_answer_does_not_end_holds_up_no_alert(tmp_path, monkey
             thread.join()
 
 
-@pytest.mark.parametrize("url", ["https://hooks.example.org:99999/", "https://hooks.example.org:x/", "https://a..example.org/"])
+@pytest.mark.parametrize(
+    "url", ["https://hooks.example.org:99999/", "https://hooks.example.org:x/", "https://a..example.org/"]
+)
 @pytest.mark.parametrize("key", ["alerts.webhook", "traces.endpoint"])
 def test_an_address_that_cannot_be_called_is_refused_at_the_start(tmp_path, key, url):
     folder, name = key.split(".")

@@ -1,4 +1,4 @@
-"""Records that are shown otherwise than they were signed, stages that are loaded twice, and checks that cannot go on."""
+"""Records shown otherwise than they were signed, stages that are loaded twice, and checks that cannot go on."""
 
 import asyncio
 import json
@@ -84,6 +84,34 @@ def court(tmp_path, directory):
     court = Court(tmp_path, directory, max_texts=2, max_tokens=64)
     yield court
     court.close()
+
+
+def test_records_of_another_session_or_place_convict_nobody(court, directory, tmp_path_factory):
+    """Attacker: an owner that shows what a party has signed elsewhere, or for a later step."""
+    step, sent, answer, received = court.ask(states_of(court, 4))
+    later_step, later_sent, later, later_received = court.ask(states_of(court, 1), start=4)
+    form = StageBundle("party", court.offer_header, answer, step, sent=sent, received=received)
+    assert court.judge(form) is None
+    shown = {
+        "a later answer": replace(form, answer=later),
+        "a later answer with its bytes": replace(form, answer=later, received=later_received),
+        "a later step": replace(form, step=later_step, sent=later_sent),
+        "other bytes": replace(form, received=bytes(len(received))),
+        "other bytes in": replace(form, sent=bytes(len(sent))),
+        "an answer as the offer": replace(form, offer=answer),
+        "a step as the answer": replace(form, answer=step),
+        "the owner's own": replace(form, party="owner"),
+        "a later answer as the earlier one": replace(
+            form, answer=later, step=later_step, sent=later_sent, received=later_received, previous=(later,)
+        ),
+        "no earlier answer": replace(form, answer=later, step=later_step, sent=later_sent, received=later_received),
+    }
+    for name, bundle in shown.items():
+        with pytest.raises(EvidenceError):
+            pytest.fail(f"{name}: {court.judge(bundle)}")
+    for session in ("serve-2", "serve-1\0", ""):
+        with pytest.raises(EvidenceError):
+            judge_stage_bundle(form, session, court.peers.__getitem__)
 
 
 def states_of(court, num_tokens, seed=0):

@@ -194,8 +194,8 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
         if self.refusal is not None and self.refusal.code in _FREE:
             self._reservation.settle(0, 0)
         else:
-            # an engine's counts are claims: they lower what was reserved, and cannot use up a key's budget; the count of
-            # an answer that does not end is of its beginning alone, and a client chooses when to leave
+            # an engine's counts are claims: they lower what was reserved, and cannot use up a key's budget; that of an
+            # answer which does not end is of its beginning alone, and a client chooses when to leave
             completion = facts.completion_tokens if facts.has_ended else None
             self._reservation.settle(
                 entry.prompt if facts.prompt_tokens is None else min(facts.prompt_tokens, entry.prompt),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 METRICS_ROUTE = "/metrics"
 _CUT_OFF = 499
 _ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/messages/count_tokens", METRICS_ROUTE, "/", "/openapi.json"})
-_ROUTES |= {"/chat/session", "/health", "/health/live", "/health/ready"}
+_ROUTES |= {"/chat/session", "/chat/session/end", "/health", "/health/live", "/health/ready"}
 _log = logging.getLogger(__name__)
 Measure = Callable[[], Awaitable[Mapping[str, float]]]
 

@@ -73,7 +73,7 @@ class StageExaminer:
                 return StageExamination(doubt=str(exc))
 
     def judge(self, bundle: StageBundle) -> StageVerdict | None:
-        """Have the one judge decide; where it convicts, the records are written down as evidence if the disk takes them."""
+        """Have the one judge decide; where it convicts, the records are written as evidence if the disk takes them."""
         try:
             verdict = judge_stage_bundle(bundle, self._desk.session, self._peer)
         except EvidenceError:
