@@ -478,7 +478,7 @@ class StageRelay:
         """Have a shadow redo all pieces of an open text; a difference is looked into at once.
 
         Args:
-            has_lied: The party before was convicted: the word of a shadow, who may be its accomplice, does not clear it.
+            has_lied: The party before was convicted; a shadow, who may be its accomplice, does not clear it.
 
         Raises:
             DepartedError: The shadow is gone, or lied.
