@@ -125,8 +125,11 @@ def test_an_attacker_with_a_key_of_the_same_owner_sees_the_reuse_by_the_clock(ow
 
 
 @pytest.mark.slow
-def test_no_clock_tells_another_owner_what_was_asked_in_two_thousand_pairs(own_askers):
+@pytest.mark.timeout(3600)
+def test_no_clock_tells_another_owner_what_was_asked_in_two_thousand_pairs(own_askers, note_attack):
     values = find_difference(own_askers["victim"], own_askers["other owner"], 2000)
+
+    note_attack("prefix timing", target="own", pairs=2000, p_values=values)
 
     assert values[-1] >= 0.01, values
 
@@ -156,8 +159,11 @@ def test_before_an_engine_with_one_cache_for_all_the_clock_tells_and_salted_or_o
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["salted", "off"])
-def test_no_clock_tells_through_a_gateway_in_two_thousand_pairs(gateway_askers, name):
+def test_no_clock_tells_through_a_gateway_in_two_thousand_pairs(gateway_askers, note_attack, name):
     values = find_difference(*gateway_askers[name], 2000)
+
+    note_attack("prefix timing", target=f"gateway, {name}", pairs=2000, p_values=values)
 
     assert values[-1] >= 0.01, values

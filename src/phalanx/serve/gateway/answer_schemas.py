@@ -108,13 +108,15 @@ class EngineOrigin(AnswerPart):
 
 
 class EngineAnswer(WholePart):
-    """A whole answer or a part of a stream by the routes of OpenAI."""
+    """A whole answer or a part of a stream by the routes of OpenAI.
+
+    Without ``system_fingerprint``, by which an engine tells its version.
+    """
 
     id: Word | None = None
     object: Word | None = None
     created: _Count | None = None
     choices: list[_Choice] | None = None
-    system_fingerprint: Word | None = None
 
 
 class _Vector(AnswerPart):
