@@ -9,7 +9,27 @@ import random
 import sys
 from pathlib import Path
 
-WORDS = "the end of a day and in an inn he made it to be thin men hand hat ten".split()
+WORDS = [
+    "the",
+    "end",
+    "of",
+    "a",
+    "day",
+    "and",
+    "in",
+    "an",
+    "inn",
+    "he",
+    "made",
+    "it",
+    "to",
+    "be",
+    "thin",
+    "men",
+    "hand",
+    "hat",
+    "ten",
+]
 CHOICES = """task: tiny_choices
 dataset_path: json
 dataset_kwargs: {{data_files: {rows}}}
