@@ -9,27 +9,7 @@ import random
 import sys
 from pathlib import Path
 
-WORDS = [
-    "the",
-    "end",
-    "of",
-    "a",
-    "day",
-    "and",
-    "in",
-    "an",
-    "inn",
-    "he",
-    "made",
-    "it",
-    "to",
-    "be",
-    "thin",
-    "men",
-    "hand",
-    "hat",
-    "ten",
-]
+WORDS = ["the", "end", "of", "a", "day", "and", "in", "an", "inn", "he", "made", "it", "to", "be", "thin", "men", "hat"]
 CHOICES = """task: tiny_choices
 dataset_path: json
 dataset_kwargs: {{data_files: {rows}}}

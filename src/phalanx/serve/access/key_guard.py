@@ -88,8 +88,8 @@ class KeyGuard:
         except* _CutShortError:
             # the server closes a connection whose answer does not end
             if not answer.has_started:
-                refusal = model_quarantined() if store.is_admitted(caller) else _invalid_key()
-                await send_refusal(refusal, scope, send)
+                reason = model_quarantined() if store.is_admitted(caller) else _invalid_key()
+                await send_refusal(reason, scope, send)
 
     @contextlib.contextmanager
     def _count_reader(self, caller: Caller) -> Iterator[None]:

@@ -105,10 +105,11 @@ class ForwardedRequest:
         Fields beside the prompts, such as instructions, are part of each of them: the model reads them too.
         """
         key = "prompt" if "prompt" in self.payload else "input"
-        prompts = self.payload.get(key)
-        is_several = isinstance(prompts, list) and not any(isinstance(part, int | dict) for part in prompts)
+        value = self.payload.get(key)
+        is_several = isinstance(value, list) and not any(isinstance(part, int | dict) for part in value)
+        prompts: list[Any] = value if is_several and isinstance(value, list) else [value]
         beside = [self.payload[name] for name in self.route.prompt_keys if name in self.payload and name != key]
-        return [_words([beside, prompt]) for prompt in (prompts if is_several else [prompts])]
+        return [_words([beside, prompt]) for prompt in prompts]
 
 
 def read_request(
