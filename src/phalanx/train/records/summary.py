@@ -57,6 +57,8 @@ class Figures:
     validation_first: float | None = None
     validation_last: float | None = None
     final_weights_digest: str | None = None
+    failure: dict[str, Any] | None = None
+    """What ended a run that failed."""
     takeovers: int = 0
     steps_redone: int = 0
     steps_lost: int = 0
@@ -99,6 +101,8 @@ class Figures:
     """Workers of rollouts in this session: the convicted, those left out, and requests without an answer in time."""
     tracking: list[dict[str, Any]] = field(default_factory=list)
     """Of each metrics sink of this session: what it took, what was dropped, and why it ended early."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """Figures of the latest evaluation by suites in this session, and its step; empty where there was none."""
     checks: CheckRecord = field(default_factory=CheckRecord)
     drifts: Drifts = field(default_factory=Drifts)
     checkpoints: tuple[int, ...] = ()
@@ -220,6 +224,7 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
     detections = set(guilty) & truth.attacked if is_attack_known else set(guilty)
     return {
         "status": figures.status,
+        "failure": figures.failure,
         "steps": totals.steps,
         "tokens": totals.tokens,
         "loss_first": _finite_or_none(totals.loss_first),
@@ -265,6 +270,7 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
         **_preference_fields(figures),
         **({} if figures.rollouts is None else {"rollouts": figures.rollouts}),
         **({"tracking": figures.tracking} if figures.tracking else {}),
+        **({"evaluation": figures.evaluation} if figures.evaluation else {}),
         **({} if figures.split is None else {"split": figures.split}),
         **({} if figures.budget is None else {"privacy": figures.budget.summary_fields()}),
         **({} if figures.rounds is None else {"federated": figures.rounds.summary_fields()}),
