@@ -56,7 +56,13 @@ from phalanx.train.parties.client_file import ClientFile
 from phalanx.train.runs.domain import EvaluateConfig
 from phalanx.train.runs.support import SECTIONS as ALL_SECTIONS
 from phalanx.train.sessions.site_file import SiteFile
-from phalanx.train.train_section import EarlyStoppingConfig, HistogramsConfig, SamplesConfig, StabilityConfig
+from phalanx.train.train_section import (
+    EarlyStoppingConfig,
+    HistogramsConfig,
+    LeakMeterConfig,
+    SamplesConfig,
+    StabilityConfig,
+)
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -70,6 +76,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter ptuning": PrefixConfig,
     "model.adapter prompt_encoder": PromptEncoderConfig,
     "privacy": PrivacyConfig,
+    "leak_meter": LeakMeterConfig,
     "data": DataConfig,
     "data.dataset": DatasetConfig,
     "data.conversations": ConversationsConfig,
