@@ -1,4 +1,4 @@
-"""``phalanx interpret``: what a model makes of a text, at each token, at each layer, and of which documents."""
+"""``phalanx interpret``: a model's view of a text, at each token, at each layer, and beside its training documents."""
 
 import sys
 from pathlib import Path
@@ -23,11 +23,11 @@ Out = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Output
 @interpret_app.command(epilog='Example: phalanx interpret loss runs/first --text "The owner holds" --html loss.html')
 def loss(where: Where, text: GivenText = None, step: Step = None, html: Out = None) -> Answer:
     """Show a text with the loss of each token: the redder, the less the model expected it."""
-    model, given = _open(where, step), _read(text)
+    model, passage = _open(where, step), _read(text)
     from phalanx.interpret.page import colour_losses, write_losses
     from phalanx.interpret.tokens import token_losses
 
-    rows = token_losses(model, given)
+    rows = token_losses(model, passage)
     print_page(colour_losses(rows))
     losses = [row.loss for row in rows if row.loss is not None]
     facts = {"tokens": [row.to_json() for row in rows], "mean_loss": sum(losses) / len(losses)}
@@ -42,16 +42,16 @@ def layers(
     tokens: Annotated[int, typer.Option("--tokens", min=1, max=50, help="Guesses of each layer.")] = 5,
     html: Out = None,
 ) -> Answer:
-    """Show what each layer would say next (logit lens), and where the last token looks (attention)."""
+    """Show the next token that each layer would guess (logit lens), and the attention of the last one."""
     model, prompt = _open(where, step), _read(text)
     from phalanx.interpret.page import list_guesses, write_layers
     from phalanx.interpret.tokens import encode_text, layer_guesses, token_text
 
     guesses = layer_guesses(model, prompt, tokens)
     print_rows(list_guesses(guesses))
-    words = [token_text(model, token) for token in encode_text(model, prompt, min_tokens=1)]
-    facts = {"prompt": words, "layers": [guess.to_json() for guess in guesses]}
-    return Answer({**facts, **({} if html is None else {"page": write_layers(words, guesses, str(where), html)})})
+    pieces = [token_text(model, token) for token in encode_text(model, prompt, min_tokens=1)]
+    facts = {"prompt": pieces, "layers": [guess.to_json() for guess in guesses]}
+    return Answer({**facts, **({} if html is None else {"page": write_layers(pieces, guesses, str(where), html)})})
 
 
 @interpret_app.command(
@@ -83,12 +83,12 @@ def documents(
 
     Similarities are no proof that a document taught the text. `phalanx data where` says in which steps a run saw one.
     """
-    model, given = _open(where, step), _read(text)
+    model, passage = _open(where, step), _read(text)
     from phalanx.interpret.documents import find_nearest
     from phalanx.interpret.page import write_documents
 
     opened = _open_documents(where, dataset, signer, key)
-    near = find_nearest(model, given, opened, num_shown=shown, num_candidates=candidates)
+    near = find_nearest(model, passage, opened, num_shown=shown, num_candidates=candidates)
     columns = ("gradient", "similarity", "name", "source", "licence", "beginning")
     print_rows([{name: row.to_json()[name] for name in columns} for row in near])
     typer.echo(f"dataset: {opened.trust_statement}")

@@ -75,7 +75,7 @@ def measure_rates(*, points: int, steps: int, searches: int) -> dict[str, Any]:
 
     Returns:
         The grid's rates with their losses, and for each search its rate, the loss of that trial, the ratio to the best
-        rate of the grid (above 1, whichever is larger), and the steps that it took of those of the grid.
+        rate of the grid (above 1, whichever is larger), and its share of the grid's steps.
     """
     with tempfile.TemporaryDirectory() as spare:
         home = Path(spare)
