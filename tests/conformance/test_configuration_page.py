@@ -55,7 +55,7 @@ from phalanx.train import TrainConfig
 from phalanx.train.parties.client_file import ClientFile
 from phalanx.train.runs.support import SECTIONS as ALL_SECTIONS
 from phalanx.train.sessions.site_file import SiteFile
-from phalanx.train.train_section import EarlyStoppingConfig, HistogramsConfig, SamplesConfig
+from phalanx.train.train_section import EarlyStoppingConfig, HistogramsConfig, SamplesConfig, StabilityConfig
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -97,6 +97,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train.objective denoisers": DenoisersSettings,
     "train.objective.tasks": DenoiserConfig,
     "train.histograms": HistogramsConfig,
+    "train.stability": StabilityConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "parallel.outer": OuterConfig,

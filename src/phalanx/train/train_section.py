@@ -38,6 +38,22 @@ class HistogramsConfig(StrictModel):
     """Of each histogram, between the least and the greatest value."""
 
 
+class StabilityConfig(StrictModel):
+    """What is done with a batch whose loss or gradient norm is far above those of the steps before it."""
+
+    action: Literal["skip", "lower_rate", "roll_back"] = "skip"
+    """`skip` gives the batch up; `lower_rate` applies it and the next steps at a lower learning rate; `roll_back` takes
+    the weights back to the last checkpoint and passes all batches since then."""
+    threshold: float = Field(default=6.0, gt=0.0, allow_inf_nan=False)
+    """Robust z-score (distance from the median by 1.4826 times the median deviation) from which it is a spike."""
+    window: int = Field(default=64, ge=16, le=100_000)
+    """Applied steps that median and deviation are taken from; nothing is a spike before the first 16."""
+    rate_factor: float = Field(default=0.1, gt=0.0, lt=1.0)
+    """Factor of the learning rate, with `lower_rate`."""
+    rate_steps: int = Field(default=16, ge=1)
+    """Steps at the lower rate, with `lower_rate`; a further spike among them begins them anew."""
+
+
 class TrainConfig(StrictModel):
     """The length of the training, its batches, its objective and its seed."""
 
@@ -67,6 +83,8 @@ class TrainConfig(StrictModel):
     """Texts that the model writes at each validation."""
     histograms: HistogramsConfig | None = None
     """Histograms of weights and gradients at each validation; each takes as long as collecting a checkpoint."""
+    stability: StabilityConfig | None = None
+    """What is done with batches that would throw the model off; left out, they are learned like all others."""
     neftune_alpha: float | None = Field(default=None, gt=0.0, le=1000.0, allow_inf_nan=False)
     """Size of uniform noise on the embeddings while training, 5 to 15 for chats (NEFTune, Jain et al. 2023)."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
@@ -76,7 +94,7 @@ class TrainConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _omit_unset_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out keys that came later where they say nothing, so that an older run file keeps its digest."""
-        later = {("neftune_alpha", None), ("histograms", None)}
+        later = {("neftune_alpha", None), ("histograms", None), ("stability", None)}
         return {name: value for name, value in write(self).items() if value is not None or (name, value) not in later}
 
     @property

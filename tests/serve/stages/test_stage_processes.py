@@ -9,17 +9,19 @@ import subprocess
 import sys
 import threading
 
-import openai
 import pytest
 from liars import AfterTokens
 from stage_scene import ENGINE, texts_of, worker_file
 
+from late_imports import LateModule
 from phalanx.config import dump_toml
 from phalanx.errors import PhalanxError
 from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.serve.engine import BatchingEngine
 from phalanx.serve.stages import StagesConfig, open_staged_model, run_stage_worker
 from tiny_served import UNMARKED, add_key, running_server
+
+openai = LateModule("openai")
 
 pytestmark = pytest.mark.slow
 HOLDERS = (("front-1", "front-2"), ("back-1", "back-2"))

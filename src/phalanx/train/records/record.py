@@ -80,6 +80,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "lost": ("eviction", "{party} is lost"),
     "left": ("note", "{party} handed over its stages and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is dropped and the next one used instead: {reason}"),
+    "spike_attributed": ("alarm", "step {step}: the spike came from the {fault}: {by} ({action})"),
     "stopped_early": (
         "note",
         "ended early after step {step}: {validations_without_improvement} validations in a row without "
@@ -95,7 +96,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     ),
     "fell_back": (
         "eviction",
-        "no party can serve a stage: returning from step {from_step} to the checkpoint of {to_step}",
+        "returning from step {from_step} to the checkpoint of {to_step}: {reason}",
     ),
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training continues: {reason}"),
     "journal_failed": ("alarm", "the journal stopped, training continues: {reason}"),
@@ -216,6 +217,8 @@ class RunRecorder:
         self.samples = StepSamples()
         self.figures: Mapping[str, float] = {}
         """What the source of the present batch says of it."""
+        self.evaluation: Mapping[str, Mapping[str, float | int | None]] = {}
+        """Figures of suites after the present step by ``suite.metric``; empty where it was not evaluated."""
         self._metrics = metrics
         self._board = board
         self._progress = progress
@@ -270,12 +273,18 @@ class RunRecorder:
                 "attacked": result.step in self.truth.attacked_steps(),
                 "repaired": guard.attempts > 1,
                 **(validation_row(None) if validation is None else validation.metrics_row()),
+                **({"evaluation": self.evaluation} if self.evaluation else {}),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
                 "bytes_claimed": list(result.claimed_links),
             }
         )
         figures = {f"train/{name}": value for name, value in self.figures.items()}
+        figures |= {
+            f"evaluation/{name.replace('.', '/', 1)}": figure["value"]
+            for name, figure in self.evaluation.items()
+            if figure["value"] is not None
+        }
         self._board.add_scalars(
             {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **figures}, result.step
         )

@@ -101,6 +101,8 @@ class Figures:
     """Workers of rollouts in this session: the convicted, those left out, and requests without an answer in time."""
     tracking: list[dict[str, Any]] = field(default_factory=list)
     """Of each metrics sink of this session: what it took, what was dropped, and why it ended early."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """Figures of the latest evaluation by suites in this session, and its step; empty where there was none."""
     checks: CheckRecord = field(default_factory=CheckRecord)
     drifts: Drifts = field(default_factory=Drifts)
     checkpoints: tuple[int, ...] = ()
@@ -268,6 +270,7 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
         **_preference_fields(figures),
         **({} if figures.rollouts is None else {"rollouts": figures.rollouts}),
         **({"tracking": figures.tracking} if figures.tracking else {}),
+        **({"evaluation": figures.evaluation} if figures.evaluation else {}),
         **({} if figures.split is None else {"split": figures.split}),
         **({} if figures.budget is None else {"privacy": figures.budget.summary_fields()}),
         **({} if figures.rounds is None else {"federated": figures.rounds.summary_fields()}),

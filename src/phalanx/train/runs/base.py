@@ -74,6 +74,7 @@ class BaseRun(StrictModel):
         if fault is not None:
             yield fault
         yield from self._pair_faults()
+        yield from self._stability_faults()
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             yield RefusedKeyError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} takes all of train.steps = "
@@ -83,6 +84,18 @@ class BaseRun(StrictModel):
                 expected=f"below train.steps = {self.train.steps}",
                 do="lower it, or use optimizer.warmup_share instead",
             )
+
+    def _stability_faults(self) -> Faults:
+        rule = self.train.stability
+        if rule is None or rule.action != "roll_back":
+            return
+        needs = 'train.stability.action = "roll_back"'
+        if not self.checkpoint.every:
+            yield f"{needs} returns to a checkpoint, but checkpoint.every = 0 saves the last step alone; set it"
+        if self.stage_guard is not None and not self.stage_guard.is_enabled:
+            yield f'{needs} needs states that are known to be right, but guard.mode is "off"; set action = "skip"'
+        if self.train.learns_from_texts:
+            yield f'{needs}: the texts of passed batches were written by weights that are gone; set action = "skip"'
 
     def _validation_faults(self) -> Faults:
         judges = {"checkpoint.best": self.checkpoint.best}
@@ -319,6 +332,8 @@ class PrivateBase(BaseRun):
         yield from super()._faults()
         if self.privacy is None:
             return
+        if self.train.stability is not None:
+            yield "[privacy] excludes train.stability: which batch is skipped would tell of its rows; remove it"
         learned = self._privately_learned
         for fault in (*self._privacy_faults(self.privacy), *data_faults(self.model, self.data, self.train, learned)):
             yield f"[privacy] excludes {fault}"

@@ -3,6 +3,7 @@
 from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import BatchLoader
 from phalanx.models import ModelSource
+from phalanx.train.batches.evaluations import SuiteEvaluator
 from phalanx.train.batches.private import PrivateBatches, private_batches
 from phalanx.train.batches.rewriting import rewrite_held_out, rewriting_of
 from phalanx.train.batches.samples import TextSampler
@@ -39,5 +40,6 @@ def text_material(
         TextSampler.from_run(run, corpus),
         corpus.vocabulary_digest,
         RunTokenizer.from_config(run.data.tokenizer, source, corpus),
+        SuiteEvaluator.from_run(run, corpus, context.home.path),
     )
     return material, private

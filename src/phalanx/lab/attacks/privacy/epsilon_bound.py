@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 
-from scipy import stats
-
 _CLOSE, _LARGEST = 1e-3, 50.0
 
 
@@ -19,6 +17,7 @@ def bound_from_one_run(candidates: int, guesses: int, right: int, delta: float, 
 
     Source: Steinke, Nasr and Jagielski 2023, theorem 5.2.
     """
+    from scipy import stats  # noqa: PLC0415 - it takes a second
 
     def is_refuted(epsilon: float) -> bool:
         chance = 1 / (1 + math.exp(-epsilon))
@@ -56,6 +55,8 @@ def _epsilon_bound(
     absent: Sequence[float], present: Sequence[float], cut: float, delta: float, confidence: float
 ) -> float:
     """Clopper and Pearson's bounds of both rates, each with half of what may fail."""
+    from scipy import stats  # noqa: PLC0415 - it takes a second
+
     doubt = (1 - confidence) / 2
     num_above = sum(score > cut for score in present)
     wrong = sum(score > cut for score in absent)
