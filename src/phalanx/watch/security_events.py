@@ -62,7 +62,7 @@ ORDINARY_KINDS = frozenset(
         *("memory_short", "guarantees", "checkpoint", "checkpoint_saved", "checkpoint_failed", "checkpoint_not_copied"),
         *("journal_failed", "state_not_kept", "audit_key_revealed", "batch_skipped", "stopped_early", "budget_told"),
         *("round", "round_begun", "round_lost", "site_left_out", "clients_ready", "client_appraised"),
-        *("enclave_appraised", "released", "rollout_writers", "run_completed", "run_stopped"),
+        *("enclave_appraised", "released", "rollout_writers", "run_completed", "run_stopped", "spike_attributed"),
     }
 )
 """Every other kind; a test holds that both tables together are the kinds of ``events.jsonl``."""
