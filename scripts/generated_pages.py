@@ -68,6 +68,7 @@ _WRITERS = {
         "train/records/record.py": ("record_step",),
         "train/records/device_use.py": ("usage_figures",),
         "train/batches/scores.py": ("metrics_row", "validation_row"),
+        "train/batches/leak_meter.py": ("metrics_row",),
         "train/batches/private.py": ("charged_figures",),
         "train/batches/rollouts.py": ("_sum_up_draw",),
         "train/engines/federated_engine.py": ("_note_round",),

@@ -25,6 +25,7 @@ from phalanx.cli.models.export import EXPORT_EPILOG, export
 from phalanx.cli.models.generate import generate
 from phalanx.cli.models.laptop import LAPTOP_EPILOG, laptop
 from phalanx.cli.models.model import model_app
+from phalanx.cli.models.redteam import REDTEAM_EPILOG, redteam
 from phalanx.cli.options import PLAN_EXAMPLES
 from phalanx.cli.parties.client import client
 from phalanx.cli.parties.invite import invite
@@ -121,6 +122,7 @@ app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx ga
 app.command(epilog=DEPLOY_EPILOG)(deploy)
 app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog=EXPORT_EPILOG)(export)
+app.command(epilog=REDTEAM_EPILOG)(redteam)
 app.command("eval", epilog=EVAL_EPILOG)(evaluate)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)

@@ -1,5 +1,6 @@
 """The section ``[train]`` of a run file: how long, in which batches, towards what, and when to look and to end."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -38,8 +39,33 @@ class HistogramsConfig(StrictModel):
     """Of each histogram, between the least and the greatest value."""
 
 
+class LeakMeterConfig(StrictModel):
+    """How often the leak of planted canaries and of training rows is measured, and which exposure is too much."""
+
+    every: int = Field(default=250, ge=1)
+    """Steps between two measurements; the last step is measured too."""
+    rows: int = Field(default=16, ge=2, le=4096)
+    """Training rows, and as many held-out ones, that are told apart by their loss."""
+    candidates: int = Field(default=63, ge=1, le=65535)
+    """Texts that look like a canary and were never planted; exposure is at most log2 of one more."""
+    max_exposure: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Bits of the most exposed canary above which `action` is taken."""
+    action: Literal["warn", "stop"] = "warn"
+    """An alarm in log and terminal; "stop" also ends the run."""
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> Self:
+        reachable = math.log2(self.candidates + 1)
+        if self.max_exposure is not None and self.max_exposure >= reachable:
+            raise ValueError(
+                f"max_exposure = {self.max_exposure:g} bits, but {self.candidates} candidates show {reachable:g} at "
+                "most; lower it, or raise candidates"
+            )
+        return self
+
+
 class StabilityConfig(StrictModel):
-    """What is done with a batch whose loss or gradient norm is far above those of the steps before it."""
+    """The answer to a batch whose loss or gradient norm is far above the steps before it."""
 
     action: Literal["skip", "lower_rate", "roll_back"] = "skip"
     """`skip` gives the batch up; `lower_rate` applies it and the next steps at a lower learning rate; `roll_back` takes

@@ -86,6 +86,12 @@ _SAID: dict[str, tuple[Kind, str]] = {
         "ended early after step {step}: {validations_without_improvement} validations in a row without "
         "improvement; the best was after step {best_step}",
     ),
+    "leak_price": ("note", "leak meter: {rows} rows took {wall_s:.2f} s; they are measured every {every} steps"),
+    "leak_limit": (
+        "alarm",
+        "step {step}: a canary is exposed by {exposure_bits:.1f} bits, at most {limit:g} are allowed ({action}): the "
+        "model repeats what it was trained on; deduplicate the text, train shorter, or add [privacy]",
+    ),
     "budget_spent": (
         "note",
         "the privacy budget is spent: epsilon {epsilon_spent:.3f} of {epsilon} at delta {delta}",

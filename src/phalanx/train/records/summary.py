@@ -111,6 +111,8 @@ class Figures:
     """What the run's steps are charged to; None of a run without ``[privacy]``."""
     rounds: RoundsSummary | None = None
     """Of a federated run; None of any other."""
+    leak: dict[str, Any] | None = None
+    """The leak meter's last figures, its step, and the measurements and seconds of this session."""
 
     _SAVED = ("validation_first", "validation_last")
     _SCORES = ("scores_first", "scores_last")
@@ -136,6 +138,12 @@ class Figures:
         elif result.own is not None:
             setattr(self, f"validation_{which}", result.own)
         setattr(self, f"named_{which}", dict(result.named))
+
+    def note_leak(self, step: int, figures: dict[str, float], wall_s: float) -> None:
+        """Note a measurement of the leak meter."""
+        before = self.leak or {"measurements": 0, "wall_s": 0.0}
+        price = {"measurements": before["measurements"] + 1, "wall_s": before["wall_s"] + wall_s}
+        self.leak = {"step": step, **{name: _finite_or_none(value) for name, value in figures.items()}, **price}
 
     def held_out_measures(self) -> list[HeldOutMeasure]:
         """What the run's own held-out rows said at first and at last; of a run without such, its named sets."""
@@ -273,6 +281,7 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
         **({"evaluation": figures.evaluation} if figures.evaluation else {}),
         **({} if figures.split is None else {"split": figures.split}),
         **({} if figures.budget is None else {"privacy": figures.budget.summary_fields()}),
+        **({} if figures.leak is None else {"leak": figures.leak}),
         **({} if figures.rounds is None else {"federated": figures.rounds.summary_fields()}),
     }
 

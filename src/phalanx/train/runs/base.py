@@ -20,8 +20,14 @@ from phalanx.rollouts import RolloutsConfig
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.telemetry.sinks import SinkConfig
 from phalanx.train.runs.row_privacy import LEARNED_BY_STAGES, data_faults
-from phalanx.train.runs.support import SECTIONS, WEIGHTED_OBJECTIVE, section_fault, unsupported_value
-from phalanx.train.train_section import TrainConfig
+from phalanx.train.runs.support import (
+    SECTIONS,
+    WEIGHTED_OBJECTIVE,
+    WHOLE_MODEL_OBJECTIVE,
+    section_fault,
+    unsupported_value,
+)
+from phalanx.train.train_section import LeakMeterConfig, TrainConfig
 
 Faults = Iterator[str | ValueError]
 
@@ -299,11 +305,17 @@ class RolloutBase(BaseRun):
 
     rewards: RewardsConfig | None = None
     rollouts: RolloutsConfig | None = None
+    leak_meter: LeakMeterConfig | None = None
 
     def _faults(self) -> Faults:
         yield from super()._faults()
+        kind = self.train.objective_kind
+        if self.leak_meter is not None and kind != WHOLE_MODEL_OBJECTIVE:
+            yield (
+                f'[leak_meter] measures next tokens, but train.objective = "{kind}"; remove it, or set objective = '
+                f'"{WHOLE_MODEL_OBJECTIVE}"'
+            )
         train, settings = self.train, self.train.objective
-        kind = train.objective_kind
         if (self.rewards is not None) != isinstance(settings, RolloutSettings):
             yield section_of_rollouts(kind, "[rewards]", is_wanted=self.rewards is None)
         if not isinstance(settings, RolloutSettings):

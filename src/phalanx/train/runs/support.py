@@ -17,7 +17,7 @@ WEIGHTED_OBJECTIVE = "weighted_causal_lm"
 
 SECTIONS = (
     *("model", "data", "train", "optimizer", "parallel", "deepspeed", "split", "federated", "pipeline", "guard"),
-    *("attack", "checkpoint", "rewards", "rollouts", "privacy", "tracking", "evaluate"),
+    *("attack", "checkpoint", "rewards", "rollouts", "privacy", "leak_meter", "tracking", "evaluate"),
 )
 """Every section of a run file, in the order in which a run directory keeps them."""
 
@@ -49,6 +49,7 @@ ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("pipeline", "guard", "attack"), _ENCLAVE),
         **dict.fromkeys(("rewards", "rollouts"), _NO_ROLLOUTS),
         "privacy": _NO_NOISE,
+        "leak_meter": "rows are with clients, and no party has them together with the whole model",
         "evaluate": _IN_RUN,
     },
     "federated": {
@@ -56,6 +57,7 @@ ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
         "split": "sites train a whole model each, but clients only its front",
         "attack": "the owner of a site's pipeline starts honest workers only; run drills with [pipeline] alone",
         **dict.fromkeys(("rewards", "rollouts"), _SITES_LEARN),
+        "leak_meter": "rows stay at the sites, and the owner has none to measure",
         "evaluate": _IN_RUN,
     },
     "federated+pipeline": {"parallel": _TRUST},

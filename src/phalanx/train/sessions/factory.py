@@ -14,6 +14,7 @@ from phalanx.errors import TrainingError
 from phalanx.models import ModelSource
 from phalanx.telemetry import MetricsFile
 from phalanx.train.batches.evaluations import SuiteEvaluator
+from phalanx.train.batches.leak_meter import LeakMeter
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
@@ -46,6 +47,7 @@ class RunMaterial:
     vocabulary: str | None = None
     tokenizer: RunTokenizer | None = None
     evaluator: SuiteEvaluator | None = None
+    leak_meter: LeakMeter | None = None
 
     @property
     def validation_sets(self) -> Mapping[str, HeldOut]:

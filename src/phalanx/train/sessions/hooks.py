@@ -19,6 +19,7 @@ from phalanx.objectives import RolloutSettings
 from phalanx.pipeline import PipelineEngine
 from phalanx.telemetry import Histogram
 from phalanx.telemetry.histogram import HistogramOf
+from phalanx.train.batches.leak_meter import LeakMeter
 from phalanx.train.batches.rollouts import check_fresh
 from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
@@ -82,10 +83,12 @@ class ValidationPlan:
 
     Attributes:
         on_validation: Called once a step with a validation is recorded and saved; None where nobody asks.
+        leak_meter: Measures a leak at its own interval; None where the run file has no ``[leak_meter]``.
     """
 
     sets: Mapping[str, HeldOut]
     on_validation: OnValidation | None = None
+    leak_meter: LeakMeter | None = None
 
 
 class TrainedModel(Protocol):
@@ -160,6 +163,8 @@ class RunHooks:
         self._recorder = recorder
         self._saver = saver
         self._figures = figures
+        self._leak_meter = validations.leak_meter
+        self._is_leaking = False
         self._went_back = False
         self._use = DeviceUse(run)
         rule = run.train.stability
@@ -259,6 +264,8 @@ class RunHooks:
             check_fresh(result)
         self._went_back = self._went_back or (result.guard or UNGUARDED).steps_redone > 0
         self._recorder.figures = {**self._recorder.figures, **self._use.usage_figures(tokens / wall_s)}
+        if self._leak_meter is not None and self._leak_meter.is_due(result.step + 1, self._run.train.steps):
+            self._recorder.figures = {**self._recorder.figures, **self._measure_leak(self._leak_meter, result.step)}
         judge, step = self._stability, result.step
         # read before the step counts, as it was for the engine
         lr = lr if judge is None else lr * judge.make_limits(step).rate_factor
@@ -308,7 +315,35 @@ class RunHooks:
         """Whether the run ends after so many steps: its last one, or one where validation brings nothing any more."""
         train, budget = self._run.train, self._figures.budget
         is_spent = budget is not None and budget.is_spent
-        return num_steps >= train.steps or is_spent or self._figures.stopping.is_over(train.early_stopping)
+        return (
+            num_steps >= train.steps
+            or is_spent
+            or self._is_leaking
+            or self._figures.stopping.is_over(train.early_stopping)
+        )
+
+    def measure_resumed_leak(self, step: int) -> None:
+        """Measure the leak where a run goes on, so that one that was stopped for it does not."""
+        meter = self._leak_meter
+        if step and meter is not None and meter.config.action == "stop" and meter.config.max_exposure is not None:
+            self._measure_leak(meter, step - 1)
+
+    def _measure_leak(self, meter: LeakMeter, step: int) -> Mapping[str, float]:
+        self._trained.settle_steps()
+        reading = meter.measure_leak(self._trained.measure_sets)
+        if self._figures.leak is None:
+            steps_s = self._recorder.totals.wall_s / max(1, self._recorder.totals.steps) * meter.config.every
+            price: dict[str, object] = {"rows": meter.num_rows, "every": meter.config.every, "wall_s": reading.wall_s}
+            self._recorder.observe_event(
+                "leak_price", {**price, "share": reading.wall_s / steps_s if steps_s else None}
+            )
+        self._figures.note_leak(step, reading.figures, reading.wall_s)
+        if meter.is_above(reading):
+            self._is_leaking = meter.config.action == "stop"
+            body: dict[str, object] = {"step": step, "exposure_bits": reading.figures["exposure_bits"]}
+            body |= {"limit": meter.config.max_exposure, "action": meter.config.action}
+            self._recorder.observe_event("leak_limit", body)
+        return reading.metrics_row()
 
     def report_early_stop(self) -> None:
         """Say why the run ends before its last step, where it does."""

@@ -195,13 +195,14 @@ class Session:
             trained = running.trained_model
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
-            validations = ValidationPlan(material.validation_sets, self._on_validation)
+            validations = ValidationPlan(material.validation_sets, self._on_validation, material.leak_meter)
             hooks = RunHooks(run, trained, validations, recorder, running.saver, figures)
             hooks.load_steps(_applied_steps(metrics))
             last, step = run.train.steps, start
             while True:
                 if step == 0:
                     hooks.measure_untouched(self._console.print)
+                hooks.measure_resumed_leak(step)
                 # where it ended early there is no step left, whatever the run file says
                 steps = range(step, step if hooks.is_over(step) else last)
                 try:

@@ -7,10 +7,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from phalanx.errors import ModelError, ReleaseRefusedError
-from phalanx.lab.attacks.privacy import SpanCheck, layer_inputs, precision_and_recall
-from phalanx.lab.attacks.privacy.span_check import outside_of_rows
-from phalanx.lab.attacks.privacy.wires import MaskedWire, SealedWire
 from phalanx.models import LoraConfig, StageSpec, build_stage
+from phalanx.redteam.inversion import SpanCheck, layer_inputs, precision_and_recall
+from phalanx.redteam.inversion.span_check import outside_of_rows
+from phalanx.redteam.inversion.wires import MaskedWire, SealedWire
 from phalanx.security.seal import Purpose, ReleaseGate, ReleasePolicy, ReleaseRequest
 from privacy_lab import VOCAB, text, tiny_model
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.privacy.front import Front
-from phalanx.lab.attacks.privacy.inverter import Inverter
+from phalanx.redteam.inversion.front import Front
+from phalanx.redteam.inversion.inverter import Inverter
 
 
 @dataclass

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from phalanx.lab.attacks.privacy import WIRES, Front
-from phalanx.lab.attacks.privacy.label_leakage import LabelsByDirection, labels_of_logit_gradients
 from phalanx.models import StageSpec, build_stage
+from phalanx.redteam.inversion import WIRES, Front
+from phalanx.redteam.inversion.label_leakage import LabelsByDirection, labels_of_logit_gradients
 from privacy_lab import VOCAB, at_most, text, tiny_model
 
 CLASSES, CUT, KNOWN = 4, 2, 64

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from phalanx.lab.attacks.privacy.linear_map import LinearMap
+from phalanx.redteam.inversion.linear_map import LinearMap
 
 _BATCH = 256
 _LR = 1e-3

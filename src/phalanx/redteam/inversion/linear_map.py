@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.privacy.inverter import nearest_rows
+from phalanx.redteam.inversion.inverter import nearest_rows
 
 _RIDGE = 1e-3
 

@@ -7,8 +7,8 @@ front's output for each candidate after one common token, so it misses the conte
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.privacy.front import Front
-from phalanx.lab.attacks.privacy.inverter import nearest_rows
+from phalanx.redteam.inversion.front import Front
+from phalanx.redteam.inversion.inverter import nearest_rows
 
 
 class NearestNeighbour:

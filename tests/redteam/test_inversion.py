@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-import phalanx.lab.attacks.privacy as privacy
+import phalanx.redteam.inversion as privacy
 from phalanx.errors import ModelError
-from phalanx.lab.attacks.privacy import (
+from phalanx.models import StageSpec, build_stage
+from phalanx.redteam.inversion import (
     PRIVACY_ATTACKS,
     WIRES,
     CandidateSearch,
@@ -19,8 +20,7 @@ from phalanx.lab.attacks.privacy import (
     recover_tokens,
     share_of_tokens,
 )
-from phalanx.lab.attacks.privacy.inverter import nearest_rows
-from phalanx.models import StageSpec, build_stage
+from phalanx.redteam.inversion.inverter import nearest_rows
 from privacy_lab import GPT2, SEQ, VOCAB, at_most, text, tiny_model
 
 DEPTHS = (0, 1, 3)
