@@ -9,6 +9,8 @@ import urllib.request
 import pytest
 
 from phalanx.cli import run_command
+from phalanx.cli.train import _card_of_failure, _leave_card
+from phalanx.errors import ConfigError
 from watched_run import VERDICT, event_row, write_run
 
 
@@ -65,6 +67,29 @@ def test_a_file_with_an_unknown_rule_is_refused_by_its_key(tmp_path, capsys):
 
     assert code == 2
     assert "alerts.spikes" in answer["error"]["message"]
+
+
+def test_a_run_that_was_refused_gets_no_card_of_an_earlier_one(tmp_path, capsys):
+    run = write_run(tmp_path / "run", summary={"status": "failed"})
+
+    with pytest.raises(ConfigError), _card_of_failure(run):
+        raise ConfigError("another process uses it")
+
+    assert not (run / "post_mortem.md").exists()
+    with pytest.raises(ConfigError), _card_of_failure(run):
+        (run / "summary.json").write_text('{"status": "failed", "failure": {"kind": "DataError"}}')
+        raise ConfigError("x")
+    assert "bad_data" in (run / "post_mortem.md").read_text()
+    assert "cause            bad_data" in capsys.readouterr().out
+
+
+def test_the_card_of_an_earlier_session_goes_when_the_run_ends_well(tmp_path):
+    run = write_run(tmp_path / "run", summary={"status": "completed"})
+    (run / "post_mortem.md").write_text("old")
+
+    _leave_card(run, {"status": "completed"})
+
+    assert not (run / "post_mortem.md").exists()
 
 
 @pytest.mark.slow

@@ -119,19 +119,29 @@ def train(
 
 @contextlib.contextmanager
 def _card_of_failure(run_dir: Path) -> Iterator[None]:
-    """Leave a post-mortem card in the directory of a run that ends with an error; the error goes on."""
+    """Leave a post-mortem card of a run that ends with an error; one that was refused before it began gets none."""
+    before = _summary_moment(run_dir)
     try:
         yield
     except BaseException:
-        _leave_card(run_dir, summary_of(run_dir))
+        if _summary_moment(run_dir) != before:
+            _leave_card(run_dir, summary_of(run_dir))
         raise
 
 
+def _summary_moment(run_dir: Path) -> int | None:
+    try:
+        return (run_dir / "summary.json").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def _leave_card(run_dir: Path, summary: Mapping[str, Any]) -> None:
-    """Write and print the card of a run that failed or was attacked; where the disk refuses, print it alone."""
-    from phalanx.watch.post_mortem import make_card, needs_card, write_card
+    """Write and print the card of a run that failed or was attacked, or remove the one of an earlier session."""
+    from phalanx.watch.post_mortem import make_card, needs_card, remove_card, write_card
 
     if not needs_card(summary):
+        remove_card(run_dir)
         return
     try:
         card = make_card(run_dir)

@@ -1,5 +1,6 @@
 """The post-mortem card of a run that failed or was attacked: cause, party, losses, and the next command."""
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -404,6 +405,13 @@ def write_card(card: PostMortem, run_dir: Path) -> list[Path]:
         InputError: They cannot be written there.
     """
     return [write_page(run_dir / MD_FILE, card.to_markdown()), write_page(run_dir / HTML_FILE, card.to_page())]
+
+
+def remove_card(run_dir: Path) -> None:
+    """Remove the card of an earlier session of a run, if there is one."""
+    for name in (MD_FILE, HTML_FILE):
+        with contextlib.suppress(OSError):
+            (run_dir / name).unlink()
 
 
 def needs_card(summary: Mapping[str, Any]) -> bool:

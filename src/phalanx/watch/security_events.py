@@ -49,6 +49,7 @@ CLASS_OF_KIND: dict[str, SecurityClass] = {
     "older_accepted": "policy",
     "config_changed": "policy",
     "budget_spent": "policy",
+    "leak_limit": "policy",
     "log_head_ignored": "log_tampering",
     "log_healed": "log_tampering",
 }
@@ -62,7 +63,15 @@ ORDINARY_KINDS = frozenset(
         *("memory_short", "guarantees", "checkpoint", "checkpoint_saved", "checkpoint_failed", "checkpoint_not_copied"),
         *("journal_failed", "state_not_kept", "audit_key_revealed", "batch_skipped", "stopped_early", "budget_told"),
         *("round", "round_begun", "round_lost", "site_left_out", "clients_ready", "client_appraised"),
-        *("enclave_appraised", "released", "rollout_writers", "run_completed", "run_stopped"),
+        *(
+            "enclave_appraised",
+            "released",
+            "rollout_writers",
+            "run_completed",
+            "run_stopped",
+            "spike_attributed",
+            "leak_price",
+        ),
     }
 )
 """Every other kind; a test holds that both tables together are the kinds of ``events.jsonl``."""

@@ -78,7 +78,10 @@ def _print_cards(run_dirs: list[Path]) -> Answer:
 
     cards = {}
     for run_dir in run_dirs:
-        found = make_card(run_dir)
-        print_line(found.describe())
-        cards[str(run_dir)] = {**found.to_json(), "files": [str(path) for path in write_card(found, run_dir)]}
+        post_mortem = make_card(run_dir)
+        print_line(post_mortem.describe())
+        cards[str(run_dir)] = {
+            **post_mortem.to_json(),
+            "files": [str(path) for path in write_card(post_mortem, run_dir)],
+        }
     return Answer({"cards": cards})
