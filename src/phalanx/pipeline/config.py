@@ -304,8 +304,8 @@ class GuardConfig(StrictModel):
         A new key is left out where it says what was so before it.
         """
         values = write(self)
-        if values["min_audits"] == self.preset_values.get("min_audits", 1) == 1:
-            del values["min_audits"]
+        if self.min_audits == self.preset_values.get("min_audits", 1) == 1:
+            values.pop("min_audits", None)
         return {**values, **{key: only for key, (only, _) in _REMOVED_KEYS.items()}}
 
     @property

@@ -244,6 +244,7 @@ WANTED = {
     "checkpoint.best": "'validation'",
     "train.samples": "{prompts=['a']}",
     "train.histograms": "{bins=8}",
+    "train.stability": "{threshold=8.0}",
     "train.neftune_alpha": "5.0",
     "data.dataset": "{path='shards'}",
     "data.phases": "[{curriculum={by='length'}}]",
