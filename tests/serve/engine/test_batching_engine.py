@@ -6,11 +6,11 @@ import itertools
 import json
 import math
 
-import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from late_imports import LateModule
 from phalanx.errors import ModelError
 from phalanx.serve import TextModel
 from phalanx.serve.engine import (
@@ -32,6 +32,8 @@ from phalanx.serve.engine import (
 from phalanx.serve.engine.int8 import Int8Linear
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
 from tiny_served import END, UNMARKED, serve_model, write_model
+
+peft = LateModule("peft")
 
 PROMPTS = ["the", "in the end", "a" * 70, "é and é", "x", "the " * 60, "and in", "?!", "b" * 130, "end the day and"]
 WIDE = "start: " + " | ".join(f'"x" r{number}' for number in range(1500)) + "\n"

@@ -10,11 +10,11 @@ import sys
 import threading
 from datetime import timedelta
 
-import openai
 import pytest
 from liars import AfterTokens
 from stage_scene import ENGINE, texts_of, worker_file
 
+from late_imports import LateModule
 from phalanx.cli import run_command
 from phalanx.config import dump_toml, load_config
 from phalanx.errors import PhalanxError
@@ -24,6 +24,8 @@ from phalanx.serve.engine import BatchingEngine
 from phalanx.serve.stages import StagesConfig, StageWorkerConfig, open_staged_model, run_stage_worker
 from phalanx.train.parties.invited import invited_to
 from tiny_served import UNMARKED, add_key, running_server
+
+openai = LateModule("openai")
 
 pytestmark = pytest.mark.slow
 HOLDERS = (("front-1", "front-2"), ("back-1", "back-2"))

@@ -213,7 +213,10 @@ class Webhook:
 
     async def send_alert(self, alert: Alert, *, is_over: bool) -> None:
         """Send one alert; a receiver that does not take it is named in the log."""
-        body = {**asdict(alert), "state": "over" if is_over else "begun", "text": alert.describe()}
+        await self.post_object({**asdict(alert), "state": "over" if is_over else "begun", "text": alert.describe()})
+
+    async def post_object(self, body: Mapping[str, object]) -> None:
+        """Send JSON data; a receiver that does not take it is named in the log."""
         try:
             # the head alone: a receiver's text could be long, or never end
             async with (
