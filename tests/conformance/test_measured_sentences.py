@@ -40,6 +40,14 @@ def one(result: Result, **what: object) -> Result:
     return row
 
 
+def served_attacks(result: Result) -> Sequence[object]:
+    keys = [row for row in result["rows"] if row["attack"] == "fuzzed keys"]
+    (timing,) = [row for row in result["rows"] if row["attack"] == "prefix timing"]
+    (p_value,) = timing["p_values"]
+    requests = sum(row["requests"] for row in keys)
+    return [requests, sum(row["let_in"] for row in keys), timing["pairs"], p_value]
+
+
 def percent(share: float) -> float:
     return 100 * share
 
@@ -421,6 +429,14 @@ FIGURES = (
     ),
     Figures("docs/reproduction.md", DEFENCE, "accused honest stages in {:,} of its {:,} alarms", false_alarms),
     *(Figures(*sentence) for sentence in (*serving_tables.SENTENCES, *edge_tables.SENTENCES)),
+    Figures(
+        "docs/serving_security.md",
+        "served-attacks-cpu-2cores-busy.json",
+        "of {:,} fuzzed keys, a third each at this server, the gateway before the stub, and the gateway before "
+        "llama.cpp, {} were let in. Before llama.cpp with the default `prefix_cache`, {:,} pairs of prompts show no "
+        "difference between what another owner has asked and what nobody has (p = {:.3f}, one round).",
+        served_attacks,
+    ),
     Figures(
         "docs/secure_aggregation.md",
         "secure-sum-cpu-2cores-busy.json",
