@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import InputError, TransportError
-from phalanx.redteam.asking import EndpointAsks, ChatReply
+from phalanx.redteam.asking import ChatReply, EndpointAsks
 from phalanx.redteam.control import PROMPT_CONTROLS
 from phalanx.redteam.prompted import ENCODINGS, PROMPTED, PromptedAttack, is_successful, read_attack_prompts
 

@@ -15,7 +15,7 @@ from phalanx.data.sources.canaries import CanaryDocuments
 from phalanx.data.tokenizers.config import ByteBpeTraining
 from phalanx.data.tokenizers.training import train_tokenizer
 from phalanx.models.quiet import quiet_transformers
-from phalanx.redteam.asking import LocalAsks, ChatReply
+from phalanx.redteam.asking import ChatReply, LocalAsks
 from phalanx.redteam.fitting import FittingPlan, fit_rows
 from phalanx.redteam.target import Target, TextSet
 from phalanx.serve.text_model import TextModel
