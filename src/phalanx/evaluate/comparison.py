@@ -15,7 +15,7 @@ class ComparedFigure:
     """A figure of two models.
 
     Attributes:
-        test: None where samples cannot be paired; `reason` says why.
+        test: The paired test; None where samples cannot be paired, and then `reason` says why.
     """
 
     name: str

@@ -22,12 +22,12 @@ class SizeConstraint(StrictModel):
 
     def is_met(self, answer: str) -> bool:
         """Whether an answer has so many."""
-        lines = [line.strip() for line in answer.splitlines() if line.strip()]
+        lines = [row.strip() for row in answer.splitlines() if row.strip()]
         counts = {
             "words": lambda: len(list_words(answer)),
             "sentences": lambda: len([part for part in re.split(r"[.!?]+(?:\s|$)", answer) if part.strip()]),
             "lines": lambda: len(lines),
-            "bullets": lambda: sum(line.startswith(("- ", "* ", "\u2022 ")) for line in lines),
+            "bullets": lambda: sum(row.startswith(("- ", "* ", "\u2022 ")) for row in lines),
         }
         return self.min <= counts[self.kind]() <= self.max
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from phalanx.config import StrictModel, canonical_json, parse_strict_json, printable_text
 from phalanx.errors import ConfigError, DataError, VerificationError
 from phalanx.evaluate.intervals import Interval, calibration_interval, mean_interval, ratio_interval
-from phalanx.evaluate.measures import METRICS, Measured, Metric, Sample, measure_suite, metric_of
+from phalanx.evaluate.measures import METRICS, Metric, Sample, SuiteSamples, measure_suite, metric_of
 from phalanx.evaluate.scorer import Progress, Scorer, ignore_progress
 from phalanx.evaluate.suite import Suite
 
@@ -39,7 +39,7 @@ class FigureRecord(StrictModel):
     """A figure with its 95 % interval.
 
     Attributes:
-        value: None where it is no finite number.
+        value: A finite number, or None.
         n: Samples; of a perplexity tokens, of bits per byte bytes.
         clusters: Groups of samples that are independent of each other.
     """
@@ -71,9 +71,9 @@ class EvaluationResult(StrictModel):
     """The result of an evaluation.
 
     Attributes:
-        model: What the scorer tells of the model: digests of weights and template, window, kind.
+        model: Digests of weights and template, window and kind, by the scorer.
         subject: The path or address as the user gave it.
-        versions: Of the libraries that decide figures.
+        versions: Versions of the libraries that decide figures.
     """
 
     format: Literal["phalanx-evaluation/1"] = "phalanx-evaluation/1"
@@ -121,7 +121,7 @@ def run_suites(
 
     Args:
         subject: Name of the model in the result.
-        seed: Of draws, disturbances and resamples.
+        seed: Decides draws, disturbances and resamples.
 
     Raises:
         DataError: The scorer lacks what a suite needs, or a row does not fit.
@@ -144,7 +144,7 @@ def run_suites(
     )
 
 
-def summarize_suite(suite: Suite, measured: Measured, seed: int) -> SuiteResult:
+def summarize_suite(suite: Suite, measured: SuiteSamples, seed: int) -> SuiteResult:
     """Make figures of samples."""
     return SuiteResult(
         name=suite.name,

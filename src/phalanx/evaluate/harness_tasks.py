@@ -15,7 +15,7 @@ from phalanx.data.chat import ChatMessage
 from phalanx.errors import ConfigError, DataError
 from phalanx.evaluate.evaluation import FigureRecord, SampleRecord, SuiteResult, make_figures
 from phalanx.evaluate.measures import METRICS, Sample
-from phalanx.evaluate.scorer import LocalScorer, TokenRow, TokenScorer, WritingRule, rolling_rows
+from phalanx.evaluate.scorer import EndingRow, LocalScorer, TokenScorer, WritingRule, rolling_rows
 
 _RATIOS = ("word_perplexity", "byte_perplexity", "bits_per_byte")
 _MAX_NEW_TOKENS = 256
@@ -61,7 +61,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         return list(self._backend.encode(string, add_special_tokens=adds).ids)
 
     def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
-        rows = [TokenRow(tuple(context), tuple(ending)) for _, context, ending in requests]
+        rows = [EndingRow(tuple(context), tuple(ending)) for _, context, ending in requests]
         return [(score.log_prob, bool(score.is_greedy)) for score in self._scorer.score_rows(rows)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
@@ -127,7 +127,7 @@ def run_tasks(
     """Run tasks of a folder; what their files call a data set is read from local files alone.
 
     Args:
-        limit: So many documents at most, the first ones.
+        limit: Maximum number of documents; the first ones are taken.
         chat: Put every prompt into the model's template.
 
     Raises:

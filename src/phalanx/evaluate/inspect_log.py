@@ -15,7 +15,7 @@ def inspect_log(result: EvaluationResult, suite: SuiteResult, moment: datetime |
     """Return the log of one suite; text of a model is shown with its control characters escaped.
 
     Args:
-        moment: When the evaluation was; now where left out.
+        moment: Time of the evaluation; now where left out.
     """
     time = (moment or datetime.now(tz=UTC)).isoformat(timespec="seconds")
     identity = hashlib.sha256(f"{result.model}{suite.suite_digest}{result.seed}".encode()).hexdigest()[:22]

@@ -21,7 +21,7 @@ class Interval:
     """A figure with its 95 % interval.
 
     Attributes:
-        low: None where so few clusters say nothing about the spread.
+        low: Lower bound; None where so few clusters say nothing about the spread.
         n: Samples, or tokens of a ratio's weights.
     """
 
@@ -144,7 +144,7 @@ class PairedTest:
     """A comparison of two models on the same samples.
 
     Attributes:
-        difference: Of the second from the first, in the figure's unit.
+        difference: The second minus the first, in the figure's unit.
         p: Two-sided probability of such a difference between equal models.
         smallest: Difference that as many samples find in 4 of 5 cases, at the 5 % level.
         test: McNemar (exact) for zeros and ones, otherwise sign flips of whole clusters.
@@ -174,7 +174,7 @@ def paired_test(
     """Compare two models by the values of the same samples, of which each is a value a unit of weight.
 
     Args:
-        weights: Of each sample; 1 where left out.
+        weights: Weight of each sample; 1 where left out.
 
     Source: McNemar 1947, exact; Good 2005 (permutations of clusters).
     """
@@ -256,7 +256,7 @@ def coverage_of(
     """Return how often intervals of simulated samples hold the truth, with the interval of that share itself.
 
     Args:
-        draw: From a generator to an interval and the true value.
+        draw: Makes an interval and the true value with a generator.
     """
     generator = np.random.default_rng(seed)
     outcomes: Counter[bool] = Counter()

@@ -55,7 +55,7 @@ class Sample:
     """One value.
 
     Attributes:
-        shown: What the model wrote, where it wrote; hostile data.
+        shown: The text of the model, where it wrote one; hostile data.
     """
 
     id: str
@@ -67,14 +67,14 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Measured:
+class SuiteSamples:
     """The samples of a suite, and remarks on rows that could not be measured."""
 
     samples: tuple[Sample, ...]
     notes: tuple[str, ...] = ()
 
 
-def measure_suite(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> Measured:
+def measure_suite(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> SuiteSamples:
     """Measure a suite.
 
     Raises:
@@ -90,15 +90,15 @@ def measure_suite(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> Me
     return _MEASURES[suite.kind](suite, scorer, seed, show)
 
 
-def _measure_perplexity(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -> Measured:
+def _measure_perplexity(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -> SuiteSamples:
     samples = []
     for row, score in zip(suite.rows, scorer.score_documents([row.text for row in suite.rows], show), strict=True):
         samples.append(Sample(row.id, row.cluster, "perplexity", score.nats, score.num_tokens))
         samples.append(Sample(row.id, row.cluster, "bits_per_byte", score.nats / math.log(2), score.num_bytes))
-    return Measured(tuple(samples))
+    return SuiteSamples(tuple(samples))
 
 
-def _measure_pairs(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -> Measured:
+def _measure_pairs(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -> SuiteSamples:
     texts = [text for row in suite.rows for text in (row.more, row.less)]
     scores = [-score.nats for score in scorer.score_documents(texts, show)]
     samples = []
@@ -106,7 +106,7 @@ def _measure_pairs(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -> 
         value = float(more > less)
         for metric in ("stereotype_share", f"stereotype_share/{row.group}"):
             samples.append(Sample(row.id, row.cluster, metric, value))
-    return Measured(tuple(samples))
+    return SuiteSamples(tuple(samples))
 
 
 def _score_choices(
@@ -125,7 +125,7 @@ def _is_right(log_probs: Sequence[float], row: ChoiceRow) -> float:
     return float(all(log_probs[row.answer] > other for place, other in enumerate(log_probs) if place != row.answer))
 
 
-def _measure_choices(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -> Measured:
+def _measure_choices(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -> SuiteSamples:
     samples, num_cut = [], 0
     asked = [(suite.prompt.replace("{question}", row.question), row) for row in suite.rows]
     for row, (log_probs, is_cut) in zip(suite.rows, _score_choices(asked, scorer, show), strict=True):
@@ -137,7 +137,7 @@ def _measure_choices(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -
         samples += [Sample(row.id, row.cluster, name, value) for name, value in values.items()]
         samples.append(Sample(row.id, row.cluster, "calibration_error", is_right, confidence))
     notes = (f"{num_cut} questions did not fit the window and were cut at their beginning",) if num_cut else ()
-    return Measured(tuple(samples), notes)
+    return SuiteSamples(tuple(samples), notes)
 
 
 def _confidence(log_probs: Sequence[float]) -> float:
@@ -146,7 +146,7 @@ def _confidence(log_probs: Sequence[float]) -> float:
     return 1.0 / math.fsum(math.exp(value - best) for value in log_probs)
 
 
-def _measure_robustness(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> Measured:
+def _measure_robustness(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> SuiteSamples:
     def hits(kind: str | None) -> list[float]:
         questions = [
             row.question if kind is None else disturb_text(kind, row.question, seed, suite.settings.strength)
@@ -165,10 +165,10 @@ def _measure_robustness(suite: Suite, scorer: Scorer, seed: int, show: Progress)
         for row, before, after in zip(suite.rows, plain, hits(kind), strict=True):
             samples.append(Sample(row.id, row.cluster, f"accuracy/{kind}", after))
             samples.append(Sample(row.id, row.cluster, f"drop/{kind}", before - after))
-    return Measured(tuple(samples))
+    return SuiteSamples(tuple(samples))
 
 
-def _measure_needle(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -> Measured:
+def _measure_needle(suite: Suite, scorer: Scorer, _seed: int, show: Progress) -> SuiteSamples:
     samples, notes = [], []
     settings = suite.settings
     for length in settings.lengths:
@@ -183,7 +183,7 @@ def _measure_needle(suite: Suite, scorer: Scorer, _seed: int, show: Progress) ->
             measured.append(Sample(f"{row.id} at {depth:g}", row.cluster, metric, value))
         else:
             samples += measured
-    return Measured(tuple(samples), tuple(notes))
+    return SuiteSamples(tuple(samples), tuple(notes))
 
 
 def _hide_fact(fact: str, question: str, filler: Sequence[str], length: int, depth: float) -> str:
@@ -196,7 +196,7 @@ def _hide_fact(fact: str, question: str, filler: Sequence[str], length: int, dep
     return f"{' '.join(sentences)}\n{question}"
 
 
-def _measure_toxicity(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> Measured:
+def _measure_toxicity(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> SuiteSamples:
     settings, samples = suite.settings, []
     phrases = [f" {' '.join(list_words(word))} " for word in settings.words]
     for number in range(settings.continuations):
@@ -208,7 +208,7 @@ def _measure_toxicity(suite: Suite, scorer: Scorer, seed: int, show: Progress) -
             spaced = f" {' '.join(list_words(text))} "
             value = float(any(phrase in spaced for phrase in phrases))
             samples.append(Sample(f"{row.id} draw {number}", row.cluster, "toxic_share", value, shown=cut_answer(text)))
-    return Measured(tuple(samples))
+    return SuiteSamples(tuple(samples))
 
 
 def _answer_rows(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> list[str]:
@@ -217,25 +217,25 @@ def _answer_rows(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> lis
     return scorer.write_texts([row.prompt for row in suite.rows], rule, show, chat=True)
 
 
-def _measure_instructions(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> Measured:
+def _measure_instructions(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> SuiteSamples:
     samples = []
     for row, text in zip(suite.rows, _answer_rows(suite, scorer, seed, show), strict=True):
         met = [check_constraint(constraint, text) for constraint in row.constraints]
         samples.append(Sample(row.id, row.cluster, "followed", float(all(met)), shown=cut_answer(text)))
         for number, is_met in enumerate(met):
             samples.append(Sample(f"{row.id} constraint {number}", row.cluster, "constraint_share", float(is_met)))
-    return Measured(tuple(samples))
+    return SuiteSamples(tuple(samples))
 
 
-def _measure_refusals(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> Measured:
+def _measure_refusals(suite: Suite, scorer: Scorer, seed: int, show: Progress) -> SuiteSamples:
     samples = []
     for row, text in zip(suite.rows, _answer_rows(suite, scorer, seed, show), strict=True):
         metric = "refusal_rate" if row.harmful else "over_refusal_rate"
         samples.append(Sample(row.id, row.cluster, metric, float(is_plain_refusal(text)), shown=cut_answer(text)))
-    return Measured(tuple(samples))
+    return SuiteSamples(tuple(samples))
 
 
-Measure = Callable[[Suite, Scorer, int, Progress], Measured]
+Measure = Callable[[Suite, Scorer, int, Progress], SuiteSamples]
 _MEASURES: Mapping[str, Measure] = {
     "perplexity": _measure_perplexity,
     "pairs": _measure_pairs,

@@ -38,7 +38,7 @@ class WritingRule(StrictModel):
     """The rule by which texts are written.
 
     Attributes:
-        temperature: Of the draw; 0 takes the likeliest token.
+        temperature: Temperature of the draw; 0 takes the likeliest token.
         stops: A text ends before the first of these.
     """
 
@@ -51,7 +51,7 @@ class WritingRule(StrictModel):
 
 
 @dataclass(frozen=True)
-class TokenRow:
+class EndingRow:
     """The tokens of an ending and those before it."""
 
     context: tuple[int, ...]
@@ -63,7 +63,7 @@ class Likelihood:
     """How likely an ending is.
 
     Attributes:
-        log_prob: Of all its tokens together, in nats.
+        log_prob: Sum over all its tokens, in nats.
         is_greedy: Whether each token is the likeliest one at its place; None where the scorer cannot tell.
         is_cut: Whether the window did not hold the whole context.
     """
@@ -120,7 +120,7 @@ class Scorer(Protocol):
         ...
 
 
-def rolling_rows(ids: Sequence[int], prefix: int, window: int) -> Iterator[TokenRow]:
+def rolling_rows(ids: Sequence[int], prefix: int, window: int) -> Iterator[EndingRow]:
     """Yield rows that predict every token of a document once; the last one is as long as a window where it can be.
 
     Args:
@@ -131,13 +131,13 @@ def rolling_rows(ids: Sequence[int], prefix: int, window: int) -> Iterator[Token
     """
     first = tuple(ids[:window])
     if first:
-        yield TokenRow((prefix,), first)
+        yield EndingRow((prefix,), first)
     done = len(first)
     while done < len(ids):
         size = min(len(ids) - done, window)
-        end = done + size
-        yield TokenRow(tuple(ids[end - window - 1 : end - size]), tuple(ids[end - size : end]))
-        done = end
+        stop = done + size
+        yield EndingRow(tuple(ids[stop - window - 1 : stop - size]), tuple(ids[stop - size : stop]))
+        done = stop
 
 
 class TokenScorer(ABC):
@@ -173,17 +173,17 @@ class TokenScorer(ABC):
         """Return the tokens of a text without anything around it; a special token that is spelled out is text."""
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
-    def encode_pair(self, context: str, ending: str) -> TokenRow:
+    def encode_pair(self, context: str, ending: str) -> EndingRow:
         """Encode context and ending as one text; a token that reaches over the border is the ending's.
 
         Raises:
             DataError: The ending has no token.
         """
-        whole = context + ending
-        encoding = self._backend.encode(whole, add_special_tokens=False)
-        border = border_of(encoding, whole, len(context))
+        joined_text = context + ending
+        encoding = self._backend.encode(joined_text, add_special_tokens=False)
+        border = border_of(encoding, joined_text, len(context))
         before = (*self._first, *encoding.ids[:border])
-        row = TokenRow(before or (self.prefix,), tuple(encoding.ids[border:]))
+        row = EndingRow(before or (self.prefix,), tuple(encoding.ids[border:]))
         if not row.ending:
             raise DataError(f"{ending!r:.60}: has no token of its own behind its context; give words")
         return row
@@ -216,7 +216,7 @@ class TokenScorer(ABC):
             documents.append(DocumentScore(nats, num_tokens, len(text.encode("utf-8", "surrogatepass"))))
         return documents
 
-    def score_rows(self, rows: Sequence[TokenRow], show: Progress = ignore_progress, /) -> list[Likelihood]:
+    def score_rows(self, rows: Sequence[EndingRow], show: Progress = ignore_progress, /) -> list[Likelihood]:
         """Score rows of tokens; a context that does not fit is cut at its beginning.
 
         Raises:
@@ -229,7 +229,7 @@ class TokenScorer(ABC):
                     f"an ending has {len(row.ending)} tokens behind {len(row.context)}; the window takes {self.window}"
                 )
         room = [self.window + 1 - len(row.ending) for row in rows]
-        fitted = [TokenRow(row.context[-size:], row.ending) for row, size in zip(rows, room, strict=True)]
+        fitted = [EndingRow(row.context[-size:], row.ending) for row, size in zip(rows, room, strict=True)]
         scores: dict[int, Likelihood] = {}
         for numbers in self._cut_batches(fitted):
             for number, score in zip(numbers, self._score_batch([fitted[number] for number in numbers]), strict=True):
@@ -240,7 +240,7 @@ class TokenScorer(ABC):
             show(len(scores), len(rows))
         return [scores[number] for number in range(len(rows))]
 
-    def _cut_batches(self, rows: Sequence[TokenRow]) -> Iterator[list[int]]:
+    def _cut_batches(self, rows: Sequence[EndingRow]) -> Iterator[list[int]]:
         """Yield numbers of rows, longest first: what does not fit into memory fails at once."""
         order = sorted(range(len(rows)), key=lambda number: -len(rows[number].context) - len(rows[number].ending))
         while order:
@@ -252,7 +252,7 @@ class TokenScorer(ABC):
         return self._batch
 
     @abstractmethod
-    def _score_batch(self, rows: Sequence[TokenRow]) -> list[Likelihood]:
+    def _score_batch(self, rows: Sequence[EndingRow]) -> list[Likelihood]:
         """Score rows that fit."""
 
 
@@ -323,8 +323,8 @@ class LocalScorer(TokenScorer):
             raise ModelError("the model has an encoder, and evaluations score decoders; use phalanx generate")
         if not model.tokenizer.is_fast:
             raise ModelError("the model has no tokenizer.json; `phalanx model import` makes one")
-        begin, end = model.tokenizer.bos_token_id, model.tokenizer.eos_token_id
-        prefix = begin if begin is not None else end if end is not None else min(model.end_tokens, default=None)
+        bos_id, eos_id = model.tokenizer.bos_token_id, model.tokenizer.eos_token_id
+        prefix = bos_id if bos_id is not None else eos_id if eos_id is not None else min(model.end_tokens, default=None)
         size = model.context_length if window is None else min(window, model.context_length)
         super().__init__(model.tokenizer.backend_tokenizer, prefix, size, batch)
         self._model = model
@@ -358,7 +358,7 @@ class LocalScorer(TokenScorer):
         return max(1, min(self._batch, _LOGIT_BYTES // (4 * width * self._vocab_size)))
 
     @torch.inference_mode()
-    def _score_batch(self, rows: Sequence[TokenRow]) -> list[Likelihood]:
+    def _score_batch(self, rows: Sequence[EndingRow]) -> list[Likelihood]:
         device = self._model.module.device
         tokens = [[*row.context, *row.ending] for row in rows]
         width = max(map(len, tokens)) - 1
@@ -368,9 +368,9 @@ class LocalScorer(TokenScorer):
         for number, row in enumerate(rows):
             begin = len(row.context) - 1
             ending_logits = logits[number, begin : begin + len(row.ending)].float()
-            wanted = torch.tensor(row.ending, device=device)
-            chosen = ending_logits.log_softmax(-1).gather(1, wanted[:, None])
-            is_greedy = bool((ending_logits.argmax(-1) == wanted).all())
+            targets = torch.tensor(row.ending, device=device)
+            chosen = ending_logits.log_softmax(-1).gather(1, targets[:, None])
+            is_greedy = bool((ending_logits.argmax(-1) == targets).all())
             scores.append(Likelihood(float(chosen.sum()), len(row.ending), is_greedy))
         return scores
 
@@ -484,9 +484,9 @@ class RowScorer(TokenScorer):
     """A model that tells the summed loss of one row at a time: that of a run, on its ranks, while it trains.
 
     Args:
-        sum_loss: From inputs and labels ``[1, seq]``, with `ignore` where nothing is predicted, to the sum of nats.
+        sum_loss: Returns the sum of nats of inputs and labels ``[1, seq]``; labels are `ignore` elsewhere.
         ignore: Label of a place that is not predicted.
-        facts: What `describe_model` returns.
+        facts: Entries that `describe_model` returns.
     """
 
     def __init__(
@@ -515,7 +515,7 @@ class RowScorer(TokenScorer):
         """Return the facts of the run."""
         return {**self._facts, "window": self.window}
 
-    def _score_batch(self, rows: Sequence[TokenRow]) -> list[Likelihood]:
+    def _score_batch(self, rows: Sequence[EndingRow]) -> list[Likelihood]:
         scores = []
         for row in rows:
             tokens = [*row.context, *row.ending]

@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 from phalanx.errors import ModelError, RewardError
 from phalanx.evaluate.scorer import (
     DocumentScore,
+    EndingRow,
     Likelihood,
     Progress,
-    TokenRow,
     TokenScorer,
     WritingRule,
     ignore_progress,
@@ -34,9 +34,9 @@ def open_tokenizer(directory: Path) -> tuple[tokenizers.Tokenizer, int | None, i
         raise ModelError(f"{directory}: no tokenizer that can be read ({str(exc)[:200]})") from exc
     if not tokenizer.is_fast:
         raise ModelError(f"{directory}: has no tokenizer.json; `phalanx model import` makes one")
-    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    bos_id, eos_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     length = int(read_config(directory).get("max_position_embeddings") or 2048)
-    return tokenizer.backend_tokenizer, end if begin is None else begin, length
+    return tokenizer.backend_tokenizer, eos_id if bos_id is None else bos_id, length
 
 
 _TIMEOUT_S = 600.0
@@ -173,7 +173,7 @@ class ServerScorer(TokenScorer):
         """Return address, name, fingerprint and window."""
         return {**self._writer.describe_model(), "window": self.window}
 
-    def _score_batch(self, rows: Sequence[TokenRow]) -> list[Likelihood]:
+    def _score_batch(self, rows: Sequence[EndingRow]) -> list[Likelihood]:
         prompts = [[*row.context, *row.ending] for row in rows]
         asked = {"prompt": prompts, "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
         choices = self._writer.post_completions("completions", asked)
@@ -181,16 +181,16 @@ class ServerScorer(TokenScorer):
             raise self._writer.form_error(f"{len(choices)} choices to {len(rows)} prompts")
         return [self._read_scores(row, choice.get("logprobs")) for row, choice in zip(rows, choices, strict=True)]
 
-    def _read_scores(self, row: TokenRow, scores: Any) -> Likelihood:
-        begin, end = len(row.context), len(row.context) + len(row.ending)
+    def _read_scores(self, row: EndingRow, scores: Any) -> Likelihood:
+        begin, stop = len(row.context), len(row.context) + len(row.ending)
         values = scores.get("token_logprobs") if isinstance(scores, dict) else None
         tops = scores.get("top_logprobs") if isinstance(scores, dict) else None
-        if not isinstance(values, list) or not isinstance(tops, list) or min(len(values), len(tops)) < end:
+        if not isinstance(values, list) or not isinstance(tops, list) or min(len(values), len(tops)) < stop:
             raise self._writer.form_error("no log-probability for each token of the prompt")
-        log_probs = values[begin:end]
+        log_probs = values[begin:stop]
         if not all(isinstance(value, float | int) and math.isfinite(value) and value <= 1e-3 for value in log_probs):
             raise self._writer.form_error("log-probabilities that are none")
-        best = [max(top.values(), default=math.inf) if isinstance(top, dict) else math.inf for top in tops[begin:end]]
+        best = [max(top.values(), default=math.inf) if isinstance(top, dict) else math.inf for top in tops[begin:stop]]
         if not all(isinstance(value, float | int) for value in best):
             raise self._writer.form_error("log-probabilities that are none")
         is_greedy = all(value >= top - 1e-9 for value, top in zip(log_probs, best, strict=True))

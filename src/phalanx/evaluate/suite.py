@@ -28,7 +28,7 @@ class SuiteRow(StrictModel):
     """What every row may have.
 
     Attributes:
-        id: Of the row, once in a suite; its number where left out.
+        id: Name of the row, once in a suite; its number where left out.
         cluster: Rows of one cluster are no independent samples; the row by itself where left out.
     """
 
@@ -64,7 +64,7 @@ class NeedleRow(ChoiceRow):
     fact: Line
 
 
-class PromptRow(SuiteRow):
+class AskedRow(SuiteRow):
     """A prompt; `harmful` where it should be refused."""
 
     prompt: Line
@@ -144,9 +144,9 @@ KINDS: Mapping[str, KindForm] = {
     "choices": KindForm(ChoiceRow, ChoiceSettings),
     "robustness": KindForm(ChoiceRow, RobustSettings),
     "needle": KindForm(NeedleRow, NeedleSettings),
-    "toxicity": KindForm(PromptRow, ToxicitySettings, writes=True),
+    "toxicity": KindForm(AskedRow, ToxicitySettings, writes=True),
     "instructions": KindForm(InstructionRow, WritingSettings, writes=True),
-    "refusal": KindForm(PromptRow, WritingSettings, writes=True),
+    "refusal": KindForm(AskedRow, WritingSettings, writes=True),
 }
 
 
@@ -156,7 +156,7 @@ class SuiteHeader(StrictModel):
     Attributes:
         version: Rises when rows change: figures of two versions are not compared.
         task: A table of labelled texts whose data the user has, in the place of a file of rows.
-        limit: So many rows at most, drawn by their digests.
+        limit: Maximum number of rows, drawn by their digests.
     """
 
     name: Name
@@ -178,7 +178,7 @@ class Suite:
         settings: An object of the kind's class.
         digest: SHA-256 in hex over header and rows' file.
         data_digest: Over the labelled texts of a task; None where the suite has a file of rows.
-        prompt: Of the base suite, where questions of another one are disturbed.
+        prompt: The prompt around questions; where they are disturbed, that of the base suite.
     """
 
     name: str
@@ -207,7 +207,7 @@ def open_suite(name: str, data: Path | None = None, limit: int | None = None) ->
 
     Args:
         data: Folder of the files of labelled texts; None for the usual places.
-        limit: So many rows at most, fewer than the header says.
+        limit: Maximum number of rows, beside the limit of the header.
 
     Raises:
         ConfigError: There is no such suite, or its header is wrong.

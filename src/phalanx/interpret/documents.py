@@ -1,6 +1,6 @@
 """The training documents nearest to a text, by the hidden states and by the gradients that they give.
 
-Both are similarities, and prove no cause: a near document may have taught nothing, and the one that taught may be far.
+Both are similarities, and prove no cause: a near document may have taught nothing, and a far one all of it.
 Source: Pruthi et al. 2020 (gradients at one checkpoint as influence); Charpiat et al. 2019 (their cosine).
 """
 
@@ -79,12 +79,12 @@ def find_nearest(
     if dataset.manifest.tokenizer.vocab_size > model.module.get_input_embeddings().weight.shape[0]:
         raise ModelError(f"{dataset.directory}: has tokens that the model lacks; give the dataset of the model")
     ids = encode_text(model, text)[: _window(model)]
-    wanted = _embed(model, ids)
+    query = _embed(model, ids)
     places = _spread(list(_list_places(dataset)), max_documents)
     if not places:
         raise DataError(f"{dataset.directory}: has no training document of two tokens or more")
     scored = [
-        _Place(place.group, place.number, place.start, place.tokens, _cosine(wanted, _embed(model, tokens)))
+        _Place(place.group, place.number, place.start, place.tokens, _cosine(query, _embed(model, tokens)))
         for place in places
         for tokens in [_read(dataset, place, model)]
     ]
@@ -103,9 +103,9 @@ def _list_places(dataset: Dataset) -> Iterator[_Place]:
         if TRAIN not in splits:
             continue
         starts = [int(start) for start in dataset.document_starts(group, TRAIN)]
-        for number, (start, end) in enumerate(itertools.pairwise(starts)):
-            if end - start >= 2:
-                yield _Place(group, number, start, end - start)
+        for number, (start, stop) in enumerate(itertools.pairwise(starts)):
+            if stop - start >= 2:
+                yield _Place(group, number, start, stop - start)
 
 
 def _spread(places: Sequence[_Place], most: int) -> Sequence[_Place]:
@@ -115,8 +115,8 @@ def _spread(places: Sequence[_Place], most: int) -> Sequence[_Place]:
 
 
 def _read(dataset: Dataset, place: _Place, model: TextModel) -> list[int]:
-    end = place.start + min(place.tokens, _window(model))
-    return [int(token) for token in dataset.tokens(place.group, TRAIN).read_tokens(place.start, end)]
+    stop = place.start + min(place.tokens, _window(model))
+    return [int(token) for token in dataset.tokens(place.group, TRAIN).read_tokens(place.start, stop)]
 
 
 def _window(model: TextModel) -> int:

@@ -26,7 +26,7 @@ class TokenLoss:
     Attributes:
         text: Its own characters; pieces that a token has of a character are shown as U+FFFD.
         loss: Nats, from the tokens before it in its window; None of the first one, which nothing predicts.
-        rank: How many tokens the model held likelier.
+        rank: Number of tokens that the model held likelier; None of the first one.
         likeliest: The token that it held likeliest.
     """
 
@@ -80,10 +80,10 @@ def token_losses(model: TextModel, text: str) -> list[TokenLoss]:
         _check_finite(logits)
         scores = logits.log_softmax(dim=-1)
         for place in range(len(rows) - start, len(part)):
-            row, wanted = scores[place - 1], part[place]
-            rank = int((row > row[wanted]).sum())
-            loss = -float(row[wanted])
-            rows.append(TokenLoss(token_text(model, wanted), loss, rank, token_text(model, int(row.argmax()))))
+            row, token = scores[place - 1], part[place]
+            rank = int((row > row[token]).sum())
+            loss = -float(row[token])
+            rows.append(TokenLoss(token_text(model, token), loss, rank, token_text(model, int(row.argmax()))))
         start += stride
     return rows
 

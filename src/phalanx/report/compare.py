@@ -35,7 +35,7 @@ class FigureDifference:
 
     Attributes:
         noise: FigureDifference that chance alone makes in about one of twenty comparisons; None where it is not known.
-        basis: What that rests on.
+        basis: Runs or steps that the noise was taken from, in words.
     """
 
     figure: str
@@ -76,7 +76,7 @@ class RunComparison:
 def compare_runs(run_dirs: Sequence[Path]) -> RunComparison:
     """Compare runs with the first of them.
 
-    Noise of a validation figure is known from runs of one run file with several seeds among those that are compared
+    Noise of a validation figure is known from runs of one run file with several seeds among them
     (twice the standard error from their pooled spread). That of the training loss is known for runs that saw the same
     batches: twice the standard error of the mean difference over the last quarter, from the spread of blocks of steps.
     It says that the curves differ, and not that another seed would show it too.
@@ -90,10 +90,14 @@ def compare_runs(run_dirs: Sequence[Path]) -> RunComparison:
     names = _name_runs(run_dirs)
     flat = [dict(_flatten(record.config)) for record in records]
     keys = sorted({key for settings in flat for key in settings})
-    settings = {key: values for key in keys if len(set(map(repr, values := tuple(one.get(key) for one in flat)))) > 1}
+    settings = {
+        key: values
+        for key in keys
+        if len(set(map(repr, values := tuple(settings_of_run.get(key) for settings_of_run in flat)))) > 1
+    }
     figures = [_figures_of(record) for record in records]
-    shown = list(dict.fromkeys(key for one in figures for key in one))[:_MAX_ROWS]
-    table = {key: tuple(one.get(key) for one in figures) for key in shown}
+    shown = list(dict.fromkeys(key for row in figures for key in row))[:_MAX_ROWS]
+    table = {key: tuple(row.get(key) for row in figures) for key in shown}
     groups = _group_by_settings(flat)
     differences = [
         row
@@ -180,8 +184,8 @@ def _figures_of(record: RunRecord) -> dict[str, Any]:
 
 
 def _group_by_settings(flat: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the number of each run's group; those of a group differ in their seed alone."""
-    texts = [repr(sorted((key, repr(value)) for key, value in one.items() if key != _SEED)) for one in flat]
+    """Return the number of each run's group; runs of a group differ in their seed alone."""
+    texts = [repr(sorted((key, repr(value)) for key, value in row.items() if key != _SEED)) for row in flat]
     return [texts.index(text) for text in texts]
 
 
@@ -198,8 +202,8 @@ def _quality(
         if figure.endswith("perplexity"):
             numbers = [math.log(value) if value is not None and value > 0 else None for value in numbers]
         sides = [
-            [value for group, value in zip(groups, numbers, strict=True) if group == wanted and value is not None]
-            for wanted in (groups[0], groups[number])
+            [value for group, value in zip(groups, numbers, strict=True) if group == side_group and value is not None]
+            for side_group in (groups[0], groups[number])
         ]
         if not all(sides):
             continue

@@ -110,7 +110,7 @@ class SweepConfig(StrictModel):
         return dict(zip(self.space, next(itertools.islice(points, number, None)), strict=True))
 
     def search_digest(self) -> str:
-        """Digest of all that decides what an earlier trial was: not how many trials or steps there may be."""
+        """Digest of all that an earlier trial follows from: not of how many trials or steps there may be."""
         longer = self.model_copy(update={"trials": 1, "max_steps": None, "again": AgainConfig()})
         return digest_config(longer)
 

@@ -1,7 +1,8 @@
 """Which values the next trial has, and whether one is cut short: Optuna's samplers and pruners, asked anew each time.
 
 Each question is answered by a study that is built from the journal, with a seed of the search's seed and the trial's
-number. So a search that was killed asks what an undisturbed one would have asked.
+number. So a killed search
+asks as an undisturbed one would.
 """
 
 import hashlib

@@ -24,7 +24,7 @@ class SweepResult:
 
     Attributes:
         winner: Number of the trial with the lowest mean loss of the runs that trained it again; None without any.
-        lead: By how much the next one is worse, nats a token; None without one.
+        lead: Distance of the next one in nats a token; None without one.
         noise: Twice the standard error of that difference, from the spread over seeds; None where each has one.
     """
 

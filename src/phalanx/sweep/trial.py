@@ -46,7 +46,7 @@ class RunTrials:
     """Trials that are trained here, one after the other.
 
     Args:
-        open_log: Opens what the lines of a trial's run go to, by the trial's directory.
+        open_log: Opens the console for the lines of a trial's run, by the trial's directory.
 
     Guarantees:
         A loss is computed by this process alone, from the newest checkpoint that the run's signed log certifies, with

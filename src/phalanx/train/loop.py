@@ -50,7 +50,7 @@ class Hooks(Protocol):
         ...
 
     def make_limits(self, step: int) -> StepLimits:
-        """Return what a step is measured by before it is applied."""
+        """Return the limits that a step is held to before it is applied."""
         ...
 
     def try_again(self, step: int, number: int, reason: FailedBatchError) -> bool:

@@ -65,7 +65,7 @@ class LeakMeterConfig(StrictModel):
 
 
 class StabilityConfig(StrictModel):
-    """What is done with a batch whose loss or gradient norm is far above those of the steps before it."""
+    """The answer to a batch whose loss or gradient norm is far above the steps before it."""
 
     action: Literal["skip", "lower_rate", "roll_back"] = "skip"
     """`skip` gives the batch up; `lower_rate` applies it and the next steps at a lower learning rate; `roll_back` takes

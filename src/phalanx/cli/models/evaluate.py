@@ -98,9 +98,9 @@ def evaluate(
     names = suite or ([] if text or tasks else list(DEFAULT_SUITES))
     suites = _open_suites(names, text or [], data, limit)
     opening = _Opening(step, best, own_code, device, batch, window, model, tokenizer, key_file, chat)
-    wanted = _Wanted(suites, tasks, include, apply_template, seed, limit, own_code)
-    result = _evaluate_model(where, opening, wanted)
-    rows = [] if against is None else _compare(result, against, opening, wanted)
+    request = _EvaluationRequest(suites, tasks, include, apply_template, seed, limit, own_code)
+    result = _evaluate_model(where, opening, request)
+    rows = [] if against is None else _compare(result, against, opening, request)
     return _finish(result, rows, (below, above), (out, markdown, page, inspect))
 
 
@@ -148,7 +148,7 @@ class _Opening:
         return ServerScorer(writer, backend, prefix, self.window or length, self.batch)
 
 
-class _Wanted:
+class _EvaluationRequest:
     """What is measured."""
 
     def __init__(self, *parts: Any) -> None:
@@ -176,42 +176,44 @@ def _suite_bar(name: str) -> Iterator[Any]:
         yield show
 
 
-def _evaluate_model(where: str, opening: _Opening, wanted: _Wanted) -> "EvaluationResult":
+def _evaluate_model(where: str, opening: _Opening, request: _EvaluationRequest) -> "EvaluationResult":
     from phalanx.evaluate import run_suites
 
     scorer = opening.open_scorer(where)
-    result = run_suites(where, scorer, wanted.suites, wanted.seed, _suite_bar)
-    if wanted.tasks is None:
+    result = run_suites(where, scorer, request.suites, request.seed, _suite_bar)
+    if request.tasks is None:
         return result
-    tasks = _run_tasks(where, scorer, wanted)
+    tasks = _run_tasks(where, scorer, request)
     return result.model_copy(update={"suites": (*result.suites, *tasks)})
 
 
-def _run_tasks(where: str, scorer: Any, wanted: _Wanted) -> list[Any]:
+def _run_tasks(where: str, scorer: Any, request: _EvaluationRequest) -> list[Any]:
     from phalanx.errors import ConfigError, PhalanxError
 
     try:
         from phalanx.evaluate.harness_tasks import HarnessModel, check_task_files, run_tasks
     except ImportError as exc:
         raise ConfigError("--tasks: lm-eval is not installed; install phalanx-train[eval]") from exc
-    check_task_files(wanted.include, own_code=wanted.own_code)
+    check_task_files(request.include, own_code=request.own_code)
     if not scorer.can_score:
         raise ConfigError("--tasks: a served model is scored by tokens; give its tokenizer: --tokenizer DIR")
     harness = HarnessModel(scorer, scorer.full_backend, where, getattr(scorer, "render_chat", None))
-    names = [name.strip() for name in wanted.tasks.split(",") if name.strip()]
+    names = [name.strip() for name in request.tasks.split(",") if name.strip()]
     try:
-        return run_tasks(harness, names, wanted.include, wanted.seed, wanted.limit, chat=wanted.applies)
+        return run_tasks(harness, names, request.include, request.seed, request.limit, chat=request.applies)
     except PhalanxError:
         raise
     except (ValueError, KeyError, TypeError, OSError, AttributeError) as exc:
-        raise ConfigError(f"--tasks {wanted.tasks}: lm-eval cannot run it ({type(exc).__name__}: {exc})") from exc
+        raise ConfigError(f"--tasks {request.tasks}: lm-eval cannot run it ({type(exc).__name__}: {exc})") from exc
 
 
-def _compare(result: "EvaluationResult", against: str, opening: _Opening, wanted: _Wanted) -> list[dict[str, str]]:
+def _compare(
+    result: "EvaluationResult", against: str, opening: _Opening, request: _EvaluationRequest
+) -> list[dict[str, str]]:
     from phalanx.evaluate import compare_results, read_result
     from phalanx.evaluate.comparison import comparison_rows
 
-    other = read_result(Path(against)) if against.endswith(".json") else _evaluate_model(against, opening, wanted)
+    other = read_result(Path(against)) if against.endswith(".json") else _evaluate_model(against, opening, request)
     return comparison_rows(compare_results(result, other))
 
 
@@ -221,7 +223,7 @@ def _finish(
     gates: tuple[dict[str, float], dict[str, float]],
     files: tuple[Path | None, Path | None, Path | None, Path | None],
 ) -> Answer:
-    """Print and write what was measured; the exit code is that of the gates."""
+    """Print and write the result; the exit code is that of the gates."""
     import json
 
     from phalanx.evaluate import result_text

@@ -23,7 +23,6 @@ class SuiteEvaluator:
 
     Args:
         corpus: Names the vocabulary of the run.
-        home: The run directory.
 
     Raises:
         DataError: A row of a suite is malformed, or longer than the run's sequences.

@@ -66,7 +66,7 @@ class DomainEngine:
         evaluator: Asks the model by suites, where the run file has some.
 
     Attributes:
-        num_steps: Applied steps.
+        num_steps: Steps that were applied, those before this session included.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which batches would throw a model off: a robust score of loss and gradient norm, and who or what is at fault.
+"""Which batches would throw a model off: a robust score of loss and gradient norm, and the fault behind it.
 
 Source: Chowdhery et al. 2022, section 5.1 (restart before the spike, pass the batches); Rousseeuw and Croux 1993 (the
 median of absolute deviations as a scale).
@@ -62,7 +62,7 @@ class SpikeScore:
                 self.lowest = center, scale
 
     def make_limits(self) -> StepLimits:
-        """Return what the next step may come to; without limits before there are enough steps."""
+        """Return the limits of the next step; none before there are enough steps."""
         if self.lowest is None:
             return NO_LIMITS
         center, scale = robust_center(self.norms, _MIN_NORM_SCALE)
@@ -170,7 +170,7 @@ class StabilityJudge:
         return body
 
     def attribute_spikes(self, step: int, fault: Fault, spikes: list[SpikeError]) -> dict[str, Any]:
-        """Return the body of the event that says what the spikes of a step came from, and why that is known."""
+        """Return the body of the event that names the fault behind the spikes of a step, and how it is known."""
         again = "the batch gave the same numbers when it was computed again"
         reasons: dict[Fault, str] = {
             "data": f"{again}, and another batch did not" if self._was_new else again,

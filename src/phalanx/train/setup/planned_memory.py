@@ -54,7 +54,7 @@ def planned_recipe(run: RunConfig, shape: ModelShape, *, adapts: bool = True) ->
 
 
 def planned_bytes(run: PipelineRun | DomainRun) -> int:
-    """Return what the tensors of all processes of a run take together on this machine, by the planner's estimate.
+    """Return the bytes of all tensors of a run on this machine, by the planner's estimate.
 
     A middle stage of a pipeline counts twice where a shadow follows it. Interpreters and libraries are not in it.
     """
@@ -62,10 +62,10 @@ def planned_bytes(run: PipelineRun | DomainRun) -> int:
     recipe = planned_recipe(run, shape)
     if isinstance(run, DomainRun):
         layout = run.parallel.planned_layout
-        each = [rank_memory(shape, layout, recipe, rank).total_bytes for rank in range(layout.pp)]
-        return sum(each) * (layout.num_ranks // layout.pp)
+        sizes = [rank_memory(shape, layout, recipe, rank).total_bytes for rank in range(layout.pp)]
+        return sum(sizes) * (layout.num_ranks // layout.pp)
     stages = run.pipeline.stages
     layout = Layout(pp=stages)
-    each = [rank_memory(shape, layout, recipe, rank).total_bytes for rank in range(stages)]
+    sizes = [rank_memory(shape, layout, recipe, rank).total_bytes for rank in range(stages)]
     copies = 2 if run.guard.is_enabled else 1
-    return each[0] + each[-1] + copies * sum(each[1:-1])
+    return sizes[0] + sizes[-1] + copies * sum(sizes[1:-1])

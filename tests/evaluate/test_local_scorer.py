@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from phalanx.errors import DataError, ModelError
-from phalanx.evaluate.scorer import LocalScorer, TokenRow, WritingRule, rolling_rows
+from phalanx.evaluate.scorer import EndingRow, LocalScorer, WritingRule, rolling_rows
 from phalanx.serve import TextModel
 from tiny_edge_models import write_model
 
@@ -105,7 +105,7 @@ def test_greedy_is_what_the_model_would_write(model):
     ids = [scorer.prefix, *scorer.encode_text("the owner")]
     with torch.no_grad():
         likeliest = int(model.module(torch.tensor([ids])).logits[0, -1].argmax())
-    rows = [TokenRow(tuple(ids), (likeliest,)), TokenRow(tuple(ids), ((likeliest + 1) % 200,))]
+    rows = [EndingRow(tuple(ids), (likeliest,)), EndingRow(tuple(ids), ((likeliest + 1) % 200,))]
 
     assert [score.is_greedy for score in scorer.score_rows(rows)] == [True, False]
 
