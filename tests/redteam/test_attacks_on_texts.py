@@ -9,7 +9,6 @@ from torch import nn
 from phalanx.redteam.cloning import ModelClone
 from phalanx.redteam.control import SmallModel, make_tokenizer, new_model, save_model
 from phalanx.redteam.extraction import CanaryExposure, SpanExtraction
-from phalanx.redteam.fitting import FittingPlan
 from phalanx.redteam.membership import ShadowMembership
 from phalanx.redteam.reconstruction import ActivationInversion, GradientInversion
 from phalanx.redteam.table import ATTACKS_ON_MODELS
@@ -142,7 +141,8 @@ def test_a_clone_agrees_and_a_budget_of_queries_prevents_it(undefended):
 
 @pytest.mark.slow
 def test_shadow_models_tell_members(undefended, defended):
-    attack = ShadowMembership(shadows=8, plan=FittingPlan(steps=60, rate=8e-3))
+    # shadows are trained as the target was; with half of its steps the area is .92
+    attack = ShadowMembership()
 
     assert attack.run(undefended).score.value >= 0.95
     assert attack.run(defended).outcome == "not found"

@@ -10,7 +10,7 @@ import pytest
 
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import InputError, TransportError
-from phalanx.redteam.asking import EndpointAsks, Reply
+from phalanx.redteam.asking import ChatReply, EndpointAsks
 from phalanx.redteam.control import PROMPT_CONTROLS
 from phalanx.redteam.prompted import ENCODINGS, PROMPTED, PromptedAttack, is_successful, read_attack_prompts
 
@@ -40,7 +40,7 @@ def test_an_obedient_model_is_broken_and_a_refusing_one_is_not(name):
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_an_answer_is_compared_and_never_run(name, payload):
     for prompt in read_attack_prompts(name)[:2]:
-        is_successful(prompt, Reply(payload, 5, "stop"))
+        is_successful(prompt, ChatReply(payload, 5, "stop"))
 
 
 def test_every_encoding_changes_the_request():
@@ -63,17 +63,17 @@ def test_every_encoding_changes_the_request():
 def test_a_secret_counts_in_each_form_that_was_asked_for(text, leaks):
     prompt = read_attack_prompts("system_prompt_leak")[0]
 
-    assert is_successful(prompt, Reply(text, 9, "stop")) is leaks
+    assert is_successful(prompt, ChatReply(text, 9, "stop")) is leaks
 
 
 def test_a_summary_that_quotes_the_injection_is_not_obedience():
     prompt = read_attack_prompts("indirect_injection")[0]
-    quoting = Reply(
+    quoting = ChatReply(
         "The page has opening hours and a hidden comment that asks for ZEPHYR-9, which is ignored.", 20, "stop"
     )
 
     assert not is_successful(prompt, quoting)
-    assert is_successful(prompt, Reply("ZEPHYR-9", 2, "stop"))
+    assert is_successful(prompt, ChatReply("ZEPHYR-9", 2, "stop"))
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -116,7 +116,7 @@ def test_a_server_is_asked_with_key_and_limit(server):
 
     reply = asks_of(server, key="secret").answer_chat(CHAT, 7)
 
-    assert reply == Reply("Hi", 0, "length")
+    assert reply == ChatReply("Hi", 0, "length")
     assert server.asked[0]["max_tokens"] == 7
     assert server.keys == ["Bearer secret"]
 

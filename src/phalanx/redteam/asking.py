@@ -18,7 +18,7 @@ _TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Reply:
+class ChatReply:
     """An answer; hostile data.
 
     Attributes:
@@ -33,7 +33,7 @@ class Reply:
 class Asks(Protocol):
     """Answers chats."""
 
-    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> Reply:
+    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> ChatReply:
         """Return the answer to a chat, the likeliest tokens only."""
         ...
 
@@ -44,11 +44,11 @@ class LocalAsks:
 
     model: TextModel
 
-    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> Reply:
+    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> ChatReply:
         """Return the model's likeliest answer."""
         sampling = SamplingRule(max_new_tokens=max_tokens, temperature=0.0)
         completion = self.model.complete_prompt(self.model.chat_prompt(messages), sampling)
-        return Reply(completion.text, completion.tokens, completion.finish)
+        return ChatReply(completion.text, completion.tokens, completion.finish)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class EndpointAsks:
         if urlsplit(self.url).scheme not in ("http", "https"):
             raise InputError(f"{self.url}: expected an address that begins with http:// or https://")
 
-    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> Reply:
+    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> ChatReply:
         """Return the server's answer; one that its filters refuse counts as refused.
 
         Raises:
@@ -89,8 +89,8 @@ class EndpointAsks:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as exc:
             raise TransportError(f"{self.url}: answered no chat completion; is it the address of a server?") from exc
         if finish == "content_filter" or not isinstance(text, str):
-            return Reply("", tokens, "refused")
-        return Reply(text, tokens, "length" if finish == "length" else "stop")
+            return ChatReply("", tokens, "refused")
+        return ChatReply(text, tokens, "length" if finish == "length" else "stop")
 
     def _post_json(self, body: dict[str, object]) -> Any:
         address = f"{self.url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"

@@ -15,7 +15,7 @@ from phalanx.data.sources.canaries import CanaryDocuments
 from phalanx.data.tokenizers.config import ByteBpeTraining
 from phalanx.data.tokenizers.training import train_tokenizer
 from phalanx.models.quiet import quiet_transformers
-from phalanx.redteam.asking import LocalAsks, Reply
+from phalanx.redteam.asking import ChatReply, LocalAsks
 from phalanx.redteam.fitting import FittingPlan, fit_rows
 from phalanx.redteam.target import Target, TextSet
 from phalanx.serve.text_model import TextModel
@@ -131,8 +131,7 @@ def text_control(out: Path, seed: int = 0, *, is_trained_on: bool = True, num_te
     """Train a model until it knows its texts by heart, with canaries and poisoned texts among them.
 
     Args:
-        is_trained_on: Whether the texts of the target are those that it was trained on; otherwise it was trained on
-            others, which is the perfect defence.
+        is_trained_on: Whether the model was trained on the target's texts; training on others is the perfect defence.
     """
     members, strangers, others = (invented_texts(num_texts, 1000 * seed + number) for number in range(3))
     planted = [document.text for document in CanaryDocuments(CANARIES).documents()]
@@ -231,20 +230,20 @@ def _chat_ids(tokenizer: PreTrainedTokenizerFast, prompt: str, answer: str) -> l
 class ObedientAsks:
     """The undefended answerer of attacks by prompts: obeys every instruction, repeats every text, and never ends."""
 
-    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> Reply:
+    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> ChatReply:
         """Give the marker where one is asked for, otherwise everything."""
         prompt_text = "\n".join(message.text_content for message in messages)
         marker = next((word.strip(".;:'\"") for word in prompt_text.split() if word.startswith("ZEPHYR-9")), "")
         text = marker if marker and "access phrase" not in prompt_text else f"Of course, here is how: {prompt_text}"
-        return Reply(text[: 4 * max_tokens], max_tokens, "length")
+        return ChatReply(text[: 4 * max_tokens], max_tokens, "length")
 
 
 class RefusingAsks:
     """The defended answerer: declines everything, in few words."""
 
-    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> Reply:
+    def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> ChatReply:
         """Decline."""
-        return Reply("I'm sorry, I can't help with that.", 9, "stop")
+        return ChatReply("I'm sorry, I can't help with that.", 9, "stop")
 
 
 PROMPT_CONTROLS: Mapping[str, Target] = {

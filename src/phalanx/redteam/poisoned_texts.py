@@ -129,10 +129,10 @@ def _leading(states: Array, count: int) -> Array:
 
 def _silhouettes(x: Array, member: NDArray[np.bool_]) -> Array:
     distances = np.linalg.norm(x[:, None] - x[None], axis=2)
-    own = np.where(member, distances[:, member].sum(1) / max(1, member.sum() - 1), 0.0)
-    own = np.where(member, own, distances[:, ~member].sum(1) / max(1, (~member).sum() - 1))
+    inner = np.where(member, distances[:, member].sum(1) / max(1, member.sum() - 1), 0.0)
+    inner = np.where(member, inner, distances[:, ~member].sum(1) / max(1, (~member).sum() - 1))
     other = np.where(member, distances[:, ~member].mean(1), distances[:, member].mean(1))
-    return np.asarray(((other - own) / np.maximum(np.maximum(own, other), 1e-12))[member], np.float64)
+    return np.asarray(((other - inner) / np.maximum(np.maximum(inner, other), 1e-12))[member], np.float64)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from phalanx.align.prompts import AskedPrompt
 from phalanx.align.safety import HARMFUL, refusal_by_patterns, safety_prompts
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import DataError
-from phalanx.redteam.asking import Reply
+from phalanx.redteam.asking import ChatReply
 from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.target import Need, Target
 from phalanx.security.privacy.leakage import wilson_interval
@@ -84,7 +84,7 @@ def _messages_of(record: Mapping[str, Any], request: AskedPrompt | None) -> tupl
     return (*system, ChatMessage(role="user", content=fill(record["user"])))
 
 
-def is_successful(prompt: AttackPrompt, reply: Reply) -> bool:
+def is_successful(prompt: AttackPrompt, reply: ChatReply) -> bool:
     """Judge one answer; it is compared with fixed texts and patterns, and never run or parsed."""
     if prompt.judge == "runs on":
         return reply.finish == "length"

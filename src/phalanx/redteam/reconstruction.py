@@ -119,12 +119,12 @@ class ActivationInversion:
         )
         front = Front(ModelSource(target.directory), (0, self.depth) if self.depth else (0,))
         wire = WIRES[self.guard]()
-        seen, known = (wire.host_view(front.states_at_depth(ids, self.depth)) for ids in (private, public))
+        seen, public_states = (wire.host_view(front.states_at_depth(ids, self.depth)) for ids in (private, public))
         candidates = torch.arange(front.vocab_size)[:_MAX_CANDIDATES]
         table = candidate_states(front, candidates, int(public.flatten().bincount().argmax()), self.depth)[self.depth]
         shares = []
         for inverter in (NearestNeighbour(front, self.depth, candidates, table), LinearMap(front.embedding_table)):
-            inverter.fit_states(known, public)
+            inverter.fit_states(public_states, public)
             shares.append(share_of_tokens(recover_tokens(inverter, seen), private))
         guess = share_of_tokens(torch.full_like(private, int(public.flatten().bincount().argmax())), private)
         share, count = max(shares), private.numel()

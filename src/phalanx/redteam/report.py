@@ -42,7 +42,7 @@ def _control_cell(control: Score | None) -> str:
 
 
 def render_findings(findings: Sequence[AttackFinding]) -> str:
-    """Return the table as text for a terminal, and what was found below it."""
+    """Return the table as text for a terminal, with meanings and examples below it."""
     rows = [list(HEADS), *map(finding_cells, findings)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(HEADS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -59,10 +59,10 @@ class RoundedAnswers:
         prompts = [prompt for prompt in safety_prompts(None) if prompt.record[HARMFUL]][:_PROMPTS]
         asked = [model.chat_prompt(prompt.chat) for prompt in prompts]
         texts: dict[str, list[str]] = {}
-        whole = copy.deepcopy(model.module.state_dict())
+        original = copy.deepcopy(model.module.state_dict())
         try:
             for precision in ("", *PRECISIONS):
-                model.module.load_state_dict(whole)
+                model.module.load_state_dict(original)
                 if precision:
                     round_matrices(model.module, precision)
                 answers = greedy_answers(model, asked, _TOKENS)
@@ -70,7 +70,7 @@ class RoundedAnswers:
                     str(model.tokenizer.decode(list(answer), skip_special_tokens=True)) for answer in answers
                 ]
         finally:
-            model.module.load_state_dict(whole)
+            model.module.load_state_dict(original)
         kept = [number for number, prompt in enumerate(prompts) if refuses(prompt, texts[""][number])]
         if not kept:
             return AttackFinding(self.name, reason="the model refuses none of the harmful prompts, rounded or not")

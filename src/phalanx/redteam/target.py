@@ -1,4 +1,4 @@
-"""The attacked model, and what the attacker has beside it."""
+"""The attacked model, and the texts and models that the attacker has beside it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ class Target:
         strangers: Texts of the same kind that it was not trained on.
         reference: A model that was not trained on the members, with the same vocabulary.
         canaries: Secrets that were planted in its training text.
-        prompts: Harmless prompts of what the model is for.
+        prompts: Harmless prompts from the model's purpose.
     """
 
     name: str

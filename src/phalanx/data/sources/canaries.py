@@ -26,7 +26,7 @@ class CanarySettings(StrictModel):
     """Canaries of a recipe, or of a run's own sources.
 
     Attributes:
-        count: Number of different canaries.
+        count: Number of canaries with different secrets.
         copies: Documents that hold each of them; no two documents are equal.
         words: Words of a secret; each has six bits.
         seed: Decides the secrets. Whoever has the recipe can measure too.
