@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from phalanx.align.prompts import AskedPrompt
@@ -61,9 +62,10 @@ MAX_PILE_RATIO = 3.0
 
 @dataclass(frozen=True)
 class CheckSizes:
-    """How much is compared.
+    """What is compared.
 
     Attributes:
+        prompts: JSON lines of harmful and harmless prompts; None takes the prompts of this package.
         num_texts: Fuzzed strings for the tokenizer.
         num_prompts: Prompts that both sides answer.
         num_scored: Tokens of the reference text.
@@ -73,6 +75,7 @@ class CheckSizes:
     num_prompts: int = 16
     num_tokens: int = 16
     num_scored: int = 160
+    prompts: Path | None = None
 
 
 class Comparison:

@@ -1,11 +1,10 @@
 """Export of a model for llama.cpp or onnxruntime; the exported file is checked before it appears."""
 
-import hashlib
 import importlib.util
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,24 @@ from phalanx.edge.comparison import (
     judge_pile,
     name_missing_checks,
 )
-from phalanx.edge.gguf_file import GGUF_PRECISIONS, write_gguf
-from phalanx.edge.onnx_folder import ONNX_PRECISIONS, write_onnx
+from phalanx.edge.gguf_file import GGUF_PRECISIONS, describe_gguf, write_gguf
+from phalanx.edge.onnx_folder import ONNX_PRECISIONS, describe_onnx, write_onnx
 from phalanx.edge.rounding import find_pile
 from phalanx.edge.runtimes import RUNTIME_PACKAGES, IndependentRuntime, OwnRuntime
+from phalanx.edge.statement import (
+    ExportFacts,
+    ExportOrigin,
+    ExportSource,
+    digest_file,
+    software_version,
+    write_statement,
+)
 from phalanx.errors import CheckpointError, ConfigError
 
 PRECISIONS = {"gguf": GGUF_PRECISIONS, "onnx": ONNX_PRECISIONS}
 TABLE_FILE = "differences.json"
 GGUF_FILE = "model.gguf"
-NOT_CHECKED = "not checked by an independent runtime"
+CHECKED, NOT_CHECKED = "checked", "not checked by an independent runtime"
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ def export_edge(
     precision: str,
     *,
     sizes: CheckSizes | None,
-    prompts: Path | None = None,
+    origin: ExportOrigin | None = None,
 ) -> EdgeExport:
     """Export a model directory; the new directory appears in one go, and only where no check refuses it.
 
@@ -73,7 +80,7 @@ def export_edge(
         kind: ``gguf`` or ``onnx``.
         precision: One of `PRECISIONS`.
         sizes: Sizes of the comparison; None compares nothing, and the result says so.
-        prompts: JSON lines of harmful and harmless prompts; None takes the prompts of this package.
+        origin: Who signs a statement beside the files; None writes none.
 
     Raises:
         CheckpointError: `out` exists or cannot be written.
@@ -91,19 +98,25 @@ def export_edge(
         out.parent.mkdir(parents=True, exist_ok=True)
         spare = Path(tempfile.mkdtemp(prefix=".exporting-", dir=out.parent))
         try:
+            source = None if origin is None else origin.describe_source(directory)
             if kind == "gguf":
                 write_gguf(directory, spare / GGUF_FILE, precision)
             else:
                 write_onnx(directory, spare, precision)
-            files = {path.name: _digest(path) for path in sorted(spare.iterdir())}
+            files = {path.name: digest_file(path) for path in sorted(spare.iterdir())}
             version, rows = None, list[Difference]()
             if sizes is not None:
-                version, rows = _judge_files(directory, spare, kind, precision, sizes=sizes, prompts=prompts)
+                version, rows = _judge_files(directory, spare, kind, precision, sizes)
             is_refused = any(row.verdict == REFUSED for row in rows)
-            state = "refused" if is_refused else (NOT_CHECKED if version is None else "checked")
+            state = "refused" if is_refused else (NOT_CHECKED if version is None else CHECKED)
             export = EdgeExport(None if is_refused else out, state, version, rows, {} if is_refused else files)
             if not is_refused:
-                _publish_files(spare, out, {"format": kind, "precision": precision, **export.to_json()})
+                table = {"format": kind, "precision": precision, **export.to_json()}
+                (spare / TABLE_FILE).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+                if origin is not None and source is not None:
+                    facts = _describe_export(export, kind, precision, source, sizes)
+                    write_statement(spare, facts, origin.signer)
+                _publish_files(spare, out)
             return export
         finally:
             shutil.rmtree(spare, ignore_errors=True)
@@ -111,15 +124,33 @@ def export_edge(
         raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
 
 
+def _describe_export(
+    export: EdgeExport, kind: str, precision: str, source: ExportSource, sizes: CheckSizes | None
+) -> ExportFacts:
+    compared = None
+    if sizes is not None and export.state == CHECKED:
+        compared = {key: value for key, value in asdict(sizes).items() if key != "prompts"}
+    return ExportFacts(
+        format=kind,
+        precision=precision,
+        quantiser=(describe_gguf if kind == "gguf" else describe_onnx)(precision),
+        source=source,
+        state=export.state,
+        runtime=export.runtime,
+        compared=compared,
+        phalanx=software_version(),
+    )
+
+
 def _judge_files(
-    directory: Path, spare: Path, kind: str, precision: str, *, sizes: CheckSizes, prompts: Path | None
+    directory: Path, spare: Path, kind: str, precision: str, sizes: CheckSizes
 ) -> tuple[str | None, list[Difference]]:
     """Compare what lies in `spare` with the model; return the runtime's version, where there is one, and the table."""
     rows = judge_pile(find_pile(directory, precision))
     package = RUNTIME_PACKAGES[kind]
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         return None, [*rows, *name_missing_checks(package, kind)]
-    model, asked = OwnRuntime(directory), safety_prompts(prompts)
+    model, asked = OwnRuntime(directory), safety_prompts(sizes.prompts)
     other = IndependentRuntime(kind, spare / GGUF_FILE if kind == "gguf" else spare)
     try:
         comparison = Comparison(model, other, precision, sizes, asked, is_gguf=kind == "gguf")
@@ -128,15 +159,9 @@ def _judge_files(
         other.close()
 
 
-def _publish_files(spare: Path, out: Path, table: dict[str, Any]) -> None:
-    """Add the table and give the directory its name, with modes that a server under another user needs."""
-    (spare / TABLE_FILE).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+def _publish_files(spare: Path, out: Path) -> None:
+    """Give the directory its name, with modes that a server under another user needs."""
     spare.chmod(0o755)
     for path in spare.iterdir():
         path.chmod(0o644)
     spare.rename(out)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,6 @@
 """A model directory as one GGUF file, by the names and blocks of the gguf package."""
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -49,6 +50,15 @@ GGUF_FAMILIES = {
 }
 """Families that are written; SmolLM and SmolLM2 are of the family llama."""
 GGUF_PRECISIONS = ("f32", "f16", "q8_0", "q4_0")
+
+
+def describe_gguf(precision: str) -> dict[str, str | int]:
+    """Return program and settings that `write_gguf` rounds by, as a statement holds them."""
+    tables = "q8_0" if precision == "q4_0" else precision
+    kinds = {"matrices": precision, "tables": tables, "vectors": "f32"}
+    return {"tool": f"gguf {importlib.metadata.version('gguf')}", **kinds} | (
+        {"block": _BLOCK} if "q" in precision else {}
+    )
 
 
 def write_gguf(directory: Path, path: Path, precision: str) -> GgufVocabulary:

@@ -1,6 +1,8 @@
 """A model directory as a folder of ONNX, by the builder that comes with onnxruntime-genai."""
 
+import importlib.metadata
 import importlib.util
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -30,18 +32,11 @@ def write_onnx(directory: Path, out: Path, precision: str) -> None:
             "--format onnx: needs onnxruntime-genai and onnx-ir, of which one is not installed; install "
             "phalanx-train[onnx]"
         )
-    config = read_config(directory)
-    if not config.get("architectures"):
-        raise ModelError(
-            f"{directory / 'config.json'}: architectures: missing, and the builder goes by it; add "
-            f'"architectures": ["{architecture_of(str(config.get("model_type")))}"]'
-        )
     with tempfile.TemporaryDirectory(prefix="phalanx-onnx-") as scratch:
         log = Path(scratch) / "builder.log"
-        command = [_BUILDER, "-i", str(directory.resolve()), "-o", str(out.resolve()), "-p", precision, "-e", "cpu"]
-        command += ["-c", scratch, "--extra_options", "hf_token=false"]
-        if precision in ("int4", "int8"):
-            command += [f"block_size={_BLOCK}"]
+        source = _name_architecture(directory, Path(scratch))
+        command = [_BUILDER, "-i", str(source.resolve()), "-o", str(out.resolve()), "-p", precision, "-e", "cpu"]
+        command += ["-c", scratch, "--extra_options", "hf_token=false", *_rounding_options(precision)]
         process = PythonProcess(command, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}, log)
         try:
             code = process.wait(_TIMEOUT_S)
@@ -49,9 +44,61 @@ def write_onnx(directory: Path, out: Path, precision: str) -> None:
             process.kill()
         if code != 0 or not (out / "model.onnx").is_file():
             raise ModelError(f"{directory}: onnxruntime-genai's builder makes no ONNX of it: {process.last_output()}")
+    _drop_wrong_shapes(out / "model.onnx")
     template = model_template(directory)
     if template is not None:
         # transformers leaves out one that is in none of the files that it looks for
         (out / "chat_template.jinja").write_text(template.source, encoding="utf-8")
     # transformers may write another spelling of the same tokenizer; the file that was trained with is the one
     shutil.copyfile(directory / "tokenizer.json", out / "tokenizer.json")
+
+
+def _drop_wrong_shapes(path: Path) -> None:
+    """Remove wrong shapes of keys and values from a graph that repeats them, as the builder does in float16.
+
+    The builder gives them the length of the new tokens instead of that of all tokens; onnxruntime then reuses buffers
+    that are too small, and ends at the second token.
+    """
+    import onnx_ir  # noqa: PLC0415 - an extra
+
+    model = onnx_ir.load(path)
+    repeated = [value for node in model.graph for value in node.outputs if "/repeat_kv/" in (value.name or "")]
+    for value in repeated:
+        value.shape = None
+    if repeated:
+        onnx_ir.save(model, path)
+
+
+def describe_onnx(precision: str) -> dict[str, str | int]:
+    """Return program and settings that `write_onnx` rounds by, as a statement holds them."""
+    tool = f"{_BUILDER} {importlib.metadata.version('onnxruntime-genai')}"
+    return {"tool": tool, "matrices": precision, "options": " ".join(_rounding_options(precision))}
+
+
+def _rounding_options(precision: str) -> list[str]:
+    return [f"block_size={_BLOCK}"] if precision in ("int4", "int8") else []
+
+
+def _name_architecture(directory: Path, scratch: Path) -> Path:
+    """Return a directory whose config names its class, by which the builder goes: this one, or one of links to it.
+
+    Raises:
+        ModelError: The config names none, and the family is unknown.
+    """
+    config = read_config(directory)
+    if config.get("architectures"):
+        return directory
+    try:
+        name = architecture_of(str(config.get("model_type")))
+    except KeyError as exc:
+        raise ModelError(
+            f"{directory / 'config.json'}: architectures: missing, and the builder goes by it; add the name of "
+            "transformers' class"
+        ) from exc
+    named = scratch / "model"
+    named.mkdir()
+    for path in directory.iterdir():
+        (named / path.name).symlink_to(path.resolve())
+    (named / "config.json").unlink()
+    (named / "config.json").write_text(json.dumps({**config, "architectures": [name]}), encoding="utf-8")
+    return named

@@ -1,5 +1,6 @@
 """One optimizer step as every engine sees it: its inputs, its result, and the one call between them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -9,12 +10,47 @@ from torch import Tensor
 
 from phalanx.config import canonical_json
 from phalanx.engine.verdict import Verdict
-from phalanx.errors import DataError
+from phalanx.errors import DataError, FailedBatchError, SpikeError
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
 
 NO_EXTRAS: Mapping[str, Tensor] = MappingProxyType({})
 """The named rows of a microbatch that has none."""
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The limits under which a step may be applied; every engine looks before its update.
+
+    Attributes:
+        max_loss: A higher mean loss, in nats, is a spike.
+        max_norm: A higher norm of the whole gradient before clipping is a spike.
+        rate_factor: Multiplies the learning rate of this step.
+    """
+
+    max_loss: float = math.inf
+    max_norm: float = math.inf
+    rate_factor: float = 1.0
+
+    def find_fault(self, step: int, loss: float, norm: float) -> FailedBatchError | None:
+        """Return why a batch is not applied: a number that is none, or a spike; None where it may be."""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return FailedBatchError(
+                f"step {step}: loss {loss}, gradient norm {norm}; lower optimizer.lr or set optimizer.clip_norm"
+            )
+        if loss <= self.max_loss and norm <= self.max_norm:
+            return None
+        return SpikeError(
+            f"step {step}: loss {loss:.4g} (allowed {self.max_loss:.4g}), gradient norm {norm:.4g} (allowed "
+            f"{self.max_norm:.4g}), far above the steps before; look at the batch, lower optimizer.lr, or raise "
+            "train.stability.threshold",
+            loss,
+            norm,
+        )
+
+
+NO_LIMITS = StepLimits()
+"""A step is applied whenever loss and gradient are numbers."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +63,7 @@ class StepInputs:
         labels: Their targets, int64 ``[rows, seq]``.
         num_targets: Labels that count, over all microbatches.
         extras: Named rows beside them, ``[rows, ...]``, for an objective that reads them; empty where there are none.
+        limits: Bounds of loss and norm, and the factor of the rate.
 
     Raises:
         DataError: The extra rows are not those of the microbatches.
@@ -36,6 +73,7 @@ class StepInputs:
     labels: tuple[Tensor, ...]
     num_targets: int
     extras: tuple[Mapping[str, Tensor], ...] = ()
+    limits: StepLimits = NO_LIMITS
 
     def __post_init__(self) -> None:
         if not self.extras:

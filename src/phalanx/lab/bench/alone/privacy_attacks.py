@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from phalanx.lab.attacks.privacy.epsilon_bound import bound_from_one_run
-from phalanx.lab.attacks.privacy.span_check import outside_of_rows
 from phalanx.lab.bench.alone.private_world import LENGTH, VOCABULARY, train_rows
 from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.redteam.epsilon_bound import bound_from_one_run
+from phalanx.redteam.inversion.span_check import outside_of_rows
 from phalanx.security.privacy import SecureStream, gaussian_noise
 
 WORDS, TOKENS, WIDTH, RANK = 2000, 64, 256, 16
