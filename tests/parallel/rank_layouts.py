@@ -202,13 +202,13 @@ _QUICK = [
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", saves="bytes", allowed=1e-2),
     Case({"dp": 2, "outer": {**_JOINED, "compression": "int8"}}, "adamw", loads="bytes", allowed=1e-2),
     sgd(dp=2, pp=2, schedule="zero-bubble"),
+    sgd(pp=2, schedule="interleaved"),
+    adapter("llama", kind="dora", tp=2, pp=2),
 ]
 _SECOND = [
     adamw(dp=2, zero=1),
-    sgd(pp=2, schedule="interleaved"),
     Case({"dp": 2, "outer": _JOINED}, "adamw", saves="islands"),
     Case({"dp": 2, "outer": _JOINED}, "adamw", loads="islands"),
-    adapter("llama", kind="dora", tp=2, pp=2),
     adapter("llama", kind="prompt_encoder", dp=2, zero=1),
     sgd("llama", cp=2, context="ring"),
     Case({"pp": 2}, "adamw", "bert", attends="bidirectional"),

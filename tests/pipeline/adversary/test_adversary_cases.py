@@ -168,14 +168,14 @@ def _cases():
         yield pytest.param(schedule, marks=[*marks, *([pytest.mark.slow] if "variant" in name else [])], id=name)
 
 
-@pytest.mark.parametrize("schedule", _cases())
+@pytest.mark.parametrize("schedule", list(_cases()))
 def test_found(theatre, schedule):
     outcome = theatre.play_once(schedule)
 
     assert theatre.faults(schedule, outcome) == []
 
 
-@pytest.mark.parametrize("schedule", _cases())
+@pytest.mark.parametrize("schedule", list(_cases()))
 def test_every_act_of_a_found_case_is_carried_out(theatre, schedule):
     outcome = theatre.play_once(schedule)
 

@@ -127,6 +127,15 @@ def test_no_character_of_what_is_refused_goes_out(filters, bad, before):
     assert len(out) <= place
 
 
+@pytest.mark.parametrize("bad", [*SECRETS, *PERSONAL, *OTHERS])
+def test_what_stands_before_a_block_counts_in_it(filters, bad):
+    """A key in the middle of a word is none, and a border between two blocks does not make it one."""
+    end = " and so on, " * 100
+    in_one_block = verdict_of(filters[0], ["x" * 10 + bad + end])[1]
+
+    assert in_one_block or verdict_of(filters[0], ["x" * BLOCK + bad + end])[1] is None
+
+
 def test_of_training_text_less_than_a_span_goes_out(filters):
     out, refusal, _ = verdict_of(filters[0], list("It says: " + TRAINED))
 
