@@ -177,7 +177,7 @@ def test_a_directory_without_weights_starts_no_child(pickled, tmp_path, monkeypa
 
 
 def no_copies_are_named(text, tmp_path):
-    return ".importing-" not in text and ".reading-" not in text and str(tmp_path) in text
+    return ".unfinished-" not in text and ".reading-" not in text and str(tmp_path) in text
 
 
 DAMAGES = {

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.edge.comparison import CheckSizes as CheckSizes, Difference as Difference, render_table as render_table
+    from phalanx.edge.comparison import CheckSizes as CheckSizes, Difference as Difference
     from phalanx.edge.export import (
         NOT_CHECKED as NOT_CHECKED,
         PRECISIONS as PRECISIONS,

@@ -1,7 +1,7 @@
 """A table of differences between a model and a file that was exported from it, as an independent runtime reads it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -275,16 +275,6 @@ def name_missing_checks(package: str, extra: str) -> list[Difference]:
     why = f"{package} is not installed; install phalanx-train[{extra}]"
     checks = ("tokenizer", "begin of text", "chat template", "perplexity", "greedy answers", "refusals")
     return [Difference(check, None, None, why, "not checked") for check in checks]
-
-
-def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table as text for a terminal."""
-    header = {"check": "check", "before": "before", "after": "after", "bound": "bound", "verdict": "verdict"}
-    lines = [[str(row[name]) for name in header] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines
-    )
 
 
 def _perplexity(scores: Sequence[float]) -> float:

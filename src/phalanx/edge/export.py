@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.align.safety import safety_prompts
+from phalanx.child import PythonProcess
+from phalanx.data.chat import model_template
 from phalanx.edge.comparison import (
     REFUSED,
     CheckSizes,
@@ -19,15 +21,19 @@ from phalanx.edge.comparison import (
     name_missing_checks,
 )
 from phalanx.edge.gguf_file import GGUF_PRECISIONS, write_gguf
-from phalanx.edge.onnx_folder import ONNX_PRECISIONS, write_onnx
 from phalanx.edge.rounding import find_pile
 from phalanx.edge.runtimes import RUNTIME_PACKAGES, IndependentRuntime, OwnRuntime
-from phalanx.errors import CheckpointError, ConfigError
+from phalanx.errors import ConfigError, ModelError
+from phalanx.models.directory import publish_model, read_config, refuse_existing, spare_directory
+from phalanx.models.hub_files import architecture_of
 
-PRECISIONS = {"gguf": GGUF_PRECISIONS, "onnx": ONNX_PRECISIONS}
+PRECISIONS = {"gguf": GGUF_PRECISIONS, "onnx": ("fp32", "fp16", "int8", "int4")}
 TABLE_FILE = "differences.json"
 GGUF_FILE = "model.gguf"
 NOT_CHECKED = "not checked by an independent runtime"
+_ONNX_BUILDER = "onnxruntime_genai.models.builder"
+_ONNX_TIMEOUT_S = 3600.0
+_ONNX_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -83,32 +89,73 @@ def export_edge(
     if precision not in PRECISIONS.get(kind, ()):
         choices = "; ".join(f"{name}: {', '.join(values)}" for name, values in PRECISIONS.items())
         raise ConfigError(f"--format {kind} --precision {precision}: no such export; choices: {choices}")
-    if out.exists():
-        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
-            code="PHX-I056", file=str(out), do="choose another path"
+    refuse_existing(out)
+    with spare_directory(out) as spare:
+        if kind == "gguf":
+            write_gguf(directory, spare / GGUF_FILE, precision)
+        else:
+            write_onnx(directory, spare, precision)
+        files = {path.name: _digest(path) for path in sorted(spare.iterdir())}
+        version, rows = None, list[Difference]()
+        if sizes is not None:
+            version, rows = _judge_files(directory, spare, kind, precision, sizes=sizes, prompts=prompts)
+        if any(row.verdict == REFUSED for row in rows):
+            return EdgeExport(None, "refused", version, rows, {})
+        export = EdgeExport(out, NOT_CHECKED if version is None else "checked", version, rows, files)
+        table = {"format": kind, "precision": precision, **export.to_json()}
+        (spare / TABLE_FILE).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+        publish_model(spare, out)
+        return export
+
+
+def write_onnx(directory: Path, out: Path, precision: str) -> None:
+    """Write graph, weights, tokenizer, template and settings; matrices are 8 or 4 bits in blocks of 32 where asked for.
+
+    The builder runs in a process of its own, without network.
+
+    Raises:
+        ModelError: The builder is missing, or does not know the family; its last words are in the text.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("onnxruntime_genai", "onnx_ir")):
+        raise ModelError(
+            "--format onnx: needs onnxruntime-genai and onnx-ir, of which one is not installed; install "
+            "phalanx-train[onnx]"
         )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        spare = Path(tempfile.mkdtemp(prefix=".exporting-", dir=out.parent))
+    config = read_config(directory)
+    if not config.get("architectures"):
+        raise ModelError(
+            f"{directory / 'config.json'}: architectures: missing, and the builder goes by it; add "
+            f'"architectures": ["{architecture_of(str(config.get("model_type")))}"]'
+        )
+    with tempfile.TemporaryDirectory(prefix="phalanx-onnx-") as scratch:
+        log = Path(scratch) / "builder.log"
+        command = [
+            _ONNX_BUILDER,
+            "-i",
+            str(directory.resolve()),
+            "-o",
+            str(out.resolve()),
+            "-p",
+            precision,
+            "-e",
+            "cpu",
+        ]
+        command += ["-c", scratch, "--extra_options", "hf_token=false"]
+        if precision in ("int4", "int8"):
+            command += [f"block_size={_ONNX_BLOCK}"]
+        process = PythonProcess(command, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}, log)
         try:
-            if kind == "gguf":
-                write_gguf(directory, spare / GGUF_FILE, precision)
-            else:
-                write_onnx(directory, spare, precision)
-            files = {path.name: _digest(path) for path in sorted(spare.iterdir())}
-            version, rows = None, list[Difference]()
-            if sizes is not None:
-                version, rows = _judge_files(directory, spare, kind, precision, sizes=sizes, prompts=prompts)
-            is_refused = any(row.verdict == REFUSED for row in rows)
-            state = "refused" if is_refused else (NOT_CHECKED if version is None else "checked")
-            export = EdgeExport(None if is_refused else out, state, version, rows, {} if is_refused else files)
-            if not is_refused:
-                _publish_files(spare, out, {"format": kind, "precision": precision, **export.to_json()})
-            return export
+            code = process.wait(_ONNX_TIMEOUT_S)
         finally:
-            shutil.rmtree(spare, ignore_errors=True)
-    except OSError as exc:
-        raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
+            process.kill()
+        if code != 0 or not (out / "model.onnx").is_file():
+            raise ModelError(f"{directory}: onnxruntime-genai's builder makes no ONNX of it: {process.last_output()}")
+    template = model_template(directory)
+    if template is not None:
+        # transformers leaves out one that is in none of the files that it looks for
+        (out / "chat_template.jinja").write_text(template.source, encoding="utf-8")
+    # transformers may write another spelling of the same tokenizer; the file that was trained with is the one
+    shutil.copyfile(directory / "tokenizer.json", out / "tokenizer.json")
 
 
 def _judge_files(
@@ -126,15 +173,6 @@ def _judge_files(
         return other.version, [*rows, *comparison.list_differences()]
     finally:
         other.close()
-
-
-def _publish_files(spare: Path, out: Path, table: dict[str, Any]) -> None:
-    """Add the table and give the directory its name, with modes that a server under another user needs."""
-    (spare / TABLE_FILE).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
-    spare.chmod(0o755)
-    for path in spare.iterdir():
-        path.chmod(0o644)
-    spare.rename(out)
 
 
 def _digest(path: Path) -> str:

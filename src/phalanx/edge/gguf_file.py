@@ -51,7 +51,7 @@ GGUF_FAMILIES = {
 GGUF_PRECISIONS = ("f32", "f16", "q8_0", "q4_0")
 
 
-def write_gguf(directory: Path, path: Path, precision: str) -> GgufVocabulary:
+def write_gguf(directory: Path, path: Path, precision: str) -> None:
     """Write weights, vocabulary and chat template of a model directory into one file.
 
     Args:
@@ -70,7 +70,7 @@ def write_gguf(directory: Path, path: Path, precision: str) -> GgufVocabulary:
     config = source.hub_config_dict
     family = _check_family(config, directory)
     ends = _ends(directory, config)
-    vocabulary = read_vocabulary(directory / "tokenizer.json", source.vocab_size, config.get("bos_token_id"), ends[0])
+    vocabulary = read_vocabulary(directory / "tokenizer.json", source.vocab_size, config.get("bos_token_id"))
     writer = gguf.GGUFWriter(str(path), family.architecture)
     _write_metadata(writer, config, family, precision)
     _write_vocabulary(writer, vocabulary, ends)
@@ -85,7 +85,6 @@ def write_gguf(directory: Path, path: Path, precision: str) -> GgufVocabulary:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return vocabulary
 
 
 def _check_family(config: Mapping[str, Any], directory: Path) -> _GgufFamily:

@@ -1,12 +1,15 @@
 """A model's directory as it lies on the disk, looked at without torch."""
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import ModelError
+from phalanx.errors import CheckpointError, ModelError
 from phalanx.models.config import ModelConfig
 from phalanx.models.config_keys import check_keys
 from phalanx.planner.model.families import FAMILIES
@@ -214,3 +217,41 @@ def check_weights(directory: Path) -> None:
     raise ModelError(
         f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them"
     ).with_facts(code="PHX-I035", file=str(directory))
+
+
+def refuse_existing(out: Path) -> None:
+    """Return where nothing has the name of a directory that is to be written.
+
+    Raises:
+        CheckpointError: Something has.
+    """
+    if out.exists():
+        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
+            code="PHX-I056", file=str(out), do="choose another path"
+        )
+
+
+@contextlib.contextmanager
+def spare_directory(out: Path) -> Iterator[Path]:
+    """Yield an empty directory beside `out`, which `publish_model` renames; it is removed where nobody has.
+
+    Raises:
+        CheckpointError: A file cannot be written.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        spare = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.parent))
+        try:
+            yield spare
+        finally:
+            shutil.rmtree(spare, ignore_errors=True)
+    except OSError as exc:
+        raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
+
+
+def publish_model(spare: Path, out: Path) -> None:
+    """Give a directory its name, and modes that a server under another user needs; safetensors writes 0600."""
+    spare.chmod(0o755)
+    for path in spare.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    spare.rename(out)

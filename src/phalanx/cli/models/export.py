@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import print_error, print_line
+from phalanx.cli.console import print_error, print_line, print_rows
 
 UNCHECKED = 7
 EXPORT_EPILOG = (
@@ -44,7 +44,7 @@ def export(
     A table of differences is printed and lies beside the model. A model that behaves otherwise after rounding than
     before is refused, and nothing is written.
     """
-    from phalanx.edge import NOT_CHECKED, CheckSizes, export_edge, render_table
+    from phalanx.edge import NOT_CHECKED, CheckSizes, export_edge
     from phalanx.errors import VerificationError
 
     precision = precision or {"gguf": "f16", "onnx": "fp32"}.get(kind, "")
@@ -52,8 +52,7 @@ def export(
     with _open_directory(source, certificate) as directory:
         result = export_edge(directory, out, kind, precision, sizes=sizes, prompts=prompts)
     facts = {"directory": result.directory, "format": kind, "precision": precision, **result.to_json()}
-    if result.rows:
-        print_line(render_table(facts["differences"]))
+    print_rows(facts["differences"])
     if result.directory is None:
         beyond = [row["check"] for row in facts["differences"] if row["verdict"] == "beyond bound"]
         error = VerificationError(f"{source}: not exported: {'; '.join(beyond)}: the file differs from the model")
