@@ -14,7 +14,7 @@ from phalanx.models import ModelSource
 from phalanx.models.imported import _take_files
 from phalanx.models.inspection import inspect_model
 from phalanx.security.isolation import IsolatedProcess
-from phalanx.train.setup.tiers import cannot_confine
+from phalanx.train.entry import cannot_confine
 
 LACKING = cannot_confine()
 confined = pytest.mark.skipif(LACKING is not None, reason=f"no program can be confined here: {LACKING}")

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from phalanx.aggregators import krum as _krum, mda as _mda
-from phalanx.aggregators.caf import caf_mean
-from phalanx.aggregators.centered_clipping import centered_clipping
-from phalanx.aggregators.geometric_median import geometric_median
-from phalanx.aggregators.mean import mean_update
-from phalanx.aggregators.median import median_update
+from phalanx.aggregators.rule import caf_mean
+from phalanx.aggregators.rule import centered_clipping
+from phalanx.aggregators.rule import geometric_median
+from phalanx.aggregators.rule import mean_update
+from phalanx.aggregators.rule import median_update
 from phalanx.aggregators.pre_steps import PreStep as PreStep, bucket_updates, nearest_neighbour_mixing
 from phalanx.aggregators.rule import (
     Aggregator as Aggregator,
@@ -16,7 +16,7 @@ from phalanx.aggregators.rule import (
     below_half,
     squared_distances as squared_distances,
 )
-from phalanx.aggregators.trimmed_mean import trimmed_mean
+from phalanx.aggregators.rule import trimmed_mean
 from phalanx.errors import ConfigError
 
 AGGREGATORS: dict[str, Aggregator] = {

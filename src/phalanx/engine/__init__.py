@@ -5,7 +5,7 @@ What needs torch is imported at its first use.
 
 from typing import TYPE_CHECKING
 
-from phalanx.engine.device import check_build as check_build, check_device as check_device
+from phalanx.engine.step import check_build as check_build, check_device as check_device
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks.rollouts.liar import LyingWriter
-from phalanx.lab.attacks.rollouts.rule import ChangedTopP, WrongTemperature
 from phalanx.lab.attacks.rollouts.texts import (
     BestOfSeveral,
     CopiedText,
@@ -14,8 +16,74 @@ from phalanx.lab.attacks.rollouts.texts import (
     TwoAnswers,
     WrongPrompt,
 )
-from phalanx.lab.attacks.rollouts.weights import Int8Weights, OtherModel, StalePolicy
+from phalanx.rollouts import Rollout, RolloutPolicy, RolloutRequest, generate_rollouts
 from phalanx.rollouts.verdict import DismissalCause, RolloutOffence
+
+
+class WrongTemperature(LyingWriter):
+    """A writer that draws a tenth colder than it was asked to."""
+
+    def make_texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
+        """Texts at nine tenths of the temperature."""
+        sampler = request.sampler.model_copy(update={"temperature": 0.9 * request.sampler.temperature})
+        return generate_rollouts(self.used_model, request.model_copy(update={"sampler": sampler}))
+
+
+class ChangedTopP(LyingWriter):
+    """A writer that leaves unlikely tokens out: its texts look better, and are not the policy's."""
+
+    def make_texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
+        """Texts from nine tenths of the share."""
+        sampler = request.sampler.model_copy(update={"top_p": 0.9 * request.sampler.top_p})
+        return generate_rollouts(self.used_model, request.model_copy(update={"sampler": sampler}))
+
+
+_LEVELS = 127
+_NOISE = 0.05
+
+
+class OtherModel(LyingWriter):
+    """A writer with a sibling of the policy: every weight matrix is off by a twentieth of its spread."""
+
+    def replace_policy(self, policy: RolloutPolicy) -> RolloutPolicy:
+        """Other weights of the same shape."""
+        generator = torch.Generator().manual_seed(0)
+
+        def moved(one: Tensor) -> Tensor:
+            noise = torch.randn(one.shape, generator=generator).to(one.dtype)
+            return one + _NOISE * one.std() * noise
+
+        return RolloutPolicy(policy.config, {k: moved(v) if v.ndim > 1 else v for k, v in policy.tensors.items()})
+
+
+class Int8Weights(LyingWriter):
+    """A writer with the policy in int8: one scale a row, the usual way to halve memory."""
+
+    def replace_policy(self, policy: RolloutPolicy) -> RolloutPolicy:
+        """Weights rounded to 8 bits."""
+        return RolloutPolicy(
+            policy.config, {k: rounded_to_int8(v) if v.ndim > 1 else v for k, v in policy.tensors.items()}
+        )
+
+
+class StalePolicy(LyingWriter):
+    """A writer that still uses the weights that it got first."""
+
+    def __init__(self, *, careful: bool = True) -> None:
+        super().__init__(careful=careful)
+        self._first: RolloutPolicy | None = None
+
+    def replace_policy(self, policy: RolloutPolicy) -> RolloutPolicy:
+        """The first weights."""
+        if self._first is None:
+            self._first = RolloutPolicy(policy.config, {k: v.clone() for k, v in policy.tensors.items()})
+        return self._first
+
+
+def rounded_to_int8(weight: Tensor) -> Tensor:
+    """Round to 8 bits, one scale a row."""
+    scale = weight.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / _LEVELS
+    return (weight / scale).round() * scale
 
 
 @dataclass(frozen=True)
