@@ -90,7 +90,9 @@ def export_model(
     }
     with spare_directory(out) as spare:
         if adapter is not None and not merge:
-            _write_adapter(spare, trained, source, adapter)
+            config, named = peft_files(trained, source, adapter)
+            (spare / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            save_file(named, spare / "adapter_model.safetensors", _METADATA)
         else:
             weights = trained if adapter is None else merge_weights(trained, source, adapter)
             write_model(spare, weights, source, tokenizer)
@@ -182,9 +184,3 @@ def _name_mask(path: Path, mask_token: str) -> None:
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _write_adapter(target: Path, trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig) -> None:
-    config, named = peft_files(trained, source, adapter)
-    (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(named, target / "adapter_model.safetensors", _METADATA)
