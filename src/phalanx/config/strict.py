@@ -70,7 +70,9 @@ def check_name(value: str, known: Collection[str], *, or_own: bool = False) -> s
     if or_own and is_own(value):
         return check_reference(value)
     if value not in known:
-        either = _join_choices([*known, OWN_KIND] if or_own else known)
+        names = [*known, OWN_KIND] if or_own else known
+        *others, last = map(repr, names)
+        either = f"{', '.join(others)} or {last}" if others else last
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": either})
     return value
 
@@ -86,8 +88,3 @@ def check_reference(kind: str) -> str:
     except ConfigError as exc:
         raise ValueError(str(exc)) from exc
     return kind
-
-
-def _join_choices(names: Collection[str]) -> str:
-    *others, last = map(repr, names)
-    return f"{', '.join(others)} or {last}" if others else last

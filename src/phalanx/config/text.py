@@ -78,10 +78,6 @@ def escape_controls(text: str, keep: str = "\n\t") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        character if is_plain(character) or character in keep or character in _JOINERS else _escape_character(character)
+        character if is_plain(character) or character in keep or character in _JOINERS else ascii(character)[1:-1]
         for character in text
     )
-
-
-def _escape_character(character: str) -> str:
-    return ascii(character)[1:-1]
