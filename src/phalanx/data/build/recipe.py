@@ -148,7 +148,7 @@ class DataRecipe(StrictModel):
     @property
     def source_names(self) -> tuple[str, ...]:
         """Of each source."""
-        return tuple(source.name or _kind_label(source.kind) for source in self.sources)
+        return tuple(source.name or ("own" if is_own(source.kind) else source.kind) for source in self.sources)
 
     @property
     def step_names(self) -> tuple[str, ...]:
@@ -184,7 +184,3 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
     recipe = load_config(path, DataRecipe, overrides, prepare=pin_own_code)
     check_relative_paths(recipe.model_dump(mode="json"), path)
     return recipe
-
-
-def _kind_label(kind: str) -> str:
-    return "own" if is_own(kind) else kind
