@@ -136,7 +136,10 @@ class PrivateSteps:
             total = self._gradients.zero_total()
             if batch is not None:
                 self._add_rows(batch, total)
-            self._add_noise(total)
+            stream = SecureStream(self._fresh(SEED_BYTES))
+            for tensor in total:
+                noise = gaussian_noise(stream, tensor.numel(), self._deviation)
+                tensor.add_(torch.from_numpy(noise).view_as(tensor)).div_(self._schedule.batch_size)
             self._gradients.set_gradients(total)
             yield self._model.take_gradients(), 0.0, 0
 
@@ -149,9 +152,3 @@ class PrivateSteps:
         for part in (labels != IGNORE).any(1).nonzero().flatten().chunk(self._schedule.microbatches):
             if len(part):
                 self._gradients.add_rows(losses, part, total)
-
-    def _add_noise(self, total: list[Tensor]) -> None:
-        stream = SecureStream(self._fresh(SEED_BYTES))
-        for tensor in total:
-            noise = gaussian_noise(stream, tensor.numel(), self._deviation)
-            tensor.add_(torch.from_numpy(noise).view_as(tensor)).div_(self._schedule.batch_size)
