@@ -215,16 +215,12 @@ def _refuse_foreign(found: Mapping[str, Any], path: Path, taken: frozenset[str])
             or key in taken
             or is_empty
             or value in _USUAL.get(key, ())
-            or (_is_hashable(value) and value in _SILENT)
+            or ((not isinstance(value, dict | list)) and value in _SILENT)
         ):
             continue
         raise ModelError(
             f"{path}: {key}: found {json.dumps(value)}, which stages cannot carry; take an adapter without"
         )
-
-
-def _is_hashable(value: object) -> bool:
-    return not isinstance(value, dict | list)
 
 
 def _split_prefixes(values: Tensor, shapes: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, Tensor]:
