@@ -94,7 +94,11 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
                 f"deepspeed.directory: {folder} is in use by another process with the same run file; wait for its end, "
                 "or name another directory"
             ) from exc
-        _empty_folder(folder)
+        for inner in folder.iterdir():
+            if inner.is_dir() and not inner.is_symlink():
+                shutil.rmtree(inner, ignore_errors=True)
+            elif inner.name != _LOCK:
+                inner.unlink()
         try:
             yield folder
         finally:
@@ -135,11 +139,3 @@ def _can_lock(size: int) -> bool:
         # a mapping that something still looks at cannot be closed
         del view
     return bool(is_locked)
-
-
-def _empty_folder(folder: Path) -> None:
-    for inner in folder.iterdir():
-        if inner.is_dir() and not inner.is_symlink():
-            shutil.rmtree(inner, ignore_errors=True)
-        elif inner.name != _LOCK:
-            inner.unlink()
