@@ -50,7 +50,9 @@ class Mailbox:
                 header = self._endpoint.send_frame(receiver, message.kind, message.model_dump(mode="json"), payload)
             except (PeerLostError, PeerRefusedError):
                 return self._link_relay.relay_message(receiver, message, payload)
-            self._prune_receipts(header)
+            sequence = header.fields.sequence
+            if sequence % _RECEIPTS_KEPT == 0:
+                self._endpoint.receipts.forget_before(header.fields.receiver, sequence - _RECEIPTS_KEPT)
             return header
         sealed: SignedHeader | None = None
         if self._seals_own and isinstance(message, Activation):
@@ -82,11 +84,6 @@ class Mailbox:
         """Count a message that its reader could make nothing of."""
         if received.header is not None and received.sender != self._name:
             self._endpoint.count_refusal(received.sender, len(received.header.header_bytes))
-
-    def _prune_receipts(self, header: SignedHeader) -> None:
-        sequence = header.fields.sequence
-        if sequence % _RECEIPTS_KEPT == 0:
-            self._endpoint.receipts.forget_before(header.fields.receiver, sequence - _RECEIPTS_KEPT)
 
     def find_peer(self, name: str) -> Peer:
         """The public key of a party, this one included.
