@@ -287,15 +287,12 @@ class TurnTaker:
         now = turn.what == "train" and self._split.reattests_at(turn.step)
         self._party.check_trust(every_s=self._split.reattest_s, now=now)
         if turn.what == "train":
-            self._train_turn(turn)
+            mine = self._texts.own_microbatches
+            for number, (ids, labels) in zip(mine, self._texts.draw_rows(turn.draw), strict=True):
+                self._end.send_microbatch("train", turn.step, number, ids, labels)
+            self._tell(turn.step, self._end.await_losses(turn.step, mine))
         else:
             self._measure_turn(turn.step)
-
-    def _train_turn(self, turn: ask.ClientTurn) -> None:
-        mine = self._texts.own_microbatches
-        for number, (ids, labels) in zip(mine, self._texts.draw_rows(turn.draw), strict=True):
-            self._end.send_microbatch("train", turn.step, number, ids, labels)
-        self._tell(turn.step, self._end.await_losses(turn.step, mine))
 
     def _measure_turn(self, step: int) -> None:
         for number, (ids, labels) in enumerate(self._texts.held_out()):
