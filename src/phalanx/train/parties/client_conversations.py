@@ -46,7 +46,8 @@ def look_at_conversations(wanted: ConversationsConfig, train: Path, test: Path) 
         DataError: A file is missing, empty or malformed, or a conversation is in both.
     """
     learned, held_out = (
-        {document.text for document in _conversation_files(wanted, path).documents()} for path in (train, test)
+        {document.text for document in ConversationFiles(ConversationSource(path=path), wanted.broken).documents()}
+        for path in (train, test)
     )
     for path, documents in ((train, learned), (test, held_out)):
         if not documents:
@@ -77,10 +78,6 @@ def read_conversations(
         canonical_json([corpus.manifest.template_digest, corpus.manifest.tokenizer.digest]) for corpus in corpora
     }
     return [ConversationRows(corpus) for corpus in corpora], hashlib.sha256(rendered.pop()).hexdigest()
-
-
-def _conversation_files(wanted: ConversationsConfig, path: Path) -> ConversationFiles:
-    return ConversationFiles(ConversationSource(path=path), wanted.broken)
 
 
 def _client_sources(data: DataConfig, path: Path) -> DataConfig:

@@ -1,6 +1,6 @@
 """What a resumed run may change of its run file; everything else is refused by name."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -108,7 +108,7 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     allowed = {**CHANGEABLE, **(LAYOUT if _recut_stages(before) and _recut_stages(now) else {})}
     # another engine explains the other differences, so it comes first
     refused = sorted(
-        (key for key in keys if not _is_among(key, allowed)),
+        (key for key in keys if not any(key == name or key.startswith(f"{name}.") for name in allowed)),
         key=lambda key: key.partition(".")[0] not in ENGINE_SECTIONS,
     )
     instead = f"or begin a new run from its weights: --from {where} with another --run-dir"
@@ -136,10 +136,6 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
             f"shortened, because its learning rate depends on its length; use {before.train.steps}, {instead}"
         ).with_facts(code="PHX-C016", file=where, key="train.steps")
     return RunChanges(before, keys)
-
-
-def _is_among(key: str, names: Iterable[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _recut_stages(run: RunConfig) -> bool:

@@ -270,17 +270,14 @@ class Savepoint:
             )
         if self._base is not None:
             checkpoint.check_base(self._base)
-        self._bring_kept(checkpoint)
+        # fetch missing files of the model, beside its weights, from the remote store
+        signed, kept_path = checkpoint.state.get("kept"), self._home.path / KEPT_MODEL
+        if self._remote is not None and signed and not kept_path.exists():
+            self._remote.fetch_kept(signed, kept_path, wrapped=self._key is not None)
         check_kept(self._home.path, checkpoint.state)
         if self._vocabulary is not None:
             checkpoint.check_vocabulary(self._vocabulary)
         return checkpoint
-
-    def _bring_kept(self, checkpoint: Checkpoint) -> None:
-        """Fetch missing files of the model, beside its weights, from the remote store."""
-        signed, kept_path = checkpoint.state.get("kept"), self._home.path / KEPT_MODEL
-        if self._remote is not None and signed and not kept_path.exists():
-            self._remote.fetch_kept(signed, kept_path, wrapped=self._key is not None)
 
     def _durable_log_head(self) -> LogHead | None:
         """Where the audit log ends on the disk: a crash of the machine must not take lines that a checkpoint knows."""
