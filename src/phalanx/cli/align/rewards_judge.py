@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def rewards_chooser(file: Path, out: Path) -> Iterator[tuple["Chooser", dict[str, Any]]]:
-    """Open the rewards of a judge's file.
-
-    Raises:
-        ConfigError: It names another judge, which needs principles to choose by.
-    """
+    """Open the rewards of a judge's file."""
     from phalanx.align import JudgeFile
     from phalanx.align.choice import by_worth
     from phalanx.align.judges import RewardsJudgeConfig
