@@ -78,11 +78,7 @@ def check_name(value: str, known: Collection[str], *, or_own: bool = False) -> s
 
 
 def check_reference(kind: str) -> str:
-    """Return a reference to code of the user's own.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return a reference to code of the user's own."""
     try:
         parse_reference(kind)
     except ConfigError as exc:
