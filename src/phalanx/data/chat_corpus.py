@@ -104,9 +104,6 @@ def open_conversations(home: Path, layout: SequenceLayout, signer: str | None = 
 
     Args:
         signer: Fingerprint of the key that must have signed it; None: any.
-
-    Raises:
-        DataError: A file is missing or was altered, or the corpus is not signed with that key.
     """
     shards = open_own_shards(home, signer)
     try:

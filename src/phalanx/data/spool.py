@@ -156,11 +156,7 @@ class _Counts:
 
 
 def clean_text(document: Document) -> bytes:
-    """Return the text of a document as it is kept: unified line ends, NFC, nothing around it.
-
-    Raises:
-        DataError: It holds a lone surrogate.
-    """
+    """Return the text of a document as it is kept: unified line ends, NFC, nothing around it."""
     text = document.text.replace("\r\n", "\n").replace("\r", "\n").strip()
     try:
         return to_nfc(text).encode()

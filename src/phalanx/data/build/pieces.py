@@ -131,11 +131,7 @@ class PieceReader:
     """Reads the records of one piece, and says by which bytes its documents were decided."""
 
     def __init__(self, source: Source, piece: SourcePiece) -> None:
-        """Find the files of the piece.
-
-        Raises:
-            DataError: The files of the source are others than when the work was shared out.
-        """
+        """Find the files of the piece."""
         self._source, self._piece = source, piece
         self._files: list[SourceFile] = []
         if piece.names:

@@ -209,9 +209,6 @@ def pack_best_fit(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
 
     Returns:
         int64 ``[pieces]``: row numbers from 0, none left out.
-
-    Raises:
-        DataError: A piece is empty, or longer than a row.
     """
     if len(sizes) and not (sizes.min() >= 1 and sizes.max() <= capacity):
         raise DataError(f"packing: pieces of {sizes.min()} to {sizes.max()} tokens, rows of {capacity}")

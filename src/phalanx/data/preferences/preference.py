@@ -191,11 +191,7 @@ def _parse_conversations(
 def _cut_prompt(
     prompt: Any, sides: Sequence[Messages], found: Mapping[str, Any], ignore: Collection[str]
 ) -> tuple[Messages, list[Messages]]:
-    """Return the messages that all sides answer, and the answer of each side.
-
-    Raises:
-        DataError: The sides do not share them, or they are others than the line's prompt.
-    """
+    """Return the messages that all sides answer, and the answer of each side."""
     shared_messages: Messages = ()
     if isinstance(prompt, list):
         shared_messages = _parse_messages(prompt, "prompt", found, ignore).messages

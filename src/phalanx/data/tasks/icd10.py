@@ -19,9 +19,6 @@ def load_icd10(home: Path | None = None) -> LabelledExamples:
 
     Args:
         home: Not used: the codes come with their package.
-
-    Raises:
-        DataError: The package is not installed, or is another one.
     """
     del home
     if importlib.util.find_spec(_MODULE) is None:
