@@ -183,9 +183,6 @@ class UpdateAdmission:
         Args:
             bringer: The site that handed it in, as its carrier proves.
             values: Safetensors bytes of the tensors.
-
-        Raises:
-            UpdateRefusedError: It differs from the expectations, or comes from another site.
         """
         body = self._read_header(header)
         if body.site != bringer:

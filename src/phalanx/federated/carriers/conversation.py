@@ -70,9 +70,6 @@ class FrameSigner:
         Args:
             place: Run, number, and digest of the header before it.
             payload: Bytes that belong to it.
-
-        Raises:
-            FrameError: It is larger than the other end takes.
         """
         parts: Sequence[bytes | memoryview] = (memoryview(payload).cast("B"),)
         run, sequence, previous = place

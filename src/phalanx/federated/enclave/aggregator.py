@@ -154,11 +154,7 @@ class EnclaveAggregator:
         self._bound = bound_terms(terms)
 
     def get_evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
-        """As `AggregatorPort` says.
-
-        Raises:
-            AggregationError: It is no nonce.
-        """
+        """As `AggregatorPort` says."""
         try:
             binding = binding_of(self._terms, self._public, nonce)
         except ValueError as exc:

@@ -287,11 +287,7 @@ class LostRounds:
         self._suspects: set[str] = set()
 
     def note_lost_round(self, record: RoundRecord, members: set[str], reason: str) -> None:
-        """Take a round of which a sum was released and none came out; its record counts no site.
-
-        Raises:
-            FailedRoundError: Too many were lost in a row.
-        """
+        """Take a round of which a sum was released and none came out; its record counts no site."""
         self._suspects = members & self._suspects if self.in_a_row else members
         if self.in_a_row == MAX_LOST_ROUNDS:
             raise FailedRoundError(

@@ -44,11 +44,7 @@ class SealingSite:
         self._appraisal = AggregatorAppraisal(terms)
 
     def handle_phase(self, order: m.SumOrder, values: Named, samples: int, payload: bytes) -> bytes:
-        """Ask for evidence, or appraise it and seal this site's own update of the order's round.
-
-        Raises:
-            AggregationError: The evidence does not pass.
-        """
+        """Ask for evidence, or appraise it and seal this site's own update of the order's round."""
         if order.phase == "attest":
             return self._appraisal.draw_nonce()
         if order.phase != "seal":
