@@ -32,9 +32,6 @@ def lying_rank(attack: Attack) -> WrapShare:
 
     Args:
         attack: Attack on messages or on weight gradients, applied to this rank's piece.
-
-    Raises:
-        ConfigError: The attack is on something that rank 0 alone has.
     """
     if not isinstance(attack, MessageAttack | GradientAttack):
         raise ConfigError(

@@ -37,9 +37,6 @@ class Differences:
 
         Args:
             claimed: ``[batch, seq, dim]``.
-
-        Raises:
-            NonFiniteLossError: Either of them holds NaN or infinity.
         """
         claimed, reference = claimed.detach().cpu(), reference.detach().cpu()
         distances = token_distances(claimed, reference).flatten()

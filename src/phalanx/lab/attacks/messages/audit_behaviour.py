@@ -65,11 +65,7 @@ class CrashWhenChallenged(SignFlip):
         return sent
 
     def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
-        """Crash instead of answering a challenge.
-
-        Raises:
-            WorkerCrash: It is challenged.
-        """
+        """Crash instead of answering a challenge."""
         message = outgoing.message
         challenged = isinstance(message, FetchReply) or (isinstance(message, Bulk) and message.purpose in _CHALLENGES)
         if challenged and self._has_lied:

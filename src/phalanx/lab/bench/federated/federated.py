@@ -178,9 +178,6 @@ def federated_rows(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) ->
 
     Args:
         arms: Measurements by arm name; peers may be missing.
-
-    Raises:
-        TrainingError: Losses differ.
     """
     expected, alone = arms[OURS].losses_by_round(), arms[ALONE]
     rows = []

@@ -113,11 +113,7 @@ def start_peer(
 
 
 def parse_message(kind: type[Message], text: str) -> Message:
-    """Parse one line of an arm's input.
-
-    Raises:
-        ConfigError: It is malformed.
-    """
+    """Parse one line of an arm's input."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as exc:
