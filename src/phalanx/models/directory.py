@@ -99,11 +99,7 @@ def check_family(described: Mapping[str, Any], where: str) -> None:
 
 
 def check_header(path: Path) -> None:
-    """Refuse a file that cannot be safetensors: its header and its length are compared, no tensor is read.
-
-    Raises:
-        ModelError: It is cut, longer than its header says, or another kind of file.
-    """
+    """Refuse a file that cannot be safetensors: its header and its length are compared, no tensor is read."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -160,11 +156,7 @@ def model_directory(path: str, key: str = "model.path") -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read a directory's config.json.
-
-    Raises:
-        ModelError: It is missing, or no JSON object.
-    """
+    """Read a directory's config.json."""
     path = directory / "config.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -194,11 +186,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def check_weights(directory: Path) -> None:
-    """Refuse a directory without safetensors.
-
-    Raises:
-        ModelError: There are pickled weights alone, or none.
-    """
+    """Refuse a directory without safetensors."""
     if (directory / WEIGHTS).is_file() or (directory / WEIGHTS_INDEX).is_file():
         return
     pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
@@ -220,11 +208,7 @@ def check_weights(directory: Path) -> None:
 
 
 def refuse_existing(out: Path) -> None:
-    """Return where nothing has the name of a directory that is to be written.
-
-    Raises:
-        CheckpointError: Something has.
-    """
+    """Return where nothing has the name of a directory that is to be written."""
     if out.exists():
         raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
             code="PHX-I056", file=str(out), do="choose another path"
@@ -233,11 +217,7 @@ def refuse_existing(out: Path) -> None:
 
 @contextlib.contextmanager
 def spare_directory(out: Path) -> Iterator[Path]:
-    """Yield an empty directory beside `out`, which `publish_model` renames; it is removed where nobody has.
-
-    Raises:
-        CheckpointError: A file cannot be written.
-    """
+    """Yield an empty directory beside `out`, which `publish_model` renames; it is removed where nobody has."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         spare = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.parent))

@@ -83,9 +83,6 @@ def _own_family(kind: str, found: Any) -> tuple[Family | str, FamilyFacts]:
 
     Returns:
         The family, or the model_type of one that transformers' plan cuts; and the facts that need no torch.
-
-    Raises:
-        ConfigError: It is no family.
     """
     if isinstance(found, PlannedFamily):
         return kind.rpartition(":")[2], found.family_facts

@@ -83,11 +83,7 @@ def _replace_paths(text: str, names: list[tuple[str, str]]) -> str:
 
 
 def check_shapes(source: ModelSource) -> None:
-    """Compare the shape of every tensor that a run would read with the config's.
-
-    Raises:
-        ModelError: One is missing or differs.
-    """
+    """Compare the shape of every tensor that a run would read with the config's."""
     for name, shape in parameter_shapes(source.hub_config).items():
         actual_shape = source.tensor_shape(name)
         if actual_shape != list(shape):

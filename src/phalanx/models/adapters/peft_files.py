@@ -102,11 +102,7 @@ def read_adapter_keys(directory: Path, *, to_merge: bool = False) -> dict[str, A
 
 
 def _targets_of_blocks(targets: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Return targets as every block has them: of a small model peft writes the full name of each layer instead.
-
-    Raises:
-        ModelError: Blocks differ.
-    """
+    """Return targets as every block has them: of a small model peft writes the full name of each layer instead."""
     ends: set[str] = set()
     blocks: dict[str, set[str]] = {}
     for target in targets:
@@ -130,9 +126,6 @@ def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict
 
     Args:
         shapes: Shapes of all trained tensors of the whole model, in the model's order.
-
-    Raises:
-        ModelError: They cannot be read, a number is not finite, or they are of another model.
     """
     path, tensors = directory / WEIGHTS, read_tensors(directory)
     if _PROMPT in tensors:
@@ -155,11 +148,7 @@ def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Return the tensors of an adapter as float32, by their canonical names.
-
-    Raises:
-        ModelError: They cannot be read, or a number is not finite.
-    """
+    """Return the tensors of an adapter as float32, by their canonical names."""
     path = directory / WEIGHTS
     try:
         stored = load_file(path)
