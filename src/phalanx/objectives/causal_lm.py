@@ -48,11 +48,7 @@ def causal_lm_loss(
 
 
 def check_labels(name: str, logits: Tensor, labels: Tensor) -> None:
-    """Return where labels are int64 tokens of the vocabulary, or IGNORE, one for each position of the logits.
-
-    Raises:
-        DataError: They are not.
-    """
+    """Return where labels are int64 tokens of the vocabulary, or IGNORE, one for each position of the logits."""
     if logits.ndim != 3 or logits.shape[:2] != labels.shape or str(labels.dtype) != "torch.int64":
         raise DataError(
             f"{name}: logits {list(logits.shape)} and labels {labels.dtype} {list(labels.shape)}; "
