@@ -356,11 +356,7 @@ class TargetRows:
 
 
 def check_objective(recipe: RankRecipe) -> Objective:
-    """Return the objective, if the layout can learn it.
-
-    Raises:
-        ConfigError: Says why, and what to do.
-    """
+    """Return the objective, if the layout can learn it."""
     objective = objective_of(recipe.objective)
     if objective.own_head:
         raise ConfigError(

@@ -69,9 +69,6 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
     Args:
         directory: Named in the run file.
         digest: Digest of the run's config, in hex.
-
-    Raises:
-        ConfigError: Another process uses it, or it cannot be made.
     """
     folder = directory / f"phalanx-{digest[:16]}-rank-{rank}"
     try:
