@@ -119,9 +119,6 @@ class _JoinState:
 
         Args:
             owed: What a worker that has joined still has to send, such as "'s measurement".
-
-        Raises:
-            PeerLostError: A missing one has ended, or time is up.
         """
         expected = self._expected
         while missing():

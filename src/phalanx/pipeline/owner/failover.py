@@ -295,11 +295,7 @@ class Failover:
         return False
 
     async def _undo_unwitnessed(self, step: int) -> None:
-        """Go back over the last update of stages that one party alone has made, and let two make it again.
-
-        Raises:
-            NoHolderError: That step is not kept.
-        """
+        """Go back over the last update of stages that one party alone has made, and let two make it again."""
         facts, unwitnessed = self._facts, self._agreement.unwitnessed
         stages = sorted(unwitnessed)
         facts.observe("update_unwitnessed", {"step": step - 1, "stages": stages})

@@ -86,11 +86,7 @@ class Mailbox:
             self._endpoint.count_refusal(received.sender, len(received.header.header_bytes))
 
     def find_peer(self, name: str) -> Peer:
-        """The public key of a party, this one included.
-
-        Raises:
-            PeerRefusedError: No party of that name is known.
-        """
+        """The public key of a party, this one included."""
         peer = self._me if name == self._name else self._endpoint.known_peers.get(name)
         if peer is None:
             raise PeerRefusedError(f"{name!r} is not a party of this run")
