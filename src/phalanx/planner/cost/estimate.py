@@ -193,11 +193,7 @@ def describe_excess(memory: RankMemory, limit: float) -> str | None:
 
 
 def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machine:
-    """Return the machine of a rank on one device of a cluster.
-
-    Raises:
-        ConfigError: The device's peak in this precision is not known.
-    """
+    """Return the machine of a rank on one device of a cluster."""
     peak = device.peak_flops(precision)
     if peak is None:
         others = [name for name in ("fp32", "fp16", "bf16") if getattr(device, f"{name}_tflops") is not None]

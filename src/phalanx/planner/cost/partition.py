@@ -10,11 +10,7 @@ Fits = Callable[[int, int, int], bool]
 
 
 def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Return layers per stage for equal ranks, so that the slowest stage is as fast as can be.
-
-    Raises:
-        ValueError: There are fewer layers than stages.
-    """
+    """Return layers per stage for equal ranks, so that the slowest stage is as fast as can be."""
     partition = uneven_layers(costs, [1.0] * num_stages)
     if partition is None:
         raise ValueError(f"partition: {len(costs)} layers for {num_stages} stages; lower the stages")
