@@ -246,11 +246,7 @@ def check_signed(message: SignedMessage[Body], terms: SumTerms, peers: dict[str,
 
 
 def check_signature(signature: str, body: SumMessage, peer: Peer) -> None:
-    """Return when a client signed a body.
-
-    Raises:
-        AggregationError: It did not.
-    """
+    """Return when a client signed a body."""
     try:
         peer.verify_signature(bytes.fromhex(signature), _signed_bytes(body.kind, body))
     except SignatureError as exc:

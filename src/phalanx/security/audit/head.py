@@ -120,11 +120,7 @@ class KnownHeads:
                 )
 
     def check_log_end(self, num_events: int) -> None:
-        """Compare the end of the log.
-
-        Raises:
-            AuditLogError: A known head is of a later line.
-        """
+        """Compare the end of the log."""
         if self._waiting:
             expected = self._waiting[-1]
             missing = expected.head.num_events - num_events

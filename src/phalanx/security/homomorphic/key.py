@@ -138,11 +138,7 @@ def context_of(data: bytes, *, secret: bool) -> Any:
 
 
 def load_tenseal() -> Any:
-    """Return TenSEAL's module.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Return TenSEAL's module."""
     try:
         import tenseal as seal  # noqa: PLC0415 - an extra
     except ImportError as exc:

@@ -31,11 +31,7 @@ class ChainHead:
     digest: str
 
     def after_frame(self, frame_digest: str) -> "ChainHead":
-        """Return the head after one more frame.
-
-        Raises:
-            TranscriptError: That is no digest.
-        """
+        """Return the head after one more frame."""
         if DIGEST_PATTERN.fullmatch(frame_digest) is None:
             raise TranscriptError("transcript: a frame's digest is not 64 lowercase hex characters")
         link = bytes.fromhex(self.digest) + bytes.fromhex(frame_digest)
