@@ -61,11 +61,7 @@ class EnclaveHandshake:
         self._nonces: dict[str, bytes] = {}
 
     def enclave_evidence(self, client: str, nonce: bytes) -> bytes:
-        """Return evidence for a client's nonce.
-
-        Raises:
-            PeerRefusedError: It is no client of the run, or it sent no nonce.
-        """
+        """Return evidence for a client's nonce."""
         if client not in self._clients:
             raise PeerRefusedError(f"{client}: is not a client of this run")
         try:
@@ -204,11 +200,7 @@ class ClientHandshake:
         return SealedLink(offer.accept_reply(reply, self._terms.enclave), self._identity)
 
     def check_still_accepted(self) -> None:
-        """Compare the appraised evidence with the policy as it is now.
-
-        Raises:
-            RefusedEvidenceError: A measurement was revoked, or is no reference value any more.
-        """
+        """Compare the appraised evidence with the policy as it is now."""
         if self.result is None:
             raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "nothing was appraised yet")
         policy, claims = self._policy(), self.result.claims

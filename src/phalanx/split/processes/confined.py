@@ -75,11 +75,7 @@ class ConfinedEnclave:
         return None if self._process is None else self._process.poll()
 
     def check_running(self) -> None:
-        """Return while it runs.
-
-        Raises:
-            PeerLostError: It has ended.
-        """
+        """Return while it runs."""
         if (code := self.poll()) is None:
             return
         how = f"signal {code - 128}" if code > 128 else f"exit code {code}"

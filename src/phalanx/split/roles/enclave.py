@@ -83,11 +83,7 @@ class Enclave:
         self._parts: dict[tuple[str, What], tuple[torch.Tensor, ...]] = {}
 
     def connect_client(self, client: str, link: FrameLink) -> None:
-        """Take a client's link; frames over an earlier link are void.
-
-        Raises:
-            FrameError: It is no client of the run.
-        """
+        """Take a client's link; frames over an earlier link are void."""
         if client not in self._clients:
             raise FrameError(f"{client}: is not a client of this run")
         earlier = self._links.get(client)

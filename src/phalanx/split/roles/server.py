@@ -105,9 +105,6 @@ class EnclaveServer:
 
         Args:
             look: Called now and then; raises where the session cannot go on.
-
-        Raises:
-            PeerLostError: A party is gone.
         """
         try:
             while not self._is_over:

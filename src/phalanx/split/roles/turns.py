@@ -78,11 +78,7 @@ class ClientTurns:
         self._ready[client] = message
 
     def begin_turn(self, message: ask.ClientTurn, num_steps: int) -> None:
-        """Begin a turn.
-
-        Raises:
-            FrameError: A client is not ready, a turn is under way, or it is of another step.
-        """
+        """Begin a turn."""
         if not self.is_ready or self._waits_for or self._is_concluding or message.step != num_steps:
             raise FrameError(
                 f"turn of step {message.step}: the enclave is at step {num_steps}, {len(self._ready)} of "
@@ -93,11 +89,7 @@ class ClientTurns:
         self._sums.clear()
 
     def check_turn(self, client: str, what: str) -> None:
-        """Refuse a microbatch that no turn asked this client for.
-
-        Raises:
-            FrameError: It is not the client's turn to send this.
-        """
+        """Refuse a microbatch that no turn asked this client for."""
         if self._turn is None or self._turn.what != what or client not in self._waits_for:
             raise FrameError(f"{client}: was asked for no microbatch of {what!r}")
 
@@ -123,9 +115,6 @@ class ClientTurns:
 
         Where it was the last one the turn is complete, with summed loss, targets, then for each class texts of it,
         texts taken for it, and right ones, of the clients that count by then.
-
-        Raises:
-            FrameError: No such turn waits for it.
         """
         self.check_turn(client, "held_out")
         if self._turn is None or message.step != self._turn.step:
@@ -140,22 +129,14 @@ class ClientTurns:
         return turn
 
     def begin_conclusion(self) -> None:
-        """Begin the end.
-
-        Raises:
-            FrameError: A turn is under way.
-        """
+        """Begin the end."""
         if self._waits_for:
             raise FrameError(f"the end: {len(self._waits_for)} clients have a turn to finish")
         self._is_concluding = True
         self._wait_for_all()
 
     def note_concluded(self, client: str) -> bool:
-        """Take a client's word that it has compared; True where it was the last one.
-
-        Raises:
-            FrameError: It was not asked.
-        """
+        """Take a client's word that it has compared; True where it was the last one."""
         if not self._is_concluding or client not in self._waits_for:
             raise FrameError(f"{client}: was not asked to conclude")
         self._waits_for.discard(client)
