@@ -68,11 +68,7 @@ class GroupCommand(StrictModel):
 
 
 def read_order(line: bytes) -> GroupCommand:
-    """Parse an order.
-
-    Raises:
-        FrameError: It is none.
-    """
+    """Parse an order."""
     try:
         return GroupCommand.model_validate_json(line)
     except ValidationError as exc:
