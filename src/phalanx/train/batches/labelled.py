@@ -41,11 +41,7 @@ class LabelledRows:
         return self.ids[chosen], self.labels[chosen]
 
     def make_batch(self, indices: Sequence[int]) -> Batch:
-        """Some texts as a batch.
-
-        Raises:
-            DataError: There is no such text.
-        """
+        """Some texts as a batch."""
         if not all(0 <= index < len(self.classes) for index in indices):
             raise DataError(f"texts {list(indices)[:5]} are out of range; expected 0 to {len(self.classes) - 1}")
         return Batch(*self.pick_rows(indices), tuple(indices))

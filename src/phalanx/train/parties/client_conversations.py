@@ -40,11 +40,7 @@ class ConversationRows:
 
 
 def look_at_conversations(wanted: ConversationsConfig, train: Path, test: Path) -> None:
-    """Read a client's conversations, and look that none is in both files; free of torch and tokenizers.
-
-    Raises:
-        DataError: A file is missing, empty or malformed, or a conversation is in both.
-    """
+    """Read a client's conversations, and look that none is in both files; free of torch and tokenizers."""
     learned, held_out = (
         {document.text for document in ConversationFiles(ConversationSource(path=path), wanted.broken).documents()}
         for path in (train, test)

@@ -50,9 +50,6 @@ def check_terms(name: str, text: str) -> None:
 
     Args:
         text: Text that came with its certificate; empty for a worker.
-
-    Raises:
-        ConfigError: Says which of these.
     """
     if not text:
         raise ConfigError(f"token: belongs to a worker of a pipeline; join as {name} without texts")

@@ -81,11 +81,7 @@ class StoppingRecord:
 
     @classmethod
     def from_json(cls, saved: object) -> "StoppingRecord":
-        """Read the trend of a checkpoint.
-
-        Raises:
-            CheckpointError: It is malformed.
-        """
+        """Read the trend of a checkpoint."""
         rows = saved.get("losses") if isinstance(saved, dict) and set(saved) == {"on", "losses"} else None
         if not isinstance(saved, dict) or not isinstance(rows, list) or not all(_is_row(row) for row in rows):
             raise CheckpointError(f"checkpoint: validations {saved!r:.80}, expected steps and losses; use an older one")

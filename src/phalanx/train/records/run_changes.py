@@ -98,9 +98,6 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
         before: Run file of the run directory.
         now: Run file of the resumed run.
         where: The run directory, for messages.
-
-    Raises:
-        ConfigError: Names what may not change, with both values and what to do.
     """
     old_values, here = (dict(_flatten_config(run.model_dump(mode="json"))) for run in (before, now))
     keys = {key: (old_values.get(key), here.get(key)) for key in sorted(old_values.keys() | here.keys())}

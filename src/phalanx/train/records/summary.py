@@ -185,11 +185,7 @@ class Figures:
         return {**saved, **scores, **rewards, **named, **stopping, "checks": self.checks.to_json()}
 
     def load_json(self, saved: dict[str, Any]) -> None:
-        """Take over what an earlier session knew.
-
-        Raises:
-            CheckpointError: They are not those of this version.
-        """
+        """Take over what an earlier session knew."""
         scores = {key: saved[key] for key in self._SCORES if key in saved}
         if set(saved) - {*scores, *self._REWARDS, *self._NAMED, "stopping"} != {*self._SAVED, "checks"}:
             raise CheckpointError(

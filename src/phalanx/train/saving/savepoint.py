@@ -221,11 +221,7 @@ class Savepoint:
         return None if path is None else self._open_verified(path)
 
     def accept_older(self, step: int) -> None:
-        """Make an older checkpoint the newest one: it is verified, then later ones are removed.
-
-        Raises:
-            CheckpointError: There is none of that step, or it is damaged or foreign.
-        """
+        """Make an older checkpoint the newest one: it is verified, then later ones are removed."""
         path = self._home.checkpoint_directory / step_directory(step)
         if not path.is_dir():
             present = sorted(list_checkpoints(self._home.checkpoint_directory))
@@ -234,11 +230,7 @@ class Savepoint:
         self.forget_after(step)
 
     def rewind_run(self, checkpoint: Checkpoint | None, metrics: MetricsFile) -> int:
-        """Take loader, figures, totals and metrics back to a checkpoint, or to the beginning.
-
-        Raises:
-            CheckpointError: The checkpoint's state is not of this version.
-        """
+        """Take loader, figures, totals and metrics back to a checkpoint, or to the beginning."""
         start = 0 if checkpoint is None else checkpoint.step
         if checkpoint is not None:
             try:

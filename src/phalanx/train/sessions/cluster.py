@@ -143,11 +143,7 @@ class JoinedWorkers:
     endpoint: Endpoint
 
     def fetch_kept(self, party: str, stage: int, step: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Get the state that a worker's process has kept on its own disk; see `phalanx.pipeline.fetch_kept`.
-
-        Raises:
-            CheckpointError: It keeps none, is not here, or sends something else.
-        """
+        """Get the state that a worker's process has kept on its own disk; see `phalanx.pipeline.fetch_kept`."""
         # a worker that had come back in the last session is called by its certificate again
         name = certified_name(party)
         if name not in self.members.addresses:

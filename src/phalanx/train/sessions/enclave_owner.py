@@ -137,10 +137,6 @@ def check_log_end(log: AuditLog, metadata: Mapping[str, object]) -> None:
     Args:
         log: Log of the guard of middle stages.
         metadata: From `log_end_of` when the state was sealed.
-
-    Raises:
-        CheckpointError: They are not the metadata of an enclave that owns a pipeline.
-        RollbackError: The log was turned back, or exchanged.
     """
     number, ends = metadata.get("num_events"), metadata.get("digest")
     if not isinstance(number, int) or not isinstance(ends, str):

@@ -140,11 +140,7 @@ class OwnedPipeline:
 
     @property
     def audit_log(self) -> AuditLog:
-        """The log.
-
-        Raises:
-            AuditLogError: It is not open.
-        """
+        """The log."""
         if self._log is None:
             raise AuditLogError("the log of an owned pipeline is not open")
         return self._log

@@ -86,11 +86,7 @@ def cut_stages(run: StagedRun, source: ModelSource) -> tuple[StageSpec, ...]:
 
 
 def check_head(run: RunConfig, source: ModelSource) -> None:
-    """Check that the model gives for each token the output that the objective reads.
-
-    Raises:
-        ConfigError: It gives something else.
-    """
+    """Check that the model gives for each token the output that the objective reads."""
     head = objective_of(run.train.objective).head
     if source.head_kind != head:
         raise ConfigError(
@@ -149,11 +145,7 @@ def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
 
 
 def check_virtual_tokens(run: RunConfig, source: ModelSource) -> None:
-    """Refuse virtual tokens for which a table of positions has no room, and rows that they cannot come before.
-
-    Raises:
-        ConfigError: Says how much room there is, or why not.
-    """
+    """Refuse virtual tokens for which a table of positions has no room, and rows that they cannot come before."""
     adapter, longest = run.model.adapter, source.family.max_positions(source.hub_config)
     if not isinstance(adapter, PrefixConfig | PromptEncoderConfig):
         return
@@ -177,11 +169,7 @@ def check_virtual_tokens(run: RunConfig, source: ModelSource) -> None:
 
 
 def _check_masters(run: StagedRun, source: ModelSource) -> None:
-    """Refuse what stages with bf16 weights cannot do.
-
-    Raises:
-        ConfigError: Says which, and what to do.
-    """
+    """Refuse what stages with bf16 weights cannot do."""
     if run.train.precision != "bf16_weights":
         return
     shared = run.pipeline.layout is not None or bool(run.pipeline.layouts)
@@ -204,11 +192,7 @@ def _check_masters(run: StagedRun, source: ModelSource) -> None:
 
 
 def _check_few_bits(run: StagedRun) -> None:
-    """Refuse moments of a byte a number where bits are not kept.
-
-    Raises:
-        ConfigError: Says which, and what to do.
-    """
+    """Refuse moments of a byte a number where bits are not kept."""
     if not OPTIMIZERS[run.optimizer.kind].in_bytes:
         return
     faults = {
