@@ -156,11 +156,7 @@ class Receipt:
     signature: bytes
 
     def verify_receiver(self, peer: Peer) -> None:
-        """Return when this peer is the receiver and signed this receipt.
-
-        Raises:
-            SignatureError: It did not.
-        """
+        """Return when this peer is the receiver and signed this receipt."""
         if self.receiver != peer.name or DIGEST_PATTERN.fullmatch(self.header_digest) is None:
             raise SignatureError(f"receipt of {self.receiver}: checked against the key of {peer.name}")
         peer.verify_signature(self.signature, in_domain(_RECEIPT_DOMAIN, bytes.fromhex(self.header_digest)))
