@@ -74,7 +74,6 @@ def export_model(
         source: The model that was trained, or that the adapter belongs to.
         adapter: Trained adapter; None where all weights were trained.
         merge: Add the adapter to the model's own weights and write a whole model.
-        tokenizer: Tokenizer of the training text.
 
     Raises:
         CheckpointError: `out` exists, cannot be written, or the checkpoint is not of this model, or of this vocabulary.
