@@ -25,7 +25,6 @@ class KeptText:
     """A document as it is kept.
 
     Attributes:
-        source: The number of its source.
         name: Name that the source gives.
     """
 

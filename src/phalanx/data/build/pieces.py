@@ -63,9 +63,6 @@ class SourcePiece:
 def list_pieces(recipe: DataRecipe, opened: Callable[[int], Source]) -> list[SourcePiece]:
     """Return all pieces of work of a recipe, in the order of sources and files.
 
-    Args:
-        opened: Returns a source by its number.
-
     Raises:
         DataError: A source is not there, or has nothing of its kind.
     """

@@ -25,8 +25,6 @@ class Columns:
     """Where text and label are, and which labels there are.
 
     Attributes:
-        text: Column, or field, of the text.
-        label: Column, or field, of the label.
         classes: Every label; a class is an index of them.
     """
 

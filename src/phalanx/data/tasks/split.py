@@ -179,7 +179,6 @@ def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, al
     turns: one with few would count as much as one with many.
 
     Args:
-        each: Training texts of a client.
         test: Held-out texts; fewer only if there are fewer.
         alpha: See `dirichlet_clients`.
         seed: Seed of the shares; the held-out examples do not depend on it.

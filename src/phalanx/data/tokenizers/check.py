@@ -54,7 +54,6 @@ def check_tokenizer(place: Path, texts: Iterable[tuple[str, str]] = (), eos_toke
 
     Args:
         place: A directory or a ``tokenizer.json``.
-        texts: Pairs of group and text.
         eos_token: See `open_vocabulary`.
 
     Raises:
