@@ -65,7 +65,6 @@ class UpdateHeader(StrictModel):
     """The signed part of a site's update.
 
     Attributes:
-        run: Digest of the run file.
         model: Digest of the weights that the update is relative to.
         values: Digest of the bytes that follow.
         samples: Trained on; the weight of the update where a rule has weights.
@@ -101,7 +100,6 @@ class DueUpdates:
     """The requirements of the updates of one round.
 
     Attributes:
-        run: Digest of the run file.
         model: Digest of the weights that went out.
         shapes: Shape of each tensor, by name; all are of `dtype`.
         max_norm: Bound of the Euclidean norm of all values; sites scale theirs down to it themselves.

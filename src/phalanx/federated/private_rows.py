@@ -66,7 +66,6 @@ class SiteRows:
     """The training rows of one site, of which each step draws some and is charged first.
 
     Args:
-        settings: Budget and sampling of the rows.
         key: Secret; with the number of a charge it decides the rows.
 
     Guarantees:
@@ -103,7 +102,6 @@ class PrivateSteps:
 
     Args:
         rows: Rows that are drawn and charged.
-        schedule: Local schedule of the site.
         fresh: Draws random bytes; another one than the system's generator is for tests.
 
     Raises:

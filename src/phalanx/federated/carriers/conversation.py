@@ -117,7 +117,6 @@ class OwnerConversation:
     """The owner's end of a conversation with one site.
 
     Args:
-        speaker: The owner, and the site.
         run: Name of the owner's session.
     """
 
@@ -171,7 +170,6 @@ class SiteConversation:
     """A site's end of its conversation with the owner.
 
     Args:
-        speaker: The site, and the owner.
         session: Beginning of the names of its run's sessions.
     """
 

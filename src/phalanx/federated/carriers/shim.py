@@ -146,9 +146,6 @@ def ask_site(path: str, frame: bytes) -> bytes:
 class OwnerConnection:
     """The line from an engine's server to the owner of a run; several threads may answer at a time.
 
-    Args:
-        path: Path of the owner's socket.
-
     Raises:
         SocketLostError: No owner listens there.
     """

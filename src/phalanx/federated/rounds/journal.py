@@ -225,10 +225,8 @@ class RoundRecord:
 
     Attributes:
         number: Number of the round, from 1.
-        asked: The sites of the round.
         shares: Those that counted, by name.
         left_out: The others that were asked, with reasons.
-        norm: Norm of the weights' movement.
         bytes: Payloads of each site, both ways.
         charge: Number of the charge of its sums; None without a privacy budget.
         lost: Why a released sum of the round gave no update, so that nothing moved; empty where one did.

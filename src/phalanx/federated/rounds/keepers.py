@@ -49,7 +49,6 @@ class KeyHeader(StrictModel):
     """The signed statement of a keeper about its key.
 
     Attributes:
-        run: Digest of the run file.
         key: Digest of the public key, which follows.
         seal: X25519 public key that parts for it are sealed for, in hex.
     """
@@ -65,7 +64,6 @@ class PartHeader(StrictModel):
     """The signed statement of a site about one encrypted and sealed share of its update.
 
     Attributes:
-        run: Digest of the run file.
         model: Digest of the weights that the update is relative to.
         key: Digest of the keeper's public key.
         part: Digest of the sealed ciphertexts, which follow.
@@ -232,7 +230,6 @@ class KeeperSumSite:
     """One site's part in homomorphic sums; a keeper's too, where it is one.
 
     Args:
-        identity: Signs parts, and the key.
         length: Number of an update's values.
         directory: Has the keeper's book of sums that it has opened.
 
