@@ -31,7 +31,6 @@ class UpdateInputs:
 
     Attributes:
         step: Its number, from 0.
-        lr: Learning rate of the step.
     """
 
     def __init__(self, copy: StageCopy, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:

@@ -81,7 +81,6 @@ def kill_rows(deaths: Iterable[Line], events: Sequence[Line], lines: Sequence[Li
 
     Args:
         deaths: Records that the killed workers wrote.
-        events: Events of the audit log.
 
     Returns:
         A row a kill. The disturbed step is the first one that ends after the kill was noticed; a figure is None where

@@ -35,7 +35,6 @@ class LineProcess(Closeable):
     """A module in its own process; its log is kept, and the last log line is in the error when it fails.
 
     Args:
-        command: The module and its arguments.
         program: Program that runs the command; this interpreter, which is given a module, by default.
     """
 
