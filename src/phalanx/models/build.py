@@ -39,7 +39,6 @@ def build_stage(
     """Build one stage and read its own tensors, no others.
 
     Args:
-        spec: The layers of the stage.
         adapter: Adapters to add; their first values depend on `seed` and their names only.
         activation_checkpointing: Recompute each block in the backward pass.
         attention: Attention kernel; see ``Family.choose_kernel``.

@@ -125,7 +125,6 @@ def model_directory(path: str, key: str = "model.path") -> Path:
     """Return the directory of a model.
 
     Args:
-        path: As the user wrote it.
         key: Of the run file, or the option, that names it.
 
     Raises:
