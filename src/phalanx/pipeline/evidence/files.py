@@ -94,9 +94,6 @@ class EvidenceRecord(StrictModel):
 def write_evidence(directory: Path, case: VerdictBasis) -> Path:
     """Write one verdict as ``NAME.json`` with its tensors in ``NAME.safetensors`` beside it.
 
-    Args:
-        case: The verdict and its basis.
-
     Returns:
         The path of the JSON file; an older one is never overwritten.
 

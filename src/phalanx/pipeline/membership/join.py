@@ -67,7 +67,6 @@ def admit_workers(
     What one of them does or leaves undone stops none of the others, but for a class that the run does not allow.
 
     Args:
-        expected: The workers to wait for.
         authority_pem: Certificate of the authority that issued theirs.
         observe: Told which worker is refused.
 
