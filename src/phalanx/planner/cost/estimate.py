@@ -56,7 +56,6 @@ class TrainingTotals:
     """The totals of a whole training; None for what depends on a figure that is not known.
 
     Attributes:
-        tokens: Number of tokens to train on.
         goodput: Share of the time in which lasting work is done; 1 where failures are not modelled.
         days: Days from the first step to the last.
         device_hours: Hours summed over all devices.

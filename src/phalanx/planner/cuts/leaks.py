@@ -69,7 +69,6 @@ class LeakTable(StrictModel):
 
     Attributes:
         model: Name of the measured model.
-        commit: Commit of the measuring code.
         rows: A line for each cut.
     """
 
