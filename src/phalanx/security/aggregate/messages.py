@@ -101,7 +101,6 @@ class Deposit(SumMessage):
 
     Attributes:
         view: Digest of the adverts and of the sharers' names that this client received.
-        payload: Digest of the encoded values.
     """
 
     kind: Literal["deposit"] = "deposit"

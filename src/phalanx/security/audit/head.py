@@ -38,7 +38,6 @@ class SignedHead(HeadEntry):
     """A head that stands alone.
 
     Attributes:
-        run: The run of the log.
         signature: Its owner's, over all of it.
     """
 

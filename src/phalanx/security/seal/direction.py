@@ -51,7 +51,6 @@ class DirectionState(BoundToProcess):
         max_chunks: After so many the lane is exhausted.
 
     Attributes:
-        counter: Counter of the next chunk.
         lock: Held while the counter is used.
         clock: Seconds; read before and after each call of the cipher. None, and nothing is measured.
         cipher_seconds: Seconds in the cipher alone so far, by that clock.
