@@ -41,8 +41,6 @@ class EnclaveHandshake:
     """The enclave's side of the handshake.
 
     Args:
-        terms_of_run: The facts to agree on.
-        clients: The clients of the run.
         appraiser: Appraiser of clients that must bring evidence; None where none must.
     """
 
@@ -81,7 +79,6 @@ class EnclaveHandshake:
         Args:
             client: Name that transport and signature have proved.
             token: Its word on this enclave's evidence.
-            hello: The client's side of the channel.
             evidence: Its own; empty where it brings none.
 
         Raises:
@@ -106,7 +103,6 @@ class ClientHandshake:
     """The client's side of the handshake.
 
     Args:
-        terms_of_run: The facts to agree on.
         policy: Reads the policy that is accepted now.
         make_evidence: Gives this client's own; None where it has none to give.
 

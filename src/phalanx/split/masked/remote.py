@@ -157,7 +157,6 @@ class PipeWires:
     """One party's `Wire` over several pipes, with one party at the other end of each.
 
     Args:
-        name: The party at this end.
         pipes: Pipes by the party at the other end.
     """
 

@@ -73,7 +73,6 @@ class EnclaveConfig(StrictModel):
         directory: Directory for its own key and counters; no other process writes there.
         run: Name of the run, the same after a restart.
         config_digest: SHA-256 of the run's config, in hex.
-        addresses: Addresses of owner and clients.
         certificates: PEM of owner and clients.
         workers: PEM of masked workers that were started for this enclave; empty where it starts them itself.
         cache: Directory for models that are written out.

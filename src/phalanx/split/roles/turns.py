@@ -218,7 +218,6 @@ class TurnTaker:
     Args:
         split: The section of the run file.
         steps: Steps of the run; turns of later steps are refused.
-        party: Its end of the line.
         tell: Takes a step and the feedback on this client's microbatches.
 
     Guarantees:
