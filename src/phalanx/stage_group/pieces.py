@@ -21,7 +21,6 @@ def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor
 
     Args:
         piece: This rank's part, as `own_piece` cuts it.
-        shape: Shape of the whole tensor.
 
     Returns:
         The whole tensor, on the CPU; None on every other rank.

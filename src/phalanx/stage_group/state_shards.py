@@ -21,7 +21,6 @@ class StateShards:
 
     Args:
         shapes: Shapes of all trained parameters.
-        device: Device of this rank's tensors.
 
     Attributes:
         keepers: Rank that has the state, by parameter.
