@@ -76,11 +76,7 @@ class Stall:
 
 
 class PartyThread(threading.Thread):
-    """A worker of a simulation.
-
-    Attributes:
-        endpoint: Its end of its links.
-    """
+    """A worker of a simulation."""
 
     def __init__(self, name: str, endpoint: Endpoint, work: Callable[[str], None]) -> None:
         super().__init__(target=work, args=(name,), name=name, daemon=True)
