@@ -34,7 +34,6 @@ class FederatedEngine:
     """The loop's engine over sites.
 
     Args:
-        model: The owner's, to measure with.
         rate: Learning rate of a round, from 0.
         rounds: One line a round: its result, site by site.
         recorder: Takes events, and the metrics of a round.

@@ -64,11 +64,7 @@ class RunChanges:
         return self.keys.get("train.steps")
 
     def rates_at(self, run: RunConfig, step: int) -> tuple[float, float] | None:
-        """The learning rate of a step by the old and by the new length; None where the length is the same.
-
-        Args:
-            run: The run as it is resumed.
-        """
+        """The learning rate of a step by the old and by the new length; None where the length is the same."""
         if self.step_counts is None:
             return None
         was, now = self.step_counts
@@ -92,13 +88,7 @@ class RunChanges:
 
 
 def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges:
-    """Return what differs between two run files, all of which a resumed run may change.
-
-    Args:
-        before: Run file of the run directory.
-        now: Run file of the resumed run.
-        where: The run directory, for messages.
-    """
+    """Return what differs between two run files, all of which a resumed run may change."""
     old_values, here = (dict(_flatten_config(run.model_dump(mode="json"))) for run in (before, now))
     keys = {key: (old_values.get(key), here.get(key)) for key in sorted(old_values.keys() | here.keys())}
     keys = {key: pair for key, pair in keys.items() if pair[0] != pair[1]}

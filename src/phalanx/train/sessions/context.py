@@ -53,7 +53,6 @@ class SessionContext(Generic[RunT_co]):
     """The context of a session, on which every engine's part works.
 
     Attributes:
-        console: The terminal of the session.
         history: Earlier sessions in the log.
         beginning: Point where the run goes on.
         resume: Whether the run directory was there before.

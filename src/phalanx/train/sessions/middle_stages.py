@@ -121,7 +121,6 @@ def note_guard_events(figures: Figures, savepoint: Savepoint, observe: Observe) 
 
     Args:
         savepoint: Removes checkpoints that contain undone steps.
-        observe: Counts and records an event.
     """
 
     def note(kind: str, facts: dict[str, Any]) -> None:
