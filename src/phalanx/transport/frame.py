@@ -147,7 +147,6 @@ class Receipt:
 
     Attributes:
         receiver: Party that signed the receipt.
-        header_digest: Digest of the received header.
         signature: 64 bytes.
     """
 
