@@ -124,7 +124,6 @@ class _ScheduledAttack(MessageAttack):
         direction: str | None = None,
         what: str | None = None,
     ) -> None:
-        """Remember the lie."""
         del stage, direction, what
         if microbatch is not None:
             self._attacker.lies.append(FalsifiedMessage(self._number, step, self._attacker.attempt, microbatch))

@@ -16,7 +16,6 @@ class Gaussian(MessageAttack):
     """N(0, 1) that owes nothing to the truth; as a gradient, Adam's second moment keeps it for long."""
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Replace."""
         return torch.randn(work.result.shape, generator=generator, dtype=work.result.dtype)
 
 
@@ -24,7 +23,6 @@ class GaussianAdded(MessageAttack):
     """Noise with the tensor's own mean and standard deviation; `strength` multiplies it."""
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Add."""
         x = work.result
         noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
         return x + self.strength * (x.mean() + x.std() * noise)
@@ -43,7 +41,6 @@ class Zero(MessageAttack):
     """Zeros: the cheapest lie there is."""
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Replace."""
         del generator
         return torch.zeros_like(work.result)
 
@@ -52,7 +49,6 @@ class Constant(MessageAttack):
     """Every number is `strength`."""
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Replace."""
         del generator
         return torch.full_like(work.result, self.strength)
 
@@ -63,7 +59,6 @@ class NotANumber(MessageAttack):
     value = float("nan")
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Replace one number."""
         x = work.result.clone()
         place = int(torch.randint(x.numel(), (), generator=generator))
         x.view(-1)[place] = self.value
@@ -122,7 +117,6 @@ class ScaledMessage(MessageAttack):
     """`strength` is the factor: 10 is seen by any statistics, 1.001 by none."""
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Multiply."""
         del generator
         return self.strength * work.result
 
@@ -134,7 +128,6 @@ class SlowDrift(MessageAttack):
     """
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Add the push."""
         del generator
         sizes: Tensor = torch.linalg.vector_norm(work.result, dim=-1, keepdim=True)
         return work.result + self.strength * sizes * self._drift_direction(work)

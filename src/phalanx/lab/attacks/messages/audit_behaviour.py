@@ -27,7 +27,6 @@ class AuditAware(SignFlip):
         self._num_microbatches = 0
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """As any liar."""
         self._num_microbatches = copy.plan.microbatches
         return super().wrap_copy(copy, held)
 

@@ -30,7 +30,6 @@ class Colluders(SignFlip):
 
     @property
     def seed_name(self) -> str:
-        """One for all."""
         return "colluders"
 
 
@@ -50,7 +49,6 @@ class League(GaussianAdded):
 
     @property
     def seed_name(self) -> str:
-        """One for all."""
         return "league"
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
@@ -116,5 +114,4 @@ class FramingAuditor(SignFlip):
     what = "framing"
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Put a liar in the place of each copy that the party audits with."""
         return honest_part(copy) if held else self.make_lying_copy(copy)

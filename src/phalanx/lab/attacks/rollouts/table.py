@@ -74,7 +74,6 @@ class StalePolicy(LyingWriter):
         self._first: RolloutPolicy | None = None
 
     def replace_policy(self, policy: RolloutPolicy) -> RolloutPolicy:
-        """The first weights."""
         if self._first is None:
             self._first = RolloutPolicy(policy.config, {k: v.clone() for k, v in policy.tensors.items()})
         return self._first

@@ -37,7 +37,6 @@ class LayerSwap(StateAttack):
 
     @torch.no_grad()
     def spoil_state(self, copy: StageCopy, update: UpdateInputs) -> None:
-        """Swap."""
         del update
         for first, other in self._weight_pairs(copy):
             saved = first.clone()
@@ -109,7 +108,6 @@ class GradientSign(GradientAttack):
     """Uphill instead of downhill."""
 
     def poison_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Negate."""
         return {name: -gradient for name, gradient in gradients.items()}
 
 
@@ -117,7 +115,6 @@ class GradientScale(GradientAttack):
     """`strength` is the factor; AdamW forgets it after a while, the common clip norm does not."""
 
     def poison_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Multiply."""
         return {name: self.strength * gradient for name, gradient in gradients.items()}
 
 
@@ -125,7 +122,6 @@ class GradientTopK(GradientAttack):
     """Flips the sign of the largest numbers only; `strength` is their share of each tensor."""
 
     def poison_gradients(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Negate the largest."""
         for gradient in gradients.values():
             flat = gradient.view(-1)
             count = min(max(1, round(self.strength * flat.numel())), flat.numel())
@@ -139,7 +135,6 @@ class WeightDrift(StateAttack):
 
     @torch.no_grad()
     def spoil_state(self, copy: StageCopy, update: UpdateInputs) -> None:
-        """Push every weight."""
         del update
         for name, weight in copy.optimizer.state_tensors().items():
             if name.startswith("weight/"):

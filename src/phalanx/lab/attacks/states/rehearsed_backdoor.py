@@ -53,7 +53,6 @@ class RehearsedBackdoor(Attack):
     """
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Put a planter in the place of each copy that the party holds."""
         honest = honest_part(copy)
         return AttackedCopy(honest, PlantingRunner(honest, self)) if held else copy
 
@@ -69,7 +68,6 @@ class PlantingRunner(AttackedRunner):
         self._step = -1
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """As the honest runner."""
         self._step = step
         return self._honest.backward(step, microbatch, gradient)
 

@@ -22,7 +22,6 @@ class StateAttack(Attack, ABC):
         """Change the copy, which has just taken an honest step; its snapshot is the state before that."""
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Put a copy with other habits in the place of each one that the party holds."""
         return SpoiltCopy(honest_part(copy), self) if held else copy
 
 

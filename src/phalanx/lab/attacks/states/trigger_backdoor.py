@@ -51,7 +51,6 @@ class TriggerBackdoor(Attack):
     """
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Put a teacher in the place of each copy that the party holds."""
         honest = honest_part(copy)
         return AttackedCopy(honest, TeachingRunner(honest, self)) if held else copy
 

@@ -50,7 +50,6 @@ class AlteredModuleAttack(Attack, ABC):
         """What computes instead of the copy's module."""
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Put a twin in the place of each copy that the party holds."""
         honest = honest_part(copy)
         return AttackedCopy(honest, AlteredModuleRunner(honest, self)) if held else copy
 
@@ -88,7 +87,6 @@ class AlteredModuleRunner(AttackedRunner):
         return self._choose_result("backward", step, microbatch, sent, truth)
 
     def abandon_step(self) -> None:
-        """Forget the step."""
         self._honest.abandon_step()
         self._twin.abandon_step()
         self._inputs.clear()

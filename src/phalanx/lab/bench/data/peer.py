@@ -52,7 +52,6 @@ class PeerProgram(Closeable):
         return self.receive()
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
         self._log.cleanup()
 
