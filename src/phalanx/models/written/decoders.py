@@ -69,7 +69,6 @@ class Gpt2(Family):
     fan_in_fan_out = True
 
     def find_objection(self, hub_config: Any) -> str | None:
-        """Refuse cross-attention."""
         if hub_config.add_cross_attention:
             return "add_cross_attention = true needs an encoder, which a stage has not; set it to false"
         return None
@@ -88,7 +87,6 @@ class Gpt2(Family):
     def context(
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
-        """Give the mask."""
         return {"attention_mask": attention_mask(hub_config, hidden, before, pattern), "use_cache": False}
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
