@@ -1,17 +1,159 @@
 """Attacks on the weights, gradients or optimizer state of a stage."""
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, islice
 
 import torch
 from torch import Tensor, nn
 
-from phalanx.lab.attacks.attack import noise_seed
+from phalanx.lab.attacks.attack import Attack, noise_seed, same_bits
+from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
 from phalanx.lab.attacks.states.gradient_attack import GradientAttack
-from phalanx.lab.attacks.states.state_attack import StateAttack, UpdateInputs
-from phalanx.lab.attacks.states.twin import AlteredModule, AlteredModuleAttack, AlteredWeights
-from phalanx.models import StageModule
-from phalanx.pipeline import StageCopy
+from phalanx.models import CAUSAL, AttentionPattern, StageModule
+from phalanx.pipeline import StageCopy, StageRunner
+
+
+class StateAttack(Attack, ABC):
+    """Spoils the state of the stages that a party holds; its computation with that state is honest.
+
+    A state belongs to the step that begins with it: with ``from_step = 3`` the update after step 2 is the
+    first that is spoilt, and step 3 the first that is attacked.
+    """
+
+    @abstractmethod
+    def spoil_state(self, copy: StageCopy, update: "UpdateInputs") -> None:
+        """Change the copy, which has just taken an honest step; its snapshot is the state before that."""
+
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
+        return SpoiltCopy(honest_part(copy), self) if held else copy
+
+
+class UpdateInputs:
+    """The inputs of an optimizer step.
+
+    Attributes:
+        step: Its number, from 0.
+    """
+
+    def __init__(self, copy: StageCopy, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
+        config = copy.plan.optimizer
+        self.step = step
+        self.gradients = gradients
+        self.clip_coefficient = clip_coefficient
+        self.lr = copy.plan.learning_rate(step)
+        self.weight_decay = config.weight_decay
+
+
+class SpoiltCopy(AttackedCopy):
+    """A copy with an optimizer that breaks the rules in the steps of the attack."""
+
+    def __init__(self, honest: StageCopy, attack: StateAttack) -> None:
+        super().__init__(honest)
+        self._attack = attack
+
+    def apply_update(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
+        """Take the honest step, then spoil it.
+
+        Raises:
+            StaleReplicaError: The copy is not at that step.
+        """
+        if not self._attack.lies_in(step + 1):
+            super().apply_update(step, gradients, clip_coefficient)
+            return
+        self.optimizer.keep_snapshot()
+        super().apply_update(step, gradients, clip_coefficient)
+        truth = self.compute_digest()
+        self._attack.spoil_state(self, UpdateInputs(self, step, gradients, clip_coefficient))
+        if self.compute_digest() != truth:
+            self._attack.log_lie(self.spec.index, self.step_count, what="state")
+
+
+class AlteredModule(StageModule):
+    """Another module's parameters and names; subclasses compute something else with them."""
+
+    def __init__(self, whole: StageModule) -> None:
+        nn.Module.__init__(self)
+        # the very same parts: what the twin's backward adds to a gradient, it adds to the stage's own
+        vars(self).update(vars(whole))
+
+
+class AlteredWeights(AlteredModule):
+    """Computes with altered weights; gradients reach the true weights as if they were the altered ones."""
+
+    _whole: StageModule
+
+    def __init__(self, whole: StageModule, alter: Callable[[str, Tensor], Tensor]) -> None:
+        super().__init__(whole)
+        self._alter = alter
+        # not registered as a part: the parts are shared with it
+        vars(self)["_whole"] = whole
+
+    def forward(self, x: Tensor, pattern: AttentionPattern = CAUSAL) -> Tensor:
+        """As the whole stage, with other weights."""
+        altered = {
+            name: weight + (self._alter(name, weight.detach()) - weight).detach()
+            for name, weight in self._whole.named_parameters()
+        }
+        result: Tensor = torch.func.functional_call(self._whole, altered, (x, pattern))
+        return result
+
+
+class AlteredModuleAttack(Attack, ABC):
+    """Runs a twin instead of the stage: activations, gradients and weight gradients are all the twin's."""
+
+    @abstractmethod
+    def make_module(self, copy: StageCopy) -> StageModule:
+        """What computes instead of the copy's module."""
+
+    def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
+        honest = honest_part(copy)
+        return AttackedCopy(honest, AlteredModuleRunner(honest, self)) if held else copy
+
+
+class AlteredModuleRunner(AttackedRunner):
+    """Runs the twin in the steps of the attack; the truth is computed beside it, for the attacker's log."""
+
+    def __init__(self, honest: StageCopy, attack: AlteredModuleAttack) -> None:
+        super().__init__(honest.runner)
+        plan = honest.plan
+        self._attack = attack
+        self._twin = StageRunner(
+            attack.make_module(honest), honest.spec, seed=plan.seed, precision=plan.precision, device=plan.device
+        )
+        self._inputs: dict[int, Tensor] = {}
+
+    def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
+        """As the twin, in a step of the attack."""
+        if not self._attack.lies_in(step):
+            return self._honest.forward(step, microbatch, x)
+        self._inputs[microbatch] = x
+        sent = self._twin.forward(step, microbatch, x)
+        truth, _ = self._honest.recompute_microbatch(step, microbatch, x, None)
+        return self._choose_result("forward", step, microbatch, sent, truth)
+
+    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
+        """As the twin, in a step of the attack."""
+        x = self._inputs.pop(microbatch, None)
+        if x is None:
+            return self._honest.backward(step, microbatch, gradient)
+        sent = self._twin.backward(step, microbatch, gradient)
+        _, truth = self._honest.recompute_microbatch(step, microbatch, x, gradient)
+        if sent is None or truth is None:
+            return sent
+        return self._choose_result("backward", step, microbatch, sent, truth)
+
+    def abandon_step(self) -> None:
+        self._honest.abandon_step()
+        self._twin.abandon_step()
+        self._inputs.clear()
+
+    def _choose_result(self, direction: str, step: int, microbatch: int, sent: Tensor, truth: Tensor) -> Tensor:
+        if not self._attack.lies_towards(direction):
+            return truth
+        if not same_bits(sent, truth):
+            self._attack.log_lie(self.spec.index, step, microbatch=microbatch, direction=direction)
+        return sent
 
 
 class HalfLayers(AlteredModuleAttack):
