@@ -152,11 +152,6 @@ class BestFitRows:
         self._order = order
         self._edges = np.searchsorted(self._rows[order], np.arange(self.num_rows + 1))
 
-    @property
-    def fill_share(self) -> float:
-        """Share of all places of all rows that hold a token of a document."""
-        return float(self._sizes.sum()) / max(1, self.num_rows * self._length)
-
     def read_rows(self, numbers: Sequence[int]) -> RowBlock:
         """As `Rows.read_rows`."""
         shape = (len(numbers), self._length)

@@ -60,17 +60,6 @@ def uneven_layers(costs: Sequence[float], speeds: Sequence[float], fits: Fits | 
     return tuple(stop - first for first, stop in pairwise(ends))
 
 
-def slowest_stage_seconds(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
-    """Return the seconds of the slowest stage; infinite where the layers are not all there."""
-    if sum(counts) != len(costs):
-        return math.inf
-    first, worst = 0, 0.0
-    for count, speed in zip(counts, speeds, strict=True):
-        worst = max(worst, sum(costs[first : first + count]) / speed)
-        first += count
-    return worst
-
-
 MOST_PLACES = 120
 """Orders of a pool that are all tried; beyond, ranks stand in the order of their memory."""
 

@@ -9,7 +9,7 @@ from typing import Self
 from phalanx.config import dump_toml
 from phalanx.errors import IsolationError, PeerLostError
 from phalanx.security.crypto import make_private_directory
-from phalanx.security.isolation import IsolatedProcess, IsolationReport, Program, Sandbox, start_isolated
+from phalanx.security.isolation import IsolatedProcess, Program, Sandbox, start_isolated
 from phalanx.split.masked.remote import PipedWorkerConfig
 from phalanx.split.processes.local_enclave import EnclaveConfig
 
@@ -64,11 +64,6 @@ class ConfinedEnclave:
         # the enclave has them now, and must see this side close
         for pipe_end in handed_over:
             pipe_end.close()
-
-    @property
-    def isolation_report(self) -> IsolationReport | None:
-        """Which measures hold; None before it is started."""
-        return None if self._process is None else self._process.report
 
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""

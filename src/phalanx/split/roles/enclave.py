@@ -159,10 +159,6 @@ class Enclave:
         """Whether sums over all clients contain the last measurement of this client."""
         return self.admission is None or self.admission.client_standings.is_measured(client)
 
-    def client_statement(self, client: str) -> bytes:
-        """Return this side's signed statement about the frames that have crossed a client's link."""
-        return self._require_link(client).signed_statement()
-
     def link_of(self, client: str) -> FrameLink:
         """A client's link, for what goes beside the steps.
 
