@@ -19,11 +19,8 @@ def all_partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 
 def slowest_stage_seconds(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
-    firsts = accumulate(counts, initial=0)
-    stages = zip(firsts, counts, speeds, strict=False)
+    stages = zip(accumulate(counts, initial=0), counts, speeds, strict=False)
     return max(sum(costs[first : first + count]) / speed for first, count, speed in stages)
-        sum(costs[first : first + count]) / speed for first, count, speed in zip(firsts, counts, speeds, strict=False)
-    )
 
 
 @settings(max_examples=150, deadline=None)
