@@ -114,6 +114,8 @@ class Draw:
         return self.number(*where) / 2**64
 
     def microbatches(self, t: int, e: int, s: int, m: int) -> list:
+        if self.guard.get("min_audits", 1) == 0 and self.coin(t, e, s, -7) >= self.guard["audit_rate"] * m:
+            return []
         c = math.ceil(self.guard["audit_rate"] * m)
         edges = [round(n * m / c) for n in range(c + 1)]
         return [edges[n] + self.number(t, e, s, n) % (edges[n + 1] - edges[n]) for n in range(c)]

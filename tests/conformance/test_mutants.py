@@ -225,7 +225,7 @@ MUTANTS = (
     Mutant(
         "L2 number of draws",
         "pipeline/verify/draw.py",
-        "count = math.ceil(self.rate * num_microbatches)",
+        "count = math.ceil(expected)",
         "count = 1",
         PIPELINE + "verify/test_audit_draw.py::test_at_rate_one_everything_is_drawn",
     ),

@@ -46,7 +46,7 @@ class InsiderEndpoint(RewritingEndpoint, NotingEndpoint):
     """Carries out acts on what it sends and on what it gets."""
 
     def __init__(self, identity, peers, run, wire, limits, *, liar):
-        self._liar, self.host_view = liar, liar.seen
+        self._liar, self.host_view = liar, liar.host_view
         self.host_view.identity = identity
         super().__init__(identity, peers, run, wire, limits, actor=Actor(rewrite=self._acted(liar.rewrite)))
 

@@ -19,7 +19,7 @@ def values(guard):
 def test_a_preset_decides_what_is_left_out(name):
     guard = GuardConfig(preset=name)
 
-    assert values(guard) == PRESETS[name]
+    assert {key: getattr(guard, key) for key in PRESETS[name]} == PRESETS[name]
     assert guard.preset_in_force == name
 
 
@@ -50,6 +50,9 @@ def test_rates_that_are_written_out_without_a_preset_are_none(key):
     [
         {},
         {"preset": "light"},
+        {"preset": "economy"},
+        {"preset": "economy", "min_audits": 1},
+        {"min_audits": 0},
         {"preset": "strict", "audit_rate": 0.5},
         {"audit_rate": 0.5},
         {"mode": "off"},
@@ -62,6 +65,12 @@ def test_a_resolved_config_means_the_same_when_it_is_read_again(written):
 
     assert GuardConfig.model_validate(guard.model_dump()) == guard
     assert GuardConfig.model_validate_json(guard.model_dump_json()) == guard
+
+
+def test_a_guard_that_may_skip_steps_is_no_preset_but_economy():
+    assert GuardConfig(preset="economy").preset_in_force == "economy"
+    assert GuardConfig(preset="light", min_audits=0).preset_in_force is None
+    assert GuardConfig(preset="economy", min_audits=1).preset_in_force is None
 
 
 def test_an_unknown_preset_is_refused():

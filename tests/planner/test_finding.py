@@ -39,6 +39,7 @@ def watch_of(name, microbatches=8):
         gradient_screen=values["gradient_screen"],
         reach=values["keep_states"],
         kept_every=values["keep_states"],
+        min_audits=values.get("min_audits", 1),
     )
 
 
@@ -47,17 +48,18 @@ def by_lie(watch):
 
 
 @pytest.mark.parametrize("microbatches", [4, 8, 10])
-@pytest.mark.parametrize("rate", [1 / 8, 1 / 4, 1.0])
-def test_how_likely_one_message_is_met_is_what_the_draws_do(microbatches, rate):
-    draw = AuditDraw(bytes(32), bytes(32), rate)
-    watch = AuditRates(4, microbatches, rate, 0.0, 0.0, gradient_screen=False)
+@pytest.mark.parametrize(("rate", "min_audits"), [(1 / 8, 1), (1 / 4, 1), (1.0, 1), (1 / 8, 0), (1 / 32, 0)])
+def test_how_likely_one_message_is_met_is_what_the_draws_do(microbatches, rate, min_audits):
+    draw = AuditDraw(bytes(32), bytes(32), rate, min_audits=min_audits)
+    watch = AuditRates(4, microbatches, rate, 0.0, 0.0, gradient_screen=False, min_audits=min_audits)
     chance = random.Random(1)
     drawn = [draw.draw_microbatches(step=step, epoch=0, stage=1, num_microbatches=microbatches) for step in range(4000)]
     met = sum(chance.randrange(microbatches) in places for places in drawn) / len(drawn)
 
     found = by_lie(watch)[f"messages of 1 of {microbatches} microbatches"]
 
-    assert len(drawn[0]) == watch.num_drawn
+    assert {len(places) for places in drawn} - {0} == {watch.num_drawn}
+    assert sum(map(bool, drawn)) / len(drawn) == pytest.approx(watch.draw_chance, abs=0.03)
     assert met == pytest.approx(found.probability, abs=0.03)
 
 

@@ -107,7 +107,7 @@ def test_where_states_are_kept_nothing_is_left_in_doubt(make_run, quietly, audit
 
 
 @pytest.mark.parametrize(
-    "preset", ["light", *(pytest.param(name, marks=pytest.mark.slow) for name in ("standard", "strict"))]
+    "preset", ["economy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("light", "standard", "strict"))]
 )
 def test_with_every_preset_nothing_is_left_in_doubt(make_run, quietly, audit_whole, tmp_path, preset):
     audit_whole((1, 0), (1, 4))

@@ -138,9 +138,17 @@ UPKEEPS: Mapping[str, Upkeep] = {
 }
 """By the value of ``guard.shadow``; a further one is a line here, and a word of `Shadow`."""
 
-Preset = Literal["light", "standard", "strict"]
+Preset = Literal["economy", "light", "standard", "strict"]
 
 PRESETS: Mapping[Preset, Mapping[str, Any]] = {
+    "economy": {
+        "audit_rate": 1 / 64,
+        "min_audits": 0,
+        "step_audit_rate": 1 / 256,
+        "owner_audit_rate": 1 / 256,
+        "keep_states": 1792,
+        "gradient_screen": False,
+    },
     "light": {
         "audit_rate": 1 / 16,
         "step_audit_rate": 1 / 64,
@@ -236,6 +244,9 @@ class GuardConfig(StrictModel):
     """What decides the rates, what is kept and the screen of gradients; "standard" where none of it is written out."""
     audit_rate: float = Field(default=0.125, gt=0, le=1)
     """q: the share of each stage's microbatches that is recomputed before the optimizer steps."""
+    min_audits: int = Field(default=1, ge=0, le=1)
+    """How many microbatches of each stage a step has recomputed at least. 0: with M microbatches and q M below 1, one
+    microbatch in that share of the steps, and none in the others."""
     step_audit_rate: float = Field(default=1 / 32, ge=0, le=1)
     """p: how often, per stage and step, all microbatches are recomputed together with the weight gradient."""
     owner_audit_rate: float = Field(default=1 / 64, ge=0, le=1)
@@ -288,15 +299,25 @@ class GuardConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _with_removed(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Write removed keys with their only value: run digests and audit logs are as they were before."""
-        return {**write(self), **{key: only for key, (only, _) in _REMOVED_KEYS.items()}}
+        """Write removed keys with their only value: run digests and audit logs are as they were before.
+
+        A new key is left out where it says what was so before it.
+        """
+        values = write(self)
+        if values["min_audits"] == self.preset_values.get("min_audits", 1) == 1:
+            del values["min_audits"]
+        return {**values, **{key: only for key, (only, _) in _REMOVED_KEYS.items()}}
 
     @property
     def preset_in_force(self) -> Preset | None:
         """The preset with values that all hold."""
         if not self.is_enabled:
             return None
-        holds = (name for name, values in PRESETS.items() if all(getattr(self, k) == v for k, v in values.items()))
+        holds = (
+            name
+            for name, values in PRESETS.items()
+            if all(getattr(self, key) == value for key, value in {"min_audits": 1, **values}.items())
+        )
         return next(holds, None)
 
     @property

@@ -9,8 +9,8 @@ import pytest
 
 from phalanx.lab.attacks import ATTACKS
 from phalanx.lab.bench import BENCHES
+from phalanx.lab.bench.detection.cells import PRESET_STEPS, needs_two
 from phalanx.lab.bench.detection.cells import detection_cells as all_cells
-from phalanx.lab.bench.detection.cells import needs_two
 from phalanx.lab.bench.detection.detection import (
     detection_row,
     false_accusations_per_million,
@@ -27,7 +27,6 @@ from phalanx.lab.bench.detection.simulated_run import (
     num_sequences,
     play_company,
 )
-from phalanx.pipeline import PRESETS
 
 KEYS = {
     *("attack", "direction", "rate", "stages", "attacked_steps", "detected_steps", "steps_to_detection"),
@@ -72,7 +71,7 @@ def test_every_attack_of_the_table_is_played_in_every_direction(quick):
         assert {direction for name, direction in played if name == kind} == directions
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", PRESET_STEPS)
 def test_the_long_bench_has_every_rate_and_every_place_for_every_preset(preset):
     watched = [cell for cell in cells(quick=False) if cell.guard == preset and cell.run.attack.kind != "none"]
     places = {

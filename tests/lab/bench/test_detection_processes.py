@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.detection.cells import PRESET_STEPS
 from phalanx.lab.bench.detection.detection_processes import ProcessCompanies, draw_cells, process_run_of
 from phalanx.lab.bench.detection.drills import train_quietly
-from phalanx.pipeline import PRESETS
 
 CLEAN = {"final_weights_digest": "clean", "false_accusations": 0}
 
@@ -40,7 +40,7 @@ def drawn():
 
 
 def test_the_sample_has_as_many_of_each_preset_and_is_the_same_each_time(drawn):
-    assert [cell.guard for cell in drawn] == [name for name in PRESETS for _ in range(8)]
+    assert [cell.guard for cell in drawn] == [name for name in sorted(PRESET_STEPS) for _ in range(8)]
     assert drawn == draw_cells(24)
     assert len({(cell.guard, cell.run.model_dump_json()) for cell in drawn}) == 24
     assert len({cell.run.attack.kind for cell in drawn}) > 8

@@ -64,7 +64,7 @@ class Liar:
     """One party with acts.
 
     Attributes:
-        seen: What it knows.
+        host_view: What it knows.
         fired: Numbers of the acts that were carried out.
         goes_on: Whether it takes errors of its own for nothing, as only an insider does.
         has_lied: Whether it has sent a tensor that is not what it computed.

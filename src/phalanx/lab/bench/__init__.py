@@ -5,7 +5,7 @@ from typing import Any
 
 from phalanx.lab.bench.chaos.chaos import bench_chaos
 from phalanx.lab.bench.data.data import bench_data
-from phalanx.lab.bench.detection.detection import bench_detection
+from phalanx.lab.bench.detection.detection import bench_detection, bench_detection_economy
 from phalanx.lab.bench.detection.detection_processes import bench_detection_processes
 from phalanx.lab.bench.federated.federated import bench_federated
 from phalanx.lab.bench.overhead.checkpoint import bench_checkpoint
@@ -29,6 +29,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "collectives": bench_collectives,
     "data": bench_data,
     "detection": bench_detection,
+    "detection-economy": bench_detection_economy,
     "detection-processes": bench_detection_processes,
     "export": bench_export,
     "federated": bench_federated,
@@ -47,6 +48,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
 KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
     "detection": bench_detection,
+    "detection-economy": bench_detection_economy,
     "detection-processes": bench_detection_processes,
     "parallel": bench_parallel,
 }
@@ -61,6 +63,7 @@ __all__ = [
     "bench_collectives",
     "bench_data",
     "bench_detection",
+    "bench_detection_economy",
     "bench_detection_processes",
     "bench_export",
     "bench_federated",

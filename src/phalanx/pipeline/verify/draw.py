@@ -10,7 +10,7 @@ from phalanx.config import canonical_json
 from phalanx.pipeline.config import GuardConfig
 
 # further draws of the same place, beside those of the strata, which count from 0
-_WHOLE_STEP, _OWNER, _MOMENT = -1, -2, -6
+_WHOLE_STEP, _OWNER, _MOMENT, _ANY = -1, -2, -6, -7
 
 
 class AuditDraw:
@@ -25,10 +25,12 @@ class AuditDraw:
         rate: q, the share of microbatches that is drawn per stage and attempt.
         step_rate: p, the share of (stage, attempt) pairs that are audited as a whole.
         owner_rate: The share of (stage, attempt) pairs that the owner itself redoes.
+        min_audits: Microbatches that are drawn per stage and attempt at least, 0 or 1.
 
     Guarantees:
-        Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many equal strata; without
-        the key a draw reveals nothing about any other, and a session's draws reveal nothing about the same steps in
+        Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many equal strata; with
+        `min_audits` 0 and ``q M < 1``, one of all M in that share of the attempts, and none in the others. Without the
+        key a draw reveals nothing about any other, and a session's draws reveal nothing about the same steps in
         another session.
     """
 
@@ -40,6 +42,7 @@ class AuditDraw:
         *,
         step_rate: float = 0.0,
         owner_rate: float = 0.0,
+        min_audits: int = 1,
     ) -> None:
         self._key = key
         self.nonce = nonce
@@ -47,6 +50,7 @@ class AuditDraw:
         self.rate = rate
         self._step_rate = step_rate
         self._owner_rate = owner_rate
+        self._min_audits = min_audits
 
     @classmethod
     def from_guard(cls, key: bytes, nonce: bytes, guard: GuardConfig) -> "AuditDraw":
@@ -57,6 +61,7 @@ class AuditDraw:
             guard.audit_rate,
             step_rate=guard.step_audit_rate,
             owner_rate=guard.owner_audit_rate,
+            min_audits=guard.min_audits,
         )
 
     @property
@@ -70,7 +75,10 @@ class AuditDraw:
 
     def draw_microbatches(self, *, step: int, epoch: int, stage: int, num_microbatches: int) -> tuple[int, ...]:
         """Draw for one stage and one attempt at a step."""
-        count = math.ceil(self.rate * num_microbatches)
+        expected = self.rate * num_microbatches
+        if not self._min_audits and self._draw_share(_ANY, step, epoch, stage) >= expected:
+            return ()
+        count = math.ceil(expected)
         edges = [round(n * num_microbatches / count) for n in range(count + 1)]
         return tuple(
             low + self._draw_number(step, epoch, stage, n) % (high - low)

@@ -88,6 +88,7 @@ class AuditRates:
         audit_rate: q: ceil(q M) microbatches of each stage and step are recomputed.
         step_audit_rate: p: how often the shadow recomputes a whole step.
         owner_audit_rate: r: how often the owner does.
+        min_audits: 0: where q M is below 1, one microbatch in that share of the steps.
         gradient_screen: Whether an audited microbatch screens the claimed weight gradient.
         reach: Minimum number of steps that a conviction goes back.
         kept_every: Steps from one state that the owner keeps to the next; 0 where it keeps none.
@@ -101,11 +102,22 @@ class AuditRates:
     gradient_screen: bool
     reach: int = 0
     kept_every: int = 0
+    min_audits: int = 1
 
     @property
     def num_drawn(self) -> int:
-        """Microbatches of a stage that are recomputed in every step."""
+        """Microbatches of a stage that are recomputed in a step with any."""
         return math.ceil(self.audit_rate * self.microbatches)
+
+    @property
+    def draw_chance(self) -> float:
+        """Share of the steps in which any microbatch of a stage is drawn."""
+        return 1.0 if self.min_audits else min(1.0, self.audit_rate * self.microbatches)
+
+    def miss_messages(self, wrong: int) -> float:
+        """Return the probability that a step's audits meet none of its wrong microbatches."""
+        missed = 1.0 - self.draw_chance * (1.0 - miss_probability(self.num_drawn, wrong, self.microbatches))
+        return missed * (1.0 - self.whole_step_chance)
 
     @property
     def whole_step_chance(self) -> float:
@@ -154,14 +166,12 @@ def miss_probability(drawn: int, wrong: int, microbatches: int) -> float:
 def odds_by_lie(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
     """Every kind of lie of a stage in other hands; the screen's share is that of the least found gross lie."""
     shared = 1.0 - watch.whole_step_chance
-    few = 1.0 - miss_probability(watch.num_drawn, 1, watch.microbatches) * shared
     gross = 1.0 - (1.0 - (costs.found_gross if watch.gradient_screen else 0.0)) * shared
     half = watch.microbatches // 2 or 1
     chances = {
-        "messages of every microbatch": 1.0,
-        f"messages of {half} of {watch.microbatches} microbatches": 1.0
-        - miss_probability(watch.num_drawn, half, watch.microbatches) * shared,
-        f"messages of 1 of {watch.microbatches} microbatches": few,
+        "messages of every microbatch": 1.0 - watch.miss_messages(watch.microbatches),
+        f"messages of {half} of {watch.microbatches} microbatches": 1.0 - watch.miss_messages(half),
+        f"messages of 1 of {watch.microbatches} microbatches": 1.0 - watch.miss_messages(1),
         "weight gradient, gross (sign, largest numbers, ten times)": gross,
         "weight gradient, subtle": watch.whole_step_chance,
         "optimizer or state": 1.0,
@@ -182,7 +192,8 @@ def price_guard(watch: AuditRates, costs: GuardCosts, untrusted_share: float, up
     doubted = costs.doubted_honest if watch.gradient_screen else 0.0
     # weights and both moments
     state = 12.0
-    redone = audited * watch.num_drawn / watch.microbatches + watch.step_audit_rate + watch.owner_audit_rate + doubted
+    drawn = watch.draw_chance * watch.num_drawn / watch.microbatches
+    redone = audited * drawn + watch.step_audit_rate + watch.owner_audit_rate + doubted
     return GuardPrice(
         extra_compute=untrusted_share * redone + costs.fixed_share,
         # the owner fetches a stage that it redoes, and those that it keeps

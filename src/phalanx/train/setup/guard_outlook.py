@@ -28,6 +28,7 @@ def watch_of(run: StagedRun) -> AuditRates | None:
         gradient_screen=guard.screens_gradients,
         reach=guard.keep_states,
         kept_every=guard.keep_states,
+        min_audits=guard.min_audits,
     )
 
 

@@ -92,8 +92,13 @@ _SILENT_STEPS = 8
 """Steps of a cell with a silent party: each silence costs the owner's whole patience."""
 _BASELINE_STEPS = 8
 _QUICK_STEPS = 16
-_PRESET_STEPS: Mapping[Preset, int] = {"standard": 256, "strict": 256, "light": 64}
-"""In the order in which they are played; the owner's audits find a league in 218 steps of `standard` with 99.9 %."""
+PRESET_STEPS: Mapping[Preset, int] = {"standard": 256, "strict": 256, "light": 64}
+"""In the order in which they are played; the owner's audits find a league in 218 steps of `standard` with 99.9 %.
+
+A table of all attacks at all rates has no time for `economy`: see `economy_cells`.
+"""
+_ECONOMY_STEPS = 1765
+"""Within which it finds a league with 99.9 %."""
 _Place = tuple[int, tuple[int, ...]]
 _ALONE: dict[str, tuple[_Place, ...]] = {"quick": ((4, (1,)),), "full": ((4, (1,)), (4, (2,)))}
 _PAPERS_PLACES: dict[str, tuple[_Place, ...]] = {"quick": (), "full": tuple((6, (stage,)) for stage in range(1, 5))}
@@ -118,6 +123,17 @@ def detection_cells(*, quick: bool) -> list[DetectionCell]:
     size = "quick" if quick else "full"
     attacks = [attack for kind, entry in ATTACKS.items() for attack in _attack_configs(kind, entry, _RATES[size])]
     return [*honest_cells(quick=quick), *sorted(_attacked_cells(attacks, size), key=_place_in_line)]
+
+
+def economy_cells(*, quick: bool) -> list[DetectionCell]:
+    """Every attack of the table once against `economy`, in every step, for as long as the owner may take to find it."""
+    cells = []
+    for kind, entry in ATTACKS.items():
+        attack = next(iter(_attack_configs(kind, entry, (1.0,))))
+        stages, attacked = _attack_places(kind, "quick")[0]
+        run = small_run(stages, "economy", attack=attack.model_copy(update={"stages": attacked}))
+        cells.append(DetectionCell(run, "economy", _at_most(_QUICK_STEPS if quick else _ECONOMY_STEPS, attack)))
+    return cells
 
 
 def _place_in_line(cell: DetectionCell) -> tuple[int, int]:
@@ -153,7 +169,7 @@ def _attack_configs(kind: str, line: AttackEntry, rates: Iterable[float]) -> Ite
 
 
 def _attacked_cells(attacks: Iterable[AttackConfig], size: str) -> Iterator[DetectionCell]:
-    presets: Mapping[Preset, int] = {"standard": _QUICK_STEPS} if size == "quick" else _PRESET_STEPS
+    presets: Mapping[Preset, int] = {"standard": _QUICK_STEPS} if size == "quick" else PRESET_STEPS
     for attack in attacks:
         places = _attack_places(attack.kind, size)
         for (stages, stages_attacked), (preset, steps) in product(places, presets.items()):

@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.config import digest_config
 from phalanx.lab.attacks import ATTACKS
 from phalanx.lab.bench.detection.cell import GUARDS, DetectionCell
-from phalanx.lab.bench.detection.cells import detection_cells
+from phalanx.lab.bench.detection.cells import detection_cells, economy_cells
 from phalanx.lab.bench.detection.simulated_run import (
     CleanRun,
     CompanyResult,
@@ -46,6 +46,14 @@ def bench_detection(quick: bool, only_finished: bool = False) -> dict[str, Any]:
     """
     finished = open_detection_rows(cache_directory() / "bench" / "detection.jsonl", code_version())
     return measure_detection(detection_cells(quick=quick), finished, quick=quick, only_finished=only_finished)
+
+
+def bench_detection_economy(quick: bool, only_finished: bool = False) -> dict[str, Any]:
+    """Simulate every attack of the table once against the preset `economy`, until the attacker is excluded."""
+    finished = open_detection_rows(cache_directory() / "bench" / "detection.jsonl", code_version())
+    result = measure_detection(economy_cells(quick=quick), finished, quick=quick, only_finished=only_finished)
+    head = bench_head("detection-economy", result["load"], quick=quick, commit=result["commit"])
+    return {**result, **head, "guards": {"economy": result["guards"]["economy"]}}
 
 
 def open_detection_rows(path: Path, code: str) -> RowFile[DetectionCell]:

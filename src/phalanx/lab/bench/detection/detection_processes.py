@@ -10,7 +10,7 @@ from phalanx.config import digest_config
 from phalanx.data import BpeConfig, DataConfig, PythonManualConfig
 from phalanx.errors import PhalanxError
 from phalanx.lab.bench.detection.cell import DetectionCell
-from phalanx.lab.bench.detection.cells import detection_cells
+from phalanx.lab.bench.detection.cells import PRESET_STEPS, detection_cells
 from phalanx.lab.bench.detection.detection import PROTOCOL
 from phalanx.lab.bench.detection.drill_plan import DrillRun
 from phalanx.lab.bench.detection.drills import Train, drill_row, train_quietly
@@ -18,7 +18,7 @@ from phalanx.lab.bench.detection.simulated_run import lying_early
 from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep_cells
-from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig
+from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.train import PipelineRun
 
 SEED = 14
@@ -59,9 +59,9 @@ def draw_cells(size: int) -> list[DetectionCell]:
     draw = random.Random(SEED)  # noqa: S311 - a sample, no secret
     attacked = [cell for cell in detection_cells(quick=False) if cell.run.attack.kind != "none"]
     drawn_cells: list[DetectionCell] = []
-    for preset in PRESETS:
+    for preset in sorted(PRESET_STEPS):
         choice = [cell for cell in attacked if cell.guard == preset]
-        drawn_cells += draw.sample(choice, size // len(PRESETS))
+        drawn_cells += draw.sample(choice, size // len(PRESET_STEPS))
     return drawn_cells
 
 

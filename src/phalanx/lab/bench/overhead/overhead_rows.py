@@ -70,7 +70,8 @@ class RunShape:
         """Recomputed microbatches a step in the long run; a short measurement may have had more or fewer."""
         if not guard.is_enabled:
             return None
-        drawn, p = math.ceil(guard.audit_rate * self.microbatches), guard.step_audit_rate
+        few = guard.audit_rate * self.microbatches
+        drawn, p = few if few < 1 and not guard.min_audits else math.ceil(few), guard.step_audit_rate
         if guard.shadow_upkeep.in_lockstep:
             drawn, p = self.microbatches, 0.0
         num_audits = (1 - p) * drawn + (p + guard.owner_audit_rate) * self.microbatches
