@@ -1,5 +1,7 @@
 """The interface of robust rules, and the distances that several of them need."""
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -186,3 +188,86 @@ def caf_mean(updates: Tensor, byzantine: int) -> Tensor:
             break
         weights = weights * (1 - projections / largest).clamp(min=0)
     return weighted_mean(updates, best)
+
+
+def krum_update(updates: Tensor, byzantine: int) -> Tensor:
+    """Return the one update that is nearest to the others.
+
+    Source: Blanchard et al. 2017.
+    """
+    return updates[_krum_scores(updates, byzantine).argmin()].clone()
+
+
+def multi_krum(updates: Tensor, byzantine: int) -> Tensor:
+    """Return the mean of all but as many updates as may be Byzantine, those with the farthest neighbours.
+
+    Source: Blanchard et al. 2017.
+    """
+    nearest = torch.sort(_krum_scores(updates, byzantine), stable=True).indices[: len(updates) - byzantine]
+    return updates[nearest.sort().values].mean(0)
+
+
+def max_krum_byzantine(clients: int) -> int:
+    """Return how many Krum stands: n must be 2f + 3 at least."""
+    return max(0, (clients - 3) // 2)
+
+
+def _krum_scores(updates: Tensor, byzantine: int) -> Tensor:
+    """Return for each update the sum of squared distances to its n - f - 1 nearest others."""
+    ordered = squared_distances(updates).sort(dim=1).values
+    # the first is the distance to itself
+    return ordered[:, 1 : max(2, len(updates) - byzantine)].sum(1)
+
+
+MOST_SUBSETS = 200_000
+
+
+def mda_mean(updates: Tensor, byzantine: int) -> Tensor:
+    """Return the mean of the n - f updates of which the two farthest are nearest; of equal ones the first.
+
+    Source: El-Mhamdi et al. 2021 (minimum-diameter averaging).
+    """
+    distances = squared_distances(updates).cpu()
+    num_honest = len(updates) - byzantine
+    best, least = tuple(range(num_honest)), float("inf")
+    for subset in itertools.combinations(range(len(updates)), num_honest):
+        chosen = torch.tensor(subset)
+        widest = float(distances[chosen[:, None], chosen].max())
+        if widest < least:
+            best, least = subset, widest
+    return updates[list(best)].mean(0)
+
+
+def max_mda_byzantine(clients: int) -> int:
+    """Return how many MDA stands while it looks at 200,000 subsets at most."""
+    return max((few for few in range(below_half(clients) + 1) if math.comb(clients, few) <= MOST_SUBSETS), default=0)
+
+
+PreStep = Callable[[Tensor, int, torch.Generator], tuple[Tensor, int]]
+"""Takes updates, how many may be Byzantine, and a source of chance; returns other updates and how many of those may be
+Byzantine."""
+
+
+def nearest_neighbour_mixing(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple[Tensor, int]:
+    """Replace each update by the mean of the n - f that are nearest to it, itself among them.
+
+    Raises:
+        ConfigError: As many may be Byzantine as there are.
+
+    Source: Allouah et al. 2023 (NNM).
+    """
+    num_near = len(updates) - byzantine
+    if num_near < 1:
+        raise ConfigError(f"byzantine = {byzantine} of {len(updates)} clients: nnm has nobody to mix; ask more clients")
+    nearest = squared_distances(updates).sort(dim=1, stable=True).indices[:, :num_near]
+    shares = torch.zeros(len(updates), len(updates), dtype=updates.dtype, device=updates.device)
+    return shares.scatter_(1, nearest, 1 / num_near) @ updates, byzantine
+
+
+def bucket_updates(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple[Tensor, int]:
+    """Replace updates by the means of random pairs; of an odd number the last stays alone.
+
+    Source: Karimireddy et al. 2022 (s = 2).
+    """
+    order = torch.randperm(len(updates), generator=chance).to(updates.device)
+    return torch.stack([updates[pair].mean(0) for pair in torch.split(order, 2)]), byzantine
