@@ -274,9 +274,14 @@ Every other error may be the word of another release.
 
 
 class Body(StrictModel):
-    """A frame's body; `kind` is the kind of the frame that has it."""
+    """A frame's body; `kind` is the kind of the frame that has it, given as ``class Hello(Body, kind="hello")``."""
 
     kind: ClassVar[str]
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        super().__init_subclass__()
+        if kind:
+            cls.kind = kind
 
 
 _Body = TypeVar("_Body", bound=Body)

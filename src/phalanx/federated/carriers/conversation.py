@@ -12,7 +12,7 @@ frame, or one of another run, session, site or life of a process, does not name 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -35,23 +35,18 @@ from phalanx.transport import (
 from phalanx.transport.frame import frame_size, genesis_digest
 
 
-class SiteGreeting(Body):
+class SiteGreeting(Body, kind="greet"):
     """The owner asks whether a site is there."""
 
-    kind: ClassVar[str] = "greet"
 
-
-class SiteHere(Body):
+class SiteHere(Body, kind="here"):
     """A site is there, and this word was never said before: what follows on it is no replay."""
 
-    kind: ClassVar[str] = "here"
     word: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
 
 
-class SiteLeft(Body):
+class SiteLeft(Body, kind="left"):
     """A site has heard that the run is over."""
-
-    kind: ClassVar[str] = "left"
 
 
 @dataclass(frozen=True)
