@@ -214,7 +214,10 @@ class PathComparison:
         except (RuntimeError, OSError, ImportError, AssertionError) as exc:
             if not is_new:
                 raise TrainingError(f"calibrate: {path.name}: worked at first, then: {exc}") from exc
-            self.absent[path.name] = _shorten_error(exc)
+            # type and first line, without the paths that compilers put into theirs
+            lines = str(exc).strip().splitlines()
+            first = " ".join(word for word in (lines[0] if lines else "").split() if "/" not in word)
+            self.absent[path.name] = f"{type(exc).__name__}: {first}"[:160].removesuffix(": ")
             self.figures = {pair: figures for pair, figures in self.figures.items() if path not in _both_paths(pair)}
             return None
 
@@ -237,10 +240,3 @@ def _recompute_messages(runner: StageRunner, case: HonestInputs) -> Messages:
     if x_gradient is None:
         x_gradient = torch.zeros_like(case.x)
     return y, x_gradient
-
-
-def _shorten_error(exc: Exception) -> str:
-    """Type and first line, without the paths that compilers put into theirs."""
-    lines = str(exc).strip().splitlines()
-    first = " ".join(word for word in (lines[0] if lines else "").split() if "/" not in word)
-    return f"{type(exc).__name__}: {first}"[:160].removesuffix(": ")

@@ -204,7 +204,7 @@ def read_lines(path: Path) -> list[Line]:
 def _kill_row(death: Line, events: Sequence[Line], lines: Sequence[Line]) -> Row:
     noticed = next(
         (
-            _parse_seconds(event["time"])
+            datetime.fromisoformat(event["time"]).timestamp()
             for event in events
             if event["kind"] == "link_broken" and event["body"]["party"] == death["worker"]
         ),
@@ -222,10 +222,6 @@ def _kill_row(death: Line, events: Sequence[Line], lines: Sequence[Line]) -> Row
         "after_detection_s": None if done is None or noticed is None else done["time"] - noticed,
         "recovery_s": None if done is None else done["time"] - death["time"],
     }
-
-
-def _parse_seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()
 
 
 def _train_with_kills(command: Sequence[str], run_dir: Path, cache: Path) -> tuple[dict[str, Any], list[Line]]:
