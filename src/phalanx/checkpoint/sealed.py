@@ -25,7 +25,6 @@ class FilePlace:
 
     Attributes:
         step: Number of optimizer steps that are in it.
-        file: Name of the encrypted file.
     """
 
     run: str

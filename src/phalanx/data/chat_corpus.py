@@ -41,7 +41,6 @@ class ChatManifest(StrictModel):
 
     Attributes:
         key: Key of everything that decided it.
-        template: The name of the chat template.
         template_digest: SHA-256 of its text.
         end_of_turn: The token that ends an assistant's turn; None where the template writes none.
         dropped: Number of left-out conversations, by reason.

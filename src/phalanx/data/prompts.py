@@ -36,7 +36,6 @@ class PromptRecord:
     """One line of a file of prompts.
 
     Attributes:
-        text: The prompt, as the model is given it.
         asked: The conversation that the prompt is; None where it is text.
     """
 
@@ -122,7 +121,6 @@ def prepare_prompts(
 
     Args:
         data: Needs `prompts`.
-        cache: Directory of the vocabulary of this run.
         seed: Seed of the draw of held-out prompts, by content.
         model_tokenizer: The model's, for a tokenizer of kind "model".
         max_new_tokens: Tokens that must fit into a row behind every prompt.

@@ -27,12 +27,7 @@ from phalanx.launch.worker_slot import LOOK_EVERY_S, EndNotice
 
 @dataclass(frozen=True)
 class ActorMachine:
-    """The machine of an actor.
-
-    Attributes:
-        name: Name of the machine within its cluster.
-        address: Address of the machine within its cluster.
-    """
+    """The machine of an actor."""
 
     name: str
     address: str

@@ -41,7 +41,6 @@ class GroupCommand(StrictModel):
     """One thing that all ranks do together.
 
     Attributes:
-        copy_id: Number of the copy of a stage.
         step: Optimizer step, where the operation has one.
         microbatch: Index in the step, where the operation has one.
         cargo: Tensors that rank 0 broadcasts right after, by name.

@@ -39,7 +39,6 @@ class DocumentProof(StrictModel):
     """Consecutive records: those with a digest, and one neighbour on either side, between which no other record is.
 
     Attributes:
-        digest: Digest of the document in question.
         statement: The signer's statement about the index.
         leaves: In the order of their numbers.
     """
@@ -62,7 +61,6 @@ class DocumentPlace:
     """One place of a document in a dataset.
 
     Attributes:
-        document: Its number in the split.
         start: Its first token in the split.
     """
 

@@ -109,11 +109,7 @@ class FrameSigner:
 
 
 class OwnerConversation:
-    """The owner's end of a conversation with one site.
-
-    Args:
-        run: Name of the owner's session.
-    """
+    """The owner's end of a conversation with one site."""
 
     def __init__(self, speaker: FrameSigner, run: str) -> None:
         self._speaker, self._run = speaker, run

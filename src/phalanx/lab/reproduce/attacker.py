@@ -32,7 +32,6 @@ class LieSchedule:
         direction: Direction of the messages that are falsified.
         rate: Share of the attempts in which a stage lies.
         stages: Stages that may be drawn.
-        seed: Seed of the draws and of the noise.
     """
 
     direction: Direction

@@ -23,7 +23,6 @@ class ChainHead:
     """The head of a chain.
 
     Attributes:
-        num_frames: Number of frames in the chain.
         digest: Over all of them, in order.
     """
 
@@ -50,8 +49,6 @@ class TranscriptStatement:
 
     Attributes:
         party: The party that states it.
-        to_server: Head of the frames to the server.
-        to_client: Head of the frames to the client.
     """
 
     party: str

@@ -30,7 +30,6 @@ class RemoteWorker:
     """A `WorkerPort` to one party at an endpoint.
 
     Args:
-        name: Party name of the worker.
         is_alive: Whether its process still runs, as far as that is known here.
     """
 

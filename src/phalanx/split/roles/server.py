@@ -106,7 +106,6 @@ class EnclaveServer:
     """The server of an enclave: messages in, answers out; one thread does it all.
 
     Args:
-        endpoint: Endpoint of the enclave for owner and clients.
         prepare: Changes frozen weights of the back part before training.
         trains: Makes what trains; the back part in this process when left out.
 

@@ -23,7 +23,6 @@ def invited_to(
     """Return the pki directory, the address to listen on, and what invited machines are told.
 
     Args:
-        target: A run file, or a pki directory.
         port: Port for invited parties; the run's when left out.
         of_workers: Returns the terms of a pipeline's workers, for which the model is opened.
 

@@ -44,7 +44,6 @@ class SavedCheckpoint:
     """One checkpoint that was written.
 
     Attributes:
-        manifest: Digest of its signed manifest.
         kept: Steps of all checkpoints that are on this disk now.
         write_s: Seconds of writing; of copying to a remote store as well, where there is one.
         remote_failure: Why it is not in the remote store; None where it is, or where there is none.

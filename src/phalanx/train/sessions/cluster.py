@@ -55,7 +55,6 @@ class Replacements:
 
     Args:
         names: In the order of their use.
-        start: Starts the worker of a name.
         has_joined: Whether it takes part, or has.
     """
 
@@ -132,7 +131,6 @@ class JoinedWorkers:
     """Workers that have joined and are set up, without roles.
 
     Attributes:
-        members: The workers as members of the run.
         workers: Processes of this machine, where the workers are local.
         wire: The owner's, which tells each joining worker its name in this session.
     """
@@ -350,11 +348,7 @@ def opening_facts(
 
 
 def worker_config(run: StagedRun, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
-    """The file of a local worker.
-
-    Args:
-        owner: Address of the owner of the pipeline.
-    """
+    """The file of a local worker."""
     return WorkerConfig(
         identity=str((home.pki_directory / name).resolve()),
         owner=owner,

@@ -149,11 +149,7 @@ def check_log_end(log: AuditLog, metadata: Mapping[str, object]) -> None:
 
 
 class AskedWorkers:
-    """The workers of an enclave's pipeline, which the owner of the run starts and ends when it is asked to.
-
-    Args:
-        tell: Sends the owner of the run a message.
-    """
+    """The workers of an enclave's pipeline, which the owner of the run starts and ends when it is asked to."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
