@@ -105,7 +105,6 @@ def _open_chooser(
 ) -> Iterator[tuple["Chooser | None", dict[str, Any]]]:
     from phalanx.align import load_constitution
     from phalanx.align.choice import by_principles
-    from phalanx.cli.align.choose import rewards_chooser
     from phalanx.errors import ConfigError
 
     principles, principle, judge, demonstrations, ranked = ways

@@ -116,8 +116,6 @@ def build(
     recipe = load_recipe(recipe_file, overrides_of(sets, unsets))
     print_warnings(chats_read_as_text(recipe.sources, "sources") + links_out_of(recipe.sources, "sources"))
     if dry_run:
-        from phalanx.cli.data.build import preview_answer
-
         return preview_answer(recipe, documents, recipe_file.parent)
     from phalanx.cli.data.progress import BuildBar
     from phalanx.data.build.local import default_workers, open_local
