@@ -1,6 +1,6 @@
 """One optimizer step as every engine sees it: its inputs, its result, and the one call between them."""
 
-import importlib.metadata
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,65 +10,47 @@ from torch import Tensor
 
 from phalanx.config import canonical_json
 from phalanx.engine.verdict import Verdict
-from phalanx.errors import ConfigError, DataError
+from phalanx.errors import DataError, FailedBatchError, SpikeError
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
 
-
-def check_build(device: str, where: str) -> None:
-    """Refuse a GPU where the installed torch was built without any; imports no torch.
-
-    Args:
-        device: "cpu" or "cuda", with or without a number.
-        where: The key or option that names it.
-
-    Raises:
-        ConfigError: The build is for CPUs alone.
-    """
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return
-    if device.startswith("cuda") and version.endswith("+cpu"):
-        raise _device_error(
-            device, where, f"torch {version} is built for CPUs alone", "install a build of torch with CUDA"
-        )
-
-
-def check_device(device: str, where: str) -> None:
-    """Refuse a device that torch does not find on this machine.
-
-    Args:
-        device: "cpu" or "cuda", with or without a number.
-        where: The key or option that names it.
-
-    Raises:
-        ConfigError: It is not there.
-    """
-    check_build(device, where)
-    if not device.startswith("cuda"):
-        return
-    import torch  # noqa: PLC0415 - a run on CPUs is checked without it
-
-    device_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    number = int(device.partition(":")[2] or 0)
-    if not device_count:
-        raise _device_error(
-            device, where, f"torch {torch.__version__} finds no CUDA device here", "run where there is one"
-        )
-    if number >= device_count:
-        last = f"cuda:0 to cuda:{device_count - 1}" if device_count > 1 else "cuda:0"
-        raise _device_error(device, where, f"torch finds {device_count} here, {last}", "take one of these")
-
-
-def _device_error(device: str, where: str, found: str, instead: str) -> ConfigError:
-    return ConfigError(f'{where} = "{device}": {found}; set {where} = "cpu", or {instead}').with_facts(
-        code="PHX-C009", key=where, found=device, expected="cpu", do=instead
-    )
-
-
 NO_EXTRAS: Mapping[str, Tensor] = MappingProxyType({})
 """The named rows of a microbatch that has none."""
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """The limits under which a step may be applied; every engine looks before its update.
+
+    Attributes:
+        max_loss: A higher mean loss, in nats, is a spike.
+        max_norm: A higher norm of the whole gradient before clipping is a spike.
+        rate_factor: Multiplies the learning rate of this step.
+    """
+
+    max_loss: float = math.inf
+    max_norm: float = math.inf
+    rate_factor: float = 1.0
+
+    def find_fault(self, step: int, loss: float, norm: float) -> FailedBatchError | None:
+        """Return why a batch is not applied: a number that is none, or a spike; None where it may be."""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            return FailedBatchError(
+                f"step {step}: loss {loss}, gradient norm {norm}; lower optimizer.lr or set optimizer.clip_norm"
+            )
+        if loss <= self.max_loss and norm <= self.max_norm:
+            return None
+        return SpikeError(
+            f"step {step}: loss {loss:.4g} (allowed {self.max_loss:.4g}), gradient norm {norm:.4g} (allowed "
+            f"{self.max_norm:.4g}), far above the steps before; look at the batch, lower optimizer.lr, or raise "
+            "train.stability.threshold",
+            loss,
+            norm,
+        )
+
+
+NO_LIMITS = StepLimits()
+"""A step is applied whenever loss and gradient are numbers."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +63,7 @@ class StepInputs:
         labels: Their targets, int64 ``[rows, seq]``.
         num_targets: Labels that count, over all microbatches.
         extras: Named rows beside them, ``[rows, ...]``, for an objective that reads them; empty where there are none.
+        limits: Bounds of loss and norm, and the factor of the rate.
 
     Raises:
         DataError: The extra rows are not those of the microbatches.
@@ -90,6 +73,7 @@ class StepInputs:
     labels: tuple[Tensor, ...]
     num_targets: int
     extras: tuple[Mapping[str, Tensor], ...] = ()
+    limits: StepLimits = NO_LIMITS
 
     def __post_init__(self) -> None:
         if not self.extras:
