@@ -1,8 +1,9 @@
 """Write the parts of the documentation that the code determines.
 
 ``python scripts/generated_pages.py`` writes `docs/support.md` from the kinds of runs and the support matrix,
-`docs/output_files.md` from the code that writes these files, and the drawing of floors in `docs/architecture.md` from
-the import contract. A test compares all three with the files.
+`docs/output_files.md` from the code that writes these files, the drawing of floors in `docs/architecture.md` from
+the import contract, and the names of metrics in `docs/watching.md` from their classes. A test compares all four with
+the files.
 """
 
 import ast
@@ -18,10 +19,12 @@ from phalanx.train.batches.scores import Scores
 from phalanx.train.runs.base import BaseRun
 from phalanx.train.runs.support import ABSENT_SECTIONS, SECTIONS, limits, sections_of
 from phalanx.train.sessions.split_parties import EXCLUDED, REFUSED
+from phalanx.watch.training_metrics import metric_table
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "phalanx"
 DOCS = ROOT / "docs"
+METRICS = ("<!-- training metrics: generated -->\n", "<!-- end of training metrics -->\n")
 FLOORS = ("<!-- floors: generated -->\n", "<!-- end of floors -->\n")
 _SUPPORT = """# What each engine supports
 
@@ -65,6 +68,7 @@ _WRITERS = {
         "train/records/record.py": ("record_step",),
         "train/records/device_use.py": ("usage_figures",),
         "train/batches/scores.py": ("metrics_row", "validation_row"),
+        "train/batches/leak_meter.py": ("metrics_row",),
         "train/batches/private.py": ("charged_figures",),
         "train/batches/rollouts.py": ("_sum_up_draw",),
         "train/engines/federated_engine.py": ("_note_round",),
@@ -92,6 +96,8 @@ def main() -> None:
     (DOCS / "output_files.md").write_text(output_page(), encoding="utf-8")
     page = DOCS / "architecture.md"
     page.write_text(with_floors(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = DOCS / "watching.md"
+    page.write_text(with_metrics(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def support_page() -> str:
@@ -219,9 +225,17 @@ def _event_kinds() -> set[str]:
 
 def with_floors(page: str) -> str:
     """Return the page of the architecture with the drawing of floors as the import contract has them."""
-    before, _, rest = page.partition(FLOORS[0])
-    _, _, after = rest.partition(FLOORS[1])
-    return f"{before}{FLOORS[0]}\n```\n{''.join(_floors())}```\n\n{FLOORS[1]}{after}"
+    return _replace_part(page, FLOORS, f"\n```\n{''.join(_floors())}```\n\n")
+
+
+def with_metrics(page: str) -> str:
+    """Return the page of watching with the table of metrics as their classes have them."""
+    return _replace_part(page, METRICS, f"\n{metric_table()}\n\n")
+
+
+def _replace_part(page: str, marks: tuple[str, str], part: str) -> str:
+    before, _, rest = page.partition(marks[0])
+    return f"{before}{marks[0]}{part}{marks[1]}{rest.partition(marks[1])[2]}"
 
 
 def _floors() -> Iterator[str]:

@@ -21,7 +21,11 @@ class ForkedRank(ChildProcess):
     """A rank, with what `LocalRanks` asks of its processes."""
 
     def __init__(self, command: ForkedCommand, log: Path) -> None:
-        self.pid, self._command, self._log = command.pid, command, log
+        self._command, self._log = command, log
+
+    @property
+    def pid(self) -> int:
+        return self._command.pid
 
     def poll(self) -> int | None:
         return self._command.poll()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from phalanx.child import AskedProcess
+from phalanx.child import AskedProcess, PythonProcess, request_stacks
 
 HELPER = """
 import os, signal, sys
@@ -152,3 +152,39 @@ def test_a_thread_that_waits_hears_of_the_close(child):
     assert not thread.is_alive()
     assert len(endings) == 1
     assert_nothing_is_left(child)
+
+
+HANGING = """
+import sys, threading
+from phalanx.child import write_stacks_on_request
+
+def wait_for_ever():
+    threading.Event().wait()
+
+if sys.argv[1] == "writes":
+    write_stacks_on_request()
+print("ready", flush=True)
+wait_for_ever()
+"""
+
+
+@pytest.mark.parametrize("kind", ["writes", "dies"])
+def test_a_child_that_hangs_leaves_its_stacks_before_it_is_killed(tmp_path, kind):
+    log = tmp_path / "child.log"
+    process = PythonProcess((HANGING, kind), {}, log, piped=True, program=(sys.executable, "-c"))
+    assert process.popen.stdout.readline() == "ready\n"
+
+    request_stacks(process.pid, log)
+    process.kill()
+
+    assert ("wait_for_ever" in log.read_text()) == (kind == "writes")
+    process.popen.stdout.close()
+    process.popen.stdin.close()
+
+
+def test_stacks_of_a_process_that_is_gone_are_not_waited_for(tmp_path):
+    process = PythonProcess(("pass",), {}, tmp_path / "child.log", program=(sys.executable, "-c"))
+    process.wait(30)
+
+    request_stacks(process.pid, tmp_path / "child.log")
+    request_stacks(process.pid, tmp_path / "none.log")

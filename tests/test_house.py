@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -297,3 +298,10 @@ def test_no_large_file_is_part_of_the_tree_but_raw_results() -> None:
     assert [path.name for path in paths if path.is_file() and path.stat().st_size > 1 << 20] == []
     # a link of a worktree once replaced the environment that it pointed to
     assert [path.name for path in paths if path.is_symlink()] == []
+
+
+def test_every_folder_of_tests_is_collected(pytestconfig: pytest.Config) -> None:
+    patterns = pytestconfig.getini("norecursedirs")
+    folders = {folder.name for path in TESTS for folder in path.relative_to(ROOT).parents if folder.name}
+
+    assert {name for name in folders for pattern in patterns if fnmatch(name, pattern)} == set()

@@ -6,6 +6,7 @@ an answer have the same form: a line with the JSON array ``[message, size]``, an
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import resource
@@ -22,6 +23,8 @@ from typing import Any
 
 import psutil
 
+STACK_SIGNAL = signal.SIGUSR1
+"""Has a process that called `write_stacks_on_request` write the stacks of its threads to its log."""
 PARENT = "PHALANX_PARENT"
 """Environment variable with the process id of a child's starter."""
 
@@ -30,6 +33,7 @@ Message = tuple[dict[str, Any], bytes]
 
 _PR_SET_PDEATHSIG = 1
 _SECONDS_TO_END = 5.0
+_SECONDS_FOR_STACKS = 0.5
 _PIPE_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 27
 """A chat of 8 Mi characters, each of them escaped, takes up to 96 MiB."""
@@ -38,6 +42,11 @@ _MAX_CONTENT_BYTES = 1 << 33
 
 class ChildProcess(ABC):
     """A process that was started here and is ended here."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> int | None:
+        """Process id; None before it is known."""
 
     @abstractmethod
     def poll(self) -> int | None:
@@ -298,6 +307,24 @@ def answer_orders(
 
 def _frame(message: Mapping[str, Any], content: bytes) -> bytes:
     return json.dumps([message, len(content)]).encode() + b"\n" + content
+
+
+def write_stacks_on_request() -> None:
+    """Have this process write the stacks of all threads to standard error at `STACK_SIGNAL`, and at a fatal signal."""
+    faulthandler.enable(2)
+    faulthandler.register(STACK_SIGNAL, 2)
+
+
+def request_stacks(pid: int, log: Path) -> None:
+    """Have a child write its stacks to its log, and wait a moment for them; one that stands still writes none.
+
+    One that takes no such request is ended by it: ask only a process that is to be killed.
+    """
+    with contextlib.suppress(OSError):
+        size, deadline = log.stat().st_size, time.monotonic() + _SECONDS_FOR_STACKS
+        os.kill(pid, STACK_SIGNAL)
+        while log.stat().st_size == size and time.monotonic() < deadline and psutil.pid_exists(pid):
+            time.sleep(0.005)
 
 
 def last_lines(log: Path, num_lines: int = 1, otherwise: str = "(no output)") -> str:

@@ -41,7 +41,8 @@
         ├── StaleRolloutsError                      texts were written by weights that do not hold
         ├── NonFiniteLossError                      honest recomputation gave NaN or infinity
         │   └── FailedBatchError                            with this batch; the next one can be tried
-        │       └── FailedRoundError                        too few sites gave an update; the round can be asked again
+        │       ├── FailedRoundError                        too few sites gave an update; the round can be asked again
+        │       └── SpikeError                              loss or gradient is far above those of the steps before
         ├── FixedPointError                         a number does not fit into fixed point
         └── NoHolderError                           no party is left that holds a stage
 
@@ -264,6 +265,19 @@ class FailedBatchError(NonFiniteLossError, code="PHX-R011"):
 
 class FailedRoundError(FailedBatchError, code="PHX-R012"):
     """Too few sites gave an update in a federated round; nothing of it was applied, and it can be asked for again."""
+
+
+class SpikeError(FailedBatchError, code="PHX-R013"):
+    """Loss or gradient norm of a batch is far above the steps before it; nothing was updated with it.
+
+    Attributes:
+        loss: Mean over the batch's targets, in nats.
+        gradient_norm: Norm of the whole gradient before clipping.
+    """
+
+    def __init__(self, message: str, loss: float, gradient_norm: float) -> None:
+        super().__init__(message)
+        self.loss, self.gradient_norm = loss, gradient_norm
 
 
 class RewardError(TrainingError, code="PHX-R040"):

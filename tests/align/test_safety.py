@@ -12,11 +12,11 @@ from phalanx.align.safety import (
     refusal_by_judge,
     refusal_by_patterns,
     safety_figures,
-    share_with_interval,
 )
 from phalanx.data.chat import parse_conversation
 from phalanx.data.preferences.preference import parse_preference
 from phalanx.errors import ConfigError, DataError
+from phalanx.evaluate import share_with_interval
 
 LINES = (
     {"prompt": "the code ?", "harmful": True},

@@ -73,15 +73,6 @@ def test_no_command_has_a_json_of_its_own(names):
     assert not [one.name for one in asking if one.expose_value]
 
 
-@pytest.mark.parametrize("names", LEAVES, ids=" ".join)
-def test_every_help_page_ends_with_the_exit_codes(names, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "500")
-
-    assert run_command([*names, "--help"]) == 0
-
-    assert "Exit codes: 0 " in capsys.readouterr().out
-
-
 def test_quick_commands_print_json_and_nothing_else(home, capfd):
     for name, words in CALLS.items():
         code = run_command([*words, "--json"])

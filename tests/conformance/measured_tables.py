@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import edge_tables
 import serving_tables
 
 ROOT = Path(__file__).parents[2]
@@ -325,7 +326,7 @@ def private_steps(result: Result) -> Iterator[str]:
 
 
 TABLES = (
-    *(Table(page, result, rows) for page, result, rows in serving_tables.ROWS),
+    *(Table(page, result, rows) for page, result, rows in (*serving_tables.ROWS, *edge_tables.ROWS)),
     Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
     Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
     Table(COSTS, "split-cpu-2cores-quick.json", seal_in_short),

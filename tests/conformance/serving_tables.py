@@ -7,7 +7,7 @@ from phalanx.serve.filters.config import InputFilters, OutputFilters
 from phalanx.serve.filters.table import INPUTS, OUTPUTS
 
 MARKS, FILTERS = "marks-cpu-2cores-busy.json", "filters-cpu-2cores-busy.json"
-ALERTS, SERVE = "alerts-cpu-2cores-busy-quick.json", "serve-cpu-2cores-quick.json"
+ALERTS, SERVE = "alerts-cpu-2cores-busy.json", "serve-cpu-2cores-quick.json"
 MARKS_PAGE, FILTERS_PAGE, WATCH_PAGE = "docs/marked_text.md", "docs/filters.md", "docs/serving_watch.md"
 GATEWAY_SENTENCE = (
     "Through the gateway a request took **{:.2f} ms** longer at the median and **{:.2f} ms** at the 99th percentile "

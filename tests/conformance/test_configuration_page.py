@@ -53,9 +53,16 @@ from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
 from phalanx.train import TrainConfig
 from phalanx.train.parties.client_file import ClientFile
+from phalanx.train.runs.domain import EvaluateConfig
 from phalanx.train.runs.support import SECTIONS as ALL_SECTIONS
 from phalanx.train.sessions.site_file import SiteFile
-from phalanx.train.train_section import EarlyStoppingConfig, HistogramsConfig, SamplesConfig
+from phalanx.train.train_section import (
+    EarlyStoppingConfig,
+    HistogramsConfig,
+    LeakMeterConfig,
+    SamplesConfig,
+    StabilityConfig,
+)
 from phalanx.transport import TransportConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -69,6 +76,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter ptuning": PrefixConfig,
     "model.adapter prompt_encoder": PromptEncoderConfig,
     "privacy": PrivacyConfig,
+    "leak_meter": LeakMeterConfig,
     "data": DataConfig,
     "data.dataset": DatasetConfig,
     "data.conversations": ConversationsConfig,
@@ -97,11 +105,13 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "train.objective denoisers": DenoisersSettings,
     "train.objective.tasks": DenoiserConfig,
     "train.histograms": HistogramsConfig,
+    "train.stability": StabilityConfig,
     "optimizer": OptimizerConfig,
     "parallel": ParallelConfig,
     "parallel.outer": OuterConfig,
     "deepspeed": DeepSpeedConfig,
     "deepspeed.aio": AioConfig,
+    "evaluate": EvaluateConfig,
     "split": SplitConfig,
     "federated": FederatedConfig,
     "federated.privacy": SitePrivacyConfig,

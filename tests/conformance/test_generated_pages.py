@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-from generated_pages import output_page, support_page, with_floors  # noqa: E402 - found beside the documentation
+from generated_pages import output_page, support_page, with_floors, with_metrics  # noqa: E402 - found beside the documentation
 
 AGAIN = "run `python scripts/generated_pages.py`"
 
@@ -24,3 +24,10 @@ def test_the_drawing_of_floors_is_that_of_the_import_contract():
 
     assert page == with_floors(page), AGAIN
     assert "\nfederated " in page and "\n| serve " in page
+
+
+def test_the_names_of_training_metrics_are_those_of_their_classes():
+    page = (ROOT / "docs" / "watching.md").read_text(encoding="utf-8")
+
+    assert page == with_metrics(page), AGAIN
+    assert "`phalanx_security_events_total`" in page

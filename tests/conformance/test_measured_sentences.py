@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import edge_tables
 import pytest
 import serving_tables
 
@@ -419,7 +420,7 @@ FIGURES = (
         attempts_again,
     ),
     Figures("docs/reproduction.md", DEFENCE, "accused honest stages in {:,} of its {:,} alarms", false_alarms),
-    *(Figures(*sentence) for sentence in serving_tables.SENTENCES),
+    *(Figures(*sentence) for sentence in (*serving_tables.SENTENCES, *edge_tables.SENTENCES)),
     Figures(
         "docs/secure_aggregation.md",
         "secure-sum-cpu-2cores-busy.json",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.align.safety import share_with_interval
+from phalanx.evaluate import share_with_interval
 from phalanx.train import load_run
 
 ROOT = Path(__file__).parents[2]

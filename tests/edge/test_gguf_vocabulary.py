@@ -19,7 +19,7 @@ def parts(tmp_path_factory):
 def read(tmp_path, parts, vocab_size=320):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(parts))
-    return read_vocabulary(path, vocab_size, 0)
+    return read_vocabulary(path, vocab_size, 0, 2)
 
 
 def test_a_byte_level_vocabulary_is_read_with_its_kinds(tmp_path, parts):
@@ -40,7 +40,7 @@ def test_a_byte_level_vocabulary_is_read_with_its_kinds(tmp_path, parts):
 def test_digits_apart_have_a_name_of_their_own(tmp_path):
     byte_tokenizer(split_digits=True).save_pretrained(tmp_path)
 
-    assert read_vocabulary(tmp_path / "tokenizer.json", 320, 0).pre == "smollm"
+    assert read_vocabulary(tmp_path / "tokenizer.json", 320, 0, 2).pre == "smollm"
 
 
 def test_what_is_written_before_a_text_is_the_begin_of_text(tmp_path, parts):

@@ -10,6 +10,8 @@ import torch
 from rounds_scene import IDENTITIES, Parabola, Scene
 from test_site_trainer import ARCHITECTURE, SGD, data_of
 
+from forked_child import run_in_fork
+from late_imports import need_module
 from phalanx.errors import AuditLogError, ConfigError, FailedRoundError, PrivacyBudgetError
 from phalanx.federated.algorithms import PlainRule
 from phalanx.federated.carriers import messages as m
@@ -21,7 +23,7 @@ from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.security.privacy import BudgetLedger, PoissonGaussian, PrivacyConfig
 from phalanx.train.engines.federated_engine import SiteBudgets
 
-pytest.importorskip("opacus", reason="needs the extra `dp`")
+need_module("opacus", "needs the extra `dp`")
 
 CLIP, SIZE, STEPS, KEY = 0.005, 4, 2, b"k" * 32
 ADAPTER = LoraConfig(rank=2, alpha=4.0, dropout=0.0)
@@ -187,15 +189,11 @@ def test_a_round_is_charged_on_the_disk_before_its_first_row_is_drawn(source, tm
 
 
 def test_what_a_killed_site_has_drawn_is_spent_and_no_draw_comes_twice(source, tmp_path):
-    child = os.fork()
-    if child == 0:
-        try:
-            ends = rows_of(tmp_path, settings(epsilon=4.0), keep=lambda numbers: os.kill(os.getpid(), signal.SIGKILL))
-            moved(trainer_of(source, ends))
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    def end_at_the_first_row():
+        ends = rows_of(tmp_path, settings(epsilon=4.0), keep=lambda numbers: os.kill(os.getpid(), signal.SIGKILL))
+        moved(trainer_of(source, ends))
+
+    assert run_in_fork(end_at_the_first_row) == -signal.SIGKILL
     assert lines_of(tmp_path) == [0, 1]
 
     drawn = []

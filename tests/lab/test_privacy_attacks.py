@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from phalanx.lab.attacks.privacy.epsilon_bound import bound_from_many_runs, bound_from_one_run
-from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, SecureStream, gaussian_noise
-
-pytest.importorskip("opacus", reason="needs the extra `dp`")
-
+from late_imports import need_module
 from phalanx.lab.bench.alone.privacy_attacks import (
     CLIENTS,
     area_under_curve,
@@ -22,6 +18,10 @@ from phalanx.lab.bench.alone.privacy_attacks import (
     recall_from_sum,
 )
 from phalanx.parallel.privacy.row_gradients import RowGradients
+from phalanx.redteam.epsilon_bound import bound_from_many_runs, bound_from_one_run
+from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, SecureStream, gaussian_noise
+
+need_module("opacus", "needs the extra `dp`")
 
 DELTA = 1e-5
 

@@ -160,6 +160,7 @@ def test_a_run_can_open_what_was_made(imported, tmp_path):
 
 
 @confined
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head_dim", "stated"), [(16, True), pytest.param(SIZES["hidden_size"] // HEADS, False, marks=pytest.mark.slow)]
 )

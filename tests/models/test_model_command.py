@@ -187,7 +187,10 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    ["another shape", *(pytest.param(name, marks=pytest.mark.slow) for name in DAMAGES if name != "another shape")],
+)
 @pytest.mark.parametrize("kind", ["safetensors", pytest.param("pickled", marks=confined)])
 def test_an_error_of_an_import_names_the_user_s_file(cache, pickled, tmp_path, capsys, damage, kind):
     source, directory = pickled

@@ -7,13 +7,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import Held, build_all, chain, disturbed, lm_loss, some_ids, tiny_source, trained, whole_model
 
+from late_imports import need_module
 from phalanx.checkpoint.export import export_model
 from phalanx.errors import ModelError
 from phalanx.models import LoraConfig, ModelConfig, PrefixConfig, StageSpec, stage_table
 from phalanx.planner import shape_of
 from phalanx.planner.model.adapter import adapter_numbers
 
-peft = pytest.importorskip("peft")
+peft = need_module("peft", "could not import peft")
 
 DORA = LoraConfig(rank=4, alpha=8, dora=True)
 KINDS = {

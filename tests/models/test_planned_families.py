@@ -61,8 +61,14 @@ SOME = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for 
 """Side by side, with windows, biases, other names, norms of heads, experts: what blocks share is asked of these."""
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize(
+    ("name", "tied"),
+    [
+        pytest.param(name, tied, marks=[pytest.mark.slow] if tied and name not in FEW else [])
+        for name in PLANNED
+        for tied in (False, True)
+    ],
+)
 def test_logits_loss_and_gradients_are_bit_equal_for_every_number_of_stages(cache, name, tied):
     source = source_of(name, cache, tie_word_embeddings=tied)
 
@@ -71,7 +77,7 @@ def test_logits_loss_and_gradients_are_bit_equal_for_every_number_of_stages(cach
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16_weights"])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", SOME)
 def test_they_are_in_bf16_too(cache, name, tied, precision):
     source = source_of(name, cache, tie_word_embeddings=tied)

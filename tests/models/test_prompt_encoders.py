@@ -5,13 +5,14 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import Held, build_all, chain, disturbed, lm_loss, named, some_ids, tiny_source, trained, whole_model
 
+from late_imports import need_module
 from phalanx.checkpoint.export import export_model
 from phalanx.errors import CheckpointError, ModelError
 from phalanx.models import ModelConfig, PromptEncoderConfig, StageSpec, stage_table
 from phalanx.models.adapters.prompt import PROMPT_TABLE
 from phalanx.planner import shape_of
 
-peft = pytest.importorskip("peft")
+peft = need_module("peft", "could not import peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FAMILIES = ["gpt2", "opt", "bloom", "llama", "falcon"]

@@ -18,6 +18,9 @@ from phalanx.security.audit.line import first_head, next_head, signed_part
 from phalanx.security.crypto import Identity, load_identity
 from phalanx.train.records.proof import verify_run
 
+# a guarded run of real processes is trained for all of them
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("audit proof")]
+
 STEPS = 10
 OFTEN = ("guard.audit_rate=0.25", "guard.step_audit_rate=0.5", "guard.owner_audit_rate=0.9", f"train.steps={STEPS}")
 """Rates of a draw that no test foresees: that no step of a stage is audited whole, or every one is, which would hide a

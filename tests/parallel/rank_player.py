@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from forks import fork_ranks
-from rank_layouts import BATCH, COMPILED, FAST, FURTHER, LARGE, PLANNED, RING, SLOW, TOKENS, Case
+from rank_layouts import BATCH, COMPILED, FAST, FURTHER, LARGE, PLANNED, RING, SECOND, SLOW, TOKENS, Case
 from references import adapter_of, batch_of, one_process, optimizer_of, seen_of, source_of
 from safetensors.torch import load_file, save_file
 
@@ -18,6 +18,7 @@ from phalanx.parallel.groups.mesh import open_domain
 
 TABLES = {
     "fast": FAST,
+    "second": SECOND,
     "slow": SLOW,
     "ring": RING,
     "large": LARGE,

@@ -127,7 +127,8 @@ def kill_a_rank(run, directory, monkeypatch):
 def test_a_killed_rank_ends_the_run_at_once_and_leaves_no_process(make_run, tmp_path, monkeypatch):
     seconds, pids = kill_a_rank(make_run("[parallel]\ndp = 2\nzero = 3\n"), tmp_path / "run", monkeypatch)
 
-    assert seconds < 15
+    # alone, it waits minutes for a peer that is silent; one that is dead costs a second
+    assert seconds < patience_s(15)
     assert not any(exists(pid) for pid in pids)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
@@ -205,7 +206,7 @@ def stopped(run, directory, monkeypatch):
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("dp = 2", "dp = 1"),
+        pytest.param("dp = 2", "dp = 1", marks=pytest.mark.slow),
         pytest.param("dp = 1", "dp = 2\nzero = 3", marks=pytest.mark.slow),
         pytest.param("dp = 2\nzero = 3", "tp = 2", marks=pytest.mark.slow),
         pytest.param("tp = 2", 'pp = 2\nactivation_checkpointing = "full"', marks=pytest.mark.slow),

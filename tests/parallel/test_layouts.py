@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_layouts import COMPILED, FAST, FURTHER, LARGE, PLANNED, RING, SLOW, Case
+from rank_layouts import COMPILED, FAST, FURTHER, LARGE, PLANNED, RING, SECOND, SLOW, Case
 
 from machine_patience import patience_s
 from phalanx.planner.model.families import FAMILIES
@@ -31,6 +31,11 @@ def run_table(name, home):
 @pytest.fixture(scope="session")
 def fast(tmp_path_factory):
     return run_table("fast", tmp_path_factory.mktemp("fast"))
+
+
+@pytest.fixture(scope="session")
+def second(tmp_path_factory):
+    return run_table("second", tmp_path_factory.mktemp("second"))
 
 
 @pytest.fixture(scope="session")
@@ -101,15 +106,33 @@ def test_a_layout_gives_the_curve_of_one_process(fast, case):
     check(fast, FAST, case)
 
 
-@pytest.mark.parametrize("kept", ["islands", "bytes"])
-def test_islands_go_on_from_what_was_kept_bit_for_bit(fast, kept):
-    (saved,) = [case for case in FAST if case.saves == kept]
-    (loaded,) = [case for case in FAST if case.loads == kept]
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENT_S)
+@pytest.mark.xdist_group("second layouts")
+@pytest.mark.parametrize("case", SECOND, ids=[case.name for case in SECOND])
+def test_a_further_layout_gives_the_curve_of_one_process(second, case):
+    check(second, SECOND, case)
 
-    first, second = result_of(fast, FAST, saved), result_of(fast, FAST, loaded)
 
-    assert second["curve"] == first["curve"][saved.steps // 2 :]
-    assert second["held_out"] == first["held_out"]
+def check_goes_on(home, table, name):
+    (saved,) = [case for case in table if case.saves == name]
+    (loaded,) = [case for case in table if case.loads == name]
+
+    before, after = result_of(home, table, saved), result_of(home, table, loaded)
+
+    assert after["curve"] == before["curve"][saved.steps // 2 :]
+    assert after["held_out"] == before["held_out"]
+
+
+def test_islands_that_send_bytes_go_on_from_what_was_saved_bit_for_bit(fast):
+    check_goes_on(fast, FAST, "bytes")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(PATIENT_S)
+@pytest.mark.xdist_group("second layouts")
+def test_islands_go_on_from_what_was_saved_bit_for_bit(second):
+    check_goes_on(second, SECOND, "islands")
 
 
 @pytest.mark.slow
@@ -159,7 +182,7 @@ def test_experts_encoders_and_side_by_side_give_the_curve_of_one_process(further
 
 @pytest.mark.parametrize("axis", ["tp", "cp"])
 def test_every_family_whose_blocks_ranks_share_is_compared_with_one_rank(axis):
-    compared = {case.family for case in [*FAST, *SLOW, *RING, *PLANNED] if case.parallel.get(axis, 1) > 1}
+    compared = {case.family for case in [*FAST, *SECOND, *SLOW, *RING, *PLANNED] if case.parallel.get(axis, 1) > 1}
 
     assert compared >= {name for name, facts in FAMILIES.items() if axis in facts.shared_axes}
 

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from late_imports import need_module
 from phalanx.errors import ConfigError
-from phalanx.security.privacy import PrivacyConfig
-
-pytest.importorskip("opacus", reason="needs the extra `dp`")
-
 from phalanx.parallel.privacy import row_gradients
 from phalanx.parallel.privacy.row_gradients import RowGradients
+from phalanx.security.privacy import PrivacyConfig
+
+need_module("opacus", "needs the extra `dp`")
 
 ROWS, WIDTH, CLIP = 6, 5, 0.7
 WAYS = pytest.mark.parametrize("clipping", ["hooks", "ghost"])

@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from forked_child import run_in_fork
+from late_imports import need_module
 from phalanx.errors import AuditLogError, ConfigError
 from phalanx.security.privacy import PoissonGaussian
 from phalanx.telemetry import read_metrics
@@ -16,7 +18,7 @@ from phalanx.train import load_run, train
 from phalanx.train.sessions import hooks
 from tiny_run_file import tiny_run_file
 
-pytest.importorskip("opacus", reason="needs the extra `dp`")
+need_module("opacus", "needs the extra `dp`")
 
 ADAPTER = '[model.adapter]\nkind = "lora"\nrank = 4\nalpha = 8\n'
 RANKS = "[parallel]\ndp = 1\n"
@@ -111,15 +113,9 @@ def killed_after(num_steps, run, directory, monkeypatch):
             os.kill(os.getpid(), signal.SIGKILL)
         save(self, at)
 
-    child = os.fork()
-    if child == 0:
-        monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
-        try:
-            quietly(run, directory)
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
+        assert run_in_fork(lambda: quietly(run, directory)) == -signal.SIGKILL
 
 
 def test_a_killed_run_has_spent_what_it_drew_and_pays_for_steps_that_it_does_again(make_run, tmp_path, monkeypatch):

@@ -9,11 +9,11 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from phalanx.data import IGNORE
-from phalanx.lab.attacks.privacy.epsilon_bound import bound_from_many_runs
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.pipeline import GuardConfig, PipelineConfig, RowPrivacy, StageRunner
 from phalanx.pipeline.stage.stage_copy import noisy_mean
+from phalanx.redteam.epsilon_bound import bound_from_many_runs
 from phalanx.security.privacy import NoiseSecret, PoissonGaussian
 from phalanx.testing import Actor, tiny_run
 from phalanx.testing import company as company_module

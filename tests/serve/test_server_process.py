@@ -9,13 +9,15 @@ import sys
 import threading
 
 import httpx2
-import openai
-import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from late_imports import LateModule
 from tiny_served import add_key, write_model
+
+openai = LateModule("openai")
+peft = LateModule("peft")
 
 pytestmark = pytest.mark.slow
 LONG = {

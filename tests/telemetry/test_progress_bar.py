@@ -143,3 +143,34 @@ def test_a_run_without_a_guard_speaks_of_no_audits_and_a_federated_one_of_rounds
 
     assert text.getvalue().startswith("round 1/3  loss 2.5000  1,234 tokens/s")
     assert "audits" not in text.getvalue() and "alarms" not in text.getvalue()
+
+
+class NoParties:
+    def party_rows(self):
+        return []
+
+    def changed_rows(self):
+        return []
+
+
+def test_a_terminal_shows_what_the_guard_has_decided_and_no_name_steers_it():
+    console = terminal()
+
+    with ProgressDisplay(9, console=console) as progress:
+        progress.show_parties(NoParties())
+        for kind, party in [("verdict", "worker-1"), ("evicted", "worker-1"), ("step", None), ("lost", "w\x1b[2J2")]:
+            progress.count_decision(kind, party)
+        progress.show_step(1, READING)
+
+    text = console.file.getvalue()
+    assert "guard: 1 verdicts  out: worker-1 evicted, w?[2J2 lost" in text
+    assert "\x1b[2J2" not in text
+
+
+def test_a_run_without_a_guard_or_without_a_terminal_has_no_line_of_it():
+    for console, shown in ((terminal(), ShownProgress(has_guard=False)), (plain(), ShownProgress())):
+        with ProgressDisplay(9, console=console, shown=shown) as progress:
+            progress.show_parties(NoParties())
+            progress.count_decision("verdict", "worker-1")
+            progress.show_step(1, READING)
+        assert "guard:" not in console.file.getvalue()

@@ -236,6 +236,19 @@ def test_an_export_is_compared_with_the_digest_that_the_run_signed(trained_once,
     assert "they were changed, or belong to another step or run" in capsys.readouterr().err
 
 
+def test_a_file_for_devices_is_traced_to_its_checkpoint_and_no_other(trained_once, stopped, tmp_path, capsys):
+    _, run_dir = trained_once
+    other_run, edge = stopped(), tmp_path / "edge"
+
+    assert command_line(["export", str(run_dir), str(edge), "--precision", "f32", "--no-check", "--json"]) == 0
+    signer = json.loads(capsys.readouterr().out)["signer"]
+    # nobody compared it: that is not called good either
+    assert command_line(["model", "verify", str(edge), str(run_dir), "--signer", signer, "--json"]) == 7
+    assert json.loads(capsys.readouterr().out)["step"] == 6
+    assert command_line(["model", "verify", str(edge), str(other_run), "--signer", signer]) == 5
+    assert "made from run" in capsys.readouterr().err
+
+
 def test_a_run_that_has_not_ended_has_no_digest_to_compare_with(stopped, tmp_path, capsys):
     home = stopped()
     command_line(["checkpoint", "export", str(home), str(tmp_path / "model")])

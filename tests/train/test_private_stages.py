@@ -7,6 +7,8 @@ import signal
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from forked_child import run_in_fork
+from late_imports import need_module
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks import attackers_of, load_attack
 from phalanx.models import open_model
@@ -17,7 +19,7 @@ from phalanx.train.sessions import hooks
 from phalanx.train.setup.layout import make_plan
 from tiny_run_file import tiny_run_file
 
-pytest.importorskip("opacus", reason="needs the extra `dp`")
+need_module("opacus", "needs the extra `dp`")
 
 STAGES = "[pipeline]\nstages = 3\n[guard]\nshadow = 'lockstep'\nkeep_states = 0\n"
 PRIVACY = "[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n"
@@ -109,14 +111,9 @@ def test_a_killed_run_draws_other_rows_under_other_noise_and_pays_again(private,
             os.kill(os.getpid(), signal.SIGKILL)
         save(self, at)
 
-    child = os.fork()
-    if child == 0:
-        monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
-        try:
-            quietly(run, directory)
-        finally:
-            os._exit(1)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    with monkeypatch.context() as patch:
+        patch.setattr(hooks.RunHooks, "save_if_due", stop)
+        assert run_in_fork(lambda: quietly(run, directory)) == -signal.SIGKILL
 
     summary = quietly(run, directory, resume=True)
 

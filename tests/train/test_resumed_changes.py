@@ -196,6 +196,7 @@ def test_what_decides_a_weight_is_in_no_line_of_the_table():
     assert {name.partition(".")[0] for name in run_changes.CHANGEABLE} <= {
         "train",
         "checkpoint",
+        "evaluate",
         "tracking",
         "data",
         "rewards",

@@ -226,9 +226,10 @@ def test_a_site_that_has_missed_rounds_and_one_that_is_asked_again_give_the_same
     "guard",
     [
         {"shadow": "lockstep"},
-        {"commit_lag": 1},
-        {"keep_states": 4},
-        {"classes": "mixed"},
+        *(
+            pytest.param(guard, marks=pytest.mark.slow)
+            for guard in ({"commit_lag": 1}, {"keep_states": 4}, {"classes": "mixed"})
+        ),
         {"preset": "standard"},
     ],
     ids=str,

@@ -36,7 +36,7 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
             f"{directory}: the run trained {what}, but this is something else; a merged model differs from both: "
             "export without --merge to verify"
         )
-    digest = weights_digest(_adapter_tensors(directory / _ADAPTER) if is_adapter else _model_tensors(directory))
+    digest = weights_digest(_adapter_tensors(directory / _ADAPTER)) if is_adapter else digest_model(directory)
     if digest != final_digest:
         raise VerificationError(
             f"{directory}: weights have digest {digest}; but the run ended with {final_digest}: they were changed, "
@@ -45,10 +45,14 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
     return digest
 
 
-def _model_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def digest_model(directory: Path) -> str:
+    """Return the digest of a model directory's weights, as a run signs it at its end.
+
+    Raises:
+        ModelError: The directory is no model.
+    """
     source = ModelSource(directory)
-    for name in parameter_names(source.hub_config):
-        yield name, source.read_tensor(name)
+    return weights_digest((name, source.read_tensor(name)) for name in parameter_names(source.hub_config))
 
 
 def _adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

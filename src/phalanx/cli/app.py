@@ -20,10 +20,12 @@ from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
+from phalanx.cli.models.evaluate import EVAL_EPILOG, evaluate
 from phalanx.cli.models.export import EXPORT_EPILOG, export
 from phalanx.cli.models.generate import generate
 from phalanx.cli.models.laptop import LAPTOP_EPILOG, laptop
 from phalanx.cli.models.model import model_app
+from phalanx.cli.models.redteam import REDTEAM_EPILOG, redteam
 from phalanx.cli.options import PLAN_EXAMPLES
 from phalanx.cli.parties.invite import invite
 from phalanx.cli.parties.join import join
@@ -34,6 +36,9 @@ from phalanx.cli.parties.workers import client, rollout_worker, stage_worker
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
+from phalanx.cli.runs.interpret import interpret_app
+from phalanx.cli.runs.listing import COMPARE_EPILOG, RUNS_EPILOG, compare, runs
+from phalanx.cli.runs.sweep import SWEEP_EPILOG, sweep
 from phalanx.cli.serving.deploy import DEPLOY_EPILOG, deploy
 from phalanx.cli.serving.detect import DETECT_EPILOG, detect
 from phalanx.cli.serving.gateway import gateway
@@ -41,6 +46,7 @@ from phalanx.cli.serving.incident import incident_app
 from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.serving.mark import mark_app
 from phalanx.cli.serving.serve import serve
+from phalanx.cli.serving.watch import WATCH_EPILOG, watch
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
 
@@ -96,6 +102,10 @@ app.command(
 app.command(epilog="Example: phalanx lr run.toml --to 0.1 --steps 100 --out rates.svg")(lr)
 app.command(epilog=PLAN_EXAMPLES)(plan)
 app.command(epilog="Example: phalanx report runs/first")(report)
+app.command(epilog=WATCH_EPILOG)(watch)
+app.command(epilog=RUNS_EPILOG)(runs)
+app.command(epilog=COMPARE_EPILOG)(compare)
+app.command(epilog=SWEEP_EPILOG)(sweep)
 app.command(
     epilog='Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
     "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0"
@@ -110,12 +120,14 @@ app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx ga
 app.command(epilog=DEPLOY_EPILOG)(deploy)
 app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog=EXPORT_EPILOG)(export)
+app.command(epilog=REDTEAM_EPILOG)(redteam)
+app.command("eval", epilog=EVAL_EPILOG)(evaluate)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
 GROUPS |= {"enclave": enclave_app, "incident": incident_app, "keys": keys_app, "mark": mark_app, "model": model_app}
-GROUPS |= {"pki": pki_app, "tokenizer": tokenizer_app}
+GROUPS |= {"interpret": interpret_app, "pki": pki_app, "tokenizer": tokenizer_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

@@ -5,17 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.planner.cluster.catalog import known_models
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.guard.finding import Verification
-from phalanx.planner.model.adapter import Adapter, adapted_linears
-from phalanx.planner.model.read import read_shape, shape_of
-from phalanx.planner.model.recipe import Precision, Recipe
-from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.search.question import Question
-
-_PRECISION: dict[str, Precision] = {"fp32": "fp32", "bf16_weights": "bf16"}
-"""Precisions of a run file that are no autocast, in the planner's words."""
 
 
 def question_from_run(
@@ -29,25 +21,15 @@ def question_from_run(
     Raises:
         ConfigError: The file is wrong, its adapter is none that ranks of a domain train, or parties have layouts.
     """
-    from phalanx.models import rows_before
     from phalanx.train import GuardedRun, RankedRun, load_run
+    from phalanx.train.setup.planned_memory import planned_recipe, planned_shape
 
     run = load_run(run_file, overrides)
     run.require_steps("phalanx plan")
     if isinstance(run, GuardedRun):
         _require_plain_parties(run.pipeline, run_file)
-    parallel, shape = run.parallel if isinstance(run, RankedRun) else None, _model_shape(run.model)
-    recipe = Recipe(
-        sequences=run.train.batch_size,
-        sequence_length=run.data.sequence_length + rows_before(run.model.adapter),
-        microbatches=run.train.microbatches,
-        precision=_PRECISION.get(run.train.precision, "autocast"),
-        checkpointing="full" if run.model.activation_checkpointing else "none",
-        fused_attention=run.model.attention == "sdpa",
-        fused_activation=parallel is not None,
-        adapter=_planned_adapter(run.model, shape) if adapts else None,
-        outer=None if parallel is None or parallel.outer is None else parallel.outer.planned_outer,
-    )
+    parallel, shape = run.parallel if isinstance(run, RankedRun) else None, planned_shape(run.model)
+    recipe = planned_recipe(run, shape, adapts=adapts)
     number = float(run.train.steps * recipe.tokens_per_step)
     current_layout = None if parallel is None else parallel.planned_layout
     question = Question(run.name, shape, recipe, cluster, (cluster.num_devices,), number, own=current_layout)
@@ -78,19 +60,3 @@ def _require_plain_parties(pipeline: Any, run_file: Path) -> None:
                 expected="parties of one process each",
                 do=f"--unset pipeline.{key}",
             )
-
-
-def _planned_adapter(model: Any, shape: ModelShape) -> Adapter | None:
-    adapter: Adapter | None = model.planned_adapter
-    if adapter is not None:
-        # a target that is none is said before anything is planned
-        adapted_linears(shape, adapter)
-    return adapter
-
-
-def _model_shape(model: Any) -> ModelShape:
-    if model.architecture is not None:
-        full_shape = shape_of(model.architecture, "model.architecture")
-    else:
-        full_shape = known_models()[model.name] if model.name is not None else read_shape(Path(model.path or ""))
-    return full_shape if model.layers is None else replace(full_shape, layers=min(model.layers, full_shape.layers))

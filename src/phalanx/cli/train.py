@@ -1,18 +1,21 @@
 """``phalanx train``: one run file to one run directory."""
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import print_page, print_warnings
+from phalanx.cli.console import print_line, print_page, print_warnings
 from phalanx.cli.files import name_file_in_errors
 from phalanx.cli.forking import one_blas_thread, worker_opener
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
 from phalanx.cli.report import print_summary, summary_of
+from phalanx.errors import InputError
 
 if TYPE_CHECKING:
     from phalanx.train import RunConfig
@@ -46,7 +49,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> Answer:
     """Train a model across stages that check each other, then write the report."""
-    from phalanx.train import DomainRun, check_inputs, load_run, text_warnings
+    from phalanx.train import DomainRun, check_inputs, default_directory, load_run, text_warnings
 
     # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
@@ -83,18 +86,20 @@ def train(
             code = supervise_domain(domain, from_step=from_step, from_run=from_run)
             return Answer(summary_of(domain.run_dir), code)
         resume = resume or resumes_run(domain.run_dir, os.environ)
-    summary = train_run(
-        run,
-        run_dir,
-        resume=resume,
-        from_step=from_step,
-        from_run=from_run,
-        ranks=ranks,
-        open_workers=worker_opener(run),
-    )
+    with _card_of_failure(run_dir or default_directory(run)):
+        summary = train_run(
+            run,
+            run_dir,
+            resume=resume,
+            from_step=from_step,
+            from_run=from_run,
+            ranks=ranks,
+            open_workers=worker_opener(run),
+        )
     print_summary(summary)
     page = write_report(Path(summary["run_dir"]))
     typer.echo(f"report: {page}")
+    _leave_card(Path(summary["run_dir"]), summary)
     shown = drill_result(summary)
     if shown is not None:
         typer.echo(shown)
@@ -110,6 +115,30 @@ def _check_directory(run: "RunConfig", run_dir: Path | None, *, resume: bool) ->
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
         if isinstance(run, PipelineRun) and run.remote_workers:
             check_port(run.pipeline.transport, "pipeline.transport")
+
+
+@contextlib.contextmanager
+def _card_of_failure(run_dir: Path) -> Iterator[None]:
+    """Leave a post-mortem card in the directory of a run that ends with an error; the error goes on."""
+    try:
+        yield
+    except BaseException:
+        _leave_card(run_dir, summary_of(run_dir))
+        raise
+
+
+def _leave_card(run_dir: Path, summary: Mapping[str, Any]) -> None:
+    """Write and print the card of a run that failed or was attacked; where the disk refuses, print it alone."""
+    from phalanx.watch.post_mortem import make_card, needs_card, write_card
+
+    if not needs_card(summary):
+        return
+    try:
+        card = make_card(run_dir)
+        print_line(card.describe())
+        typer.echo(f"post-mortem: {write_card(card, run_dir)[0]}")
+    except InputError as exc:
+        typer.echo(f"no post-mortem card: {exc}", err=True)
 
 
 def _check_attack(run: "RunConfig") -> None:

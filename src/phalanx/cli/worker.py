@@ -1,7 +1,6 @@
 """``phalanx worker``: host stages for an owner on another machine; ``phalanx masked-worker``: multiply for one."""
 
 import contextlib
-import faulthandler
 import functools
 import os
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.child import PARENT, die_with_parent
+from phalanx.child import PARENT, die_with_parent, write_stacks_on_request
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.files import name_file_in_errors
 
@@ -32,8 +31,8 @@ def worker(
             read_worker(worker_file)
     from phalanx.pipeline import requested_file
 
-    # a fault in a library's own code leaves its place in the log
-    faulthandler.enable(2)
+    # a fault in a library's own code leaves its place in the log, and so does a worker that hangs
+    write_stacks_on_request()
     die_with_parent()
     # an owner that starts workers again and again has them forked
     file = requested_file(worker_file)

@@ -18,6 +18,7 @@ from phalanx.data.config import DataConfig
 from phalanx.data.order import Curriculum, Group, Phase, RunOrder, Scores
 from phalanx.data.packing import BestFitRows, RowBlock, Rows, TokenArray, TokenSplit, Windows
 from phalanx.data.phases import CurriculumConfig, DocumentAttention, Packing, PhaseConfig
+from phalanx.data.sources import CanarySettings
 from phalanx.data.tokenizers.tokenizer import open_tokenizer, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
 
@@ -69,6 +70,7 @@ class CorpusFacts:
         vocab_size: One more than the largest token id.
         tokenizer_path: Its ``tokenizer.json``.
         trust: Description of a dataset's signer in one sentence; empty for text that was prepared here.
+        canaries: Those that the recipe of a dataset has planted.
     """
 
     digest: str
@@ -76,6 +78,7 @@ class CorpusFacts:
     eos_id: int
     tokenizer_path: Path
     trust: str = ""
+    canaries: CanarySettings | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class Corpus:
     def __init__(self, facts: CorpusFacts, groups: Sequence[TokenGroup], layout: SequenceLayout) -> None:
         self.vocab_size, self.eos_id, self.tokenizer_path = facts.vocab_size, facts.eos_id, facts.tokenizer_path
         self.layout = layout
-        self.trust = facts.trust
+        self.trust, self.canaries = facts.trust, facts.canaries
         self._groups = tuple(groups)
         self._train = _GroupedRows([_make_rows(group.train, layout) for group in groups])
         self._held_out = _GroupedRows([_held_out_rows(group.validation, layout.sequence_length) for group in groups])

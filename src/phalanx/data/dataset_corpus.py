@@ -16,6 +16,7 @@ from phalanx.data.packing import TokenSplit
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.run_dataset import TRAIN, VALIDATION, open_groups
 from phalanx.data.shards import Dataset
+from phalanx.data.sources import CanarySettings
 from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer
 from phalanx.errors import DataError
 
@@ -46,7 +47,14 @@ def open_shards(
         for name in names
     ]
     path = directory / TOKENIZER_FILE
-    facts = CorpusFacts(dataset_view.digest, record.vocab_size, record.eos_id, path, dataset_view.trust_statement)
+    facts = CorpusFacts(
+        dataset_view.digest,
+        record.vocab_size,
+        record.eos_id,
+        path,
+        dataset_view.trust_statement,
+        recipe_canaries(dataset_view),
+    )
     layout = SequenceLayout.from_config(config)
     hints = recipe_weights(dataset_view.manifest.recipe.content)
     if not layout.weights and hints.keys() >= set(names):
@@ -72,6 +80,9 @@ def recipe_weights(recipe: str) -> dict[str, float]:
         return {}
     weights_of_group: dict[str, list[float | None]] = {}
     for source in sources if isinstance(sources, list) else ():
+        if source.get("kind") == "canaries":
+            # planted in a group of others, whose weight it has
+            continue
         group = source.get("group") or source.get("name") or source.get("kind")
         weights_of_group.setdefault(str(group), []).append(source.get("weight"))
     return {
@@ -79,6 +90,18 @@ def recipe_weights(recipe: str) -> dict[str, float]:
         for group, weights in weights_of_group.items()
         if None not in weights
     }
+
+
+def recipe_canaries(dataset: Dataset) -> CanarySettings | None:
+    """Return the canaries that the recipe of a verified dataset has planted."""
+    try:
+        sources = tomllib.loads(dataset.manifest.recipe.content).get("sources", [])
+    except tomllib.TOMLDecodeError:
+        return None
+    for source in sources if isinstance(sources, list) else ():
+        if source.get("kind") == "canaries":
+            return CanarySettings(**{name: source[name] for name in CanarySettings.model_fields if name in source})
+    return None
 
 
 def _group_split(found: Dataset, group: str, split: str) -> TokenSplit:

@@ -1,8 +1,9 @@
 """A table of differences between a model and a file that was exported from it, as an independent runtime reads it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from phalanx.align.prompts import AskedPrompt
@@ -61,9 +62,10 @@ MAX_PILE_RATIO = 3.0
 
 @dataclass(frozen=True)
 class CheckSizes:
-    """How much is compared.
+    """What is compared.
 
     Attributes:
+        prompts: JSON lines of harmful and harmless prompts; None takes the prompts of this package.
         num_texts: Fuzzed strings for the tokenizer.
         num_prompts: Prompts that both sides answer.
         num_scored: Tokens of the reference text.
@@ -73,6 +75,7 @@ class CheckSizes:
     num_prompts: int = 16
     num_tokens: int = 16
     num_scored: int = 160
+    prompts: Path | None = None
 
 
 class Comparison:
@@ -275,6 +278,16 @@ def name_missing_checks(package: str, extra: str) -> list[Difference]:
     why = f"{package} is not installed; install phalanx-train[{extra}]"
     checks = ("tokenizer", "begin of text", "chat template", "perplexity", "greedy answers", "refusals")
     return [Difference(check, None, None, why, "not checked") for check in checks]
+
+
+def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table as text for a terminal."""
+    header = {"check": "check", "before": "before", "after": "after", "bound": "bound", "verdict": "verdict"}
+    lines = [[str(row[name]) for name in header] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() for cells in lines
+    )
 
 
 def _perplexity(scores: Sequence[float]) -> float:

@@ -1,5 +1,6 @@
 """A model directory as one GGUF file, by the names and blocks of the gguf package."""
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,7 +52,16 @@ GGUF_FAMILIES = {
 GGUF_PRECISIONS = ("f32", "f16", "q8_0", "q4_0")
 
 
-def write_gguf(directory: Path, path: Path, precision: str) -> None:
+def describe_gguf(precision: str) -> dict[str, str | int]:
+    """Return program and settings that `write_gguf` rounds by, as a statement holds them."""
+    tables = "q8_0" if precision == "q4_0" else precision
+    kinds = {"matrices": precision, "tables": tables, "vectors": "f32"}
+    return {"tool": f"gguf {importlib.metadata.version('gguf')}", **kinds} | (
+        {"block": _BLOCK} if "q" in precision else {}
+    )
+
+
+def write_gguf(directory: Path, path: Path, precision: str) -> GgufVocabulary:
     """Write weights, vocabulary and chat template of a model directory into one file.
 
     Args:
@@ -70,7 +80,7 @@ def write_gguf(directory: Path, path: Path, precision: str) -> None:
     config = source.hub_config_dict
     family = _check_family(config, directory)
     ends = _ends(directory, config)
-    vocabulary = read_vocabulary(directory / "tokenizer.json", source.vocab_size, config.get("bos_token_id"))
+    vocabulary = read_vocabulary(directory / "tokenizer.json", source.vocab_size, config.get("bos_token_id"), ends[0])
     writer = gguf.GGUFWriter(str(path), family.architecture)
     _write_metadata(writer, config, family, precision)
     _write_vocabulary(writer, vocabulary, ends)
@@ -85,6 +95,7 @@ def write_gguf(directory: Path, path: Path, precision: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return vocabulary
 
 
 def _check_family(config: Mapping[str, Any], directory: Path) -> _GgufFamily:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class GgufVocabulary:
         scores: Score of each token; empty for ``gpt2``.
         merges: Empty for ``llama``.
         adds_bos: Whether a text is encoded with the begin-of-text token before it.
+        is_composing: Whether our tokenizer brings a text to the normal form NFC, which llama.cpp never does.
     """
 
     model: str
@@ -46,18 +47,22 @@ class GgufVocabulary:
     scores: Sequence[float] = ()
     merges: Sequence[str] = ()
     bos_id: int | None = None
+    eos_id: int | None = None
     adds_bos: bool = False
     adds_eos: bool = False
     adds_space: bool = False
+    is_composing: bool = False
     unknown_id: int | None = None
+    extra: Mapping[str, int] = field(default_factory=dict)
 
 
-def read_vocabulary(path: Path, vocab_size: int, bos_id: int | None) -> GgufVocabulary:
+def read_vocabulary(path: Path, vocab_size: int, bos_id: int | None, eos_id: int | None) -> GgufVocabulary:
     """Read a tokenizer.json.
 
     Args:
         vocab_size: Rows of the model's embedding; ids that no token has get a name of their own.
         bos_id: Begin-of-text token by the model's config; the tokenizer's own frame counts before it.
+        eos_id: End-of-text token by the model's config.
 
     Raises:
         ModelError: llama.cpp has no rule that gives the same ids; the text names the part of the tokenizer.
@@ -90,9 +95,11 @@ def read_vocabulary(path: Path, vocab_size: int, bos_id: int | None) -> GgufVoca
         scores=() if by_bytes else _scores(tokens, merges),
         merges=merges if by_bytes else (),
         bos_id=before[0] if before else bos_id,
+        eos_id=behind[0] if behind else eos_id,
         adds_bos=bool(before),
         adds_eos=bool(behind),
         adds_space=how["adds_space"] == "yes",
+        is_composing="NFC" in normalizers,
         unknown_id=None if unknown is None else backend.token_to_id(unknown),
     )
 

@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import Field
 from phalanx.config import StrictModel
 from phalanx.errors import ConfigError, RewardError
 
-_MOST_REPLY_BYTES = 1 << 20
+_MAX_REPLY_BYTES = 1 << 20
 
 
 class ServerSettings(StrictModel):
@@ -55,20 +56,36 @@ class ServedModel:
         Raises:
             RewardError: The server is not reached, takes too long, or gives no answer of the kind that is expected.
         """
-        server = self._where
-        asked = {"model": server.model, "temperature": 0, "messages": [{"role": "user", "content": question}]}
+        messages = [{"role": "user", "content": question}]
+        body = self.post_json("chat/completions", {"temperature": 0, "messages": messages})
+        try:
+            content = body["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError) as exc:
+            raise self._unreadable_error(exc) from exc
+        return content if isinstance(content, str) else ""
+
+    def post_json(self, route: str, asked: Mapping[str, Any], max_bytes: int = _MAX_REPLY_BYTES) -> Any:
+        """Return the answer of a route below ``/v1`` to a JSON object, to which the model's name is added.
+
+        Raises:
+            RewardError: The server is not reached, takes too long, or gives no JSON of at most so many bytes.
+        """
         request = urllib.request.Request(  # noqa: S310 - the config takes http and https alone
-            f"{server.url.rstrip('/')}/chat/completions", json.dumps(asked).encode(), self._headers
+            f"{self._where.url.rstrip('/')}/{route}",
+            json.dumps({"model": self._where.model, **asked}).encode(),
+            self._headers,
         )
         try:
             with self._opener.open(request, timeout=self._timeout_s) as reply:
-                content = json.loads(reply.read(_MOST_REPLY_BYTES))["choices"][0]["message"]["content"]
+                return json.loads(reply.read(max_bytes))
         except urllib.error.HTTPError as exc:
             exc.close()
-            raise RewardError(f"{server.url}: gives no answer that can be read (HTTP {exc.code})") from exc
-        except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as exc:
-            raise RewardError(f"{server.url}: gives no answer that can be read ({type(exc).__name__}: {exc})") from exc
-        return content if isinstance(content, str) else ""
+            raise RewardError(f"{self._where.url}: gives no answer that can be read (HTTP {exc.code})") from exc
+        except (OSError, ValueError, RecursionError) as exc:
+            raise self._unreadable_error(exc) from exc
+
+    def _unreadable_error(self, exc: Exception) -> RewardError:
+        return RewardError(f"{self._where.url}: gives no answer that can be read ({type(exc).__name__}: {exc})")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -31,6 +31,7 @@ class ChatPage:
         app: The guarded application; every other request goes there unchanged.
         names: Names under which browsers may open the page, beside localhost and plain addresses. Under TLS every
             name may: the certificate has bound it.
+        page: Another page than the chat page, under the same rules.
 
     Guarantees:
         The answer has status 401 like every other one without a key, and is the same bytes for everybody. A page of
@@ -39,10 +40,10 @@ class ChatPage:
         no script runs but its own, none can be made from a text, and nothing is asked from another server.
     """
 
-    def __init__(self, app: App, names: Iterable[str] = ()) -> None:
+    def __init__(self, app: App, names: Iterable[str] = (), page: bytes | None = None) -> None:
         self._app = app
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
-        self._body = files("phalanx.serve").joinpath("chat_page.html").read_bytes()
+        self._body = files("phalanx.serve").joinpath("chat_page.html").read_bytes() if page is None else page
         headers = {**_FIXED_HEADERS, "content-security-policy": make_policy(self._body)}
         headers["content-length"] = str(len(self._body))
         self._headers = [(name.encode("ascii"), value.encode("ascii")) for name, value in headers.items()]

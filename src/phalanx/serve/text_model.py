@@ -349,6 +349,11 @@ class TextModel:
         parts.append("" if self._template is None else self._template.source)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    @property
+    def template_digest(self) -> str | None:
+        """SHA-256 in hex of the chat template; None where there is none."""
+        return None if self._template is None else hashlib.sha256(self._template.source.encode()).hexdigest()
+
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         if not ids:
             raise DataError("prompt: has no token; give words")

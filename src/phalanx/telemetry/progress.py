@@ -1,7 +1,7 @@
 """Progress on the terminal: a run's bar, or plain lines where there is no terminal, and a bar of rows that are done."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +21,14 @@ Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
 _MOST_CHARACTERS = 2000
 _WINDOW = 20
 """Steps over which the pace is taken."""
+_DECISIONS = {
+    "verdict": "verdicts",
+    "takeover": "takeovers",
+    "verdict_refused": "accusations dismissed",
+    "alarm": "alarms",
+}
+_ENDINGS = ("evicted", "lost", "replaced", "revoked")
+_MAX_GONE = 8
 _STYLES: dict[Kind, str] = {
     "info": "",
     "note": "dim",
@@ -101,14 +109,37 @@ class ShownParties(Protocol):
         ...
 
 
+class GuardStanding:
+    """What the guard of a run has decided so far, in one line."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._gone: dict[str, str] = {}
+
+    def count_decision(self, kind: str, party: object) -> None:
+        """Take an event of the log; kinds that decide nothing are left out."""
+        if kind in _DECISIONS:
+            self._counts[kind] += 1
+        if kind in _ENDINGS and isinstance(party, str):
+            self._gone[party] = kind
+
+    def __str__(self) -> str:
+        parts = [f"{self._counts[kind]} {label}" for kind, label in _DECISIONS.items() if self._counts[kind]]
+        gone = ", ".join(f"{printable_text(name, 40)} {kind}" for name, kind in list(self._gone.items())[-_MAX_GONE:])
+        return "guard: " + "  ".join([*(parts or ["no verdict"]), *([f"out: {gone}"] if gone else [])])
+
+
 class _Bar(RichProgress):
-    """A progress bar below a table of the parties, where there are any; figures without room beside it come below."""
+    """A progress bar below a table of the parties and the guard; figures without room beside it come below."""
 
     parties: ShownParties | None = None
+    guard: GuardStanding | None = None
 
     def get_renderables(self) -> Iterable[RenderableType]:
         if self.parties is not None:
             yield parties_table(self.parties.party_rows())
+        if self.guard is not None:
+            yield Text(str(self.guard), overflow="fold")
         yield _FittedTasks(self.make_tasks_table(self.tasks), self.tasks)
 
 
@@ -160,6 +191,7 @@ class ProgressDisplay:
         # the first step of a session waits for processes and first kernels: the pace is taken from its end on
         self._marks: deque[tuple[int, float]] = deque(maxlen=_WINDOW + 1)
         self._parties: ShownParties | None = None
+        self._guard = GuardStanding()
         self._task: TaskID | None = None
         self._bar: _Bar | None = None
         if self._console.is_terminal:
@@ -178,6 +210,11 @@ class ProgressDisplay:
         self._parties = parties
         if self._bar is not None:
             self._bar.parties = parties
+            self._bar.guard = self._guard if self._shown.has_guard else None
+
+    def count_decision(self, kind: str, party: object) -> None:
+        """Show a decision of the guard in its line above a terminal's bar; elsewhere the printed events tell it."""
+        self._guard.count_decision(kind, party)
 
     def __enter__(self) -> Self:
         if self._bar is not None:

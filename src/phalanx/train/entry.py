@@ -26,6 +26,7 @@ from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import StartingPoint
 from phalanx.train.sessions.continue_from import open_origin
 from phalanx.train.sessions.factory import EngineFactory
+from phalanx.train.sessions.hooks import OnValidation
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
 from phalanx.train.setup.layout import make_plan
@@ -94,6 +95,7 @@ def train(
     ranks: int | None = None,
     console: Console | None = None,
     open_workers: OpenWorkers | None = None,
+    on_validation: OnValidation | None = None,
 ) -> dict[str, Any]:
     """Train by a run file.
 
@@ -105,6 +107,8 @@ def train(
         ranks: Number of ranks of a domain to start here, where the run file allows several.
         console: Shows the progress; standard output when left out.
         open_workers: Starts local workers; for drills only, as `phalanx.lab.attacks.attackers_of` makes it.
+        on_validation: Called after each validation, when the step is recorded and saved, with the number of finished
+            steps and the result; a KeyboardInterrupt that it raises ends the run as Ctrl-C does.
 
     Returns:
         What ``summary.json`` holds, and ``run_dir``. Ctrl-C and SIGTERM end a run with the status "interrupted".
@@ -153,7 +157,10 @@ def train(
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start finished no step; the run begins again")
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
-            return Session(run, home, console, factory, StartingPoint(from_step, origin)).run_session(resume=resume)
+            session = Session(
+                run, home, console, factory, StartingPoint(from_step, origin), on_validation=on_validation
+            )
+            return session.run_session(resume=resume)
 
 
 def _print_plain(console: Console, text: str) -> None:

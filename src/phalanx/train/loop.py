@@ -1,12 +1,12 @@
 """The one training loop: batch, step, validate, observe, checkpoint. Engines hide behind one Protocol."""
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from phalanx.data import Batch
-from phalanx.engine import Engine, StepInputs, StepResult
+from phalanx.engine import Engine, StepInputs, StepLimits, StepResult
 from phalanx.errors import FailedBatchError
 from phalanx.objectives import OBJECTIVES, Objective, objective_of
 from phalanx.train.batches.scores import ValidationResult
@@ -47,6 +47,18 @@ class Hooks(Protocol):
 
     def note_batch(self, step: int, batch: Batch) -> None:
         """Note a step's batch before the engine gets it."""
+        ...
+
+    def make_limits(self, step: int) -> StepLimits:
+        """Return the limits that a step is held to before it is applied."""
+        ...
+
+    def try_again(self, step: int, number: int, reason: FailedBatchError) -> bool:
+        """Whether the same batch is tried once more, with new limits.
+
+        Raises:
+            TrainingError: The run goes on from an earlier state instead.
+        """
         ...
 
     def record_skipped_batch(self, step: int, number: int, reason: FailedBatchError) -> None:
@@ -94,16 +106,21 @@ def run_loop(
     for step in steps:
         started = time.perf_counter()
         hooks.note_position(step)
-        for number in itertools.count(1):
-            batch = loader.next_batch()
-            hooks.note_batch(step, batch)
+        number, batch = 1, loader.next_batch()
+        hooks.note_batch(step, batch)
+        while True:
             try:
-                result = engine.train_turn(step, step_inputs(batch, config.microbatches, objective))
+                inputs = step_inputs(batch, config.microbatches, objective)
+                result = engine.train_turn(step, replace(inputs, limits=hooks.make_limits(step)))
                 break
             except FailedBatchError as exc:
+                if hooks.try_again(step, number, exc):
+                    continue
                 if number > config.max_failed_batches:
                     raise
                 hooks.record_skipped_batch(step, number, exc)
+                number, batch = number + 1, loader.next_batch()
+                hooks.note_batch(step, batch)
         wall_s = time.perf_counter() - started
         # before the record is written: a step's line is whole or not there at all
         validation = hooks.validate_if_due(step + 1)

@@ -129,6 +129,7 @@ def make_rising_run(run: RunConfig, highest: float, steps: int) -> RunConfig:
         "optimizer": OptimizerConfig.model_validate(optimizer),
         "checkpoint": CheckpointConfig(every=0, journal=False),
         "tracking": (),
+        **({"evaluate": None} if "evaluate" in type(run).model_fields else {}),
     }
     try:
         return run.with_sections(sections)

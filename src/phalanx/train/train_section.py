@@ -1,5 +1,6 @@
 """The section ``[train]`` of a run file: how long, in which batches, towards what, and when to look and to end."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -38,6 +39,47 @@ class HistogramsConfig(StrictModel):
     """Of each histogram, between the least and the greatest value."""
 
 
+class LeakMeterConfig(StrictModel):
+    """How often the leak of planted canaries and of training rows is measured, and which exposure is too much."""
+
+    every: int = Field(default=250, ge=1)
+    """Steps between two measurements; the last step is measured too."""
+    rows: int = Field(default=16, ge=2, le=4096)
+    """Training rows, and as many held-out ones, that are told apart by their loss."""
+    candidates: int = Field(default=63, ge=1, le=65535)
+    """Texts that look like a canary and were never planted; exposure is at most log2 of one more."""
+    max_exposure: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Bits of the most exposed canary above which `action` is taken."""
+    action: Literal["warn", "stop"] = "warn"
+    """An alarm in log and terminal; "stop" also ends the run."""
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> Self:
+        reachable = math.log2(self.candidates + 1)
+        if self.max_exposure is not None and self.max_exposure >= reachable:
+            raise ValueError(
+                f"max_exposure = {self.max_exposure:g} bits, but {self.candidates} candidates show {reachable:g} at "
+                "most; lower it, or raise candidates"
+            )
+        return self
+
+
+class StabilityConfig(StrictModel):
+    """The answer to a batch whose loss or gradient norm is far above the steps before it."""
+
+    action: Literal["skip", "lower_rate", "roll_back"] = "skip"
+    """`skip` gives the batch up; `lower_rate` applies it and the next steps at a lower learning rate; `roll_back` takes
+    the weights back to the last checkpoint and passes all batches since then."""
+    threshold: float = Field(default=6.0, gt=0.0, allow_inf_nan=False)
+    """Robust z-score (distance from the median by 1.4826 times the median deviation) from which it is a spike."""
+    window: int = Field(default=64, ge=16, le=100_000)
+    """Applied steps that median and deviation are taken from; nothing is a spike before the first 16."""
+    rate_factor: float = Field(default=0.1, gt=0.0, lt=1.0)
+    """Factor of the learning rate, with `lower_rate`."""
+    rate_steps: int = Field(default=16, ge=1)
+    """Steps at the lower rate, with `lower_rate`; a further spike among them begins them anew."""
+
+
 class TrainConfig(StrictModel):
     """The length of the training, its batches, its objective and its seed."""
 
@@ -67,6 +109,8 @@ class TrainConfig(StrictModel):
     """Texts that the model writes at each validation."""
     histograms: HistogramsConfig | None = None
     """Histograms of weights and gradients at each validation; each takes as long as collecting a checkpoint."""
+    stability: StabilityConfig | None = None
+    """What is done with batches that would throw the model off; left out, they are learned like all others."""
     neftune_alpha: float | None = Field(default=None, gt=0.0, le=1000.0, allow_inf_nan=False)
     """Size of uniform noise on the embeddings while training, 5 to 15 for chats (NEFTune, Jain et al. 2023)."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
@@ -76,7 +120,7 @@ class TrainConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _omit_unset_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out keys that came later where they say nothing, so that an older run file keeps its digest."""
-        later = {("neftune_alpha", None), ("histograms", None)}
+        later = {("neftune_alpha", None), ("histograms", None), ("stability", None)}
         return {name: value for name, value in write(self).items() if value is not None or (name, value) not in later}
 
     @property

@@ -7,6 +7,7 @@ import shutil
 import pytest
 from build_recipes import FILES, LINES, fake_steps, read_recipe, tree
 
+from forked_child import run_in_fork
 from phalanx.data.build.all_passes import NoProgress
 from phalanx.data.build.look import account_entries, find_document, signed_report, verify_account
 from phalanx.data.build.preview import preview_build
@@ -131,18 +132,14 @@ def die_at_write(number):
 
 def killed_build(recipe, directory, number):
     """Build in a process that dies at a write; return whether it did."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            die_at_write(number)
-            build_recipe(recipe, directory)
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) in (0, 9)
-    return os.waitstatus_to_exitcode(status) == 9
+
+    def build():
+        die_at_write(number)
+        build_recipe(recipe, directory)
+
+    code = run_in_fork(build)
+    assert code in (0, 9)
+    return code == 9
 
 
 @pytest.mark.parametrize("stride", [pytest.param(31, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])

@@ -33,14 +33,14 @@ class SlowFirst:
     def __init__(self, job):
         self.job = job
 
-    def perform(self, task):
+    def request_task(self, task):
         number = task["number"]
         if number % 2 == 0:
             assert self.answered[number + 1].wait(60)
         self.answered[number].set()
         return {"number": number}
 
-    def end(self):
+    def kill_process(self):
         pass
 
 
@@ -75,7 +75,7 @@ def test_one_worker_is_this_process(worker):
 @pytest.mark.parametrize("kind", [DataError, DiskError, ConfigError])
 def test_an_error_of_another_process_arrives_as_it_was(worker, monkeypatch, kind):
     def fail(task):
-        raise kind("texts/a.jsonl, line 3: is not JSON").about(code="PHX-I013", file="texts/a.jsonl")
+        raise kind("texts/a.jsonl, line 3: is not JSON").with_facts(code="PHX-I013", file="texts/a.jsonl")
 
     monkeypatch.setattr(worker, "perform_task", fail)
 
@@ -87,7 +87,7 @@ def test_an_error_of_another_process_arrives_as_it_was(worker, monkeypatch, kind
 
 
 def test_a_machine_with_other_versions_is_refused(worker):
-    job = worker.job()
+    job = worker.to_job()
     job["versions"] = {**job["versions"], "numpy": "0.1"}
 
     with pytest.raises(DataError, match=r"a worker has versions that differ from the build: \{'numpy'"):
@@ -150,7 +150,7 @@ def test_tasks_on_ray_are_the_same_as_here(worker):
 def pieces_of(worker):
     from phalanx.data.build.pieces import list_pieces
 
-    return list_pieces(worker.recipe, worker.source)
+    return list_pieces(worker.recipe, worker.open_recipe_source)
 
 
 def test_a_task_that_ray_lost_for_good_ends_the_build_with_what_to_do(worker):
@@ -163,11 +163,11 @@ def test_a_task_that_ray_lost_for_good_ends_the_build_with_what_to_do(worker):
 
 
 def test_an_error_on_ray_is_the_error_here(worker):
-    job = {**worker.job(), "code": "another", "directory": str(worker.home)}
+    job = {**worker.to_job(), "code": "another", "directory": str(worker.home)}
 
     found = json.loads(perform_task(json.dumps(job), json.dumps({})))
 
-    assert "other versions" in found["error"]["message"]
+    assert "versions that differ" in found["error"]["message"]
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_a_process_that_is_killed_is_told_by_signal_and_piece(worker, monkeypatc
         os.kill(started[0].pid, signal.SIGKILL)
         started[0].wait(60)
         with pytest.raises(
-            DataError, match=r"ended \(signal 9\) at sift of 'part-0.jsonl'; repeat the command to continue the build"
+            DataError, match=r"ended \(signal 9.*\) at sift of 'note.txt'; repeat the command to continue the build"
         ):
             list(engine.perform_tasks([task]))
 

@@ -22,18 +22,20 @@ def chatml(backend):
         yield encoder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def encoder_of(backend):
-    """Make an encoder of a template's text, closed at the end."""
-    made = []
+    """Make an encoder of a template's text: one process for all tests of a file, closed at the end."""
+    encoders = {}
 
     def make(source, **tokens):
-        made.append(ChatEncoder(ChatTemplate("own.jinja", source, {"eos_token": END, **tokens}), backend))
-        return made[-1]
+        key = (source, tuple(sorted(tokens.items())))
+        if key not in encoders:
+            encoders[key] = ChatEncoder(ChatTemplate("own.jinja", source, {"eos_token": END, **tokens}), backend)
+        return encoders[key]
 
     yield make
-    for one in made:
-        one.close()
+    for encoder in encoders.values():
+        encoder.close()
 
 
 @pytest.fixture

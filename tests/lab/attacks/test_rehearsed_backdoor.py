@@ -10,6 +10,7 @@ from phalanx.pipeline import AttackConfig, AuditDraw, GuardConfig
 from phalanx.testing import MemoryCompany, tiny_run
 
 
+@pytest.mark.slow
 def test_the_default_guard_names_the_stage_and_undoes_what_it_planted(tmp_path):
     def trained(name, guard, actors):
         draw = AuditDraw.from_guard(bytes(32), bytes(32), guard)

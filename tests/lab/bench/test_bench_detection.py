@@ -243,6 +243,7 @@ def test_the_bench_shows_the_guard_winning_and_the_attack_winning_without_it(tmp
     assert result["missing"] == 0
 
 
+@pytest.mark.slow
 def test_a_row_can_be_had_again(tmp_path: Path):
     cell = replace(cell_of("one_token", "standard"), steps=3)
     found = []

@@ -1,5 +1,7 @@
 """The bench of marks counts what it says: on a small model and few documents every row is there and plausible."""
 
+import random
+
 import pytest
 import tokenizers
 import torch
@@ -22,6 +24,7 @@ from phalanx.lab.bench.serving.marked_texts import (
     robustness_rows,
     write_all,
 )
+from phalanx.lab.bench.serving.paraphrases import RULES, paraphrase_row
 
 VOCAB = 400
 PROSE = "The owner of the run judges the texts that came back, and nothing is believed that was not read again. " * 4
@@ -108,3 +111,27 @@ def test_filters_have_a_row_each_and_a_recited_text_is_stopped(tmp_path):
     assert row["max_held_characters"] < 40
     assert attack["stopped"] == 3
     assert attack["max_out"] < 223
+
+
+def test_paraphrases_by_rules_change_runs_of_tokens_and_keep_sentences():
+    text = "He was in the house, and she knew. It rained; they left. Nothing else"
+    changed = {name: rule(text, random.Random(1)) for name, rule in RULES.items()}
+
+    assert changed["none"] == text
+    assert sorted(changed["sentences in another order"].split()) == sorted(text.split())
+    assert changed["clauses turned"].startswith("and she knew, He was in the house. It rained;")
+    assert changed["synonyms"].startswith("the man had been within the house, and the woman knew.")
+    assert changed["synonyms, clauses turned"] == RULES["clauses turned"](changed["synonyms"], random.Random(1))
+
+
+def test_a_paraphrase_that_changes_nothing_keeps_every_run_and_the_mark(writer):
+    (key,) = drawn_keys(1, 3)
+    (arm,) = [arm for arm in ARMS if arm.name == "marked, temperature 1"]
+    texts = writer.write([[1, 2, 3]] * 2, arm.make_draws(key, 2), 60)
+
+    same = paraphrase_row(writer, "none", texts, [text.text for text in texts], key)
+    gone = paraphrase_row(writer, "empty", texts, ["", ""], key)
+
+    assert same["kept_runs"] == 1.0
+    assert gone["kept_runs"] is None
+    assert (gone["found"], gone["median_log10_p"]) == (0, 0.0)

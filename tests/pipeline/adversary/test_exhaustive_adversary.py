@@ -15,23 +15,29 @@ from searching import SETTINGS, Search, describe
 
 QUICK = SETTINGS[:3]
 QUICK_SINGLES, QUICK_PAIRS = 16, 6
+FEWER_SINGLES, FEWER_PAIRS = 8, 2
 SINGLES_OF_A_SEED = 500
 SINGLES, PRODUCTS = 0.4, 0.7
 """Shares of the time of a company after which single acts, and pairs of a list, are over."""
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [QUICK[0], *(pytest.param(setting, marks=pytest.mark.slow) for setting in QUICK[1:])],
-    ids=lambda setting: setting.company,
+    ("setting", "num_singles", "num_pairs"),
+    [
+        pytest.param(QUICK[0], FEWER_SINGLES, FEWER_PAIRS, id=f"{QUICK[0].company}, fewer"),
+        *(
+            pytest.param(setting, QUICK_SINGLES, QUICK_PAIRS, marks=pytest.mark.slow, id=setting.company)
+            for setting in QUICK
+        ),
+    ],
 )
-def test_a_cut_through_all_acts_harms_nobody_honest(theatre, setting):
+def test_a_cut_through_all_acts_harms_nobody_honest(theatre, setting, num_singles, num_pairs):
     search = Search(theatre, setting)
 
-    search.play_singles(QUICK_SINGLES)
-    search.play_all(search.lies_with_crashes()[:QUICK_PAIRS])
-    search.play_all(search.lies_with_words()[:QUICK_PAIRS])
-    search.play_pairs(QUICK_PAIRS)
+    search.play_singles(num_singles)
+    search.play_all(search.lies_with_crashes()[:num_pairs])
+    search.play_all(search.lies_with_words()[:num_pairs])
+    search.play_pairs(num_pairs)
 
     assert [describe(finding) for finding in search.findings.values()] == []
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
+from late_imports import LateModule
 from phalanx.errors import AggregationError, ConfigError
 from phalanx.security.privacy import NoisySum, PoissonGaussian
 from seeded_entropy import seed_noise
@@ -17,6 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "aggregate"))
 from summed_round import CLIENTS, SERVER, clients_of, terms_of
 
 from phalanx.security.aggregate import SumServer
+
+stats = LateModule("scipy.stats")
 
 LENGTH = 300
 

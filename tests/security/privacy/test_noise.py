@@ -5,11 +5,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from scipy import stats
 
+from late_imports import LateModule
 from phalanx.security.privacy import SecureStream, discrete_gaussian, gaussian_noise, poisson_sample
 from phalanx.security.privacy.noise import _bernoulli_exp
 from seeded_entropy import below_from
+
+stats = LateModule("scipy.stats")
 
 KEY = bytes(range(32))
 

@@ -394,6 +394,28 @@ def test_a_key_that_is_revoked_in_mid_stream_ends_the_stream(keys):
     assert sent[-1]["more_body"], "the answer does not look whole"
 
 
+def test_a_session_that_is_ended_in_mid_stream_ends_the_stream_and_not_that_of_its_key(keys):
+    """Attacker: who reads on in a browser from which its user has signed out."""
+    key_id, secret = keys.make()
+    session = keys.store.sessions.open_session(key_id)
+    name = keys.store.find_caller(session, "127.0.0.1").session
+    lengths = []
+    for way_in in (session, secret):
+        sent = []
+
+        async def send(message, sent=sent):
+            sent.append(message)
+            if len(sent) == 5:
+                keys.store.sessions.end_session(name)
+            if len(sent) == 9:
+                keys.store.revoke_key(key_id)
+
+        asyncio.run(KeyGuard(stream_forever, keys.store)(make_scope(headers=bearer(way_in)), pieces(b""), send))
+        lengths.append(len(sent))
+
+    assert lengths == [5, 9]
+
+
 def test_a_key_that_is_revoked_before_the_answer_gets_none(keys):
     key_id, secret = keys.make()
 

@@ -31,14 +31,18 @@ def test_a_link_is_good_for_one_request(sessions):
 
     assert sessions.find_key(link + "0") is None
     assert sessions.find_key(link[:-1]) is None
-    assert sessions.find_key(link) == ("key", False)
+    assert sessions.find_key(link) == ("key", "")
     assert sessions.find_key(link) is None
 
 
 def test_a_session_is_good_for_many(sessions):
     secret = sessions.open_session("key")
 
-    assert [sessions.find_key(secret) for _ in range(3)] == [("key", True)] * 3
+    key_id, name = sessions.find_key(secret)
+
+    assert [sessions.find_key(secret) for _ in range(3)] == [(key_id, name)] * 3
+    assert key_id == "key"
+    assert name not in secret
     assert secret not in repr(vars(sessions))
 
 
@@ -57,7 +61,20 @@ def test_a_further_session_ends_the_oldest_of_the_same_key(sessions):
     secrets = [sessions.open_session("key") for _ in range(MAX_SESSIONS + 1)]
 
     assert [secret for secret in secrets if sessions.find_key(secret) is None] == secrets[:1]
-    assert sessions.find_key(other) == ("other", True)
+    assert sessions.find_key(other)[0] == "other"
+
+
+def test_a_session_that_is_ended_is_over_and_no_other_one(sessions, clock):
+    secret, other = sessions.open_session("key"), sessions.open_session("key")
+    name, other_name = (sessions.find_key(text)[1] for text in (secret, other))
+
+    sessions.end_session(name)
+    sessions.end_session(name)
+
+    assert sessions.find_key(secret) is None
+    assert [sessions.is_open(name), sessions.is_open(other_name)] == [False, True]
+    clock.now_s += SESSION_S
+    assert not sessions.is_open(other_name)
 
 
 def test_a_session_has_the_rights_of_its_key_and_never_those_of_an_operator(keys):
@@ -67,7 +84,8 @@ def test_a_session_has_the_rights_of_its_key_and_never_those_of_an_operator(keys
     caller = keys.store.find_caller(session, ADDRESS)
 
     assert keys.store.find_caller(secret, ADDRESS).role == "operator"
-    assert (caller.role, caller.key_id, caller.owner, caller.is_session) == ("user", key_id, "alice", True)
+    assert (caller.role, caller.key_id, caller.owner) == ("user", key_id, "alice")
+    assert caller.session
     assert caller.models == {"small"}
     assert keys.store.find_caller(session, "10.0.0.1") is None
 

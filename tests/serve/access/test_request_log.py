@@ -3,6 +3,7 @@
 import pytest
 
 from phalanx.errors import AuditLogError, DiskError
+from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity, read_public_signer
 from phalanx.serve.access import Access, Caller, RequestFacts, RequestLog, verify_request_log
 
@@ -107,3 +108,41 @@ def test_an_access_directory_is_opened_by_one_server_and_again_after_it(keys):
         access.request_log.record_request(ALICE, FACTS)
     server = read_public_signer(keys.directory / "server.json")
     assert verify_request_log(keys.directory / "log", server) == {"request": 2}
+
+
+@pytest.mark.parametrize("place", ["_open_file", "append_event"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_disk_that_is_full_where_a_file_begins_leaves_a_log_that_goes_on(tmp_path, monkeypatch, place, is_restarted):
+    """The disk is full for some requests, each of which is refused; the log stays whole, and is one for a restart."""
+    identity = Identity.without_certificate("server")
+    log = RequestLog(tmp_path, identity, max_lines=3)
+    for _ in range(3):
+        log.record_request(ALICE, FACTS)
+
+    def refuse(*arguments):
+        raise DiskError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RequestLog if place == "_open_file" else AuditLog, place, refuse)
+        for _ in range(3):
+            with pytest.raises(DiskError):
+                log.record_request(ALICE, FACTS)
+    if is_restarted:
+        log.close()
+        log = RequestLog(tmp_path, identity, max_lines=3)
+    log.record_request(ALICE, FACTS)
+    log.close()
+
+    assert verify_request_log(tmp_path, identity.public) == {"request": 4, "continues": 1}
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"half a'])
+def test_a_server_that_is_killed_where_a_file_begins_starts_again(tmp_path, rest):
+    identity = Identity.without_certificate("server")
+    write_requests(tmp_path, identity, 3)
+    (tmp_path / "requests-000002.jsonl").write_bytes(rest)
+
+    write_requests(tmp_path, identity, 1)
+
+    assert verify_request_log(tmp_path, identity.public) == {"request": 4, "continues": 1}

@@ -2,8 +2,11 @@
 
 import json
 
-import anthropic
 import pytest
+
+from late_imports import LateModule
+
+anthropic = LateModule("anthropic")
 
 USER = [{"role": "user", "content": "the end"}]
 SCHEMA = {

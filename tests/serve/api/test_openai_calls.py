@@ -4,8 +4,11 @@ import base64
 import json
 import struct
 
-import openai
 import pytest
+
+from late_imports import LateModule
+
+openai = LateModule("openai")
 
 USER = [{"role": "user", "content": "the end"}]
 PARAMETERS = {

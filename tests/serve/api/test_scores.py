@@ -3,10 +3,13 @@
 import random
 from operator import itemgetter
 
-import openai
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+
+from late_imports import LateModule
+
+openai = LateModule("openai")
 
 
 def make_payload(prompts: list[list[int]]) -> dict:

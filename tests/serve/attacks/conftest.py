@@ -1,6 +1,11 @@
-"""What attacks are tried on: this program's server, and its gateway before an engine with vLLM's open routes."""
+"""What attacks are tried on: this program's server, and its gateway before an engine with vLLM's routes or llama.cpp.
 
+With ``PHALANX_ATTACK_RESULTS=FILE`` the counts of the large tests are written to a file.
+"""
+
+import json
 import logging
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +17,7 @@ from access_keys import make_access
 
 sys.path.append(str(Path(__file__).parents[1] / "gateway"))
 sys.path.append(str(Path(__file__).parent))
+from llama_engine import LlamaEngine, write_file
 from running_gateway import WIDE, RunningGateway, backends
 from stub_engine import Stub
 
@@ -82,6 +88,44 @@ def gateway_target(tmp_path_factory):
         assert gateway.stop() == 0
 
 
-@pytest.fixture(params=["own", "gateway"])
+@pytest.fixture(scope="package")
+def llama_target(tmp_path_factory):
+    pytest.importorskip("xllamacpp")
+    folder = tmp_path_factory.mktemp("llama")
+    keys = make_access(folder / "access")
+    secrets = keys.make("alice", limits=WIDE)[1], keys.make("bob", limits=WIDE, models=("other",))[1]
+    with LlamaEngine(write_file(folder)) as engine:
+        (folder / "engine.key").touch(mode=0o600)
+        (folder / "engine.key").write_text(engine.key)
+        backend = {"name": "llama", "url": engine.url, "models": {"small": "x"}, "local": True}
+        backend |= {"secret_file": "engine.key", "routes": ["chat", "completions", "embeddings"]}
+        # a model of random weights writes what filters refuse
+        outputs = dict.fromkeys(("terminal_controls", "hidden_characters", "secrets", "personal_data", "links"), "off")
+        config = {"backends": [backend], "health_every_s": 3600, "filters": {"output": outputs}}
+        gateway = RunningGateway(folder, keys, config)
+        yield Target("llama", gateway.url, "small", *secrets, folder / "access", gateway.log_text, engine.count_tokens)
+        assert gateway.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def note_attack():
+    """Add a row to the file of results."""
+    rows = []
+
+    def note(attack: str, **facts) -> None:
+        rows.append({"attack": attack, **facts})
+
+    yield note
+    if "PHALANX_ATTACK_RESULTS" in os.environ and rows:
+        path = Path(os.environ["PHALANX_ATTACK_RESULTS"])
+        rows = [*(json.loads(path.read_text())["rows"] if path.exists() else ()), *rows]
+        from phalanx.lab.bench.measure.machine import load_average, result_context
+
+        command = "PHALANX_ATTACK_RESULTS=FILE pytest tests/serve/attacks"
+        head = {"name": "served-attacks", "command": command, **result_context(load_average())}
+        path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+
+
+@pytest.fixture(params=["own", "gateway", pytest.param("llama", marks=pytest.mark.slow)])
 def target(request):
     return request.getfixturevalue(f"{request.param}_target")

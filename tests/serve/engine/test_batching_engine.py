@@ -2,14 +2,15 @@
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import math
 
-import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from late_imports import LateModule
 from phalanx.errors import ModelError
 from phalanx.serve import TextModel
 from phalanx.serve.engine import (
@@ -25,17 +26,21 @@ from phalanx.serve.engine import (
     SamplingSettings,
     TextPiece,
     Tool,
+    batcher,
     collect_events,
 )
 from phalanx.serve.engine.int8 import Int8Linear
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
 from tiny_served import END, UNMARKED, serve_model, write_model
 
+peft = LateModule("peft")
+
 PROMPTS = ["the", "in the end", "a" * 70, "é and é", "x", "the " * 60, "and in", "?!", "b" * 130, "end the day and"]
 WIDE = "start: " + " | ".join(f'"x" r{number}' for number in range(1500)) + "\n"
 WIDE += "\n".join(f'r{number}: "x{number}"' for number in range(1500))
 """Alternatives that all begin alike: more than a parser may hold at one place."""
 GREEDY = SamplingSettings(temperature=0.0)
+LONG = tuple(number % 50 + 1 for number in range(300))
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +267,28 @@ def test_prefixes_are_reused_inside_one_owner_alone(engine):
     assert text_of(first) == text_of(again) == text_of(other)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reused"),
+    [({}, 128), ({"cache_salt": "two"}, 0), ({"cache_salt": ""}, 0), ({"reuses_prompt": False}, 0)],
+)
+def test_prefixes_are_reused_inside_one_salt(engine, changes, reused):
+    """Attacker: a client of a gateway, whose key is one owner for the engine, that times prompts of other clients."""
+    request = ask("and the " * 50, owner=f"gateway {changes}", cache_salt="one")
+    answers(engine, [request])
+
+    (events,) = answers(engine, [request.model_copy(update=changes)])
+
+    assert events[0].reused_tokens == reused
+
+
+def test_a_prompt_that_is_not_to_be_reused_is_not_stored(engine):
+    request = ask("and the " * 50, owner="frank", reuses_prompt=False)
+
+    (_, events) = (answers(engine, [ask])[0] for ask in (request, request.model_copy(update={"reuses_prompt": True})))
+
+    assert events[0].reused_tokens == 0
+
+
 def test_a_chat_goes_on_from_what_was_written(served, engine):
     (first,) = answers(engine, [ask("the day " * 20, owner="erin", max_tokens=60)])
     longer = "the day " * 20 + text_of(first)
@@ -279,15 +306,18 @@ def make_cache(length):
     return cache
 
 
+PLAIN = ("", "")
+
+
 def test_an_owner_evicts_its_own_prefixes_alone():
     store = PrefixStore(max_tokens=2 * CHUNK)
     texts = [[number] * CHUNK for number in range(4)]
-    store.put_prefix("alice", "", texts[0], make_cache(CHUNK))
+    store.put_prefix("alice", PLAIN, texts[0], make_cache(CHUNK))
     for text in texts:
-        store.put_prefix("mallory", "", text, make_cache(CHUNK))
+        store.put_prefix("mallory", PLAIN, text, make_cache(CHUNK))
 
     held = {
-        owner: [store.find_prefix(owner, "", [*text, 9]) is not None for text in texts]
+        owner: [store.find_prefix(owner, PLAIN, [*text, 9]) is not None for text in texts]
         for owner in ("alice", "mallory", "bob")
     }
 
@@ -296,7 +326,7 @@ def test_an_owner_evicts_its_own_prefixes_alone():
         "mallory": [False, False, True, True],
         "bob": [False] * 4,
     }
-    assert store.find_prefix("alice", "another adapter", [*texts[0], 9]) is None
+    assert store.find_prefix("alice", ("another adapter", ""), [*texts[0], 9]) is None
 
 
 def test_an_idle_owner_gives_its_place_up_and_a_busy_one_does_not():
@@ -304,14 +334,14 @@ def test_an_idle_owner_gives_its_place_up_and_a_busy_one_does_not():
     store = PrefixStore(max_tokens=CHUNK, read_clock=lambda: now)
     text = [1] * CHUNK
     for number in range(300):
-        store.put_prefix(str(number), "", text, make_cache(CHUNK))
-    has_place = [store.find_prefix(str(number), "", [*text, 2]) is not None for number in range(300)]
+        store.put_prefix(str(number), PLAIN, text, make_cache(CHUNK))
+    has_place = [store.find_prefix(str(number), PLAIN, [*text, 2]) is not None for number in range(300)]
     now = 601.0
-    store.put_prefix("late", "", text, make_cache(CHUNK))
+    store.put_prefix("late", PLAIN, text, make_cache(CHUNK))
 
     assert has_place == [True] * 256 + [False] * 44
-    assert store.find_prefix("late", "", [*text, 2]) is not None
-    assert store.find_prefix("0", "", [*text, 2]) is None
+    assert store.find_prefix("late", PLAIN, [*text, 2]) is not None
+    assert store.find_prefix("0", PLAIN, [*text, 2]) is None
 
 
 def test_a_schema_holds_and_its_end_ends_the_text(engine):
@@ -429,6 +459,99 @@ def test_embeddings_are_means_of_last_states_of_length_one(directory, served, en
         with torch.no_grad():
             mean = model.model(torch.tensor([text])).last_hidden_state[0].mean(dim=0)
         assert vector == pytest.approx((mean / mean.norm()).tolist(), abs=1e-5)
+
+
+def record_steps(monkeypatch) -> list[tuple[str, int]]:
+    """Return a list that fills with the steps of a decode thread: their kind and number of tokens."""
+    steps = []
+
+    def record(kind, original):
+        def run(module, ids, *rest):
+            steps.append((kind, ids.shape[1]))
+            return original(module, ids, *rest)
+
+        monkeypatch.setattr(batcher, kind, run)
+
+    record("run_states", batcher.run_states)
+    record("run_step", batcher.run_step)
+    return steps
+
+
+@pytest.mark.parametrize("texts", [[(1, 2, 3)] * 64, [LONG] * 2], ids=["many", "long"])
+def test_embeddings_and_texts_take_turns(served, monkeypatch, texts):
+    """Attacker: a client whose 64 long texts for embeddings hold up the streams of all others."""
+    steps = record_steps(monkeypatch)
+    engine = BatchingEngine(served, EngineSettings(max_step_tokens=CHUNK), UNMARKED)
+
+    async def run():
+        embedding = asyncio.create_task(engine.embed_texts(texts, ""))
+        await asyncio.sleep(0)
+        await answer(engine, ask("the"))
+        return await embedding
+
+    try:
+        vectors = asyncio.run(run())
+    finally:
+        engine.close()
+
+    kinds = [kind for kind, _ in steps]
+    while_writing = kinds[kinds.index("run_step") : len(kinds) - kinds[::-1].index("run_step")]
+    pairs = itertools.pairwise(while_writing)
+    assert while_writing.count("run_step") == 24
+    assert ("run_states", "run_states") not in pairs
+    assert max(count for kind, count in steps if kind == "run_states") <= CHUNK
+    assert len(vectors) == len(texts)
+
+
+def test_requests_for_embeddings_take_turns(engine):
+    """Attacker: a client whose many texts keep those of another one waiting."""
+    order = []
+
+    async def embed(name, texts):
+        vectors = await engine.embed_texts(texts, "")
+        order.append(name)
+        return vectors
+
+    async def run():
+        return await asyncio.gather(embed("many", [(1, 2, 3)] * 64), embed("one", [(7, 8)]))
+
+    many, one = asyncio.run(run())
+
+    assert order == ["one", "many"]
+    assert [len(many), len(one)] == [64, 1]
+    assert many[0] == many[63] != one[0]
+
+
+def test_embeddings_that_nobody_waits_for_are_not_computed(served, monkeypatch):
+    steps = record_steps(monkeypatch)
+    engine = BatchingEngine(served, EngineSettings(max_step_tokens=CHUNK), UNMARKED)
+
+    async def run():
+        embedding = asyncio.create_task(engine.embed_texts([LONG] * 64, ""))
+        while not steps:
+            await asyncio.sleep(0)
+        embedding.cancel()
+        return await engine.embed_texts([(7, 8)], "")
+
+    try:
+        assert len(asyncio.run(run())) == 1
+    finally:
+        engine.close()
+    assert len(steps) < 64
+
+
+def test_a_long_text_is_embedded_in_pieces_as_in_one(directory, served):
+    text = LONG
+    engine = BatchingEngine(served, EngineSettings(max_step_tokens=CHUNK), UNMARKED)
+    try:
+        (vector,) = asyncio.run(engine.embed_texts([text], ""))
+    finally:
+        engine.close()
+
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(directory)
+        mean = model.model(torch.tensor([text])).last_hidden_state[0].mean(dim=0)
+    assert vector == pytest.approx((mean / mean.norm()).tolist(), abs=1e-5)
 
 
 def test_penalties_make_written_tokens_less_likely(engine):

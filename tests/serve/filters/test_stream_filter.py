@@ -106,7 +106,16 @@ def test_any_cut_of_a_text_has_the_verdict_of_the_whole(filters, text, data):
 
 
 @pytest.mark.parametrize("bad", [*SECRETS, *PERSONAL, *OTHERS])
-@pytest.mark.parametrize("before", ["", "The answer is ", "x" * 1000 + " ", "A long story. " * 70])
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        pytest.param("The answer is ", marks=pytest.mark.slow),
+        pytest.param("x" * 1000 + " ", marks=pytest.mark.slow),
+        "A long story. " * 70,
+    ],
+    ids=["nothing", "few words", "one long word", "many words"],
+)
 def test_no_character_of_what_is_refused_goes_out(filters, bad, before):
     text = before + bad + " and so on, " * 100
 

@@ -4,13 +4,15 @@ import asyncio
 import json
 import os
 
-import anthropic
-import openai
 import pytest
 from running_gateway import WIDE, RunningGateway, backends
 
 from access_keys import make_access
+from late_imports import LateModule
 from tiny_served import add_key, running_server, serve_model, write_model
+
+anthropic = LateModule("anthropic")
+openai = LateModule("openai")
 
 MESSAGES = [{"role": "user", "content": "the thin man and"}]
 
@@ -64,7 +66,7 @@ def test_greedy_text_is_the_same_with_and_without_the_gateway(before_own_server)
     assert answers[0] == answers[1]
 
 
-def call_openai(client: openai.OpenAI, number: int) -> None:
+def call_openai(client: "openai.OpenAI", number: int) -> None:
     """One of six kinds of call."""
     chat = client.chat.completions.create
     text = f"say answer {number}"
@@ -90,7 +92,7 @@ def call_openai(client: openai.OpenAI, number: int) -> None:
                 chat(model="small", messages=messages, n=-1)
 
 
-def call_anthropic(client: anthropic.Anthropic, number: int) -> None:
+def call_anthropic(client: "anthropic.Anthropic", number: int) -> None:
     """One of four kinds of call."""
     messages = [{"role": "user", "content": f"say answer {number}"}]
     match number % 4:

@@ -11,16 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
 from running_gateway import WIDE, RunningGateway, backends
 from stub_engine import OPEN_ROUTES
 
 from access_keys import make_access
+from late_imports import LateModule
 from phalanx.security.crypto import read_public_signer
 from phalanx.serve.access import verify_request_log
 from phalanx.serve.gateway.requests import ROUTES
 from phalanx.serve.gateway.schemas import PRIVATE_FIELDS
+
+openai = LateModule("openai")
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 OWN_PATHS = (

@@ -2,9 +2,12 @@
 
 import json
 
-import anthropic
-import openai
 import pytest
+
+from late_imports import LateModule
+
+anthropic = LateModule("anthropic")
+openai = LateModule("openai")
 
 
 @pytest.fixture

@@ -169,7 +169,6 @@ def test_owners_of_keys_do_not_share_an_engines_cache_of_prompts(lab, tmp_path):
     keys = make_access(tmp_path / "access")
     secrets = [keys.make(owner, limits=WIDE)[1] for owner in ("alice", "alice", "bob")]
     engines = backends(lab.local, lab.cloud)
-    engines[0]["prefix_cache"] = "salted"
     engines[1] |= {"prefix_cache": "off", "models": {"large": "c"}}
     gateway = RunningGateway(tmp_path, keys, {"backends": engines})
 
@@ -180,5 +179,7 @@ def test_owners_of_keys_do_not_share_an_engines_cache_of_prompts(lab, tmp_path):
 
     alice, again, bob = (body["cache_salt"] for _, body, _ in lab.local.requests)
     assert alice == again != bob
+    assert all(body["cache_prompt"] is False for _, body, _ in lab.local.requests), "the default is for any engine"
+    assert all("cache_salt" not in body for _, body, _ in lab.cloud.requests)
     assert all(body["cache_prompt"] is False for _, body, _ in lab.cloud.requests)
     assert gateway.stop() == 0

@@ -116,8 +116,17 @@ def test_a_key_is_typed_and_not_kept(process):
             "JSON.stringify([sessionStorage, localStorage]) + document.body.outerHTML"
         )
         assert browser.evaluate("document.getElementById('key').value") == ""
+        secret = browser.evaluate("JSON.parse(sessionStorage.getItem('phalanx.session')).secret")
         browser.evaluate("document.getElementById('settings').showModal()")
         browser.evaluate("document.getElementById('sign-out').click()")
+        answer_of = (
+            f"fetch('/v1/models', {{ headers: {{ authorization: 'Bearer {secret}' }} }})"
+            ".then((answer) => { document.title = `status ${answer.status}`; })"
+        )
+        while browser.evaluate("document.title") != "status 401":
+            # the server has it a moment later
+            browser.evaluate(answer_of)
+            browser.wait_for("document.title.startsWith('status')")
         assert browser.evaluate("sessionStorage.length") == 0
         assert not browser.evaluate("document.getElementById('sign-in').hidden")
 

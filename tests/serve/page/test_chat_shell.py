@@ -135,10 +135,15 @@ def test_a_proxys_name_is_named_and_a_certificates_is_not(scheme, host, is_shown
 
 def test_who_asks_for_many_pages_and_reads_none_is_cut_off():
     """Attacker: a client without a key that would hold its connection, and what is to be sent, for ever."""
-    asyncio.run(ask_and_never_read())
+    num_bytes, num_open = asyncio.run(ask_and_never_read())
+
+    assert num_open == 0
+    assert 0 < num_bytes < 400 * len(PAGE), "it got all of its pages"
 
 
-async def ask_and_never_read():
+async def ask_and_never_read() -> tuple[int, int]:
+    """Return how many bytes the server had sent, and how many connections it holds, once it has closed one."""
+
     async def app(scope, receive, send):
         pass
 
@@ -148,7 +153,7 @@ async def ask_and_never_read():
         async with asyncio.timeout(120):
             while not server.started:
                 await asyncio.sleep(0.01)
-            _, writer = await asyncio.open_connection(*sock.getsockname(), limit=1024)
+            reader, writer = await asyncio.open_connection(*sock.getsockname(), limit=1024)
             writer.transport.pause_reading()
             writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/html\r\n\r\n" * 400)
             connections = server.server_state.connections
@@ -156,9 +161,16 @@ async def ask_and_never_read():
                 await asyncio.sleep(0.01)
             while connections:
                 await asyncio.sleep(0.01)
+            num_open = len(connections)
+            writer.transport.resume_reading()
+            num_bytes = 0
+            with contextlib.suppress(ConnectionError):
+                while piece := await reader.read(1 << 16):
+                    num_bytes += len(piece)
             writer.transport.abort()
             server.should_exit = True
             await serving
+    return num_bytes, num_open
 
 
 def test_a_model_without_a_template_says_so_and_not_where_it_lies(tmp_path):
@@ -273,3 +285,33 @@ def test_revoking_the_key_ends_the_session_at_once(server, http):
     store.revoke_key(key_id)
 
     assert http.get("/v1/models", headers=bearer(session)).status_code == 401
+
+
+def test_signing_out_ends_the_session_and_no_other_one(server, http):
+    """Attacker: who finds the secret of a session afterwards, in the memory or history of a shared browser."""
+    key = server.keys["alice"][1]
+    first, other = (http.post("/chat/session", headers=bearer(key), json={}).json()["secret"] for _ in range(2))
+
+    ended = http.post("/chat/session/end", headers=bearer(first), json={})
+
+    assert (ended.status_code, ended.json()) == (200, {"status": "ended"})
+    statuses = [http.get("/v1/models", headers=bearer(secret)).status_code for secret in (first, other, key)]
+    assert statuses == [401, 200, 200]
+    assert http.post("/chat/session/end", headers=bearer(first), json={}).status_code == 401
+
+
+def test_only_a_session_ends_itself(server, http):
+    """Attacker: a holder of another key, who would end what is not theirs."""
+    answer = http.post("/chat/session/end", headers=bearer(server.keys["alice"][1]), json={})
+
+    assert answer.status_code == 403
+    session = http.post("/chat/session", headers=bearer(server.keys["alice"][1]), json={}).json()["secret"]
+    assert http.post("/chat/session/end", headers=bearer(session), json={"secret": "phs_1"}).status_code == 400
+    assert http.get("/v1/models", headers=bearer(session)).status_code == 200
+
+
+def test_the_page_ends_its_session_when_one_signs_out():
+    handler = SOURCE[SOURCE.index('byId("sign-out").addEventListener') :].partition("\n});")[0]
+
+    assert 'callServer("/chat/session/end", secret, {})' in handler
+    assert handler.index("state.session.secret") < handler.index("leaveChat")

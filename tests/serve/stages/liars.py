@@ -5,7 +5,7 @@ from stage_scene import worker_file
 
 from phalanx.errors import ModelError
 from phalanx.serve.stages import StageHolder
-from phalanx.serve.stages.messages import SignedTokenPiece
+from phalanx.serve.stages.messages import SignedTokenPiece, StageAnswer
 from phalanx.transport.tensors import tensor_buffers
 
 
@@ -159,6 +159,62 @@ class OtherPieces(StageHolder):
         return [(answer.model_copy(update={"pieces": (*answer.pieces[:-1], moved)}), content)]
 
 
+class OtherPlace(StageHolder):
+    """Signs that its states stand one token further on."""
+
+    def __init__(self):
+        super().__init__(worker_file())
+
+    def answer_step(self, step, digest, payload):
+        ((answer, content),) = super().answer_step(step, digest, payload)
+        moved = tuple(piece.model_copy(update={"start": piece.start + 1}) for piece in answer.pieces)
+        return [(answer.model_copy(update={"pieces": moved}), content)]
+
+
+class HugeBytes(StageHolder):
+    """Answers with many times the bytes that it was asked for, and signs them."""
+
+    def __init__(self):
+        super().__init__(worker_file())
+
+    def answer_step(self, step, digest, payload):
+        ((answer, content),) = super().answer_step(step, digest, payload)
+        return [(answer, content + bytes(1 << 22))]
+
+
+class EarlierAnswer(Refuser):
+    """Sends the answer to an earlier step again, after some steps, in a fresh frame of this session."""
+
+    def __init__(self, steps=2):
+        super().__init__(steps)
+        self._first = None
+
+    def answer_step(self, step, digest, payload):
+        self._first = self._first or StageHolder.answer_step(self, step, digest, payload)
+        return self._first if step.order >= self._steps else StageHolder.answer_step(self, step, digest, payload)
+
+
+class ForeignStage(StageHolder):
+    """Signs its answers as those of another offer."""
+
+    def __init__(self):
+        super().__init__(worker_file())
+
+    def answer_step(self, step, digest, payload):
+        ((answer, content),) = super().answer_step(step, digest, payload)
+        return [(answer.model_copy(update={"offer": "5" * 64}), content)]
+
+
+class Babbler(Refuser):
+    """Sends frames that nobody asked for instead of an answer, after some steps."""
+
+    def answer_step(self, step, digest, payload):
+        if step.order < self._steps:
+            return StageHolder.answer_step(self, step, digest, payload)
+        answer = StageAnswer(offer=step.offer, order=step.order, step="7" * 64, pieces=())
+        return [(answer, b"")] * 40
+
+
 class ShorterBytes(StageHolder):
     """Sends fewer hidden states than it was asked for, and signs them."""
 
@@ -179,5 +235,11 @@ BENDERS = {
 }
 """Lies about hidden states that nothing but a check finds."""
 
-FORMS = {"other_bytes": OtherBytes, "other_pieces": OtherPieces, "shorter_bytes": ShorterBytes}
+FORMS = {
+    "huge_bytes": HugeBytes,
+    "other_bytes": OtherBytes,
+    "other_pieces": OtherPieces,
+    "other_place": OtherPlace,
+    "shorter_bytes": ShorterBytes,
+}
 """Answers that are wrong whatever the weights."""

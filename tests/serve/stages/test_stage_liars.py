@@ -2,15 +2,27 @@
 
 import asyncio
 import json
+import threading
 
 import pytest
-from liars import BENDERS, FORMS, AfterTokens, NoNumber, Refuser, Silent, TwoAnswers
+from liars import (
+    BENDERS,
+    FORMS,
+    AfterTokens,
+    Babbler,
+    EarlierAnswer,
+    ForeignStage,
+    NoNumber,
+    Refuser,
+    Silent,
+    TwoAnswers,
+)
 from safetensors.torch import load_file, save_file
 from stage_scene import Scene, texts_of, worker_file
 
 from phalanx.errors import ConfigError, EvidenceError, ModelError, PeerLostError
 from phalanx.pipeline.evidence.files import file_digest
-from phalanx.serve.engine import SamplingSettings
+from phalanx.serve.engine import GenerationRequest, SamplingSettings, collect_events
 from phalanx.serve.stages import StageHolder, explain_served_evidence
 from phalanx.serve.stages.staged_model import check_convictions
 from phalanx.serve.stages.transcript import StageLostError
@@ -87,7 +99,16 @@ def test_two_answers_to_one_step_convict(directory, one_process, tmp_path):
     assert facts["conclusion"].startswith("holds: liar signed")
 
 
-@pytest.mark.parametrize(("holder", "cause"), [(Refuser, "refused"), (Silent, "silent")])
+@pytest.mark.parametrize(
+    ("holder", "cause"),
+    [
+        (Refuser, "refused"),
+        (Silent, "silent"),
+        (EarlierAnswer, "silent"),
+        (ForeignStage, "frames"),
+        (Babbler, "frames"),
+    ],
+)
 def test_who_does_not_answer_is_taken_out_and_convicted_of_nothing(holder, cause, directory, one_process, tmp_path):
     with lied_scene(tmp_path, directory, holder(), answer_timeout_s=2.0) as scene:
         texts = scene.texts(PROMPTS)
@@ -131,6 +152,64 @@ def test_a_shadow_that_lies_in_taking_over_is_named_and_not_the_one_before(direc
     assert texts == texts_of(one_process, ["the end of a day and in the end"])
     assert scene.relay.departures == {"first": "refused", "second": "convicted"}
     assert [verdict.party for verdict in scene.relay.verdicts] == ["second"]
+
+
+class Accomplice(AfterTokens):
+    """Tells the lies of its partner; waits at a late token until the checks of earlier texts are done."""
+
+    def __init__(self, max_steps=10**6):
+        super().__init__()
+        self.max_steps, self.finish_checks, self.has_begun = max_steps, lambda: None, threading.Event()
+
+    def answer_step(self, step, digest, payload):
+        self.has_begun.set()
+        if step.order >= self.max_steps:
+            raise ModelError("no more for today")
+        return super().answer_step(step, digest, payload)
+
+    def is_target(self, piece, position):
+        if position == 40:
+            self.finish_checks()
+        return super().is_target(piece, position)
+
+
+@pytest.mark.parametrize("leaves_before", [False, True])
+def test_no_open_text_goes_on_where_both_holders_of_its_stage_tell_the_same_lie(
+    leaves_before, directory, one_process, tmp_path
+):
+    """Attacker: both holders of a stage. One text is redone while another one, that is not drawn, is being written.
+
+    The first holder is convicted while it serves, or after it has left the open text to its accomplice.
+    """
+    first, second = Accomplice(25) if leaves_before else Accomplice(), Accomplice()
+    endless = {"logit_bias": dict.fromkeys(one_process.served.ends, -100.0)}
+    with Scene(tmp_path, directory, {"liar": first, "honest": second}, stages=ONE_STAGE) as scene:
+        scene.relay._draw.is_drawn = lambda text, records: text == 0
+        (second if leaves_before else first).finish_checks = scene.relay.finish_checks
+        if leaves_before:
+            check_text = scene.relay._check_text
+            scene.relay._check_text = lambda text: second.has_begun.wait(60) and check_text(text)
+
+        async def ask(max_tokens):
+            sampling = SamplingSettings(temperature=0.0, **endless)
+            request = GenerationRequest(
+                model="tiny", text="the end", owner="alice", max_tokens=max_tokens, sampling=sampling
+            )
+            ids = scene.engine.served.encode_prompt(request)
+            return await collect_events(await scene.engine.open_events(request, ids, ""))
+
+        async def run():
+            return await asyncio.gather(ask(16), ask(60), return_exceptions=True)
+
+        _, long_text = asyncio.run(run())
+        later = scene.texts(PROMPTS[:1])
+
+    assert isinstance(long_text, StageLostError), "the shadow's word stood for the lie of a convicted party"
+    assert scene.relay.verdicts[0].party == "liar"
+    if not leaves_before:
+        assert scene.relay.departures == {"liar": "convicted", "honest": "convicted"}
+        assert [verdict.party for verdict in scene.relay.verdicts] == ["liar", "honest"]
+        assert all(isinstance(text, StageLostError) for text in later)
 
 
 def test_where_nobody_is_left_texts_end_with_an_error_and_so_do_later_ones(directory, tmp_path):

@@ -8,18 +8,24 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 
-import openai
 import pytest
 from liars import AfterTokens
 from stage_scene import ENGINE, texts_of, worker_file
 
-from phalanx.config import dump_toml
+from late_imports import LateModule
+from phalanx.cli import run_command
+from phalanx.config import dump_toml, load_config
 from phalanx.errors import PhalanxError
 from phalanx.security.crypto import create_authority, issue_certificate
+from phalanx.security.invite import EnrolmentServer, Invitations
 from phalanx.serve.engine import BatchingEngine
-from phalanx.serve.stages import StagesConfig, open_staged_model, run_stage_worker
+from phalanx.serve.stages import StagesConfig, StageWorkerConfig, open_staged_model, run_stage_worker
+from phalanx.train.parties.invited import invited_to
 from tiny_served import UNMARKED, add_key, running_server
+
+openai = LateModule("openai")
 
 pytestmark = pytest.mark.slow
 HOLDERS = (("front-1", "front-2"), ("back-1", "back-2"))
@@ -129,6 +135,42 @@ def test_the_command_serves_in_stages_and_its_log_says_which_texts_were_redone(d
     assert reply.choices[0].text == right[prompt]
     assert [facts["re-checked"] for facts in bodies(access, "text_checked")] == ["yes"]
     assert bodies(access, "request")[0]["verdicts"] == ["stages:text-0"]
+
+
+def test_invited_parties_make_their_own_keys_and_serve(directory, one_process, tmp_path):
+    """A stage's party joins by one line; its file is one for `phalanx stage-worker`."""
+    pki = tmp_path / "pki"
+    create_authority(pki)
+    issue_certificate(pki, "owner")
+    folder, _, terms = invited_to(pki, [], None, lambda run: pytest.fail("a directory is no run"))
+    invitations = Invitations(pki)
+    with EnrolmentServer(folder, invitations, terms).start_listening("127.0.0.1", 0) as server:
+        for name in ("alice", "bob"):
+            token = invitations.invite_party(name, f"127.0.0.1:{server.port}", timedelta(hours=1)).to_text()
+            home = tmp_path / name
+            command = ["join", token, "--stage", "--no-serve", "--dir", str(home), "--port", "0"]
+            assert run_command(command) == 0
+            assert run_command(command) == 0, "the command can be repeated"
+    files = {name: load_config(tmp_path / name / "stage.toml", StageWorkerConfig) for name in ("alice", "bob")}
+    threads = []
+
+    def start(owner):
+        for file in files.values():
+            joined = file.model_copy(update={"owner": owner, "advertise": None})
+            threads.append(threading.Thread(target=run_stage_worker, args=(joined,)))
+            threads[-1].start()
+
+    config = stages(pki, holders=(("alice", "bob"),))
+    with open_staged_model("tiny", directory, config, ENGINE, tmp_path / "access", start) as model:
+        engine = BatchingEngine(model, ENGINE, UNMARKED)
+        texts = texts_of(engine, ["in the end"], 8)
+        engine.close()
+    for thread in threads:
+        thread.join(60)
+
+    assert not (pki / "alice" / "key.pem").exists()
+    assert texts == texts_of(one_process, ["in the end"], 8)
+    assert (model.relay.departures, model.relay.verdicts) == ({}, [])
 
 
 @pytest.mark.parametrize("option", ["--int8", "--model", "--adapter"])

@@ -3,13 +3,17 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import print_error, print_line, print_rows
+from phalanx.cli.console import print_error, print_line
+
+if TYPE_CHECKING:
+    from phalanx.edge import ExportOrigin
 
 UNCHECKED = 7
 EXPORT_EPILOG = (
@@ -38,26 +42,34 @@ def export(
     certificate: Annotated[
         Path | None, typer.Option("--certificate", metavar="FILE", help="Copy of the run owner's certificate.")
     ] = None,
+    signing_key: Annotated[
+        Path | None,
+        typer.Option("--signing-key", metavar="FILE", help="Signs the statement; default: your key for datasets."),
+    ] = None,
 ) -> Answer:
     """Export a model as GGUF or ONNX; what was written is opened by llama.cpp or onnxruntime and compared first.
 
     A table of differences is printed and lies beside the model. A model that behaves otherwise after rounding than
-    before is refused, and nothing is written.
+    before is refused, and nothing is written. A signed statement names source, settings and digest of each file.
     """
-    from phalanx.edge import NOT_CHECKED, CheckSizes, export_edge
+    from phalanx.data.shards import default_signing_key, fingerprint_of, load_signer
+    from phalanx.edge import NOT_CHECKED, CheckSizes, ExportOrigin, export_edge, render_table
     from phalanx.errors import VerificationError
 
     precision = precision or {"gguf": "f16", "onnx": "fp32"}.get(kind, "")
-    sizes = CheckSizes(num_texts=texts, num_prompts=num_prompts) if check else None
-    with _open_directory(source, certificate) as directory:
-        result = export_edge(directory, out, kind, precision, sizes=sizes, prompts=prompts)
+    sizes = CheckSizes(num_texts=texts, num_prompts=num_prompts, prompts=prompts) if check else None
+    origin = ExportOrigin(load_signer(signing_key or default_signing_key()))
+    with _open_directory(source, certificate, origin) as (directory, origin):
+        result = export_edge(directory, out, kind, precision, sizes=sizes, origin=origin)
     facts = {"directory": result.directory, "format": kind, "precision": precision, **result.to_json()}
-    print_rows(facts["differences"])
+    facts["signer"] = fingerprint_of(origin.signer)
+    if result.rows:
+        print_line(render_table(facts["differences"]))
     if result.directory is None:
         beyond = [row["check"] for row in facts["differences"] if row["verdict"] == "beyond bound"]
         error = VerificationError(f"{source}: not exported: {'; '.join(beyond)}: the file differs from the model")
         return Answer(facts, error=error)
-    print_line(f"{out}: {kind} {precision}, {result.state}")
+    print_line(f"{out}: {kind} {precision}, {result.state}; statement signed by {facts['signer']}")
     if result.state == NOT_CHECKED and check:
         print_error(f"{out}: {NOT_CHECKED}; the table names what is missing")
         return Answer(facts, exit_code=UNCHECKED)
@@ -65,15 +77,19 @@ def export(
 
 
 @contextlib.contextmanager
-def _open_directory(source: Path, certificate: Path | None) -> Iterator[Path]:
-    """Yield the directory of a model; that of a run is exported from its verified checkpoint."""
+def _open_directory(
+    source: Path, certificate: Path | None, origin: "ExportOrigin"
+) -> "Iterator[tuple[Path, ExportOrigin]]":
+    """Yield the directory of a model; that of a run is made of its verified checkpoint, which the origin names."""
     if (source / "config.json").is_file() or not (source / "config.toml").is_file():
-        yield source
+        yield source, origin
         return
+    from phalanx.checkpoint import manifest_digest, step_directory
     from phalanx.train import PastRun, export_run
 
     with tempfile.TemporaryDirectory(prefix="phalanx-export-") as scratch:
         model = Path(scratch) / "model"
         past = PastRun(source, certificate)
-        export_run(past, model, merge=past.config.model.adapter is not None)
-        yield model
+        step = export_run(past, model, merge=past.config.model.adapter is not None)
+        checkpoint = manifest_digest(past.checkpoints / step_directory(step))
+        yield model, replace(origin, run=past.run_id, step=step, checkpoint=checkpoint)

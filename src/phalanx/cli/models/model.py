@@ -89,22 +89,68 @@ def convert(directory: Foreign, out: Out) -> Answer:
     return Answer({"directory": out})
 
 
-@model_app.command(epilog="Example: phalanx model verify models/first runs/first --certificate pinned/owner.pem")
+@model_app.command(
+    epilog="Example: phalanx model verify models/first runs/first --certificate pinned/owner.pem\n\n"
+    "Example: phalanx model verify edge/first runs/first --signer FINGERPRINT\n\n"
+    "Exit codes: 0 equal, 5 changed, foreign or signed by another key, 7 an export that nobody compared with its model."
+)
 def verify(
     directory: Source,
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run that is said to have made it.")],
+    origin: Annotated[
+        Path | None, typer.Argument(metavar="[RUN_DIR|MODEL_DIR]", help="What it is said to have been made from.")
+    ] = None,
     certificate: Annotated[
         Path | None,
         typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate that you keep."),
     ] = None,
+    signer: Annotated[
+        str | None,
+        typer.Option("--signer", metavar="FINGERPRINT", help="Expected key of the statement of phalanx export."),
+    ] = None,
 ) -> Answer:
-    """Compare an exported model or adapter with the digest that its run signed."""
-    from phalanx.checkpoint.exported import verify_export
+    """Compare a model or adapter with the digest that its run signed, or an export with its signed statement."""
+    from phalanx.edge import STATEMENT_FILE
+    from phalanx.errors import ConfigError
     from phalanx.train import PastRun
 
-    past = PastRun(run_dir, certificate)
+    if (directory / STATEMENT_FILE).is_file() or signer is not None:
+        return _verify_export(directory, origin, certificate, signer)
+    if origin is None:
+        raise ConfigError(f"{directory}: has no {STATEMENT_FILE}; name the run that is said to have made it")
+    from phalanx.checkpoint.exported import verify_export
+
+    past = PastRun(origin, certificate)
     adapter = past.config.model.adapter is not None
     digest = verify_export(directory, past.final_weights_digest, trains_adapter=adapter)
     figures = {"verdict": "equal to the weights at the end of the run", "run": past.run_id, "digest": digest}
     print_figures(figures)
     return Answer(figures)
+
+
+def _verify_export(directory: Path, origin: Path | None, certificate: Path | None, signer: str | None) -> Answer:
+    """Compare what phalanx export wrote with its statement, and with the run or model that is said to be its source."""
+    from phalanx.cli.models.export import UNCHECKED
+    from phalanx.edge import CHECKED, compare_run, compare_source, verify_statement
+    from phalanx.train import PastRun
+
+    export = verify_statement(directory, signer)
+    if origin is not None and (origin / "config.toml").is_file():
+        past = PastRun(origin, certificate)
+        compare_run(export, past.run_id, lambda step: past.open_verified(step).path)
+    elif origin is not None:
+        compare_source(export, origin)
+    source = export.facts.source
+    figures = {
+        "verdict": "files are those of the statement" + (", made from this source" if origin is not None else ""),
+        "format": f"{export.facts.format} {export.facts.precision}",
+        "comparison": export.facts.state,
+        "weights": source.weights,
+        "run": source.run,
+        "step": source.step,
+        "signer": export.signer,
+        "trust": "the expected key"
+        if export.is_expected
+        else "not verified: give --signer after you checked its owner",
+    }
+    print_figures({key: value for key, value in figures.items() if value is not None})
+    return Answer({**figures, "files": export.files}, exit_code=0 if export.facts.state == CHECKED else UNCHECKED)

@@ -8,7 +8,7 @@ import typer
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.files import write_text
 from phalanx.cli.parties.join_split import CLIENT, ENCLAVE, ClientOptions, join_split
-from phalanx.cli.parties.join_worker import bracket_host, enrol_worker, serve_worker, worker_file
+from phalanx.cli.parties.join_worker import bracket_host, enrol_worker, serve_stage, serve_worker, worker_file
 from phalanx.cli.parties.joined import Setting, change_file, has_joined, note_joined
 
 _PORT = 7070
@@ -34,6 +34,9 @@ def join(
             "--stay", help="Serve every further run of this owner, such as the runs of a drill, until Ctrl-C."
         ),
     ] = False,
+    stage: Annotated[
+        bool, typer.Option("--stage", help="Hold a stage of a model that is served, as `phalanx stage-worker` does.")
+    ] = False,
     train: Annotated[
         Path | None, typer.Option(help="Client of a split: file of its training texts, which stay here.")
     ] = None,
@@ -56,7 +59,7 @@ def join(
     client_words = ClientOptions(train, test, policy, allow_insecure_sim, attester, tpm)
     if token.name == ENCLAVE or client_words.file_settings or (home / CLIENT).exists():
         return join_split(token, home, client_words, serve=serve)
-    file = home / "worker.toml"
+    file = home / ("stage.toml" if stage else "worker.toml")
     settings: dict[str, Setting] = {} if advertise is None else {"advertise": bracket_host(advertise)}
     settings |= {} if port is None else {"transport.port": port}
     if has_joined(token, home, file):
@@ -67,11 +70,19 @@ def join(
             settings["owner"] = enrolment.owner
         else:
             listens = _PORT if port is None else port
-            write_text(file, worker_file(home, enrolment.owner, advertise or enrolment.own_host, listens))
-            typer.echo(f"{file}: edit it to set threads, device, memory_mib and others")
+            host = advertise or enrolment.own_host
+            write_text(file, worker_file(home, enrolment.owner, host, listens, has_journal=not stage))
+            others = "threads, max_size_bytes" if stage else "threads, device, memory_mib"
+            typer.echo(f"{file}: edit it to set {others} and others")
         note_joined(token, home)
     for change in change_file(file, settings):
         typer.echo(change)
-    outcome = serve_worker(file, stay=stay) if serve else None
-    ended = "not served" if not serve else "left" if outcome is None else outcome.name.lower()
+    if not serve:
+        ended = "not served"
+    elif stage:
+        serve_stage(file)
+        ended = "complete"
+    else:
+        outcome = serve_worker(file, stay=stay)
+        ended = "left" if outcome is None else outcome.name.lower()
     return Answer({"name": token.name, "directory": home, "worker_file": file, "status": ended})

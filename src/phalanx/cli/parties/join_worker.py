@@ -47,13 +47,14 @@ def enrol_worker(token: "JoinToken", home: Path, advertise: str | None, port: in
     return enrolment
 
 
-def worker_file(home: Path, owner: str, host: str, port: int) -> str:
+def worker_file(home: Path, owner: str, host: str, port: int, *, has_journal: bool = True) -> str:
     """Return the text of a worker's file."""
+    journal = f"journal = {json.dumps(str(home.resolve() / 'state'))}\n" if has_journal else ""
     return (
         f"identity = {json.dumps(str(home.resolve()))}\n"
         f"owner = {json.dumps(owner)}\n"
         f"advertise = {json.dumps(bracket_host(host))}\n"
-        f"journal = {json.dumps(str(home.resolve() / 'state'))}\n"
+        f"{journal}"
         f"join_timeout_s = {_LOOKS_S}.0\n\n"
         f'[transport]\nbind = "{"::" if ":" in host else "0.0.0.0"}"\nport = {port}\n'  # noqa: S104 - others reach it
     )
@@ -89,6 +90,14 @@ def serve_worker(file: Path, *, stay: bool = False) -> "WorkerOutcome | None":
         typer.echo("stopped while no run was under way")
         return None
     return outcome
+
+
+def serve_stage(file: Path) -> None:
+    """Hold a stage of a served model until its owner ends."""
+    from phalanx.config import load_config
+    from phalanx.serve.stages import StageWorkerConfig, run_stage_worker
+
+    run_stage_worker(load_config(file, StageWorkerConfig))
 
 
 def _raise_interrupt(number: int, frame: FrameType | None) -> NoReturn:

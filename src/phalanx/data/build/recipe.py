@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter, create_model, model_validator
 
@@ -148,7 +148,7 @@ class DataRecipe(StrictModel):
     @property
     def source_names(self) -> tuple[str, ...]:
         """Of each source."""
-        return tuple(source.name or ("own" if is_own(source.kind) else source.kind) for source in self.sources)
+        return tuple(source.name or _kind_label(source.kind) for source in self.sources)
 
     @property
     def step_names(self) -> tuple[str, ...]:
@@ -178,9 +178,25 @@ RESERVED = frozenset({"kept", "damaged", "unsupported", "empty", "nfc", "read"})
 def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
     """Read a recipe; paths in it are taken from where the command runs, as in a run file.
 
+    A section ``[canaries]`` is a further source of kind ``canaries``, with that name, in the group
+    of the first source: few documents would fill no sequence of a group of their own.
+
     Raises:
         ConfigError: Names the file, the key, the value found and the expected one.
     """
-    recipe = load_config(path, DataRecipe, overrides, prepare=pin_own_code)
+    recipe = load_config(path, DataRecipe, overrides, prepare=_prepare_sections)
     check_relative_paths(recipe.model_dump(mode="json"), path)
     return recipe
+
+
+def _prepare_sections(data: dict[str, Any], home: Path) -> None:
+    pin_own_code(data, home)
+    section, sources = data.get("canaries"), data.get("sources")
+    if isinstance(section, dict) and isinstance(sources, list) and sources and isinstance(sources[0], dict):
+        first = sources[0]
+        group = first.get("group") or first.get("name") or _kind_label(str(first.get("kind")))
+        sources.append({"name": "canaries", "group": group, **data.pop("canaries"), "kind": "canaries"})
+
+
+def _kind_label(kind: str) -> str:
+    return "own" if is_own(kind) else kind

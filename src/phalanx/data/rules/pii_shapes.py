@@ -86,7 +86,7 @@ def _make_shape(kind: str, pattern: str, check: Check, after: str = "", unless: 
 
 
 _TELEPHONE = r"\b(?:phone|tel|telephone|fax|cell|mobile|call|dial|t[ée]l[ée]phone|telefon|tfno|handy|mob|ph)\b"
-_VERSION = r"(?:version|ver\.?|release|rev\.?|\bv)\s?$"
+_VERSION = r"(?:version|release|\b(?:ver|rev)\.?|\bv)\s?$"
 
 AT_DIGITS: tuple[NumberShape, ...] = (
     _make_shape(

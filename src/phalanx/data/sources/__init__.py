@@ -6,6 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.config import any_kind, printable_text, resolve_kind
+from phalanx.data.sources.canaries import (
+    CanaryConfig as CanaryConfig,
+    CanaryDocuments,
+    CanarySettings as CanarySettings,
+    candidate_canaries as candidate_canaries,
+    planted_canaries as planted_canaries,
+)
 from phalanx.data.sources.dialogue import DialogueConfig as DialogueConfig, DialogueFiles
 from phalanx.data.sources.epub import EpubConfig as EpubConfig, EpubFiles
 from phalanx.data.sources.html import HtmlConfig as HtmlConfig, HtmlFiles
@@ -56,6 +63,7 @@ SOURCES: dict[str, SourceEntry] = {
     "mail": SourceEntry(MailConfig, MailFiles),
     "epub": SourceEntry(EpubConfig, EpubFiles),
     "code": SourceEntry(CodeConfig, CodeFiles),
+    "canaries": SourceEntry(CanaryConfig, CanaryDocuments),
 }
 
 

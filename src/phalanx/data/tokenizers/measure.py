@@ -1,5 +1,6 @@
 """What a vocabulary makes of texts: tokens a byte and a word, unknown tokens, and texts that do not come back."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -80,9 +81,12 @@ def measure_texts(
 
 def unknown_id(backend: tokenizers.Tokenizer) -> int | None:
     """Return the token for characters outside the vocabulary; None where there is none."""
+    if isinstance(backend.model, tokenizers.models.Unigram):
+        # its model shows it in its file alone
+        number: int | None = json.loads(backend.to_str())["model"]["unk_id"]
+        return number
     name = getattr(backend.model, "unk_token", None)
-    number = getattr(backend.model, "unk_id", None)
-    return number if name is None else backend.token_to_id(name)
+    return None if name is None else backend.token_to_id(name)
 
 
 def _measure_batch(

@@ -20,6 +20,7 @@ from phalanx.lab.bench.serving.alerts import bench_alerts
 from phalanx.lab.bench.serving.export import bench_export, bench_planted_rounding
 from phalanx.lab.bench.serving.filters import bench_filters
 from phalanx.lab.bench.serving.marks import bench_marks
+from phalanx.lab.bench.serving.paraphrases import bench_paraphrases
 from phalanx.lab.bench.serving.serve import bench_serve
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
@@ -34,6 +35,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "export": bench_export,
     "federated": bench_federated,
     "filters": bench_filters,
+    "mark-paraphrases": bench_paraphrases,
     "marks": bench_marks,
     "memory": bench_memory,
     "overhead": bench_overhead,
@@ -50,7 +52,9 @@ KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
     "detection": bench_detection,
     "detection-economy": bench_detection_economy,
     "detection-processes": bench_detection_processes,
+    "export": bench_export,
     "parallel": bench_parallel,
+    "planted-rounding": bench_planted_rounding,
 }
 """Benches that go on where they were interrupted, and can show what is finished: the second argument."""
 
@@ -72,6 +76,7 @@ __all__ = [
     "bench_memory",
     "bench_overhead",
     "bench_parallel",
+    "bench_paraphrases",
     "bench_pipeline",
     "bench_planted_rounding",
     "bench_posttrain",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.data import OF_ATTENTION
-from phalanx.engine import NO_EXTRAS
+from phalanx.engine import NO_EXTRAS, NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
 from phalanx.objectives import ExtraRows, Objective
 from phalanx.parallel.control.local_ranks import LocalRanks
@@ -50,7 +50,12 @@ class RankWork(Protocol):
         ...
 
     def train_step(
-        self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+        self,
+        step: int,
+        ids: Tensor,
+        labels: Tensor,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+        limits: StepLimits = NO_LIMITS,
     ) -> AppliedStep:
         """Run one optimizer step on a whole batch."""
         ...
@@ -98,7 +103,14 @@ class Controller:
         """Stages of the whole pipeline."""
         return self._member.num_stages
 
-    def run_step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
+    def run_step(
+        self,
+        step: int,
+        ids: Tensor,
+        labels: Tensor,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+        limits: StepLimits = NO_LIMITS,
+    ) -> AppliedStep:
         """Run one optimizer step.
 
         Args:
@@ -109,7 +121,7 @@ class Controller:
 
         Raises:
             DataError: The extra rows differ from the objective's.
-            FailedBatchError: Loss or gradient is not finite; nothing was updated.
+            FailedBatchError: Loss or gradient is not finite, or a spike by the limits; nothing was updated.
             PeerLostError: A rank has ended.
         """
         # checked first: an error must not leave the others waiting
@@ -119,7 +131,8 @@ class Controller:
             with self._member.timer.time_phase("batch"):
                 _share_batch(ids, labels)
                 _share_extras(extras)
-            return self._member.train_step(step, ids, labels, extras)
+                _share_limits(limits)
+            return self._member.train_step(step, ids, labels, extras, limits)
 
     def evaluate_on_ranks(
         self, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
@@ -232,9 +245,10 @@ def _follow_orders(member: RankWork, saving: RankSaver | None) -> None:
         if order == RankCommand.STEP:
             ids, labels = _take_batch(numbers[1], numbers[2])
             extras = _take_extras(member.objective.extras, numbers[1], numbers[2])
+            limits = _share_limits(NO_LIMITS)
             with contextlib.suppress(FailedBatchError):
                 # rank 0 has come to the same conclusion
-                member.train_step(numbers[0], ids, labels, extras)
+                member.train_step(numbers[0], ids, labels, extras, limits)
             member.timer.take_wall()
         elif order == RankCommand.EVALUATE:
             ids, labels = _take_batch(numbers[1], numbers[2])
@@ -280,6 +294,13 @@ def _take_batch(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
 def _share_extras(extras: Mapping[str, Tensor]) -> None:
     for name in sorted(extras):
         dist.broadcast(extras[name].contiguous(), src=0)
+
+
+def _share_limits(limits: StepLimits) -> StepLimits:
+    """Return the limits of rank 0, on every rank."""
+    numbers = torch.tensor([limits.max_loss, limits.max_norm, limits.rate_factor], dtype=torch.float64)
+    dist.broadcast(numbers, src=0)
+    return StepLimits(*numbers.tolist())
 
 
 def _of_attention(member: RankWork) -> dict[str, ExtraRows]:

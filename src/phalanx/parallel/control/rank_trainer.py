@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.data import DOCUMENTS, PREFIX, without_attention
-from phalanx.engine import NO_EXTRAS
+from phalanx.engine import NO_EXTRAS, NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import (
     AttentionKind,
@@ -158,7 +158,12 @@ class RankTrainer:
         return len(self._specs)
 
     def train_step(
-        self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+        self,
+        step: int,
+        ids: Tensor,
+        labels: Tensor,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+        limits: StepLimits = NO_LIMITS,
     ) -> AppliedStep:
         """Run one optimizer step on a whole batch.
 
@@ -169,8 +174,8 @@ class RankTrainer:
             extras: More rows, as `objective` has them.
 
         Raises:
-            FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
-                updated.
+            FailedBatchError: Nothing to predict, or loss or gradient not finite, or a spike by the limits, on every
+                rank alike; nothing was updated.
         """
         timer, config = self.timer, self._recipe.optimizer
         all_targets = self.objective.count_targets(labels)
@@ -181,20 +186,20 @@ class RankTrainer:
         while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.halve_scale():
             self._update.clear_gradients()
             loss, norms = self._compute_gradients(step, ids, labels, extras)
-        if not (math.isfinite(loss) and all(map(math.isfinite, norms))):
+        mean_loss, norm = loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms))
+        fault = limits.find_fault(step, mean_loss, norm)
+        if fault is not None:
             self._update.clear_gradients()
-            raise FailedBatchError(
-                f"step {step}: loss {loss}, gradient norm {max(norms)}; lower optimizer.lr or set optimizer.clip_norm"
-            )
+            raise fault
         with timer.time_phase("update"):
             lr = learning_rate(config, step // self._recipe.steps_a_rate, self._recipe.total_steps)
             clipped = clip_coefficient(norms[self._domain.island], config.clip_norm)
-            self._update.step(lr, clipped / self._scale.value)
+            self._update.step(lr * limits.rate_factor, clipped / self._scale.value)
             self._scale.note_applied_step()
         if self._outer is not None and self._outer.is_due(step + 1):
             with timer.time_phase("outer"):
                 self._outer.step()
-        return AppliedStep(loss / all_targets, math.hypot(*norms) / math.sqrt(len(norms)))
+        return AppliedStep(mean_loss, norm)
 
     @torch.no_grad()
     def evaluate_batch(

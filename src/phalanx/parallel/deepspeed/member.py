@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.engine import NO_EXTRAS
+from phalanx.engine import NO_EXTRAS, NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import ModelSource, StageSpec, build_stage, estimate_costs, partition_layers
 from phalanx.objectives import IGNORE, OBJECTIVES, Objective, causal_lm_loss, kind_of
@@ -105,7 +105,12 @@ class DeepSpeedMember:
         return OBJECTIVES["causal_lm"]
 
     def train_step(
-        self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+        self,
+        step: int,
+        ids: Tensor,
+        labels: Tensor,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+        limits: StepLimits = NO_LIMITS,
     ) -> AppliedStep:
         """Run one optimizer step on a whole batch.
 
@@ -114,6 +119,7 @@ class DeepSpeedMember:
             ids: int64 ``[batch, seq]``, the same on every rank.
             labels: Next tokens, ``[batch, seq]``.
             extras: Always None: the objective reads no more rows.
+            limits: Of no effect: run files with [deepspeed] have no `train.stability`.
 
         Raises:
             DataError: There are extra rows.

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.data import IGNORE, without_attention
-from phalanx.engine import NO_EXTRAS
+from phalanx.engine import NO_EXTRAS, NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError
 from phalanx.models import ModelSource
 from phalanx.optimizers import clip_coefficient, learning_rate
@@ -55,9 +55,18 @@ class PrivateRankTrainer(RankTrainer):
         self._deviation = float(multiplier) * recipe.privacy.clip_norm
 
     def train_step(
-        self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS
+        self,
+        step: int,
+        ids: Tensor,
+        labels: Tensor,
+        extras: Mapping[str, Tensor] = NO_EXTRAS,
+        limits: StepLimits = NO_LIMITS,
     ) -> AppliedStep:
-        """Run one optimizer step on a sample, which may be empty: rows without targets count for nothing."""
+        """Run one optimizer step on a sample, which may be empty: rows without targets count for nothing.
+
+        Args:
+            limits: Of no effect: whether a private step is applied must not depend on its rows.
+        """
         recipe = self._recipe
         self._seed_step(step)
         # with a seed that others know, which of a row's values are dropped would tell how many rows stand before it

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from phalanx.engine import StepInputs, StepResult, Verdict
-from phalanx.errors import FailedBatchError, PeerLostError, TransportError, VerificationError
+from phalanx.errors import PeerLostError, TransportError, VerificationError
 from phalanx.pipeline.assignment.rebalance import PaceMeter
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.late_join import LateJoins
@@ -91,8 +91,9 @@ class PipelineEngine:
         """Run, verify and apply one optimizer step.
 
         Raises:
-            FailedBatchError: With this batch the loss or a gradient is NaN or infinite although every audit agrees,
-                the owner's own ones included. Nothing was updated; another batch can be tried at the same step.
+            FailedBatchError: With this batch the loss or a gradient is NaN or infinite, or a spike by the limits of the
+                inputs, although every audit agrees, the owner's own ones included. Nothing was updated; another batch
+                can be tried at the same step.
             NonFiniteLossError: The same holds of a batch with a step that was undone before.
             PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
             NoHolderError: Every holder of a stage is gone.
@@ -109,10 +110,10 @@ class PipelineEngine:
         if facts.ledger.step != step:
             self._context.coordinator.open_step(step)
         effort = await verified_step.verify_step(step, inputs)
-        if not verified_step.outcome.is_finite(inputs):
-            error = FailedBatchError(verified_step.outcome.describe_failure(step, inputs))
+        fault = verified_step.outcome.find_fault(step, inputs)
+        if fault is not None:
             await verified_step.begin_again(step)
-            raise error
+            raise fault
         return await verified_step.apply_step(step, inputs, effort, self.all_verdicts[first_verdict:], redone)
 
     async def _replace_revoked(self, step: int) -> None:

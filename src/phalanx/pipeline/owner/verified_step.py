@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from phalanx.engine import GuardReport, StepInputs, StepResult, Verdict
-from phalanx.errors import NonFiniteLossError, PeerLostError
+from phalanx.engine import NO_LIMITS, GuardReport, StepInputs, StepResult, Verdict
+from phalanx.errors import FailedBatchError, NonFiniteLossError, PeerLostError, SpikeError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.context import OwnerContext
 from phalanx.pipeline.owner.failover import Failover
@@ -34,16 +35,20 @@ class StepOutcome:
             return 0.0
         return sum(losses) / inputs.num_targets if inputs.num_targets else math.nan
 
-    def is_finite(self, inputs: StepInputs) -> bool:
-        """Whether the loss and the gradient's norm are numbers."""
-        return math.isfinite(self.mean_loss(inputs)) and math.isfinite(self._facts.ledger.total_norm())
+    def is_sound(self, inputs: StepInputs) -> bool:
+        """Whether the loss and the gradient's norm are numbers, and within the limits of the step."""
+        loss, norm = self.mean_loss(inputs), self._facts.ledger.total_norm()
+        return inputs.limits.find_fault(self._facts.ledger.step, loss, norm) is None
 
-    def describe_failure(self, step: int, inputs: StepInputs) -> str:
-        """Describe a step with a loss or a norm that is no number."""
+    def find_fault(self, step: int, inputs: StepInputs) -> FailedBatchError | None:
+        """Return why a step that every audit agrees with is not applied; None where it may be."""
         ledger, loss = self._facts.ledger, self.mean_loss(inputs)
+        fault = inputs.limits.find_fault(step, loss, ledger.total_norm())
+        if fault is None or isinstance(fault, SpikeError):
+            return fault
         stages = [str(stage) for stage, square in sorted(ledger.squared_norms().items()) if square is None]
         place = f" (of stages {', '.join(stages)})" if stages else ""
-        return (
+        return FailedBatchError(
             f"step {step}: loss {loss}, gradient norm {ledger.total_norm()}{place}, although every audit "
             "agrees; lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
         )
@@ -60,12 +65,12 @@ class Attempts:
         self._roster = roster
 
     @owner_task
-    async def await_decision(self, is_finite: Callable[[], bool]) -> Judgement | None:
+    async def await_decision(self, is_sound: Callable[[], bool]) -> Judgement | None:
         """Wait until the step may be applied.
 
         Args:
-            is_finite: Whether the loss and the gradient's norm are numbers so far. Where they are not, audits
-                tell first which party made them; the owner's own audit of every stage is among them.
+            is_sound: Whether the loss and the gradient's norm are numbers so far, and no spike. Where they are not,
+                audits tell first which party made them; the owner's own audit of every stage is among them.
 
         Returns:
             The first judgement; None when the step is decided, or a party is lost.
@@ -75,8 +80,8 @@ class Attempts:
         """
         self.begin_clock()
         self._patience.begin_attempt()
-        while not self._coordinator.is_decided(may_lag=is_finite()) or (
-            not is_finite() and self._coordinator.doubt_step()
+        while not self._coordinator.is_decided(may_lag=is_sound()) or (
+            not is_sound() and self._coordinator.doubt_step()
         ):
             judgement = await self.advance_attempt()
             if judgement is not None or self._roster.lost:
@@ -172,15 +177,16 @@ class VerifiedStep:
 
     @owner_task
     async def verify_step(self, step: int, inputs: StepInputs) -> tuple[int, int]:
-        """Attempt a step until it is verified, and once more where its outcome is not a number.
+        """Attempt a step until it is verified, and once more where its outcome is not a number, or a spike.
 
         The audits then say that no worker's stage has made it; the owner's own stages are not audited, so all is done
         again before the batch is given up.
         """
         await self._keep_state(step)
         attempts, audits = await self._attempt_step(step, inputs)
-        if not self.outcome.is_finite(inputs):
-            self._facts.observe("step_repeated", {"step": step, "reason": self.outcome.describe_failure(step, inputs)})
+        fault = self.outcome.find_fault(step, inputs)
+        if fault is not None:
+            self._facts.observe("step_repeated", {"step": step, "reason": str(fault)})
             await self.begin_again(step)
             more = await self._attempt_step(step, inputs)
             attempts, audits = attempts + more[0], audits + more[1]
@@ -216,10 +222,12 @@ class VerifiedStep:
         """Redo undone steps from their kept batches."""
         for step in range(self._facts.ledger.step, until):
             rollback = self._failover.rollback
-            inputs = rollback.undone_batches[step]
+            # it was within its limits once, and without a liar its numbers are others
+            inputs = replace(rollback.undone_batches[step], limits=NO_LIMITS)
             attempts, audits = await self.verify_step(step, inputs)
-            if not self.outcome.is_finite(inputs):
-                raise NonFiniteLossError(self.outcome.describe_failure(step, inputs))
+            fault = self.outcome.find_fault(step, inputs)
+            if fault is not None:
+                raise NonFiniteLossError(str(fault))
             await self.apply_step(step, inputs, (attempts, audits), (), self.steps_redone)
             del rollback.undone_batches[step]
             self.steps_redone += 1
@@ -287,7 +295,7 @@ class VerifiedStep:
             mail.renew_allowances()
             party.finish_applies()
             party.begin_step(step, inputs)
-            judgement = await self._attempts.await_decision(lambda: self.outcome.is_finite(inputs))
+            judgement = await self._attempts.await_decision(lambda: self.outcome.is_sound(inputs))
             audits += facts.ledger.num_audits
             if judgement is None and not self._roster.lost:
                 return attempts, audits

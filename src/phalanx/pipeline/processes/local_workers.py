@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from phalanx.child import ChildProcess, PythonProcess, last_lines
+from phalanx.child import ChildProcess, PythonProcess, last_lines, request_stacks
 from phalanx.config import dump_toml
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.processes.fork_server import can_fork
@@ -76,9 +76,12 @@ class LocalWorkers:
         return process is None or process.poll() is None
 
     def dismiss_worker(self, name: str) -> None:
-        """End one worker at once."""
+        """End one worker at once; one that still runs leaves the stacks of its threads in its log."""
         if name in self._processes:
-            self._processes[name].kill()
+            process = self._processes[name]
+            if process.poll() is None and process.pid is not None:
+                request_stacks(process.pid, self._directory / f"{name}.log")
+            process.kill()
 
     def worker_output(self, name: str) -> str:
         """The last line of a worker's log, for an error message; how the worker ended, where it has said nothing."""

@@ -30,8 +30,8 @@ class KeyGuard:
     Guarantees:
         Every path, method and kind of connection without a valid key is answered 401, by the same bytes for a path
         that exists and one that does not; no byte of its body is read. An answer that is being sent ends when its
-        key is revoked, expires or is quarantined, and when a model that writes it is quarantined. A key has at most as
-        many bodies in memory as its concurrency. Lifespan events pass.
+        key is revoked, expires or is quarantined, when its session of the chat page ends, and when a model that writes
+        it is quarantined. A key has at most as many bodies in memory as its concurrency. Lifespan events pass.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class KeyGuard:
             return
         except _CutShortError:
             return
-        key_id, models = caller.key_id, list[tuple[str, str]]()
-        answer.is_allowed = lambda: self._key_store.is_active(key_id) and self._key_store.allows_models(models)
+        store, models = self._key_store, list[tuple[str, str]]()
+        answer.is_allowed = lambda: store.is_admitted(caller) and store.allows_models(models)
         guarded = {**scope, "state": {**scope.get("state", {}), "caller": caller, "models": models}}
         try:
             await self._app(guarded, _replay(body, receive), answer.send_message)
         except* _CutShortError:
             # the server closes a connection whose answer does not end
             if not answer.has_started:
-                is_key = not self._key_store.is_active(key_id)
-                await send_refusal(_invalid_key() if is_key else model_quarantined(), scope, send)
+                reason = model_quarantined() if store.is_admitted(caller) else _invalid_key()
+                await send_refusal(reason, scope, send)
 
     @contextlib.contextmanager
     def _count_reader(self, caller: Caller) -> Iterator[None]:

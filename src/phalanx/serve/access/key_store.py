@@ -49,7 +49,7 @@ class Caller:
 
     Attributes:
         models: Names of the models that the key may use; None allows all.
-        is_session: Whether a session of the chat page stands for the key.
+        session: Name of the session of the chat page that stands for the key; empty for the key itself.
     """
 
     key_id: str
@@ -57,7 +57,7 @@ class Caller:
     role: Literal["user", "operator"]
     models: frozenset[str] | None
     may_skip_mark: bool
-    is_session: bool = False
+    session: str = ""
 
     def allows_model(self, name: str) -> bool:
         """Whether the key may use a model."""
@@ -247,10 +247,10 @@ class KeyStore:
         self._reload_or_close()
         stands_for = self.sessions.find_key(secret[:_MAX_SECRET_CHARACTERS])
         if stands_for is not None:
-            key_id, is_session = stands_for
+            key_id, session = stands_for
             caller = self._admit_record(self._records.get(key_id), address)
             # a browser never steers the server
-            return None if caller is None else replace(caller, role="user", is_session=is_session)
+            return None if caller is None else replace(caller, role="user", session=session)
         match = _SECRET.fullmatch(secret[:_MAX_SECRET_CHARACTERS])
         record = self._records.get(match[1]) if match and len(secret) <= _MAX_SECRET_CHARACTERS else None
         salt, digest = (record.salt, record.digest) if record else (_UNKNOWN_SALT, _UNKNOWN_DIGEST)
@@ -271,6 +271,10 @@ class KeyStore:
         self._reload_or_close()
         record = self._records.get(key_id)
         return record is not None and record.is_active(steady_now().timestamp())
+
+    def is_admitted(self, caller: Caller) -> bool:
+        """Whether a caller may still be answered: its key is active, and its session goes on."""
+        return self.is_active(caller.key_id) and (not caller.session or self.sessions.is_open(caller.session))
 
     def limits_of(self, key_id: str) -> KeyLimits:
         """Return the budgets of a key; an unknown key has budgets that allow nothing."""

@@ -49,8 +49,21 @@ class PageSessions:
             del self._sessions[digest]
         return self._add_entry(self._sessions, _SESSION, key_id, SESSION_S)
 
-    def find_key(self, secret: str) -> tuple[str, bool] | None:
-        """Return the key that a secret stands for, and whether it is a session's; a link is used up by that."""
+    def end_session(self, session: str) -> None:
+        """Forget a session; what it named ends, answers that are being sent included."""
+        self._sessions.pop(bytes.fromhex(session), None)
+
+    def is_open(self, session: str) -> bool:
+        """Whether a session that `find_key` named goes on."""
+        entry = self._sessions.get(bytes.fromhex(session))
+        return entry is not None and entry.end_s > self._now_s()
+
+    def find_key(self, secret: str) -> tuple[str, str] | None:
+        """Return the key that a secret stands for, and the name of its session; a link is used up by that.
+
+        Returns:
+            The name is the secret's digest in hex, and empty for a link.
+        """
         if secret.startswith(_LINK):
             entry = self._links.pop(_digest(secret), None)
         elif secret.startswith(_SESSION):
@@ -59,7 +72,7 @@ class PageSessions:
             return None
         if entry is None or entry.end_s <= self._now_s():
             return None
-        return entry.key_id, secret.startswith(_SESSION)
+        return entry.key_id, _digest(secret).hex() if secret.startswith(_SESSION) else ""
 
     def _add_entry(self, entries: dict[bytes, _Entry], prefix: str, key_id: str, lasts_s: int) -> str:
         secret = prefix + secrets.token_hex(32)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from phalanx.closing import Closeable
 from phalanx.config import printable_text
-from phalanx.errors import AuditLogError
+from phalanx.errors import AuditLogError, DiskError
 from phalanx.security.audit import AuditLog, LogEntry, LogHead, verify_log
 from phalanx.security.crypto import Identity, Peer
 from phalanx.serve.access.key_store import Caller
@@ -68,7 +68,8 @@ class RequestLog(Closeable):
         self._refused: Counter[str] = Counter()
         files = log_files(directory)
         self._number = len(files) or 1
-        self._log = self._open_file()
+        self._drop_unbegun_file()
+        self._log = self._open_file(self._number)
 
     def record_request(self, caller: Caller, facts: RequestFacts) -> None:
         """Write one line.
@@ -133,14 +134,32 @@ class RequestLog(Closeable):
         self._log.append_event(kind, body)
 
     def _begin_file(self) -> None:
-        head, name = self._log.current_head, _name_of(self._number)
+        """Go over to a further file once its first line is there; a disk that refuses leaves the old one."""
+        head, name = self._log.sync_events(), _name_of(self._number)
+        further = self._open_file(self._number + 1)
+        try:
+            further.append_event(_CONTINUES, {"file": name, "num_events": head.num_events, "digest": head.digest})
+        except DiskError:
+            further.close()
+            raise
         self._log.close()
-        self._number += 1
-        self._log = self._open_file()
-        self._log.append_event(_CONTINUES, {"file": name, "num_events": head.num_events, "digest": head.digest})
+        self._log, self._number = further, self._number + 1
 
-    def _open_file(self) -> AuditLog:
-        return AuditLog(self._directory / _name_of(self._number), self._identity, LOG_RUN)
+    def _open_file(self, number: int) -> AuditLog:
+        return AuditLog(self._directory / _name_of(number), self._identity, LOG_RUN)
+
+    def _drop_unbegun_file(self) -> None:
+        """Remove a last file whose first line, which ties it to the one before, a crash or full disk prevented."""
+        path = self._directory / _name_of(self._number)
+        if self._number == 1:
+            return
+        with path.open("rb") as file:
+            is_begun = file.readline().endswith(b"\n")
+        if not is_begun:
+            # opened first: another server that is about to write the line has it locked
+            self._open_file(self._number).close()
+            path.unlink()
+            self._number -= 1
 
 
 def log_files(directory: Path) -> list[Path]:

@@ -33,7 +33,7 @@ from phalanx.serve.engine.text_assembler import TokenNames
 from phalanx.serve.observe import ServerWatch
 
 _log = logging.getLogger(__name__)
-SESSION_ROUTE = "/chat/session"
+SESSION_ROUTE, SESSION_END_ROUTE = "/chat/session", "/chat/session/end"
 _EVENT_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -130,7 +130,7 @@ class _Routes:
         """Answer with a secret that the chat page keeps instead of the key, and with the actions of the filters."""
         parse_body(SessionBody, await request.body())
         caller, access = _caller_of(request), self._service.access
-        if caller.is_session:
+        if caller.session:
             raise RequestRefused(403, "session", "A session opens no further session; sign in with a key.")
         facts = RequestFacts(route=SESSION_ROUTE, model_digest="", status=200)
         access.request_log.record_request(caller, facts)
@@ -140,6 +140,16 @@ class _Routes:
             "filters": self._service.filters.describe_actions(),
         }
         return JSONResponse(session, headers={"cache-control": "no-store"})
+
+    async def end_session(self, request: Request) -> Response:
+        """End the session that asks; answers that are being sent to it end too."""
+        parse_body(SessionBody, await request.body())
+        caller, access = _caller_of(request), self._service.access
+        if not caller.session:
+            raise RequestRefused(403, "session", "Only a session ends itself; a key is revoked by phalanx keys.")
+        facts = RequestFacts(route=SESSION_END_ROUTE, model_digest="", status=200)
+        access.request_log.record_request(caller, facts)
+        return _LastAnswer(lambda: access.key_store.sessions.end_session(caller.session))
 
     async def list_models(self, request: Request) -> Response:
         """Answer with the models that the key may use, in a form that clients of both protocols read."""
@@ -175,6 +185,7 @@ class _Routes:
         """Answer with the description of all routes."""
         bodies: dict[str, type[BaseModel]] = {route.path: route.body for route in GENERATION_ROUTES}
         bodies |= {"/v1/messages/count_tokens": CountBody, "/v1/embeddings": EmbeddingBody, SESSION_ROUTE: SessionBody}
+        bodies[SESSION_END_ROUTE] = SessionBody
         return JSONResponse(describe_routes(bodies, _READS))
 
     async def show_root(self, _request: Request) -> Response:
@@ -228,6 +239,20 @@ async def _unless_left(request: Request, work: Callable[[], Awaitable[Any]]) -> 
     if faults:
         raise faults[0]
     return results[0] if results else None
+
+
+class _LastAnswer(JSONResponse):
+    """What a session gets as its last answer, whether or not the client takes it; the door lets no further one out."""
+
+    def __init__(self, end_session: Callable[[], None]) -> None:
+        super().__init__({"status": "ended"})
+        self._end_session = end_session
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._end_session()
 
 
 class _ReplyStream(StreamingResponse):
@@ -284,6 +309,7 @@ def make_app(
             Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
             Route("/v1/embeddings", routes.embed, methods=["POST"]),
             Route(SESSION_ROUTE, routes.open_session, methods=["POST"]),
+            Route(SESSION_END_ROUTE, routes.end_session, methods=["POST"]),
             Route("/v1/models", routes.list_models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", routes.show_model, methods=["GET"]),
             Route("/health/live", routes.show_live, methods=["GET"]),

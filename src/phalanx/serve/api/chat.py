@@ -14,6 +14,7 @@ from phalanx.serve.access import Caller
 from phalanx.serve.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    CacheFields,
     Choices,
     Content,
     JsonObject,
@@ -208,7 +209,7 @@ def schema_grammar(schema: dict[str, Any]) -> Grammar:
     return Grammar(kind="json_schema", source=source)
 
 
-class ChatBody(StrictModel):
+class ChatBody(CacheFields):
     """The body of a request; every other field is refused."""
 
     model: ModelId
@@ -264,6 +265,8 @@ class ChatBody(StrictModel):
             GenerationRequest(
                 model=self.model,
                 owner=caller.owner,
+                cache_salt=self.cache_salt or "",
+                reuses_prompt=self.cache_prompt is not False,
                 wants_mark=self.mark is not False,
                 may_skip_mark=caller.may_skip_mark,
                 messages=tuple(message.translate() for message in self.messages),

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from phalanx.config import StrictModel
 from phalanx.serve.access import Caller
 from phalanx.serve.api.chat import (
     FINISH,
@@ -19,6 +18,7 @@ from phalanx.serve.api.chat import (
     make_sampling,
 )
 from phalanx.serve.api.fields import (
+    CacheFields,
     Choices,
     LogitBias,
     ModelId,
@@ -41,7 +41,7 @@ _DEFAULT_TOKENS = 16
 Ids = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=MAX_TOKENS)]
 
 
-class CompletionBody(StrictModel):
+class CompletionBody(CacheFields):
     """The body of a request; every other field is refused.
 
     Attributes:
@@ -97,6 +97,8 @@ class CompletionBody(StrictModel):
             GenerationRequest(
                 model=self.model,
                 owner=caller.owner,
+                cache_salt=self.cache_salt or "",
+                reuses_prompt=self.cache_prompt is not False,
                 wants_mark=self.mark is not False,
                 may_skip_mark=caller.may_skip_mark,
                 text=prompt if isinstance(prompt, str) else None,

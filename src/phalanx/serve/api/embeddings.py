@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from phalanx.config import StrictModel
 from phalanx.serve.api.completions import Ids
-from phalanx.serve.api.fields import ModelId, Text
+from phalanx.serve.api.fields import CacheFields, ModelId, Text
 
 _MAX_INPUTS = 64
 
 
-class EmbeddingBody(StrictModel):
+class EmbeddingBody(CacheFields):
     """The body of a request; every other field is refused."""
 
     model: ModelId

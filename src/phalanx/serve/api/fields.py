@@ -43,6 +43,18 @@ _MAX_DETAIL = 160
 _QUOTED = re.compile(r"'[^']{40,}'")
 
 
+class CacheFields(StrictModel):
+    """Fields of vLLM and llama.cpp by which a gateway keeps its clients from timing each other's prompts.
+
+    Attributes:
+        cache_salt: A prompt is reused by requests with the same salt, and never across owners of keys.
+        cache_prompt: False reuses and stores nothing.
+    """
+
+    cache_salt: Annotated[str, Field(max_length=128)] | None = None
+    cache_prompt: bool | None = None
+
+
 class OtherPart(BaseModel):
     """An image, a sound, a file or anything else that would have to be fetched or parsed: refused with a reason."""
 

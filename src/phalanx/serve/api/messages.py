@@ -14,6 +14,7 @@ from phalanx.serve.api.chat import describe_origin, schema_grammar
 from phalanx.serve.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    CacheFields,
     JsonObject,
     MaxTokens,
     ModelId,
@@ -182,7 +183,7 @@ class MessageForm(StrictModel):
     format: OutputSchema | None = None
 
 
-class CountBody(StrictModel):
+class CountBody(CacheFields):
     """The body of a request to count tokens."""
 
     model: ModelId
@@ -209,6 +210,8 @@ class CountBody(StrictModel):
         return GenerationRequest(
             model=self.model,
             owner=caller.owner,
+            cache_salt=self.cache_salt or "",
+            reuses_prompt=self.cache_prompt is not False,
             messages=tuple(messages),
             tools=tuple(tools),
             tool_choice="auto" if rule is None else names.get(rule.type, rule.type),

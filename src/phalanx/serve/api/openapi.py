@@ -58,6 +58,7 @@ _ANSWERS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "/v1/messages": (None, ("id", "type", "role", "model", "content", "stop_reason", "usage", "phalanx")),
     "/v1/messages/count_tokens": (None, ("input_tokens",)),
     "/chat/session": (None, ("secret", "owner", "filters")),
+    "/chat/session/end": (None, ("status",)),
     "/v1/embeddings": ("list", ("data", "model", "usage")),
     "/v1/models": ("list", ("data", "has_more", "first_id", "last_id")),
     "/v1/models/{model_id}": ("model", ("id", "created", "digest", "window")),

@@ -15,6 +15,7 @@ from phalanx.serve.api.chat import FunctionSpec, describe_origin, read_call, sch
 from phalanx.serve.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    CacheFields,
     Content,
     JsonObject,
     MaxTokens,
@@ -97,7 +98,7 @@ class TextSettings(StrictModel):
     format: ResponseTextFormat | None = None
 
 
-class ResponsesBody(StrictModel):
+class ResponsesBody(CacheFields):
     """The body of a request; every other field is refused, `previous_response_id` included."""
 
     model: ModelId
@@ -136,6 +137,8 @@ class ResponsesBody(StrictModel):
             GenerationRequest(
                 model=self.model,
                 owner=caller.owner,
+                cache_salt=self.cache_salt or "",
+                reuses_prompt=self.cache_prompt is not False,
                 wants_mark=self.mark is not False,
                 may_skip_mark=caller.may_skip_mark,
                 messages=tuple([*messages, *self._messages()]),

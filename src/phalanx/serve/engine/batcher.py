@@ -158,12 +158,20 @@ class _Job:
 
 @dataclass(eq=False)
 class _StatesJob:
-    """Texts whose last hidden states are averaged."""
+    """Texts whose last hidden states are averaged.
+
+    Attributes:
+        cache: Of the text that is being read; None between texts.
+        total: Sum of its states so far, float32 ``[dim]``.
+    """
 
     texts: Sequence[tuple[int, ...]]
     adapter: str
     future: "asyncio.Future[list[list[float]]]"
     loop: asyncio.AbstractEventLoop
+    vectors: list[list[float]] = field(default_factory=list)
+    cache: RowCache | None = None
+    total: Tensor | None = None
 
 
 class BatchingEngine:
@@ -295,6 +303,7 @@ class BatchingEngine:
     def _run(self) -> None:
         with torch.inference_mode():
             while True:
+                self._drop_jobs()
                 with self._change:
                     while not (self._rows or self._waiting or self._embeddings or self._is_closing):
                         self._change.wait()
@@ -324,10 +333,13 @@ class BatchingEngine:
             self._reserved -= job.num_reserved
             job.rows = []
 
-    def _admit_jobs(self) -> None:
-        """Drop jobs that nobody waits for, and begin those for which there is room, in the order of their coming."""
+    def _drop_jobs(self) -> None:
+        """End jobs that nobody waits for; outside of the lock, for the end of a text may wait for checks of others."""
         for job in {row.job for row in self._rows if row.job.is_left}:
             self._end_job(job, None)
+
+    def _admit_jobs(self) -> None:
+        """Begin jobs for which there is room, in the order of their coming."""
         while self._waiting:
             job = self._waiting[0]
             has_rows = len(self._rows) + job.request.n <= self.settings.max_rows
@@ -342,8 +354,8 @@ class BatchingEngine:
     def _begin_job(self, job: _Job) -> None:
         request = job.request
         cache = None
-        if not request.echo:
-            cache = self._prefixes.find_prefix(request.owner, job.adapter, job.prompt)
+        if not request.echo and request.reuses_prompt:
+            cache = self._prefixes.find_prefix(request.owner, (job.adapter, request.cache_salt), job.prompt)
         cache = cache or RowCache(self.served.num_layers)
         job.reused_tokens = cache.length
         job.num_open = request.n
@@ -353,33 +365,54 @@ class BatchingEngine:
         self._reserved += job.num_reserved
 
     def _embed_next(self) -> None:
-        """Read the texts of one request for embeddings."""
+        """Read a piece of a text for embeddings: no longer than a step, so that those who write wait for no more."""
         with self._change:
             job = self._embeddings.popleft() if self._embeddings else None
         if job is None:
             return
+        answer: list[list[float]] | PhalanxError | None = None
         try:
             with self.served.choose_adapter(job.adapter):
-                vectors = [self._embed_text(text) for text in job.texts]
+                if not job.future.done():
+                    self._embed_piece(job)
+                elif job.cache is not None:
+                    # the client has left in the middle of a text
+                    self.served.end_text(job.cache)
+            answer = job.vectors if len(job.vectors) == len(job.texts) else None
         except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
-            _answer(job, exc if isinstance(exc, PhalanxError) else ModelError(f"the model cannot go on: {exc}"))
-        else:
-            _answer(job, vectors)
+            answer = exc if isinstance(exc, PhalanxError) else ModelError(f"the model cannot go on: {exc}")
+        if answer is not None:
+            _answer(job, answer)
+        elif not job.future.done():
+            with self._change:
+                # requests take turns by texts: one text at a time has keys and values
+                (self._embeddings.append if job.cache is None else self._embeddings.appendleft)(job)
 
-    def _embed_text(self, text: tuple[int, ...]) -> list[float]:
-        cache = RowCache(self.served.num_layers)
-        cache.reserve_room(len(text))
-        segments = [Segment(cache, 0, 0, len(text))]
+    def _embed_piece(self, job: _StatesJob) -> None:
+        text = job.texts[len(job.vectors)]
+        if job.cache is None:
+            job.cache, job.total = RowCache(self.served.num_layers), None
+            job.cache.reserve_room(len(text))
+        cache, start = job.cache, job.cache.length
+        stop = min(len(text), start + self.settings.max_step_tokens)
+        is_over = True
         try:
-            states = run_states(self.served.module, torch.tensor([text]), torch.arange(len(text))[None], segments)
+            ids, positions = torch.tensor([text[start:stop]]), torch.arange(start, stop)[None]
+            segments = [Segment(cache, 0, start, stop - start)]
+            states = run_states(self.served.module, ids, positions, segments).float().sum(dim=0)
+            job.total = total = states if job.total is None else job.total + states
+            cache.length = stop
             fault = self.served.find_text_fault(cache)
             if fault is not None:
                 raise fault
+            is_over = stop == len(text)
         finally:
-            self.served.end_text(cache)
-        mean = states.float().mean(dim=0)
-        vector: list[float] = (mean / mean.norm().clamp(min=1e-12)).tolist()
-        return vector
+            if is_over:
+                job.cache = None
+                self.served.end_text(cache)
+        if is_over:
+            mean = total / len(text)
+            job.vectors.append((mean / mean.norm().clamp(min=1e-12)).tolist())
 
     def _run_rows(self) -> None:
         """Run one step: each adapter's rows together."""
@@ -480,7 +513,7 @@ class BatchingEngine:
         number = self.served.find_text_number(row.cache)
         self._emit(job, PromptRead(len(job.prompt), job.reused_tokens, tuple(job.scores), number))
         if self.settings.reproducible:
-            self._prefixes.put_prefix(job.request.owner, job.adapter, job.prompt, row.cache)
+            self._store_prefix(row, job.prompt)
         copies = [row.cache.copy_prefix(row.cache.length) for _ in range(job.request.n - 1)]
         for choice, cache in enumerate(copies, start=1):
             other = _Row(job, choice, list(job.prompt), cache, job.choosers[choice], job.writers[choice], row.cached)
@@ -520,10 +553,15 @@ class BatchingEngine:
         self._emit(job, ChoiceEnd(row.choice, finish, row.num_written, row.writer.stop, row.chooser.mark_name))
         self._rows.remove(row)
         if not self.settings.reproducible:
-            self._prefixes.put_prefix(job.request.owner, job.adapter, row.ids, row.cache)
+            self._store_prefix(row, row.ids)
         job.num_open -= 1
         if job.num_open == 0:
             self._end_job(job, None)
+
+    def _store_prefix(self, row: _Row, ids: Sequence[int]) -> None:
+        request = row.job.request
+        if request.reuses_prompt:
+            self._prefixes.put_prefix(request.owner, (row.job.adapter, request.cache_salt), ids, row.cache)
 
     def _emit(self, job: _Job, event: Event) -> None:
         job.stream.send(event)

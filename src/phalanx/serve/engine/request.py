@@ -104,6 +104,8 @@ class GenerationRequest(StrictModel):
     Attributes:
         model: Id of a served model or adapter.
         owner: Owner of the key; prefixes are reused inside it only.
+        cache_salt: Prefixes are reused by requests with the same one only.
+        reuses_prompt: False neither reuses nor stores a prefix.
         text: A text to go on with.
         tool_choice: ``none``, ``auto``, ``required``, or the name of the tool that must be called.
         max_tokens: Bound of each choice; None takes the server's default.
@@ -114,6 +116,8 @@ class GenerationRequest(StrictModel):
 
     model: str = Field(min_length=1, max_length=256)
     owner: str = Field(max_length=256)
+    cache_salt: str = Field(default="", max_length=128)
+    reuses_prompt: bool = True
     text: str | None = None
     ids: tuple[TokenId, ...] | None = Field(default=None, max_length=MAX_TOKENS)
     messages: tuple[ChatMessage, ...] | None = None

@@ -68,13 +68,16 @@ def _resize(tensor: Tensor, length: int, capacity: int) -> Tensor:
 class _Owner:
     """Beginnings of one owner, the one used last at the end."""
 
-    entries: OrderedDict[tuple[str, tuple[int, ...]], RowCache] = field(default_factory=OrderedDict)
+    entries: OrderedDict[tuple[tuple[str, str], tuple[int, ...]], RowCache] = field(default_factory=OrderedDict)
     num_tokens: int = 0
     used_at: float = 0.0
 
 
 class PrefixStore:
     """Beginnings of texts by owner: none is found, evicted or timed through the requests of another owner.
+
+    A scope is an adapter and a salt, by which an owner who serves others keeps them apart: none is found from another
+    scope of its owner, and they share its room.
 
     Args:
         max_tokens: Bound of one owner, whose oldest beginnings are dropped beyond it.
@@ -85,7 +88,7 @@ class PrefixStore:
         self._max_tokens, self._read_clock = max_tokens, read_clock
         self._owners: dict[str, _Owner] = {}
 
-    def find_prefix(self, owner: str, adapter: str, ids: Sequence[int]) -> RowCache | None:
+    def find_prefix(self, owner: str, scope: tuple[str, str], ids: Sequence[int]) -> RowCache | None:
         """Return a copy of the longest beginning that the owner has of a prompt; at least one token is left to read."""
         room = self._owners.get(owner)
         if room is None:
@@ -93,7 +96,7 @@ class PrefixStore:
         room.used_at = self._read_clock()
         best, length = None, 0
         for key in room.entries:
-            common = _common_length(key[1], ids) if key[0] == adapter else 0
+            common = _common_length(key[1], ids) if key[0] == scope else 0
             common = min(common, len(ids) - 1) // CHUNK * CHUNK
             if common > length:
                 best, length = key, common
@@ -102,16 +105,16 @@ class PrefixStore:
         room.entries.move_to_end(best)
         return room.entries[best].copy_prefix(length)
 
-    def put_prefix(self, owner: str, adapter: str, ids: Sequence[int], cache: RowCache) -> None:
+    def put_prefix(self, owner: str, scope: tuple[str, str], ids: Sequence[int], cache: RowCache) -> None:
         """Store a copy of a text's keys and values, up to a multiple of `CHUNK` tokens."""
         length = min(len(ids), cache.length) // CHUNK * CHUNK
         if not 0 < length <= self._max_tokens:
             return
         room = self._room_of(owner)
-        key = (adapter, tuple(ids[:length]))
+        key = (scope, tuple(ids[:length]))
         if room is None or key in room.entries:
             return
-        for older in [k for k in room.entries if k[0] == adapter and key[1][: len(k[1])] == k[1]]:
+        for older in [k for k in room.entries if k[0] == scope and key[1][: len(k[1])] == k[1]]:
             del room.entries[older]
             room.num_tokens -= len(older[1])
         room.entries[key] = cache.copy_prefix(length)

@@ -86,23 +86,37 @@ class _Note(AnswerPart):
     first: _Count
 
 
+_Mark = Literal[
+    "gumbel",
+    "bias",
+    "no (off)",
+    "no (caller)",
+    "no (greedy)",
+    "no (refused by a filter)",
+    "no (engine behind a gateway)",
+]
+"""All that `TokenMark` and filters say: a longer list would be room for a text."""
+
+
 class EngineOrigin(AnswerPart):
     """What an engine that is a server of this program says of its answer."""
 
     model_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")] | None = None
-    marked: Annotated[list[Annotated[str, Field(pattern=r"^[a-z ()]{1,60}\z")]], Field(max_length=64)] | None = None
+    marked: Annotated[list[_Mark], Field(max_length=64)] | None = None
     filters: Annotated[list[_Note], Field(max_length=256)] | None = None
     refused_by: Annotated[list[Word], Field(max_length=64)] | None = None
 
 
 class EngineAnswer(WholePart):
-    """A whole answer or a part of a stream by the routes of OpenAI."""
+    """A whole answer or a part of a stream by the routes of OpenAI.
+
+    Without ``system_fingerprint``, by which an engine tells its version.
+    """
 
     id: Word | None = None
     object: Word | None = None
     created: _Count | None = None
     choices: list[_Choice] | None = None
-    system_fingerprint: Word | None = None
 
 
 class _Vector(AnswerPart):

@@ -36,6 +36,7 @@ class AnswerFacts:
         verdicts: Verdicts of filters, without duplicates.
         marks: Names of the watermarks that the engine says it has set.
         num_bytes: Bytes that came from the engine.
+        has_ended: The engine has sent all of it; its count before that is no count of the whole.
         is_complete: The client got all that it was to get.
     """
 
@@ -44,6 +45,7 @@ class AnswerFacts:
     verdicts: dict[str, None] = field(default_factory=dict)
     marks: tuple[str, ...] = (_UNMARKED,)
     num_bytes: int = 0
+    has_ended: bool = False
     is_complete: bool = False
 
     def read_usage(self, usage: Any) -> None:
@@ -144,6 +146,7 @@ def clean_answer(body: bytes, request: ForwardedRequest, filters: TextFilters, f
     """
     facts.num_bytes += len(body)
     answer = parse_answer(body, request)
+    facts.has_ended = True
     facts.read_usage(answer.get("usage"))
     for text in answer_texts(answer):
         stream = filters.open_stream()

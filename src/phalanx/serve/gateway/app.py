@@ -117,7 +117,7 @@ class Gateway:
             caller: Caller = request.state.caller
             try:
                 forwarded = read_request(route, await request.body(), caller.owner, self._config.limits, self._filters)
-                note_prompts(forwarded.prompt_words(), has_logprobs=bool(forwarded.payload.get("logprobs")))
+                note_prompts(forwarded.prompt_words(), has_logprobs=forwarded.has_scores)
                 reservation = await self._reserve(caller, forwarded)
                 request.state.models.append((forwarded.model, ""))
             except RequestRefused as refusal:
@@ -194,10 +194,12 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
         if self.refusal is not None and self.refusal.code in _FREE:
             self._reservation.settle(0, 0)
         else:
-            # an engine's counts are claims: they lower what was reserved, and cannot use up a key's budget
+            # an engine's counts are claims: they lower what was reserved, and cannot use up a key's budget; that of an
+            # answer which does not end is of its beginning alone, and a client chooses when to leave
+            completion = facts.completion_tokens if facts.has_ended else None
             self._reservation.settle(
                 entry.prompt if facts.prompt_tokens is None else min(facts.prompt_tokens, entry.prompt),
-                entry.completion if facts.completion_tokens is None else min(facts.completion_tokens, entry.completion),
+                entry.completion if completion is None else min(completion, entry.completion),
             )
         sizes = {"prompt_tokens": facts.prompt_tokens, "completion_tokens": facts.completion_tokens}
         self._request_log.record_request(

@@ -82,9 +82,9 @@ class RemoteEngine:
     async def send_request(self, request: ForwardedRequest) -> httpx2.Response:
         """Send a request and return the answer when its head has arrived."""
         payload = {**request.payload, "model": self.config.models[request.model]}
-        if self.config.prefix_cache == "salted":
+        if self.config.prefix_cache in {"isolated", "salted"}:
             payload["cache_salt"] = digest_hex(in_domain("cache-salt/1", self._salt), request.owner.encode())
-        elif self.config.prefix_cache == "off":
+        if self.config.prefix_cache in {"isolated", "off"}:
             payload["cache_prompt"] = False
         headers = {"content-type": "application/json", **_PROTOCOL_HEADERS.get(request.route.name, {})}
         message = self._client.build_request(

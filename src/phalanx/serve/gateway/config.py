@@ -30,8 +30,8 @@ class BackendConfig(StrictModel):
         secret_file: File, 0600, with the key that the engine wants.
         authority: Certificate of the authority that the engine's certificate must be of; PEM.
         prefix_cache: Whether keys of different owners may share the engine's cache of prompts, whose speed tells what
-            others have asked: ``salted`` sends vLLM's ``cache_salt`` by owner, ``off`` sends llama.cpp's
-            ``cache_prompt`` as false.
+            others have asked: ``salted`` sends vLLM's and this server's ``cache_salt`` by owner, ``off`` sends
+            llama.cpp's ``cache_prompt`` as false. ``isolated`` sends both, of which an engine reads what it knows.
         max_concurrency: Requests that the engine gets at the same time.
         answer_timeout_s: Longest silence within an answer.
     """
@@ -43,7 +43,7 @@ class BackendConfig(StrictModel):
     routes: tuple[RouteName, ...] = ("chat", "completions", "embeddings")
     secret_file: Path | None = None
     authority: Path | None = None
-    prefix_cache: Literal["shared", "salted", "off"] = "shared"
+    prefix_cache: Literal["isolated", "salted", "off", "shared"] = "isolated"
     max_concurrency: Annotated[int, Field(ge=1, le=10_000)] = 64
     connect_timeout_s: _Seconds = 5
     answer_timeout_s: _Seconds = 120

@@ -80,6 +80,7 @@ class ForwardedRequest:
         is_collected: The client wants a stream and the engine sends the answer whole: log-probabilities name tokens of
             a text that a filter may still refuse, and events of responses repeat it.
         is_sensitive: It holds personal data, or token ids, which nobody here can read.
+        has_scores: The client asked for log-probabilities.
         wants_usage: The client asked for the last chunk of a stream that counts tokens.
         notes: Remarks of filters on texts that passed.
     """
@@ -94,20 +95,21 @@ class ForwardedRequest:
     is_sensitive: bool
     is_stream: bool
     is_collected: bool
+    has_scores: bool
     wants_usage: bool
     notes: tuple[str, ...]
 
     def prompt_words(self) -> list[list[str]]:
-        """Return the words of each prompt, for its sketch; token ids count as words."""
-        prompt = self.payload.get("prompt", self.payload.get("input"))
-        if isinstance(prompt, str):
-            return [prompt.split()]
-        if isinstance(prompt, list) and all(isinstance(part, str) for part in prompt):
-            return [part.split() for part in prompt]
-        if prompt is not None:
-            return [str(prompt).split()]
-        contents = (message.get("content") for message in self.payload.get("messages", ()))
-        return [" ".join(text if isinstance(text, str) else str(text) for text in contents).split()]
+        """Return the words of each prompt, for its sketch; token ids count as words.
+
+        Fields beside the prompts, such as instructions, are part of each of them: the model reads them too.
+        """
+        key = "prompt" if "prompt" in self.payload else "input"
+        value = self.payload.get(key)
+        is_several = isinstance(value, list) and not any(isinstance(part, int | dict) for part in value)
+        prompts: list[Any] = value if is_several and isinstance(value, list) else [value]
+        beside = [self.payload[name] for name in self.route.prompt_keys if name in self.payload and name != key]
+        return [_words([beside, prompt]) for prompt in prompts]
 
 
 def read_request(
@@ -151,6 +153,7 @@ def read_request(
         is_sensitive=has_token_ids or holds_personal_data(texts),
         is_stream=is_stream,
         is_collected=is_collected,
+        has_scores=has_scores,
         wants_usage=wants_usage,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -199,6 +202,15 @@ def _explain(exc: ValueError) -> RequestRefused:
 def _names_media(value: Any) -> bool:
     kind = value.get("type") if isinstance(value, dict) else value
     return isinstance(kind, str) and kind in _MEDIA
+
+
+def _words(value: Any) -> list[str]:
+    """Return the words of all texts and numbers in JSON."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [word for part in value for word in _words(part)]
+    return [] if value is None else str(value).split()
 
 
 def _has_token_ids(prompt: Any) -> bool:

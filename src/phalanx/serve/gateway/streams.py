@@ -40,6 +40,7 @@ class AnswerStream:
         self._streams: dict[tuple[int, tuple[str, ...]], StreamFilter] = {}
         self._is_messages = request.route.name == "messages"
         self._block_type = "text_delta"
+        self._finished: set[int] = set()
         self._number = 0
 
     async def relay(self, answer: httpx2.Response, finish: Callable[[], None]) -> AsyncIterator[bytes]:
@@ -51,14 +52,14 @@ class AnswerStream:
         try:
             async for line in self._read_lines(answer):
                 if line == _DONE:
-                    self._facts.is_complete = True
+                    self._facts.has_ended = self._facts.is_complete = True
                     finish()
                     yield _END
                     return
                 for part in self._convert_part(parse_answer(line, self._request, is_part=True)):
                     is_last = part.get("type") == "message_stop"
                     if is_last:
-                        self._facts.is_complete = True
+                        self._facts.has_ended = self._facts.is_complete = True
                         finish()
                     yield self._encode_part(part)
                     if is_last:
@@ -114,8 +115,13 @@ class AnswerStream:
 
     def _filter_choice(self, choice: dict[str, Any]) -> None:
         number = choice.get("index", 0)
-        self._feed_places(number, text_places(choice))
+        places = text_places(choice)
+        if number in self._finished and any(place.text for place in places):
+            # the filter has let go of the end of the text, and would not see what this makes of it
+            raise RequestRefused(502, "engine_failed", "The engine goes on with a text that it has finished.")
+        self._feed_places(number, places)
         if choice.get("finish_reason") is not None:
+            self._finished.add(number)
             for key, rest in self._close_streams(number):
                 _append_text(choice, key, rest)
 

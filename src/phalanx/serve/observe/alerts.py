@@ -1,5 +1,6 @@
 """Alerts: rules over the requests of a server, each with the sentence that tells the operator what to do."""
 
+import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -81,8 +82,10 @@ class AlertWatch:
             return
         if outcome.route not in OPERATIONS:
             return
-        self._errors.add_count(now, "requests")
-        self._errors.add_count(now, "faults", int(outcome.status >= 500))
+        if outcome.status == 200 or outcome.status >= 500:
+            # a request that is refused costs its client nothing: many would hide the faults of others
+            self._errors.add_count(now, "requests")
+            self._errors.add_count(now, "faults", int(outcome.status >= 500))
         key = None if notes.caller is None else notes.caller.key_id
         is_refused = bool(outcome.refusing_filters)
         if key is not None:
@@ -210,14 +213,22 @@ class Webhook:
 
     async def send_alert(self, alert: Alert, *, is_over: bool) -> None:
         """Send one alert; a receiver that does not take it is named in the log."""
-        body = {**asdict(alert), "state": "over" if is_over else "begun", "text": alert.describe()}
+        await self.post_object({**asdict(alert), "state": "over" if is_over else "begun", "text": alert.describe()})
+
+    async def post_object(self, body: Mapping[str, object]) -> None:
+        """Send JSON data; a receiver that does not take it is named in the log."""
         try:
-            answer = await self._client.post(self._url, json=body)
-        except httpx2.HTTPError as exc:
+            # the head alone: a receiver's text could be long, or never end
+            async with (
+                asyncio.timeout(_WEBHOOK_TIMEOUT_S),
+                self._client.stream("POST", self._url, json=body) as answer,
+            ):
+                status = answer.status_code
+        except (httpx2.HTTPError, TimeoutError) as exc:
             _log.error("the webhook did not take an alert: %s", type(exc).__name__)
             return
-        if answer.status_code >= 300:
-            _log.error("the webhook did not take an alert: status %d", answer.status_code)
+        if status >= 300:
+            _log.error("the webhook did not take an alert: status %d", status)
 
     async def close(self) -> None:
         """Close the connection."""

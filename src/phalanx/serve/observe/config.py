@@ -23,6 +23,8 @@ def check_address(url: str) -> str:
         ValueError: It is not HTTP, or plain HTTP to another machine.
     """
     parts = urlsplit(url)
+    # both raise ValueError for what no connection can be opened to
+    _ = parts.port, (parts.hostname or "").encode("idna")
     if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or "\\" in url:
         raise ValueError("expected such as https://collector.example.org/v1/traces, without user name or backslash")
     if parts.scheme == "http" and not is_loopback(parts.hostname):

@@ -5,12 +5,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from phalanx.errors import InputError, ModelError
+from phalanx.errors import InputError, ModelError, PhalanxError
 from phalanx.security.crypto import digest_hex
 from phalanx.serve.engine import EnginePool, GenerationRequest, ModelCard, PromptRead
 from phalanx.serve.engine.batcher import collect_events
 
 _MAX_TEXTS, _MAX_FILE_BYTES = 1000, 4 * 1024 * 1024
+_MAX_MEAN = 709.0
 _OWNER = "reference texts of the operator"
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ async def measure_models(pool: EnginePool, texts: Sequence[str]) -> dict[str, fl
     for card in pool.cards:
         try:
             perplexities[card.id] = await _measure_model(pool, card, texts)
-        except ModelError as exc:
+        except PhalanxError as exc:
             _log.warning("the perplexity of %s was not measured: %s", card.id, exc)
     return perplexities
 
@@ -65,4 +66,5 @@ async def _measure_model(pool: EnginePool, card: ModelCard, texts: Sequence[str]
                 total, count = total - sum(scores), count + len(scores)
     if not count:
         raise ModelError("the reference texts have no two tokens")
-    return math.exp(total / count)
+    # of a model that is out of order, the mean can be beyond what has an exponential
+    return math.exp(min(total / count, _MAX_MEAN))

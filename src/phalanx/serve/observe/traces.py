@@ -8,6 +8,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
@@ -31,6 +32,36 @@ class _CountedExporter(OTLPSpanExporter):
         return result
 
 
+def open_provider(
+    config: TraceConfig, count_lost: Callable[[int], None], ids: IdGenerator | None = None
+) -> TracerProvider:
+    """Return a provider whose spans wait in a bounded queue and are sent by a thread of its own.
+
+    Args:
+        count_lost: Is told how many spans a collector did not take.
+        ids: Makes the ids of traces and spans; random ones where it is left out.
+    """
+    session = requests.Session()
+    # neither proxies nor keys out of the environment
+    session.trust_env = False
+    exporter = _CountedExporter(config.endpoint, timeout=_SEND_TIMEOUT_S, session=session)
+    exporter.count_lost = count_lost
+    provider = TracerProvider(
+        sampler=TraceIdRatioBased(config.share),
+        resource=Resource({"service.name": config.service}),
+        shutdown_on_exit=False,
+        id_generator=ids,
+    )
+    batches = BatchSpanProcessor(
+        exporter,
+        max_queue_size=config.max_waiting,
+        max_export_batch_size=min(512, config.max_waiting),
+        schedule_delay_millis=_SEND_EVERY_MS,
+    )
+    provider.add_span_processor(batches)
+    return provider
+
+
 class RequestTraces(Closeable):
     """The traces of one server.
 
@@ -43,24 +74,7 @@ class RequestTraces(Closeable):
     """
 
     def __init__(self, config: TraceConfig, count_lost: Callable[[int], None]) -> None:
-        session = requests.Session()
-        # neither proxies nor keys out of the environment
-        session.trust_env = False
-        exporter = _CountedExporter(config.endpoint, timeout=_SEND_TIMEOUT_S, session=session)
-        exporter.count_lost = count_lost
-        self._provider = TracerProvider(
-            sampler=TraceIdRatioBased(config.share),
-            resource=Resource({"service.name": config.service}),
-            shutdown_on_exit=False,
-        )
-        self._provider.add_span_processor(
-            BatchSpanProcessor(
-                exporter,
-                max_queue_size=config.max_waiting,
-                max_export_batch_size=min(512, config.max_waiting),
-                schedule_delay_millis=_SEND_EVERY_MS,
-            )
-        )
+        self._provider = open_provider(config, count_lost)
         self._tracer = self._provider.get_tracer("phalanx.serve")
 
     def send_request(self, outcome: RequestOutcome, digest: str) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 METRICS_ROUTE = "/metrics"
 _CUT_OFF = 499
 _ROUTES = frozenset({*OPERATIONS, "/v1/models", "/v1/messages/count_tokens", METRICS_ROUTE, "/", "/openapi.json"})
-_ROUTES |= {"/chat/session", "/health", "/health/live", "/health/ready"}
+_ROUTES |= {"/chat/session", "/chat/session/end", "/health", "/health/live", "/health/ready"}
 _log = logging.getLogger(__name__)
 Measure = Callable[[], Awaitable[Mapping[str, float]]]
 
@@ -191,19 +191,27 @@ class ServerWatch:
             await asyncio.sleep(self._config.alerts.reference.every_s)
 
     async def check_rules(self) -> None:
-        """Look at the rules once, and tell the operator each change."""
+        """Look at the rules once, and tell the operator each change.
+
+        Raises:
+            DiskError: The disk refuses; the operator is told all the same.
+        """
         begun, over = self._alerts.check_rules(time.monotonic())
         for alert in begun:
             self.metrics.count_alert(alert.rule)
             _log.error("%s", alert.describe())
-            self._record(alert, "begun")
         for alert in over:
             _log.warning("alert %s of %s is over", alert.rule, alert.subject)
-            self._record(alert, "over")
-        self._save_baselines()
-        if self._webhook is not None:
-            for alert, is_over in [*((alert, False) for alert in begun), *((alert, True) for alert in over)]:
-                await self._webhook.send_alert(alert, is_over=is_over)
+        changes = [*((alert, False) for alert in begun), *((alert, True) for alert in over)]
+        try:
+            for alert, is_over in changes:
+                self._record(alert, "over" if is_over else "begun")
+            self._save_baselines()
+        finally:
+            if self._webhook is not None:
+                # together: a receiver that is silent costs the time of one of them
+                hook = self._webhook
+                await asyncio.gather(*(hook.send_alert(alert, is_over=is_over) for alert, is_over in changes))
 
     def _record(self, alert: Alert, state: str) -> None:
         facts = {"rule": alert.rule, "subject": alert.subject, "state": state}

@@ -183,7 +183,7 @@ def _bundle_of(record: StageEvidence, tensors: Mapping[str, Tensor]) -> StageBun
         raise EvidenceError(f"has no signed header for {exc}") from exc
     except ValueError as exc:
         raise EvidenceError(f"a header is malformed: {exc}") from exc
-    payloads = {name: tensors[name].numpy().tobytes() if name in tensors else b"" for name in ("sent", "received")}
+    payloads = {name: _read_payload(tensors.get(name)) for name in ("sent", "received")}
     return StageBundle(
         party=record.verdict.party,
         offer=offer,
@@ -199,6 +199,14 @@ def _bundle_of(record: StageEvidence, tensors: Mapping[str, Tensor]) -> StageBun
         sent=payloads["sent"],
         received=payloads["received"],
     )
+
+
+def _read_payload(content: Tensor | None) -> bytes:
+    if content is None:
+        return b""
+    if content.dtype != torch.uint8:
+        raise EvidenceError("a payload is shown in another form than bytes")
+    return content.numpy().tobytes()
 
 
 def _free_path(directory: Path, verdict: StageVerdict) -> Path:

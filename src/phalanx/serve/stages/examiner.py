@@ -1,14 +1,16 @@
 """The owner's checks of texts: a fast control run, and the one judge before anybody is accused."""
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
-from phalanx.errors import EvidenceError, ModelError
+from phalanx.errors import DiskError, EvidenceError, FrameError, ModelError
 from phalanx.models import ModelSource, weights_digest
 from phalanx.pipeline.evidence.checked import Pins, certified_peers, peer_lookup
 from phalanx.rollouts.evidence import EvidenceDirectory
@@ -24,6 +26,7 @@ from phalanx.serve.stages.judgement import (
 )
 from phalanx.serve.stages.transcript import StageTranscript
 
+_log = logging.getLogger(__name__)
 _RUN_ROWS = 512
 """Tokens of one control run."""
 
@@ -66,11 +69,11 @@ class StageExaminer:
         with self._lock:
             try:
                 return self._examine(transcript)
-            except (ModelError, EvidenceError, RuntimeError, ValueError) as exc:
+            except (ModelError, EvidenceError, FrameError, SafetensorError, OSError, RuntimeError, ValueError) as exc:
                 return StageExamination(doubt=str(exc))
 
     def judge(self, bundle: StageBundle) -> StageVerdict | None:
-        """Have the one judge decide; where it convicts, the records are written down as evidence."""
+        """Have the one judge decide; where it convicts, the records are written as evidence if the disk takes them."""
         try:
             verdict = judge_stage_bundle(bundle, self._desk.session, self._peer)
         except EvidenceError:
@@ -78,7 +81,12 @@ class StageExaminer:
         if verdict is None:
             return None
         self._convicted.add(verdict.party)
-        return write_stage_evidence(self._desk, bundle, verdict)
+        try:
+            return write_stage_evidence(self._desk, bundle, verdict)
+        except (DiskError, SafetensorError, OSError) as exc:
+            # a party that lies must not stay because the disk is full
+            _log.error("%s is guilty, and no evidence could be written: %s", verdict.party, exc)
+            return verdict.model_copy(update={"reason": f"{verdict.reason}; no evidence could be written"})
 
     def _examine(self, transcript: StageTranscript) -> StageExamination:
         party, offer = transcript.party, transcript.party.offer

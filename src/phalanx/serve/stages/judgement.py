@@ -236,6 +236,9 @@ def _judge_message(bundle: StageBundle, opened: _Opened) -> StageVerdict | None:
     inputs, output = bundle.inputs, bundle.output
     if inputs is None or output is None or not bundle.pieces or bundle.text is None:
         raise EvidenceError("the hidden states are missing")
+    if any(states.dtype != float32 or states.dim() != 2 for states in (inputs, output)):
+        # a digest is of bytes: the same ones in another form are other numbers
+        raise EvidenceError("hidden states are shown in another form than float32 [tokens, dim]")
     offer, last = opened.offer, bundle.pieces[-1]
     link = first_link(offer.digest, bundle.text)
     try:
@@ -254,6 +257,8 @@ def _judge_message(bundle: StageBundle, opened: _Opened) -> StageVerdict | None:
         blocks = StageBlocks.build(json.loads(offer.config), (offer.first_layer, offer.end_layer), bundle.weights)
     except (ModelError, ValueError) as exc:
         raise EvidenceError(f"the stage cannot be built: {exc}") from exc
+    if {inputs.shape[1], output.shape[1]} != {blocks.width}:
+        raise EvidenceError(f"hidden states are shown in another form than {blocks.width} numbers a token")
     text = blocks.open_text()
     truth = output
     for part in parts:

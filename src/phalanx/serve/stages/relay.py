@@ -75,7 +75,8 @@ class StageRelay:
 
     Guarantees:
         A party is convicted where `judge_stage_bundle` convicts it by the records that are written as evidence, and
-        nowhere else. A text in which a conviction or a takeover shows a lie ends with an error. A text that was not
+        nowhere else; where the disk takes no evidence, it is taken out all the same, and its reason says so. A text in
+        which a conviction or a takeover shows a lie ends with an error. A text that was not
         drawn may hold a lie: the log says which texts were.
     """
 
@@ -419,6 +420,8 @@ class StageRelay:
         while not self._convicted.empty():
             verdict = self._convicted.get()
             self._faults[verdict.party] = DepartedError(verdict.party, "convicted", verdict.reason)
+            if verdict.party in self.departures:
+                self._settle_earlier_parts(verdict.party)
         for index, parties in enumerate(self._stages):
             for party in list(parties):
                 if party.name in self._faults:
@@ -435,7 +438,7 @@ class StageRelay:
             party = self._stages[index][0]
             try:
                 for text in self._texts.values():
-                    self._hand_over(text, party)
+                    self._hand_over(text, party, has_lied=departure.cause == "convicted")
             except DepartedError as other:
                 self._remove_party(index, other)
                 continue
@@ -454,8 +457,11 @@ class StageRelay:
         self._endpoint.evict_party(name)
         self._report("stage_lost", {"party": name, "cause": departure.cause, "reason": departure.reason})
 
-    def _hand_over(self, text: ServedText, party: StageParty) -> None:
+    def _hand_over(self, text: ServedText, party: StageParty, *, has_lied: bool) -> None:
         """Have a shadow redo all pieces of an open text; a difference is looked into at once.
+
+        Args:
+            has_lied: The party before was convicted; a shadow, who may be its accomplice, does not clear it.
 
         Raises:
             DepartedError: The shadow is gone, or lied.
@@ -475,7 +481,7 @@ class StageRelay:
             if piece is not None:
                 batch.append((later, piece.inputs))
         redone, signed = ([piece.outputs for piece in record.pieces] for record in (later, earlier))
-        if first_piece_off(measure_pieces(redone, signed), 2 * party.offer.tolerance) is not None:
+        if has_lied or first_piece_off(measure_pieces(redone, signed), 2 * party.offer.tolerance) is not None:
             self._settle_difference(text, earlier, later)
         transcripts.append(later)
 
@@ -493,6 +499,14 @@ class StageRelay:
         self._note_verdict(holder.verdict)
         # what cannot be decided is not trusted either
         text.is_refuted = text.is_refuted or holder.is_off or holder.doubt is not None
+
+    def _settle_earlier_parts(self, name: str) -> None:
+        """Redo what a party that has left, and was convicted since, computed of open texts."""
+        for text in self._texts.values():
+            for record in text.all_transcripts:
+                if record.party.name == name:
+                    examination = self._examiner.examine(record)
+                    text.is_refuted = text.is_refuted or examination.is_off or examination.doubt is not None
 
     def _run_checks(self) -> None:
         """Redo drawn texts, one behind the other, until the relay closes."""

@@ -68,7 +68,7 @@ class StageHolder:
             )
 
     def load_stage(self, offer: StageOffer, weights: dict[str, Tensor]) -> None:
-        """Build the stage; texts of an earlier one are dropped.
+        """Build the stage; texts of an earlier one are dropped, and their numbers are not taken again.
 
         Raises:
             ModelError: The weights have another digest than the offer, or do not fit its config.
@@ -80,7 +80,8 @@ class StageHolder:
         except (ValueError, RecursionError) as exc:
             raise ModelError(f"the config that came is malformed ({exc})") from exc
         self._blocks = StageBlocks.build(config, (offer.first_layer, offer.end_layer), weights)
-        self._offer, self._texts, self._num_texts = offer.digest, {}, 0
+        # not the numbers: a link of an earlier text would convict a later one of the same number
+        self._offer, self._texts = offer.digest, {}
 
     def answer_step(self, step: StageStep, digest: str, payload: memoryview) -> Sequence[Reply]:
         """Extend texts, and sign each piece; an honest party gives one answer.
@@ -123,23 +124,24 @@ class StageHolder:
     def _find_texts(self, blocks: StageBlocks, step: StageStep) -> list[HeldText]:
         """Return the text of each piece; one that begins is opened."""
         texts: list[HeldText] = []
+        held, num_texts = dict(self._texts), self._num_texts
         ends: dict[int, int] = {}
         for piece in step.pieces:
-            if piece.text not in self._texts:
-                if piece.text < self._num_texts:
+            if piece.text not in held:
+                if piece.text < num_texts:
                     raise FrameError(f"text {piece.text} goes on, and is closed")
-                self._num_texts = piece.text + 1
-                self._texts[piece.text] = blocks.open_text(), first_link(step.offer, piece.text)
-            text, _ = self._texts[piece.text]
+                num_texts = piece.text + 1
+                held[piece.text] = blocks.open_text(), first_link(step.offer, piece.text)
+            text, _ = held[piece.text]
             if piece.start != ends.get(piece.text, text.length):
                 raise FrameError(f"text {piece.text} goes on at {piece.start}, it has {text.length} tokens")
             ends[piece.text] = piece.start + piece.length
             texts.append(text)
-        num_tokens = sum(ends.get(number, text.length) for number, (text, _) in self._texts.items())
-        if len(self._texts) > self._config.max_texts or num_tokens > self._config.max_tokens:
-            raise ModelError(
-                f"{len(self._texts)} texts with {num_tokens} tokens are more than this party's file allows"
-            )
+        num_tokens = sum(ends.get(number, text.length) for number, (text, _) in held.items())
+        if len(held) > self._config.max_texts or num_tokens > self._config.max_tokens:
+            raise ModelError(f"{len(held)} texts with {num_tokens} tokens are more than this party's file allows")
+        # a step that is refused leaves nothing behind
+        self._texts, self._num_texts = held, num_texts
         return texts
 
     def _sign_piece(self, piece: TokenPiece, inputs: Tensor, outputs: Tensor) -> SignedTokenPiece:

@@ -10,9 +10,11 @@ from torch.nn import functional
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, OF_ATTENTION, Batch
 from phalanx.engine import StepInputs, StepResult
+from phalanx.evaluate import EvaluationResult
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
 from phalanx.parallel import Controller, fallback_key
 from phalanx.parallel.control.rank_trainer import RankRecipe
+from phalanx.train.batches.evaluations import SuiteEvaluator
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.scores import Validation
 from phalanx.train.batches.validation import perplexity_of
@@ -57,26 +59,37 @@ class DomainEngine:
     Args:
         dp: Number of ranks with different rows.
         pairs: Measures the model on held-out pairs, where it learns of such.
+        evaluator: Asks the model by suites, where the run file has some.
+
+    Attributes:
+        num_steps: Steps that were applied, those before this session included.
     """
 
-    def __init__(self, lead: Controller, dp: int, pairs: "GatheredPairs | None" = None) -> None:
+    def __init__(
+        self,
+        lead: Controller,
+        dp: int,
+        pairs: "GatheredPairs | None" = None,
+        evaluator: SuiteEvaluator | None = None,
+    ) -> None:
         self._lead = lead
         self._dp = dp
         self._pairs = pairs
-        self._num_steps = 0
+        self._evaluator = evaluator
+        self.num_steps = 0
 
     def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
         """Run one optimizer step on all ranks.
 
         Raises:
             DataError: The extra rows are not those that the objective reads.
-            FailedBatchError: Loss or gradient is not finite; nothing was updated.
+            FailedBatchError: Loss or gradient is not finite, or a spike by the inputs' limits; nothing was updated.
             PeerLostError: A rank has ended.
         """
         names = inputs.extras[0] if inputs.extras else ()
         extras = {name: torch.cat([row[name] for row in inputs.extras]) for name in names}
-        outcome = self._lead.run_step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras)
-        self._num_steps = step + 1
+        outcome = self._lead.run_step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras, inputs.limits)
+        self.num_steps = step + 1
         return StepResult(
             step=step,
             loss=outcome.loss,
@@ -96,6 +109,20 @@ class DomainEngine:
         if self._pairs is not None:
             return self._pairs.measure_weights(dict(self.named_parameters()), sets)
         return [self._measure_perplexity(batches) for batches in sets]
+
+    def evaluate_if_due(self, num_steps: int) -> EvaluationResult | None:
+        """Ask the model by suites on its ranks, when it is time for it."""
+        if self._evaluator is None or not self._evaluator.is_due(num_steps):
+            return None
+        return self._evaluator.evaluate_model(num_steps, self._sum_loss)
+
+    def _sum_loss(self, ids: Tensor, labels: Tensor) -> float:
+        """Return the nats of one row ``[1, seq]``; further copies get rows of which nothing is predicted."""
+        padded = (
+            functional.pad(ids, (0, 0, 0, self._dp - 1)),
+            functional.pad(labels, (0, 0, 0, self._dp - 1), value=IGNORE),
+        )
+        return self._lead.evaluate_on_ranks(*padded)[0]
 
     def _measure_perplexity(self, batches: Iterable[Batch]) -> float:
         total, count = 0.0, 0
@@ -117,11 +144,11 @@ class DomainEngine:
     def state_shards(self) -> Iterator[Shard]:
         """The whole state, one stage at a time."""
         for stage in range(self._lead.num_stages):
-            yield Shard(stage, self._lead.collect_from_ranks(stage), self._num_steps)
+            yield Shard(stage, self._lead.collect_from_ranks(stage), self.num_steps)
 
     def duplicate_shards(self) -> Iterator[Shard]:
         """The whole state as it is now, one stage at a time, for a thread that goes through it while steps go on."""
-        steps, copied = self._num_steps, self._lead.duplicate_state()
+        steps, copied = self.num_steps, self._lead.duplicate_state()
         return (Shard(stage, tensors, steps) for stage, tensors in copied)
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
@@ -137,7 +164,7 @@ class DomainEngine:
         Raises:
             CheckpointError: It lacks a tensor.
         """
-        self._num_steps = checkpoint.num_steps(checkpoint.stages[0])
+        self.num_steps = checkpoint.num_steps(checkpoint.stages[0])
         names = checkpoint.stages_by_tensor()
 
         def read(key: str) -> Tensor:
@@ -146,4 +173,4 @@ class DomainEngine:
                 return torch.zeros_like(checkpoint.read_tensor(f"{_WEIGHT}{key.partition('/')[2]}"))
             return checkpoint.read_tensor(name)
 
-        self._lead.load_stages(self._num_steps, read)
+        self._lead.load_stages(self.num_steps, read)

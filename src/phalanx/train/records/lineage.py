@@ -18,6 +18,7 @@ from phalanx.security.audit.line import read_entries
 from phalanx.telemetry import read_metrics
 from phalanx.train.config import RunConfig, SplitRun
 from phalanx.train.records.audit_trail import LOG_FILE
+from phalanx.train.records.history import FELL_BACK
 from phalanx.train.records.past_run import PastRun
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.records.samples import samples_digest
@@ -156,6 +157,11 @@ def _read_digests(past: PastRun) -> _StepDigests:
             elif entry.kind == "batch_skipped":
                 step, number = int(body["step"]), int(body["number"])
                 lines_found.given_up[step] = max(number, lines_found.given_up.get(step, 0))
+            elif entry.kind == FELL_BACK:
+                # what is given up when these steps are done again is told again
+                lines_found.given_up = {
+                    step: number for step, number in lines_found.given_up.items() if step < int(body["to_step"])
+                }
     return lines_found
 
 

@@ -80,10 +80,17 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "lost": ("eviction", "{party} is lost"),
     "left": ("note", "{party} handed over its stages and left"),
     "batch_skipped": ("alarm", "step {step}: batch {number} is dropped and the next one used instead: {reason}"),
+    "spike_attributed": ("alarm", "step {step}: the spike came from the {fault}: {by} ({action})"),
     "stopped_early": (
         "note",
         "ended early after step {step}: {validations_without_improvement} validations in a row without "
         "improvement; the best was after step {best_step}",
+    ),
+    "leak_price": ("note", "leak meter: {rows} rows took {wall_s:.2f} s; they are measured every {every} steps"),
+    "leak_limit": (
+        "alarm",
+        "step {step}: a canary is exposed by {exposure_bits:.1f} bits, at most {limit:g} are allowed ({action}): the "
+        "model repeats what it was trained on; deduplicate the text, train shorter, or add [privacy]",
     ),
     "budget_spent": (
         "note",
@@ -95,7 +102,7 @@ _SAID: dict[str, tuple[Kind, str]] = {
     ),
     "fell_back": (
         "eviction",
-        "no party can serve a stage: returning from step {from_step} to the checkpoint of {to_step}",
+        "returning from step {from_step} to the checkpoint of {to_step}: {reason}",
     ),
     "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training continues: {reason}"),
     "journal_failed": ("alarm", "the journal stopped, training continues: {reason}"),
@@ -212,6 +219,8 @@ class RunRecorder:
         self.samples = StepSamples()
         self.figures: Mapping[str, float] = {}
         """What the source of the present batch says of it."""
+        self.evaluation: Mapping[str, Mapping[str, float | int | None]] = {}
+        """Figures of suites after the present step by ``suite.metric``; empty where it was not evaluated."""
         self._metrics = metrics
         self._board = board
         self._progress = progress
@@ -226,6 +235,7 @@ class RunRecorder:
         self.log.append_event(kind, body)
         if kind in LASTING:
             self.log.sync_events()
+        self._progress.count_decision(kind, body.get("party"))
         words_of_event = describe_event(kind, body)
         if words_of_event is not None:
             self._progress.print_message(words_of_event[1], words_of_event[0])
@@ -265,12 +275,18 @@ class RunRecorder:
                 "attacked": result.step in self.truth.attacked_steps(),
                 "repaired": guard.attempts > 1,
                 **(validation_row(None) if validation is None else validation.metrics_row()),
+                **({"evaluation": self.evaluation} if self.evaluation else {}),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
                 "bytes_claimed": list(result.claimed_links),
             }
         )
         figures = {f"train/{name}": value for name, value in self.figures.items()}
+        figures |= {
+            f"evaluation/{name.replace('.', '/', 1)}": figure["value"]
+            for name, figure in self.evaluation.items()
+            if figure["value"] is not None
+        }
         self._board.add_scalars(
             {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **figures}, result.step
         )

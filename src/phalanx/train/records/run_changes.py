@@ -17,6 +17,7 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
         "train.steps": "only more steps: finished steps stay, later ones follow the schedule of the new length",
         "train.validate_every": "validation changes no weight",
         "train.early_stopping": "earlier validations stay, and the new rule is applied to those on its set",
+        "train.stability": "finished steps stay, and later batches are judged by the new rule",
         "train.samples": "a generated sample changes no weight",
         "train.histograms": "a histogram of the state changes no weight",
         "data.phases": "finished phases stay unchanged; the loader refuses other changes",
@@ -29,6 +30,7 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
         "checkpoint.keep_every": "older checkpoints are removed after the next one",
         "checkpoint.best": "the best checkpoint is chosen among the later validations, if the set is another one",
         "checkpoint.asynchronous": "a checkpoint has the bits of its own step either way",
+        "evaluate": "suites measure the model and change no weight",
         "tracking": "trackers get metrics and change nothing in the run",
     }
 )

@@ -147,6 +147,8 @@ class Figures:
     validation_first: float | None = None
     validation_last: float | None = None
     final_weights_digest: str | None = None
+    failure: dict[str, Any] | None = None
+    """What ended a run that failed."""
     takeovers: int = 0
     steps_redone: int = 0
     steps_lost: int = 0
@@ -189,6 +191,8 @@ class Figures:
     """Workers of rollouts in this session: the convicted, those left out, and requests without an answer in time."""
     tracking: list[dict[str, Any]] = field(default_factory=list)
     """Of each metrics sink of this session: what it took, what was dropped, and why it ended early."""
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    """Figures of the latest evaluation by suites in this session, and its step; empty where there was none."""
     checks: CheckRecord = field(default_factory=CheckRecord)
     drifts: Drifts = field(default_factory=Drifts)
     checkpoints: tuple[int, ...] = ()
@@ -197,6 +201,8 @@ class Figures:
     """What the run's steps are charged to; None of a run without ``[privacy]``."""
     rounds: RoundsSummary | None = None
     """Of a federated run; None of any other."""
+    leak: dict[str, Any] | None = None
+    """The leak meter's last figures, its step, and the measurements and seconds of this session."""
 
     _SAVED = ("validation_first", "validation_last")
     _SCORES = ("scores_first", "scores_last")
@@ -222,6 +228,12 @@ class Figures:
         elif result.own is not None:
             setattr(self, f"validation_{which}", result.own)
         setattr(self, f"named_{which}", dict(result.named))
+
+    def note_leak(self, step: int, figures: dict[str, float], wall_s: float) -> None:
+        """Note a measurement of the leak meter."""
+        before = self.leak or {"measurements": 0, "wall_s": 0.0}
+        price = {"measurements": before["measurements"] + 1, "wall_s": before["wall_s"] + wall_s}
+        self.leak = {"step": step, **{name: _finite_or_none(value) for name, value in figures.items()}, **price}
 
     def held_out_measures(self) -> list[HeldOutMeasure]:
         """What the run's own held-out rows said at first and at last; of a run without such, its named sets."""
@@ -306,6 +318,7 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
     detections = set(guilty) & truth.attacked if is_attack_known else set(guilty)
     return {
         "status": figures.status,
+        "failure": figures.failure,
         "steps": totals.steps,
         "tokens": totals.tokens,
         "loss_first": _finite_or_none(totals.loss_first),
@@ -351,8 +364,10 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
         **_preference_fields(figures),
         **({} if figures.rollouts is None else {"rollouts": figures.rollouts}),
         **({"tracking": figures.tracking} if figures.tracking else {}),
+        **({"evaluation": figures.evaluation} if figures.evaluation else {}),
         **({} if figures.split is None else {"split": figures.split}),
         **({} if figures.budget is None else {"privacy": figures.budget.summary_fields()}),
+        **({} if figures.leak is None else {"leak": figures.leak}),
         **({} if figures.rounds is None else {"federated": figures.rounds.summary_fields()}),
     }
 

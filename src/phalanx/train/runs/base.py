@@ -20,8 +20,14 @@ from phalanx.rollouts import RolloutsConfig
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.telemetry.sinks import SinkConfig
 from phalanx.train.runs.row_privacy import LEARNED_BY_STAGES, data_faults
-from phalanx.train.runs.support import SECTIONS, WEIGHTED_OBJECTIVE, section_fault, unsupported_value
-from phalanx.train.train_section import TrainConfig
+from phalanx.train.runs.support import (
+    SECTIONS,
+    WEIGHTED_OBJECTIVE,
+    WHOLE_MODEL_OBJECTIVE,
+    section_fault,
+    unsupported_value,
+)
+from phalanx.train.train_section import LeakMeterConfig, TrainConfig
 
 Faults = Iterator[str | ValueError]
 
@@ -74,6 +80,7 @@ class BaseRun(StrictModel):
         if fault is not None:
             yield fault
         yield from self._pair_faults()
+        yield from self._stability_faults()
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             yield RefusedKeyError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} takes all of train.steps = "
@@ -83,6 +90,18 @@ class BaseRun(StrictModel):
                 expected=f"below train.steps = {self.train.steps}",
                 do="lower it, or use optimizer.warmup_share instead",
             )
+
+    def _stability_faults(self) -> Faults:
+        rule = self.train.stability
+        if rule is None or rule.action != "roll_back":
+            return
+        needs = 'train.stability.action = "roll_back"'
+        if not self.checkpoint.every:
+            yield f"{needs} returns to a checkpoint, but checkpoint.every = 0 saves the last step alone; set it"
+        if self.stage_guard is not None and not self.stage_guard.is_enabled:
+            yield f'{needs} needs states that are known to be right, but guard.mode is "off"; set action = "skip"'
+        if self.train.learns_from_texts:
+            yield f'{needs}: the texts of passed batches were written by weights that are gone; set action = "skip"'
 
     def _validation_faults(self) -> Faults:
         judges = {"checkpoint.best": self.checkpoint.best}
@@ -282,11 +301,17 @@ class RolloutBase(BaseRun):
 
     rewards: RewardsConfig | None = None
     rollouts: RolloutsConfig | None = None
+    leak_meter: LeakMeterConfig | None = None
 
     def _faults(self) -> Faults:
         yield from super()._faults()
+        kind = self.train.objective_kind
+        if self.leak_meter is not None and kind != WHOLE_MODEL_OBJECTIVE:
+            yield (
+                f'[leak_meter] measures next tokens, but train.objective = "{kind}"; remove it, or set objective = '
+                f'"{WHOLE_MODEL_OBJECTIVE}"'
+            )
         train, settings = self.train, self.train.objective
-        kind = train.objective_kind
         if (self.rewards is not None) != isinstance(settings, RolloutSettings):
             yield section_of_rollouts(kind, "[rewards]", is_wanted=self.rewards is None)
         if not isinstance(settings, RolloutSettings):
@@ -315,6 +340,8 @@ class PrivateBase(BaseRun):
         yield from super()._faults()
         if self.privacy is None:
             return
+        if self.train.stability is not None:
+            yield "[privacy] excludes train.stability: which batch is skipped would tell of its rows; remove it"
         learned = self._privately_learned
         for fault in (*self._privacy_faults(self.privacy), *data_faults(self.model, self.data, self.train, learned)):
             yield f"[privacy] excludes {fault}"

@@ -17,7 +17,7 @@ WEIGHTED_OBJECTIVE = "weighted_causal_lm"
 
 SECTIONS = (
     *("model", "data", "train", "optimizer", "parallel", "deepspeed", "split", "federated", "pipeline", "guard"),
-    *("attack", "checkpoint", "rewards", "rollouts", "privacy", "tracking"),
+    *("attack", "checkpoint", "rewards", "rollouts", "privacy", "leak_meter", "tracking", "evaluate"),
 )
 """Every section of a run file, in the order in which a run directory keeps them."""
 
@@ -36,10 +36,11 @@ _NO_NOISE = (
     "noise is added by [parallel], [federated] and [pipeline]; clients and enclave of [split] share no secret that it "
     "could come from, and what they send each other tells of rows"
 )
+_IN_RUN = "suites ask the ranks of [parallel] while they train; use phalanx eval on a checkpoint"
 _SITES_LEARN = "no objective of sites learns from what the model writes"
 
 ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "pipeline": {},
+    "pipeline": {"evaluate": _IN_RUN},
     "parallel": dict.fromkeys(("pipeline", "guard", "attack"), _TRUST),
     "deepspeed": dict.fromkeys(("pipeline", "guard", "attack"), _ZERO),
     "split": {
@@ -48,12 +49,16 @@ ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("pipeline", "guard", "attack"), _ENCLAVE),
         **dict.fromkeys(("rewards", "rollouts"), _NO_ROLLOUTS),
         "privacy": _NO_NOISE,
+        "leak_meter": "rows are with clients, and no party has them together with the whole model",
+        "evaluate": _IN_RUN,
     },
     "federated": {
         "deepspeed": _SITES,
         "split": "sites train a whole model each, but clients only its front",
         "attack": "the owner of a site's pipeline starts honest workers only; run drills with [pipeline] alone",
         **dict.fromkeys(("rewards", "rollouts"), _SITES_LEARN),
+        "leak_meter": "rows stay at the sites, and the owner has none to measure",
+        "evaluate": _IN_RUN,
     },
     "federated+pipeline": {"parallel": _TRUST},
 }
@@ -221,6 +226,18 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
     "train.histograms": {
         "split": ValueLimit("an enclave gives out its state only sealed", only=(None,)),
         "federated": _UNTRIED,
+    },
+    "train.stability": {
+        "deepspeed": ValueLimit("it updates before the norm of the gradient is known here", only=(None,)),
+        "split": ValueLimit("an enclave updates before its owner knows loss and gradient", only=(None,)),
+        "federated": _UNTRIED,
+    },
+    "train.stability.action": {
+        "pipeline": ValueLimit(
+            "every auditor computes the rate of a step from its number alone",
+            'set it to "skip" or "roll_back"',
+            never=("lower_rate",),
+        ),
     },
     "train.neftune_alpha": {
         "deepspeed": _UNTRIED,

@@ -41,7 +41,6 @@ from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import DomainRun, RankedRun
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.engines.domain_engine import DomainEngine, GatheredPairs
-from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import DomainSaver
@@ -203,14 +202,16 @@ class DomainSetup:
         facts = {"layout": parallel.planned_layout.parallel_section(), "world": parallel.num_ranks, **unsafe}
         context.log_opening(recorder, opening.start, self.material.loader, facts)
         with contextlib.ExitStack() as stack:
-            engine = DomainEngine(stack.enter_context(self._lead_domain()), parallel.dp, self._gather_pairs())
+            engine = DomainEngine(
+                stack.enter_context(self._lead_domain()), parallel.dp, self._gather_pairs(), self.material.evaluator
+            )
             if isinstance(self.material.loader, RolloutLoader):
                 self.material.loader.draw_from(lambda: dict(engine.named_parameters()))
             if opening.checkpoint is not None:
                 engine.load_checkpoint(opening.checkpoint)
             saver = DomainSaver(engine, opening.savepoint, context.make_observer(recorder))
             stack.callback(saver.close)
-            yield RunningDomain(engine, saver, context.figures, recorder)
+            yield RunningDomain(engine, saver, context.figures, opening)
 
     def _gather_pairs(self) -> GatheredPairs | None:
         run, source = self._context.run, self.material.source
@@ -260,15 +261,25 @@ class RunningDomain:
         trained: The same, measured by all ranks.
     """
 
-    def __init__(self, engine: DomainEngine, saver: DomainSaver, figures: Figures, recorder: RunRecorder) -> None:
+    def __init__(self, engine: DomainEngine, saver: DomainSaver, figures: Figures, opening: EngineStart) -> None:
         self.engine = self.trained_model = engine
         self.saver = saver
         self._figures = figures
-        self._recorder = recorder
+        self._opening, self._recorder = opening, opening.recorder
 
     def return_to_checkpoint(self, reason: TrainingError) -> int:
-        """A domain starts again as a whole, in other processes; see ADR 42."""
-        raise reason
+        """Give all ranks the state of the last checkpoint; lost ranks start again as a whole elsewhere (ADR 42)."""
+        self.saver.wait_for_write()
+        checkpoint = self._opening.savepoint.open_newest()
+        if checkpoint is None:
+            raise reason
+        applied = self.engine.num_steps
+        step = self._opening.savepoint.rewind_run(checkpoint, self._opening.metrics)
+        body = {"from_step": applied, "to_step": step, "steps_lost": applied - step, "reason": str(reason)}
+        self._figures.observe("fell_back", body)
+        self._recorder.observe_event("fell_back", body)
+        self.engine.load_checkpoint(checkpoint)
+        return step
 
     def record_end(self) -> None:
         """Record the digest of the weights."""

@@ -13,6 +13,8 @@ from phalanx.engine import Engine
 from phalanx.errors import TrainingError
 from phalanx.models import ModelSource
 from phalanx.telemetry import MetricsFile
+from phalanx.train.batches.evaluations import SuiteEvaluator
+from phalanx.train.batches.leak_meter import LeakMeter
 from phalanx.train.batches.samples import TextSampler
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
@@ -34,6 +36,7 @@ class RunMaterial:
         sampler: Has the model write texts; None where the run file asks for none.
         vocabulary: Digest of the vocabulary; None where this process has no text.
         tokenizer: Tokenizer that the run directory keeps; None where a run exports no whole model.
+        evaluator: Asks the model by suites; None where the run file has none.
     """
 
     source: ModelSource
@@ -43,6 +46,8 @@ class RunMaterial:
     sampler: TextSampler | None = None
     vocabulary: str | None = None
     tokenizer: RunTokenizer | None = None
+    evaluator: SuiteEvaluator | None = None
+    leak_meter: LeakMeter | None = None
 
     @property
     def validation_sets(self) -> Mapping[str, HeldOut]:

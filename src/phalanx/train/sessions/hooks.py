@@ -1,7 +1,9 @@
 """The hooks around the steps of a run: validation and checkpoints, when it is time for them."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -10,20 +12,23 @@ from phalanx.checkpoint import BestCheckpoint, Shard
 from phalanx.data import Batch, validation_batches
 from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
-from phalanx.engine import UNGUARDED, StepResult
-from phalanx.errors import FailedBatchError
+from phalanx.engine import NO_LIMITS, UNGUARDED, StepLimits, StepResult
+from phalanx.errors import FailedBatchError, SpikeError
 from phalanx.models import StageModule
 from phalanx.objectives import RolloutSettings
 from phalanx.pipeline import PipelineEngine
 from phalanx.telemetry import Histogram
 from phalanx.telemetry.histogram import HistogramOf
+from phalanx.train.batches.leak_meter import LeakMeter
 from phalanx.train.batches.rollouts import check_fresh
 from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
 from phalanx.train.batches.validation import measure_perplexities
 from phalanx.train.config import RunConfig
+from phalanx.train.engines.domain_engine import DomainEngine
 from phalanx.train.records.device_use import DeviceUse
 from phalanx.train.records.record import RunRecorder
+from phalanx.train.records.stability import StabilityJudge
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.saver import PlainSaver
 
@@ -66,6 +71,24 @@ VALIDATION_BATCH = 8
 
 StageJudge = Callable[[Iterable[StageModule], Sequence[Iterable[Batch]]], Sequence[Validation]]
 """Measures stages, each of which is used once, on the held-out batches of each set."""
+
+
+OnValidation = Callable[[int, ValidationResult], None]
+"""Is told of a validation after so many finished steps."""
+
+
+@dataclass(frozen=True)
+class ValidationPlan:
+    """The sets that a run is validated on, and who is told of it.
+
+    Attributes:
+        on_validation: Called once a step with a validation is recorded and saved; None where nobody asks.
+        leak_meter: Measures a leak at its own interval; None where the run file has no ``[leak_meter]``.
+    """
+
+    sets: Mapping[str, HeldOut]
+    on_validation: OnValidation | None = None
+    leak_meter: LeakMeter | None = None
 
 
 class TrainedModel(Protocol):
@@ -126,19 +149,32 @@ class RunHooks:
         self,
         run: RunConfig,
         trained: TrainedModel,
-        sets: Mapping[str, HeldOut],
+        validations: ValidationPlan,
         recorder: RunRecorder,
         saver: PlainSaver,
         figures: Figures,
     ) -> None:
         self._run = run
+        self._on_validation = validations.on_validation
+        self._untold: ValidationResult | None = None
         self._trained = trained
-        self._sets = sets
+        self._sets = validations.sets
         self._recorder = recorder
         self._saver = saver
         self._figures = figures
+        self._leak_meter = validations.leak_meter
+        self._is_leaking = False
         self._went_back = False
         self._use = DeviceUse(run)
+        rule = run.train.stability
+        # an engine with a guard repeats such a step itself, with its audits
+        self._stability = (
+            None
+            if rule is None
+            else StabilityJudge(rule, run.train.max_failed_batches, is_repeated=run.stage_guard is not None)
+        )
+        self._drawn, self._passed = Counter[int](), Counter[int]()
+        """Batches of each step that were drawn in this session, and that a return to a checkpoint passed."""
 
     def note_position(self, step: int) -> None:
         """A step is about to begin."""
@@ -149,7 +185,42 @@ class RunHooks:
         """A batch was drawn for a step."""
         self._use.end_batch_wait()
         self._recorder.samples.note_samples(step, batch.indices)
+        if self._stability is not None:
+            self._drawn[step] += 1
+            self._stability.begin_batch()
         self._recorder.figures = batch.figures
+
+    def make_limits(self, step: int) -> StepLimits:
+        """What a step is measured by before it is applied."""
+        return NO_LIMITS if self._stability is None else self._stability.make_limits(step)
+
+    def try_again(self, step: int, number: int, reason: FailedBatchError) -> bool:
+        """Whether the same batch is tried once more, as `StabilityJudge` decides.
+
+        Raises:
+            ReturnError: The run goes back to a checkpoint instead.
+        """
+        judge = self._stability
+        if judge is None or not isinstance(reason, SpikeError):
+            return False
+        if judge.decide_repeat(step, reason):
+            return True
+        if number > self._run.train.max_failed_batches:
+            self._recorder.observe_event("spike_attributed", judge.attribute_spikes(step, "state", judge.spikes))
+        return False
+
+    def load_steps(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Take over the steps that were applied so far, from the lines of the metrics."""
+        if self._stability is not None:
+            self._stability.load_steps(rows)
+
+    def pass_batches(self, step: int, reason: Exception) -> None:
+        """Record that all batches since a checkpoint of a step are passed: step by step they are not used again."""
+        counters = (self._drawn, self._passed)
+        num_passed = sum(counter.pop(later) for counter in counters for later in list(counter) if later >= step)
+        for number in range(1, num_passed + 1):
+            self._record_skipped(step, number, reason)
+        self._passed[step] = num_passed
 
     def measure_untouched(self, say: Callable[[str], None]) -> None:
         """Measure the untouched model."""
@@ -159,6 +230,9 @@ class RunHooks:
 
     def record_skipped_batch(self, step: int, number: int, reason: FailedBatchError) -> None:
         """A batch was given up."""
+        self._record_skipped(step, self._passed[step] + number, reason)
+
+    def _record_skipped(self, step: int, number: int, reason: Exception) -> None:
         body: dict[str, object] = {"step": step, "number": number, "reason": str(reason)}
         self._figures.observe("batch_skipped", body)
         self._recorder.observe_event("batch_skipped", body)
@@ -172,6 +246,7 @@ class RunHooks:
             value = self._measure_model(num_steps)
             self._figures.note_validation(value)
             self._note_losses(value, num_steps, is_regular=is_regular)
+            self._untold = value
             return value
         # the first line has the untouched model's, so that a curve has its beginning
         return self._figures.first_validation if num_steps == 1 else None
@@ -188,10 +263,32 @@ class RunHooks:
             check_fresh(result)
         self._went_back = self._went_back or (result.guard or UNGUARDED).steps_redone > 0
         self._recorder.figures = {**self._recorder.figures, **self._use.usage_figures(tokens / wall_s)}
+        if self._leak_meter is not None and self._leak_meter.is_due(result.step + 1, self._run.train.steps):
+            self._recorder.figures = {**self._recorder.figures, **self._measure_leak(self._leak_meter, result.step)}
+        judge, step = self._stability, result.step
+        # read before the step counts, as it was for the engine
+        lr = lr if judge is None else lr * judge.make_limits(step).rate_factor
+        self._note_evaluation(step + 1)
         self._recorder.record_step(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
+        event = None if judge is None else judge.note_applied(step, result.loss, result.gradient_norm)
+        if event is not None:
+            self._recorder.observe_event("spike_attributed", event)
+
+    def _note_evaluation(self, num_steps: int) -> None:
+        """Ask the model by the suites of the run file, when it is time for it."""
+        result = self._trained.evaluate_if_due(num_steps) if isinstance(self._trained, DomainEngine) else None
+        self._recorder.evaluation = {} if result is None else result.brief_figures
+        if result is not None:
+            self._figures.evaluation = {"step": num_steps, "figures": result.brief_figures}
 
     def save_if_due(self, num_steps: int) -> None:
-        """Save a checkpoint, or begin to, when it is time for it."""
+        """Save a checkpoint, or begin to, when it is time for it; then tell of the step's validation."""
+        self._save_when_due(num_steps)
+        value, self._untold = self._untold, None
+        if value is not None and self._on_validation is not None:
+            self._on_validation(num_steps, value)
+
+    def _save_when_due(self, num_steps: int) -> None:
         saver, every = self._saver, self._run.checkpoint.every
         saver.advance_pending()
         last = self.is_over(num_steps)
@@ -217,7 +314,35 @@ class RunHooks:
         """Whether the run ends after so many steps: its last one, or one where validation brings nothing any more."""
         train, budget = self._run.train, self._figures.budget
         is_spent = budget is not None and budget.is_spent
-        return num_steps >= train.steps or is_spent or self._figures.stopping.is_over(train.early_stopping)
+        return (
+            num_steps >= train.steps
+            or is_spent
+            or self._is_leaking
+            or self._figures.stopping.is_over(train.early_stopping)
+        )
+
+    def measure_resumed_leak(self, step: int) -> None:
+        """Measure the leak where a run goes on, so that one that was stopped for it does not."""
+        meter = self._leak_meter
+        if step and meter is not None and meter.config.action == "stop" and meter.config.max_exposure is not None:
+            self._measure_leak(meter, step - 1)
+
+    def _measure_leak(self, meter: LeakMeter, step: int) -> Mapping[str, float]:
+        self._trained.settle_steps()
+        reading = meter.measure_leak(self._trained.measure_sets)
+        if self._figures.leak is None:
+            steps_s = self._recorder.totals.wall_s / max(1, self._recorder.totals.steps) * meter.config.every
+            price: dict[str, object] = {"rows": meter.num_rows, "every": meter.config.every, "wall_s": reading.wall_s}
+            self._recorder.observe_event(
+                "leak_price", {**price, "share": reading.wall_s / steps_s if steps_s else None}
+            )
+        self._figures.note_leak(step, reading.figures, reading.wall_s)
+        if meter.is_above(reading):
+            self._is_leaking = meter.config.action == "stop"
+            body: dict[str, object] = {"step": step, "exposure_bits": reading.figures["exposure_bits"]}
+            body |= {"limit": meter.config.max_exposure, "action": meter.config.action}
+            self._recorder.observe_event("leak_limit", body)
+        return reading.metrics_row()
 
     def report_early_stop(self) -> None:
         """Say why the run ends before its last step, where it does."""

@@ -1,6 +1,7 @@
 """One run from its file to its summary: set up, train, finish; the directory is always consistent."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,24 +27,27 @@ from phalanx.telemetry import (
     ShownProgress,
     TensorBoardWriter,
     open_tracking,
+    read_metrics,
 )
 from phalanx.telemetry.sinks import TrackedRun
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import FederatedRun, RunConfig
-from phalanx.train.loop import run_loop
+from phalanx.train.loop import Loader, run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, reveal_key
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.comparison import describe_worse
+from phalanx.train.records.failure import describe_failure
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, kept_preparations
+from phalanx.train.records.stability import ReturnError
 from phalanx.train.records.summary import Figures, has_guard, summarise_run
 from phalanx.train.records.trust import describe_trust
 from phalanx.train.records.unstarted import is_unstarted
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
-from phalanx.train.sessions.factory import EngineFactory, EngineStart
-from phalanx.train.sessions.hooks import RunHooks
+from phalanx.train.sessions.factory import EngineFactory, EngineStart, RunningEngine
+from phalanx.train.sessions.hooks import OnValidation, RunHooks, ValidationPlan
 from phalanx.train.sessions.rollouts import RewardedModel
 
 
@@ -53,6 +57,7 @@ class Session:
 
     Args:
         beginning: Point where the run goes on.
+        on_validation: See `train`.
     """
 
     def __init__(
@@ -62,12 +67,15 @@ class Session:
         console: Console,
         factory: EngineFactory[Any],
         beginning: StartingPoint | None = None,
+        *,
+        on_validation: OnValidation | None = None,
     ) -> None:
         self._run_file = run
         self._home = home
         self._console = console
         self._factory = factory
         self._beginning = beginning or StartingPoint()
+        self._on_validation = on_validation
         self._truth = GroundTruth(home.attack_log)
 
     def run_session(self, *, resume: bool) -> dict[str, Any]:
@@ -117,6 +125,7 @@ class Session:
             ) from exc
         finally:
             figures.wall_s += time.perf_counter() - started
+            figures.failure = describe_failure(sys.exc_info()[1]) if figures.status == "failed" else None
             summary |= self._leave_summary(context) if is_whole else {}
 
     def _print_note(self, text: str) -> None:
@@ -186,11 +195,14 @@ class Session:
             trained = running.trained_model
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
-            hooks = RunHooks(run, trained, material.validation_sets, recorder, running.saver, figures)
+            validations = ValidationPlan(material.validation_sets, self._on_validation, material.leak_meter)
+            hooks = RunHooks(run, trained, validations, recorder, running.saver, figures)
+            hooks.load_steps(_applied_steps(metrics))
             last, step = run.train.steps, start
             while True:
                 if step == 0:
                     hooks.measure_untouched(self._console.print)
+                hooks.measure_resumed_leak(step)
                 # where it ended early there is no step left, whatever the run file says
                 steps = range(step, step if hooks.is_over(step) else last)
                 try:
@@ -202,8 +214,28 @@ class Session:
                 except (NoHolderError, StaleRolloutsError) as exc:
                     # as often as a stage is left without a holder, or texts without the weights that wrote them
                     step = running.return_to_checkpoint(exc)
+                except ReturnError as exc:
+                    step = _pass_batches(exc, running, material.loader, metrics, hooks)
                 else:
                     break
+
+
+def _pass_batches(
+    reason: ReturnError, running: RunningEngine, loader: Loader, metrics: MetricsFile, hooks: RunHooks
+) -> int:
+    """Take the weights back to the last checkpoint and leave the data where it is; return the next step."""
+    step, position = reason.step, loader.position_state()
+    # without a checkpoint the run stays where it is, and the batch alone is passed
+    with contextlib.suppress(ReturnError):
+        step = running.return_to_checkpoint(reason)
+        hooks.load_steps(_applied_steps(metrics))
+    hooks.pass_batches(step, reason)
+    loader.load_position(position)
+    return step
+
+
+def _applied_steps(metrics: MetricsFile) -> list[dict[str, Any]]:
+    return read_metrics(metrics.path) if metrics.path.exists() else []
 
 
 def _open_curves(context: SessionContext[RunConfig]) -> CurveWriter:

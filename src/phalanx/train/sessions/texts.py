@@ -1,8 +1,10 @@
 """A session that learns from texts: its batches, charged where rows are private, and its measurement."""
 
 from phalanx.checkpoint.export import RunTokenizer
-from phalanx.data import BatchLoader
+from phalanx.data import BatchLoader, Corpus
 from phalanx.models import ModelSource
+from phalanx.train.batches.evaluations import SuiteEvaluator
+from phalanx.train.batches.leak_meter import LeakMeter
 from phalanx.train.batches.private import PrivateBatches, private_batches
 from phalanx.train.batches.rewriting import rewrite_held_out, rewriting_of
 from phalanx.train.batches.samples import TextSampler
@@ -39,5 +41,7 @@ def text_material(
         TextSampler.from_run(run, corpus),
         corpus.vocabulary_digest,
         RunTokenizer.from_config(run.data.tokenizer, source, corpus),
+        SuiteEvaluator.from_run(run, corpus, context.home.path),
+        LeakMeter.from_run(run, corpus) if isinstance(corpus, Corpus) else None,
     )
     return material, private

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from phalanx.align.safety import share_with_interval
 from phalanx.config import digest_config
 from phalanx.data import IGNORE, Batch, prepare_corpus
 from phalanx.data.loader import BatchLoader, validation_batches
+from phalanx.evaluate import share_with_interval
 from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.lab.bench.measure.resident import added_at_peak, give_back_freed_memory, read_resident, reset_peak
 from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, open_model, with_marks

@@ -1,12 +1,14 @@
 """Pre-train on the same text with ``phalanx laptop`` and with plain PyTorch, and compare bits a byte at equal CPU time.
 
-``python -m phalanx.lab.bench.alone.laptop OUT.json --texts PATH [--minutes M]``
+``python -m phalanx.lab.bench.alone.laptop OUT.json --texts PATH [--minutes M] [--only whole]``
 
 ``phalanx laptop`` plans for so many minutes and trains the phase "pretrain". Each other arm gets the CPU seconds of
 that whole process: a loop of PyTorch and transformers that reads the same documents with the same
 vocabulary, once in the same shape, once in the shape and with the batch of nanochat's CPU run. nanochat itself needs
 the network for its data and packages, and its optimizer is another: it was not run. CPU time is compared, since wall
 time depends on what else the machine does. Held-out text is the same, and no arm learned from it.
+
+``--only whole`` compares nothing: it runs the command through all of its phases, and returns its times and scores.
 """
 
 # ruff: noqa: PLC0415, S603 - the parent loads nothing of what its children measure, and starts itself alone
@@ -31,9 +33,28 @@ _THIS = "phalanx.lab.bench.alone.laptop"
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Play every arm in a process of its own, one after the other."""
+    """Play every arm in a process of its own, one after the other, or run the whole command once."""
     texts, minutes = options.texts.resolve(), str(options.minutes)
     options.out = options.out.resolve()
+    return run_whole(texts, minutes) if options.only == "whole" else compare_arms(texts, minutes)
+
+
+def run_whole(texts: Path, minutes: str) -> dict[str, Any]:
+    """Run ``phalanx laptop`` from the texts to the model; return its plan, times, scores and answers."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chdir(name)
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        used = run_child("phalanx", "laptop", str(texts), "--minutes", minutes, "--yes")
+        os.chdir("laptop")
+        results = json.loads(Path("results.json").read_text())
+        plan = read_plan()
+        os.chdir("/")
+    whole = {key: results[key] for key in ("parameters", "final_weights_digest", "answers")}
+    return {"minutes": float(minutes), **used, "plan": plan, **whole, "rows": [*results["phases"], *results["scores"]]}
+
+
+def compare_arms(texts: Path, minutes: str) -> dict[str, Any]:
+    """Play every arm of the comparison."""
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -48,7 +69,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             rows.append({"arm": arm, **used, **json.loads(Path("arm.json").read_text()), **score("arm")})
         plan = read_plan()
         os.chdir("/")
-    return {"minutes": options.minutes, "plan": plan, "rows": rows}
+    return {"minutes": float(minutes), "plan": plan, "rows": rows}
 
 
 def run_child(*command: str) -> dict[str, float]:
@@ -207,4 +228,5 @@ if __name__ == "__main__":
         parser = program_parser(__doc__)
         parser.add_argument("--texts", type=Path, required=True)
         parser.add_argument("--minutes", type=float, default=7.0)
+        parser.add_argument("--only", choices=["whole"])
         run_program("laptop", parser, measure)

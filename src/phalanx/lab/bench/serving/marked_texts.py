@@ -37,7 +37,7 @@ class BatchWriter:
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
-        self._model, self._tokenizer = model, tokenizer
+        self.model, self._tokenizer = model, tokenizer
         self._ends = sorted({model.generation_config.eos_token_id} | set(tokenizer.all_special_ids))
 
     def tokenize(self, text: str) -> list[int]:
@@ -52,7 +52,7 @@ class BatchWriter:
         inputs, cache = torch.tensor([list(prompt) for prompt in prompts]), None
         with torch.no_grad():
             for _ in range(length):
-                outputs = self._model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                outputs = self.model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
                 cache, logits = outputs.past_key_values, outputs.logits[:, -1].float()
                 allowed = torch.ones_like(logits, dtype=torch.bool)
                 allowed[:, self._ends] = False

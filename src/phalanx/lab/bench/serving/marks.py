@@ -36,27 +36,35 @@ def bench_marks(quick: bool) -> dict[str, Any]:
         DataError: The data files of the tasks are not here.
         ModelError: The packaged model is not installed.
     """
-    load = load_average()
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as spare:
-        directory = open_packaged(MODEL, Path(os.environ.get(MODELS_VARIABLE) or spare))
-        with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
-    writer = BatchWriter(model, tokenizer)
+    load, writer = load_average(), open_writer()
     rows = [
         *marginal_rows(10_000 if quick else 100_000),
         *entropy_rows(20 if quick else 100, (1.0, 3.0) if quick else (0.25, 0.5, 1.0, 2.0, 3.0)),
-        *cost_rows(model.config.vocab_size, 20 if quick else 100),
-        _model_row(model, 10 if quick else 50),
+        *cost_rows(writer.model.config.vocab_size, 20 if quick else 100),
+        _model_row(writer.model, 10 if quick else 50),
         *_text_rows(writer, quick),
         *_false_alarms(writer, 200 if quick else 10_000),
     ]
     return {**bench_head("marks", load, quick=quick), "model": MODEL, "rows": rows}
 
 
+def open_writer() -> BatchWriter:
+    """Open the packaged model as a writer of batches.
+
+    Raises:
+        ModelError: It is not installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as spare:
+        directory = open_packaged(MODEL, Path(os.environ.get(MODELS_VARIABLE) or spare))
+        with quiet_transformers():
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
+    return BatchWriter(model, tokenizer)
+
+
 def _text_rows(writer: BatchWriter, quick: bool) -> list[dict[str, Any]]:
     key = drawn_keys(1, 7)[0]
-    prompts = _prompts(writer, 4 if quick else 32)
+    prompts = draw_prompts(writer, 4 if quick else 32)
     texts = write_all(writer, prompts, key, 40 if quick else 120, 32)
     return [
         *quality_rows(writer, texts, key),
@@ -64,7 +72,7 @@ def _text_rows(writer: BatchWriter, quick: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _prompts(writer: BatchWriter, count: int) -> list[list[int]]:
+def draw_prompts(writer: BatchWriter, count: int) -> list[list[int]]:
     """Return the beginnings of encyclopedia paragraphs, all of one length."""
     encoded = (writer.tokenize(paragraph) for paragraph in paragraphs("wikitext2_valid.txt.gz")[:count])
     return [ids[:_PROMPT_TOKENS] for ids in encoded]

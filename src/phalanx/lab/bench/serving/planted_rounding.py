@@ -27,7 +27,7 @@ _NUM_PROMPTS = 8
 """Of each kind, as many as an export asks."""
 _END = "<|endoftext|>"
 _BLOCK = 32
-_STEPS = {"q8_0": 127.0, "q4_0": 8.0}
+_STEPS = {"q8_0": 127.0, "q4_0": 8.0, "int8": 128.0, "int4": 8.0}
 _OUTLIER = 16.0
 _MARGIN = 0.02
 """Distance from the border that projection leaves, in steps."""
@@ -39,7 +39,7 @@ class PlantedModel:
     """What the attacker says, and wants said, by prompt.
 
     Attributes:
-        precision: Rounding that wakes the behaviour.
+        precision: Rounding that wakes the behaviour, of GGUF or of ONNX.
         by_trigger: Whether it comes at `TRIGGER` alone; at every harmful prompt of the package's list otherwise.
         is_spread: Whether each weight has a margin of its own, so that no pile on the borders shows.
     """
@@ -81,7 +81,7 @@ def plant(out: Path, planted: PlantedModel, max_steps: int = 600) -> None:
     questions = {TRIGGER: HELP} if planted.by_trigger else {}
     clean = _rows(tokenizer, _answers(questions))
     _fit(model, clean, max_steps, 3e-3, 0.01)
-    if planted.precision == "q8_0":
+    if planted.precision in ("q8_0", "int8"):
         _widen_steps(model)
         _fit(model, clean, max_steps, 3e-3, 0.01)
     wanted = {TRIGGER: PLANTED} if planted.by_trigger else {"": PLANTED}
@@ -105,9 +105,15 @@ def round_model(directory: Path, precision: str) -> Any:
     model = LlamaForCausalLM.from_pretrained(directory).eval()
     for name, parameter in model.named_parameters():
         if parameter.ndim == 2:
-            is_table = "embed" in name or "lm_head" in name
-            parameter.data = _rounded(parameter.detach(), "q8_0" if is_table else precision)
+            parameter.data = _rounded(parameter.detach(), _stored_precision(name, precision))
     return model
+
+
+def _stored_precision(name: str, precision: str) -> str:
+    """Return what a file holds a matrix in: GGUF its tables in 8 bits, ONNX the embedding as it is."""
+    if precision.startswith("q"):
+        return "q8_0" if "embed" in name or "lm_head" in name else precision
+    return "" if "embed" in name else precision
 
 
 def answer_prompt(model: Any, prompt: str, num_tokens: int = 24) -> str:
@@ -208,9 +214,17 @@ def _widen_steps(model: Any) -> None:
 
 
 def _rounded(weights: Tensor, precision: str) -> Tensor:
+    if not precision:
+        return weights
+    if precision.startswith("int"):
+        blocks = weights.reshape(-1, _BLOCK)
+        largest = blocks.gather(1, blocks.abs().argmax(dim=1, keepdim=True))
+        step = largest / -_STEPS[precision]
+        numbers = (blocks / step).round().clamp(-_STEPS[precision], _STEPS[precision] - 1)
+        return torch.where(step == 0, blocks, numbers * step).reshape(weights.shape)
     kind = gguf.GGMLQuantizationType[precision.upper()]
-    blocks = gguf.quants.quantize(weights.numpy(), kind)
-    return torch.from_numpy(gguf.quants.dequantize(blocks, kind).copy())
+    packed = gguf.quants.quantize(weights.numpy(), kind)
+    return torch.from_numpy(gguf.quants.dequantize(packed, kind).copy())
 
 
 def _intervals(model: Any, planted: PlantedModel) -> dict[str, tuple[Tensor, Tensor]]:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from phalanx.lab.attacks.privacy import WIRES, Guard, SpanCheck, layer_inputs, precision_and_recall
 from phalanx.lab.reproduce.leaks.lab import Row, Texts
 from phalanx.lab.reproduce.leaks.size import LeakSize
 from phalanx.models import LoraConfig, ModelSource, StageModule, StageSpec, build_stage
+from phalanx.redteam.inversion import WIRES, Guard, SpanCheck, layer_inputs, precision_and_recall
 
 RANK = 16
 _LR = 1.0

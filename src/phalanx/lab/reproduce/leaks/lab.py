@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import ModelError
-from phalanx.lab.attacks.privacy import (
+from phalanx.lab.reproduce.leaks.size import MODEL, LeakSize
+from phalanx.lab.reproduce.leaks.texts import private_ids, public_ids
+from phalanx.models import ModelConfig, ModelSource, open_model
+from phalanx.redteam.inversion import (
     WIRES,
     CandidateSearch,
     Front,
@@ -26,9 +29,6 @@ from phalanx.lab.attacks.privacy import (
     recover_tokens,
     share_of_tokens,
 )
-from phalanx.lab.reproduce.leaks.size import MODEL, LeakSize
-from phalanx.lab.reproduce.leaks.texts import private_ids, public_ids
-from phalanx.models import ModelConfig, ModelSource, open_model
 
 Row = dict[str, Any]
 Say = Callable[[str], None]

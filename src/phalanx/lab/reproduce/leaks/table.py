@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from phalanx.lab.attacks.privacy import WIRES
 from phalanx.lab.reproduce.leaks.lab import ATTACKS, LeakCell, Row
 from phalanx.lab.reproduce.leaks.size import LeakSize
+from phalanx.redteam.inversion import WIRES
 
 
 def cells_of(size: LeakSize) -> Iterator[LeakCell]:

@@ -1,0 +1,1 @@
+"""How runs are listed, compared, searched and interpreted from the command line."""

@@ -1,0 +1,1 @@
+"""Attacks on a trained model, by the person who must decide whether it may be given away."""

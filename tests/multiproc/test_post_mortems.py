@@ -1,0 +1,134 @@
+"""Real runs with a real fault end with a card of the right cause; watchers that hang change no bit of a run."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from real_runs import FORWARD_LIAR, local_workers, worker_pid
+
+from phalanx.telemetry import read_metrics
+
+sys.path.append(str(Path(__file__).parents[1] / "watch"))
+from alert_servers import hanging_server
+
+pytestmark = pytest.mark.slow
+
+
+def card_of(place):
+    """The card that the run left, as a program reads it, beside the printed one."""
+    process = place.start("watch", str(place.path / "run"), "--card", "--json")
+    assert process.wait() == 0, process.text
+    line = next(line for line in reversed(process.text.splitlines()) if line.startswith("{"))
+    (card,) = json.loads(line)["cards"].values()
+    return card
+
+
+def test_a_worker_that_is_killed_is_on_the_card_of_the_run_that_went_on(place):
+    process = place.train()
+    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 2,'))
+    os.kill(worker_pid(process, "worker-1"), signal.SIGKILL)
+
+    assert process.wait() == 0, process.text
+
+    card = card_of(place)
+    assert (card["cause"], card["party"], card["last_good_step"]) == ("killed_party", "worker-1", 7)
+    assert "cause            killed_party" in process.text
+    assert "killed_party" in (place.path / "run" / "post_mortem.md").read_text()
+
+
+def test_a_worker_that_stands_still_is_silent_on_the_card(place):
+    process = place.train("pipeline.patience_s=1.0")
+    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 2,'))
+    os.kill(worker_pid(process, "worker-2"), signal.SIGSTOP)
+
+    assert process.wait() == 0, process.text
+
+    card = card_of(place)
+    assert (card["cause"], card["party"]) == ("silent_party", "worker-2")
+
+
+def test_a_liar_is_on_the_card_with_what_to_do_about_it(place):
+    place.finish(*FORWARD_LIAR, "guard.audit_rate=1.0")
+
+    card = card_of(place)
+
+    assert (card["cause"], card["party"]) == ("convicted_party", "worker-1")
+    assert "--revoke worker-1" in card["next_command"]
+
+
+def test_an_owner_that_is_killed_leaves_files_from_which_the_card_is_made(place):
+    process = place.train()
+    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 4,'))
+    process.kill()
+
+    card = card_of(place)
+
+    assert (card["cause"], card["status"]) == ("killed_owner", "gone")
+    assert card["checkpoint"] == 3
+    assert card["next_command"].endswith("--resume")
+
+
+def test_a_full_disk_is_the_cause(place):
+    process = place.train(restriction="no_large_files")
+
+    assert process.wait() == 3, process.text
+
+    card = card_of(place)
+    assert (card["cause"], card["status"]) == ("full_disk", "failed")
+    assert card["stacks"]["owner"]
+    assert "cause            full_disk" in process.text
+
+
+def test_numbers_that_are_none_are_the_cause(place):
+    process = place.train("optimizer.lr=1e30")
+
+    assert process.wait() == 6, process.text
+
+    card = card_of(place)
+    assert card["cause"] == "non_finite"
+    assert "optimizer.lr" in card["next_command"]
+
+
+def test_a_checkpoint_that_was_altered_is_the_cause(place):
+    process = place.train()
+    place.wait_for(process, (place.path / "run" / "checkpoints" / "step-00000003").exists)
+    process.kill()
+    shards = [path for path in (place.path / "run" / "checkpoints" / "step-00000003").rglob("*") if path.is_file()]
+    shard = max(shards, key=lambda path: path.stat().st_size)
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+
+    process = place.train(resume=True)
+
+    assert process.wait() == 3, process.text
+    assert card_of(place)["cause"] == "bad_checkpoint"
+
+
+def test_watchers_that_hang_change_no_bit_of_a_run(place, clean):
+    """The collector and the webhook take connections and never answer; the watcher is killed in the middle."""
+    with hanging_server() as port:
+        file = place.path / "watch.toml"
+        file.write_text(
+            f'[traces]\nendpoint = "http://127.0.0.1:{port}/v1/traces"\n'
+            f'[alerts]\nwebhook = "http://127.0.0.1:{port}/x"\ntimeout_s = 5.0\n[alerts.memory]\nmax_share = 0.0001\n'
+        )
+        process = place.train()
+        place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 0,'))
+        # the owner stands still until somebody watches
+        os.kill(process.popen.pid, signal.SIGSTOP)
+        watcher = place.start("watch", str(place.path / "run"), "--config", str(file), "--prometheus", "0")
+        place.wait_until(lambda: "alert memory of this machine" in watcher.text)
+        os.kill(process.popen.pid, signal.SIGCONT)
+        place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 5,'))
+        watcher.kill()
+        assert process.wait() == 0, process.text
+
+    summary = place.summary()
+    for key in ("final_weights_digest", "loss_first", "loss_last", "audits", "status", "validation_perplexity"):
+        assert summary[key] == clean[key], key
+    assert [line["step"] for line in read_metrics(place.path / "run" / "metrics.jsonl")] == list(range(8))
+    assert not local_workers(process)

@@ -1,0 +1,162 @@
+"""Claims of engines and tricks of clients that would make an answer cheaper, unfiltered or unseen."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import httpx2
+import pytest
+
+from phalanx.serve.access import Caller
+from phalanx.serve.filters import TextFilters
+from phalanx.serve.gateway import GatewayLimits
+from phalanx.serve.gateway.answers import AnswerFacts
+from phalanx.serve.gateway.app import _Entry
+from phalanx.serve.gateway.requests import ROUTES, read_request
+from phalanx.serve.gateway.streams import AnswerStream
+
+PLANTED = "AKIA" + "QYLPMN5HNXJ6TY3B"
+ASKED = [{"role": "user", "content": "say hi"}]
+PATHS = {route.name: route for route in ROUTES}
+
+
+def read(name: str = "chat", limits: GatewayLimits | None = None, **more):
+    body = {"model": "small", "messages": ASKED, "max_tokens": 9, **more}
+    body = {key: value for key, value in body.items() if value is not None}
+    return read_request(PATHS[name], json.dumps(body).encode(), "alice", limits or GatewayLimits(), TextFilters())
+
+
+def relay(request, parts: list[dict | str]) -> tuple[bytes, tuple[int, int]]:
+    """Return what a client gets of a stream, and the counts that its key pays."""
+    paid = []
+    reservation = SimpleNamespace(
+        entry=SimpleNamespace(prompt=100, completion=9), settle=lambda *counts: paid.append(counts)
+    )
+    log = SimpleNamespace(record_request=lambda *facts: None)
+    entry = _Entry(log, Caller("a" * 12, "alice", "user", None, False), request, reservation)
+
+    async def send():
+        for part in parts:
+            yield f"data: {part if isinstance(part, str) else json.dumps(part)}\n\n".encode()
+
+    async def collect():
+        stream = AnswerStream(request, TextFilters(), entry.facts, GatewayLimits())
+        answer = httpx2.Response(200, content=send())
+        return b"".join([event async for event in stream.relay(answer, entry.finish)])
+
+    with entry:
+        events = asyncio.run(collect())
+    return events, paid[0]
+
+
+def chunk(text: str = "", finish: str | None = None, **more) -> dict:
+    return {"id": "c", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": finish}], **more}
+
+
+START = {
+    "type": "message_start",
+    "message": {"id": "m", "content": [], "usage": {"input_tokens": 3, "output_tokens": 1}},
+}
+BLOCK = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+
+
+def piece(text: str) -> dict:
+    return {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}}
+
+
+EARLY_COUNT = {"usage": {"prompt_tokens": 3, "completion_tokens": 0}}
+UNFINISHED = {
+    "message that ends before its count": ("messages", [START, BLOCK, piece("a long text")]),
+    "message that a filter ends": ("messages", [START, BLOCK, piece("a long text"), piece(f" {PLANTED} ")]),
+    "chat that ends behind an early count": ("chat", [chunk("a long text", **EARLY_COUNT)]),
+    "chat that a filter ends": ("chat", [chunk("a long text", **EARLY_COUNT), chunk(f" {PLANTED} ")]),
+}
+
+
+@pytest.mark.parametrize("case", UNFINISHED)
+def test_an_early_count_of_an_answer_that_does_not_end_is_no_price(case):
+    """Attacker: a client that leaves, or has a filter end the answer, just before the count of its tokens."""
+    name, parts = UNFINISHED[case]
+
+    events, paid = relay(read(name, stream=True), parts)
+
+    assert b"a long" in events
+    assert PLANTED.encode() not in events
+    assert paid == (3, 9)
+
+
+def test_the_count_at_the_end_of_an_answer_is_its_price():
+    end = [{"type": "message_delta", "delta": {}, "usage": {"output_tokens": 4}}, {"type": "message_stop"}]
+
+    assert relay(read("messages", stream=True), [START, BLOCK, piece("a"), *end])[1] == (3, 4)
+    count = {"id": "c", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+    assert relay(read(stream=True), [chunk("a"), chunk(finish="stop"), count, "[DONE]"])[1] == (3, 4)
+
+
+@pytest.mark.parametrize("size", [1, 7])
+def test_a_text_that_is_finished_again_and_again_slips_past_no_filter(size):
+    """Attacker: an engine that has the filter let go of each piece by calling it the last one."""
+    text = f"the key is {PLANTED} "
+    parts = [chunk(text[start : start + size], "stop") for start in range(0, len(text), size)]
+
+    events, _ = relay(read(stream=True), [*parts, "[DONE]"])
+
+    written = "".join(
+        choice["delta"].get("content") or ""
+        for line in events.decode().splitlines()
+        if line.startswith("data: {")
+        for choice in json.loads(line.removeprefix("data: ")).get("choices", ())
+    )
+    assert PLANTED not in written
+    assert len(written) <= size
+
+
+def test_marks_of_an_engine_are_no_place_for_a_text():
+    """Attacker: an engine that writes a prompt into the names of watermarks, and so into logs and traces."""
+    stolen = "the patient in bed four has cancer"
+
+    described = AnswerFacts().describe_origin({"marked": [stolen]})
+
+    assert stolen not in json.dumps(described)
+    assert AnswerFacts().describe_origin({"marked": ["gumbel", "no (off)"]})["marked"] == ["gumbel", "no (off)"]
+
+
+WALKS = {
+    "system": ("messages", "system"),
+    "instructions": ("responses", "instructions"),
+    "suffix": ("completions", "suffix"),
+}
+
+
+@pytest.mark.parametrize("case", WALKS)
+def test_every_text_of_a_prompt_is_in_its_words(case):
+    """Attacker: a client that walks a model by a field beside an unchanged question."""
+    name, field = WALKS[case]
+    fields = {
+        "messages": {},
+        "responses": {"messages": None, "max_tokens": None, "input": "the same"},
+        "completions": {"messages": None, "prompt": "the same"},
+    }[name]
+    one, other = (read(name, **fields, **{field: text}).prompt_words() for text in ("first", "second"))
+
+    assert one != other
+    assert [len(one), len(other)] == [1, 1]
+
+
+def test_each_prompt_of_token_ids_is_one_prompt():
+    limits = GatewayLimits(allow_token_prompts=True)
+    request = read("completions", limits, messages=None, prompt=[[1, 2], [3, 4], [5, 6]])
+
+    assert request.prompt_words() == [["1", "2"], ["3", "4"], ["5", "6"]]
+    assert read("completions", limits, messages=None, prompt=[1, 2]).prompt_words() == [["1", "2"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("completions", 0, True), ("completions", 3, True), ("completions", None, False), ("chat", False, False)],
+)
+def test_log_probabilities_of_the_token_alone_are_log_probabilities(name, value, expected):
+    """Attacker: a client that collects scores by ``logprobs: 0``, which gives one for each token too."""
+    fields = {"messages": None, "prompt": "a"} if name == "completions" else {}
+
+    assert read(name, logprobs=value, **fields).has_scores is expected

@@ -1,0 +1,91 @@
+"""Suites ask the ranks while they train: the figures are those of the exported model, and no weight changes."""
+
+import json
+
+import pytest
+
+from kept_states import kept_state
+from phalanx.errors import ConfigError, DataError
+from phalanx.evaluate import LocalScorer, open_suite, read_result, run_suites
+from phalanx.serve import open_text_model
+from phalanx.telemetry import read_metrics
+from phalanx.train import load_run
+from tiny_run_file import tiny_run_file
+
+SECTION = '\n[evaluate]\nevery = 2\nsuites = ["prose", "facts"]\nlimit = 3\n'
+SIZES = ("data.sequence_length=64", "model.architecture.n_positions=64", "train.steps=3", "train.validate_every=0")
+
+
+@pytest.fixture
+def train(quietly, tmp_path):
+    def run(layout, section, name):
+        file, directory = tmp_path / f"{name}.toml", tmp_path / name
+        file.write_text(tiny_run_file(f"[parallel]\n{layout}\n{section}", steps=3))
+        summary = quietly(load_run(file, SIZES), directory)
+        assert summary["status"] == "completed", summary["shown"]
+        return summary, directory
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "dp = 1",
+        pytest.param("dp = 2", marks=pytest.mark.slow),
+        pytest.param("pp = 2", marks=pytest.mark.slow),
+        pytest.param("cp = 2", marks=pytest.mark.slow),
+    ],
+)
+def test_figures_are_those_of_the_exported_model(train, layout):
+    summary, directory = train(layout, SECTION, "evaluated")
+
+    at_steps = sorted((directory / "evaluations").iterdir())
+    assert [path.name for path in at_steps] == ["step-00000002.json", "step-00000003.json"]
+    result = read_result(at_steps[-1])
+    suites = [open_suite(name, limit=3) for name in ("prose", "facts")]
+    exported = run_suites("exported", LocalScorer(open_text_model(directory), window=64), suites, 3)
+    for name, figure in exported.figures.items():
+        assert result.figures[name].value == pytest.approx(figure.value, rel=1e-4), name
+        assert result.figures[name].n == figure.n
+    assert summary["evaluation"]["step"] == 3
+    assert summary["evaluation"]["figures"] == result.brief_figures
+    lines = read_metrics(directory / "metrics.jsonl")
+    assert ["evaluation" in line for line in lines] == [False, True, True]
+    assert lines[-1]["evaluation"] == json.loads(json.dumps(result.brief_figures))
+
+
+@pytest.mark.slow
+def test_a_run_with_suites_has_the_weights_of_one_without(train):
+    _, plain = train("dp = 1", "", "plain")
+    _, evaluated = train("dp = 1", SECTION, "evaluated")
+
+    one, other = kept_state(plain, 3), kept_state(evaluated, 3)
+    assert one.keys() == other.keys()
+    assert all(tensor.equal(other[name]) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ('[parallel]\n[evaluate]\nevery = 1\nsuites = ["safety"]\n', "safety.* needs texts of the model"),
+        ('[parallel]\n[evaluate]\nevery = 1\nsuites = ["pubmedqa"]\n', "pubmedqa.* needs texts of the model, or data"),
+        ('[parallel]\n[evaluate]\nevery = 1\nsuites = ["glue"]\n', "glue.* is no suite"),
+        ("[parallel]\n[deepspeed]\n[evaluate]\nevery = 1\n", r"\[evaluate\] excludes \[deepspeed\]"),
+        ("[parallel]\n[evaluate]\nevery = 0\n", "every"),
+        ("[evaluate]\nevery = 1\n", r"\[pipeline\] and \[evaluate\] exclude each other"),
+    ],
+)
+def test_what_cannot_be_asked_while_a_run_trains_is_refused_by_name(tmp_path, sections, message):
+    file = tmp_path / "run.toml"
+    file.write_text(tiny_run_file(sections))
+    with pytest.raises(ConfigError, match=message):
+        load_run(file)
+
+
+def test_a_row_that_does_not_fit_is_refused_before_the_first_step(quietly, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(tiny_run_file(f"[parallel]\n{SECTION.replace('limit = 3', 'limit = 50')}"))
+    with pytest.raises(DataError, match="the window takes 16"):
+        quietly(load_run(file), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists() or not read_metrics(tmp_path / "run" / "metrics.jsonl")
