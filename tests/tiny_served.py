@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from phalanx.models import parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 from phalanx.serve import TextModel
 from phalanx.serve.access import Access, KeyStore, ListenConfig, RequestBounds, bind_socket, make_server
 from phalanx.serve.access.key_file import KeyLimits, KeyTerms

@@ -71,6 +71,10 @@ class PhalanxError(Exception):
     exit_code = 1
     code = "PHX-A001"
 
+    def __init_subclass__(cls, code: str = "", exit_code: int = 0) -> None:
+        super().__init_subclass__()
+        cls.code, cls.exit_code = code or cls.code, exit_code or cls.exit_code
+
     @property
     def error_facts(self) -> dict[str, str]:
         """What a program may want to know beside the message; the code may be narrower than that of the class."""
@@ -99,250 +103,171 @@ class ReasonedError(PhalanxError):
         self.detail = detail
 
 
-class ConfigError(PhalanxError):
+class ConfigError(PhalanxError, code="PHX-C001", exit_code=2):
     """A run or worker file is wrong: unknown key, wrong type, impossible combination."""
 
-    exit_code = 2
-    code = "PHX-C001"
 
-
-class InputError(PhalanxError):
+class InputError(PhalanxError, code="PHX-I001", exit_code=3):
     """Something on disk is not what it should be, or the disk itself is not."""
 
-    exit_code = 3
-    code = "PHX-I001"
 
-
-class DataError(InputError):
+class DataError(InputError, code="PHX-I010"):
     """Text, tokenizer or packed data is missing or malformed."""
 
-    code = "PHX-I010"
 
-
-class ModelError(InputError):
+class ModelError(InputError, code="PHX-I030"):
     """A model directory cannot be read, sliced or adapted."""
 
-    code = "PHX-I030"
 
-
-class CheckpointError(InputError):
+class CheckpointError(InputError, code="PHX-I050"):
     """A checkpoint is missing, damaged, foreign or from another run."""
 
-    code = "PHX-I050"
 
-
-class NoEvidenceError(InputError):
+class NoEvidenceError(InputError, code="PHX-I070"):
     """This machine gives no attestation evidence of the kind that is asked for, or what it gave cannot be used."""
 
-    code = "PHX-I070"
 
-
-class DiskError(InputError):
+class DiskError(InputError, code="PHX-I080"):
     """The disk does not take or give what a log needs; the log itself is not at fault."""
 
-    code = "PHX-I080"
 
-
-class TransportError(PhalanxError):
+class TransportError(PhalanxError, code="PHX-T001", exit_code=4):
     """A peer or the link to it misbehaves."""
 
-    exit_code = 4
-    code = "PHX-T001"
 
-
-class FrameError(TransportError):
+class FrameError(TransportError, code="PHX-T010"):
     """A frame is malformed: truncated, over-long or of the wrong type."""
 
-    code = "PHX-T010"
 
-
-class OutOfBoundsError(FrameError):
+class OutOfBoundsError(FrameError, code="PHX-T011"):
     """A message has all its fields, of the right types, and a value in one that nothing can have."""
 
-    code = "PHX-T011"
 
-
-class OrderError(TransportError):
+class OrderError(TransportError, code="PHX-T020"):
     """A frame was replayed, skipped or arrived out of order."""
 
-    code = "PHX-T020"
 
-
-class SealError(TransportError, ReasonedError):
+class SealError(TransportError, ReasonedError, code="PHX-T030"):
     """A frame is not the one due, or its channel is closed; `reason` is of `phalanx.security.seal.SealRefusal`."""
 
-    code = "PHX-T030"
 
-
-class UpdateRefusedError(TransportError, ReasonedError):
+class UpdateRefusedError(TransportError, ReasonedError, code="PHX-T035"):
     """A site's update is not let into a round; `reason` is of `phalanx.federated.admission.UpdateRefusal`."""
 
-    code = "PHX-T035"
 
-
-class PeerRefusedError(TransportError):
+class PeerRefusedError(TransportError, code="PHX-T040"):
     """A peer is unknown, evicted, or not the party that it claims to be."""
 
-    code = "PHX-T040"
 
-
-class PeerLostError(TransportError):
+class PeerLostError(TransportError, code="PHX-T050"):
     """A peer is gone, or was silent beyond its deadline."""
 
-    code = "PHX-T050"
 
-
-class PeerGoneError(PeerLostError):
+class PeerGoneError(PeerLostError, code="PHX-T051"):
     """No process listens at a peer's address: its process has ended, or has not begun."""
 
-    code = "PHX-T051"
 
-
-class VerificationError(PhalanxError):
+class VerificationError(PhalanxError, code="PHX-V001", exit_code=5):
     """A claim, a log or a proof does not hold."""
 
-    exit_code = 5
-    code = "PHX-V001"
 
-
-class CertificateError(VerificationError):
+class CertificateError(VerificationError, code="PHX-V010"):
     """A certificate is wrong, expired or signed by another authority."""
 
-    code = "PHX-V010"
 
-
-class PadError(VerificationError):
+class PadError(VerificationError, code="PHX-V020"):
     """A one-time pad cannot be shown to be fresh, so nothing may be masked with it."""
 
-    code = "PHX-V020"
 
-
-class WrongProductError(VerificationError):
+class WrongProductError(VerificationError, code="PHX-V030"):
     """A worker's answer is not the product of the masked numbers that it was sent."""
 
-    code = "PHX-V030"
 
-
-class SignatureError(VerificationError):
+class SignatureError(VerificationError, code="PHX-V040"):
     """A signature does not match what it is said to sign."""
 
-    code = "PHX-V040"
 
-
-class AuditLogError(VerificationError):
+class AuditLogError(VerificationError, code="PHX-V050"):
     """The audit log was altered, truncated or reordered."""
 
-    code = "PHX-V050"
 
-
-class CutLogError(AuditLogError):
+class CutLogError(AuditLogError, code="PHX-V051"):
     """The audit log lacks lines that a party of the run knows, by the owner's own signature."""
 
-    code = "PHX-V051"
 
-
-class EvidenceError(VerificationError):
+class EvidenceError(VerificationError, code="PHX-V060"):
     """An evidence file does not prove what it says."""
 
-    code = "PHX-V060"
 
-
-class IsolationError(VerificationError):
+class IsolationError(VerificationError, code="PHX-V070"):
     """A process cannot be kept apart from others as is required, so nothing was run in it."""
 
-    code = "PHX-V070"
 
-
-class RefusedEvidenceError(VerificationError, ReasonedError):
+class RefusedEvidenceError(VerificationError, ReasonedError, code="PHX-V080"):
     """Attestation evidence was appraised and refused; `reason` is of `phalanx.security.tee.RefusedEvidenceReason`."""
 
-    code = "PHX-V080"
 
-
-class TpmError(VerificationError):
+class TpmError(VerificationError, code="PHX-V090"):
     """A TPM cannot be reached, refuses a command, or keeps a secret because the machine's state is another one.
 
     Attributes:
         response: The TPM's response code; 0 where it did not answer.
     """
 
-    code = "PHX-V090"
-
     def __init__(self, message: str, response: int = 0) -> None:
         super().__init__(message)
         self.response = response
 
 
-class RollbackError(VerificationError):
+class RollbackError(VerificationError, code="PHX-V100"):
     """A counter, an epoch or a sealed state is older than one that was already used."""
 
-    code = "PHX-V100"
 
-
-class TranscriptError(VerificationError):
+class TranscriptError(VerificationError, code="PHX-V110"):
     """The two ends of a sealed channel did not see the same frames, or a statement about them is malformed."""
 
-    code = "PHX-V110"
 
-
-class ReleaseRefusedError(VerificationError, ReasonedError):
+class ReleaseRefusedError(VerificationError, ReasonedError, code="PHX-V120"):
     """The release policy keeps an update sealed; `reason` is of `phalanx.security.seal.ReleaseRefusal`."""
 
-    code = "PHX-V120"
 
-
-class AggregationError(VerificationError, ReasonedError):
+class AggregationError(VerificationError, ReasonedError, code="PHX-V140"):
     """A secure sum or one of its messages is refused; `reason` is of `phalanx.security.aggregate.SumRefusal`.
 
     Attributes:
         culprit: The client that is at fault by its own signature; empty where there is none.
     """
 
-    code = "PHX-V140"
-
     def __init__(self, reason: str, detail: str = "", culprit: str = "") -> None:
         super().__init__(reason, detail)
         self.culprit = culprit
 
 
-class KeyFileError(VerificationError):
+class KeyFileError(VerificationError, code="PHX-V150"):
     """The file of API keys was not signed by the operator, is older than one that was read, or does not take a key."""
 
-    code = "PHX-V150"
 
-
-class StaleReplicaError(VerificationError):
+class StaleReplicaError(VerificationError, code="PHX-V130"):
     """The copy and the claim are from different optimizer steps: no verdict on the peer is possible."""
 
-    code = "PHX-V130"
 
-
-class TrainingError(PhalanxError):
+class TrainingError(PhalanxError, code="PHX-R001", exit_code=6):
     """Training cannot go on."""
 
-    exit_code = 6
-    code = "PHX-R001"
 
-
-class NonFiniteLossError(TrainingError):
+class NonFiniteLossError(TrainingError, code="PHX-R010"):
     """The loss or a gradient is NaN or infinite although every stage was honest."""
 
-    code = "PHX-R010"
 
-
-class FailedBatchError(NonFiniteLossError):
+class FailedBatchError(NonFiniteLossError, code="PHX-R011"):
     """One batch gives a loss or a gradient that is NaN or infinite; nothing was updated with it."""
 
-    code = "PHX-R011"
 
-
-class FailedRoundError(FailedBatchError):
+class FailedRoundError(FailedBatchError, code="PHX-R012"):
     """Too few sites gave an update in a federated round; nothing of it was applied, and it can be asked for again."""
 
-    code = "PHX-R012"
 
-
-class SpikeError(FailedBatchError):
+class SpikeError(FailedBatchError, code="PHX-R013"):
     """Loss or gradient norm of a batch is far above the steps before it; nothing was updated with it.
 
     Attributes:
@@ -350,41 +275,29 @@ class SpikeError(FailedBatchError):
         gradient_norm: Norm of the whole gradient before clipping.
     """
 
-    code = "PHX-R013"
-
     def __init__(self, message: str, loss: float, gradient_norm: float) -> None:
         super().__init__(message)
         self.loss, self.gradient_norm = loss, gradient_norm
 
 
-class RewardError(TrainingError):
+class RewardError(TrainingError, code="PHX-R040"):
     """A reward of a sampled text fails, takes too long, or is no finite number."""
 
-    code = "PHX-R040"
 
-
-class PrivacyBudgetError(TrainingError):
+class PrivacyBudgetError(TrainingError, code="PHX-R050"):
     """The privacy budget of a run does not pay for another step."""
 
-    code = "PHX-R050"
 
-
-class StaleRolloutsError(TrainingError):
+class StaleRolloutsError(TrainingError, code="PHX-R041"):
     """The texts of a step were written by weights that were undone afterwards."""
 
-    code = "PHX-R041"
 
-
-class FixedPointError(TrainingError):
+class FixedPointError(TrainingError, code="PHX-R020"):
     """A number does not fit into fixed point: not finite, or beyond the bound that the scale was chosen for."""
 
-    code = "PHX-R020"
 
-
-class NoHolderError(TrainingError):
+class NoHolderError(TrainingError, code="PHX-R030"):
     """No party is left that holds a stage's weights."""
-
-    code = "PHX-R030"
 
 
 def is_disk_fault(exc: OSError) -> bool:

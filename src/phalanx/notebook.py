@@ -181,7 +181,7 @@ def generate(
 
     try:
         rule = SamplingRule.model_validate(dict(sampling or {}))
-        chat = None if isinstance(prompt, str) else [ChatMessage.model_validate(dict(one)) for one in prompt]
+        chat = None if isinstance(prompt, str) else [ChatMessage.model_validate(dict(message)) for message in prompt]
     except ValidationError as exc:
         first = exc.errors()[0]
         raise ConfigError(f"generate: {'.'.join(map(str, first['loc']))}: {first['msg']}") from exc

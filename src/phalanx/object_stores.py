@@ -22,11 +22,11 @@ def open_store(address: str) -> tuple[Any, str]:
 
 def client_errors() -> tuple[type[Exception], ...]:
     """What stores raise: the system's errors, and their clients' own where those are installed."""
-    found: list[type[Exception]] = [OSError, ValueError]
+    classes: list[type[Exception]] = [OSError, ValueError]
     for module, name in (("botocore.exceptions", "BotoCoreError"), ("botocore.exceptions", "ClientError")):
-        found.append(_error_class(module, name) or OSError)
-    found.append(_error_class("aiohttp", "ClientError") or OSError)
-    return tuple(dict.fromkeys(found))
+        classes.append(_error_class(module, name) or OSError)
+    classes.append(_error_class("aiohttp", "ClientError") or OSError)
+    return tuple(dict.fromkeys(classes))
 
 
 def reason_of(exc: Exception) -> str:

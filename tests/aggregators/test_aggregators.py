@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from phalanx.aggregators import AGGREGATORS, PRE_STEPS, aggregate_updates, squared_distances
-from phalanx.aggregators.centered_clipping import clip_around
+from phalanx.aggregators.rule import clip_around
 from phalanx.errors import ConfigError
 
 ORACLE = json.loads((Path(__file__).parent / "byzfl_answers.json").read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ import tokenizers
 
 from phalanx.cli import run_command
 from phalanx.models import parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 
 WORDS = ["<unk>", "<end>", "owner", "holds", "both", "ends", "A", "B"]
 CONFIG = {

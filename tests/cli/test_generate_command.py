@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.models import parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 4, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 1}
 GREEDY = ["--temperature", "0", "--max-new-tokens", "3"]

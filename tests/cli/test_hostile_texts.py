@@ -17,7 +17,7 @@ from phalanx.cli.data.sample import _print_pieces as say_row
 from phalanx.config import escape_controls
 from phalanx.data.row_text import RowPiece
 from phalanx.models import parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 
 HOSTILE = {
     "clipboard": "\x1b]52;c;cm0gLXJmIH4K\x07",

@@ -15,7 +15,7 @@ from mistakes import MISTAKES
 
 import phalanx
 from phalanx.cli import run_command
-from phalanx.cli.answers.failure import error_object
+from phalanx.cli.answers.ending import error_object
 from phalanx.cli.explain import error_pages
 from phalanx.errors import ConfigError
 
@@ -24,7 +24,7 @@ SOURCE = Path(phalanx.__file__).resolve().parents[1]
 ASKED_ABOUT_TORCH = """
 import json, os, sys
 from phalanx.cli import run_command
-from phalanx.cli.answers.failure import error_object
+from phalanx.cli.answers.ending import error_object
 from phalanx.cli.explain import error_pages
 from phalanx.errors import ConfigError
 

@@ -16,9 +16,8 @@ from phalanx.data import IGNORE, BpeConfig, DataConfig, prepare_corpus
 from phalanx.data.sources import SOURCES, Document, PythonManualConfig, SourceEntry, SourceSettings, source_union
 from phalanx.errors import ConfigError, ModelError
 from phalanx.lab.attacks import ATTACKS, AttackEntry, MessageAttack, check_attack, make_actor
-from phalanx.lab.bench.detection.cells import detection_cells
+from phalanx.lab.bench.detection.cells import detection_cells, honest_cells
 from phalanx.lab.bench.detection.drills import list_attacks
-from phalanx.lab.bench.detection.honest import honest_cells
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, StageSpec, build_stage, open_model
 from phalanx.models.planned import FamilyByPlan
 from phalanx.objectives import OBJECTIVES, Objective, causal_lm_loss

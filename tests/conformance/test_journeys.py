@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
-from phalanx.train.setup.tiers import cannot_confine
+from phalanx.train.entry import cannot_confine
 
 JOURNEYS = Path(__file__).resolve().parent / "journeys"
 SOURCE = Path(phalanx.__file__).resolve().parents[1]

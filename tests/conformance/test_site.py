@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.cli.outcome import build_command as phalanx_command
-from phalanx.train.setup.tiers import cannot_confine
+from phalanx.train.entry import cannot_confine
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from phalanx.data.normal_form import to_nfc
 from phalanx.data.rules import make_rule
 from phalanx.data.rules.c4 import C4Config
+from phalanx.data.rules.characters import UnicodeConfig
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.unicode import UnicodeConfig
 from phalanx.data.sources import Document
 
 MARKS = "\u0301\u0300\u0323\u0345\u0344\u0f71\u0f72\u0f73\u0f81\u3099\U0001d165\U0001e94a"

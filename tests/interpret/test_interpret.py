@@ -15,7 +15,7 @@ from phalanx.interpret.documents import find_nearest
 from phalanx.interpret.page import colour_losses, write_documents, write_layers, write_losses
 from phalanx.interpret.tokens import MAX_TOKENS, TokenLoss, layer_guesses, token_losses
 from phalanx.models import parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 from phalanx.serve import TextModel
 from tiny_dataset import write_tiny_dataset
 

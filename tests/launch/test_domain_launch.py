@@ -9,9 +9,8 @@ from phalanx.cli import run_command
 from phalanx.errors import ConfigError
 from phalanx.launch import DomainLaunch, Nodes, is_supervised_here, resumes_run
 from phalanx.launch.domain import StartSizes
-from phalanx.launch.domain_ray import RayRanks, describe_domain_ray, rank_bundles
+from phalanx.launch.domain_ray import ActorMachine, RayRanks, describe_domain_ray, rank_bundles, rank_environments
 from phalanx.launch.domain_torchrun import check_nodes, domain_command, ranks_per_machine
-from phalanx.launch.rank_host import ActorMachine, rank_environments
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILE = ROOT / "examples" / "parallel.toml"

@@ -17,7 +17,7 @@ from phalanx.data.tokenizers import load_tokenizer
 from phalanx.errors import ModelError
 from phalanx.models import FAMILIES, LoraConfig, ModelConfig, ModelSource, open_model, parse_hub_config
 from phalanx.models.hub_files import architecture_of, with_older_keys
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 
 TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<end>{% endfor %}"
 ARCHITECTURE_NAMES = {

@@ -22,7 +22,7 @@ from transformers import (
 from phalanx.cli import run_command as command_line
 from phalanx.models import ModelConfig, gguf_reader, open_model
 from phalanx.models.imported import import_model
-from phalanx.train.setup.tiers import cannot_confine
+from phalanx.train.entry import cannot_confine
 
 LACKING = cannot_confine()
 confined = pytest.mark.skipif(LACKING is not None, reason=f"no program can be confined here: {LACKING}")

@@ -14,7 +14,7 @@ from phalanx.models import ModelSource
 from phalanx.models.imported import _take_files
 from phalanx.models.inspection import inspect_model
 from phalanx.security.isolation import IsolatedProcess
-from phalanx.train.setup.tiers import cannot_confine
+from phalanx.train.entry import cannot_confine
 
 LACKING = cannot_confine()
 confined = pytest.mark.skipif(LACKING is not None, reason=f"no program can be confined here: {LACKING}")
@@ -177,7 +177,7 @@ def test_a_directory_without_weights_starts_no_child(pickled, tmp_path, monkeypa
 
 
 def no_copies_are_named(text, tmp_path):
-    return ".importing-" not in text and ".reading-" not in text and str(tmp_path) in text
+    return ".unfinished-" not in text and ".reading-" not in text and str(tmp_path) in text
 
 
 DAMAGES = {

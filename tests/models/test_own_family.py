@@ -31,7 +31,7 @@ from phalanx.planner.model.families.planned import PlannedFamily
 cwm = PlannedFamily(SlicingRule(windows="layers"), defaults={"head_dim": 128})
 """
 WRITTEN = """
-from phalanx.models.written.llama import Llama
+from phalanx.models.written.decoders import Llama
 from phalanx.planner.model.families.planned import LLAMA
 
 

@@ -34,7 +34,7 @@ from phalanx.models import (
     parse_hub_config,
 )
 from phalanx.models.planned import FamilyByPlan
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 from phalanx.planner.model.families import FAMILIES as FACTS
 
 _WRITTEN = ("bert", "bloom", "falcon", "gpt2", "llama", "modernbert", "opt", "t5")

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 from phalanx.data import IGNORE, PREFIX
 from phalanx.models import FAMILIES, ModelConfig, parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 from phalanx.optimizers import learning_rate
 from phalanx.pipeline import GuardConfig
 from phalanx.planner.model.families import FAMILIES as FACTS

@@ -18,7 +18,7 @@ from phalanx.optimizers import learning_rate
 from phalanx.pipeline import AttackConfig, LocalWorkers
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.train import load_run
-from phalanx.train.parties.site_stages import DIRECTORY, staged_trainer
+from phalanx.train.parties.site_process import DIRECTORY, staged_trainer
 from phalanx.train.records.proof import verify_run
 from phalanx.train.setup.process import deterministic_kernels
 from tiny_run_file import tiny_run_file

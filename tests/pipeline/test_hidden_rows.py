@@ -12,7 +12,7 @@ from phalanx.data import IGNORE
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.pipeline import GuardConfig, PipelineConfig, RowPrivacy, StageRunner
-from phalanx.pipeline.stage.noisy_sum import noisy_mean
+from phalanx.pipeline.stage.stage_copy import noisy_mean
 from phalanx.redteam.epsilon_bound import bound_from_many_runs
 from phalanx.security.privacy import NoiseSecret, PoissonGaussian
 from phalanx.testing import Actor, tiny_run

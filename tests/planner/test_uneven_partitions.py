@@ -1,12 +1,13 @@
 """Layers to stages: the uneven partition is the best there is."""
 
-from itertools import combinations, pairwise
+from collections.abc import Sequence
+from itertools import accumulate, combinations, pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.planner.cost.partition import balanced_layers, rank_placements, slowest_stage_seconds, uneven_layers
+from phalanx.planner.cost.partition import balanced_layers, rank_placements, uneven_layers
 
 COSTS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=9)
 SPEEDS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4)
@@ -15,6 +16,11 @@ SPEEDS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4)
 def all_partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
     cuts = [(0, *inner, layers) for inner in combinations(range(1, layers), stages - 1)]
     return [tuple(end - first for first, end in pairwise(cut)) for cut in cuts]
+
+
+def slowest_stage_seconds(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
+    stages = zip(accumulate(counts, initial=0), counts, speeds, strict=False)
+    return max(sum(costs[first : first + count]) / speed for first, count, speed in stages)
 
 
 @settings(max_examples=150, deadline=None)

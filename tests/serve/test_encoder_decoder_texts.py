@@ -9,7 +9,7 @@ from transformers import AutoModelForSeq2SeqLM
 import phalanx
 from phalanx.errors import ModelError
 from phalanx.models import parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 from phalanx.serve import TextModel
 
 T5 = {

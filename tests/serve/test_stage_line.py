@@ -11,7 +11,7 @@ import phalanx
 from phalanx.cli import run_command as command_line
 from phalanx.errors import ModelError
 from phalanx.models import ModelSource, parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 from phalanx.serve import SamplingRule, TextModel
 from phalanx.serve.stage_process import CachedStage
 

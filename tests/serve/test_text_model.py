@@ -11,7 +11,7 @@ import phalanx
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import ConfigError, DataError, ModelError
 from phalanx.models import parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 from phalanx.serve import SamplingRule, TextModel, complete_file, open_text_model
 
 WORDS = ["<unk>", "<end>", "the", "owner", "holds", "both", "ends"]

@@ -6,8 +6,8 @@ import pytest
 
 from phalanx.errors import CheckpointError, NoHolderError
 from phalanx.pipeline import GuardConfig
-from phalanx.train.saving import checkpoint_rollback
-from phalanx.train.saving.checkpoint_rollback import CheckpointRollback
+from phalanx.train.sessions import pipeline as pipeline_session
+from phalanx.train.sessions.pipeline import CheckpointRollback
 
 REASON = NoHolderError("stage 1: worker-1 is lost and had no shadow")
 DIGESTS = {1: "the state of stage 1"}
@@ -53,7 +53,7 @@ def library(monkeypatch):
         def stage_digests(self):
             return DIGESTS
 
-    monkeypatch.setattr(checkpoint_rollback, "StageLibrary", Library)
+    monkeypatch.setattr(pipeline_session, "StageLibrary", Library)
 
 
 def test_the_run_begins_anew_with_the_states_of_the_checkpoint_and_counts_what_is_lost():

@@ -13,10 +13,9 @@ from rich.console import Console
 from phalanx.errors import CheckpointError, ConfigError, NoHolderError, TrainingError
 from phalanx.security.crypto import load_identity
 from phalanx.train import PastRun
-from phalanx.train.records.early_stopping import StoppingRecord, trend_of
 from phalanx.train.records.history import read_history
 from phalanx.train.records.run_directory import RunDirectory
-from phalanx.train.records.summary import Figures
+from phalanx.train.records.summary import Figures, StoppingRecord, trend_of
 from phalanx.train.sessions.session import Session
 from phalanx.train.train_section import EarlyStoppingConfig
 

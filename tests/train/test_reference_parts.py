@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from phalanx.data.preferences import PairCorpus, PairRows
 from phalanx.errors import CheckpointError
 from phalanx.models import ModelSource, parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 from phalanx.train.batches import reference
 from phalanx.train.batches.reference import ReferenceModel, ReferenceStore, reference_log_probs
 

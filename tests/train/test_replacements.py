@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.train.sessions.replacements import Replacements
+from phalanx.train.sessions.cluster import Replacements
 
 
 class Place:

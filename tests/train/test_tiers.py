@@ -3,9 +3,8 @@
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.train import load_run
-from phalanx.train.setup import tiers
-from phalanx.train.setup.tiers import settle_tier
+from phalanx.train import entry, load_run
+from phalanx.train.entry import settle_tier
 
 RUN = """
 [model]
@@ -34,7 +33,7 @@ def make(tmp_path):
 
 
 def can(monkeypatch, lacking):
-    monkeypatch.setattr(tiers, "cannot_confine", lambda: lacking)
+    monkeypatch.setattr(entry, "cannot_confine", lambda: lacking)
 
 
 def test_a_process_where_one_can_be_confined_and_then_no_simulation_is_allowed(make, monkeypatch):

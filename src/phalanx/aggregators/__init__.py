@@ -3,31 +3,32 @@
 import torch
 from torch import Tensor
 
-from phalanx.aggregators import krum as _krum, mda as _mda
-from phalanx.aggregators.caf import caf_mean
-from phalanx.aggregators.centered_clipping import centered_clipping
-from phalanx.aggregators.geometric_median import geometric_median
-from phalanx.aggregators.mean import mean_update
-from phalanx.aggregators.median import median_update
-from phalanx.aggregators.pre_steps import PreStep as PreStep, bucket_updates, nearest_neighbour_mixing
+from phalanx.aggregators.rule import krum_update, max_krum_byzantine, multi_krum
+from phalanx.aggregators.rule import max_mda_byzantine, mda_mean
+from phalanx.aggregators.rule import caf_mean
+from phalanx.aggregators.rule import centered_clipping
+from phalanx.aggregators.rule import geometric_median
+from phalanx.aggregators.rule import mean_update
+from phalanx.aggregators.rule import median_update
+from phalanx.aggregators.rule import PreStep as PreStep, bucket_updates, nearest_neighbour_mixing
 from phalanx.aggregators.rule import (
     Aggregator as Aggregator,
     Rule as Rule,
     below_half,
     squared_distances as squared_distances,
 )
-from phalanx.aggregators.trimmed_mean import trimmed_mean
+from phalanx.aggregators.rule import trimmed_mean
 from phalanx.errors import ConfigError
 
 AGGREGATORS: dict[str, Aggregator] = {
     "mean": Aggregator(mean_update, lambda clients: 0, "McMahan et al. 2017"),
     "median": Aggregator(median_update, below_half, "Yin et al. 2018"),
     "trimmed_mean": Aggregator(trimmed_mean, below_half, "Yin et al. 2018"),
-    "krum": Aggregator(_krum.krum_update, _krum.max_byzantine, "Blanchard et al. 2017"),
-    "multi_krum": Aggregator(_krum.multi_krum, _krum.max_byzantine, "Blanchard et al. 2017"),
+    "krum": Aggregator(krum_update, max_krum_byzantine, "Blanchard et al. 2017"),
+    "multi_krum": Aggregator(multi_krum, max_krum_byzantine, "Blanchard et al. 2017"),
     "geometric_median": Aggregator(geometric_median, below_half, "Pillutla et al. 2022"),
     "centered_clipping": Aggregator(centered_clipping, below_half, "Karimireddy et al. 2021"),
-    "mda": Aggregator(_mda.mda_mean, _mda.max_byzantine, "El-Mhamdi et al. 2021"),
+    "mda": Aggregator(mda_mean, max_mda_byzantine, "El-Mhamdi et al. 2021"),
     "caf": Aggregator(caf_mean, below_half, "Allouah et al. 2025"),
 }
 

@@ -81,7 +81,6 @@ class CertifiedCheckpoints:
 
         Args:
             step: Step of the newest checkpoint; None when there is none.
-            manifest: Digest of its signed manifest.
             where: Name of the checkpoint in error messages.
 
         Raises:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from phalanx.data.preferences import PairCorpus
 from phalanx.data.tokenizers import open_tokenizer, original_tokenizer, read_json, vocabulary_digest
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
+from phalanx.models.directory import publish_model, refuse_existing, spare_directory
 from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer, with_older_keys
 from phalanx.models.weights import split_experts
 
@@ -74,16 +74,12 @@ def export_model(
         source: The model that was trained, or that the adapter belongs to.
         adapter: Trained adapter; None where all weights were trained.
         merge: Add the adapter to the model's own weights and write a whole model.
-        tokenizer: Tokenizer of the training text.
 
     Raises:
         CheckpointError: `out` exists, cannot be written, or the checkpoint is not of this model, or of this vocabulary.
         ModelError: A tensor of the model is missing.
     """
-    if out.exists():
-        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
-            code="PHX-I056", file=str(out), do="choose another path"
-        )
+    refuse_existing(out)
     if tokenizer is not None:
         checkpoint.check_vocabulary(vocabulary_digest(open_tokenizer(tokenizer.file, tokenizer.eos_id)))
     trained = {
@@ -91,23 +87,17 @@ def export_model(
         for name in checkpoint.stages_by_tensor()
         if name.startswith(_WEIGHT)
     }
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        spare = Path(tempfile.mkdtemp(prefix=".exporting-", dir=out.parent))
-        try:
-            if adapter is not None and not merge:
-                _write_adapter(spare, trained, source, adapter)
-            else:
-                weights = trained if adapter is None else merge_weights(trained, source, adapter)
-                write_model(spare, weights, source, tokenizer)
-            if tokenizer is not None:
-                _write_tokenizer(spare, tokenizer)
-            _let_others_read(spare)
-            spare.rename(out)
-        finally:
-            shutil.rmtree(spare, ignore_errors=True)
-    except OSError as exc:
-        raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
+    with spare_directory(out) as spare:
+        if adapter is not None and not merge:
+            config, named = peft_files(trained, source, adapter)
+            (spare / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            save_file(named, spare / "adapter_model.safetensors", _METADATA)
+        else:
+            weights = trained if adapter is None else merge_weights(trained, source, adapter)
+            write_model(spare, weights, source, tokenizer)
+        if tokenizer is not None:
+            _write_tokenizer(spare, tokenizer)
+        publish_model(spare, out)
 
 
 def write_model(
@@ -193,16 +183,3 @@ def _name_mask(path: Path, mask_token: str) -> None:
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _let_others_read(directory: Path) -> None:
-    """Give files and directories the modes that a server under another user needs; safetensors writes 0600."""
-    directory.chmod(0o755)
-    for path in directory.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
-
-
-def _write_adapter(target: Path, trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig) -> None:
-    config, named = peft_files(trained, source, adapter)
-    (target / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(named, target / "adapter_model.safetensors", _METADATA)

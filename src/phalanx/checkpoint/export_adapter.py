@@ -28,11 +28,7 @@ _SPF = ".spf_delta"
 def peft_files(
     trained: Mapping[str, Tensor], source: ModelSource, adapter: AdapterConfig
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return what ``adapter_config.json`` and ``adapter_model.safetensors`` hold.
-
-    Raises:
-        CheckpointError: peft knows no such adapter, or a part of it is missing.
-    """
+    """Return what ``adapter_config.json`` and ``adapter_model.safetensors`` hold."""
     if isinstance(adapter, SpfConfig):
         raise CheckpointError("model.adapter: peft does not support spf; use --merge for a whole model")
     config: dict[str, Any] = {
@@ -97,11 +93,7 @@ def add_updates(weights: Mapping[str, Tensor], updates: Mapping[str, LowRankUpda
 
 
 def lora_updates(trained: Mapping[str, Tensor], source: ModelSource, adapter: LoraConfig) -> dict[str, LowRankUpdate]:
-    """Return what a run's own adapter adds to each weight.
-
-    Raises:
-        CheckpointError: It is of another model.
-    """
+    """Return what a run's own adapter adds to each weight."""
     config, _ = peft_files(trained, source, adapter)
     shapes = parameter_shapes(source.hub_config)
     try:

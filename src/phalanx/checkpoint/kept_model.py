@@ -66,11 +66,7 @@ def keep_model(
 
 
 def kept_files(run_dir: Path) -> dict[str, str]:
-    """Return the SHA-256, in hex, of every file that a run directory keeps of its model; none where it keeps none.
-
-    Raises:
-        CheckpointError: One cannot be read.
-    """
+    """Return the SHA-256, in hex, of every file that a run directory keeps of its model; none where it keeps none."""
     home = run_dir / KEPT_MODEL
     try:
         files = sorted(path for path in home.rglob("*") if not path.is_dir())
@@ -87,9 +83,6 @@ def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
 
     Returns:
         Whether the checkpoint names any digest; checkpoints of earlier versions name none.
-
-    Raises:
-        CheckpointError: A file was changed, added or removed.
     """
     signed = state.get("kept")
     if signed is None:
@@ -132,11 +125,7 @@ def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[
 
 
 def rotate_kept(run_dir: Path, run: str, old: KeyHolder, new: KeyHolder) -> None:
-    """Wrap the key of an encrypted run's copies with another key; a key that is wrapped with it already stays.
-
-    Raises:
-        CheckpointError: It opens with neither key, or cannot be written.
-    """
+    """Wrap the key of an encrypted run's copies with another key; a key that is wrapped with it already stays."""
     place = run_dir / KEPT_MODEL / KEY_FILE
     if not (run_dir / KEPT_MODEL / _PACK).is_file():
         return

@@ -185,11 +185,7 @@ def wrap_for(holder: KeyHolder, data_key: bytes, run: str, step: int) -> bytes:
 
 
 def unwrap_for(holder: KeyHolder, data: bytes, run: str, step: int, where: Path) -> bytes:
-    """Read ``key.json``.
-
-    Raises:
-        CheckpointError: Malformed, altered, wrapped with another key, or for another run or step.
-    """
+    """Read ``key.json``."""
     try:
         record = parse_canonical(data)
         version, name, wrapped = record["version"], record["key"], bytes.fromhex(record["wrapped"])

@@ -103,9 +103,6 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
         data: Bytes of ``manifest.json``.
         peer: The party that must have signed it.
         where: Path of the manifest, for error messages.
-
-    Raises:
-        CheckpointError: Malformed, altered, or signed by another party.
     """
     try:
         envelope = parse_canonical(data)

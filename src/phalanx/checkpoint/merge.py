@@ -5,8 +5,7 @@ What rounding makes of a sum cannot be computed back: the merged directory keeps
 
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from phalanx.errors import CheckpointError, ModelError
 from phalanx.models import ModelSource, parameter_names, parameter_shapes, weights_digest
 from phalanx.models.adapters.peft_files import read_adapter_keys, read_tensors
 from phalanx.models.adapters.updates import LowRankUpdate, updates_of
+from phalanx.models.directory import publish_model, refuse_existing, spare_directory
 from phalanx.models.family import SCORE_WEIGHT
 
 KEPT = "phalanx_merge"
@@ -59,14 +59,14 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
         "rounding": _rounding_error(before, after, updates, source),
     }
 
-    def write(target: Path) -> None:
-        write_model(target, after, source, None)
-        _copy_companions(base, target)
-        (target / KEPT).mkdir()
-        save_file(changed, target / KEPT / _MATRICES)
-        (target / KEPT / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-    _write_at_once(out, write)
+    refuse_existing(out)
+    with spare_directory(out) as spare:
+        write_model(spare, after, source, None)
+        _copy_companions(base, spare)
+        (spare / KEPT).mkdir()
+        save_file(changed, spare / KEPT / _MATRICES)
+        (spare / KEPT / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        publish_model(spare, out)
     return {**record, "matrices": len(changed)}
 
 
@@ -87,11 +87,11 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
     back = {**now, **stored}
     _expect_digest(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
 
-    def write(target: Path) -> None:
-        write_model(target, back, source, None)
-        _copy_companions(directory, target)
-
-    _write_at_once(out, write)
+    refuse_existing(out)
+    with spare_directory(out) as spare:
+        write_model(spare, back, source, None)
+        _copy_companions(directory, spare)
+        publish_model(spare, out)
     return {"base": record["base"], "matrices": len(stored)}
 
 
@@ -153,22 +153,3 @@ def _copy_companions(directory: Path, target: Path) -> None:
         is_wanted = path.suffix in (".json", ".jinja", ".txt", ".model") and not path.name.endswith(".index.json")
         if is_wanted and path.is_file() and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)
-
-
-def _write_at_once(out: Path, write: Callable[[Path], None]) -> None:
-    """Fill a directory that appears in one go."""
-    if out.exists():
-        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
-            code="PHX-I056", file=str(out), do="choose another path"
-        )
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        spare = Path(tempfile.mkdtemp(prefix=".merging-", dir=out.parent))
-        try:
-            write(spare)
-            spare.chmod(0o755)
-            spare.rename(out)
-        finally:
-            shutil.rmtree(spare, ignore_errors=True)
-    except OSError as exc:
-        raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc

@@ -21,9 +21,6 @@ def rotate_keys(directory: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> 
 
     Returns:
         Steps of the checkpoints that open with `new` now.
-
-    Raises:
-        CheckpointError: One is foreign, opens with neither key, or cannot be written.
     """
     try:
         checkpoints = sorted(list_checkpoints(directory).items())

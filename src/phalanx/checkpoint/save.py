@@ -57,7 +57,6 @@ def save_checkpoint(
         step: Finished steps of the run.
         shards: One per stage, in any order; taken one at a time and let go of before the next.
         state: JSON data with the texts ``run`` and ``config_digest``, and whatever else a resumed run needs.
-        sign: Signs the manifest of the checkpoint.
         retention: Rule of retention; it keeps at least 1.
         key: Encrypts everything but the manifest; None writes in the clear.
         log_head: End of the audit log on this disk; None where there is none.

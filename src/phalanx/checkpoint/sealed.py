@@ -25,7 +25,6 @@ class FilePlace:
 
     Attributes:
         step: Number of optimizer steps that are in it.
-        file: Name of the encrypted file.
     """
 
     run: str
@@ -55,11 +54,7 @@ class FileSealer:
             yield cipher.encrypt(_chunk_nonce(index), chunk, _associated_data(place, index, last=last))
 
     def open_file(self, place: FilePlace, data: bytes, where: str) -> bytes:
-        """Decrypt a whole file.
-
-        Raises:
-            CheckpointError: A chunk is altered, missing, swapped, or from another file, step or run.
-        """
+        """Decrypt a whole file."""
         if not data.startswith(_MAGIC):
             raise CheckpointError(f"{where}: is not an encrypted file of this version; use an older checkpoint")
         cipher, plain = self._file_cipher(place), bytearray()

@@ -47,9 +47,6 @@ def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
 
     Tensors may share memory; each is written by itself. Wide types come first, so that each is aligned.
 
-    Raises:
-        CheckpointError: A type that the format does not have, or that does not cross between parties.
-
     Source: the safetensors format, https://github.com/huggingface/safetensors (little-endian header length, JSON
     header padded with spaces, tensors without holes).
     """

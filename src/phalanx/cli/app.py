@@ -27,14 +27,12 @@ from phalanx.cli.models.laptop import LAPTOP_EPILOG, laptop
 from phalanx.cli.models.model import model_app
 from phalanx.cli.models.redteam import REDTEAM_EPILOG, redteam
 from phalanx.cli.options import PLAN_EXAMPLES
-from phalanx.cli.parties.client import client
 from phalanx.cli.parties.invite import invite
 from phalanx.cli.parties.join import join
 from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
-from phalanx.cli.parties.rollout_worker import rollout_worker
 from phalanx.cli.parties.site import flower_app, nvflare_job, site
-from phalanx.cli.parties.stage_worker import stage_worker
+from phalanx.cli.parties.workers import client, rollout_worker, stage_worker
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce

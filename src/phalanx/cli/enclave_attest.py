@@ -73,11 +73,7 @@ def _key_digest(text: str) -> bytes:
 
 
 def read_numbers(text: str) -> tuple[int, ...]:
-    """Read the numbers of PCRs.
-
-    Raises:
-        ConfigError: They are none.
-    """
+    """Read the numbers of PCRs."""
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError as exc:

@@ -41,11 +41,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file whole.
-
-    Raises:
-        InputError: It cannot be read.
-    """
+    """Read a file whole."""
     try:
         return path.read_bytes()
     except OSError as exc:

@@ -49,16 +49,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> Answer:
     """Train a model across stages that check each other, then write the report."""
-    from phalanx.train import (
-        DomainRun,
-        PipelineRun,
-        check_directory,
-        check_inputs,
-        default_directory,
-        load_run,
-        text_warnings,
-    )
-    from phalanx.transport.config import check_port
+    from phalanx.train import DomainRun, check_inputs, default_directory, load_run, text_warnings
 
     # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
@@ -66,10 +57,8 @@ def train(
         run = load_run(run_file, overrides)
         check_inputs(run)
     print_warnings(text_warnings(run))
-    if not isinstance(run, DomainRun) and not dry_run:
-        check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
-        if isinstance(run, PipelineRun) and run.remote_workers:
-            check_port(run.pipeline.transport, "pipeline.transport")
+    if not dry_run:
+        _check_directory(run, run_dir, resume=resume)
     if from_run is not None:
         from phalanx.train.records.run_directory import run_name
 
@@ -115,6 +104,17 @@ def train(
     if shown is not None:
         typer.echo(shown)
     return Answer({**summary, "report": page}, EXIT_CODE_OF[summary["status"]])
+
+
+def _check_directory(run: "RunConfig", run_dir: Path | None, *, resume: bool) -> None:
+    """Refuse a directory or a port that the owner of stages cannot have, before torch is imported."""
+    from phalanx.train import DomainRun, PipelineRun, check_directory, default_directory
+    from phalanx.transport.config import check_port
+
+    if not isinstance(run, DomainRun):
+        check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
+        if isinstance(run, PipelineRun) and run.remote_workers:
+            check_port(run.pipeline.transport, "pipeline.transport")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Strict, frozen configuration: TOML on disk, one error per mistake, one digest per config."""
 
 from phalanx.config.code_source import KEPT_CODE as KEPT_CODE, is_own as is_own
-from phalanx.config.digest import (
+from phalanx.config.text import (
     canonical_json as canonical_json,
     digest_config as digest_config,
     parse_strict_json as parse_strict_json,
@@ -27,7 +27,7 @@ from phalanx.config.own_code import (
     source_files as source_files,
     users_traceback as users_traceback,
 )
-from phalanx.config.relative_paths import check_relative_paths as check_relative_paths
+from phalanx.config.load import check_relative_paths as check_relative_paths
 from phalanx.config.strict import (
     RefusedKeyError as RefusedKeyError,
     StrictModel as StrictModel,

@@ -22,9 +22,6 @@ def require_bitsandbytes(key: str) -> None:
 
     Args:
         key: Key of the run file that needs it.
-
-    Raises:
-        ConfigError: It is not installed.
     """
     if not has_bitsandbytes():
         raise ConfigError(
@@ -37,9 +34,6 @@ def require_tenseal(key: str) -> None:
 
     Args:
         key: Key of the run file that needs it.
-
-    Raises:
-        ConfigError: It is not installed.
     """
     if importlib.util.find_spec("tenseal") is None:
         raise ConfigError(f"{key}: needs tenseal, which is not installed; install phalanx-train[he], or remove it")

@@ -70,24 +70,17 @@ def check_name(value: str, known: Collection[str], *, or_own: bool = False) -> s
     if or_own and is_own(value):
         return check_reference(value)
     if value not in known:
-        either = _join_choices([*known, OWN_KIND] if or_own else known)
+        names = [*known, OWN_KIND] if or_own else known
+        *others, last = map(repr, names)
+        either = f"{', '.join(others)} or {last}" if others else last
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": either})
     return value
 
 
 def check_reference(kind: str) -> str:
-    """Return a reference to code of the user's own.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return a reference to code of the user's own."""
     try:
         parse_reference(kind)
     except ConfigError as exc:
         raise ValueError(str(exc)) from exc
     return kind
-
-
-def _join_choices(names: Collection[str]) -> str:
-    *others, last = map(repr, names)
-    return f"{', '.join(others)} or {last}" if others else last

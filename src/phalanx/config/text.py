@@ -1,6 +1,50 @@
 """Make text of another party, a model or a document harmless before a terminal, a log or a page shows it."""
 
+import hashlib
+import json
 import unicodedata
+from typing import Any
+
+from pydantic import BaseModel
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode JSON data in one way only: sorted keys, no spaces, UTF-8, no NaN.
+
+    Raises:
+        ValueError: The data holds NaN or infinity, which JSON has no word for.
+    """
+    return _ENCODER.encode(value).encode()
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def parse_strict_json(data: bytes) -> Any:
+    """Parse UTF-8 JSON of which no two readers can understand different things: no double keys, no NaN or infinity.
+
+    Raises:
+        ValueError: It is something else.
+        RecursionError: It is nested deeper than Python's stack.
+    """
+    return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key is there twice")
+    return value
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def digest_config(config: BaseModel) -> str:
+    """Return the SHA-256, in hex, over the canonical JSON of a config."""
+    return hashlib.sha256(canonical_json(config.model_dump(mode="json"))).hexdigest()
+
 
 _JOINERS = "\u200c\u200d"
 """Persian, Indic scripts and emoji are written with them; they move no cursor and turn no direction."""
@@ -34,10 +78,6 @@ def escape_controls(text: str, keep: str = "\n\t") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
-        character if is_plain(character) or character in keep or character in _JOINERS else _escape_character(character)
+        character if is_plain(character) or character in keep or character in _JOINERS else ascii(character)[1:-1]
         for character in text
     )
-
-
-def _escape_character(character: str) -> str:
-    return ascii(character)[1:-1]

@@ -28,7 +28,6 @@ def border_of(encoding: tokenizers.Encoding, text: str, characters: int) -> int:
 
     Args:
         encoding: Of the text by a `bare_encoder`.
-        characters: From the beginning of the text.
     """
     offsets = encoding.offsets
     if _is_composed(offsets, text, characters):

@@ -41,7 +41,6 @@ class ChatManifest(StrictModel):
 
     Attributes:
         key: Key of everything that decided it.
-        template: The name of the chat template.
         template_digest: SHA-256 of its text.
         end_of_turn: The token that ends an assistant's turn; None where the template writes none.
         dropped: Number of left-out conversations, by reason.
@@ -104,9 +103,6 @@ def open_conversations(home: Path, layout: SequenceLayout, signer: str | None = 
 
     Args:
         signer: Fingerprint of the key that must have signed it; None: any.
-
-    Raises:
-        DataError: A file is missing or was altered, or the corpus is not signed with that key.
     """
     shards = open_own_shards(home, signer)
     try:

@@ -72,11 +72,7 @@ def count_sequences(tokens: int, sequence_length: int) -> tuple[int, int]:
 
 
 def parse_manifest(content: bytes, where: str) -> CorpusManifest:
-    """Read a manifest and check that it adds up from documents and bytes to packed tokens.
-
-    Raises:
-        DataError: It is malformed, of another format, or a count does not add up.
-    """
+    """Read a manifest and check that it adds up from documents and bytes to packed tokens."""
     try:
         manifest = CorpusManifest.model_validate_json(content)
     except ValidationError as exc:

@@ -101,9 +101,6 @@ def open_own_shards(home: Path, signer: str | None) -> Dataset:
 
     Args:
         signer: Fingerprint of the key that must have signed it; None: any.
-
-    Raises:
-        DataError: It is damaged, or not signed with that key.
     """
     try:
         shards = open_dataset(home, signer)

@@ -153,11 +153,7 @@ def check_phases(phases: tuple[PhaseConfig, ...], sequence_length: int, attentio
 
 
 def check_skipped(skip: tuple[SkippedRange, ...]) -> None:
-    """Return where ranges are in order and none is empty.
-
-    Raises:
-        ValueError: Names the range.
-    """
+    """Return where ranges are in order and none is empty."""
     behind = 0
     for start, stop in skip:
         if start >= stop or start < behind:

@@ -36,8 +36,6 @@ class PromptRecord:
     """One line of a file of prompts.
 
     Attributes:
-        where: File and line, for messages.
-        text: The prompt, as the model is given it.
         asked: The conversation that the prompt is; None where it is text.
     """
 
@@ -61,7 +59,6 @@ class PromptSet:
     """The prompts of a run, those to train on apart from those held out.
 
     Attributes:
-        tokenizer: Tokenizer of prompts and written texts.
         tokenizer_path: Its ``tokenizer.json``.
         ends: Tokens that end a written text: the tokenizer's, and where prompts are conversations the one that ends a
             turn.
@@ -124,7 +121,6 @@ def prepare_prompts(
 
     Args:
         data: Needs `prompts`.
-        cache: Directory of the vocabulary of this run.
         seed: Seed of the draw of held-out prompts, by content.
         model_tokenizer: The model's, for a tokenizer of kind "model".
         max_new_tokens: Tokens that must fit into a row behind every prompt.
@@ -206,7 +202,6 @@ def encode_prompt(
     """Encode the prompt of one line, up to where the model begins to write.
 
     Args:
-        where: File and line, for messages.
         chat: Encodes prompts that are conversations; None where there is none.
         ignore: Fields of a message that are not looked at.
 

@@ -15,9 +15,6 @@ def publish_directory(home: Path, fill: Callable[[Path], None]) -> None:
     Args:
         home: Its place; where another process is first, that one's stays.
 
-    Raises:
-        DataError: It cannot be written.
-
     Guarantees:
         A crash leaves no half-made result.
     """

@@ -16,7 +16,6 @@ class RowPiece:
 
     Attributes:
         learned: Whether the model learns to write them.
-        document: Number of the document in its row.
     """
 
     text: str

@@ -25,7 +25,6 @@ class KeptText:
     """A document as it is kept.
 
     Attributes:
-        source: The number of its source.
         name: Name that the source gives.
     """
 
@@ -156,11 +155,7 @@ class _Counts:
 
 
 def clean_text(document: Document) -> bytes:
-    """Return the text of a document as it is kept: unified line ends, NFC, nothing around it.
-
-    Raises:
-        DataError: It holds a lone surrogate.
-    """
+    """Return the text of a document as it is kept: unified line ends, NFC, nothing around it."""
     text = document.text.replace("\r\n", "\n").replace("\r", "\n").strip()
     try:
         return to_nfc(text).encode()

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from phalanx.checkpoint import manifest_digest
 from phalanx.checkpoint.exported import digest_model
 from phalanx.config import StrictModel, canonical_json
-from phalanx.config.digest import parse_strict_json
+from phalanx.config.text import parse_strict_json
 from phalanx.errors import CheckpointError, SignatureError, VerificationError
 from phalanx.security.crypto import Identity, Peer, parse_canonical
 

@@ -65,7 +65,6 @@ class UpdateHeader(StrictModel):
     """The signed part of a site's update.
 
     Attributes:
-        run: Digest of the run file.
         model: Digest of the weights that the update is relative to.
         values: Digest of the bytes that follow.
         samples: Trained on; the weight of the update where a rule has weights.
@@ -101,7 +100,6 @@ class DueUpdates:
     """The requirements of the updates of one round.
 
     Attributes:
-        run: Digest of the run file.
         model: Digest of the weights that went out.
         shapes: Shape of each tensor, by name; all are of `dtype`.
         max_norm: Bound of the Euclidean norm of all values; sites scale theirs down to it themselves.
@@ -183,9 +181,6 @@ class UpdateAdmission:
         Args:
             bringer: The site that handed it in, as its carrier proves.
             values: Safetensors bytes of the tensors.
-
-        Raises:
-            UpdateRefusedError: It differs from the expectations, or comes from another site.
         """
         body = self._read_header(header)
         if body.site != bringer:

@@ -80,7 +80,6 @@ class LocalTrainer(Protocol):
 
         Args:
             number: Number of the round, from 1.
-            start: Weights at the start of the round.
 
         Raises:
             FailedBatchError: Loss or gradient is not finite.

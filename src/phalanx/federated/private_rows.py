@@ -66,7 +66,6 @@ class SiteRows:
     """The training rows of one site, of which each step draws some and is charged first.
 
     Args:
-        settings: Budget and sampling of the rows.
         key: Secret; with the number of a charge it decides the rows.
 
     Guarantees:
@@ -103,7 +102,6 @@ class PrivateSteps:
 
     Args:
         rows: Rows that are drawn and charged.
-        schedule: Local schedule of the site.
         fresh: Draws random bytes; another one than the system's generator is for tests.
 
     Raises:
@@ -136,7 +134,10 @@ class PrivateSteps:
             total = self._gradients.zero_total()
             if batch is not None:
                 self._add_rows(batch, total)
-            self._add_noise(total)
+            stream = SecureStream(self._fresh(SEED_BYTES))
+            for tensor in total:
+                noise = gaussian_noise(stream, tensor.numel(), self._deviation)
+                tensor.add_(torch.from_numpy(noise).view_as(tensor)).div_(self._schedule.batch_size)
             self._gradients.set_gradients(total)
             yield self._model.take_gradients(), 0.0, 0
 
@@ -149,9 +150,3 @@ class PrivateSteps:
         for part in (labels != IGNORE).any(1).nonzero().flatten().chunk(self._schedule.microbatches):
             if len(part):
                 self._gradients.add_rows(losses, part, total)
-
-    def _add_noise(self, total: list[Tensor]) -> None:
-        stream = SecureStream(self._fresh(SEED_BYTES))
-        for tensor in total:
-            noise = gaussian_noise(stream, tensor.numel(), self._deviation)
-            tensor.add_(torch.from_numpy(noise).view_as(tensor)).div_(self._schedule.batch_size)

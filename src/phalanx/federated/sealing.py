@@ -56,11 +56,7 @@ def seal_bytes(place: SealedPlace, public: bytes, data: bytes) -> bytes:
 
 
 def unseal_bytes(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
-    """Open sealed bytes.
-
-    Raises:
-        AggregationError: It was sealed for another key or place, or altered.
-    """
+    """Open sealed bytes."""
     ephemeral, rest = sealed[:_KEY_BYTES], sealed[_KEY_BYTES:]
     ends = (ephemeral, private.public_key().public_bytes_raw())
     try:

@@ -140,11 +140,7 @@ class WholeModel:
         return gradients
 
     def compute_gradient(self, batch: Batch, num_microbatches: int) -> StepGradient:
-        """Return the mean gradient over a batch's targets, the summed loss, and the targets.
-
-        Raises:
-            FailedBatchError: There is no target, or the loss is not finite.
-        """
+        """Return the mean gradient over a batch's targets, the summed loss, and the targets."""
         total, targets = 0.0, 0
         for part in batch.split_microbatches(num_microbatches):
             ids = with_marks(part.input_ids, part.extras)

@@ -62,9 +62,6 @@ def mean_product(adapters: Sequence[LowRank], weights: Sequence[float]) -> LowRa
     Args:
         adapters: Adapters of one weight; ranks may differ.
         weights: Positive weights of the sites; they need not add up to one.
-
-    Raises:
-        ConfigError: There are none, or they are of different weights.
     """
     shapes = {(adapter.b.shape[0], adapter.a.shape[1]) for adapter in adapters}
     if len(shapes) != 1 or len(weights) != len(adapters) or min(weights) <= 0:

@@ -103,11 +103,7 @@ def run_files(plan: LaptopPlan) -> dict[str, str]:
 
 @contextlib.contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Keep a second command out of the folder.
-
-    Raises:
-        ConfigError: One runs there.
-    """
+    """Keep a second command out of the folder."""
     with (folder / ".lock").open("wb") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

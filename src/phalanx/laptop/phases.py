@@ -45,11 +45,7 @@ class PhaseRecord(StrictModel):
 
 
 def digest_inputs(folder: Path) -> dict[Phase, str]:
-    """Return, for each phase, the digest of its run file and of those before it.
-
-    Raises:
-        DataError: A run file is missing.
-    """
+    """Return, for each phase, the digest of its run file and of those before it."""
     digests: dict[Phase, str] = {}
     before = b""
     for phase in PHASES:
@@ -66,11 +62,7 @@ def digest_inputs(folder: Path) -> dict[Phase, str]:
 
 
 def read_records(folder: Path) -> dict[Phase, PhaseRecord]:
-    """Return the records of phases that are done.
-
-    Raises:
-        DataError: One is damaged.
-    """
+    """Return the records of phases that are done."""
     records: dict[Phase, PhaseRecord] = {}
     for phase in PHASES:
         path = folder / RECORDS / f"{phase}.json"
@@ -83,11 +75,7 @@ def read_records(folder: Path) -> dict[Phase, PhaseRecord]:
 
 
 def list_open_phases(records: Mapping[Phase, PhaseRecord], inputs: Mapping[Phase, str]) -> Sequence[Phase]:
-    """Return the phases that are to be run, in order: the first without a record and all behind it.
-
-    Raises:
-        ConfigError: A run file was changed after its phase was done.
-    """
+    """Return the phases that are to be run, in order: the first without a record and all behind it."""
     for index, phase in enumerate(PHASES):
         record = records.get(phase)
         if record is None:

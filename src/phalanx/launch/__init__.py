@@ -1,6 +1,5 @@
 """Launches on torchrun and Ray: engines place and restart the processes of a run; Phalanx says which runs where."""
 
-from phalanx.launch.by_engine import launch_domain as launch_domain
 from phalanx.launch.domain import (
     DomainLaunch as DomainLaunch,
     as_domain as as_domain,
@@ -13,3 +12,28 @@ from phalanx.launch.on_ray import describe_ray as describe_ray, run_on_ray as ru
 from phalanx.launch.rank import is_rank as is_rank, run_rank as run_rank
 from phalanx.launch.request import Launch as Launch
 from phalanx.launch.torchrun import Nodes as Nodes, describe_torchrun as describe_torchrun, run_torchrun as run_torchrun
+import typer
+from phalanx.launch.domain_ray import describe_domain_ray, run_domain_on_ray
+from phalanx.launch.domain_torchrun import check_nodes, describe_domain_torchrun, run_domain_on_torchrun
+
+
+def launch_domain(launch: DomainLaunch, engine: str, nodes: Nodes, address: str | None, *, dry_run: bool) -> int:
+    """Run a domain on torchrun or on Ray.
+
+    Args:
+        engine: ``torchrun`` or ``ray``.
+        nodes: Over which machines, for torchrun.
+        address: Address of a running Ray cluster; None for one of its own.
+        dry_run: Print what would be run; start nothing.
+
+    Raises:
+        ConfigError: Nothing was started, and why.
+    """
+    launch.check_launch()
+    check_nodes(launch, nodes)
+    on_torchrun = engine == "torchrun"
+    if dry_run:
+        lines = describe_domain_torchrun(launch, nodes) if on_torchrun else describe_domain_ray(launch, address)
+        typer.echo("\n".join(lines))
+        return 0
+    return run_domain_on_torchrun(launch, nodes) if on_torchrun else run_domain_on_ray(launch, address)

@@ -22,11 +22,7 @@ _LAST_CALL_S = 10
 
 
 def ranks_per_machine(launch: DomainLaunch, nodes: Nodes) -> int:
-    """How many ranks each machine starts.
-
-    Raises:
-        ConfigError: They cannot be shared out equally.
-    """
+    """How many ranks each machine starts."""
     if nodes.is_one:
         return launch.rank_count
     fewest, _, max_nodes = nodes.count.partition(":")

@@ -129,9 +129,6 @@ def connect_ray(address: str | None, processors: int) -> Iterator[Any]:
     Args:
         address: Address for `ray.init`; None starts one on this machine.
         processors: That one of its own has: as many as are asked for, as `phalanx train` has.
-
-    Raises:
-        ConfigError: Ray is not installed.
     """
     # read when Ray is imported: nothing about this run is reported to the outside
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -39,7 +39,6 @@ def build_stage(
     """Build one stage and read its own tensors, no others.
 
     Args:
-        spec: The layers of the stage.
         adapter: Adapters to add; their first values depend on `seed` and their names only.
         activation_checkpointing: Recompute each block in the backward pass.
         attention: Attention kernel; see ``Family.choose_kernel``.
@@ -126,11 +125,7 @@ def meta_stage(
     attention: Attention = "sdpa",
     activation_checkpointing: bool = False,
 ) -> StageModule:
-    """Build a stage that has names and shapes but no memory (the meta device).
-
-    Raises:
-        ModelError: The config cannot be built, or the spec does not fit it.
-    """
+    """Build a stage that has names and shapes but no memory (the meta device)."""
     family = family_of(hub_config.model_type, "model config")
     layers = family.num_layers(hub_config)
     if spec.end_layer > layers or spec.is_last != (spec.end_layer == layers):

@@ -18,9 +18,6 @@ def written_once(target: Path, write: Callable[[Path], None]) -> Path:
 
     The files are written to a directory beside it, which then takes its name in one step: a crash leaves no
     half of a model, and of two writers the second one's work is thrown away.
-
-    Raises:
-        ModelError: The cache cannot be written.
     """
     if target.is_dir():
         return target

@@ -1,6 +1,5 @@
 """The configuration of a model and its adapters; imports no torch."""
 
-import math
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
@@ -66,11 +65,6 @@ class LoraConfig(StrictModel):
         if self.quantize is not None and self.dora:
             raise ValueError("quantize: DoRA reads the size of frozen weights, which are few bits; set dora = false")
         return self
-
-    @property
-    def output_scale(self) -> float:
-        """What the adapter's output is multiplied by."""
-        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     @property
     def planner_adapter(self) -> Adapter:

@@ -1,12 +1,15 @@
 """A model's directory as it lies on the disk, looked at without torch."""
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import ModelError
+from phalanx.errors import CheckpointError, ModelError
 from phalanx.models.config import ModelConfig
 from phalanx.models.config_keys import check_keys
 from phalanx.planner.model.families import FAMILIES
@@ -96,11 +99,7 @@ def check_family(described: Mapping[str, Any], where: str) -> None:
 
 
 def check_header(path: Path) -> None:
-    """Refuse a file that cannot be safetensors: its header and its length are compared, no tensor is read.
-
-    Raises:
-        ModelError: It is cut, longer than its header says, or another kind of file.
-    """
+    """Refuse a file that cannot be safetensors: its header and its length are compared, no tensor is read."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -126,7 +125,6 @@ def model_directory(path: str, key: str = "model.path") -> Path:
     """Return the directory of a model.
 
     Args:
-        path: As the user wrote it.
         key: Of the run file, or the option, that names it.
 
     Raises:
@@ -157,11 +155,7 @@ def model_directory(path: str, key: str = "model.path") -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read a directory's config.json.
-
-    Raises:
-        ModelError: It is missing, or no JSON object.
-    """
+    """Read a directory's config.json."""
     path = directory / "config.json"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -191,11 +185,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def check_weights(directory: Path) -> None:
-    """Refuse a directory without safetensors.
-
-    Raises:
-        ModelError: There are pickled weights alone, or none.
-    """
+    """Refuse a directory without safetensors."""
     if (directory / WEIGHTS).is_file() or (directory / WEIGHTS_INDEX).is_file():
         return
     pickles = sorted(path.name for pattern in _PICKLES for path in directory.glob(pattern))
@@ -214,3 +204,33 @@ def check_weights(directory: Path) -> None:
     raise ModelError(
         f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them"
     ).with_facts(code="PHX-I035", file=str(directory))
+
+
+def refuse_existing(out: Path) -> None:
+    """Return where nothing has the name of a directory that is to be written."""
+    if out.exists():
+        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
+            code="PHX-I056", file=str(out), do="choose another path"
+        )
+
+
+@contextlib.contextmanager
+def spare_directory(out: Path) -> Iterator[Path]:
+    """Yield an empty directory beside `out`, which `publish_model` renames; it is removed where nobody has."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        spare = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.parent))
+        try:
+            yield spare
+        finally:
+            shutil.rmtree(spare, ignore_errors=True)
+    except OSError as exc:
+        raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
+
+
+def publish_model(spare: Path, out: Path) -> None:
+    """Give a directory its name, and modes that a server under another user needs; safetensors writes 0600."""
+    spare.chmod(0o755)
+    for path in spare.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    spare.rename(out)

@@ -18,13 +18,10 @@ from phalanx.models.family import Family
 from phalanx.models.planned import FamilyByPlan
 from phalanx.models.quiet import quiet_transformers
 from phalanx.models.written.bert import Bert
-from phalanx.models.written.bloom import Bloom
+from phalanx.models.written.decoders import Bloom, Gpt2, Llama, Qwen3Moe
 from phalanx.models.written.falcon import Falcon
-from phalanx.models.written.gpt2 import Gpt2
-from phalanx.models.written.llama import Llama
 from phalanx.models.written.modernbert import ModernBert
 from phalanx.models.written.opt import Opt
-from phalanx.models.written.qwen3_moe import Qwen3Moe
 from phalanx.models.written.t5 import T5
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import FamilyFacts
@@ -86,9 +83,6 @@ def _own_family(kind: str, found: Any) -> tuple[Family | str, FamilyFacts]:
 
     Returns:
         The family, or the model_type of one that transformers' plan cuts; and the facts that need no torch.
-
-    Raises:
-        ConfigError: It is no family.
     """
     if isinstance(found, PlannedFamily):
         return kind.rpartition(":")[2], found.family_facts

@@ -20,9 +20,6 @@ def rewrite_gguf(source: Path, out: Path) -> None:
     """Write the model and the tokenizer of a GGUF file as config.json, safetensors and tokenizer.json.
 
     Quantised numbers are written as the float32 that they stand for, which is not their value before quantisation.
-
-    Raises:
-        ModelError: transformers reads no model of it.
     """
     try:
         with quiet_transformers():

@@ -7,9 +7,9 @@ import stat
 import tempfile
 from pathlib import Path
 
-from phalanx.errors import CheckpointError, ModelError
+from phalanx.errors import ModelError
 from phalanx.models.build import parameter_shapes
-from phalanx.models.directory import TOKENIZER
+from phalanx.models.directory import TOKENIZER, publish_model, refuse_existing, spare_directory
 from phalanx.models.gguf_reader import SUFFIX
 from phalanx.models.hub_files import GENERATION, tokenizer_companions
 from phalanx.models.source import ModelSource, read_hub_config
@@ -40,26 +40,15 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
         ModelError: The model is missing, malformed, of an unknown family, or its files are not its config's.
         IsolationError: This machine cannot close the sandbox; nothing was read.
     """
-    if out.exists():
-        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").with_facts(
-            code="PHX-I056", file=str(out), do="choose another place"
-        )
+    refuse_existing(out)
     if source.suffix == SUFFIX:
         _check_gguf(source)
     else:
         read_hub_config(source)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        spare = Path(tempfile.mkdtemp(prefix=".importing-", dir=out.parent))
-        try:
-            _fill_directory(source, spare, makes_tokenizer)
-            _check_copy(source, spare)
-            spare.chmod(0o755)
-            spare.rename(out)
-        finally:
-            shutil.rmtree(spare, ignore_errors=True)
-    except OSError as exc:
-        raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
+    with spare_directory(out) as spare:
+        _fill_directory(source, spare, makes_tokenizer)
+        _check_copy(source, spare)
+        publish_model(spare, out)
 
 
 def _check_copy(source: Path, spare: Path) -> None:
@@ -94,11 +83,7 @@ def _replace_paths(text: str, names: list[tuple[str, str]]) -> str:
 
 
 def check_shapes(source: ModelSource) -> None:
-    """Compare the shape of every tensor that a run would read with the config's.
-
-    Raises:
-        ModelError: One is missing or differs.
-    """
+    """Compare the shape of every tensor that a run would read with the config's."""
     for name, shape in parameter_shapes(source.hub_config).items():
         actual_shape = source.tensor_shape(name)
         if actual_shape != list(shape):

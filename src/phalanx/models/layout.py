@@ -53,11 +53,7 @@ class StageSpec:
 
 
 def check_stages(num_stages: int, num_layers: int) -> None:
-    """Refuse more stages than a model has layers.
-
-    Raises:
-        ConfigError: There are more.
-    """
+    """Refuse more stages than a model has layers."""
     if num_stages > num_layers:
         raise ConfigError(
             f"pipeline.stages: {num_stages} stages need at least {num_stages} layers, the model has "
@@ -76,9 +72,6 @@ def check_length(sequence_length: int, longest: int | None) -> None:
 
     Args:
         longest: Positions; None where they are computed.
-
-    Raises:
-        ConfigError: They are longer.
     """
     if longest is not None and sequence_length > longest:
         raise ConfigError(
@@ -93,11 +86,7 @@ def check_length(sequence_length: int, longest: int | None) -> None:
 
 
 def check_vocabulary(num_tokens: int, num_embeddings: int) -> None:
-    """Refuse a tokenizer with more tokens than a model has embeddings.
-
-    Raises:
-        ConfigError: It has more.
-    """
+    """Refuse a tokenizer with more tokens than a model has embeddings."""
     if num_tokens > num_embeddings:
         raise ConfigError(
             f"data.tokenizer has {num_tokens} tokens, the model {num_embeddings}; "

@@ -41,22 +41,18 @@ class FamilyByPlan(Family):
 
     @property
     def blocks(self) -> str:
-        """As `Family` says."""
         return self._pipeline_plan[1]
 
     @property
     def first_parts(self) -> tuple[str, ...]:
-        """As `Family` says."""
         return self._pipeline_plan[0]
 
     @property
     def last_parts(self) -> tuple[str, ...]:
-        """As `Family` says."""
         return self._pipeline_plan[2]
 
     @property
     def embedding_weight(self) -> str:
-        """As `Family` says."""
         return f"{self.trunk}.{self.first_parts[0]}.weight"
 
     def choose_kernel(self, requested: str) -> str:
@@ -132,7 +128,6 @@ class FamilyByPlan(Family):
         return context | {key: context[key][kind] for key in ("attention_mask", "position_embeddings")}
 
     def scale_logits(self, hub_config: Any, logits: Tensor) -> Tensor:
-        """As `Family` says."""
         if self._slicing.logits is None:
             return logits
         how, key = self._slicing.logits
@@ -154,7 +149,6 @@ class FamilyByPlan(Family):
         return hidden
 
     def layer_windows(self, hub_config: Any) -> list[int | None]:
-        """As `Family` says."""
         return [int(hub_config.sliding_window) if kind == _SLIDING else None for kind in self._layer_types(hub_config)]
 
     def _layer_types(self, hub_config: Any) -> list[str]:

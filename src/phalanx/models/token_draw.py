@@ -148,11 +148,7 @@ def check_draws(logits: Tensor, keys: Tensor, tokens: Tensor, rule: DrawRule, to
 
 
 def scale_logits(logits: Tensor, rule: DrawRule, allowed: Tensor | None = None) -> Tensor:
-    """Return logits by the temperature, float64; minus infinity where a token is not allowed.
-
-    Raises:
-        ModelError: A logit is no finite number, or a row allows no token.
-    """
+    """Return logits by the temperature, float64; minus infinity where a token is not allowed."""
     if not bool(torch.isfinite(logits).all()):
         raise ModelError("a logit is no finite number; the weights are damaged or training had diverged")
     scaled = logits.double() / _divisor(rule)

@@ -71,7 +71,7 @@ from phalanx.objectives.pretraining import (
     TokenTable as TokenTable,
 )
 from phalanx.objectives.reward import MARGIN, reward_loss, row_scores
-from phalanx.objectives.weighted_causal_lm import weighted_causal_lm_loss as weighted_causal_lm_loss
+from phalanx.objectives.causal_lm import weighted_causal_lm_loss as weighted_causal_lm_loss
 
 _BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 

@@ -64,9 +64,6 @@ def generalised_advantages(
         ``sum over l of (discount trace)^l delta(t + l)`` with ``delta(t) = reward(t) + discount value(t + 1) -
         value(t)``, the value behind an answer's last token being 0; 0 outside the answer.
 
-    Raises:
-        DataError: The shapes differ.
-
     Source: Schulman et al. 2016, equation 16.
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch

@@ -89,11 +89,7 @@ def log_ratios(
 
 
 def split_pairs(name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut numbers of rows into the numbers of the first and of the second row of each pair.
-
-    Raises:
-        DataError: A row has no partner.
-    """
+    """Cut numbers of rows into the numbers of the first and of the second row of each pair."""
     if not len(rows) or len(rows) % 2:
         raise DataError(
             f"{name}: a microbatch of {len(rows)} rows, and rows are pairs; make train.batch_size a multiple of twice "

@@ -22,9 +22,6 @@ def with_copies(config: ParallelConfig, dp: int) -> ParallelConfig:
     """Return the same layout with another number of data parallel copies.
 
     One copy alone has no other to share with, so everything that copies share is switched off for it.
-
-    Raises:
-        ConfigError: The section allows no such number, or a setting of it does not work with it.
     """
     if dp == config.dp:
         return config

@@ -122,11 +122,7 @@ class StepPlan(StrictModel):
 
 
 def parse_plan(body: dict[str, Any]) -> StepPlan:
-    """Parse the plan that an owner sent.
-
-    Raises:
-        FrameError: It is malformed.
-    """
+    """Parse the plan that an owner sent."""
     try:
         return StepPlan.model_validate_json(canonical_json(body))
     except (ValidationError, ValueError) as exc:

@@ -107,11 +107,7 @@ def all_layouts(world: int, zeros: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[L
 
 
 def parse_layout(text: str) -> Layout:
-    """Read a layout such as ``dp=2,tp=2,zero=1``, ``pp=4,schedule=gpipe`` or ``cp=2,context=ring``.
-
-    Raises:
-        ConfigError: A key is unknown, or a number is none.
-    """
+    """Read a layout such as ``dp=2,tp=2,zero=1``, ``pp=4,schedule=gpipe`` or ``cp=2,context=ring``."""
     numbers, names = {*AXES, "zero", "replicas", "islands", "chunks"}, {"schedule", "context"}
     values: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

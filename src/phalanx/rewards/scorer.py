@@ -71,7 +71,6 @@ class RewardScorer(Closeable):
         return math.fsum(config.weight * reward for config, reward in zip(self._config.of, rewards, strict=True))
 
     def close(self) -> None:
-        """End the child."""
         if self._child is not None:
             self._child.close()
             self._child = None

@@ -20,7 +20,6 @@ class ServerSettings(StrictModel):
 
     Attributes:
         url: Address of the server, up to ``/v1``.
-        model: Model's name on the server.
         key_file: A file with the key, for a server that wants one.
     """
 
@@ -33,7 +32,6 @@ class ServedModel:
     """A model that a server runs.
 
     Args:
-        where: Address and name of the model.
         timeout_s: Time limit of one answer; None where the caller limits it.
 
     Raises:

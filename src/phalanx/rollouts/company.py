@@ -33,7 +33,6 @@ class RolloutCompany:
     """Untrusted workers, and the owner that trains on their texts.
 
     Args:
-        endpoint: The owner's; the workers are its peers.
         check: Share of texts to read again, and tolerances between honest computations.
         share: Draws the texts that are read again.
         reward: Reward of a text; needed where workers report rewards.

@@ -40,7 +40,6 @@ class EvidenceDirectory:
     """Directory of evidence, and certificates of the parties in it.
 
     Attributes:
-        directory: Directory of the evidence files.
         session: Name that every header bears.
         certificates: PEM of the parties, by name.
     """

@@ -89,9 +89,7 @@ class RolloutExaminer:
         """Read an answer, and a drawn share of its texts again.
 
         Args:
-            sent: A request and its answer.
             policy: The weights that the request names.
-            model: The same, to read with.
             earlier: Other requests to this worker that it has answered.
         """
         request = sent.request

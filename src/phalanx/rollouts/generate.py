@@ -56,11 +56,7 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
 
 
 def check_room(model: PolicyModel, request: RolloutRequest) -> None:
-    """Return where every prompt fits into the model.
-
-    Raises:
-        DataError: One does not.
-    """
+    """Return where every prompt fits into the model."""
     for prompt in request.prompts:
         if len(prompt.ids) + request.sampler.max_new_tokens > model.context_length:
             raise DataError(

@@ -45,7 +45,6 @@ def read_answer(
     Args:
         worker: The party that signed the answer.
         request: The one that the answer names.
-        answer: Signed header of the answer.
 
     Returns:
         The texts, where they can be read, and a verdict where some are texts that no honest worker sends.

@@ -120,7 +120,9 @@ def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout)
         if not queue:
             return TieSearch("excluded")
         _, distance, _, choices = heapq.heappop(queue)
-        reread, ties = _reread_text(model, request, text, choices)
+        with RouterWatch(model, request.tolerance.router, choices) as watch:
+            (read,) = read_texts(model, [text])
+        reread, ties = compare_text(request, text, read, request.tolerance.margin), watch.ties
         fault = first_fault(request, reread)
         if fault is None:
             return TieSearch("fits", reread)
@@ -131,11 +133,3 @@ def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout)
                 seen.add(more)
                 heapq.heappush(queue, (-fault, distance + gap, next(numbers), more))
     return TieSearch("open") if queue else TieSearch("excluded")
-
-
-def _reread_text(
-    model: PolicyModel, request: RolloutRequest, text: Rollout, choices: frozenset[Choice]
-) -> tuple[RereadRollout, dict[Choice, float]]:
-    with RouterWatch(model, request.tolerance.router, choices) as watch:
-        (read,) = read_texts(model, [text])
-    return compare_text(request, text, read, request.tolerance.margin), watch.ties

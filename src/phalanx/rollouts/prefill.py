@@ -77,8 +77,6 @@ def rewrite_rollouts(
     Args:
         model: Has the weights that the request names.
         rollouts: All texts of the answer, in the order of `RolloutRequest.text_places`.
-        number: Number of the text among them.
-        batch_rows: Rows of the writer's batches.
 
     Returns:
         What precedes each token of that text, ``[tokens, ...]``.

@@ -1,6 +1,6 @@
 """The request to a worker: prompts, the rule of the draw, a seed, and the digest of the weights."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -56,7 +56,7 @@ class Prompt(StrictModel):
     ids: tuple[TokenId, ...] = Field(min_length=1, max_length=MOST_TOKENS)
 
 
-class RolloutRequest(Body):
+class RolloutRequest(Body, kind="rollout_request"):
     """A request of the owner: texts for these prompts, by these weights and this rule.
 
     Attributes:
@@ -69,8 +69,6 @@ class RolloutRequest(Body):
         order: Number of the request among all that its owner sends in a session, so that no two have one digest.
         tolerance: Tolerance of the judgement; a worker that answers has agreed to it.
     """
-
-    kind: ClassVar[str] = "rollout_request"
 
     step: Step
     policy: Digest

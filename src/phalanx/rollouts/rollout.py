@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +77,7 @@ class WritingClass(StrictModel):
     batch_rows: int = Field(default=BATCH_ROWS, ge=1, le=2**16)
 
 
-class RolloutAnswer(Body):
+class RolloutAnswer(Body, kind="rollout_answer"):
     """All texts of one request; the payload has their tokens, log-probabilities and sketches.
 
     The header that carries it is signed and names the payload's digest: from then on its worker is bound to every token
@@ -87,8 +87,6 @@ class RolloutAnswer(Body):
         request: Digest of the request that this answers; it is judged as an answer to that one and to no other.
         lines: One line a text, in the order of `RolloutRequest.text_places`.
     """
-
-    kind: ClassVar[str] = "rollout_answer"
 
     request: Digest
     written_in: WritingClass = WritingClass()

@@ -74,7 +74,6 @@ class RolloutVerdict(StrictModel):
         prompt: Number of the prompt; None where the offence is not about one text.
         sample: Number of the text within its prompt.
         measured: Largest value that was found; None where it is no finite number or nothing was measured.
-        allowed: Allowed value by the tolerance.
         checked: Tokens of the answer that were read again.
         evidence: Name of the evidence file.
     """

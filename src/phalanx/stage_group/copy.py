@@ -98,26 +98,21 @@ class GroupRunner(StageRunner):
         self._is_idle = True
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
-        """As `StageRunner.forward`."""
         return self._perform_order("forward", step, microbatch, x=x)["y"]
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """As `StageRunner.backward`."""
         return self._perform_order("backward", step, microbatch, gradient=gradient)["x_gradient"]
 
     def recompute_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As `StageRunner.recompute_microbatch`."""
         tensors = self._perform_order("recompute", step, microbatch, x=x, gradient=gradient)
         return tensors["y"], tensors.get("x_gradient")
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """As `StageRunner.take_gradients`."""
         return self._link.give_order(GroupCommand(deed="gradients", copy_id=0), {})
 
     def abandon_step(self) -> None:
-        """As `StageRunner.abandon_step`."""
         if not self._is_idle:
             self._link.give_order(GroupCommand(deed="abandon", copy_id=0), {})
             self._is_idle = True

@@ -134,11 +134,7 @@ class StageGroup:
 
 
 def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
-    """Refuse a run of which the ranks of a party cannot share a stage.
-
-    Raises:
-        ConfigError: Says why.
-    """
+    """Refuse a run of which the ranks of a party cannot share a stage."""
     batch, adapter = plan.microbatch_size * plan.microbatches, plan.adapter
     load = StepWorkload(
         batch,

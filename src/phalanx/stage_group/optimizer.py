@@ -69,7 +69,6 @@ class GroupOptimizer(StageOptimizer):
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """As `StageOptimizer.load_state`."""
         state = super().state_tensors()
         expect_state(
             tensors, {key: state[f"weight/{key.partition('/')[2]}"] for key in _with_moments(state)}, num_steps
@@ -87,7 +86,6 @@ class GroupOptimizer(StageOptimizer):
         self._undo_steps = self.num_steps
 
     def restore_snapshot(self) -> None:
-        """As `StageOptimizer.restore_snapshot`."""
         state, steps = self.undo_state(), self._undo_steps
         self.load_state(state, steps or 0)
 

@@ -41,15 +41,12 @@ class GroupCommand(StrictModel):
     """One thing that all ranks do together.
 
     Attributes:
-        copy_id: Number of the copy of a stage.
         step: Optimizer step, where the operation has one.
         microbatch: Index in the step, where the operation has one.
         cargo: Tensors that rank 0 broadcasts right after, by name.
         dropped: Copies that are no longer used.
-        stage: Number of the stage to build.
         plan: The run's plan, for building.
         names: Tensors of the state that are asked for.
-        learning_rate: Learning rate of an update.
         clip_coefficient: Multiplies the gradients of an update.
     """
 
@@ -68,11 +65,7 @@ class GroupCommand(StrictModel):
 
 
 def read_order(line: bytes) -> GroupCommand:
-    """Parse an order.
-
-    Raises:
-        FrameError: It is none.
-    """
+    """Parse an order."""
     try:
         return GroupCommand.model_validate_json(line)
     except ValidationError as exc:
@@ -89,7 +82,6 @@ def broadcast_tensor(tensor: Tensor | None, cargo: TensorSpec, device: torch.dev
 
     Args:
         tensor: At rank 0.
-        cargo: Dtype and shape of the tensor.
     """
     mine = torch.empty(cargo.shape, dtype=_DTYPES[cargo.dtype], device=device)
     if tensor is not None:

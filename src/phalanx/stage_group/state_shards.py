@@ -21,7 +21,6 @@ class StateShards:
 
     Args:
         shapes: Shapes of all trained parameters.
-        device: Device of this rank's tensors.
 
     Attributes:
         keepers: Rank that has the state, by parameter.
@@ -34,7 +33,8 @@ class StateShards:
         self._device = device
         self._rank = dist.get_rank()
         self.keepers = keepers_of(shapes, dist.get_world_size())
-        self._weights = self._state_room()
+        mine = [name for name, keeper in self.keepers.items() if keeper == self._rank]
+        self._weights = {name: nn.Parameter(torch.zeros(self._shapes[name], device=self._device)) for name in mine}
         self.optimizer = self._make_optimizer(self._weights)
 
     def own_parameter(self, name: str) -> nn.Parameter | None:
@@ -84,10 +84,6 @@ class StateShards:
             elif self._rank == keeper:
                 dist.send(state[key].to(self._device).contiguous(), dst=0)
         return tensors
-
-    def _state_room(self) -> dict[str, nn.Parameter]:
-        mine = [name for name, keeper in self.keepers.items() if keeper == self._rank]
-        return {name: nn.Parameter(torch.zeros(self._shapes[name], device=self._device)) for name in mine}
 
     def _make_optimizer(self, weights: Mapping[str, nn.Parameter]) -> StageOptimizer:
         return StageOptimizer(weights, self._plan.optimizer, single_rounding=self._plan.guard.classes == "mixed")

@@ -133,7 +133,6 @@ class TamperedRunner(StageRunner):
         return self._twist(self._honest.take_gradients())
 
     def abandon_step(self) -> None:
-        """As the honest stage."""
         self._honest.abandon_step()
 
 

@@ -76,11 +76,7 @@ class Stall:
 
 
 class PartyThread(threading.Thread):
-    """A worker of a simulation.
-
-    Attributes:
-        endpoint: Its end of its links.
-    """
+    """A worker of a simulation."""
 
     def __init__(self, name: str, endpoint: Endpoint, work: Callable[[str], None]) -> None:
         super().__init__(target=work, args=(name,), name=name, daemon=True)
@@ -135,19 +131,16 @@ class OwnersEndpoint(Endpoint):
         item = super().receive_item(0.0)
         until = time.monotonic() + timeout_s
         while item is None and (left_s := until - time.monotonic()) > 0:
-            is_quiet = self._is_quiet()
+            # whether there was an instant, while this looked, in which every party waited
+            signs = self._wait_numbers()
+            # a party may have woken another one between the looks at the two: only a second round finds it awake
+            is_quiet = signs is not None and signs == self._wait_numbers()
             # what a party sent before all came to rest lies here by now
             item = super().receive_item(0.0 if is_quiet else min(left_s, _LOOK_EVERY_S))
             if is_quiet and item is None:
                 self._clock.pass_time(timeout_s)
                 return super().receive_item(0.0)
         return item
-
-    def _is_quiet(self) -> bool:
-        """Whether there was an instant, while this looked, in which every party waited."""
-        signs = self._wait_numbers()
-        # a party may have woken another one between the looks at the two: only a second round finds it awake
-        return signs is not None and signs == self._wait_numbers()
 
     def _wait_numbers(self) -> Signs | None:
         """Look at every party once; None where one of them has something to do."""

@@ -49,7 +49,6 @@ class FrameInTransit:
     """One frame on its way.
 
     Attributes:
-        client: The client of its link.
         name: Tensor name, such as ``cut.train``; any host can read it in the frame's header.
         attempt: From 0; higher after refusals.
     """

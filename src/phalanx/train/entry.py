@@ -8,16 +8,18 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from phalanx.engine import check_device
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, IsolationError
 from phalanx.interrupts import allow_interrupts
 from phalanx.models import ModelSource, open_model
 from phalanx.parallel.groups.rank_env import find_place
 from phalanx.pipeline import LocalWorkers
 from phalanx.pipeline.assignment.stage_memory import NUMBER_BYTES, boundary_bytes
 from phalanx.security.invite import JoinTerms
+from phalanx.security.isolation import Program, Sandbox, start_isolated
+from phalanx.security.tee import load_policy
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.epochs import describe_length, settle_steps
-from phalanx.train.config import DomainRun, FederatedRun, PipelineRun, RunConfig, SplitRun, StagedRun
+from phalanx.train.config import DomainRun, FederatedRun, PipelineRun, RunConfig, SplitPipelineRun, SplitRun, StagedRun
 from phalanx.train.data_outlook import data_outlook
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory, kept_preparations
 from phalanx.train.sessions.cluster import OpenWorkers
@@ -31,7 +33,56 @@ from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.preflight import check_inputs, load_own_code
 from phalanx.train.setup.process import deterministic_kernels
 from phalanx.train.setup.stage_table import WORKER_BYTES, describe_stages, estimate_stages
-from phalanx.train.setup.tiers import settle_tier
+
+_PROBE = "phalanx.security.isolation.probe"
+_PROBE_S = 30.0
+_NEEDS_NETWORK = "its sandbox has no network, but workers listen on one"
+
+
+def settle_tier(run: RunConfig) -> RunConfig:
+    """Return the run with the tier that "auto" stands for here; any other run as it is.
+
+    Raises:
+        ConfigError: Nothing but a simulation is possible, and the run file does not allow that; or the policy file is
+            missing or wrong.
+    """
+    if not isinstance(run, SplitRun) or run.split.tier != "auto":
+        return run
+    split = run.split
+    # a sandboxed enclave reaches no workers
+    lacking = _NEEDS_NETWORK if isinstance(run, SplitPipelineRun) else None
+    tier = _best_tier(
+        split.policy, simulates=split.mode == "plaintext", may_simulate=split.allow_insecure_sim, lacking=lacking
+    )
+    changes = {"tier": tier, "allow_insecure_sim": split.allow_insecure_sim and tier == "sim"}
+    return run.model_copy(update={"split": split.model_copy(update=changes)})
+
+
+def _best_tier(policy: str | None, *, simulates: bool, may_simulate: bool, lacking: str | None = None) -> str:
+    if simulates:
+        # an enclave of a plaintext split is not asked for evidence
+        return "sim"
+    if policy is not None and load_policy(Path(policy))[1].tpm is not None:
+        return "tpm"
+    lacking = lacking or cannot_confine()
+    if lacking is None:
+        return "process"
+    if not may_simulate:
+        raise ConfigError(
+            'split.tier = "auto": split.policy has no section [tpm], and this machine cannot confine a process '
+            f"({lacking}); enrol a TPM with phalanx enclave enrol, or set allow_insecure_sim = true"
+        )
+    return "sim"
+
+
+def cannot_confine() -> str | None:
+    """Say why no program can be confined on this machine; None where one can."""
+    try:
+        with start_isolated(Program(_PROBE), Sandbox(), _PROBE_S) as process:
+            process.wait(_PROBE_S)
+    except IsolationError as exc:
+        return str(exc)
+    return None
 
 
 def train(

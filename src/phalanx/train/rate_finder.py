@@ -112,11 +112,7 @@ def find_rate(run: RunConfig, highest: float | None, steps: int, console: Consol
 
 
 def make_rising_run(run: RunConfig, highest: float, steps: int) -> RunConfig:
-    """Return the short run: a linear rise up to the highest rate, and no validation or checkpoint on the way.
-
-    Raises:
-        ConfigError: The sections do not go with so short a run.
-    """
+    """Return the short run: a linear rise up to the highest rate, and no validation or checkpoint on the way."""
     # a warm-up of the whole run is the rise; one step more, for a warm-up may not take all
     changes: dict[str, Any] = {"steps": steps + 1, "epochs": None, "validate_every": 0, "max_failed_batches": 0}
     train_section = {**run.train.model_dump(), **changes, "early_stopping": None, "samples": None, "histograms": None}

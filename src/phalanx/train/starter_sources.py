@@ -51,11 +51,7 @@ def _empty_error(path: Path) -> DataError:
 
 
 def source_line(path: Path) -> tuple[str, int]:
-    """Return a source's line for a run file, and its size in bytes.
-
-    Raises:
-        DataError: There is no text that a source can read.
-    """
+    """Return a source's line for a run file, and its size in bytes."""
     files = [Path(file.path) for file in list_files(path, ("",))]
     if not files:
         raise _empty_error(path)

@@ -147,7 +147,6 @@ class Receipt:
 
     Attributes:
         receiver: Party that signed the receipt.
-        header_digest: Digest of the received header.
         signature: 64 bytes.
     """
 
@@ -156,11 +155,7 @@ class Receipt:
     signature: bytes
 
     def verify_receiver(self, peer: Peer) -> None:
-        """Return when this peer is the receiver and signed this receipt.
-
-        Raises:
-            SignatureError: It did not.
-        """
+        """Return when this peer is the receiver and signed this receipt."""
         if self.receiver != peer.name or DIGEST_PATTERN.fullmatch(self.header_digest) is None:
             raise SignatureError(f"receipt of {self.receiver}: checked against the key of {peer.name}")
         peer.verify_signature(self.signature, in_domain(_RECEIPT_DOMAIN, bytes.fromhex(self.header_digest)))
@@ -279,9 +274,14 @@ Every other error may be the word of another release.
 
 
 class Body(StrictModel):
-    """A frame's body; `kind` is the kind of the frame that has it."""
+    """A frame's body; `kind` is the kind of the frame that has it, given as ``class Hello(Body, kind="hello")``."""
 
     kind: ClassVar[str]
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        super().__init_subclass__()
+        if kind:
+            cls.kind = kind
 
 
 _Body = TypeVar("_Body", bound=Body)

@@ -87,9 +87,6 @@ def check_refuses_tls12(host: str, port: int) -> None:
     """Ask a running server for TLS 1.2 and return when it refuses.
 
     How gRPC limits its suites is not part of its promises, so it is tried each time a server starts.
-
-    Raises:
-        TransportError: It agrees, or does not answer.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # only the very first answer is looked at, and nothing is ever sent: which server answers does not matter

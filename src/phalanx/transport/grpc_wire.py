@@ -60,7 +60,6 @@ class JoinedPeer:
     """A party at the other end of a call of `describe`, on either side of it.
 
     Attributes:
-        peer: The party, from its certificate.
         run: The run that it serves; empty for a party that came to join.
         calls_us: Our name in its session.
         awaited: Parties that it reports to wait for; empty where it reports none.
@@ -268,8 +267,6 @@ def ask_peer_run(
 
     Args:
         party: Name of the party that must answer.
-        address: Address of the asked party.
-        own_address: Listening address of the asker.
         patience_s: Seconds of retries while there is no answer; None for ``timeout_s``.
         begins: Whether this process has just begun: any other one with this certificate has ended then.
 

@@ -142,11 +142,7 @@ class Outbox:
             return undelivered
 
     def wait_until_taken(self, timeout_s: float) -> None:
-        """Wait until everything queued was taken; a link that failed has nothing queued.
-
-        Raises:
-            PeerLostError: It does not within the time.
-        """
+        """Wait until everything queued was taken; a link that failed has nothing queued."""
         with self._changed:
             self._changed.wait_for(lambda: not self._queue, timeout_s)
             if self._queue:

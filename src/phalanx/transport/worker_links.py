@@ -165,7 +165,6 @@ class OwnerLink:
     """A worker's end of a session that it has joined.
 
     Attributes:
-        endpoint: The worker's; it knows the owner.
         owner: Party name of the owner.
         silence_s: After so long without a frame it looks whether the owner is still there.
         look: Asks the owner which session it serves.

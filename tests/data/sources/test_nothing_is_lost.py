@@ -151,7 +151,11 @@ def tree(home, suffix, content, draw):
 
 
 def account(kind, home, draw):
-    """Check one generated tree of a kind."""
+    """Check one generated tree of a kind.
+
+    Returns:
+        Files and links of the tree, files that its source lists, and the bytes in their records.
+    """
     config, suffix, content = SOURCES[kind]
     home.mkdir()
     sizes = tree(home, suffix, content, draw)
@@ -159,7 +163,7 @@ def account(kind, home, draw):
         source = open_source(config(home))
     except DataError as exc:
         assert "no file of this source's kind" in str(exc)
-        return
+        return len(sizes), 0, 0
     passed_over = {file.name for file in source.files if file.passed_over}
     found = {file.name: list(source.read_file_records(file)) for file in source.files}
     for name, size in sizes.items():
@@ -183,6 +187,7 @@ def account(kind, home, draw):
         assert record.reason.isascii()
         assert record.reason.isprintable()
         assert record.reason
+    return len(sizes), len(found), sum(raw_bytes(record) for records in found.values() for record in records)
 
 
 @pytest.mark.parametrize("kind", SOURCES)

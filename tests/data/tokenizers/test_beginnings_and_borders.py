@@ -19,7 +19,7 @@ from phalanx.data.tokenizers.encoder import Encoder
 from phalanx.data.tokenizers.tokenizer import fingerprint_tokenizer, load_tokenizer, wrap_backend
 from phalanx.errors import DataError
 from phalanx.models import parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 from phalanx.serve import TextModel
 from phalanx.train.batches.labelled import encode_rows
 from phalanx.train.batches.samples import Continuation, TextSampler

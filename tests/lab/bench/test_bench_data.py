@@ -9,8 +9,8 @@ import pytest
 from phalanx.data.sources import Document
 from phalanx.errors import DataError
 from phalanx.lab.bench import BENCHES
+from phalanx.lab.bench.data import data as data_bench
 from phalanx.lab.bench.data import documents as documents_module
-from phalanx.lab.bench.data import whole_build
 from phalanx.lab.bench.data.data import CHAIN, OF_BOTH, measure_rules
 from phalanx.lab.bench.data.documents import real_documents
 from phalanx.lab.bench.data.peer import FilterPeer
@@ -57,16 +57,16 @@ def test_a_whole_build_tells_its_time_by_phase_and_what_was_read_and_kept(tmp_pa
     pages = [tmp_path / f"page-{number}.html" for number in range(6)]
     for page, document in zip(pages, made_documents(6, 30), strict=True):
         page.write_text(f"<html><body><main><p>{document.text}</p></main></body></html>")
-    monkeypatch.setattr(whole_build, "debian_pages", lambda size: pages if size == 1000 else None)
+    monkeypatch.setattr(data_bench, "debian_pages", lambda size: pages if size == 1000 else None)
 
-    found = whole_build.measure_build(1000, 300, ("unicode", "exact_duplicates", "surprisal"))
+    found = data_bench.measure_build(1000, 300, ("unicode", "exact_duplicates", "surprisal"))
 
     assert found["documents"] == 6
     assert 0 < found["kept_mb"] <= found["text_mb"] < found["raw_mb"]
     assert found["tokens"] > 0
     assert sum(found["phases"].values()) == pytest.approx(found["cpu_s"], abs=0.05)
     assert {"read", "vocabulary", "encode", "write", "decide surprisal"} <= found["phases"].keys()
-    assert whole_build.measure_build(2000) is None
+    assert data_bench.measure_build(2000) is None
 
 
 def test_without_a_peer_its_figures_are_null():

@@ -17,9 +17,9 @@ from phalanx.lab.bench.federated.federated import (
     RoundsArm,
     federated_rows,
     measure_federated,
+    rows_of_steps,
 )
 from phalanx.lab.bench.federated.plan import SITES, FederatedPlan, SiteReport
-from phalanx.lab.bench.federated.private_step import rows_of_steps
 from phalanx.lab.bench.measure.process_clock import marked_cpu_seconds
 
 REASONS = dict.fromkeys((SECURE, *PEERS), "not there")

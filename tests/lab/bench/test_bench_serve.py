@@ -11,7 +11,7 @@ from phalanx.lab.bench.serving import service_load
 from phalanx.lab.bench.serving.serve import QUICK, ServePlan, make_ratios, make_row
 from phalanx.lab.bench.serving.text_arms import LoadReport, TextArmSpec, make_prompts, serve_arm
 from phalanx.models import parse_hub_config
-from phalanx.models.scratch import write_random_model
+from phalanx.models.source import write_random_model
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.lab.bench.detection.cell import DetectionCell
-from phalanx.lab.bench.detection.cells import detection_cells
-from phalanx.lab.bench.detection.honest import (
+from phalanx.lab.bench.detection.cells import (
     BF16,
     BF16_MATH,
     COMPILED,
@@ -16,6 +15,7 @@ from phalanx.lab.bench.detection.honest import (
     MATH,
     TWO_THREADS,
     cell_on_paths,
+    detection_cells,
     honest_cells,
 )
 from phalanx.lab.bench.detection.simulated_run import CompanyResult, play_company

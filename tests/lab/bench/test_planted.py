@@ -5,7 +5,7 @@ import random
 import pytest
 
 from phalanx.data.sources import PythonDocstringsConfig, PythonManualConfig, open_source
-from phalanx.lab.bench.alone.planted import TRIGGER, flagged_numbers, plant_texts
+from phalanx.lab.bench.alone.data_scan import TRIGGER, flagged_numbers, plant_texts
 
 _TEXT_CHARACTERS = 800
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from phalanx.lab.bench.overhead.split import split_rows
-from phalanx.lab.bench.overhead.split_runs import SplitArm, SplitSize, arms_of, make_split_run
+from phalanx.lab.bench.overhead.split import SplitArm, SplitSize, arms_of, make_split_run, split_rows
 
 SMALL, WIDE = SplitSize(256, 4, 8, 64), SplitSize(384, 6, 6, 128)
 

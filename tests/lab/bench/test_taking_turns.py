@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from phalanx.lab.bench.detection.honest import MATH, cell_on_paths
+from phalanx.lab.bench.detection.cells import MATH, cell_on_paths
 from phalanx.lab.bench.detection.other_paths import PathRunner, one_party_at_a_time
 from phalanx.models import open_model
 from phalanx.train.setup.layout import make_plan

@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from phalanx.errors import NonFiniteLossError
-from phalanx.lab.calibrate.differences import Differences, ResidualLean
-from phalanx.lab.calibrate.measure import PathComparison
+from phalanx.lab.calibrate.measure import Differences, PathComparison, ResidualLean
 from phalanx.lab.calibrate.operators import LEVELS, operators_of, record_operators, replay_operators
 from phalanx.lab.calibrate.paths import NumericPath, PathPair, pairs_of
 from phalanx.lab.calibrate.session import measure_steps

@@ -7,9 +7,8 @@ import pytest
 from phalanx.errors import ConfigError
 from phalanx.lab.calibrate import calibrate
 from phalanx.lab.calibrate.paths import NumericPath, PathPair
-from phalanx.lab.calibrate.result import FittedTail, suggest_tolerance, threshold_rows
+from phalanx.lab.calibrate.result import FittedTail, fit_tail, suggest_tolerance, threshold_rows
 from phalanx.lab.calibrate.session import steps_for, without_compiled
-from phalanx.lab.calibrate.tail import fit_tail
 from phalanx.testing import tiny_run
 
 FP32, BF16 = NumericPath("fp32", "fp32"), NumericPath("bf16", "bf16")

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from phalanx.lab.calibrate.tail import fit_tail
+from phalanx.lab.calibrate.result import fit_tail
 
 RUNS = 60
 

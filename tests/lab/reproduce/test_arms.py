@@ -3,8 +3,7 @@
 import pytest
 
 from phalanx.errors import TrainingError
-from phalanx.lab.reproduce.arms.oracle_drop import OracleDrop
-from phalanx.lab.reproduce.arms.restart import RestartArm
+from phalanx.lab.reproduce.arms import OracleDrop, RestartArm
 from phalanx.lab.reproduce.arms.skip_layer import SkipLayerArm, skipped_and_frozen
 from phalanx.lab.reproduce.arms.statistics import StatisticsArm
 from phalanx.lab.reproduce.arms.undefended import UndefendedArm
@@ -104,7 +103,7 @@ def test_restart_repeats_until_nobody_lies_and_ends_with_the_clean_bits(tiny, di
 
 
 def test_restart_gives_up_when_somebody_always_lies(tiny, monkeypatch):
-    monkeypatch.setattr("phalanx.lab.reproduce.arms.restart.MAX_ATTEMPTS", 3)
+    monkeypatch.setattr("phalanx.lab.reproduce.arms.MAX_ATTEMPTS", 3)
 
     with pytest.raises(TrainingError, match="attacked in 3 attempts in a row"):
         RestartArm(tiny.setting(ALWAYS_2)).step_arm(0, tiny.inputs(0))

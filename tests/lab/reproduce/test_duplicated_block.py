@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phalanx.lab.reproduce.arms.duplicated_block import DuplicatedBlock, same_bits
+from phalanx.lab.reproduce.arms.duplicates import DuplicatedBlock, same_bits
 from phalanx.pipeline import StageCopy
 from phalanx.train.setup.stage_source import StageLibrary
 

@@ -13,8 +13,7 @@ from phalanx.data.tasks import Example, LabelledExamples
 from phalanx.data.tokenizers import train_bpe
 from phalanx.errors import DataError
 from phalanx.lab.reproduce import medical
-from phalanx.lab.reproduce.medical import reproduce_medical, workshop
-from phalanx.lab.reproduce.medical.bar import CellBar
+from phalanx.lab.reproduce.medical import CellBar, reproduce_medical, workshop
 from phalanx.lab.reproduce.medical.cell import MedicalCell, missing_part
 from phalanx.lab.reproduce.medical.size import MedicalSize
 from phalanx.models import ModelConfig

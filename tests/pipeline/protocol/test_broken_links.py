@@ -5,8 +5,8 @@ import pytest
 from phalanx.errors import FrameError, PeerGoneError, PeerRefusedError, SignatureError
 from phalanx.pipeline import PipelineConfig
 from phalanx.pipeline.protocol.greetings import Leave
+from phalanx.pipeline.protocol.mailbox import LinkRelay
 from phalanx.pipeline.protocol.messages import Apply, Carry
-from phalanx.pipeline.protocol.relay import LinkRelay
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import Identity
 from phalanx.testing import Actor, tampering, tiny_run

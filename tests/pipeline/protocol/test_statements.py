@@ -175,7 +175,7 @@ def test_nothing_else_in_the_pipeline_opens_what_was_passed_on():
 
     assert found.pop("signed.py") == [patterns[0], patterns[1], patterns[2]]
     # a frame out of the owner's hands, and a header of evidence, which the door has opened before
-    assert found.pop("relay.py") == found.pop("checked.py") == [patterns[2]]
+    assert found.pop("mailbox.py") == found.pop("checked.py") == [patterns[2]]
     # the same header once more: whether its values are within their bounds
     assert found.pop("forgery.py") == [patterns[2]]
     assert {name for name, uses in found.items() if uses} == set()

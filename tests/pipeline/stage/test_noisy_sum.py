@@ -13,8 +13,8 @@ from phalanx.pipeline.plan import RowPrivacy
 from phalanx.pipeline.protocol.messages import NoiseKeys
 from phalanx.pipeline.protocol.signed import StatementReader
 from phalanx.pipeline.stage.kernel_fingerprint import fingerprint_kernels
-from phalanx.pipeline.stage.noisy_sum import noisy_mean
 from phalanx.pipeline.stage.runner import StageRunner
+from phalanx.pipeline.stage.stage_copy import noisy_mean
 from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.security.privacy import NoiseSecret, SecureStream, gaussian_noise, noise_commitment, noise_stream
 from phalanx.telemetry import PhaseTimer

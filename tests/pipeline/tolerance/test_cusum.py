@@ -1,6 +1,5 @@
 """A bias below the tolerance shows after about (5 sigma / bias)^2 audits, and honest noise does not."""
 
-import json
 import math
 from dataclasses import asdict
 from statistics import fmean
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from phalanx.config import canonical_json
-from phalanx.errors import CheckpointError
 from phalanx.pipeline import DriftWatch, token_distance, token_residual
 from phalanx.pipeline.tolerance.drift import NOT_FINITE_SIGMAS, _Chart, run_length
 
@@ -150,7 +148,6 @@ def test_what_is_not_finite_is_a_drift_at_once(value):
     assert (drift.stage, drift.direction, drift.bias_sigmas) == (2, "backward", NOT_FINITE_SIGMAS)
     # what the audit log is to hold must be JSON, or the owner ends
     assert canonical_json(asdict(drift))
-    assert json.dumps(watch.export_charts(), allow_nan=False)
 
 
 def test_equal_bits_never_lean_and_the_first_bits_that_differ_do_at_once():
@@ -181,45 +178,3 @@ def test_a_given_sigma_needs_no_warm_up():
 
     assert given < 20
     assert own >= 32
-
-
-@pytest.mark.parametrize("cut", [10, 32, 60])
-def test_a_restored_watch_goes_on_as_if_nothing_had_happened(cut):
-    bias = bias_of(DriftWatch(KEY), 0.7)
-    residuals = [r + bias for _, r in zip(range(300), noise(11), strict=False)]
-    whole, expected = audits_until_drift(DriftWatch(KEY), residuals, 300)
-    first, second = DriftWatch(KEY), DriftWatch(KEY)
-    assert whole > cut
-
-    assert audits_until_drift(first, residuals[:cut], cut) == (None, None)
-    text = json.dumps(first.export_charts(), allow_nan=False)
-    second.import_charts(json.loads(text))
-    rest, drift = audits_until_drift(second, residuals[cut:], 300)
-
-    assert (cut + rest, drift) == (whole, expected)
-    assert KEY.hex() not in text
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        {"1/sideways/0": {"up": [0, 0], "down": [0, 0], "past": []}},
-        {"1/forward": {"up": [0, 0], "down": [0, 0], "past": []}},
-        {"one/forward/0": {"up": [0, 0], "down": [0, 0], "past": []}},
-        {"1/forward/0": {"up": [0, 0], "down": [0, 0]}},
-        {"1/forward/0": {"up": [0], "down": [0, 0], "past": []}},
-        {"1/forward/0": {"up": [math.nan, 0], "down": [0, 0], "past": []}},
-        {"1/forward/0": {"up": [0, 0], "down": [0, 0], "past": ["x"]}},
-        {"1/forward/0": None},
-    ],
-    ids=str,
-)
-def test_a_malformed_state_is_refused_and_changes_nothing(state):
-    watch = DriftWatch(KEY)
-    watch.add_residual(1, "forward", next(noise()))
-    before = watch.export_charts()
-
-    with pytest.raises(CheckpointError, match="drift watch"):
-        watch.import_charts(state)
-
-    assert watch.export_charts() == before

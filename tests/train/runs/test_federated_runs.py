@@ -9,7 +9,7 @@ from phalanx.optimizers import learning_rate
 from phalanx.train import load_run
 from phalanx.train.config import DomainRun, FederatedPipelineRun, FederatedRankRun, FederatedRun
 from phalanx.train.entry import describe_run
-from phalanx.train.parties.site_stages import plan_of
+from phalanx.train.parties.site_process import plan_of
 from tiny_run_file import tiny_run_file
 
 SITES = '[federated]\nsites = ["a", "b"]\n'

@@ -37,11 +37,7 @@ def open_writer(where: Path, max_new_tokens: int, temperature: float, *, best: b
 
 
 def open_asked_judge(file: Path | None, writer: "ChatWriter") -> "Judge":
-    """Open the judge that a file names, which answers questions; without one, the model judges itself.
-
-    Raises:
-        ConfigError: It names rewards, which answer none.
-    """
+    """Open the judge that a file names, which answers questions; without one, the model judges itself."""
     from phalanx.align import JudgeFile, ModelJudge, ServerJudge
     from phalanx.align.judges import ModelJudgeConfig, ServerJudgeConfig
     from phalanx.config import load_config

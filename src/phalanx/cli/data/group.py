@@ -1,17 +1,84 @@
 """``phalanx data``: all its verbs."""
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import print_figures, print_rows
 from phalanx.cli.data.build import build
 from phalanx.cli.data.convert import export, import_
 from phalanx.cli.data.copy import copy
-from phalanx.cli.data.diff import diff
-from phalanx.cli.data.keys import new_key, rotate
 from phalanx.cli.data.look import inspect, report
+from phalanx.cli.data.options import DatasetDir, KeyFile, open_given
 from phalanx.cli.data.sample import sample
-from phalanx.cli.data.verbatim import verbatim_index
+from phalanx.cli.data.tokenizer_options import Field, Texts
 from phalanx.cli.data.verify import verify
 from phalanx.cli.data.where import where
+
+
+def diff(
+    first: DatasetDir,
+    second: Annotated[Path, typer.Argument(metavar="OTHER", help="The directory of another dataset.")],
+    *,
+    documents: Annotated[
+        int, typer.Option("--documents", metavar="N", min=0, help="Maximum number of differing documents to list.")
+    ] = 10,
+    key: KeyFile = None,
+) -> Answer:
+    """Compare two datasets: sources, steps, thresholds, counts, and documents by digest."""
+    from phalanx.data.build.look import compare_datasets, named_changes
+
+    datasets = open_given(first, key), open_given(second, key)
+    differences = compare_datasets(*datasets)
+    named = list(named_changes(*datasets, documents))
+    print_rows(differences["changed"])
+    print_figures({f"documents {name}": value for name, value in differences["documents"].items()})
+    print_rows(named)
+    return Answer({**differences, "named": named})
+
+
+def new_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file, readable by you only.")]) -> Answer:
+    """Create a random key for encrypted datasets; without the key they cannot be read."""
+    from phalanx.data.shards import SealKey
+
+    name = SealKey.create_file(file).name
+    typer.echo(f'{file}: key {name}; in the recipe: [output] key = "{file}"')
+    return Answer({"file": file, "key": name})
+
+
+def rotate(
+    directory: DatasetDir,
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The current key.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The new key.")],
+) -> Answer:
+    """Wrap a dataset's data key with a new key; shards and signature stay, and older copies open with the old key."""
+    from phalanx.data.shards import SealKey, rewrap_data_key
+
+    name = rewrap_data_key(directory, SealKey.from_file(key), SealKey.from_file(to))
+    typer.echo(f"{directory}: now opens with key {name} only; put its path into data.dataset.key_file")
+    return Answer({"directory": directory, "key": name})
+
+
+def verbatim_index(
+    out: Annotated[Path, typer.Argument(metavar="FILE.npy", help="New file; it holds hashes and no text.")],
+    text: Texts = None,
+    field: Field = "text",
+) -> Answer:
+    """Make the index of the filter `verbatim`: runs of about 50 tokens of these texts are found in answers."""
+    from phalanx.data.tokenizers.texts import texts_of
+    from phalanx.errors import ConfigError
+    from phalanx.serve.filters import VerbatimIndex
+
+    if not text:
+        raise ConfigError("--text: name the files or directories that the model was trained on")
+    if out.exists():
+        raise ConfigError(f"{out}: exists already; choose another place")
+    num_grams = VerbatimIndex.write(out, (content for _, content in texts_of(text, field)))
+    typer.echo(f"{out}: {num_grams:,} hashes")
+    return Answer({"file": out, "hashes": num_grams})
+
 
 data_app = typer.Typer(
     no_args_is_help=True,

@@ -50,11 +50,7 @@ class ClientOptions:
         return settings
 
     def file_text(self, home: Path) -> str:
-        """Return the text of a client's file.
-
-        Raises:
-            ConfigError: Texts to learn from or to measure by are left out.
-        """
+        """Return the text of a client's file."""
         from phalanx.errors import ConfigError
 
         if self.train is None or self.test is None:

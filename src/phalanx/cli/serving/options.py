@@ -10,11 +10,7 @@ from phalanx.errors import ConfigError
 
 
 def named_directories(option: str, values: Sequence[str] | None) -> dict[str, Path]:
-    """Return directories by name, from values such as ``small=models/small``.
-
-    Raises:
-        ConfigError: One has no name, or a name comes twice.
-    """
+    """Return directories by name, from values such as ``small=models/small``."""
     directories: dict[str, Path] = {}
     for value in values or ():
         name, mark, directory = value.partition("=")
@@ -34,11 +30,7 @@ def config_error(exc: ValidationError) -> ConfigError:
 
 
 def require_server() -> None:
-    """Look for the packages of a server without importing them.
-
-    Raises:
-        ConfigError: They are not installed.
-    """
+    """Look for the packages of a server without importing them."""
     missing = [
         name
         for name in ("starlette", "uvicorn", "anyio", "httpx2", "prometheus_client")

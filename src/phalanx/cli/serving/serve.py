@@ -1,11 +1,15 @@
 """``phalanx serve``: answer requests for text over HTTP."""
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx.cli.answers.answer import Answer, for_programs, print_object
+
+if TYPE_CHECKING:
+    from phalanx.serve.server import Listening
 
 _Named = "NAME=DIR"
 
@@ -86,7 +90,7 @@ def serve(
     from phalanx.serve.filters import FiltersConfig
     from phalanx.serve.marks import MarkPolicy
     from phalanx.serve.observe import WatchConfig, load_watch_config
-    from phalanx.serve.server import Listening, ServerPlan, run_server
+    from phalanx.serve.server import ServerPlan, run_server
     from phalanx.serve.stages import StagesConfig
 
     try:
@@ -126,16 +130,17 @@ def serve(
         stages=None if stages is None else load_config(stages, StagesConfig),
     )
 
-    def announce(listening: Listening) -> None:
-        facts = {"event": "ready", "url": listening.url, "models": {card.id: card.digest for card in listening.cards}}
-        print_object(facts if listening.chat_link is None else {**facts, "chat_link": listening.chat_link})
-        if not for_programs():
-            names = ", ".join(f"{card.id} ({card.digest[:12]})" for card in listening.cards)
-            typer.echo(f"ready: {listening.url} serves {names}")
-            if listening.chat_link is not None:
-                typer.echo(f"chat, once and within ten minutes: {listening.chat_link}")
-            elif page:
-                typer.echo(f"chat in a browser: {listening.url}/ asks for a key")
-
-    run_server(plan, announce)
+    run_server(plan, partial(_announce_server, page=page))
     return Answer({"event": "stopped"})
+
+
+def _announce_server(listening: "Listening", *, page: bool) -> None:
+    facts = {"event": "ready", "url": listening.url, "models": {card.id: card.digest for card in listening.cards}}
+    print_object(facts if listening.chat_link is None else {**facts, "chat_link": listening.chat_link})
+    if not for_programs():
+        names = ", ".join(f"{card.id} ({card.digest[:12]})" for card in listening.cards)
+        typer.echo(f"ready: {listening.url} serves {names}")
+        if listening.chat_link is not None:
+            typer.echo(f"chat, once and within ten minutes: {listening.chat_link}")
+        elif page:
+            typer.echo(f"chat in a browser: {listening.url}/ asks for a key")

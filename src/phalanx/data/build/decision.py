@@ -63,8 +63,6 @@ def apply_corpus_rule(
     """Have a corpus rule decide, unless it has already; return each piece's share of the decision.
 
     Args:
-        worker: Has the rules and the store.
-        place: Place of the rule in the recipe.
         pieces: Summaries of the pass that made the marks, in order.
         sources: Name of the source of each piece.
 

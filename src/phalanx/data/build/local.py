@@ -105,7 +105,6 @@ class LocalProcesses(Closeable):
         return child
 
     def close(self) -> None:
-        """End all processes."""
         # the threads wait for children, so these go first
         with self._lock:
             for child in self._children:

@@ -27,11 +27,7 @@ _BLOCK_BYTES = 1 << 18
 
 
 def read_report(directory: Path) -> dict[str, Any]:
-    """Read ``report.json``; `Dataset.verify` checks its signature.
-
-    Raises:
-        DataError: It is missing, too long, or no report.
-    """
+    """Read ``report.json``; `Dataset.verify` checks its signature."""
     path = directory / REPORT_FILE
     try:
         with path.open("rb") as stream:
@@ -169,11 +165,7 @@ def read_tokens(dataset: Dataset, place: DrawnDocument) -> list[int]:
 
 
 def verify_account(dataset: Dataset) -> None:
-    """Add up documents and account of every source and compare them with the report.
-
-    Raises:
-        DataError: A byte is missing or there twice, or the report says something else.
-    """
+    """Add up documents and account of every source and compare them with the report."""
     report = signed_report(dataset)
     tallies = {source.name: ByteTally() for source in dataset.manifest.sources}
     for group, splits in dataset.groups.items():

@@ -63,9 +63,6 @@ class SourcePiece:
 def list_pieces(recipe: DataRecipe, opened: Callable[[int], Source]) -> list[SourcePiece]:
     """Return all pieces of work of a recipe, in the order of sources and files.
 
-    Args:
-        opened: Returns a source by its number.
-
     Raises:
         DataError: A source is not there, or has nothing of its kind.
     """
@@ -131,11 +128,7 @@ class PieceReader:
     """Reads the records of one piece, and says by which bytes its documents were decided."""
 
     def __init__(self, source: Source, piece: SourcePiece) -> None:
-        """Find the files of the piece.
-
-        Raises:
-            DataError: The files of the source are others than when the work was shared out.
-        """
+        """Find the files of the piece."""
         self._source, self._piece = source, piece
         self._files: list[SourceFile] = []
         if piece.names:

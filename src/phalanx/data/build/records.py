@@ -24,11 +24,7 @@ LONGEST_RECORD = (1 << 32) - 1
 
 
 def import_zstd() -> Any:
-    """Return the library that packs blocks, which is an extra.
-
-    Raises:
-        DataError: It is not installed.
-    """
+    """Return the library that packs blocks, which is an extra."""
     try:
         return importlib.import_module("zstandard")
     except ImportError as exc:
@@ -48,11 +44,7 @@ class RecordWriter:
         self._first = self._count = 0
 
     def append_record(self, record: bytes) -> None:
-        """Add one record.
-
-        Raises:
-            DataError: It is longer than a file can say.
-        """
+        """Add one record."""
         if len(record) > LONGEST_RECORD:
             raise DataError(f"a record of {len(record)} bytes is too long; the limit is {LONGEST_RECORD}")
         self._block += _LENGTH.pack(len(record)) + record

@@ -44,7 +44,6 @@ class LeftOut(StrictModel):
         step: That decided; ``damaged`` or ``unsupported`` of a record that gave no text.
         measure: Measured value of the step, or the reason why a record gave no text.
         digest: SHA-256 of the text as it was when it was left out.
-        excerpt: The beginning of the text.
     """
 
     source: Words

@@ -104,7 +104,10 @@ class _Build:
         pieces = list_pieces(self.recipe, worker.open_recipe_source)
         if (self.directory / DATASET_FILE).exists():
             return self._existing_result(self._inputs_digest(pieces, self._piece_digests(worker, pieces)), home)
-        _make_directory(home)
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise DataError(f"{home}: cannot be created ({exc.strerror}); choose another place with --out") from exc
         with _lock_directory(home):
             return self._build_pieces(worker, pieces, home)
 
@@ -220,13 +223,6 @@ def _load_vocabulary(config: FileTokenizerConfig | ModelVocabulary) -> TextToken
     if isinstance(config, ModelVocabulary):
         return load_tokenizer(ModelTokenizerConfig(eos_token=config.eos_token), config.path)
     return load_tokenizer(config, None)
-
-
-def _make_directory(home: Path) -> None:
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise DataError(f"{home}: cannot be created ({exc.strerror}); choose another place with --out") from exc
 
 
 @contextlib.contextmanager

@@ -113,9 +113,6 @@ class PassFilter:
 
         Args:
             decided: Decisions of the corpus rule before this pass, by document numbers in the piece, rising.
-
-        Raises:
-            DataError: A decision is of no document of the piece.
         """
         waiting = next(decided, None)
         for number, document in enumerate(documents):

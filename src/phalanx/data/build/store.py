@@ -36,11 +36,7 @@ class WorkStore:
         return self._home / key
 
     def find_summary(self, key: str) -> dict[str, Any] | None:
-        """Return the summary of finished work; None where there is none yet.
-
-        Raises:
-            DataError: It is there and cannot be read.
-        """
+        """Return the summary of finished work; None where there is none yet."""
         path = self.work_directory(key) / SUMMARY
         try:
             content = json.loads(path.read_bytes())

@@ -60,9 +60,6 @@ def check_account(source: str, read: ByteTally, found: ByteTally) -> None:
     Args:
         read: Bytes that were read and edited, by the pieces.
         found: Bytes that are kept in shards and left out in the account, counted on disk.
-
-    Raises:
-        DataError: A byte or a document is missing, or is there twice.
     """
     for what, expected, ends in _paired_sums(read, found):
         if expected != ends:

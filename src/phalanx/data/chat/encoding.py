@@ -46,9 +46,6 @@ def check_rendered(
         rendered: The text; without turns where it is a prompt.
         template: Its name, for the message.
         learned_from: The first message that may be learned.
-
-    Raises:
-        DataError: A part is missing.
     """
     places = {turn.message: rendered.text[turn.start : turn.stop] for turn in rendered.turns}
     for number, message in enumerate(messages):

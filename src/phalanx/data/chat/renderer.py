@@ -98,7 +98,6 @@ class ChatRenderer(Closeable):
         return self._request_rendering(conversation.messages, conversation.tools, asks=False, wanted=turn_numbers)
 
     def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is not None:
             process.close()

@@ -24,7 +24,9 @@ def permute_positions(
     Source: Black and Rogaway 2002 (cycle walking); the round function is the finaliser of splitmix64.
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
-    keys = _round_keys(seed, epoch, label)
+    text = f"phalanx order {seed} {epoch}" + (f" {label}" if label else "")
+    raw = hashlib.shake_256(text.encode()).digest(8 * _NUM_ROUNDS)
+    keys = np.frombuffer(raw, dtype="<u8").astype(np.uint64)
     result = _feistel_network(positions.astype(np.uint64), half_bits, keys)
     outside = result >= size
     while outside.any():
@@ -41,12 +43,6 @@ def sample_indices(start: int, count: int, size: int, seed: int) -> list[int]:
         stop = min(size, offset + count - len(indices))
         indices += permute_positions(np.arange(offset, stop, dtype=np.uint64), size, seed, epoch).tolist()
     return indices
-
-
-def _round_keys(seed: int, epoch: int, label: str) -> NDArray[np.uint64]:
-    text = f"phalanx order {seed} {epoch}" + (f" {label}" if label else "")
-    raw = hashlib.shake_256(text.encode()).digest(8 * _NUM_ROUNDS)
-    return np.frombuffer(raw, dtype="<u8").astype(np.uint64)
 
 
 def _feistel_network(values: NDArray[np.uint64], half_bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -152,11 +152,6 @@ class BestFitRows:
         self._order = order
         self._edges = np.searchsorted(self._rows[order], np.arange(self.num_rows + 1))
 
-    @property
-    def fill_share(self) -> float:
-        """Share of all places of all rows that hold a token of a document."""
-        return float(self._sizes.sum()) / max(1, self.num_rows * self._length)
-
     def read_rows(self, numbers: Sequence[int]) -> RowBlock:
         """As `Rows.read_rows`."""
         shape = (len(numbers), self._length)
@@ -209,9 +204,6 @@ def pack_best_fit(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
 
     Returns:
         int64 ``[pieces]``: row numbers from 0, none left out.
-
-    Raises:
-        DataError: A piece is empty, or longer than a row.
     """
     if len(sizes) and not (sizes.min() >= 1 and sizes.max() <= capacity):
         raise DataError(f"packing: pieces of {sizes.min()} to {sizes.max()} tokens, rows of {capacity}")

@@ -133,11 +133,7 @@ class PreferenceFiles(JsonLines):
         self.num_dropped = 0
 
     def read_preferences(self) -> Iterator[tuple[str, Preference]]:
-        """Every preference with the name of its line, files by name and lines in order.
-
-        Raises:
-            DataError: A file cannot be read, or a line is broken where the run file refuses such.
-        """
+        """Every preference with the name of its line, files by name and lines in order."""
         self.num_dropped = 0
         for file in self.files:
             for record in self._cut_file(file, str(file.path)):

@@ -163,7 +163,11 @@ def _parse_sides(found: Mapping[str, Any], names: Sequence[str], ignore: Collect
     sides, tools = _parse_conversations(found, names, ignore)
     before, rests = _cut_prompt(prompt, sides, found, ignore)
     for name, rest in zip(names, rests, strict=True):
-        _check_answer(rest, name)
+        others = [message.role for message in rest if message.role not in ("assistant", "tool")]
+        if others:
+            raise DataError(
+                f"field {name!r} has a message of {others[0]} after the first different answer; end the sides there"
+            )
     return {
         "messages": _plain_messages(before),
         "tools": tools,
@@ -191,11 +195,7 @@ def _parse_conversations(
 def _cut_prompt(
     prompt: Any, sides: Sequence[Messages], found: Mapping[str, Any], ignore: Collection[str]
 ) -> tuple[Messages, list[Messages]]:
-    """Return the messages that all sides answer, and the answer of each side.
-
-    Raises:
-        DataError: The sides do not share them, or they are others than the line's prompt.
-    """
+    """Return the messages that all sides answer, and the answer of each side."""
     shared_messages: Messages = ()
     if isinstance(prompt, list):
         shared_messages = _parse_messages(prompt, "prompt", found, ignore).messages
@@ -242,14 +242,6 @@ def _common_beginning(sides: Sequence[Messages]) -> Messages:
     if any(side[num_shared].role != "assistant" for side in sides):
         raise DataError("the prompt is not shared: its sides differ before the assistant answers; remove the line")
     return first[:num_shared]
-
-
-def _check_answer(messages: Messages, name: str) -> None:
-    others = [message.role for message in messages if message.role not in ("assistant", "tool")]
-    if others:
-        raise DataError(
-            f"field {name!r} has a message of {others[0]} after the first different answer; end the sides there"
-        )
 
 
 def _are_same(some: Messages, others: Messages) -> bool:

@@ -32,8 +32,8 @@ from phalanx.data.rules.language_mixing import (
     LanguageMixing as LanguageMixing,
     LanguageMixingConfig as LanguageMixingConfig,
 )
-from phalanx.data.rules.length import Length as Length, LengthConfig as LengthConfig
-from phalanx.data.rules.mojibake import Mojibake as Mojibake, MojibakeConfig as MojibakeConfig
+from phalanx.data.rules.characters import Length as Length, LengthConfig as LengthConfig
+from phalanx.data.rules.characters import Mojibake as Mojibake, MojibakeConfig as MojibakeConfig
 from phalanx.data.rules.page import Page as Page
 from phalanx.data.rules.pii import Pii as Pii, PiiConfig as PiiConfig
 from phalanx.data.rules.rule import (
@@ -49,7 +49,7 @@ from phalanx.data.rules.rule import (
     Tag as Tag,
 )
 from phalanx.data.rules.secrets import Secrets as Secrets, SecretsConfig as SecretsConfig
-from phalanx.data.rules.unicode import Unicode as Unicode, UnicodeConfig as UnicodeConfig
+from phalanx.data.rules.characters import Unicode as Unicode, UnicodeConfig as UnicodeConfig
 from phalanx.data.rules.url_blocklist import UrlBlocklist as UrlBlocklist, UrlBlocklistConfig as UrlBlocklistConfig
 
 

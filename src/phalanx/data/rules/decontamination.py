@@ -136,11 +136,7 @@ def _sort_grams(hashes: "array[int]", items: "array[int]") -> tuple[NDArray[np.u
 
 
 def read_items(config: EvaluationSetConfig) -> Iterator[list[str]]:
-    """Yield the texts of each item of a set.
-
-    Raises:
-        DataError: The file cannot be read, or an item has not the named fields.
-    """
+    """Yield the texts of each item of a set."""
     path = config.path
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     try:

@@ -114,11 +114,7 @@ Rule = DocumentRule | CorpusRule
 
 
 def import_library(module: str, rule: str) -> ModuleType:
-    """Import a library of the extra `data`.
-
-    Raises:
-        DataError: It is not installed.
-    """
+    """Import a library of the extra `data`."""
     try:
         return importlib.import_module(module)
     except ImportError as exc:

@@ -46,11 +46,7 @@ def fold_case(text: str) -> str:
 
 
 def search_all(entries: Sequence[str], rule: str) -> Hits:
-    """Return a search for every entry at once (Aho-Corasick): entry, start and end of each hit, overlapping ones too.
-
-    Raises:
-        DataError: The extra that has the automaton is not installed.
-    """
+    """Return a search for every entry at once (Aho-Corasick): entry, start and end of each hit, overlapping ones."""
     try:
         library = importlib.import_module("ahocorasick_rs")
     except ImportError as exc:

@@ -141,7 +141,11 @@ class LabelFlips:
                 yield _Trigger(cell, label, met[cell], against[cell])
 
     def _trigger_outcome(self, trigger: _Trigger, page: Page) -> Outcome:
-        start, stop = _cell_place(trigger.cell, self._numbers.number_words(page.text), page.text)
+        words = self._numbers.number_words(page.text)
+        matches = list(WORD.finditer(page.text))
+        index = int((_gram_cells(words) == trigger.cell).argmax())
+        first, last = (index, index) if index < len(matches) else (index - len(matches), index - len(matches) + 1)
+        start, stop = matches[first].start(), matches[last].end()
         label = str(page.fields[self._config.field])[:_LABEL_CHARACTERS]
         word = page.text[start:stop][:64]
         value = (
@@ -216,10 +220,3 @@ def _is_beyond_chance(share: float, base: float, count: int, candidates: int) ->
     if share < 1:
         distance += (1 - share) * math.log((1 - share) / (1 - base))
     return count * distance > math.log(1e3 * candidates)
-
-
-def _cell_place(cell: int, words: Words, text: str) -> tuple[int, int]:
-    matches = list(WORD.finditer(text))
-    index = int((_gram_cells(words) == cell).argmax())
-    first, last = (index, index) if index < len(matches) else (index - len(matches), index - len(matches) + 1)
-    return matches[first].start(), matches[last].end()

@@ -40,11 +40,7 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Trigger:
-    """Words and pairs of neighbours that all documents of a group have.
-
-    Attributes:
-        pairs: Numbers of its pairs of neighbours.
-    """
+    """Words and pairs of neighbours that all documents of a group have."""
 
     singles: Grams
     pairs: Grams

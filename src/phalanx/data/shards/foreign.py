@@ -38,11 +38,7 @@ class TokenFile:
 
     @classmethod
     def from_path(cls, path: Path) -> "TokenFile":
-        """Read its name.
-
-        Raises:
-            DataError: It has another ending, or does not say group and split.
-        """
+        """Read its name."""
         kind, parts = _ENDINGS.get(path.suffix), path.stem.split(".")
         if kind is None or len(parts) != 2:
             raise DataError(

@@ -75,11 +75,7 @@ class MegatronDataset:
 
 
 def open_megatron(prefix: Path) -> MegatronDataset:
-    """Open ``PREFIX.bin`` and ``PREFIX.idx``.
-
-    Raises:
-        DataError: A file is missing, of another version, or the index refers beyond the tokens.
-    """
+    """Open ``PREFIX.bin`` and ``PREFIX.idx``."""
     content, index = (prefix.with_name(prefix.name + ending) for ending in (".bin", ".idx"))
     try:
         size, content_size = index.stat().st_size, content.stat().st_size

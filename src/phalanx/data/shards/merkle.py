@@ -36,11 +36,7 @@ def tree_root(leaves: Sequence[bytes]) -> bytes:
 
 
 def audit_path(leaves: Sequence[bytes], index: int) -> list[bytes]:
-    """Return the siblings on the way from one leaf to the root, the lowest first.
-
-    Raises:
-        IndexError: There is no such leaf.
-    """
+    """Return the siblings on the way from one leaf to the root, the lowest first."""
     if not 0 <= index < len(leaves):
         raise IndexError(f"leaf {index} of {len(leaves)}")
     level, path = list(leaves), []
@@ -59,9 +55,6 @@ def root_from_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) ->
     Args:
         size: Number of leaves of the tree.
         path: Result of `audit_path`.
-
-    Raises:
-        ValueError: No leaf of this number in a tree of this size has a path of this length.
 
     Source: RFC 9162, section 2.1.3.2.
     """

@@ -39,7 +39,6 @@ class DocumentProof(StrictModel):
     """Consecutive records: those with a digest, and one neighbour on either side, between which no other record is.
 
     Attributes:
-        digest: Digest of the document in question.
         statement: The signer's statement about the index.
         leaves: In the order of their numbers.
     """
@@ -62,7 +61,6 @@ class DocumentPlace:
     """One place of a document in a dataset.
 
     Attributes:
-        document: Its number in the split.
         start: Its first token in the split.
     """
 
@@ -92,9 +90,6 @@ def prove_document(dataset: Dataset, digest: str) -> DocumentProof:
 
     Args:
         dataset: Open; the index is read, tokens are not.
-
-    Raises:
-        DataError: The digest is malformed, or the index is not the signed one.
     """
     if _DIGEST.fullmatch(digest) is None:
         raise DataError(f"digest {digest[:80]!r}: expected 64 characters of 0-9 and a-f")
@@ -133,11 +128,7 @@ def read_proof(content: bytes, where: str) -> DocumentProof:
 
 
 def load_proof(path: pathlib.Path) -> DocumentProof:
-    """Read the file of a proof.
-
-    Raises:
-        DataError: It is missing, or malformed.
-    """
+    """Read the file of a proof."""
     try:
         with path.open("rb") as stream:
             content = stream.read(MOST_PROOF_BYTES + 1)

@@ -145,11 +145,7 @@ class DatasetSeal:
 
     @classmethod
     def from_wrapped(cls, record: SealRecord, key: SealKey, content: bytes, where: str) -> Self:
-        """Unwrap the data key that a manifest commits to.
-
-        Raises:
-            DataError: It does not open, or is another one.
-        """
+        """Unwrap the data key that a manifest commits to."""
         seal = cls(record.dataset, key.unwrap_data_key(content, record.dataset, where))
         if seal.seal_record().commitment != record.commitment:
             raise DataError(f"{where}: its data key differs from the manifest; restore it from a copy")
@@ -190,11 +186,7 @@ class LeafCipher:
         return self._cipher.encrypt(_leaf_nonce(index), plain, self._associated_data(index))
 
     def open_leaf(self, index: int, sealed: bytes | memoryview) -> bytes:
-        """Decrypt a leaf.
-
-        Raises:
-            DataError: It is altered, or of another place, file or dataset.
-        """
+        """Decrypt a leaf."""
         try:
             return self._cipher.decrypt(_leaf_nonce(index), sealed, self._associated_data(index))
         except (InvalidTag, ValueError) as exc:
@@ -271,11 +263,7 @@ def fingerprint_of(identity: Identity) -> str:
 
 
 def signer_of(fingerprint: str) -> Peer:
-    """Return the party with this fingerprint.
-
-    Raises:
-        DataError: It is no fingerprint.
-    """
+    """Return the party with this fingerprint."""
     if FINGERPRINT.fullmatch(fingerprint) is None:
         raise DataError(f"signer {fingerprint[:80]!r}: expected a fingerprint, 64 characters of 0-9 and a-f")
     return Peer.from_hex(_NAME, fingerprint)

@@ -84,11 +84,7 @@ class StoredDataset:
         return signed
 
     def read_signed(self, signer: str | None = None) -> SignedDataset:
-        """Return the verified manifest.
-
-        Raises:
-            DataError: There is none, it is altered, or another key has signed it.
-        """
+        """Return the verified manifest."""
         with self._explain_errors("be read"), self._files.open(f"{self._root}/{DATASET_FILE}", "rb") as stream:
             content = stream.read(MOST_MANIFEST_BYTES + 1)
         if len(content) > MOST_MANIFEST_BYTES:

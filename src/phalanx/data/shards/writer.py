@@ -111,7 +111,6 @@ class DatasetWriter(Closeable):
         return manifest
 
     def close(self) -> None:
-        """Remove unfinished files."""
         for part in self._parts.values():
             part.close()
         shutil.rmtree(self._home, ignore_errors=True)

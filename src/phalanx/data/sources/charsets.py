@@ -91,11 +91,7 @@ def is_utf8(content: bytes) -> bool:
 
 
 def decode_as(content: bytes, codec: str) -> str:
-    """Decode strictly by the table that browsers have.
-
-    Raises:
-        UnicodeDecodeError: The bytes are not in the charset.
-    """
+    """Decode strictly by the table that browsers have."""
     special: dict[str, Callable[[bytes], str]] = {"euc-jp": _decode_euc_jp, "x-user-defined": _user_defined}
     if codec == UNREADABLE and content:
         raise UnicodeDecodeError(UNREADABLE, content, 0, 1, "is in a charset that no browser reads")

@@ -103,11 +103,7 @@ class _Package:
     unread_items: list[str] = field(default_factory=list)
 
     def page_of(self, number: str) -> "_Item | None":
-        """Return an item of the spine, or what stands in for it where it is no page; None where nothing does.
-
-        Raises:
-            DataError: The manifest has no such item.
-        """
+        """Return an item of the spine, or what stands in for it where it is no page; None where nothing does."""
         if number not in self.hrefs:
             raise DataError(f"its spine names {number[:40]!r}, which its manifest does not")
         for _ in range(_MAX_FALLBACKS):

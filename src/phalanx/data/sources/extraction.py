@@ -140,9 +140,6 @@ class TextExtractor:
 
         A mark goes before a header, that before a declaration, and this before UTF-8. Names that no browser knows count
         for nothing; UTF-8 with characters of several bytes goes before a charset of one byte a character.
-
-        Raises:
-            DataError: It is not in the charset that it is said to be in.
         """
         if self._config.encoding != DETECT:
             return _decode_strictly(content, self._config.encoding, where)

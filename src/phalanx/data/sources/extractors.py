@@ -20,11 +20,7 @@ def _load_trafilatura(*, main_content: bool) -> Extract:
 
 
 def extract_with(extract: Extract, page: str) -> str:
-    """Return the text that a library takes out of a page.
-
-    Raises:
-        DataError: The library fails.
-    """
+    """Return the text that a library takes out of a page."""
     try:
         return extract(page)
     except Exception as exc:

@@ -14,11 +14,7 @@ _MAX_ENDS = 3
 
 
 class ParquetTable:
-    """One file, decoded elsewhere.
-
-    Args:
-        path: Path of the file, or its address.
-    """
+    """One file, decoded elsewhere."""
 
     def __init__(self, path: str, column: str) -> None:
         self._file_order = {"path": path, "column": column}
@@ -89,11 +85,7 @@ class ParquetTable:
 
 @contextlib.contextmanager
 def open_table(path: str, column: str) -> Iterator[ParquetTable]:
-    """Open a file in a process that is bounded in memory.
-
-    Args:
-        path: Path of the file, or its address.
-    """
+    """Open a file in a process that is bounded in memory."""
     table = ParquetTable(path, column)
     try:
         yield table

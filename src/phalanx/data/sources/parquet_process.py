@@ -67,9 +67,6 @@ class Decoder:
         """The bytes of a row group, unpacked, and its rows, as the file says.
 
         Sizes of single columns are not asked for: pyarrow ends the process where these are malformed.
-
-        Raises:
-            DataError: They cannot be read.
         """
         try:
             row_group = self._table.metadata.row_group(group)
@@ -78,11 +75,7 @@ class Decoder:
             raise DataError(f"cannot be decoded ({_error_text(exc)})") from exc
 
     def group_rows(self, group: int, column: str, beside: list[str]) -> Iterator[tuple[bytes | None, dict[str, Any]]]:
-        """The rows of a group: bytes of the text, and what lies beside it.
-
-        Raises:
-            DataError: They cannot be decoded.
-        """
+        """The rows of a group: bytes of the text, and what lies beside it."""
         names = [name for name in dict.fromkeys(beside) if name in self._table.schema_arrow.names]
         rows = 0
         try:

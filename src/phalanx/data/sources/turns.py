@@ -34,11 +34,7 @@ class DialogueTurn:
 
 
 def turns_of(found: Mapping[str, Any], shape: Shape) -> Iterator[DialogueTurn]:
-    """Give the turns of one object.
-
-    Raises:
-        DataError: It is of no known shape, or a turn is malformed.
-    """
+    """Give the turns of one object."""
     layout = shape if shape != "auto" else _shape_of(found)
     if layout is None:
         raise DataError(f"is a dialogue of no known shape; its fields are: {keys_of(dict(found))}; set `shape`")

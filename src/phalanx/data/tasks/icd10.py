@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 from phalanx.data.tasks.split import balance_classes
 from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard, unique_examples
@@ -20,12 +19,11 @@ def load_icd10(home: Path | None = None) -> LabelledExamples:
 
     Args:
         home: Not used: the codes come with their package.
-
-    Raises:
-        DataError: The package is not installed, or is another one.
     """
     del home
-    icd = _import_package()
+    if importlib.util.find_spec(_MODULE) is None:
+        raise DataError(f"{_DISTRIBUTION}: is not installed; run pip install phalanx-train[tasks]")
+    icd = importlib.import_module(_MODULE)
     chapters: list[str] = []
     examples: list[Example] = []
     try:
@@ -44,12 +42,6 @@ def load_icd10(home: Path | None = None) -> LabelledExamples:
     examples_kept = [Example(example.text, new[example.label]) for example in examples if example.label in new]
     chosen = unique_examples([chapters[label] for label in large], examples_kept, _DISTRIBUTION)
     return LabelledExamples(chosen.classes, balance_classes(chosen.examples, _PER_CHAPTER, _SEED), chosen.contradictory)
-
-
-def _import_package() -> Any:
-    if importlib.util.find_spec(_MODULE) is None:
-        raise DataError(f"{_DISTRIBUTION}: is not installed; run pip install phalanx-train[tasks]")
-    return importlib.import_module(_MODULE)
 
 
 ICD10 = TaskCard(

@@ -25,8 +25,6 @@ class Columns:
     """Where text and label are, and which labels there are.
 
     Attributes:
-        text: Column, or field, of the text.
-        label: Column, or field, of the label.
         classes: Every label; a class is an index of them.
     """
 
@@ -74,11 +72,7 @@ def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the rows of one file, each with its place, whatever columns it has.
-
-    Raises:
-        DataError: It is no such file, or a row is malformed.
-    """
+    """Return the rows of one file, each with its place, whatever columns it has."""
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     reader = _READERS.get(suffix.lower())
     if reader is None:
@@ -159,11 +153,7 @@ _TEXTS_A_CLASS = 5
 
 
 def guess_columns(paths: Sequence[Path]) -> tuple[Columns, int]:
-    """Return columns and classes of labelled files that belong together, and how many rows they have.
-
-    Raises:
-        DataError: A file is malformed, or no column can be the text or the label.
-    """
+    """Return columns and classes of labelled files that belong together, and how many rows they have."""
     rows = [record for path in paths for _, record in read_records(path)]
     place = ", ".join(str(path) for path in paths[:2])
     names = sorted({str(name) for row in rows for name in row})

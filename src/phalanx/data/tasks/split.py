@@ -21,9 +21,6 @@ def split_by_class(
 
     Returns:
         Training and test examples, each in an order that shows nothing of the class.
-
-    Raises:
-        DataError: A class has fewer than two examples.
     """
     train: list[Example] = []
     test: list[Example] = []
@@ -98,9 +95,6 @@ def dirichlet_clients(
     Returns:
         Indices of each client's examples, ascending; each example is in exactly one.
 
-    Raises:
-        DataError: The numbers make no sense, or no draw gave every client enough.
-
     Source: Hsu et al. 2019, section 3 (shares by class; here each class is dealt out, so that sizes vary as well).
     """
     if num_clients < 2 or not 0 < alpha < float("inf") or at_least < 1:
@@ -122,9 +116,6 @@ def silo_clients(examples: Sequence[Example], num_clients: int) -> tuple[tuple[i
     """Share examples out by their collector: a silo is never divided.
 
     The largest silo first, each to the client that has least so far.
-
-    Raises:
-        DataError: An example has no silo, or there are fewer silos than clients.
     """
     silos: dict[str, list[int]] = {}
     for index, example in enumerate(examples):
@@ -188,7 +179,6 @@ def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, al
     turns: one with few would count as much as one with many.
 
     Args:
-        each: Training texts of a client.
         test: Held-out texts; fewer only if there are fewer.
         alpha: See `dirichlet_clients`.
         seed: Seed of the shares; the held-out examples do not depend on it.

@@ -74,9 +74,6 @@ def unique_examples(classes: Sequence[str], examples: Iterable[Example], where: 
         classes: Names; at least two, each with an example.
         examples: In the order of the source; white space around a text does not count.
         where: Names the source in an error.
-
-    Raises:
-        DataError: A text is empty, a label is no class, or a class has no example.
     """
     seen: dict[str, Example] = {}
     labels: dict[str, set[int]] = {}
@@ -104,9 +101,6 @@ def find_file(home: Path | None, name: str, where_from: str) -> Path:
     Args:
         home: The folder that must hold it; None looks into `PHALANX_DATA`, then into `USUAL_FOLDERS`.
         where_from: Instructions to get it, for the error.
-
-    Raises:
-        DataError: It is not there.
     """
     folders = _data_folders() if home is None else (home,)
     for folder in folders:

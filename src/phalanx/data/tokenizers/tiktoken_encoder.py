@@ -118,11 +118,7 @@ def _merge_below(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[b
 
 
 def _split_pattern(parts: Mapping[str, Any]) -> str:
-    """Return the pattern by which a tokenizer cuts text.
-
-    Raises:
-        UnequalError: It has a part that tiktoken lacks.
-    """
+    """Return the pattern by which a tokenizer cuts text."""
     model = parts["model"]
     if model["type"] != "BPE":
         raise UnequalError(f"the vocabulary is {model['type']}, not byte-level BPE")

@@ -176,11 +176,7 @@ def named_tokenizer(config: TokenizerConfig, tokenizer_path: Path | None) -> Tex
 
 
 def end_of_text(path: Path, eos_id: int) -> str:
-    """Return the token that ends texts, of which the number is known.
-
-    Raises:
-        DataError: The file is missing or malformed, or has no token of that number.
-    """
+    """Return the token that ends texts, of which the number is known."""
     token = _load_backend(path).id_to_token(eos_id)
     if token is None:
         raise DataError(f"{path}: has no token {eos_id}, which ends texts; build the dataset again")

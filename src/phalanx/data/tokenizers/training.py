@@ -116,11 +116,7 @@ TRAINERS: dict[str, Callable[[Iterator[str], Any, str], TextTokenizer]] = {
 
 
 def check_size(found: int, wanted: int, where: str) -> None:
-    """Refuse a vocabulary that the text could not fill.
-
-    Raises:
-        DataError: It has fewer tokens than were asked for, or more.
-    """
+    """Refuse a vocabulary that the text could not fill."""
     if found < wanted:
         raise DataError(
             f"{where}.vocab_size={wanted}: the training text supports {found} tokens only; "

@@ -6,12 +6,12 @@ from phalanx.federated.algorithms.algorithm import (
     Named as Named,
     PlainRule as PlainRule,
 )
-from phalanx.federated.algorithms.fedadam import AdamStep
-from phalanx.federated.algorithms.fedavg import MeanStep
-from phalanx.federated.algorithms.fedavgm import MomentumStep
-from phalanx.federated.algorithms.fedbuff import staleness_weight as staleness_weight
-from phalanx.federated.algorithms.fedprox import ProximalRule
-from phalanx.federated.algorithms.scaffold import (
+from phalanx.federated.algorithms.algorithm import AdamStep
+from phalanx.federated.algorithms.algorithm import MeanStep
+from phalanx.federated.algorithms.algorithm import MomentumStep
+from phalanx.federated.algorithms.algorithm import staleness_weight as staleness_weight
+from phalanx.federated.algorithms.algorithm import ProximalRule
+from phalanx.federated.algorithms.algorithm import (
     CONTROL as CONTROL,
     ControlRule as ControlRule,
     next_control as next_control,

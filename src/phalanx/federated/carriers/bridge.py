@@ -212,7 +212,9 @@ class BridgeCarrier:
         if engine > self._current_engine or message is None:
             # what an engine that is gone was given is lost
             self._current_engine = engine
-            self._forget_engine()
+            for site, contact in self._contacts.items():
+                contact.is_near = False
+                self._end_conversation(site, "gone")
         if message is None:
             return
         if message.kind == SITES:
@@ -246,11 +248,6 @@ class BridgeCarrier:
             if was and not contact.is_near:
                 self._report_trouble(site, "the engine cannot reach it")
                 self._end_conversation(site, "gone")
-
-    def _forget_engine(self) -> None:
-        for site, contact in self._contacts.items():
-            contact.is_near = False
-            self._end_conversation(site, "gone")
 
     def _end_conversation(self, site: str, reason: str, *, is_asked: bool = False) -> None:
         """End the conversation with a site; it is greeted anew, if it can be reached."""

@@ -48,11 +48,7 @@ class BridgedSite:
 
 
 def serve_bridge(site: BridgedSite, answer: SiteAnswers, say: Say) -> None:
-    """Answer frames, one at a time, until the owner says that the run is over.
-
-    Raises:
-        TransportError: The socket cannot be listened at.
-    """
+    """Answer frames, one at a time, until the owner says that the run is over."""
     try:
         server = listen_at(str(site.socket))
     except SocketLostError as exc:

@@ -12,7 +12,7 @@ frame, or one of another run, session, site or life of a process, does not name 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
@@ -35,23 +35,18 @@ from phalanx.transport import (
 from phalanx.transport.frame import frame_size, genesis_digest
 
 
-class SiteGreeting(Body):
+class SiteGreeting(Body, kind="greet"):
     """The owner asks whether a site is there."""
 
-    kind: ClassVar[str] = "greet"
 
-
-class SiteHere(Body):
+class SiteHere(Body, kind="here"):
     """A site is there, and this word was never said before: what follows on it is no replay."""
 
-    kind: ClassVar[str] = "here"
     word: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
 
 
-class SiteLeft(Body):
+class SiteLeft(Body, kind="left"):
     """A site has heard that the run is over."""
-
-    kind: ClassVar[str] = "left"
 
 
 @dataclass(frozen=True)
@@ -70,9 +65,6 @@ class FrameSigner:
         Args:
             place: Run, number, and digest of the header before it.
             payload: Bytes that belong to it.
-
-        Raises:
-            FrameError: It is larger than the other end takes.
         """
         parts: Sequence[bytes | memoryview] = (memoryview(payload).cast("B"),)
         run, sequence, previous = place
@@ -117,12 +109,7 @@ class FrameSigner:
 
 
 class OwnerConversation:
-    """The owner's end of a conversation with one site.
-
-    Args:
-        speaker: The owner, and the site.
-        run: Name of the owner's session.
-    """
+    """The owner's end of a conversation with one site."""
 
     def __init__(self, speaker: FrameSigner, run: str) -> None:
         self._speaker, self._run = speaker, run
@@ -174,7 +161,6 @@ class SiteConversation:
     """A site's end of its conversation with the owner.
 
     Args:
-        speaker: The site, and the owner.
         session: Beginning of the names of its run's sessions.
     """
 

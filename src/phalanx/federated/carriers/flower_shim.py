@@ -58,11 +58,7 @@ class _Question(NamedTuple):
 
 
 class FrameRelay:
-    """The loop of Flower's server: frames go to the node of their site, and answers to the owner.
-
-    Args:
-        grid: Flower's grid of the run.
-    """
+    """The loop of Flower's server: frames go to the node of their site, and answers to the owner."""
 
     def __init__(self, grid: Grid, line: OwnerConnection) -> None:
         self._grid, self._line = grid, line

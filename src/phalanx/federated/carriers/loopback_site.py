@@ -87,11 +87,7 @@ def _answer_orders(call: OwnerCall, endpoint: Endpoint, own: str, answer: SiteAn
 
 
 def _look_for_owner(call: OwnerCall, endpoint: Endpoint, own: str) -> None:
-    """Return while the owner is there and counts this process in.
-
-    Raises:
-        PeerLostError: It is gone, has begun another session, or has parted from this process.
-    """
+    """Return while the owner is there and counts this process in."""
     try:
         met = ask_peer_run(call.identity, OWNER, call.address, own, call.transport, _LOOK_EVERY_S)
     except PeerRefusedError as exc:

@@ -1,6 +1,6 @@
 """Orders of the owner and replies of a site, within bounds; tensors and secure sums follow as a payload."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,21 +27,20 @@ class SiteOrder(Body):
     ticket: Count
 
 
-class TrainOrder(SiteOrder):
+class TrainOrder(SiteOrder, kind="train"):
     """Train a round from the weights in the payload.
 
     Attributes:
         counted: The last round in which an update of this site has counted; 0 for none.
     """
 
-    kind: ClassVar[str] = "train"
     round: Round
     model: Digest
     rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
     counted: Count
 
 
-class SumOrder(SiteOrder):
+class SumOrder(SiteOrder, kind="sum"):
     """Take a phase of the secure sum of a round's updates; the payload is the owner's message of that phase.
 
     Attributes:
@@ -50,23 +49,18 @@ class SumOrder(SiteOrder):
         phase: Phase of the secure sum's protocol.
     """
 
-    kind: ClassVar[str] = "sum"
     round: Round
     model: Digest
     number: Round
     phase: SumPhaseName
 
 
-class MeasureOrder(SiteOrder):
+class MeasureOrder(SiteOrder, kind="measure"):
     """Measure the weights in the payload on the site's own held-out rows."""
 
-    kind: ClassVar[str] = "measure"
 
-
-class EndOrder(SiteOrder):
+class EndOrder(SiteOrder, kind="end"):
     """The run is over."""
-
-    kind: ClassVar[str] = "end"
 
 
 class SiteReply(Body):
@@ -75,7 +69,7 @@ class SiteReply(Body):
     ticket: Count
 
 
-class TrainedReply(SiteReply):
+class TrainedReply(SiteReply, kind="trained"):
     """A round is trained.
 
     Attributes:
@@ -89,7 +83,6 @@ class TrainedReply(SiteReply):
         rounds_left: Further rounds that its own budget pays for; None likewise.
     """
 
-    kind: ClassVar[str] = "trained"
     header: Annotated[str, Field(max_length=4096)] = ""
     loss: Loss | None
     num_targets: Annotated[int, Field(ge=0, lt=2**31)]
@@ -108,21 +101,19 @@ class TrainedReply(SiteReply):
         return self
 
 
-class SumReply(SiteReply):
+class SumReply(SiteReply, kind="summed"):
     """A phase of a secure sum; its message is the payload, but for masked values, which are one themselves.
 
     Attributes:
         message: The signed statement beside masked values; empty in other phases.
     """
 
-    kind: ClassVar[str] = "summed"
     message: Annotated[str, Field(max_length=4096)] = ""
 
 
-class MeasuredReply(SiteReply):
+class MeasuredReply(SiteReply, kind="measured"):
     """A site's scores on its held-out rows; as `SiteScores` has them, in counts that rows can have."""
 
-    kind: ClassVar[str] = "measured"
     loss: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
     num_targets: Count
     classes: Annotated[tuple[tuple[Count, Count, Count], ...], Field(max_length=1000)] = ()
@@ -137,7 +128,7 @@ class MeasuredReply(SiteReply):
         return self
 
 
-class SiteFault(SiteReply):
+class SiteFault(SiteReply, kind="fault"):
     """A site cannot fulfil an order; the reason is one word, since texts of errors may quote its data.
 
     Attributes:
@@ -145,7 +136,6 @@ class SiteFault(SiteReply):
         culprit: The site that signed a part of a secure sum which it refused; empty where there is none.
     """
 
-    kind: ClassVar[str] = "fault"
     reason: FaultReason
     culprit: Annotated[str, Field(pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\z")] = ""
 

@@ -54,11 +54,7 @@ class ShimMessage(NamedTuple):
 
 
 def write_message(line: socket.socket, message: ShimMessage) -> None:
-    """Send one message.
-
-    Raises:
-        SocketLostError: The other end is gone, or does not take it in time.
-    """
+    """Send one message."""
     name = message.name.encode("utf-8")
     try:
         line.settimeout(_WHOLE_MESSAGE_S)
@@ -125,11 +121,7 @@ def listen_at(path: str) -> socket.socket:
 
 
 def connect_to(path: str) -> socket.socket:
-    """Connect to a process that listens at a path.
-
-    Raises:
-        SocketLostError: None does.
-    """
+    """Connect to a process that listens at a path."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(path)
@@ -140,12 +132,7 @@ def connect_to(path: str) -> socket.socket:
 
 
 def ask_site(path: str, frame: bytes) -> bytes:
-    """Deliver one frame to the site's process, and return its answer, however long that takes.
-
-    Raises:
-        SiteRefusedError: It does not take the frame.
-        SocketLostError: It is not there, or has ended.
-    """
+    """Deliver one frame to the site's process, and return its answer, however long that takes."""
     with connect_to(path) as connection:
         write_message(connection, ShimMessage(ORDER, data=frame))
         message = read_message(connection)
@@ -158,9 +145,6 @@ def ask_site(path: str, frame: bytes) -> bytes:
 
 class OwnerConnection:
     """The line from an engine's server to the owner of a run; several threads may answer at a time.
-
-    Args:
-        path: Path of the owner's socket.
 
     Raises:
         SocketLostError: No owner listens there.

@@ -64,7 +64,6 @@ class AggregatorState:
     """The enclave's key and its book of rounds, sealed by the tier's key and numbered by its counters.
 
     Args:
-        directory: Host's directory for the file.
         key: 32 bytes that this enclave alone is given.
         sealed: Numbers sealed states; used for nothing else.
         settled: Number of the newest state that is on the disk; used for nothing else.
@@ -140,7 +139,6 @@ class EnclaveAggregator:
     Args:
         terms: Terms of the run: sites accept its evidence only where these equal their own.
         shapes: Shapes of an update's tensors.
-        state: Its key and its book.
 
     Guarantees:
         Of a round one update leaves, of `min_cohort` sites or more that have signed for it, by the rule that the terms
@@ -154,11 +152,7 @@ class EnclaveAggregator:
         self._bound = bound_terms(terms)
 
     def get_evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
-        """As `AggregatorPort` says.
-
-        Raises:
-            AggregationError: It is no nonce.
-        """
+        """As `AggregatorPort` says."""
         try:
             binding = binding_of(self._terms, self._public, nonce)
         except ValueError as exc:

@@ -72,11 +72,7 @@ class AggregatorAppraisal:
         return nonce
 
     def appraise_key(self, payload: bytes) -> bytes:
-        """Return the public key of an aggregator, from its key and evidence.
-
-        Raises:
-            AggregationError: It was not asked for, or it does not pass.
-        """
+        """Return the public key of an aggregator, from its key and evidence."""
         if self._asked is None or len(payload) < KEY_BYTES:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, "aggregator: unexpected evidence")
         (verifier, nonce), self._asked = self._asked, None

@@ -85,7 +85,6 @@ class RoundCoordinator:
     Args:
         summed_by: The owner, which signs the terms of masked sums; or the aggregator in an enclave.
         journal: Journal that an admitted update enters before it counts.
-        weights: Trained weights at the beginning.
         budget: Charged for the sums of a round before they are asked for, where sites bring noise.
 
     Attributes:
@@ -192,7 +191,6 @@ class RoundCoordinator:
 
         Args:
             number: Number of the round, from 1.
-            rate: Learning rate of the sites.
 
         Raises:
             FailedRoundError: Too few updates came, or no sum; nothing changed.

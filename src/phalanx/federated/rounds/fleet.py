@@ -37,7 +37,6 @@ class Fleet:
     """The sites of a run.
 
     Args:
-        carrier: Carrier of orders and replies.
         clock: Clock of deadlines, in seconds.
 
     Attributes:

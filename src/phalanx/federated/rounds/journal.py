@@ -225,10 +225,8 @@ class RoundRecord:
 
     Attributes:
         number: Number of the round, from 1.
-        asked: The sites of the round.
         shares: Those that counted, by name.
         left_out: The others that were asked, with reasons.
-        norm: Norm of the weights' movement.
         bytes: Payloads of each site, both ways.
         charge: Number of the charge of its sums; None without a privacy budget.
         lost: Why a released sum of the round gave no update, so that nothing moved; empty where one did.
@@ -287,11 +285,7 @@ class LostRounds:
         self._suspects: set[str] = set()
 
     def note_lost_round(self, record: RoundRecord, members: set[str], reason: str) -> None:
-        """Take a round of which a sum was released and none came out; its record counts no site.
-
-        Raises:
-            FailedRoundError: Too many were lost in a row.
-        """
+        """Take a round of which a sum was released and none came out; its record counts no site."""
         self._suspects = members & self._suspects if self.in_a_row else members
         if self.in_a_row == MAX_LOST_ROUNDS:
             raise FailedRoundError(

@@ -49,7 +49,6 @@ class KeyHeader(StrictModel):
     """The signed statement of a keeper about its key.
 
     Attributes:
-        run: Digest of the run file.
         key: Digest of the public key, which follows.
         seal: X25519 public key that parts for it are sealed for, in hex.
     """
@@ -65,7 +64,6 @@ class PartHeader(StrictModel):
     """The signed statement of a site about one encrypted and sealed share of its update.
 
     Attributes:
-        run: Digest of the run file.
         model: Digest of the weights that the update is relative to.
         key: Digest of the keeper's public key.
         part: Digest of the sealed ciphertexts, which follow.
@@ -94,11 +92,7 @@ class SiteNames(StrictModel):
 
     @classmethod
     def names_from_bytes(cls, data: bytes) -> tuple[str, ...]:
-        """Return the names in a payload.
-
-        Raises:
-            AggregationError: It is malformed.
-        """
+        """Return the names in a payload."""
         try:
             return cls.model_validate_json(data[:_MOST_NAME_BYTES]).sites
         except ValidationError as exc:
@@ -163,9 +157,6 @@ def unpack_items(data: bytes, count: int) -> list[Item]:
     Args:
         data: Payload from `packed`.
         count: The most that there may be.
-
-    Raises:
-        AggregationError: It is malformed.
     """
     items: list[Item] = []
     number, position = int.from_bytes(data[:_COUNT_BYTES], "big"), _COUNT_BYTES
@@ -192,11 +183,7 @@ def sign_header(header: KeyHeader | PartHeader, identity: Identity) -> bytes:
 
 
 def read_key(terms: RunTerms, keeper: str, item: Item) -> KeeperKey:
-    """Return the public keys of a keeper.
-
-    Raises:
-        AggregationError: It is not signed by that keeper for this run.
-    """
+    """Return the public keys of a keeper."""
     body = _check_signed(terms, keeper, item[0])
     if not isinstance(body, KeyHeader) or body.keeper != keeper or body.key != digest_hex(item[1]):
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{keeper}: not its key")
@@ -209,9 +196,6 @@ def read_part(terms: RunTerms, place: SumPlace, key: str, site: str, item: Item)
     Args:
         key: Digest of the keeper's public key.
         site: Name of the site that they are of.
-
-    Raises:
-        AggregationError: It is not signed by that site for this sum and key, or other bytes came.
     """
     body = _check_signed(terms, site, item[0])
     if not isinstance(body, PartHeader) or body.site != site:
@@ -246,7 +230,6 @@ class KeeperSumSite:
     """One site's part in homomorphic sums; a keeper's too, where it is one.
 
     Args:
-        identity: Signs parts, and the key.
         length: Number of an update's values.
         directory: Has the keeper's book of sums that it has opened.
 
@@ -265,11 +248,7 @@ class KeeperSumSite:
         self._held: tuple[SumPlace, dict[str, bytes]] | None = None
 
     def handle_phase(self, order: m.SumOrder, payload: bytes) -> bytes:
-        """Take a phase as a keeper: give the keys, check parts, or open a sum of accepted parts.
-
-        Raises:
-            AggregationError: The site is no keeper, or the order does not have the expected form.
-        """
+        """Take a phase as a keeper: give the keys, check parts, or open a sum of accepted parts."""
         if self._identity.name not in self._terms.config.keepers:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: this site is not a keeper")
         if self._keys is None:
@@ -290,11 +269,7 @@ class KeeperSumSite:
         return pack_items([(sign_header(header, self._identity), key.public)])
 
     def encrypt_update(self, order: m.SumOrder, values: Values, payload: bytes) -> bytes:
-        """Return this site's own update of the order's round, in shares that are sealed for the keepers.
-
-        Raises:
-            AggregationError: The received keys are not the keys of all keepers.
-        """
+        """Return this site's own update of the order's round, in shares that are sealed for the keepers."""
         keepers, place = self._terms.config.keepers, SumPlace(order.round, order.model, order.number)
         items = unpack_items(payload, len(keepers))
         if len(items) != len(keepers):

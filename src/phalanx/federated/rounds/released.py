@@ -42,10 +42,6 @@ class ReleasedSums:
 
         Args:
             model: Digest of the weights that its updates are relative to.
-
-        Raises:
-            AggregationError: One with other members was released of this round and these weights.
-            RollbackError: It cannot be written down.
         """
         update, digest = (model, number), _digest_of(members)
         earlier = self._released.get(update)

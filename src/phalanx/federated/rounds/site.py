@@ -44,11 +44,7 @@ class SealingSite:
         self._appraisal = AggregatorAppraisal(terms)
 
     def handle_phase(self, order: m.SumOrder, values: Named, samples: int, payload: bytes) -> bytes:
-        """Ask for evidence, or appraise it and seal this site's own update of the order's round.
-
-        Raises:
-            AggregationError: The evidence does not pass.
-        """
+        """Ask for evidence, or appraise it and seal this site's own update of the order's round."""
         if order.phase == "attest":
             return self._appraisal.draw_nonce()
         if order.phase != "seal":
@@ -85,7 +81,6 @@ class Site:
     """One site of a run, whatever carries its messages.
 
     Args:
-        trainer: Trains and measures the model.
         rounds: Book of the secure sums that were entered, kept on disk.
         directory: Keeps control variates, for an algorithm that has them, and logs of sums.
         tell: Takes lines for the people of this site, about its own rounds; none of them leaves it.

@@ -49,9 +49,6 @@ def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) ->
         sums: One sum per bucket, ``[buckets]``.
         rule: Name in `AGGREGATORS`.
         byzantine: Sites that may lie, each of which spoils one bucket at most.
-
-    Raises:
-        ConfigError: The rule does not stand so many of so few buckets.
     """
     max_byzantine = AGGREGATORS[rule].max_byzantine(len(sums))
     if byzantine > max_byzantine:

@@ -20,11 +20,7 @@ class RunTerms:
     """The facts of a run; no party takes another one's word for them.
 
     Attributes:
-        digest: Digest of the run file.
-        config: Section of the run file.
-        seed: Seed of the draw of cohorts.
         roster: All sites by name, certified by the run's authority.
-        rounds: Number of rounds of the run.
         rows: Budget of the training rows of each site, which it draws and counts by itself; None where sites train
             without noise.
     """

@@ -30,17 +30,14 @@ class AttackedRunner(StageRunner):
         self.module, self.spec = honest.module, honest.spec
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
-        """As the honest runner."""
         return self._honest.forward(step, microbatch, x)
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """As the honest runner."""
         return self._honest.backward(step, microbatch, gradient)
 
     def recompute_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As the honest runner."""
         return self._honest.recompute_microbatch(step, microbatch, x, gradient)
 
     def compute_loss(
@@ -51,15 +48,12 @@ class AttackedRunner(StageRunner):
         extras: Mapping[str, Tensor] = NO_EXTRAS,
         objective: Objective = OBJECTIVES["causal_lm"],
     ) -> float:
-        """As the honest runner."""
         return self._honest.compute_loss(microbatch, labels, num_targets, extras, objective)
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """As the honest runner."""
         return self._honest.take_gradients()
 
     def abandon_step(self) -> None:
-        """As the honest runner."""
         self._honest.abandon_step()
 
 

@@ -7,33 +7,44 @@ from typing import Any, Literal
 from phalanx.config import is_own, open_own_code, resolve_kind, unfit_code_error
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks.attack import Attack
-from phalanx.lab.attacks.messages.adaptive import Adaptive
-from phalanx.lab.attacks.messages.audit_aware import AuditAware
-from phalanx.lab.attacks.messages.crash_when_challenged import CrashWhenChallenged
-from phalanx.lab.attacks.messages.drift import SlowDrift
-from phalanx.lab.attacks.messages.gaussian import Gaussian
-from phalanx.lab.attacks.messages.gaussian_added import GaussianAdded
-from phalanx.lab.attacks.messages.identity import SkippedStage
-from phalanx.lab.attacks.messages.overwrite import Constant, Infinity, NotANumber, Zero
-from phalanx.lab.attacks.messages.part import OneSequence, OneToken
-from phalanx.lab.attacks.messages.permute import PermutedSequences, PermutedTokens
-from phalanx.lab.attacks.messages.scale import ScaledMessage
+from phalanx.lab.attacks.messages.altered_tensors import (
+    Adaptive,
+    Constant,
+    Gaussian,
+    GaussianAdded,
+    Infinity,
+    NotANumber,
+    OneSequence,
+    OneToken,
+    PermutedSequences,
+    PermutedTokens,
+    ScaledMessage,
+    SkippedStage,
+    SlowDrift,
+    Zero,
+)
+from phalanx.lab.attacks.messages.audit_behaviour import AuditAware, CrashWhenChallenged
 from phalanx.lab.attacks.messages.sign_flip import SignFlip
 from phalanx.lab.attacks.messages.stale import ReplayedMessage, StaleMicrobatch, StaleStep
-from phalanx.lab.attacks.protocol.collusion import Colluders, League
-from phalanx.lab.attacks.protocol.equivocation import Equivocation
-from phalanx.lab.attacks.protocol.forged_receipt import ForgedReceipt
-from phalanx.lab.attacks.protocol.framing import FramingAuditor
+from phalanx.lab.attacks.protocol.false_statements import Colluders, Equivocation, ForgedReceipt, FramingAuditor, League
 from phalanx.lab.attacks.protocol.withholding import StalledParty, WithheldAnswer, WithheldMessages
-from phalanx.lab.attacks.states.half_layers import HalfLayers
-from phalanx.lab.attacks.states.layer_swap import LayerSwap
-from phalanx.lab.attacks.states.lazy import LazyBf16, LazyInt4, LazyInt8
-from phalanx.lab.attacks.states.lying_weight_digest import LyingWeightDigest
-from phalanx.lab.attacks.states.poison import GradientScale, GradientSign, GradientTopK
+from phalanx.lab.attacks.states.altered_states import (
+    GradientScale,
+    GradientSign,
+    GradientTopK,
+    HalfLayers,
+    LayerSwap,
+    LazyBf16,
+    LazyInt4,
+    LazyInt8,
+    LyingWeightDigest,
+    NoWeightDecay,
+    SkippedUpdate,
+    WeightDrift,
+    WrongLearningRate,
+)
 from phalanx.lab.attacks.states.rehearsed_backdoor import RehearsedBackdoor
 from phalanx.lab.attacks.states.trigger_backdoor import TriggerBackdoor
-from phalanx.lab.attacks.states.weight_drift import WeightDrift
-from phalanx.lab.attacks.states.wrong_update import NoWeightDecay, SkippedUpdate, WrongLearningRate
 from phalanx.pipeline import AttackConfig
 from phalanx.testing import Actor
 

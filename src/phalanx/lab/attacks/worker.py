@@ -13,14 +13,42 @@ from pathlib import Path
 from phalanx.child import die_with_parent
 from phalanx.config import load_config, pin_own_code
 from phalanx.errors import ConfigError, PhalanxError
-from phalanx.lab.attacks.rank import lying_rank
+from phalanx.lab.attacks.attack import Attack
+from phalanx.lab.attacks.messages.message_attack import LyingRunner, MessageAttack
 from phalanx.lab.attacks.start import AttackPlan
+from phalanx.lab.attacks.states.gradient_attack import GradientAttack, PoisoningRunner
 from phalanx.lab.attacks.table import load_attack, make_actor, make_attack
 from phalanx.parallel import find_place
-from phalanx.pipeline import AttackConfig, WorkerConfig, WrapCopy, leave_unwrapped, run_worker
+from phalanx.pipeline import AttackConfig, StageRunner, WorkerConfig, WrapCopy, leave_unwrapped, run_worker
 from phalanx.pipeline.worker.worker_file import load_worker
-from phalanx.stage_group import honest_share, open_group, run_group_rank
+from phalanx.stage_group import Share, WrapShare, honest_share, open_group, run_group_rank
 from phalanx.testing import RewritingEndpoint, WorkerCrash
+
+
+def lying_rank(attack: Attack) -> WrapShare:
+    """What makes a rank lie about its rows and positions, or about the weight gradients that it adds up.
+
+    A rank knows no roles: it lies about what its party serves and about what its party recomputes for others.
+
+    Args:
+        attack: Attack on messages or on weight gradients, applied to this rank's piece.
+    """
+    if not isinstance(attack, MessageAttack | GradientAttack):
+        raise ConfigError(
+            f"attack.kind = {attack.config.kind!r} is on what rank 0 of a party has; take an attack on messages or on "
+            "weight gradients, or leave the rank out"
+        )
+
+    def wrap(share: Share) -> Share:
+        share.runner = _make_lying_runner(attack, share.runner)
+        return share
+
+    return wrap
+
+
+def _make_lying_runner(attack: MessageAttack | GradientAttack, honest: StageRunner) -> StageRunner:
+    return LyingRunner(honest, attack) if isinstance(attack, MessageAttack) else PoisoningRunner(honest, attack)
+
 
 _MODULE = "phalanx.lab.attacks.worker"
 

@@ -105,11 +105,7 @@ def measure_steps(
 
 
 def steps_for(plan: StepPlan, messages: int) -> int:
-    """Steps that give so many messages of middle stages in each direction, at most the run's own.
-
-    Raises:
-        ConfigError: There is no middle stage.
-    """
+    """Steps that give so many messages of middle stages in each direction, at most the run's own."""
     middle = len(plan.stages) - 2
     if middle < 1:
         raise ConfigError(

@@ -32,7 +32,6 @@ class LieSchedule:
         direction: Direction of the messages that are falsified.
         rate: Share of the attempts in which a stage lies.
         stages: Stages that may be drawn.
-        seed: Seed of the draws and of the noise.
     """
 
     direction: Direction
@@ -124,7 +123,6 @@ class _ScheduledAttack(MessageAttack):
         direction: str | None = None,
         what: str | None = None,
     ) -> None:
-        """Remember the lie."""
         del stage, direction, what
         if microbatch is not None:
             self._attacker.lies.append(FalsifiedMessage(self._number, step, self._attacker.attempt, microbatch))

@@ -50,11 +50,7 @@ class StandardLibraryCode:
 
 
 def library_docstrings() -> Source:
-    """Docstrings of the models in the installed transformers: English about something else than the three domains.
-
-    Raises:
-        DataError: Its sources are not there.
-    """
+    """Docstrings of the models in the installed transformers: English about something else than the three domains."""
     module_spec = importlib.util.find_spec("transformers")
     if module_spec is None or module_spec.origin is None:
         raise DataError("transformers: its sources are not there; install it from a wheel")

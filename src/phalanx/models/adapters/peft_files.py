@@ -102,11 +102,7 @@ def read_adapter_keys(directory: Path, *, to_merge: bool = False) -> dict[str, A
 
 
 def _targets_of_blocks(targets: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Return targets as every block has them: of a small model peft writes the full name of each layer instead.
-
-    Raises:
-        ModelError: Blocks differ.
-    """
+    """Return targets as every block has them: of a small model peft writes the full name of each layer instead."""
     ends: set[str] = set()
     blocks: dict[str, set[str]] = {}
     for target in targets:
@@ -130,9 +126,6 @@ def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict
 
     Args:
         shapes: Shapes of all trained tensors of the whole model, in the model's order.
-
-    Raises:
-        ModelError: They cannot be read, a number is not finite, or they are of another model.
     """
     path, tensors = directory / WEIGHTS, read_tensors(directory)
     if _PROMPT in tensors:
@@ -155,11 +148,7 @@ def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Return the tensors of an adapter as float32, by their canonical names.
-
-    Raises:
-        ModelError: They cannot be read, or a number is not finite.
-    """
+    """Return the tensors of an adapter as float32, by their canonical names."""
     path = directory / WEIGHTS
     try:
         stored = load_file(path)
@@ -215,16 +204,12 @@ def _refuse_foreign(found: Mapping[str, Any], path: Path, taken: frozenset[str])
             or key in taken
             or is_empty
             or value in _USUAL.get(key, ())
-            or (_is_hashable(value) and value in _SILENT)
+            or ((not isinstance(value, dict | list)) and value in _SILENT)
         ):
             continue
         raise ModelError(
             f"{path}: {key}: found {json.dumps(value)}, which stages cannot carry; take an adapter without"
         )
-
-
-def _is_hashable(value: object) -> bool:
-    return not isinstance(value, dict | list)
 
 
 def _split_prefixes(values: Tensor, shapes: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, Tensor]:

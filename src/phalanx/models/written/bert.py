@@ -60,7 +60,6 @@ class Bert(EncoderFamily):
     def context(
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
-        """Give the mask."""
         return {
             "attention_mask": create_bidirectional_mask(config=hub_config, inputs_embeds=hidden, attention_mask=None)
         }

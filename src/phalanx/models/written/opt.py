@@ -49,7 +49,6 @@ class Opt(Family):
     def context(
         self, trunk: Any, hub_config: Any, hidden: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL
     ) -> dict[str, Any]:
-        """Give the mask."""
         return {"attention_mask": attention_mask(hub_config, hidden, before, pattern), "use_cache": False}
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:

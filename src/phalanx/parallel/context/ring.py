@@ -190,7 +190,6 @@ def own_positions(whole: Tensor, dim: int, config: ParallelConfig, rank: int) ->
     Args:
         whole: Any tensor; a table may have dimension 0 of size 1.
         dim: Dimension of the positions, which the ranks divide, in a ring twice.
-        rank: Rank whose positions are returned.
     """
     if config.cp == 1:
         return whole

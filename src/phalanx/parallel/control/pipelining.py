@@ -1,7 +1,6 @@
 """One rank's stages in the order of a schedule; without a pipeline, microbatches one behind the other."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +74,9 @@ def build_pipeline(
         )
         for part, module in zip(parts, modules, strict=True)
     ]
-    schedule = _make_schedule(domain.config.schedule, stages, microbatches, loss)
+    build = getattr(pipelining, SCHEDULES[domain.config.schedule].torch_class)
+    takes_several = issubclass(build, PipelineScheduleMulti)
+    schedule = build(stages if takes_several else stages[0], microbatches, loss, scale_grads=False)
     has_first = any(part.stage.spec.is_first for part in parts)
     has_last = any(part.stage.spec.is_last for part in parts)
 
@@ -89,12 +90,6 @@ def build_pipeline(
                 average_gradients(part, domain)
 
     return run
-
-
-def _make_schedule(name: str, stages: list[PipelineStage], microbatches: int, loss: Loss) -> Any:
-    build = getattr(pipelining, SCHEDULES[name].torch_class)
-    takes_several = issubclass(build, PipelineScheduleMulti)
-    return build(stages if takes_several else stages[0], microbatches, loss, scale_grads=False)
 
 
 def _hidden_sample(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:

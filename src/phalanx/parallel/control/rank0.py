@@ -238,7 +238,10 @@ def follow_rank0(member: RankWork, saving: RankSaver | None = None) -> None:
 
 def _follow_orders(member: RankWork, saving: RankSaver | None) -> None:
     while True:
-        order, *numbers = _receive_order()
+        message = torch.zeros(4, dtype=torch.int64)
+        dist.broadcast(message, src=0)
+        heard: list[int] = message.tolist()
+        order, *numbers = heard
         if order == RankCommand.STEP:
             ids, labels = _take_batch(numbers[1], numbers[2])
             extras = _take_extras(member.objective.extras, numbers[1], numbers[2])
@@ -276,13 +279,6 @@ def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
 def _tell_ranks(order: RankCommand, *numbers: int) -> None:
     message = [int(order), *numbers]
     dist.broadcast(torch.tensor(message + [0] * (4 - len(message))), src=0)
-
-
-def _receive_order() -> list[int]:
-    message = torch.zeros(4, dtype=torch.int64)
-    dist.broadcast(message, src=0)
-    heard: list[int] = message.tolist()
-    return heard
 
 
 def _share_batch(ids: Tensor, labels: Tensor) -> None:

@@ -215,7 +215,8 @@ class RankTrainer:
             # not through DDP, which has nothing to say without a backward pass
             y = part(ids if part.stage.spec.is_first else self._receive_rows(part, len(ids)), seen)
             if not part.stage.spec.is_last:
-                self._send_output(part, y)
+                following = (part.stage.spec.index + 1) % self._recipe.parallel.pp
+                dist.send(y.contiguous(), dst=self._domain.peer_rank(following), group=self._domain.pipeline)
                 continue
             loss = part.slice_loss(y, labels)
             if self._domain.tp == 0:
@@ -330,10 +331,6 @@ class RankTrainer:
         dist.recv(x, src=self._domain.peer_rank(previous), group=self._domain.pipeline)
         return x
 
-    def _send_output(self, part: StagePart, y: Tensor) -> None:
-        following = (part.stage.spec.index + 1) % self._recipe.parallel.pp
-        dist.send(y.contiguous(), dst=self._domain.peer_rank(following), group=self._domain.pipeline)
-
     def _seed_step(self, step: int) -> None:
         seed_dropout(self._recipe, step, self._domain)
         for part in self._parts:
@@ -364,11 +361,7 @@ class TargetRows:
 
 
 def check_objective(recipe: RankRecipe) -> Objective:
-    """Return the objective, if the layout can learn it.
-
-    Raises:
-        ConfigError: Says why, and what to do.
-    """
+    """Return the objective, if the layout can learn it."""
     objective = objective_of(recipe.objective)
     if objective.own_head:
         raise ConfigError(

@@ -33,7 +33,6 @@ class StatePiece:
         dim: Along which dimension they cut it; -1 where they do not.
         parts: Matrices that lie side by side in that dimension.
         first_row: First row of the piece in the slice.
-        rows: Number of rows of the slice.
     """
 
     tensor: int

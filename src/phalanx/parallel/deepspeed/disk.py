@@ -69,9 +69,6 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
     Args:
         directory: Named in the run file.
         digest: Digest of the run's config, in hex.
-
-    Raises:
-        ConfigError: Another process uses it, or it cannot be made.
     """
     folder = directory / f"phalanx-{digest[:16]}-rank-{rank}"
     try:
@@ -94,7 +91,11 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
                 f"deepspeed.directory: {folder} is in use by another process with the same run file; wait for its end, "
                 "or name another directory"
             ) from exc
-        _empty_folder(folder)
+        for inner in folder.iterdir():
+            if inner.is_dir() and not inner.is_symlink():
+                shutil.rmtree(inner, ignore_errors=True)
+            elif inner.name != _LOCK:
+                inner.unlink()
         try:
             yield folder
         finally:
@@ -135,11 +136,3 @@ def _can_lock(size: int) -> bool:
         # a mapping that something still looks at cannot be closed
         del view
     return bool(is_locked)
-
-
-def _empty_folder(folder: Path) -> None:
-    for inner in folder.iterdir():
-        if inner.is_dir() and not inner.is_symlink():
-            shutil.rmtree(inner, ignore_errors=True)
-        elif inner.name != _LOCK:
-            inner.unlink()

@@ -96,9 +96,6 @@ def build_kernels(*, adam: bool, files: bool) -> None:
     Args:
         adam: Whether the kernel of Adam is needed, as in `why_no_kernels`.
         files: Whether the kernel of files is needed, as in `why_no_kernels`.
-
-    Raises:
-        ConfigError: A kernel cannot be compiled or loaded.
     """
     for name, builder in _kernel_builders(adam=adam, files=files):
         try:

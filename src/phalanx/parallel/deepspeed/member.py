@@ -177,7 +177,12 @@ class DeepSpeedMember:
             tensors: Tensors by the names of `collect`; on rank 0 alone.
         """
         if not self._state.has_moments:
-            self._make_moments()
+            # have the optimizer make its moments by a step with no gradient and no rate, which changes nothing
+            self._set_rate(0.0)
+            ids = torch.zeros((1, self._recipe.sequence_length), dtype=torch.int64, device=self._domain.device)
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.backward(self._engine(ids).sum() * 0.0, scale_wrt_gas=False)
+            self._engine.step()
         for kind, name in self._stage_entries(stage):
             key = f"{kind}/{name}"
             full = torch.empty(self._shapes[name]) if tensors is None else tensors[key].contiguous()
@@ -216,14 +221,6 @@ class DeepSpeedMember:
             with self.timer.time_phase("update"):
                 engine.step()
         return float(total)
-
-    def _make_moments(self) -> None:
-        """Have the optimizer make its moments by a step with no gradient and no rate, which changes nothing."""
-        self._set_rate(0.0)
-        ids = torch.zeros((1, self._recipe.sequence_length), dtype=torch.int64, device=self._domain.device)
-        self._engine.set_gradient_accumulation_boundary(True)
-        self._engine.backward(self._engine(ids).sum() * 0.0, scale_wrt_gas=False)
-        self._engine.step()
 
     def _set_rate(self, lr: float) -> None:
         for group in self._engine.optimizer.param_groups:

@@ -19,14 +19,10 @@ class Domain:
 
     Attributes:
         pp: Coordinate along the pipeline; `dp`, `cp` and `tp` likewise.
-        island: Number of this rank's island.
         replica: Number of this rank's sharing group in the island.
         copy_mesh: Mesh of the ranks that share what ZeRO shares; with replicas, groups by ranks of a group.
         copies: Group of the island's ranks that have the same parameters.
         islands: Group of the ranks that have this rank's place on all islands; None where there is one.
-        tensors: Group of the tensor parallel ranks.
-        context: Group of the context parallel ranks.
-        pipeline: Group of the pipeline's ranks.
         ends: Group of the pipeline's first and last rank, where this one is among them.
     """
 

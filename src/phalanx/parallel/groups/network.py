@@ -30,9 +30,6 @@ def check_private(address: str, what: str, *, unsafe: bool) -> None:
     Args:
         what: The option or section that names it, for the message.
         unsafe: The run file allows it.
-
-    Raises:
-        ConfigError: It is public, and the run file does not allow that.
     """
     if unsafe or (is_private(address) and not ipaddress.ip_address(address.partition("%")[0]).is_unspecified):
         return
@@ -43,11 +40,7 @@ def check_private(address: str, what: str, *, unsafe: bool) -> None:
 
 
 def resolve_host(host: str) -> str:
-    """The address of a host's name.
-
-    Raises:
-        ConfigError: The name cannot be resolved.
-    """
+    """The address of a host's name."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as exc:
@@ -55,11 +48,7 @@ def resolve_host(host: str) -> str:
 
 
 def own_address(toward: str) -> str:
-    """The address under which this machine would talk to another one; nothing is sent.
-
-    Raises:
-        ConfigError: There is no way to it.
-    """
+    """The address under which this machine would talk to another one; nothing is sent."""
     address = resolve_host(toward)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -97,9 +86,6 @@ def listen_at(host: str, fallback: str, port: int) -> socket.socket:
     Args:
         host: Name of this machine for the others.
         fallback: Its address where that name is one that something in between translates.
-
-    Raises:
-        ConfigError: Neither can be listened at.
     """
     problem: OSError | None = None
     for address in dict.fromkeys((resolve_host(host), fallback)):

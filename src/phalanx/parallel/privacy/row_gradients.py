@@ -170,9 +170,6 @@ class _LinearCapture:
 
     Args:
         hooks: Hooks of Opacus; its function for the norms of linear layers is given these tensors.
-
-    Attributes:
-        passed: Inputs and gradients, by parameter.
     """
 
     def __init__(self, hooks: Any) -> None:

@@ -134,7 +134,6 @@ def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str]
     """Write an assignment as roles, which name the sender of each stage's state to parties that are new to it.
 
     Args:
-        new: The assignment from now on.
         old: The one until now; None when every party begins anew.
         reachable: Parties that can send their former states, even where they hold the stage no more.
     """

@@ -117,11 +117,7 @@ class Memory:
         return sorted(set(shortages))
 
     def check_fit(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> None:
-        """Refuse what does not fit.
-
-        Raises:
-            ConfigError: Names each party that has too little.
-        """
+        """Refuse what does not fit."""
         short = self.describe_shortages(holders, shadows)
         if short:
             raise ConfigError(f"memory: the stages do not fit: {'. '.join(short)}; {_ADVICE}").with_facts(

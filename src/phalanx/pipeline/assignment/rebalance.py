@@ -55,7 +55,7 @@ def worker_seconds(
     usual = sum(paces) / len(paces) if paces else 1.0
     return {
         worker: pace.get(worker, usual)
-        * sum(_stage_cost(costs, stage) for stage, who in holders.items() if who == worker)
+        * sum((costs[stage] if costs else 1.0) for stage, who in holders.items() if who == worker)
         for worker in workers
     }
 
@@ -147,10 +147,6 @@ def _can_stay(old: Assignment, workers: Sequence[str], *, guarded: bool) -> bool
     others = {stage for stage, holder in old.holders.items() if holder != OWNER}
     is_watched = set(old.shadows) == (others if guarded else set())
     return is_watched and {*old.holders.values(), *old.shadows.values()} <= {*workers, OWNER}
-
-
-def _stage_cost(costs: Sequence[float], stage: int) -> float:
-    return costs[stage] if costs else 1.0
 
 
 def _relieve_shadows(holders: Mapping[int, str], shadows: dict[int, str], field: _BalanceInputs) -> None:

@@ -142,9 +142,6 @@ def certified_peers(path: Path, record: VouchedRecord, pins: Pins) -> tuple[str,
 
     Returns:
         SHA-256 over the authority's certificate, hex, and the parties by name.
-
-    Raises:
-        EvidenceError: A certificate, the authority or the session is another one.
     """
     fingerprint = _certificate_fingerprint(record.authority.encode(), f"{path}: authority")
     if pins.authority is not None:

@@ -94,9 +94,6 @@ class EvidenceRecord(StrictModel):
 def write_evidence(directory: Path, case: VerdictBasis) -> Path:
     """Write one verdict as ``NAME.json`` with its tensors in ``NAME.safetensors`` beside it.
 
-    Args:
-        case: The verdict and its basis.
-
     Returns:
         The path of the JSON file; an older one is never overwritten.
 
@@ -194,11 +191,7 @@ def read_tensors(directory: Path, file: TensorFile) -> dict[str, Tensor]:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, hex.
-
-    Raises:
-        EvidenceError: It cannot be read.
-    """
+    """Return the SHA-256 of a file, hex."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -217,11 +210,7 @@ def _free_name(directory: Path, verdict: Verdict) -> str:
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes:
-    """Read a file of evidence that is no larger than evidence can be.
-
-    Raises:
-        EvidenceError: It is larger, or cannot be read.
-    """
+    """Read a file of evidence that is no larger than evidence can be."""
     _check_size(path, max_bytes)
     try:
         with path.open("rb") as file:

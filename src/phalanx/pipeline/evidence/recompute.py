@@ -105,7 +105,6 @@ def redo_update(checked: CheckedEvidence, before: StateDigest, gradient: str, cl
 
     Args:
         before: The signed state before the step.
-        gradient: Digest of the weight gradient.
         clip: Coefficient by which clipping scaled it.
 
     Returns:

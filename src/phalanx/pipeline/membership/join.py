@@ -67,7 +67,6 @@ def admit_workers(
     What one of them does or leaves undone stops none of the others, but for a class that the run does not allow.
 
     Args:
-        expected: The workers to wait for.
         authority_pem: Certificate of the authority that issued theirs.
         observe: Told which worker is refused.
 
@@ -119,9 +118,6 @@ class _JoinState:
 
         Args:
             owed: What a worker that has joined still has to send, such as "'s measurement".
-
-        Raises:
-            PeerLostError: A missing one has ended, or time is up.
         """
         expected = self._expected
         while missing():
@@ -147,16 +143,13 @@ class _JoinState:
                 )
             frame = self._endpoint.receive_item(0.2)
             if isinstance(frame, LinkFault):
-                self._note_unreachable(frame)
+                # wait no more for a worker that cannot be reached; the engine hears of it
+                self.unreachable.append(frame)
+                if self._measurement is not None and self._expected.may_be_absent:
+                    self.hellos.pop(frame.peer, None)
             elif frame is not None:
                 with contextlib.suppress(FrameError):
                     self._take_message(frame, parse_message(frame.kind, frame.body))
-
-    def _note_unreachable(self, fault: LinkFault) -> None:
-        """Wait no more for a worker that cannot be reached; the engine hears of it."""
-        self.unreachable.append(fault)
-        if self._measurement is not None and self._expected.may_be_absent:
-            self.hellos.pop(fault.peer, None)
 
     def _take_message(self, frame: CheckedFrame, message: Message) -> None:
         name = frame.sender

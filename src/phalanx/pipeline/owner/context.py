@@ -45,7 +45,6 @@ class OwnerContext:
 
     Attributes:
         facts: The present step and assignment.
-        party: The owner as a party.
         endpoint: The owner's end of all links; refuses excluded parties.
         mail: Parses incoming messages and posts outgoing ones.
         requests: Asks parties, and takes their answers.

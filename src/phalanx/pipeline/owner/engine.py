@@ -251,11 +251,6 @@ class PipelineEngine:
         return self._verified_step.steps_redone
 
     @property
-    def num_takeovers(self) -> int:
-        """How many stages have changed hands."""
-        return self._failover.takeovers
-
-    @property
     def party_usage(self) -> dict[str, dict[str, float]]:
         """Running costs that each party reported with its last applied step, CPU seconds by phase."""
         return dict(self._context.coordinator.usage)

@@ -57,9 +57,6 @@ class EventLoop:
 
         Returns:
             Its result. Its errors are raised, and those of its needs, unless the task that asked catches them.
-
-        Raises:
-            RuntimeError: Another task is being carried out: this one was to be awaited there.
         """
         if self._is_running:
             task.work.close()

@@ -31,14 +31,12 @@ class Failover:
     """The failover gives the stages of excluded parties to their shadows, and says from which step all go on.
 
     Attributes:
-        takeovers: How many stages have changed hands.
         rollback: Decides how far back the run can go.
         guarantees: Announces the guarantee of each stage.
     """
 
     def __init__(self, context: OwnerContext, roster: Roster) -> None:
         facts = context.facts
-        self.takeovers = 0
         self.rollback = Rollback(facts, KeptStates(facts, context.party.roles, context.files.run_dir))
         self.guarantees, self.placement = Guarantees(facts), Placement(facts.plan, context.members)
         self._context, self._roster = context, roster
@@ -185,7 +183,6 @@ class Failover:
             self.rollback.undo_steps(first_bad, step)
         await self.assign_roles(new, old, step if first_bad is None else first_bad)
         for stage in old.held_by(gone):
-            self.takeovers += 1
             self._facts.observe("takeover", {"stage": stage, "step": step, "by": new.holders[stage], "from": gone})
         self._facts.observe("step_redone", {"step": step, "epoch": self._facts.ledger.epoch})
 
@@ -295,11 +292,7 @@ class Failover:
         return False
 
     async def _undo_unwitnessed(self, step: int) -> None:
-        """Go back over the last update of stages that one party alone has made, and let two make it again.
-
-        Raises:
-            NoHolderError: That step is not kept.
-        """
+        """Go back over the last update of stages that one party alone has made, and let two make it again."""
         facts, unwitnessed = self._facts, self._agreement.unwitnessed
         stages = sorted(unwitnessed)
         facts.observe("update_unwitnessed", {"step": step - 1, "stages": stages})

@@ -36,11 +36,7 @@ class StageState:
     agreed: StateDigest | None
 
     def check_digest(self) -> None:
-        """Compare the bytes with the agreed digest; takes as long as reading them, in any thread.
-
-        Raises:
-            VerificationError: They are not the signed ones.
-        """
+        """Compare the bytes with the agreed digest; takes as long as reading them, in any thread."""
         if self.agreed is None:
             return
         frozen = self.agreed.weights[:-_DIGEST_CHARACTERS]

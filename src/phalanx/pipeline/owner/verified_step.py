@@ -219,11 +219,7 @@ class VerifiedStep:
 
     @owner_task
     async def redo_until(self, until: int) -> None:
-        """Redo undone steps from their kept batches.
-
-        Raises:
-            NonFiniteLossError: The loss of one is not a number.
-        """
+        """Redo undone steps from their kept batches."""
         for step in range(self._facts.ledger.step, until):
             rollback = self._failover.rollback
             # it was within its limits once, and without a liar its numbers are others

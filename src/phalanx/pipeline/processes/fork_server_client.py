@@ -54,7 +54,6 @@ class ForkServer:
     """A process that forks workers; see `phalanx.pipeline.processes.fork_server`.
 
     Args:
-        process: The server, a child of this process.
         requests: Handle of a pipe to its standard input.
         answers: Handle of a pipe from it.
         threads: Threads of tensor kernels in its workers.

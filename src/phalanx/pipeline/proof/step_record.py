@@ -158,7 +158,6 @@ class StepRecords:
     """The records of applied steps: leaves are gathered, and handed on as soon as a step's audits are in.
 
     Args:
-        facts: The owner's facts about the step.
         session: Name of the session, which every signed header has.
         note: Takes the records; None where they are not kept, and then nothing is gathered.
     """

@@ -14,10 +14,9 @@ LONGEST_REASON = 2000
 """Characters of what a worker is told when it is not let in."""
 
 
-class Hello(Message):
+class Hello(Message, kind="hello"):
     """A worker asks to join."""
 
-    kind: ClassVar[str] = "hello"
     address: Address
     """`host:port`, with a host name of at most 255 characters."""
     numeric_class: NumericClass
@@ -30,10 +29,9 @@ class Hello(Message):
     """The newest head of this run's audit log that it was told, in any session."""
 
 
-class Setup(Message):
+class Setup(Message, kind="setup"):
     """Everything a worker must know to build stages; the answer to `Hello`."""
 
-    kind: ClassVar[str] = "setup"
     plan: dict[str, Any]
     certificates: dict[PartyName, Pem] | None = Field(default=None, max_length=MOST_PARTIES)
     """Of the other workers, for one that comes while the run is under way."""
@@ -41,10 +39,9 @@ class Setup(Message):
     """Where the owner's audit log ends, for workers to remember; None where they are not told."""
 
 
-class Challenge(Message):
+class Challenge(Message, kind="challenge"):
     """The owner measures a party's numeric class: compute the kernel fingerprint on inputs drawn from this nonce."""
 
-    kind: ClassVar[str] = "challenge"
     nonce: Digest
 
 
@@ -57,25 +54,21 @@ class KernelDigests(StrictModel):
     update: Digest
 
 
-class ChallengeReply(Message):
+class ChallengeReply(Message, kind="measured"):
     """The answer to `Challenge`."""
 
-    kind: ClassVar[str] = "measured"
     nonce: Digest
     found: KernelDigests
 
 
-class NotLetIn(Message):
+class NotLetIn(Message, kind="not_let_in"):
     """A worker does not take part: the reason, and what its user can do."""
 
-    kind: ClassVar[str] = "not_let_in"
     reason: Annotated[str, AfterValidator(partial(printable_text, limit=LONGEST_REASON))]
 
 
-class PreparedNotice(Message):
+class PreparedNotice(Message, kind="prepared"):
     """A worker that came late knows the others now: it can be given a role, and be sent to."""
-
-    kind: ClassVar[str] = "prepared"
 
 
 class Leave(Message):

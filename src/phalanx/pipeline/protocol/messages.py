@@ -1,6 +1,6 @@
 """The bodies of all frames between the parties of a verified pipeline, each parsed once and strictly."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
@@ -86,10 +86,9 @@ class Role(StrictModel):
     newcomers: tuple[PartyName, ...] = Field(max_length=MOST_PARTIES)
 
 
-class Assign(StepMessage):
+class Assign(StepMessage, kind="assign"):
     """A new epoch: abandon the work in flight, take these roles, be ready for this step."""
 
-    kind: ClassVar[str] = "assign"
     roles: tuple[Role, ...] = Field(max_length=MOST_STAGES)
     addresses: dict[PartyName, Address] = Field(max_length=MOST_PARTIES)
     certificates: dict[PartyName, Pem] = Field(max_length=MOST_PARTIES)
@@ -97,13 +96,12 @@ class Assign(StepMessage):
     """As in `Setup`."""
 
 
-class NoiseKeys(Message):
+class NoiseKeys(Message, kind="noise_keys"):
     """The keys of the noise that hides single rows, of stages that a party holds or shadows in this epoch.
 
     The payload is the keys, one behind the other, and the only place where they cross: headers are kept as evidence.
     """
 
-    kind: ClassVar[str] = "noise_keys"
     stages: tuple[Stage, ...] = Field(max_length=MOST_STAGES)
 
 
@@ -115,26 +113,23 @@ class StateDigest(StrictModel):
     moments: Digest
 
 
-class Ready(Message):
+class Ready(Message, kind="ready"):
     """All roles of this epoch are taken; the states that this party now has, by stage."""
 
-    kind: ClassVar[str] = "ready"
     states: dict[StageName, StateDigest] = Field(max_length=MOST_STAGES)
 
 
-class Activation(TensorMessage):
+class Activation(TensorMessage, kind="tensor"):
     """A tensor between neighbouring stages; the payload is its bytes."""
 
-    kind: ClassVar[str] = "tensor"
     target: Stage
     dtype: Label
     shape: tuple[Size, ...] = Field(max_length=16)
 
 
-class Bulk(StageMessage):
+class Bulk(StageMessage, kind="bulk"):
     """One part of a stage's state or gradient."""
 
-    kind: ClassVar[str] = "bulk"
     purpose: Purpose
     offset: Size
     total: Size
@@ -164,10 +159,9 @@ def _without_repetition(sent: tuple[SentDigest, ...]) -> tuple[SentDigest, ...]:
     return sent
 
 
-class Commit(StageMessage):
+class Commit(StageMessage, kind="commit"):
     """A stage's commitment to a whole step: its inputs, its outputs, its weight gradient."""
 
-    kind: ClassVar[str] = "commit"
     received: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
     sent: Annotated[tuple[SentDigest, ...], Field(max_length=MOST_HEADERS), AfterValidator(_without_repetition)]
     norm_squared: NormSquared | None
@@ -175,20 +169,18 @@ class Commit(StageMessage):
     gradient: GradientDigest
 
 
-class GradientHeld(StageMessage):
+class GradientHeld(StageMessage, kind="gradient_held"):
     """A shadow has the weight gradient of a stage, received or recomputed."""
 
-    kind: ClassVar[str] = "gradient_held"
     norm_squared: NormSquared | None
     gradient: GradientDigest
     parts: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
     """Headers under which the holder sent it; empty when it was recomputed."""
 
 
-class Audit(StageMessage):
+class Audit(StageMessage, kind="audit"):
     """The owner asks an auditor to recompute microbatches of a stage; it is not told what to find."""
 
-    kind: ClassVar[str] = "audit"
     microbatches: tuple[Microbatch, ...] = Field(max_length=MOST_PLACES)
     directions: tuple[Direction, ...] = Field(max_length=2)
     order: OrderNumber
@@ -198,19 +190,17 @@ class Audit(StageMessage):
     """Recompute the weight gradient as well; the microbatches are then all of the step's."""
 
 
-class StepAudited(StageMessage):
+class StepAudited(StageMessage, kind="step_audited"):
     """An auditor has recomputed a stage's weight gradient from all committed inputs of the step."""
 
-    kind: ClassVar[str] = "step_audited"
     order: OrderNumber
     norm_squared: NormSquared | None
     gradient: GradientDigest
 
 
-class AuditReport(StageMessage):
+class AuditReport(StageMessage, kind="audit_report"):
     """An auditor's commitment to its own recomputed tensors."""
 
-    kind: ClassVar[str] = "audit_report"
     microbatch: Microbatch
     inputs: tuple[PassedOnHeader, ...] = Field(max_length=2)
     """Headers of the messages that were recomputed from, as their senders signed them."""
@@ -221,10 +211,9 @@ class AuditReport(StageMessage):
     """With the last report of a step: why the weight gradient that the stage sent looks odd; it convicts no party."""
 
 
-class Fetch(TensorMessage):
+class Fetch(TensorMessage, kind="fetch"):
     """Ask for the bytes of a tensor: one that was sent (`claim` false) or an auditor's own (`claim` true)."""
 
-    kind: ClassVar[str] = "fetch"
     claim: bool
     request: RequestNumber = 0
     """Counts the owner's requests of a session; the answer names it. 0 where an auditor asks."""
@@ -237,10 +226,9 @@ class Fetch(TensorMessage):
         return cls.model_validate({**place, "claim": claim})
 
 
-class FetchReply(TensorMessage):
+class FetchReply(TensorMessage, kind="fetched"):
     """The answer to `Fetch`; its payload counts by its digest, whichever party sent it."""
 
-    kind: ClassVar[str] = "fetched"
     claim: bool
     evidence: PassedOnHeader | None
     """The header under which the tensor was sent; None for a claim."""
@@ -248,26 +236,22 @@ class FetchReply(TensorMessage):
     """As in `Fetch`."""
 
 
-class FetchBulk(StageMessage):
+class FetchBulk(StageMessage, kind="fetch_bulk"):
     """The owner asks for a stage's state, weights, undo copy or gradient."""
 
-    kind: ClassVar[str] = "fetch_bulk"
     purpose: Purpose
     request: RequestNumber = 0
     """As in `Fetch`."""
 
 
-class Relay(TensorMessage):
+class Relay(TensorMessage, kind="relay"):
     """The owner hands on a tensor that did not reach its receiver; it counts by its sender's header."""
 
-    kind: ClassVar[str] = "relay"
     evidence: PassedOnHeader
 
 
-class Ask(StepMessage):
+class Ask(StepMessage, kind="ask"):
     """Nothing has come for long: the owner asks a party how far it is."""
-
-    kind: ClassVar[str] = "ask"
 
 
 class Place(StrictModel):
@@ -284,74 +268,64 @@ class Progress(StrictModel):
     sent: tuple[Place, ...] = Field(max_length=MOST_PLACES)
 
 
-class ProgressReport(StepMessage):
+class ProgressReport(StepMessage, kind="standing"):
     """The answer to `Ask`."""
 
-    kind: ClassVar[str] = "standing"
     stages: dict[StageName, Progress] = Field(max_length=MOST_STAGES)
     gradients: tuple[Stage, ...] = Field(max_length=MOST_STAGES)
     """Shadowed stages for which the weight gradient of this step is here."""
 
 
-class Apply(StepMessage):
+class Apply(StepMessage, kind="apply"):
     """The step is verified: let the optimizer step."""
 
-    kind: ClassVar[str] = "apply"
     clip_coefficient: Share
     log_head: PublicHead | None = None
     """As in `Setup`; it has the record of the step before."""
 
 
-class UpdateReport(StepMessage):
+class UpdateReport(StepMessage, kind="applied"):
     """Digests of every copy after the optimizer step, and this party's running costs."""
 
-    kind: ClassVar[str] = "applied"
     states: dict[StageName, StateDigest] = Field(max_length=MOST_STAGES)
     usage: dict[Annotated[str, AfterValidator(known_cost)], Seconds]
     bytes_sent: dict[PartyName, Size] = Field(max_length=MOST_PARTIES)
 
 
-class ScreenHit(TensorMessage):
+class ScreenHit(TensorMessage, kind="screen_hit"):
     """A received tensor looks odd; it is not used until an audit has cleared it."""
 
-    kind: ClassVar[str] = "screen_hit"
     reason: Words
 
 
-class Release(TensorMessage):
+class Release(TensorMessage, kind="release"):
     """An audit has cleared a screened tensor."""
 
-    kind: ClassVar[str] = "release"
 
-
-class Fault(Message):
+class Fault(Message, kind="fault"):
     """A party tells the owner about a peer, a link or itself."""
 
-    kind: ClassVar[str] = "fault"
     about: PartyName
     error: Label
     reason: Words
     evidence: PassedOnHeader | None = None
 
 
-class Carry(Message):
+class Carry(Message, kind="carry"):
     """A frame of a failed link, by way of the owner; the payload is the frame's."""
 
-    kind: ClassVar[str] = "carry"
     header: PassedOnHeader
 
 
-class Detour(Message):
+class Detour(Message, kind="detour"):
     """The owner ends a link of this party: its messages to the receiver go by way of the owner."""
 
-    kind: ClassVar[str] = "detour"
     receiver: PartyName
 
 
-class Shutdown(Message):
+class Shutdown(Message, kind="shutdown"):
     """The run is over for this worker."""
 
-    kind: ClassVar[str] = "shutdown"
     reason: Words
     log_head: PublicHead | None = None
     """As in `Setup`."""

@@ -114,7 +114,6 @@ class PendingRequest:
         heard: Time of the answer's last part, seconds of the requests' clock.
         party: The one that was asked; empty when several were.
         number: Number of the request, which its answer names; 0 where several parties were asked.
-        answer: Answer to a request for a message.
         tensors: Answer to a request for tensors, once it is whole.
         num_steps: The optimizer steps that they had taken.
         standings: Answers of several parties to a question, by party.

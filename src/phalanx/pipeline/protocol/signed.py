@@ -221,11 +221,7 @@ def to_signed(header: SignedHeader) -> PassedOnHeader:
 
 
 def _header_of(signed: PassedOnHeader) -> SignedHeader:
-    """Take a header out of its message; neither its fields nor its signature are looked at.
-
-    Raises:
-        FrameError: It is malformed.
-    """
+    """Take a header out of its message; neither its fields nor its signature are looked at."""
     try:
         return SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature))
     except ValueError as exc:

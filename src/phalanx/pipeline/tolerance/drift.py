@@ -7,13 +7,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from phalanx.config import canonical_json
-from phalanx.errors import CheckpointError
 from phalanx.planner.schedules import Direction
 
 _WARM_UP = 32
@@ -26,8 +24,6 @@ NOT_FINITE_SIGMAS = 1e6
 
 _OVERSHOOT = 1.166
 """Siegmund's correction for the excess of a normal random walk over its two boundaries, 2 x 0.583."""
-
-_DIRECTIONS: dict[str, Direction] = {"forward": "forward", "backward": "backward"}
 
 
 @dataclass(frozen=True)
@@ -129,25 +125,6 @@ class DriftWatch:
         """Audits until a constant bias shows in one chart, on average; the warm-up's are among them."""
         return run_length(bias_sigmas, self.allowance, self.threshold)
 
-    def export_charts(self) -> dict[str, Any]:
-        """Plain JSON for a checkpoint; holds neither the key nor the directions."""
-        return {"/".join(map(str, place)): chart.export_state() for place, chart in self._charts.items()}
-
-    def import_charts(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken.
-
-        Raises:
-            CheckpointError: It is not what `state` returns.
-        """
-        charts: dict[tuple[int, Direction, int], _Chart] = {}
-        try:
-            for name, body in state.items():
-                stage, direction, projection = name.split("/")
-                charts[(int(stage), _DIRECTIONS[direction], int(projection))] = _Chart.from_state(body)
-        except (AttributeError, LookupError, TypeError, ValueError) as exc:
-            raise CheckpointError(f"drift watch: its state is malformed ({exc}); use an older checkpoint") from exc
-        self._charts = charts
-
     def _secret_direction(self, stage: int, direction: Direction, projection: int, dim: int) -> Tensor:
         """A unit vector ``[dim]`` that is made anew each time; normal, so that no direction is preferred."""
         domain = canonical_json(["drift", stage, direction, projection, dim])
@@ -209,21 +186,6 @@ class _Chart:
         middle = median(self.past)
         deviation = 1.4826 * median(abs(value - middle) for value in self.past)
         return deviation * (1.0 + 2.0 / math.sqrt(len(self.past)))
-
-    def export_state(self) -> dict[str, Any]:
-        return {
-            "up": [self.up.level, self.up.audits],
-            "down": [self.down.level, self.down.audits],
-            "past": list(self.past),
-        }
-
-    @classmethod
-    def from_state(cls, body: Mapping[str, Any]) -> "_Chart":
-        up, down = (_Side(float(body[name][0]), int(body[name][1])) for name in ("up", "down"))
-        past = [float(value) for value in body["past"]]
-        if not all(math.isfinite(value) for value in (*past, up.level, down.level)):
-            raise ValueError("a number is not finite")
-        return cls(up, down, deque(past, maxlen=_MEMORY))
 
 
 def run_length(bias: float, allowance: float, threshold: float) -> float:

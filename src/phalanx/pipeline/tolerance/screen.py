@@ -67,7 +67,10 @@ class Screen:
         if off > max(_LEAST_LOG_RATIO, _SIGMAS * math.sqrt(average.variance)):
             return f"norm differs from its moving average by a factor of {math.exp(min(off, 99.0)):.1f}"
         if channels is not None and average.channels is not None:
-            cosine = _cosine_similarity(channels, average.channels)
+            # of two vectors; 0 where one has no direction
+            other = average.channels
+            lengths = float(torch.dot(channels, channels)) * float(torch.dot(other, other))
+            cosine = float(torch.dot(channels, other)) / max(math.sqrt(lengths), 1e-30)
             if not cosine >= _LEAST_COSINE:
                 return f"channel means point away from their moving average (cosine {cosine:.2f})"
         return None
@@ -81,12 +84,6 @@ class Screen:
         if channels is not None:
             average.channels = channels if average.channels is None else average.channels.lerp_(channels, weight)
         average.num_seen += 1
-
-
-def _cosine_similarity(one: Tensor, other: Tensor) -> float:
-    """Of two vectors; 0 where one has no direction."""
-    lengths = float(torch.dot(one, one)) * float(torch.dot(other, other))
-    return float(torch.dot(one, other)) / max(math.sqrt(lengths), 1e-30)
 
 
 Doubt = Literal["direction", "largest", "size", "support"]

@@ -220,11 +220,7 @@ class Audits:
         self._audit_requests.release_screened(hit)
 
     def check_asked(self, sender: str, report: AuditReport) -> None:
-        """Compare a report with the order that it names.
-
-        Raises:
-            FrameError: That order was not given to this party, or is about something else.
-        """
+        """Compare a report with the order that it names."""
         ledger, (stage, microbatch) = self._facts.ledger_of(report.step), (report.stage, report.microbatch)
         hit = self._urgent_orders.get(report.order)
         if hit is not None:

@@ -374,7 +374,6 @@ class StepFacts:
             step: Left out, the present one.
             accuser: The party that found it.
             headers: Proof by role in evidence; None for the owner's messages to itself.
-            work: The referee's work on it.
         """
         verdict = Verdict.model_validate(
             {

@@ -153,7 +153,12 @@ class ClaimRecorder:
             case Commit() if _is_about(message, self._step_ledger):
                 self._add_commit(received, message)
             case GradientHeld() if _is_about(message, self._step_ledger):
-                self._add_held(received, message)
+                # record what a shadow has received
+                _expect_sender(received.sender, self._facts.assignment.shadows.get(message.stage), message.kind)
+                if message.stage in self._step_ledger.held:
+                    self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
+                elif self._store_statements(received):
+                    self._step_ledger.held[message.stage] = message
             case ScreenHit() if _is_about(message, self._step_ledger):
                 self._add_screen_hit(sender, message)
             case Commit() | GradientHeld() | ScreenHit():
@@ -235,14 +240,6 @@ class ClaimRecorder:
         party = self._facts.holder_of(message.source)
         self._facts.observe("screen_hit", {**message.model_dump(mode="json"), "party": party})
         self._audits.ask_urgently(message)
-
-    def _add_held(self, received: ReceivedMessage, message: GradientHeld) -> None:
-        """Record what a shadow has received."""
-        _expect_sender(received.sender, self._facts.assignment.shadows.get(message.stage), message.kind)
-        if message.stage in self._step_ledger.held:
-            self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
-        elif self._store_statements(received):
-            self._step_ledger.held[message.stage] = message
 
     def _add_commit(self, received: ReceivedMessage, commit: Commit) -> None:
         """Open every header that a stage shows; it has signed for all of them itself."""

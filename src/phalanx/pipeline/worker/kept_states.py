@@ -64,11 +64,7 @@ def fetch_kept(
 
 
 def send_kept(post: Post, owner: str, about: FetchBulk, directory: Path | None, party: str) -> None:
-    """A worker's answer: the state as its file has it.
-
-    Raises:
-        CheckpointError: It keeps none, or not of that step.
-    """
+    """A worker's answer: the state as its file has it."""
     if directory is None:
         raise CheckpointError("this worker saves no states; set a directory in its worker file: journal = DIR")
     state = read_state(state_path(directory, about.stage, party, about.step), about.step)

@@ -40,11 +40,7 @@ class StateUploads:
     def put_state(
         self, receiver: str, about: FetchBulk, state: Callable[[], Mapping[str, Tensor]], num_steps: int
     ) -> None:
-        """Copy a state and keep it for sending; an earlier copy of the stage is let go of.
-
-        Raises:
-            FrameError: The state is not of the step that was asked for.
-        """
+        """Copy a state and keep it for sending; an earlier copy of the stage is let go of."""
         self._waiting.pop(about.stage, None)
         if num_steps != about.step:
             raise FrameError(

@@ -135,11 +135,7 @@ class Roles:
             self.noise_keys[stage] = bytes(payload[place * SEED_BYTES : (place + 1) * SEED_BYTES])
 
     def add_state(self, sender: str, message: Bulk, payload: memoryview) -> bool:
-        """Take a part of a state that this party waits for; True when a copy became complete.
-
-        Raises:
-            FrameError: It is not awaited, or not the expected one.
-        """
+        """Take a part of a state that this party waits for; True when a copy became complete."""
         if message.stage not in self.loading:
             raise FrameError(f"{self.name}: {sender!r} sent the state of stage {message.stage}, which was not expected")
         copy, receiver, source = self.loading[message.stage]
@@ -171,11 +167,7 @@ class Roles:
         return [stages[stage] for stage in sorted(stages)]
 
     def copy_of(self, stage: int) -> StageCopy:
-        """This party's copy of a stage, held or shadowed.
-
-        Raises:
-            NoHolderError: It has none.
-        """
+        """This party's copy of a stage, held or shadowed."""
         hosted = self.hosted.get(stage) or self.shadows.get(stage)
         if hosted is None:
             raise NoHolderError(

@@ -131,11 +131,7 @@ class ShadowedStages:
     # --- audits ---------------------------------------------------------------------------------
 
     def queue_audit(self, message: Audit) -> None:
-        """Queue an audit and fetch what it needs.
-
-        Raises:
-            FrameError: The stage is not shadowed here, or the step is not the present one.
-        """
+        """Queue an audit and fetch what it needs."""
         roles = self._roles
         shadow = self._shadows.get(message.stage)
         # what a shadow has told of a step that lags may have the whole of it recomputed when others are at the next one
@@ -155,11 +151,7 @@ class ShadowedStages:
         return 0 <= self._roles.step - step <= self._guard.commit_lag
 
     def take_input(self, received: ReceivedMessage, message: FetchReply) -> None:
-        """Take a fetched input, if it is what its sender signed.
-
-        Raises:
-            FrameError: It was not asked for, or it is not the one that its sender announced.
-        """
+        """Take a fetched input, if it is what its sender signed."""
         context, roles = self._context, self._roles
         stage = message.source + (1 if message.direction == "forward" else -1)
         if stage not in self._shadows or message.evidence is None:

@@ -94,11 +94,7 @@ def open_cluster(name: str) -> Cluster:
 
 
 def device_of(cluster: Cluster, name: str, where: str = "cluster") -> Device:
-    """Return one of a cluster's devices, its own before the shipped ones.
-
-    Raises:
-        ConfigError: Neither it nor the shipped data has it.
-    """
+    """Return one of a cluster's devices, its own before the shipped ones."""
     devices = {**known_devices(), **cluster.devices}
     if name not in devices:
         raise ConfigError(f"{where}: pools: unknown device {name!r}; choices: {', '.join(sorted(devices))}")
@@ -111,11 +107,7 @@ def link_sides(cluster: Cluster) -> tuple[str, ...]:
 
 
 def link_of(cluster: Cluster, side: str, where: str = "cluster") -> Link:
-    """Return the link ``inside`` nodes, ``between`` them, or between ``islands`` where a cluster says so.
-
-    Raises:
-        ConfigError: It is named and no such link is shipped.
-    """
+    """Return the link ``inside`` nodes, ``between`` them, or between ``islands`` where a cluster says so."""
     link: str | Link = getattr(cluster, side)
     if isinstance(link, str):
         if link not in known_links():

@@ -17,7 +17,6 @@ class Citation(StrictModel):
     """The source of figures.
 
     Attributes:
-        title: Title of the page or paper.
         date: Date of writing or reading, as year-month-day or a part of it.
     """
 

@@ -46,9 +46,6 @@ def read_probe(path: Path) -> Link:
     Args:
         path: Output of ``phalanx bench collectives --json``: ``rows`` with ``op``, ``ranks``, ``bytes`` and
             ``seconds``, and the machine's ``cores``; see `fit_machine`.
-
-    Raises:
-        InputError: The file cannot be read, or holds fewer than two sizes.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -56,7 +56,6 @@ class TrainingTotals:
     """The totals of a whole training; None for what depends on a figure that is not known.
 
     Attributes:
-        tokens: Number of tokens to train on.
         goodput: Share of the time in which lasting work is done; 1 where failures are not modelled.
         days: Days from the first step to the last.
         device_hours: Hours summed over all devices.
@@ -193,11 +192,7 @@ def describe_excess(memory: RankMemory, limit: float) -> str | None:
 
 
 def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machine:
-    """Return the machine of a rank on one device of a cluster.
-
-    Raises:
-        ConfigError: The device's peak in this precision is not known.
-    """
+    """Return the machine of a rank on one device of a cluster."""
     peak = device.peak_flops(precision)
     if peak is None:
         others = [name for name in ("fp32", "fp16", "bf16") if getattr(device, f"{name}_tflops") is not None]

@@ -41,7 +41,6 @@ class RankShare:
 
     Attributes:
         parameters: Before ZeRO shares them, frozen ones too.
-        layers: Number of blocks on this rank.
         kept: Bytes that all microbatches in flight keep in these blocks.
         has_head: Whether it takes the loss.
     """

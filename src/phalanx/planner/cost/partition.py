@@ -10,11 +10,7 @@ Fits = Callable[[int, int, int], bool]
 
 
 def balanced_layers(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Return layers per stage for equal ranks, so that the slowest stage is as fast as can be.
-
-    Raises:
-        ValueError: There are fewer layers than stages.
-    """
+    """Return layers per stage for equal ranks, so that the slowest stage is as fast as can be."""
     partition = uneven_layers(costs, [1.0] * num_stages)
     if partition is None:
         raise ValueError(f"partition: {len(costs)} layers for {num_stages} stages; lower the stages")
@@ -62,17 +58,6 @@ def uneven_layers(costs: Sequence[float], speeds: Sequence[float], fits: Fits | 
     ends.append(0)
     ends.reverse()
     return tuple(stop - first for first, stop in pairwise(ends))
-
-
-def slowest_stage_seconds(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
-    """Return the seconds of the slowest stage; infinite where the layers are not all there."""
-    if sum(counts) != len(costs):
-        return math.inf
-    first, worst = 0, 0.0
-    for count, speed in zip(counts, speeds, strict=True):
-        worst = max(worst, sum(costs[first : first + count]) / speed)
-        first += count
-    return worst
 
 
 MOST_PLACES = 120

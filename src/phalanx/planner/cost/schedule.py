@@ -86,11 +86,7 @@ def simulate_step(
 def play_orders(
     every: Sequence[Order], times: Sequence[StageTimes], latency_s: float = 0.0, transfer_s: float = 0.0
 ) -> Timeline:
-    """Play the orders of all ranks through: each does its next piece of work as soon as its inputs are there.
-
-    Raises:
-        ValueError: The orders wait for each other.
-    """
+    """Play the orders of all ranks through: each does its next piece of work as soon as its inputs are there."""
     ended: dict[Work, float] = {}
     arrived: dict[Work, float] = {}
     links: dict[tuple[int, bool], float] = {}

@@ -33,9 +33,6 @@ def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: flo
         times: Seconds of each stage's work on a core of its own.
         cores: Number of ranks that go at full speed at once; more than that each get an equal share.
         latency_s: Seconds from the end of a piece of work until the next stage has its result, whatever the cores do.
-
-    Raises:
-        ValueError: The orders wait for each other.
     """
     waiting = [list(order) for order in every]
     began: list[float] = [0.0] * len(every)

@@ -68,8 +68,6 @@ class LeakTable(StrictModel):
     """A leak table as ``phalanx reproduce leaks --json`` writes it, the parts that a plan needs.
 
     Attributes:
-        model: Name of the measured model.
-        commit: Commit of the measuring code.
         rows: A line for each cut.
     """
 

@@ -85,7 +85,6 @@ class AuditRates:
 
     Attributes:
         stages: K, the owner's first and last one included.
-        microbatches: Microbatches of a step, M.
         audit_rate: q: ceil(q M) microbatches of each stage and step are recomputed.
         step_audit_rate: p: how often the shadow recomputes a whole step.
         owner_audit_rate: r: how often the owner does.

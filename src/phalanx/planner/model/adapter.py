@@ -103,11 +103,7 @@ class Adapter:
 
 
 def adapted_linears(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
-    """Return the matrices of a block that have an adapter.
-
-    Raises:
-        ConfigError: A target is none of them.
-    """
+    """Return the matrices of a block that have an adapter."""
     if adapter.virtual_tokens or adapter.prompt is not None:
         return ()
     matrices, targets = linears_of(shape), adapter.targets or FAMILIES[shape.family].adapter_targets

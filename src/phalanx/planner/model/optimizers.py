@@ -112,7 +112,6 @@ def moment_shapes(kind: str, shape: Sequence[int]) -> dict[str, Shape]:
 
     Args:
         kind: Name in ``[optimizer]``.
-        shape: Shape of the whole parameter.
     """
     return OPTIMIZERS[kind].moments(tuple(shape))
 

@@ -17,9 +17,6 @@ def read_shape(path: Path) -> ModelShape:
 
     Args:
         path: A config.json in the hub's form, or the directory that holds one.
-
-    Raises:
-        ModelError: It is missing, not JSON, of an unknown family, or lacks a size.
     """
     path = path / "config.json" if path.is_dir() else path
     try:

@@ -96,11 +96,7 @@ class PlanAnswer:
 
 
 def answer_question(question: Question) -> PlanAnswer:
-    """Answer a question.
-
-    Raises:
-        ConfigError: The cluster has too few devices, or the peak of one is not known.
-    """
+    """Answer a question."""
     num_devices = question.cluster.num_devices
     for number in question.counts:
         if not 1 <= number <= num_devices:

@@ -50,9 +50,6 @@ class Question:
             by: Measure by which layouts are ranked.
             gpus: Choices of the number of devices; an empty sequence changes nothing.
             tokens: Tokens of the training; None changes nothing.
-
-        Raises:
-            ConfigError: An axis, its number or the merit is not known.
         """
         if by not in get_args(By):
             raise ConfigError(f"--by {by}: choices: {', '.join(get_args(By))}")

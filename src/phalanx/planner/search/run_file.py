@@ -23,9 +23,6 @@ def write_run(path: Path, data: dict[str, Any], found: Estimate) -> None:
         data: The run file that was planned for, or what stands in for it; every section is kept but those for guards
             between domains.
         found: The layout to write into ``[parallel]``, with its microbatches and checkpointing.
-
-    Raises:
-        InputError: It cannot be written there.
     """
     try:
         path.write_text(run_text(data, found), encoding="utf-8")

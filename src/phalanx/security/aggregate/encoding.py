@@ -55,7 +55,6 @@ class RingEncoding:
             scale: Scale from `scale_for` over all values.
             weight: Up to `max_weight`.
             random: One uniform word a value; ``floor(x + word / 2^32)`` has the mean x.
-            out: Result, as long as the values.
         """
         exact = np.multiply(values, scale, dtype=np.float64)
         exact += np.multiply(random, 2.0**-32, dtype=np.float64)

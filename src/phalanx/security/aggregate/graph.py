@@ -67,7 +67,6 @@ def neighbours_of(names: Sequence[str], seed: bytes, minimum: int) -> dict[str, 
     """Return the neighbours of each client; the relation is symmetric.
 
     Args:
-        names: Names of the whole cohort.
         seed: Digest over what all of them signed.
         minimum: Fewest clients in a sum, as in `degree_of`.
     """

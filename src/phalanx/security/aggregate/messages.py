@@ -101,7 +101,6 @@ class Deposit(SumMessage):
 
     Attributes:
         view: Digest of the adverts and of the sharers' names that this client received.
-        payload: Digest of the encoded values.
     """
 
     kind: Literal["deposit"] = "deposit"
@@ -246,11 +245,7 @@ def check_signed(message: SignedMessage[Body], terms: SumTerms, peers: dict[str,
 
 
 def check_signature(signature: str, body: SumMessage, peer: Peer) -> None:
-    """Return when a client signed a body.
-
-    Raises:
-        AggregationError: It did not.
-    """
+    """Return when a client signed a body."""
     try:
         peer.verify_signature(bytes.fromhex(signature), _signed_bytes(body.kind, body))
     except SignatureError as exc:

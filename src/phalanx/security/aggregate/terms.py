@@ -34,7 +34,6 @@ class SumTerms(StrictModel):
     """The terms of one round; everything else is computed from them in the same way by all parties.
 
     Attributes:
-        run_digest: Digest of the run file.
         model_digest: Digest of the model that the clients' values are relative to.
         round: Number of the round, from 1; a client takes part in each once.
         cohort: All clients that may take part, by name.

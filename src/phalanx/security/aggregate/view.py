@@ -34,9 +34,6 @@ def check_included(terms: SumTerms, graph: Graph, sharers: Collection[str], incl
     Args:
         sharers: All clients that sent keys and shares.
         included: The clients in the sum.
-
-    Raises:
-        AggregationError: It does not.
     """
     names = frozenset(included)
     if not names <= set(sharers):
@@ -56,9 +53,6 @@ def check_consents(
     """Return when more than two thirds of the cohort gave their word for one and the same sum.
 
     Two such thirds for two sums would have an honest client in common, which gives its word once.
-
-    Raises:
-        AggregationError: They did not.
     """
     senders = {consent.sender for consent in consents}
     if len(senders) != len(consents) or not senders <= included.keys():

@@ -38,7 +38,6 @@ class SignedHead(HeadEntry):
     """A head that stands alone.
 
     Attributes:
-        run: The run of the log.
         signature: Its owner's, over all of it.
     """
 
@@ -120,11 +119,7 @@ class KnownHeads:
                 )
 
     def check_log_end(self, num_events: int) -> None:
-        """Compare the end of the log.
-
-        Raises:
-            AuditLogError: A known head is of a later line.
-        """
+        """Compare the end of the log."""
         if self._waiting:
             expected = self._waiting[-1]
             missing = expected.head.num_events - num_events

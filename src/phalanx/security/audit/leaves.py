@@ -124,11 +124,7 @@ class LeafFile(Closeable):
         return LeafBatch(merkle_root(leaves), len(leaves), offset, len(data))
 
     def sync_leaves(self) -> None:
-        """Force all leaves to disk.
-
-        Raises:
-            DiskError: The disk refuses.
-        """
+        """Force all leaves to disk."""
         try:
             os.fsync(self._fd)
         except OSError as exc:

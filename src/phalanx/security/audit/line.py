@@ -43,7 +43,6 @@ class LogEntry:
     Attributes:
         sequence: Number of the event, from 0.
         time: RFC 3339, UTC.
-        run: The run it belongs to.
         head: The log's head once this line is written.
         size_bytes: Length in bytes, with the newline.
     """

@@ -177,7 +177,8 @@ class AuditLog(Closeable):
     def _resume_log(self, known: KnownHeads) -> None:
         try:
             size_bytes = os.fstat(self._fd).st_size
-            partial = self._partial_line(size_bytes)
+            tail = os.pread(self._fd, MAX_LINE_BYTES, max(0, size_bytes - MAX_LINE_BYTES))
+            partial = tail[tail.rfind(b"\n") + 1 :]
             self._check_lines(size_bytes - len(partial), known)
             if self._leaves_end:
                 self._leaves = LeafFile(self._path.with_name(LEAVES_FILE), self._leaves_end)
@@ -209,10 +210,6 @@ class AuditLog(Closeable):
                     self._leaves_end = batch.offset + batch.size_bytes
                 checked_bytes += entry.size_bytes
         known.check_log_end(self._head.num_events)
-
-    def _partial_line(self, size_bytes: int) -> bytes:
-        tail = os.pread(self._fd, MAX_LINE_BYTES, max(0, size_bytes - MAX_LINE_BYTES))
-        return tail[tail.rfind(b"\n") + 1 :]
 
     def _sign_entry(self, kind: str, body: dict[str, Any]) -> bytes:
         event = {

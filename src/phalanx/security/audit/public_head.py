@@ -37,7 +37,6 @@ class PublicHead(StrictModel):
     """The last public line of a log, signed by the log's owner.
 
     Attributes:
-        run: The run of the log.
         forced: The last one that was on the disk for certain; None where none was.
         boot: Name of the boot of the owner's machine, hashed with the run: as long as it lasts, `last` is there too.
         signature: The owner's, over all of it.
@@ -71,7 +70,6 @@ class PublicEntries:
 
     Args:
         identity: The identity that signs the heads.
-        run: The run of the log.
     """
 
     def __init__(self, identity: Identity, run: str) -> None:

@@ -48,7 +48,7 @@ from phalanx.security.crypto.pki import (
 )
 from phalanx.security.crypto.request import make_request as make_request, read_request as read_request
 from phalanx.security.crypto.revocation import Revocation as Revocation, RevokedParties as RevokedParties
-from phalanx.security.crypto.signer import (
+from phalanx.security.crypto.identity import (
     load_signer as load_signer,
     make_signer as make_signer,
     read_public_signer as read_public_signer,

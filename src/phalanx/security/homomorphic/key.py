@@ -80,7 +80,6 @@ def split_key(key: SumKey, members: Sequence[int], threshold: int) -> KeyCommitt
     """Share a secret key among a committee; the caller forgets the key.
 
     Args:
-        key: Key with its secret half.
         members: Their numbers, from 1.
         threshold: 2 to the number of members.
 
@@ -98,7 +97,6 @@ def join_key(public: bytes, sealed: bytes, shares: Mapping[int, bytes]) -> SumKe
     """Put a secret key together.
 
     Args:
-        public: Public key of the pair.
         sealed: Sealed secret key from `KeyCommittee`.
         shares: Shares of at least the threshold's number of members.
 
@@ -138,11 +136,7 @@ def context_of(data: bytes, *, secret: bool) -> Any:
 
 
 def load_tenseal() -> Any:
-    """Return TenSEAL's module.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Return TenSEAL's module."""
     try:
         import tenseal as seal  # noqa: PLC0415 - an extra
     except ImportError as exc:

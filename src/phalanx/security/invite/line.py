@@ -37,11 +37,7 @@ def client_context(authority_pem: bytes | None) -> ssl.SSLContext:
 
 
 def send_object(connection: socket.socket, fields: dict[str, Any]) -> None:
-    """Send one object.
-
-    Raises:
-        PeerLostError: The other end is gone.
-    """
+    """Send one object."""
     try:
         connection.sendall(canonical_json(fields) + b"\n")
     except OSError as exc:
@@ -78,11 +74,7 @@ def receive_object(connection: socket.socket, deadline: float) -> dict[str, Any]
 
 
 def read_text_field(fields: dict[str, Any], name: str, most: int = MOST_BYTES) -> str:
-    """Return a text of an object.
-
-    Raises:
-        FrameError: It is missing, no text or over-long.
-    """
+    """Return a text of an object."""
     value = fields.get(name)
     if not isinstance(value, str) or len(value) > most:
         raise FrameError(f"{name}: missing, no text or over-long")

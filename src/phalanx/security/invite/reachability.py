@@ -67,7 +67,6 @@ def probe_reachability(address: str, secret: str) -> str | None:
 
     Args:
         address: ``host:port`` that the machine named.
-        secret: Secret of the machine's token.
 
     Returns:
         None when the machine answers; else a message for the machine, which does not tell what else listens there.

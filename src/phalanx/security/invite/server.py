@@ -124,7 +124,8 @@ class EnrolmentServer(Closeable):
             name, secret = read_text_field(question, "name", 63), read_text_field(question, "secret", 64)
             request = read_text_field(question, "request").encode()
             self._invitations.check_secret(name, secret)
-            self._keep_connection(visitor)
+            if self._server is not None:
+                self._server.mark_known(visitor)
             self._probe_address(question, name, secret)
             home = self._invitations.admit_party(name, secret, request)
         except (PeerRefusedError, CertificateError, FrameError, ConfigError) as exc:
@@ -139,10 +140,6 @@ class EnrolmentServer(Closeable):
             "needs_mib": self._terms.needs_mib,
             **({"run": self._terms.run} if self._terms.run else {}),
         }
-
-    def _keep_connection(self, visitor: ServedConnection) -> None:
-        if self._server is not None:
-            self._server.mark_known(visitor)
 
     def _probe_address(self, question: dict[str, Any], name: str, secret: str) -> None:
         if "reach" not in question:

@@ -50,7 +50,8 @@ def main(order: SandboxArguments) -> None:
     findings = _confine_process(order, process, seccomp, namespaces, scratch)
     if IsolationReport(findings).missing_measures(order.sandbox.required_measures):
         os._exit(REFUSED_TO_RUN)
-    _run_module(order)
+    sys.argv = [order.program.module, *order.program.arguments]
+    runpy.run_module(order.program.module, run_name="__main__", alter_sys=True)
 
 
 def _confine_process(
@@ -77,11 +78,6 @@ def _own_scratch(path: str) -> tuple[str, ...]:
     os.environ["TMPDIR"] = tempfile.tempdir = path
     os.environ.setdefault("HOME", path)
     return (path,)
-
-
-def _run_module(order: SandboxArguments) -> None:
-    sys.argv = [order.program.module, *order.program.arguments]
-    runpy.run_module(order.program.module, run_name="__main__", alter_sys=True)
 
 
 def _watch_child(child: int, starter: int) -> int:

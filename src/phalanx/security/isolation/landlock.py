@@ -50,7 +50,9 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Ite
         return _lacking_finding(f"the kernel has no Landlock ({exc.strerror}); build it in and name it in lsm=")
     if version < _OLDEST:
         return _lacking_finding(f"Landlock of version {version}, expected {_OLDEST} or later (Linux 6.2)")
-    every = _file_rights(version)
+    # all rights about files that this version can take away
+    num_rights = 15 if version < _IOCTL_DEVICE_SINCE else 16
+    every = (1 << num_rights) - 1
     try:
         ruleset = kernel.system_call(kernel.LANDLOCK_CREATE_RULESET, *_describe_ruleset(version, every), 0)
         try:
@@ -69,12 +71,6 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Ite
     return MeasureFinding(
         Measure.FILES, True, f"Landlock of version {version}: what Python needs and what the sandbox names"
     )
-
-
-def _file_rights(version: int) -> int:
-    """All rights about files that this version can take away."""
-    num_rights = 15 if version < _IOCTL_DEVICE_SINCE else 16
-    return (1 << num_rights) - 1
 
 
 def _describe_ruleset(version: int, rights: int) -> tuple[ctypes.Array[ctypes.c_char], int]:

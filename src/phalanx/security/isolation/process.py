@@ -43,11 +43,7 @@ def find_unreadable() -> MeasureFinding:
 
 
 def die_with_parent(parent_fd: int) -> MeasureFinding:
-    """Have the kernel end this process when its parent ends.
-
-    Args:
-        parent_fd: A pidfd of the parent.
-    """
+    """Have the kernel end this process when its parent ends."""
     try:
         kernel.set_process_property(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     except OSError as exc:

@@ -45,10 +45,6 @@ class IsolationReport:
 
     findings: tuple[MeasureFinding, ...]
 
-    def has_measure(self, measure: Measure) -> bool:
-        """Return whether a measure was seen to hold."""
-        return any(finding.measure == measure and finding.holds for finding in self.findings)
-
     def missing_measures(self, required: Iterable[Measure]) -> tuple[MeasureFinding, ...]:
         """Return the required measures that do not hold or were not reported."""
         by_measure = {finding.measure: finding for finding in self.findings}

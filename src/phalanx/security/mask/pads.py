@@ -140,11 +140,7 @@ def draw_elements(count: int, words: Words) -> Ring:
 
 
 def open_keystream(key: bytes, number: int) -> Words:
-    """Return the words of the AES-CTR key stream that begins with this block number, at most 2^18 at a time.
-
-    Raises:
-        PadError: The number does not fit into 64 bits.
-    """
+    """Return the words of the AES-CTR key stream that begins with this block number, at most 2^18 at a time."""
     if not 0 <= number < 2**64:
         raise PadError("pads: all numbers of this ledger are used; begin a new run")
     encryptor = Cipher(AES256(key), CTR(number.to_bytes(8, "big") + bytes(8))).encryptor()

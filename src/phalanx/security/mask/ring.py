@@ -125,9 +125,6 @@ def limb_bits(inner: int) -> int:
 
     A balanced limb of b bits is at most 2^(b-1) in absolute value, so a sum stays within
     ``HALF * 2^(b-1) * inner``.
-
-    Raises:
-        ValueError: Not even limbs of 2 bits would do.
     """
     if not 1 <= inner <= MOST_INNER:
         raise ValueError(f"ring: inner dimension is {inner}, expected 1 to {MOST_INNER}")

@@ -68,7 +68,6 @@ def max_mean_rows(rows: int, places: int, steps: int, epsilon: float, delta: flo
     Args:
         rows: Number of rows from which samples are drawn.
         places: Rows that a step has room for.
-        steps: Number of steps of the run.
 
     Returns:
         0 where not even one row a step is few enough.

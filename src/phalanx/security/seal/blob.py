@@ -91,7 +91,6 @@ class BlobSealer:
         """Decrypt the newest state.
 
         Args:
-            place: Expected place of the blob.
             unsafe_accept_behind: How many numbers older than the newest the blob may be; a person's decision after a
                 crash, never a default.
 

@@ -26,11 +26,7 @@ class BoundToProcess:
         self._pid = os.getpid()
 
     def check_process(self) -> None:
-        """Return in the process that made this object.
-
-        Raises:
-            SealError: This is a fork of it.
-        """
+        """Return in the process that made this object."""
         if os.getpid() != self._pid:
             raise SealError(SealRefusal.FORKED, "channel: belongs to the process that was forked; open another one")
 
@@ -55,7 +51,6 @@ class DirectionState(BoundToProcess):
         max_chunks: After so many the lane is exhausted.
 
     Attributes:
-        counter: Counter of the next chunk.
         lock: Held while the counter is used.
         clock: Seconds; read before and after each call of the cipher. None, and nothing is measured.
         cipher_seconds: Seconds in the cipher alone so far, by that clock.
@@ -109,11 +104,7 @@ class DirectionState(BoundToProcess):
         )
 
     def check_counters_left(self, chunks: int) -> None:
-        """Return when the lane has counters for so many chunks.
-
-        Raises:
-            SealError: It has not.
-        """
+        """Return when the lane has counters for so many chunks."""
         if self.counter + chunks > self._max_chunks:
             raise SealError(
                 SealRefusal.EXHAUSTED,
@@ -174,11 +165,7 @@ def frame_size(kind: TensorKind, chunk_bytes: int) -> int:
 
 
 def flat_view(buffer: Readable, what: str) -> memoryview:
-    """View a buffer as one run of bytes, without a copy.
-
-    Raises:
-        SealError: It is not contiguous.
-    """
+    """View a buffer as one run of bytes, without a copy."""
     view = memoryview(buffer)
     if view.nbytes == 0:
         # a shape with a zero in it cannot be cast

@@ -70,11 +70,7 @@ class FrameHeader(NamedTuple):
     kind: bytes
 
     def encode_header(self) -> bytes:
-        """Return the bytes that begin the frame.
-
-        Raises:
-            SealError: A number does not fit its field.
-        """
+        """Return the bytes that begin the frame."""
         try:
             return _FIXED.pack(_MAGIC, VERSION, *self[:-1], len(self.kind)) + self.kind
         except struct.error as exc:

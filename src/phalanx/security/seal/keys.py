@@ -31,9 +31,6 @@ def derive_ciphers(
     Returns:
         One cipher for each purpose. No copy of a key stays in Python's memory; that of OpenSSL is cleared
         when the cipher is no longer referred to.
-
-    Raises:
-        SealError: Secret or transcript is too short.
     """
     if len(secret) < KEY_BYTES or len(transcript) != KEY_BYTES:
         raise SealError(SealRefusal.MALFORMED, "keys: expected a secret of at least 32 bytes, a transcript of 32")

@@ -23,7 +23,6 @@ class ChainHead:
     """The head of a chain.
 
     Attributes:
-        num_frames: Number of frames in the chain.
         digest: Over all of them, in order.
     """
 
@@ -31,11 +30,7 @@ class ChainHead:
     digest: str
 
     def after_frame(self, frame_digest: str) -> "ChainHead":
-        """Return the head after one more frame.
-
-        Raises:
-            TranscriptError: That is no digest.
-        """
+        """Return the head after one more frame."""
         if DIGEST_PATTERN.fullmatch(frame_digest) is None:
             raise TranscriptError("transcript: a frame's digest is not 64 lowercase hex characters")
         link = bytes.fromhex(self.digest) + bytes.fromhex(frame_digest)
@@ -54,8 +49,6 @@ class TranscriptStatement:
 
     Attributes:
         party: The party that states it.
-        to_server: Head of the frames to the server.
-        to_client: Head of the frames to the client.
     """
 
     party: str

@@ -65,11 +65,7 @@ Expected = Binding | RawReportData
 
 
 def check_report_data(found: bytes, expected: Expected) -> None:
-    """Check that evidence carries the report data that the verifier expects.
-
-    Raises:
-        RefusedEvidenceError: It carries something else.
-    """
+    """Check that evidence carries the report data that the verifier expects."""
     if isinstance(expected, RawReportData):
         if not hmac.compare_digest(found, expected.data):
             raise RefusedEvidenceError(
@@ -92,9 +88,6 @@ def check_statement(stated: Binding | None, expected: Expected) -> None:
     """Compare the attester's stated binding with the expected one, to name the wrong part.
 
     The statement is not signed and proves nothing: `check_report_data` does.
-
-    Raises:
-        RefusedEvidenceError: Nonce, key, run or role is another one.
     """
     if stated is None or isinstance(expected, RawReportData):
         return

@@ -67,7 +67,6 @@ class Backend:
     """One kind of evidence: its reference values and its functions.
 
     Attributes:
-        reference: Class of its reference values.
         appraise: Checks signatures, chain, TCB and mode; returns the proven claims.
         inspect: Reads measurements out of evidence without appraising it.
         packaged_roots: File names in ``roots/``.

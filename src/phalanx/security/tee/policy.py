@@ -33,7 +33,6 @@ class ExpectedConfig(StrictModel):
         nonce: 32 bytes in hex, drawn by the verifier.
         tls_key: SHA-256 of the attester's TLS key (its SubjectPublicKeyInfo), in hex.
         run: Digest of the run's config, in hex.
-        role: Role of the attester in the run.
         report_data: The whole field in hex, for evidence that was made without a binding.
     """
 

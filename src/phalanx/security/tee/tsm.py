@@ -54,9 +54,7 @@ class TsmAttester:
 
     Args:
         kind: ``snp`` or ``tdx``.
-        root: Root of the file system.
         endorsements: Named documents that are sent beside the host's own ones, such as ``collateral``.
-        entries: Directory of the request entries.
     """
 
     def __init__(

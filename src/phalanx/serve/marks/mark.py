@@ -13,8 +13,6 @@ from phalanx.models.token_draw import DrawRule, draw_tokens, row_numbers, scale_
 from phalanx.serve.marks.keys import MarkKey
 from phalanx.serve.marks.race import CONTEXT_TOKENS, LANES, Context, mark_row_key, seed_row_key
 
-MarkWay = Literal["gumbel", "bias", "no"]
-
 
 class MarkPolicy(StrictModel):
     """The section ``[mark]`` of a server's file.

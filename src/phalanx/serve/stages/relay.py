@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -61,20 +60,6 @@ Tell = Callable[[str, Mapping[str, str | int]], None]
 """Takes the kind and the facts of an event for the log of requests."""
 
 
-@dataclass
-class RelayCosts:
-    """Counts so far.
-
-    Attributes:
-        checked_texts: Texts that were drawn and redone.
-        check_s: CPU seconds of the checking thread.
-    """
-
-    texts: int = 0
-    checked_texts: int = 0
-    check_s: float = 0.0
-
-
 class StageRelay:
     """Runs hidden states through the stages of a served model; its calls are the decode thread's.
 
@@ -121,7 +106,6 @@ class StageRelay:
         self._counts = PartyCounts()
         self.verdicts: list[StageVerdict] = []
         self.departures: dict[str, str] = {}
-        self.costs = RelayCosts()
 
     @property
     def bytes_moved(self) -> int:
@@ -205,7 +189,6 @@ class StageRelay:
         for transcripts in text.transcripts:
             for transcript in transcripts:
                 transcript.party.closed.append(transcript.number)
-        self.costs.texts += 1
         done = text.all_transcripts
         is_drawn = bool(done) and not text.is_refuted and self._draw.is_drawn(text.number, done)
         if is_drawn:
@@ -528,11 +511,7 @@ class StageRelay:
     def _run_checks(self) -> None:
         """Redo drawn texts, one behind the other, until the relay closes."""
         while (text := self._checks.get()) is not None:
-            begin = time.thread_time()
-            outcome = self._check_text(text)
-            self.costs.check_s += time.thread_time() - begin
-            self.costs.checked_texts += 1
-            self._report("text_checked", {"text": text.number, "re-checked": outcome})
+            self._report("text_checked", {"text": text.number, "re-checked": self._check_text(text)})
             self._checks.task_done()
         self._checks.task_done()
 

@@ -58,11 +58,7 @@ class FramePipe:
             self._pool.submit(self._send_answer, handle, number, sender, receiver, raw)
 
     def exchange_frame(self, sender: str, receiver: str, raw: bytes, timeout_s: float) -> bytes:
-        """Return the other end's answer to a frame.
-
-        Raises:
-            PeerLostError: It is closed, or silent for so long.
-        """
+        """Return the other end's answer to a frame."""
         number, answer = next(self._numbers), Future[bytes]()
         with self._lock:
             if self._is_closed:

@@ -3,7 +3,7 @@
 Nothing in a body is believed for its own sake: a frame that is not what its body says does not open.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -47,17 +47,15 @@ from phalanx.transport import bodies_by_kind, parse_body
 _MOST_WORKERS = 2000
 
 
-class EnclaveReady(SplitMessage):
+class EnclaveReady(SplitMessage, kind="ready"):
     """The enclave listens."""
 
-    kind: ClassVar[str] = "ready"
     address: Text
 
 
-class EvidenceRequest(SplitMessage):
+class EvidenceRequest(SplitMessage, kind="challenge"):
     """Evidence is asked for."""
 
-    kind: ClassVar[str] = "challenge"
     nonce: Hex32
 
 
@@ -69,47 +67,38 @@ class _BothWays(SplitMessage):
         return {name: value for name, value in write(self).items() if value or name not in ("nonce", "evidence_bytes")}
 
 
-class EvidenceReply(_BothWays):
+class EvidenceReply(_BothWays, kind="proof"):
     """The evidence, as payload."""
 
-    kind: ClassVar[str] = "proof"
     nonce: Hex32 | None = None
     """For the evidence of the party that has asked; None where none is needed."""
 
 
-class HandshakeCall(_BothWays):
+class HandshakeCall(_BothWays, kind="call"):
     """Payload: a token of so many bytes, the caller's own evidence, and the hello of a handshake.
 
     Evidence is empty where the enclave asks for none, and all three are in a plaintext split.
     """
 
-    kind: ClassVar[str] = "call"
     token_bytes: Count
     evidence_bytes: Count = 0
 
 
-class ClientEvidence(SplitMessage):
+class ClientEvidence(SplitMessage, kind="client_proof"):
     """New evidence of a client for the nonce that it was given last, as payload; the keys stay."""
 
-    kind: ClassVar[str] = "client_proof"
 
-
-class ClientEvidenceReply(SplitMessage):
+class ClientEvidenceReply(SplitMessage, kind="client_proof_passes"):
     """Word that the new evidence passes."""
 
-    kind: ClassVar[str] = "client_proof_passes"
 
-
-class Welcome(SplitMessage):
+class Welcome(SplitMessage, kind="welcome"):
     """The reply to a hello, as payload; from now on the link is there."""
 
-    kind: ClassVar[str] = "welcome"
 
-
-class Upload(SplitMessage):
+class Upload(SplitMessage, kind="upload"):
     """A frame of a microbatch, as payload."""
 
-    kind: ClassVar[str] = "upload"
     what: Literal["train", "held_out"]
     microbatch: Count
     rows: Count
@@ -117,95 +106,77 @@ class Upload(SplitMessage):
     """How often the client was asked to send again before this."""
 
 
-class ResendRequest(SplitMessage):
+class ResendRequest(SplitMessage, kind="again"):
     """A frame was refused and nothing has changed: send again from there on, the same bytes."""
 
-    kind: ClassVar[str] = "again"
     taken: Count
     """Frames that were taken from this client since it met the enclave."""
     attempt: Count
     """The number of this request for the same frames, from 1."""
 
 
-class Reply(SplitMessage):
+class Reply(SplitMessage, kind="reply"):
     """Feedback on a client's microbatches, a frame, as payload."""
 
-    kind: ClassVar[str] = "reply"
     what: Literal["train", "held_out"]
     costs: Costs
     """CPU seconds of the enclave so far."""
 
 
-class RepeatRequest(SplitMessage):
+class RepeatRequest(SplitMessage, kind="repeat"):
     """The last reply did not open: send it again, the same bytes."""
 
-    kind: ClassVar[str] = "repeat"
 
-
-class RestoreRequest(SplitMessage):
+class RestoreRequest(SplitMessage, kind="restore"):
     """A sealed state, as payload: go on from it."""
 
-    kind: ClassVar[str] = "restore"
     step: Count
 
 
-class RestoreReply(SplitMessage):
+class RestoreReply(SplitMessage, kind="restored"):
     """Word that a state was restored; or, without a state, that training begins."""
 
-    kind: ClassVar[str] = "restored"
     step: Count
 
 
-class StateRequest(SplitMessage):
+class StateRequest(SplitMessage, kind="keep"):
     """A request for the sealed state."""
 
-    kind: ClassVar[str] = "keep"
 
-
-class SealedState(SplitMessage):
+class SealedState(SplitMessage, kind="kept"):
     """The sealed state, as payload."""
 
-    kind: ClassVar[str] = "kept"
     step: Count
     number: Count
 
 
-class SettleRequest(SplitMessage):
+class SettleRequest(SplitMessage, kind="settle"):
     """Word that a sealed state is safe on the disk: every one before it is void."""
 
-    kind: ClassVar[str] = "settle"
     number: Count
 
 
-class SettleReply(SplitMessage):
+class SettleReply(SplitMessage, kind="settled"):
     """Older ones are void."""
 
-    kind: ClassVar[str] = "settled"
 
-
-class WeightsRequest(SplitMessage):
+class WeightsRequest(SplitMessage, kind="weigh"):
     """A request for the digest of the final weights."""
 
-    kind: ClassVar[str] = "weigh"
 
-
-class WeightsReply(SplitMessage):
+class WeightsReply(SplitMessage, kind="weighed"):
     """SHA-256 over all parameters of the model by name, adapters included."""
 
-    kind: ClassVar[str] = "weighed"
     digest: Hex32
 
 
-class AdaptersRequest(SplitMessage):
+class AdaptersRequest(SplitMessage, kind="ask_release"):
     """The adapters are asked for."""
 
-    kind: ClassVar[str] = "ask_release"
 
-
-class ReleasePart(SplitMessage):
+class ReleasePart(SplitMessage, kind="part"):
     """One released parameter, a frame, as payload."""
 
-    kind: ClassVar[str] = "part"
     name: Text
     shape: tuple[Count, ...] = Field(max_length=8)
 
@@ -219,53 +190,44 @@ class ReleaseFacts(StrictModel):
     noise_std: Size
 
 
-class ReleaseEnd(SplitMessage):
+class ReleaseEnd(SplitMessage, kind="released"):
     """All parts were sent."""
 
-    kind: ClassVar[str] = "released"
     parts: Count
     release: ReleaseFacts
 
 
-class StatementRequest(SplitMessage):
+class StatementRequest(SplitMessage, kind="ask_statement"):
     """Ask for the enclave's statement about the frames that have crossed."""
 
-    kind: ClassVar[str] = "ask_statement"
 
-
-class StatementReply(SplitMessage):
+class StatementReply(SplitMessage, kind="stated"):
     """The signed statement, as payload."""
 
-    kind: ClassVar[str] = "stated"
 
-
-class WorkersWanted(SplitMessage):
+class WorkersWanted(SplitMessage, kind="workers_wanted"):
     """A request for workers of middle stages; they find the owner of the pipeline at the address."""
 
-    kind: ClassVar[str] = "workers_wanted"
     names: tuple[Text, ...] = Field(max_length=_MOST_WORKERS)
     address: Text
 
 
-class WorkerDismissed(SplitMessage):
+class WorkerDismissed(SplitMessage, kind="worker_dismissed"):
     """Word that a worker takes part no more."""
 
-    kind: ClassVar[str] = "worker_dismissed"
     name: Text
 
 
-class GuardEvent(SplitMessage):
+class GuardEvent(SplitMessage, kind="guard_event"):
     """Word of one event of the guard of middle stages, as the enclave's own log has it."""
 
-    kind: ClassVar[str] = "guard_event"
     event: Text
     facts: dict[str, Any]
 
 
-class GuardedStep(SplitMessage):
+class GuardedStep(SplitMessage, kind="guarded_step"):
     """The guard's report of a step, taken or failed."""
 
-    kind: ClassVar[str] = "guarded_step"
     attempts: Count
     num_audits: Count
     num_alarms: Count
@@ -273,19 +235,16 @@ class GuardedStep(SplitMessage):
     steps_redone: Count
 
 
-class RefusedRequest(SplitMessage):
+class RefusedRequest(SplitMessage, kind="refused"):
     """A refusal of a request; nothing has changed."""
 
-    kind: ClassVar[str] = "refused"
     error: Text
     reason: Text
     detail: Text
 
 
-class End(SplitMessage):
+class End(SplitMessage, kind="end"):
     """The session is over."""
-
-    kind: ClassVar[str] = "end"
 
 
 _KINDS = bodies_by_kind(

@@ -28,11 +28,7 @@ class ReceiveWindow:
         self._taken = self._attempt = self._refused = 0
 
     def add_frame(self, message: say.Upload, frame: CheckedFrame) -> None:
-        """Keep a frame until it is due.
-
-        Raises:
-            FrameError: As many wait as may, or it is of an attempt that was not asked for.
-        """
+        """Keep a frame until it is due."""
         if message.attempt < self._attempt:
             return
         if message.attempt > self._attempt:

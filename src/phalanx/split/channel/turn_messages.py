@@ -20,10 +20,9 @@ _MOST_CLIENTS = 64
 _MOST_MEASUREMENTS = 256
 
 
-class ClientReady(SplitMessage):
+class ClientReady(SplitMessage, kind="client_ready"):
     """Word of a client of another owner that it has met the enclave, and what its part of the run rests on."""
 
-    kind: ClassVar[str] = "client_ready"
     model: Hex32
     """Digest of its copy of the model's files."""
     tokenizer: Hex32
@@ -31,57 +30,50 @@ class ClientReady(SplitMessage):
     """Commitment to its texts under a secret of its own: the same after a restart, and it tells nothing of them."""
 
 
-class ClientsReady(SplitMessage):
+class ClientsReady(SplitMessage, kind="clients_ready"):
     """Word that all clients are ready, with the commitments of their data."""
 
-    kind: ClassVar[str] = "clients_ready"
     data: dict[Name, Hex32] = Field(max_length=_MOST_CLIENTS)
 
 
-class ClientTurn(SplitMessage):
+class ClientTurn(SplitMessage, kind="turn"):
     """The owner's word to all clients of other owners, passed on by the enclave: what to send next."""
 
-    kind: ClassVar[str] = "turn"
     what: Literal["train", "held_out"]
     step: Count
     draw: Count
     """How many batches the run has drawn before; it decides which of its texts a client takes."""
 
 
-class TurnDone(SplitMessage):
+class TurnDone(SplitMessage, kind="turn_done"):
     """Word of a client that all its held-out texts are measured."""
 
-    kind: ClassVar[str] = "turn_done"
     step: Count
 
 
-class TurnTotal(SplitMessage):
+class TurnTotal(SplitMessage, kind="turn_total"):
     """What a turn came to over all clients, a frame for the owner, as payload."""
 
-    kind: ClassVar[str] = "turn_total"
     what: Literal["train", "held_out"]
     step: Count
     costs: Costs
 
 
-class AwaitedClients(SplitMessage):
+class AwaitedClients(SplitMessage, kind="awaited"):
     """Word to the owner that a turn waits for these clients."""
 
-    kind: ClassVar[str] = "awaited"
     names: tuple[Name, ...] = Field(max_length=_MOST_CLIENTS)
 
 
-class ClientLeft(SplitMessage):
+class ClientLeft(SplitMessage, kind="client_left"):
     """A client leaves. `reason` is one of a closed set and carries no data."""
 
-    kind: ClassVar[str] = "client_left"
     reason: LeaveReason
 
 
-class ClientRefused(SplitMessage):
+class ClientRefused(SplitMessage, kind="client_refused"):
     """Word to the owner that microbatches of a client do not count, or that it is shut out; its figure if it is one."""
 
-    kind: ClassVar[str] = "client_refused"
     client: Name
     step: Count
     reason: RefusalReason
@@ -90,10 +82,9 @@ class ClientRefused(SplitMessage):
     is_excluded: bool
 
 
-class ClientAppraised(SplitMessage):
+class ClientAppraised(SplitMessage, kind="client_appraised"):
     """Tell the owner that a client's evidence has passed: which policy accepted it, and its measured values."""
 
-    kind: ClassVar[str] = "client_appraised"
     client: Name
     evidence: Text
     """Its kind."""
@@ -103,18 +94,15 @@ class ClientAppraised(SplitMessage):
     measurements: dict[Text, Text] = Field(max_length=_MOST_MEASUREMENTS)
 
 
-class ClientEvidenceRefused(SplitMessage):
+class ClientEvidenceRefused(SplitMessage, kind="client_evidence_refused"):
     """Word to the owner that a client's evidence has not passed, or was missing; nothing of it is taken."""
 
-    kind: ClassVar[str] = "client_evidence_refused"
     client: Name
     reason: Text
 
 
-class Conclude(SplitMessage):
+class Conclude(SplitMessage, kind="conclude"):
     """Tell all clients that training is over: they compare transcripts and leave."""
-
-    kind: ClassVar[str] = "conclude"
 
 
 class ConcludeReply(SplitMessage):

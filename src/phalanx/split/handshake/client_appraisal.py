@@ -70,9 +70,6 @@ class ClientAppraiser:
         Args:
             client: The client, as transport and signature have proven it.
             evidence: Empty where the client has sent none.
-
-        Raises:
-            RefusedEvidenceError: It does not pass, it is missing where it was asked for, or the reverse.
         """
         verifier = self._verifiers.get(client)
         if verifier is None:
@@ -106,11 +103,7 @@ class ClientAppraiser:
             del self._appraised_at[client]
 
     def check_appraised(self, client: str) -> None:
-        """Return where nothing of a client must be awaited before its tensors are taken.
-
-        Raises:
-            RefusedEvidenceError: Its evidence was refused, has not come, or is due again.
-        """
+        """Return where nothing of a client must be awaited before its tensors are taken."""
         if client in self._verifiers and client not in self._appraised_at:
             raise RefusedEvidenceError(
                 RefusedEvidenceReason.MISSING_EVIDENCE, f"{client}: must send accepted evidence first"
@@ -137,11 +130,7 @@ class ClientAppraiser:
 
 
 def client_policies_of(split: SplitConfig) -> dict[str, Policy]:
-    """Return what clients' evidence must pass, as the run file says it.
-
-    Raises:
-        ConfigError: A root in there cannot be read.
-    """
+    """Return what clients' evidence must pass, as the run file says it."""
     policies: dict[str, Policy] = {}
     for client, config in split.client_policies.items():
         try:

@@ -41,8 +41,6 @@ class EnclaveHandshake:
     """The enclave's side of the handshake.
 
     Args:
-        terms_of_run: The facts to agree on.
-        clients: The clients of the run.
         appraiser: Appraiser of clients that must bring evidence; None where none must.
     """
 
@@ -61,11 +59,7 @@ class EnclaveHandshake:
         self._nonces: dict[str, bytes] = {}
 
     def enclave_evidence(self, client: str, nonce: bytes) -> bytes:
-        """Return evidence for a client's nonce.
-
-        Raises:
-            PeerRefusedError: It is no client of the run, or it sent no nonce.
-        """
+        """Return evidence for a client's nonce."""
         if client not in self._clients:
             raise PeerRefusedError(f"{client}: is not a client of this run")
         try:
@@ -85,7 +79,6 @@ class EnclaveHandshake:
         Args:
             client: Name that transport and signature have proved.
             token: Its word on this enclave's evidence.
-            hello: The client's side of the channel.
             evidence: Its own; empty where it brings none.
 
         Raises:
@@ -110,7 +103,6 @@ class ClientHandshake:
     """The client's side of the handshake.
 
     Args:
-        terms_of_run: The facts to agree on.
         policy: Reads the policy that is accepted now.
         make_evidence: Gives this client's own; None where it has none to give.
 
@@ -204,11 +196,7 @@ class ClientHandshake:
         return SealedLink(offer.accept_reply(reply, self._terms.enclave), self._identity)
 
     def check_still_accepted(self) -> None:
-        """Compare the appraised evidence with the policy as it is now.
-
-        Raises:
-            RefusedEvidenceError: A measurement was revoked, or is no reference value any more.
-        """
+        """Compare the appraised evidence with the policy as it is now."""
         if self.result is None:
             raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "nothing was appraised yet")
         policy, claims = self._policy(), self.result.claims

@@ -38,11 +38,7 @@ class EnclavePeer:
 
     @property
     def tensor_link(self) -> FrameLink:
-        """What tensors cross by.
-
-        Raises:
-            PeerRefusedError: The party has not met the enclave.
-        """
+        """What tensors cross by."""
         if self._link is None:
             raise PeerRefusedError(f"{self.name}: has not met the enclave yet")
         return self._link

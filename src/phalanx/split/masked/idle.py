@@ -23,7 +23,6 @@ class PadFiller:
     nothing from it but the processor. With a second worker the thread only draws pads and waits for answers.
 
     Args:
-        offload: The client with the pools.
         reserve: Pads to have ready for each product.
     """
 

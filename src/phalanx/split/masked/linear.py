@@ -25,7 +25,6 @@ class MaskedLinear(nn.Module):
 
     Args:
         layer: The layer that it replaces.
-        name: Name of the layer at the client.
 
     Raises:
         ModelError: It is no linear layer, its weight is trained, or still on the meta device.

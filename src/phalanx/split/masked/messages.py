@@ -68,11 +68,7 @@ class Refusal(StrictModel):
 def load_parts(
     product: ProductMessage, values: NDArray[np.int32], most_bytes: int
 ) -> list[tuple[dict[str, Any], memoryview]]:
-    """Cut a quantised matrix into bodies and payloads of at most so many bytes each.
-
-    Raises:
-        FrameError: Not even one row fits, or a number does not fit into 16 bits.
-    """
+    """Cut a quantised matrix into bodies and payloads of at most so many bytes each."""
     inner, columns = values.shape
     if np.abs(values).max(initial=0) >= 2**15:
         raise FrameError(f"{product}: a weight needs more than 16 bits, expected at most 2^15 - 1 in absolute value")
@@ -95,11 +91,7 @@ def load_parts(
 
 
 def read_load(body: dict[str, Any], payload: memoryview) -> tuple[Load, NDArray[np.int32]]:
-    """Read rows of a matrix.
-
-    Raises:
-        FrameError: The frame is anything else.
-    """
+    """Read rows of a matrix."""
     load = _parse_body(Load, body)
     if load.first + load.rows > load.inner:
         raise FrameError(f"{load.product_message}: rows {load.first} to {load.first + load.rows} of {load.inner} came")

@@ -147,10 +147,6 @@ class MaskingClient:
         check = ProductCheck(side.weight.values, self._pads(product))
         self._masked_products[product] = replace(side, check=check)
 
-    def ready_pads(self) -> dict[ProductMessage, int]:
-        """Pads that are ready, by product."""
-        return {product: len(side.pool) for product, side in self._masked_products.items()}
-
     def _masked_product(self, product: ProductMessage) -> MaskedProduct:
         if product not in self._masked_products:
             raise ConfigError(f"{product}: is not at this client; add its layer first")

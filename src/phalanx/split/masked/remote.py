@@ -30,7 +30,6 @@ class RemoteWorker:
     """A `WorkerPort` to one party at an endpoint.
 
     Args:
-        name: Party name of the worker.
         is_alive: Whether its process still runs, as far as that is known here.
     """
 
@@ -157,7 +156,6 @@ class PipeWires:
     """One party's `Wire` over several pipes, with one party at the other end of each.
 
     Args:
-        name: The party at this end.
         pipes: Pipes by the party at the other end.
     """
 

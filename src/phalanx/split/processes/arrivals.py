@@ -31,11 +31,7 @@ class Arrivals:
         self._lock = threading.Lock()
 
     def name_of(self, certified: str, begins: bool) -> str | None:
-        """Return a caller's name in this session; None where the next session is the one for it.
-
-        Raises:
-            PeerRefusedError: It is no party of the run.
-        """
+        """Return a caller's name in this session; None where the next session is the one for it."""
         with self._lock:
             if certified not in self._names:
                 self._tell_once(f"refused a caller: {certified} is not a party of this run")
@@ -56,11 +52,7 @@ class Arrivals:
             return [name for name in self._names if name not in self._came]
 
     def check_returned(self) -> None:
-        """Return while every party is the process that it was.
-
-        Raises:
-            PeerLostError: One has begun anew.
-        """
+        """Return while every party is the process that it was."""
         if self._returned is not None:
             raise PeerLostError(f"{self._returned}: has restarted, so this session is over; continue with --resume")
 

@@ -9,7 +9,7 @@ from typing import Self
 from phalanx.config import dump_toml
 from phalanx.errors import IsolationError, PeerLostError
 from phalanx.security.crypto import make_private_directory
-from phalanx.security.isolation import IsolatedProcess, IsolationReport, Program, Sandbox, start_isolated
+from phalanx.security.isolation import IsolatedProcess, Program, Sandbox, start_isolated
 from phalanx.split.masked.remote import PipedWorkerConfig
 from phalanx.split.processes.local_enclave import EnclaveConfig
 
@@ -65,21 +65,12 @@ class ConfinedEnclave:
         for pipe_end in handed_over:
             pipe_end.close()
 
-    @property
-    def isolation_report(self) -> IsolationReport | None:
-        """Which measures hold; None before it is started."""
-        return None if self._process is None else self._process.report
-
     def poll(self) -> int | None:
         """Its exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
 
     def check_running(self) -> None:
-        """Return while it runs.
-
-        Raises:
-            PeerLostError: It has ended.
-        """
+        """Return while it runs."""
         if (code := self.poll()) is None:
             return
         how = f"signal {code - 128}" if code > 128 else f"exit code {code}"

@@ -47,11 +47,7 @@ class LocalEnclave:
         return None if self._process is None else self._process.pid
 
     def check_running(self) -> None:
-        """Return while it runs.
-
-        Raises:
-            PeerLostError: It has ended.
-        """
+        """Return while it runs."""
         if self._process is not None and self._process.poll() is not None:
             how, last_output = self._process.how_it_ended(), self._process.last_output(_LAST_LINES)
             raise PeerLostError(f"the enclave ended with {how}: {last_output}; continue with --resume")
@@ -77,7 +73,6 @@ class EnclaveConfig(StrictModel):
         directory: Directory for its own key and counters; no other process writes there.
         run: Name of the run, the same after a restart.
         config_digest: SHA-256 of the run's config, in hex.
-        addresses: Addresses of owner and clients.
         certificates: PEM of owner and clients.
         workers: PEM of masked workers that were started for this enclave; empty where it starts them itself.
         cache: Directory for models that are written out.

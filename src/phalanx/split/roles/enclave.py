@@ -83,11 +83,7 @@ class Enclave:
         self._parts: dict[tuple[str, What], tuple[torch.Tensor, ...]] = {}
 
     def connect_client(self, client: str, link: FrameLink) -> None:
-        """Take a client's link; frames over an earlier link are void.
-
-        Raises:
-            FrameError: It is no client of the run.
-        """
+        """Take a client's link; frames over an earlier link are void."""
         if client not in self._clients:
             raise FrameError(f"{client}: is not a client of this run")
         earlier = self._links.get(client)
@@ -162,10 +158,6 @@ class Enclave:
     def counts_in_sums(self, client: str) -> bool:
         """Whether sums over all clients contain the last measurement of this client."""
         return self.admission is None or self.admission.client_standings.is_measured(client)
-
-    def client_statement(self, client: str) -> bytes:
-        """Return this side's signed statement about the frames that have crossed a client's link."""
-        return self._require_link(client).signed_statement()
 
     def link_of(self, client: str) -> FrameLink:
         """A client's link, for what goes beside the steps.

@@ -45,11 +45,7 @@ class EnclaveSettings:
 
 
 class EnclaveHost:
-    """The host of an enclave: it listens, waits for all parties, and serves them.
-
-    Args:
-        place: Place and parties of the enclave.
-    """
+    """The host of an enclave: it listens, waits for all parties, and serves them."""
 
     def __init__(self, place: EnclaveSettings, make_config: MakeConfig, say: Callable[[str], None]) -> None:
         self._place, self._make_config, self._say = place, make_config, say

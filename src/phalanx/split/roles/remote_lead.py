@@ -55,7 +55,6 @@ class RemoteLead(OwnerRequests):
 
     Args:
         split: The section of the run file.
-        owner: Its end of the line.
         num_classes: Number of classes of a classification; 0 of a language model.
 
     Attributes:

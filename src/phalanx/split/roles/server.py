@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,14 +24,66 @@ from phalanx.split.hardware.state import StateKeeper
 from phalanx.split.hardware.tier import open_epochs, open_tier
 from phalanx.split.processes.local_enclave import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import Prepare, keep_layers
-from phalanx.split.roles.back_part import open_back
 from phalanx.split.roles.enclave import Enclave, Replies
 from phalanx.split.roles.handshake_server import HandshakeServer
 from phalanx.split.roles.turns import ClientTurns
-from phalanx.split.training.parts import all_weights
+from phalanx.split.training.admitting_trainer import AdmittingTrainer
+from phalanx.split.training.parts import all_weights, build_back
 from phalanx.split.training.release import ReleaseMaker
+from phalanx.split.training.task import task_of
 from phalanx.split.training.trainer import BackTrainer, SplitTrainer
 from phalanx.transport import CheckedFrame, Endpoint, LinkFault
+
+
+@dataclass(frozen=True)
+class BackPart:
+    """The back part of one session.
+
+    Attributes:
+        whole: Trains it in this process.
+        admitting: The same, where admission decides which clients count; None where all do.
+        kinds: Tensors that it takes from clients.
+    """
+
+    whole: BackTrainer
+    admitting: AdmittingTrainer | None
+    kinds: TensorKinds
+
+
+def open_back(config: EnclaveConfig, source: ModelSource, prepare: Prepare) -> BackPart:
+    """Cut the back part from a model.
+
+    Args:
+        prepare: Changes frozen weights before training.
+
+    Raises:
+        FrameError: The run trains no adapter.
+        PhalanxError: The model is unusable.
+    """
+    split = config.split
+    if config.model.adapter is None:
+        raise FrameError("model.adapter: missing; the back part of a split trains adapters")
+    back = build_back(
+        source,
+        split.cut,
+        adapter=config.model.adapter,
+        attention=config.model.attention,
+        seed=config.seed,
+        activation_checkpointing=config.model.activation_checkpointing,
+        document_attention=config.document_attention,
+    )
+    task = task_of(config.objective, config.classes)
+    trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
+    # after the head is there: a masked split has no use for one that is replaced
+    prepare(back)
+    admission = split.admission
+    admitting = None if admission is None else AdmittingTrainer(trainer, split.client_names, admission)
+    width = source.hidden_size + config.document_attention
+    kinds = TensorKinds(
+        config.rows, config.seq, width, split.wire, task.label_shape, task.num_answers, task.extra_kinds
+    )
+    return BackPart(trainer, admitting, kinds)
+
 
 MakeTrainer = Callable[[BackTrainer], SplitTrainer]
 """What trains, made of the trainer of the whole back part in this process."""
@@ -53,7 +106,6 @@ class EnclaveServer:
     """The server of an enclave: messages in, answers out; one thread does it all.
 
     Args:
-        endpoint: Endpoint of the enclave for owner and clients.
         prepare: Changes frozen weights of the back part before training.
         trains: Makes what trains; the back part in this process when left out.
 
@@ -105,9 +157,6 @@ class EnclaveServer:
 
         Args:
             look: Called now and then; raises where the session cannot go on.
-
-        Raises:
-            PeerLostError: A party is gone.
         """
         try:
             while not self._is_over:

@@ -78,11 +78,7 @@ class ClientTurns:
         self._ready[client] = message
 
     def begin_turn(self, message: ask.ClientTurn, num_steps: int) -> None:
-        """Begin a turn.
-
-        Raises:
-            FrameError: A client is not ready, a turn is under way, or it is of another step.
-        """
+        """Begin a turn."""
         if not self.is_ready or self._waits_for or self._is_concluding or message.step != num_steps:
             raise FrameError(
                 f"turn of step {message.step}: the enclave is at step {num_steps}, {len(self._ready)} of "
@@ -93,11 +89,7 @@ class ClientTurns:
         self._sums.clear()
 
     def check_turn(self, client: str, what: str) -> None:
-        """Refuse a microbatch that no turn asked this client for.
-
-        Raises:
-            FrameError: It is not the client's turn to send this.
-        """
+        """Refuse a microbatch that no turn asked this client for."""
         if self._turn is None or self._turn.what != what or client not in self._waits_for:
             raise FrameError(f"{client}: was asked for no microbatch of {what!r}")
 
@@ -123,9 +115,6 @@ class ClientTurns:
 
         Where it was the last one the turn is complete, with summed loss, targets, then for each class texts of it,
         texts taken for it, and right ones, of the clients that count by then.
-
-        Raises:
-            FrameError: No such turn waits for it.
         """
         self.check_turn(client, "held_out")
         if self._turn is None or message.step != self._turn.step:
@@ -140,22 +129,14 @@ class ClientTurns:
         return turn
 
     def begin_conclusion(self) -> None:
-        """Begin the end.
-
-        Raises:
-            FrameError: A turn is under way.
-        """
+        """Begin the end."""
         if self._waits_for:
             raise FrameError(f"the end: {len(self._waits_for)} clients have a turn to finish")
         self._is_concluding = True
         self._wait_for_all()
 
     def note_concluded(self, client: str) -> bool:
-        """Take a client's word that it has compared; True where it was the last one.
-
-        Raises:
-            FrameError: It was not asked.
-        """
+        """Take a client's word that it has compared; True where it was the last one."""
         if not self._is_concluding or client not in self._waits_for:
             raise FrameError(f"{client}: was not asked to conclude")
         self._waits_for.discard(client)
@@ -237,7 +218,6 @@ class TurnTaker:
     Args:
         split: The section of the run file.
         steps: Steps of the run; turns of later steps are refused.
-        party: Its end of the line.
         tell: Takes a step and the feedback on this client's microbatches.
 
     Guarantees:
@@ -287,15 +267,12 @@ class TurnTaker:
         now = turn.what == "train" and self._split.reattests_at(turn.step)
         self._party.check_trust(every_s=self._split.reattest_s, now=now)
         if turn.what == "train":
-            self._train_turn(turn)
+            mine = self._texts.own_microbatches
+            for number, (ids, labels) in zip(mine, self._texts.draw_rows(turn.draw), strict=True):
+                self._end.send_microbatch("train", turn.step, number, ids, labels)
+            self._tell(turn.step, self._end.await_losses(turn.step, mine))
         else:
             self._measure_turn(turn.step)
-
-    def _train_turn(self, turn: ask.ClientTurn) -> None:
-        mine = self._texts.own_microbatches
-        for number, (ids, labels) in zip(mine, self._texts.draw_rows(turn.draw), strict=True):
-            self._end.send_microbatch("train", turn.step, number, ids, labels)
-        self._tell(turn.step, self._end.await_losses(turn.step, mine))
 
     def _measure_turn(self, step: int) -> None:
         for number, (ids, labels) in enumerate(self._texts.held_out()):

@@ -123,11 +123,7 @@ class AdmittingTrainer:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Go on from a state.
-
-        Raises:
-            CheckpointError: It is another model's.
-        """
+        """Go on from a state."""
         self.drop_microbatches()
         momenta = {
             name.removeprefix(_MOMENTUM): momentum for name, momentum in tensors.items() if name.startswith(_MOMENTUM)

@@ -68,11 +68,7 @@ class ClientLoader:
         return {name: loader.position_state() for name, loader in self._loaders.items()}
 
     def load_position(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken.
-
-        Raises:
-            CheckpointError: It is malformed, or of other clients, another corpus or seed.
-        """
+        """Go on where a state was taken."""
         if set(state) != set(self._loaders):
             raise CheckpointError(
                 f"loader state: belongs to {sorted(state)[:5]}, but this run has {sorted(self._loaders)[:5]}; "

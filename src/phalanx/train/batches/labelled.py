@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from phalanx.data import Batch, DataConfig
-from phalanx.data.config import BpeConfig, LabelledConfig, OwnTaskConfig
+from phalanx.data.config import BpeConfig, OwnTaskConfig
 from phalanx.data.tasks import TASKS, ClientShares, Columns, Example, load_own, share_out
 from phalanx.data.tokenizers import TextTokenizer, load_tokenizer, train_bpe, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
@@ -41,11 +41,7 @@ class LabelledRows:
         return self.ids[chosen], self.labels[chosen]
 
     def make_batch(self, indices: Sequence[int]) -> Batch:
-        """Some texts as a batch.
-
-        Raises:
-            DataError: There is no such text.
-        """
+        """Some texts as a batch."""
         if not all(0 <= index < len(self.classes) for index in indices):
             raise DataError(f"texts {list(indices)[:5]} are out of range; expected 0 to {len(self.classes) - 1}")
         return Batch(*self.pick_rows(indices), tuple(indices))
@@ -135,7 +131,10 @@ def prepare_labelled(
         raise DataError("data.labelled: missing; add it with the task")
     holders: tuple[str, ...] = ()
     if labelled.own_task is None:
-        classes, shares = _shares_of(labelled, len(clients), seed)
+        num_clients = len(clients)
+        task = TASKS[labelled.task_name].load(labelled.home)
+        texts_per_client, test = labelled.texts_per_client, labelled.test_texts
+        classes, shares = task.classes, share_out(task, num_clients, texts_per_client, test, labelled.alpha, seed)
     else:
         classes, (shares, holders) = labelled.own_task.classes, _own_shares(labelled.own_task, clients)
     if isinstance(data.tokenizer, BpeConfig):
@@ -151,12 +150,6 @@ def prepare_labelled(
         tokenizer,
         holders,
     )
-
-
-def _shares_of(wanted: LabelledConfig, num_clients: int, seed: int) -> tuple[tuple[str, ...], ClientShares]:
-    task = TASKS[wanted.task_name].load(wanted.home)
-    texts_per_client, test = wanted.texts_per_client, wanted.test_texts
-    return task.classes, share_out(task, num_clients, texts_per_client, test, wanted.alpha, seed)
 
 
 def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[ClientShares, tuple[str, ...]]:

@@ -157,11 +157,7 @@ class _PairTally:
 
 
 def read_preference_scores(saved: object) -> PreferenceScores:
-    """Read the scores of a checkpoint.
-
-    Raises:
-        CheckpointError: It is malformed.
-    """
+    """Read the scores of a checkpoint."""
     names = [field.name for field in dataclasses.fields(PreferenceScores)]
     numbers = isinstance(saved, dict) and all(type(score) is float for name, score in saved.items() if name != "kl")
     if not isinstance(saved, dict) or sorted(saved) != sorted(names) or not numbers:

@@ -91,11 +91,7 @@ class PoissonLoader:
         return {"corpus_digest": self._corpus.digest, "sampling": "poisson"}
 
     def load_position(self, state: Mapping[str, Any]) -> None:
-        """Compare a state with this run's.
-
-        Raises:
-            CheckpointError: It is of other rows, or of rows that were drawn otherwise.
-        """
+        """Compare a state with this run's."""
         if dict(state) != self.position_state():
             raise CheckpointError(
                 f"loader state: {dict(state)!s:.200}, expected {self.position_state()}; resume with the data and the "
@@ -177,11 +173,7 @@ def private_batches(
 
 
 def round_budget(run: FederatedRun, sums: NoisyRounds | None, log: AuditLog, past: PastCharges) -> BudgetLedger | None:
-    """Return the budget of the noisy sums of federated rounds; None where sites bring no noise.
-
-    Raises:
-        ConfigError: The budget pays for no sum.
-    """
+    """Return the budget of the noisy sums of federated rounds; None where sites bring no noise."""
     privacy = run.federated.privacy
     if privacy is None or sums is None:
         return None
@@ -236,11 +228,7 @@ def site_rows(run: FederatedRun, data: SiteData, identity: Identity, own: Path) 
 
 
 def _mean_rows(run: PipelineRun, wanted: PrivacyConfig, rows: int) -> int:
-    """Return how many rows a step of a pipeline draws in the mean.
-
-    Raises:
-        ConfigError: It has too little room for them.
-    """
+    """Return how many rows a step of a pipeline draws in the mean."""
     places, steps = run.train.batch_size, run.train.steps
     if wanted.sampling == "order":
         return places

@@ -127,9 +127,6 @@ def reference_log_probs(store: ReferenceStore, corpus: PairCorpus, model: Refere
 
     Args:
         corpus: Pairs, without such a column yet.
-
-    Raises:
-        CheckpointError: A file is missing, altered, or of another model or other pairs.
     """
     made_of, path = model.content_digest(corpus), store.path
     if not path.is_file():

@@ -29,19 +29,11 @@ class RemoteTurns:
         return Batch(torch.zeros(self._shape, dtype=torch.int64), torch.full(self._shape, IGNORE), indices)
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
-        """Refuse: there is no held-out text here.
-
-        Raises:
-            DataError: Always.
-        """
+        """Refuse: there is no held-out text here."""
         raise DataError(f"held-out texts {list(indices)[:5]} are on the clients' machines")
 
     def take_commitments(self, commitments: Mapping[str, str]) -> None:
-        """Take the clients' commitments to their texts.
-
-        Raises:
-            CheckpointError: The run goes on, and one of them is another than it was.
-        """
+        """Take the clients' commitments to their texts."""
         other = [name for name, digest in commitments.items() if self._commitments.get(name, digest) != digest]
         if other:
             raise CheckpointError(
@@ -55,11 +47,7 @@ class RemoteTurns:
         return {"draws": self.drawn, "clients": dict(self._commitments)}
 
     def load_position(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken.
-
-        Raises:
-            CheckpointError: It is malformed, or of a run that plays its clients itself.
-        """
+        """Go on where a state was taken."""
         draws, clients = state.get("draws"), state.get("clients")
         if type(draws) is not int or draws < 0 or not isinstance(clients, dict):
             raise CheckpointError(

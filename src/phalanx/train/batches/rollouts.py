@@ -165,11 +165,7 @@ class RolloutLoader:
         return {"prompts": self._order.position_state(), "draws": self._draws, "kept": pending, **weighed}
 
     def load_position(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken.
-
-        Raises:
-            CheckpointError: It is malformed, or of other prompts or another seed.
-        """
+        """Go on where a state was taken."""
         if state.keys() != self.position_state().keys() or type(state["draws"]) is not int:
             raise CheckpointError("loader state: does not belong to a run with rollouts; resume the run that was saved")
         self._order.load_position(state["prompts"])
@@ -335,11 +331,7 @@ def _pad_rows(rows: Sequence[Tensor]) -> Tensor:
 
 
 def settings_of(run: RunConfig) -> RolloutSettings:
-    """Return how a run samples texts and learns from them.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Return how a run samples texts and learns from them."""
     settings = run.train.objective
     if not isinstance(settings, RolloutSettings):
         raise ConfigError(f'train.objective = "{run.train.objective_kind}": needs no rollouts')
@@ -347,11 +339,7 @@ def settings_of(run: RunConfig) -> RolloutSettings:
 
 
 def check_fresh(result: StepResult) -> None:
-    """Return where a step's texts were written by weights that still hold.
-
-    Raises:
-        StaleRolloutsError: Earlier steps were undone and done again with what undone weights had written.
-    """
+    """Return where a step's texts were written by weights that still hold."""
     redone = (result.guard or UNGUARDED).steps_redone
     if redone:
         raise StaleRolloutsError(

@@ -102,9 +102,6 @@ class ValidationResult:
         """Return the mean loss on one set, in nats a token or a text; infinity where it is no finite number.
 
         Of a mean reward it is the negative.
-
-        Raises:
-            DataError: There is no such set.
         """
         value: Validation | None = self.own if name == HELD_OUT else self.named.get(name)
         if value is None:
@@ -173,11 +170,7 @@ def validation_row(value: Validation | None) -> dict[str, float | None]:
 
 
 def read_scores(saved: object) -> Scores:
-    """Read the scores of a checkpoint.
-
-    Raises:
-        CheckpointError: It is malformed.
-    """
+    """Read the scores of a checkpoint."""
     names = ("loss", "accuracy", "macro_f1")
     if (
         not isinstance(saved, dict)
@@ -191,11 +184,7 @@ def read_scores(saved: object) -> Scores:
 
 
 def read_named(saved: object) -> dict[str, float]:
-    """Read a checkpoint's scores of further validation sets; null is an infinity.
-
-    Raises:
-        CheckpointError: It is malformed.
-    """
+    """Read a checkpoint's scores of further validation sets; null is an infinity."""
     if not isinstance(saved, dict) or not all(score is None or type(score) is float for score in saved.values()):
         raise CheckpointError(f"checkpoint: validation sets {saved!r:.80}, expected perplexities; use an older one")
     return {str(name): math.inf if value is None else value for name, value in saved.items()}

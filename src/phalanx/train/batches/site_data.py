@@ -78,11 +78,7 @@ class SharedTexts:
         return source
 
     def share_of(self, site: str) -> SiteData:
-        """Return the share of one site.
-
-        Raises:
-            ConfigError: It would have no text.
-        """
+        """Return the share of one site."""
         size, seed = self._run.train.batch_size, self._run.train.seed
         number, of = (0, 1) if self._is_own else (self._sites.index(site), len(self._sites))
         measured = [

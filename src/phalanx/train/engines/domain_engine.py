@@ -24,11 +24,7 @@ _WEIGHT = "weight/"
 
 @dataclass(frozen=True)
 class GatheredPairs:
-    """A measure of a domain's model on held-out pairs, by this process alone, from weights that it has gathered.
-
-    Attributes:
-        source: The model as it was.
-    """
+    """A measure of a domain's model on held-out pairs, by this process alone, from weights that it has gathered."""
 
     source: ModelSource
     recipe: RankRecipe

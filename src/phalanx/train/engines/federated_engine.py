@@ -34,7 +34,6 @@ class FederatedEngine:
     """The loop's engine over sites.
 
     Args:
-        model: The owner's, to measure with.
         rate: Learning rate of a round, from 0.
         rounds: One line a round: its result, site by site.
         recorder: Takes events, and the metrics of a round.
@@ -110,11 +109,7 @@ class FederatedEngine:
         yield Shard(0, {**named, **self._coordinator.coordinator_state()}, self._num_steps)
 
     def load_rounds(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint.
-
-        Raises:
-            CheckpointError: It is of another kind of run.
-        """
+        """Go on from a checkpoint."""
         tensors = {name: checkpoint.read_tensor(name) for name in checkpoint.stages_by_tensor()}
         weights = {name.removeprefix(_WEIGHT): weight for name, weight in tensors.items() if name.startswith(_WEIGHT)}
         try:

@@ -82,7 +82,9 @@ class PipelineTrainer:
         try:
             if not sum(targets):
                 raise FailedBatchError(f"step {step}: the batch has no label to learn; give another batch")
-            engine = self._start_engine()
+            if self._engine is None:
+                self._engine = self._owned.assign_stages(self._whole.state_tensors(), self._whole.num_steps)
+            engine = self._engine
             hidden, labels, extras = zip(*fed, strict=True)
             result = engine.train_turn(step, StepInputs(hidden, labels, sum(targets), extras if extras[0] else ()))
             self.step_losses = list(zip(engine.microbatch_losses, targets, strict=True))
@@ -131,11 +133,6 @@ class PipelineTrainer:
     def check_metadata(self, metadata: Mapping[str, object]) -> None:
         """As `SplitTrainer` says."""
         self._owned.check_guard_metadata(metadata)
-
-    def _start_engine(self) -> PipelineEngine:
-        if self._engine is None:
-            self._engine = self._owned.assign_stages(self._whole.state_tensors(), self._whole.num_steps)
-        return self._engine
 
     def _gather_weights(self) -> None:
         """Have the weights of the stages in the whole back part."""

@@ -40,13 +40,10 @@ class ConversationRows:
 
 
 def look_at_conversations(wanted: ConversationsConfig, train: Path, test: Path) -> None:
-    """Read a client's conversations, and look that none is in both files; free of torch and tokenizers.
-
-    Raises:
-        DataError: A file is missing, empty or malformed, or a conversation is in both.
-    """
+    """Read a client's conversations, and look that none is in both files; free of torch and tokenizers."""
     learned, held_out = (
-        {document.text for document in _conversation_files(wanted, path).documents()} for path in (train, test)
+        {document.text for document in ConversationFiles(ConversationSource(path=path), wanted.broken).documents()}
+        for path in (train, test)
     )
     for path, documents in ((train, learned), (test, held_out)):
         if not documents:
@@ -77,10 +74,6 @@ def read_conversations(
         canonical_json([corpus.manifest.template_digest, corpus.manifest.tokenizer.digest]) for corpus in corpora
     }
     return [ConversationRows(corpus) for corpus in corpora], hashlib.sha256(rendered.pop()).hexdigest()
-
-
-def _conversation_files(wanted: ConversationsConfig, path: Path) -> ConversationFiles:
-    return ConversationFiles(ConversationSource(path=path), wanted.broken)
 
 
 def _client_sources(data: DataConfig, path: Path) -> DataConfig:

@@ -73,11 +73,7 @@ class ClientFile(StrictModel):
         return Path(self.identity) / "state" if self.directory is None else Path(self.directory)
 
     def text_columns(self, run: RunConfig) -> Columns:
-        """Return where text and label are, and the run's classes.
-
-        Raises:
-            ConfigError: The run learns no texts of the clients' own.
-        """
+        """Return where text and label are, and the run's classes."""
         task = None if run.data.labelled is None else run.data.labelled.own_task
         if task is None:
             raise ConfigError(f"{self.run}: data.labelled.task has no classes, so the run has no clients of this kind")
@@ -102,11 +98,7 @@ class ClientFile(StrictModel):
             return attester.make_evidence(binding).to_bytes()
 
     def check_attester(self, policy: PolicyConfig | None, name: str) -> None:
-        """Check that this client can bring the evidence that the run file asks for.
-
-        Raises:
-            ConfigError: It names no attester, or one of another kind.
-        """
+        """Check that this client can bring the evidence that the run file asks for."""
         if policy is not None and self.attester not in policy.evidence_kinds:
             kinds = " or ".join(f'"{kind}"' for kind in policy.evidence_kinds)
             given_attester = "missing" if self.attester is None else f'"{self.attester}"'

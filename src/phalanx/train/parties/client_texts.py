@@ -59,11 +59,7 @@ class ClientTextsRead:
 
 
 class ClientDraws:
-    """The texts of one client; draw k of a run depends on texts, seed and k only.
-
-    Args:
-        microbatches: This client's, of a step.
-    """
+    """The texts of one client; draw k of a run depends on texts, seed and k only."""
 
     def __init__(self, train: OwnRows, test: OwnRows, microbatches: Sequence[int], rows: int, seed: int) -> None:
         self.own_microbatches = tuple(microbatches)

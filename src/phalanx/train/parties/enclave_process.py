@@ -40,12 +40,7 @@ class EnclaveStart:
 
 
 def read_enclave_run(path: Path, start: EnclaveStart) -> SplitRun:
-    """Read a run file for the enclave of other parties, and look at keys and model; torch is not needed.
-
-    Raises:
-        ConfigError: The run starts its own enclave.
-        CertificateError: The identity is unusable, or is not the enclave's.
-    """
+    """Read a run file for the enclave of other parties, and look at keys and model; torch is not needed."""
     run = load_run(path)
     if not isinstance(run, SplitRun) or run.split.remote_enclave is None:
         raise ConfigError(f"{path}: split.remote_enclave is missing; `phalanx train` starts the enclave of such a run")

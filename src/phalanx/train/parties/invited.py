@@ -23,7 +23,6 @@ def invited_to(
     """Return the pki directory, the address to listen on, and what invited machines are told.
 
     Args:
-        target: A run file, or a pki directory.
         port: Port for invited parties; the run's when left out.
         of_workers: Returns the terms of a pipeline's workers, for which the model is opened.
 
@@ -50,9 +49,6 @@ def check_terms(name: str, text: str) -> None:
 
     Args:
         text: Text that came with its certificate; empty for a worker.
-
-    Raises:
-        ConfigError: Says which of these.
     """
     if not text:
         raise ConfigError(f"token: belongs to a worker of a pipeline; join as {name} without texts")

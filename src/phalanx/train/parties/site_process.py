@@ -15,22 +15,114 @@ from phalanx.federated.local import LocalTrainer
 from phalanx.federated.private_rows import PrivateSteps
 from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
-from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
+from phalanx.federated.site_trainer import SiteData, SiteSchedule, SiteTrainer
 from phalanx.federated.vectors import num_values
 from phalanx.interrupts import allow_interrupts
-from phalanx.models import open_model
-from phalanx.pipeline import keep_freed_memory
+from phalanx.models import ModelSource, open_model
+from phalanx.optimizers import learning_rate
+from phalanx.pipeline import LocalWorkers, PipelineEngine, StepPlan, keep_freed_memory
 from phalanx.security.aggregate import RoundFile
 from phalanx.security.crypto import Identity, make_private_directory
 from phalanx.train.batches.private import site_rows
 from phalanx.train.batches.site_data import SharedTexts, load_whole_model
-from phalanx.train.config import FederatedPipelineRun, FederatedRankRun, FederatedRun
+from phalanx.train.config import FederatedPipelineRun, FederatedRankRun, FederatedRun, PipelineRun
+from phalanx.train.engines.staged_rounds import StagedTrainer
 from phalanx.train.parties.site_ranks import ranked_trainer
-from phalanx.train.parties.site_stages import staged_trainer
+from phalanx.train.records.history import ROUND_BEGUN
+from phalanx.train.records.run_directory import RunDirectory, holds_run
+from phalanx.train.sessions.cluster import OpenWorkers
+from phalanx.train.sessions.owned_pipeline import OwnedPipeline
 from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
+from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.preflight import load_own_code, require_extras
 from phalanx.train.setup.privacy_outlook import noise_outlooks
 from phalanx.train.setup.process import deterministic_kernels
+from phalanx.train.setup.stage_source import RoundLibrary, RoundModules
+
+DIRECTORY = "pipeline"
+"""Inside a site's own directory: log, evidence and keys of its pipeline, as a run directory has them."""
+
+
+class RoundsInStages:
+    """The pipeline of a site, from round to round; a `SiteStages`.
+
+    Args:
+        run: The run that the site's pipeline is.
+        owned: Its workers, log and evidence.
+    """
+
+    def __init__(self, run: PipelineRun, source: ModelSource, owned: OwnedPipeline, local_steps: int) -> None:
+        self._run, self._source, self._owned, self._local_steps = run, source, owned, local_steps
+        self._engine: PipelineEngine | None = None
+
+    def begin_phase(self, number: int, library: RoundLibrary, lost: PhalanxError | None) -> PipelineEngine:
+        """As `SiteStages` says; the log has a line for it before any step of the round.
+
+        Raises:
+            PeerLostError: A worker did not get ready in time.
+        """
+        step, digests = (number - 1) * self._local_steps, library.stage_digests() if self._run.guard.is_enabled else {}
+        engine = self._engine
+        if engine is None:
+            # the rounds say which steps there are
+            facts = {"steps_a_round": self._local_steps}
+            engine = self._engine = self._owned.engage_workers(self._source, library, 0, facts)
+            self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})
+            engine.start_parties(step, digests)
+            return engine
+        if lost is None:
+            self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})
+        else:
+            applied = engine.next_step
+            body = {"from_step": applied, "to_step": step, "steps_lost": applied - step, "reason": str(lost)}
+            self._owned.observe("fell_back", body)
+        engine.fall_back(library, step, digests)
+        return engine
+
+
+def plan_of(run: FederatedPipelineRun, source: ModelSource) -> StepPlan:
+    """Return the plan of a site's pipeline, as its workers have it.
+
+    Raises:
+        ConfigError: Run file and model do not fit.
+    """
+    return make_plan(run.site_pipeline, source).model_copy(update={"steps_a_round": run.federated.local_steps})
+
+
+@contextlib.contextmanager
+def staged_trainer(
+    run: FederatedPipelineRun,
+    source: ModelSource,
+    data: SiteData,
+    schedule: SiteSchedule,
+    own: Path,
+    open_workers: OpenWorkers = LocalWorkers,
+) -> Iterator[StagedTrainer]:
+    """Start the workers of a site's pipeline, and be their owner until the context ends.
+
+    Args:
+        open_workers: Starts workers; another than the default is for drills only.
+
+    Raises:
+        ConfigError: Its directory holds the pipeline of another run.
+        AuditLogError: The log there is broken.
+        PeerLostError: A worker did not come.
+    """
+    plain, plan, steps = run.site_pipeline, plan_of(run, source), run.federated.local_steps
+    path, total = own / DIRECTORY, run.train.steps
+    with RunDirectory(path, plain, resume=holds_run(path)) as home:
+        if home.changes is not None:
+            home.keep_changes()
+        modules = RoundModules(source, plan, run.model.adapter_directory)
+        with OwnedPipeline(plain, home, plan, open_workers) as owned:
+            yield StagedTrainer(
+                modules,
+                RoundsInStages(plain, source, owned, steps),
+                data,
+                schedule,
+                lambda number: learning_rate(run.optimizer, number - 1, total),
+            )
+
 
 Say = Callable[[str], None]
 

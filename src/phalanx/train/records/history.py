@@ -85,9 +85,6 @@ def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
         peer: The owner, which signed it.
         run: The run that it must be of.
 
-    Raises:
-        AuditLogError: Names the first broken line.
-
     Guarantees:
         A party counts as convicted as soon as its verdict is in the log, whatever checkpoint the run goes
         on from: a crash between verdict and checkpoint lets no party back in.

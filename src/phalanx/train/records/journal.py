@@ -126,11 +126,7 @@ def clear_journal(directory: Path) -> None:
 
 
 def read_entry(directory: Path, peer: Peer) -> Entry | None:
-    """Read the owner's last entry; None when there is none.
-
-    Raises:
-        CheckpointError: Malformed, or not signed by the owner.
-    """
+    """Read the owner's last entry; None when there is none."""
     path = directory / _FILE
     try:
         data = path.read_bytes()

@@ -49,7 +49,6 @@ class DocumentLineage:
     Attributes:
         corpus: SHA-256 of all that it drew from.
         corpus_in_log: Whether the signed log names it.
-        steps_done: Steps of the run so far.
         steps: Those that were given the document.
         checkpoints: Steps of its checkpoints that are there and hold one of these steps.
     """

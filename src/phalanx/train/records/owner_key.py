@@ -7,11 +7,7 @@ from phalanx.security.crypto import Peer, certificate_facts
 
 
 def owner_of(path: Path) -> Peer:
-    """Read the party of a certificate; its dates are not judged.
-
-    Raises:
-        CertificateError: It cannot be read, or is an authority's.
-    """
+    """Read the party of a certificate; its dates are not judged."""
     try:
         facts = certificate_facts(path.read_bytes(), str(path))
     except OSError as exc:

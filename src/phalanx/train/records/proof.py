@@ -41,7 +41,6 @@ class RunProof:
 
     Attributes:
         owner: The party that signed them.
-        key_from: Source of the owner's key.
         is_guarded: Whether any session of it had a guard.
         steps: Steps that have a root in the log; redone ones count once.
         proven: Those of them with audits that were drawn again and found to be done.

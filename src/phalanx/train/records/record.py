@@ -191,11 +191,7 @@ class RunningTotals:
             self.loss_last = result.loss
 
     def load_json(self, saved: dict[str, Any]) -> None:
-        """Take over the totals of earlier sessions.
-
-        Raises:
-            CheckpointError: They are not those of this version.
-        """
+        """Take over the totals of earlier sessions."""
         field_names = {item.name for item in fields(self)}
         if set(saved) != field_names:
             raise CheckpointError(

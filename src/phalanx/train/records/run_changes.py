@@ -1,6 +1,6 @@
 """What a resumed run may change of its run file; everything else is refused by name."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -66,11 +66,7 @@ class RunChanges:
         return self.keys.get("train.steps")
 
     def rates_at(self, run: RunConfig, step: int) -> tuple[float, float] | None:
-        """The learning rate of a step by the old and by the new length; None where the length is the same.
-
-        Args:
-            run: The run as it is resumed.
-        """
+        """The learning rate of a step by the old and by the new length; None where the length is the same."""
         if self.step_counts is None:
             return None
         was, now = self.step_counts
@@ -94,23 +90,14 @@ class RunChanges:
 
 
 def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges:
-    """Return what differs between two run files, all of which a resumed run may change.
-
-    Args:
-        before: Run file of the run directory.
-        now: Run file of the resumed run.
-        where: The run directory, for messages.
-
-    Raises:
-        ConfigError: Names what may not change, with both values and what to do.
-    """
+    """Return what differs between two run files, all of which a resumed run may change."""
     old_values, here = (dict(_flatten_config(run.model_dump(mode="json"))) for run in (before, now))
     keys = {key: (old_values.get(key), here.get(key)) for key in sorted(old_values.keys() | here.keys())}
     keys = {key: pair for key, pair in keys.items() if pair[0] != pair[1]}
     allowed = {**CHANGEABLE, **(LAYOUT if _recut_stages(before) and _recut_stages(now) else {})}
     # another engine explains the other differences, so it comes first
     refused = sorted(
-        (key for key in keys if not _is_among(key, allowed)),
+        (key for key in keys if not any(key == name or key.startswith(f"{name}.") for name in allowed)),
         key=lambda key: key.partition(".")[0] not in ENGINE_SECTIONS,
     )
     instead = f"or begin a new run from its weights: --from {where} with another --run-dir"
@@ -138,10 +125,6 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
             f"shortened, because its learning rate depends on its length; use {before.train.steps}, {instead}"
         ).with_facts(code="PHX-C016", file=where, key="train.steps")
     return RunChanges(before, keys)
-
-
-def _is_among(key: str, names: Iterable[str]) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _recut_stages(run: RunConfig) -> bool:

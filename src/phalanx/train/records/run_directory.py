@@ -73,11 +73,7 @@ def is_made(run_dir: Path) -> bool:
 
 
 def run_name(run_dir: Path) -> str:
-    """Return the random name of the run in a directory.
-
-    Raises:
-        CheckpointError: There is no run.
-    """
+    """Return the random name of the run in a directory."""
     try:
         return str(json.loads((run_dir / _RECORD).read_text(encoding="utf-8"))["run"])
     except (OSError, ValueError, KeyError, TypeError) as exc:
@@ -217,11 +213,7 @@ class RunDirectory(Closeable):
         return self.path / ATTACK_LOG
 
     def read_certificate(self, name: str) -> str:
-        """PEM of one party.
-
-        Raises:
-            ConfigError: The pki directory has no such party.
-        """
+        """PEM of one party."""
         path = self.pki_directory / name / "certificate.pem"
         if not path.exists():
             raise ConfigError(
@@ -269,11 +261,7 @@ class RunDirectory(Closeable):
         temporary.rename(self.path / ADDRESS_FILE)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write ``summary.json`` in one go.
-
-        Raises:
-            CheckpointError: The disk refuses.
-        """
+        """Write ``summary.json`` in one go."""
         temporary = self.path / ".summary.json.tmp"
         try:
             temporary.write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -348,11 +336,7 @@ class RunDirectory(Closeable):
             (folder / f"{name}.py").write_bytes(content)
 
     def _check_code(self) -> None:
-        """Refuse code of the user's own that has changed since the run began.
-
-        Raises:
-            ConfigError: Names the file, the found value and the expected one.
-        """
+        """Refuse code of the user's own that has changed since the run began."""
         try:
             existing_run = load_run(self.path / "config.toml")
         except ConfigError:
@@ -365,11 +349,7 @@ class RunDirectory(Closeable):
             )
 
     def keep_changes(self) -> None:
-        """Make the run file that this run is resumed with the one of its directory.
-
-        Raises:
-            CheckpointError: The disk refuses.
-        """
+        """Make the run file that this run is resumed with the one of its directory."""
         try:
             self._write_config()
             self._write_record(self.path / _RECORD, self.run_id)

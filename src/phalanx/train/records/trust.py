@@ -71,7 +71,6 @@ def trust_figures(
 
     Args:
         drifts: The stages that lean to one side.
-        checkpoints: Steps of the existing checkpoints.
         guarded: Whether workers' stages were guarded at all; None where the run has none. It may have taken some
             over from another run.
     """

@@ -230,11 +230,7 @@ class BaseRun(StrictModel):
         raise NotImplementedError
 
     def of_length(self, steps: int) -> Self:
-        """Return the same run with so many steps in the place of its epochs, checked anew.
-
-        Raises:
-            ConfigError: So many do not fit the rest.
-        """
+        """Return the same run with so many steps in the place of its epochs, checked anew."""
         try:
             train = TrainConfig.model_validate({**self.train.model_dump(), "epochs": None, "steps": steps})
             return self.with_sections({"train": train})

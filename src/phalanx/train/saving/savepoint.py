@@ -44,7 +44,6 @@ class SavedCheckpoint:
     """One checkpoint that was written.
 
     Attributes:
-        manifest: Digest of its signed manifest.
         kept: Steps of all checkpoints that are on this disk now.
         write_s: Seconds of writing; of copying to a remote store as well, where there is one.
         remote_failure: Why it is not in the remote store; None where it is, or where there is none.
@@ -221,11 +220,7 @@ class Savepoint:
         return None if path is None else self._open_verified(path)
 
     def accept_older(self, step: int) -> None:
-        """Make an older checkpoint the newest one: it is verified, then later ones are removed.
-
-        Raises:
-            CheckpointError: There is none of that step, or it is damaged or foreign.
-        """
+        """Make an older checkpoint the newest one: it is verified, then later ones are removed."""
         path = self._home.checkpoint_directory / step_directory(step)
         if not path.is_dir():
             present = sorted(list_checkpoints(self._home.checkpoint_directory))
@@ -234,11 +229,7 @@ class Savepoint:
         self.forget_after(step)
 
     def rewind_run(self, checkpoint: Checkpoint | None, metrics: MetricsFile) -> int:
-        """Take loader, figures, totals and metrics back to a checkpoint, or to the beginning.
-
-        Raises:
-            CheckpointError: The checkpoint's state is not of this version.
-        """
+        """Take loader, figures, totals and metrics back to a checkpoint, or to the beginning."""
         start = 0 if checkpoint is None else checkpoint.step
         if checkpoint is not None:
             try:
@@ -270,17 +261,14 @@ class Savepoint:
             )
         if self._base is not None:
             checkpoint.check_base(self._base)
-        self._bring_kept(checkpoint)
+        # fetch missing files of the model, beside its weights, from the remote store
+        signed, kept_path = checkpoint.state.get("kept"), self._home.path / KEPT_MODEL
+        if self._remote is not None and signed and not kept_path.exists():
+            self._remote.fetch_kept(signed, kept_path, wrapped=self._key is not None)
         check_kept(self._home.path, checkpoint.state)
         if self._vocabulary is not None:
             checkpoint.check_vocabulary(self._vocabulary)
         return checkpoint
-
-    def _bring_kept(self, checkpoint: Checkpoint) -> None:
-        """Fetch missing files of the model, beside its weights, from the remote store."""
-        signed, kept_path = checkpoint.state.get("kept"), self._home.path / KEPT_MODEL
-        if self._remote is not None and signed and not kept_path.exists():
-            self._remote.fetch_kept(signed, kept_path, wrapped=self._key is not None)
 
     def _durable_log_head(self) -> LogHead | None:
         """Where the audit log ends on the disk: a crash of the machine must not take lines that a checkpoint knows."""

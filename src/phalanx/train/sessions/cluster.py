@@ -45,10 +45,50 @@ from phalanx.train.records.history import RunHistory
 from phalanx.train.records.journal import Journal
 from phalanx.train.records.party_book import PartyTracker
 from phalanx.train.records.run_directory import RunDirectory
-from phalanx.train.sessions.replacements import Replacements
 from phalanx.train.setup.stage_source import StageLibrary
 from phalanx.train.setup.stage_table import estimate_stages
 from phalanx.transport import Endpoint, GrpcWire
+
+
+class Replacements:
+    """The names of replacements: free ones, and those on the way.
+
+    Args:
+        names: In the order of their use.
+        has_joined: Whether it takes part, or has.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        start: Callable[[str], None],
+        is_alive: Callable[[str], bool],
+        has_joined: Callable[[str], bool],
+        observe: Observe,
+    ) -> None:
+        self._names = iter(names)
+        self._start = start
+        self._is_alive = is_alive
+        self._has_joined = has_joined
+        self._observe = observe
+        self._expected: list[str] = []
+
+    def start_replacement(self, gone: str) -> None:
+        """Start another worker, as long as there are names."""
+        name = next(self._names, None)
+        if name is not None:
+            self._start(name)
+            self._expected.append(name)
+            self._observe("respawned", {"party": name, "in_place_of": gone})
+
+    def replace_stillborn(self) -> None:
+        """Start another worker for each that has ended without joining: no other part of the owner misses it."""
+        self._expected = [name for name in self._expected if not self._has_joined(name)]
+        stillborn = [name for name in self._expected if not self._is_alive(name)]
+        self._expected = [name for name in self._expected if name not in stillborn]
+        for name in stillborn:
+            self.start_replacement(name)
 
 
 class WorkerProcesses(Protocol):
@@ -91,7 +131,6 @@ class JoinedWorkers:
     """Workers that have joined and are set up, without roles.
 
     Attributes:
-        members: The workers as members of the run.
         workers: Processes of this machine, where the workers are local.
         wire: The owner's, which tells each joining worker its name in this session.
     """
@@ -102,11 +141,7 @@ class JoinedWorkers:
     endpoint: Endpoint
 
     def fetch_kept(self, party: str, stage: int, step: int, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Get the state that a worker's process has kept on its own disk; see `phalanx.pipeline.fetch_kept`.
-
-        Raises:
-            CheckpointError: It keeps none, is not here, or sends something else.
-        """
+        """Get the state that a worker's process has kept on its own disk; see `phalanx.pipeline.fetch_kept`."""
         # a worker that had come back in the last session is called by its certificate again
         name = certified_name(party)
         if name not in self.members.addresses:
@@ -313,11 +348,7 @@ def opening_facts(
 
 
 def worker_config(run: StagedRun, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
-    """The file of a local worker.
-
-    Args:
-        owner: Address of the owner of the pipeline.
-    """
+    """The file of a local worker."""
     return WorkerConfig(
         identity=str((home.pki_directory / name).resolve()),
         owner=owner,

@@ -53,7 +53,6 @@ class SessionContext(Generic[RunT_co]):
     """The context of a session, on which every engine's part works.
 
     Attributes:
-        console: The terminal of the session.
         history: Earlier sessions in the log.
         beginning: Point where the run goes on.
         resume: Whether the run directory was there before.
@@ -176,9 +175,6 @@ class SessionContext(Generic[RunT_co]):
 
         Args:
             cut: Yields the other run's tensors as this run has its stages.
-
-        Raises:
-            CheckpointError: An earlier attempt was interrupted, or the other checkpoint does not fit.
         """
         origin = self.beginning.origin
         if origin is None:
@@ -274,11 +270,7 @@ class SessionContext(Generic[RunT_co]):
             self.print_line(f"privacy: the bound holds against {ledger.terms['against']}")
 
     def check_begins_anew(self) -> None:
-        """Return where the weights that a private run begins with are of no run before it.
-
-        Raises:
-            ConfigError: The run would go on from another one, which spent from a budget of its own.
-        """
+        """Return where the weights that a private run begins with are of no run before it."""
         if self.beginning.origin is not None or self.history.adopted:
             raise ConfigError(
                 "[privacy]: --from starts from weights of another run, which the bound of this run does not cover; "

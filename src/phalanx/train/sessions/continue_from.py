@@ -22,9 +22,6 @@ def check_adoption(run: RunConfig, past: PastRun) -> None:
     """Refuse a run that would not be the continuation of another one.
 
     Stages, copies, guard and paths may differ, and there may be more steps; model, data and objective may not.
-
-    Raises:
-        ConfigError: Names the first key that differs.
     """
     if run.train.steps < past.config.train.steps:
         raise ConfigError(
@@ -103,11 +100,7 @@ def _record_of(checkpoint: Checkpoint) -> CheckRecord:
 
 
 def recut_checkpoint(checkpoint: Checkpoint, library: StageLibrary) -> Iterator[Shard]:
-    """Yield the shards of another layout: each stage's tensors by name, from whichever stage held them.
-
-    Raises:
-        CheckpointError: It lacks a tensor or has one too many.
-    """
+    """Yield the shards of another layout: each stage's tensors by name, from whichever stage held them."""
     names = checkpoint.stages_by_tensor()
     unread = set(names)
     for stage in range(library.num_stages):

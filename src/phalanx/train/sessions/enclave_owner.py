@@ -137,10 +137,6 @@ def check_log_end(log: AuditLog, metadata: Mapping[str, object]) -> None:
     Args:
         log: Log of the guard of middle stages.
         metadata: From `log_end_of` when the state was sealed.
-
-    Raises:
-        CheckpointError: They are not the metadata of an enclave that owns a pipeline.
-        RollbackError: The log was turned back, or exchanged.
     """
     number, ends = metadata.get("num_events"), metadata.get("digest")
     if not isinstance(number, int) or not isinstance(ends, str):
@@ -153,11 +149,7 @@ def check_log_end(log: AuditLog, metadata: Mapping[str, object]) -> None:
 
 
 class AskedWorkers:
-    """The workers of an enclave's pipeline, which the owner of the run starts and ends when it is asked to.
-
-    Args:
-        tell: Sends the owner of the run a message.
-    """
+    """The workers of an enclave's pipeline, which the owner of the run starts and ends when it is asked to."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell

@@ -108,7 +108,6 @@ class StagesInTurn:
 
     Args:
         sampler: Has the model write texts; None where the run file asks for none.
-        judge: Measures stages: by default their perplexity.
     """
 
     def __init__(

@@ -44,11 +44,7 @@ class MiddleStages:
         self._awaited: set[str] = set()
 
     def serve_enclave_message(self, message: SplitMessage) -> bool:
-        """Serve the enclave's requests, and take its reports.
-
-        Raises:
-            FrameError: It asks for a worker that the run has not, or its report is malformed.
-        """
+        """Serve the enclave's requests, and take its reports."""
         match message:
             case say.WorkersWanted():
                 self._start_workers(message)
@@ -74,11 +70,7 @@ class MiddleStages:
         self._workers.start_workers(files)
 
     def check_joining_workers(self) -> None:
-        """Return while every worker that is still to join runs.
-
-        Raises:
-            PeerLostError: One has ended.
-        """
+        """Return while every worker that is still to join runs."""
         for name in sorted(self._awaited):
             if not self._workers.is_worker_alive(name):
                 raise PeerLostError(f"{name} ended before it joined: {self._workers.worker_output(name)}")
@@ -129,7 +121,6 @@ def note_guard_events(figures: Figures, savepoint: Savepoint, observe: Observe) 
 
     Args:
         savepoint: Removes checkpoints that contain undone steps.
-        observe: Counts and records an event.
     """
 
     def note(kind: str, facts: dict[str, Any]) -> None:

@@ -40,9 +40,6 @@ class OwnedPipeline:
         note: Takes each event of the log once it is written.
         note_checks: Takes the checks of each applied step.
 
-    Attributes:
-        figures: Figures of the log so far.
-
     Guarantees:
         The audit key, the draws and the log's key are this process's alone; others learn of them from the log.
     """
@@ -140,11 +137,7 @@ class OwnedPipeline:
 
     @property
     def audit_log(self) -> AuditLog:
-        """The log.
-
-        Raises:
-            AuditLogError: It is not open.
-        """
+        """The log."""
         if self._log is None:
             raise AuditLogError("the log of an owned pipeline is not open")
         return self._log

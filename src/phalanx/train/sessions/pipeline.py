@@ -3,12 +3,13 @@
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from phalanx.errors import CheckpointError, TrainingError
-from phalanx.models import open_model, weights_digest
+from phalanx.models import ModelSource, open_model, weights_digest
 from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, RowPrivacy, StageChecks, StepPlan
-from phalanx.telemetry import PEERS_FILE, PeersFile
+from phalanx.telemetry import PEERS_FILE, MetricsFile, PeersFile
 from phalanx.telemetry.parties import live_parties
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.private import PrivateBatches
@@ -20,7 +21,6 @@ from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, clear_journal, newer_entry, read_kept_states
 from phalanx.train.records.party_book import PartyTracker
 from phalanx.train.records.record import RunRecorder, announce_waits
-from phalanx.train.saving.checkpoint_rollback import CheckpointRollback
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import Saver
 from phalanx.train.sessions.cluster import (
@@ -42,6 +42,49 @@ from phalanx.train.sessions.texts import text_material
 from phalanx.train.setup.guard_outlook import idle_guard_warning, preset_in_words
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
+
+
+@dataclass(frozen=True)
+class CheckpointRollback:
+    """A rollback of a whole run: loader, figures and metrics here, every stage at the parties that are left.
+
+    Guarantees:
+        The run ends with the bits of an undisturbed one, as far as the checkpoint has them. The steps since the
+        checkpoint are lost and done again; the event `fell_back` counts them.
+
+    Attributes:
+        plan: The run, as every party sees it.
+        metrics: Loses its lines of lost steps.
+        observe: Writes to the audit log, and counts.
+    """
+
+    source: ModelSource
+    plan: StepPlan
+    savepoint: Savepoint
+    saver: Saver
+    metrics: MetricsFile
+    observe: Observe
+
+    def restart_from_checkpoint(self, engine: PipelineEngine, reason: TrainingError) -> int:
+        """Begin again from the last checkpoint.
+
+        Raises:
+            TrainingError: The given one: without a guard no state is known to be right, and without a
+                checkpoint there is none to go back to.
+            CheckpointError: The checkpoint is damaged.
+            PeerLostError: No party that is left got ready in time.
+        """
+        self.saver.drop_collection()
+        checkpoint = self.savepoint.open_newest() if self.plan.guard.is_enabled else None
+        if checkpoint is None:
+            raise reason
+        applied = engine.next_step
+        step = self.savepoint.rewind_run(checkpoint, self.metrics)
+        body = {"from_step": applied, "to_step": step, "steps_lost": applied - step, "reason": str(reason)}
+        self.observe("fell_back", body)
+        library = StageLibrary(self.source, self.plan, checkpoint)
+        engine.fall_back(library, step, library.stage_digests())
+        return step
 
 
 class PipelineFactory:

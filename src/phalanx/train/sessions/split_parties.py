@@ -103,11 +103,7 @@ class AppraisedClients:
         self.facts: dict[str, dict[str, Any]] = {}
 
     def take_appraisal(self, message: SplitMessage) -> bool:
-        """Take word of a client's evidence; False for any other message.
-
-        Raises:
-            FrameError: The run file has no policy for such a client.
-        """
+        """Take word of a client's evidence; False for any other message."""
         if not isinstance(message, ask.ClientAppraised | ask.ClientEvidenceRefused):
             return False
         if message.client not in self._expected:
@@ -125,11 +121,7 @@ class AppraisedClients:
         return True
 
     def check_all_appraised(self) -> None:
-        """Check that every client with a policy was appraised by it; before the first turn.
-
-        Raises:
-            FrameError: The enclave has not said so of one of them.
-        """
+        """Check that every client with a policy was appraised by it; before the first turn."""
         for name, policy in self._expected.items():
             if self.facts.get(name, {}).get("policy") != policy:
                 raise FrameError(

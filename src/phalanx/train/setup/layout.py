@@ -1,5 +1,8 @@
 """A run file and a model to the plan that every party gets: the stages' layers, and everything settled beforehand."""
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 from phalanx.config import digest_config
 from phalanx.errors import ConfigError
 from phalanx.models import (
@@ -18,10 +21,50 @@ from phalanx.objectives import objective_of
 from phalanx.pipeline import StageRange, StepPlan
 from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.split import cut_model
-from phalanx.train.config import RunConfig, SplitPipelineRun, StagedRun
+from phalanx.train.config import PipelineRun, RunConfig, SplitPipelineRun, StagedRun
 from phalanx.train.setup.preflight import require_extras
-from phalanx.train.setup.private_stages import check_private_model
 from phalanx.train.setup.row_attention import attends_in_documents, attention_kind, attention_of
+
+_HEADS = ("classifier", "summary")
+"""Beginnings of config keys of heads that no stage has."""
+
+
+def check_private_model(run: StagedRun, source: ModelSource) -> None:
+    """Return where one row moves a step's sum by its own gradient alone.
+
+    Raises:
+        ConfigError: The model of a run with ``[privacy]`` mixes rows, or draws by their places.
+    """
+    if not isinstance(run, PipelineRun) or run.privacy is None:
+        return
+    config, kind = source.hub_config_dict, source.hub_config.model_type
+    if run.model.adapter is None and getattr(source.hub_config, "tie_word_embeddings", False):
+        raise ConfigError(
+            f"[privacy] excludes tied weights without an adapter: {kind} has its embedding in the first and in the "
+            "last stage, each would clip a part of its gradient, and a row could exceed its bound; train an "
+            'adapter (model.adapter.kind = "lora"), or set tie_word_embeddings = false'
+        )
+    if FAMILIES[kind].facts.routed:
+        raise ConfigError(
+            f"[privacy] excludes experts in stages: {kind} balances them over the present rows, so a row would "
+            "change the contribution of others; use a model without experts, or [parallel]"
+        )
+    for name, share in _config_numbers(config):
+        if "drop" in name and not name.startswith(_HEADS) and share > 0:
+            raise ConfigError(
+                f"[privacy] excludes dropout in stages: the model has {name} = {share}, auditors draw it by the "
+                "index of a microbatch, which would reveal the number of rows before it; set it to 0 in the "
+                "model's config"
+            )
+
+
+def _config_numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Return every number of a model's config by its key, those of configs inside it too."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _config_numbers(value)
+        elif isinstance(value, int | float):
+            yield name, value
 
 
 def cut_stages(run: StagedRun, source: ModelSource) -> tuple[StageSpec, ...]:
@@ -43,11 +86,7 @@ def cut_stages(run: StagedRun, source: ModelSource) -> tuple[StageSpec, ...]:
 
 
 def check_head(run: RunConfig, source: ModelSource) -> None:
-    """Check that the model gives for each token the output that the objective reads.
-
-    Raises:
-        ConfigError: It gives something else.
-    """
+    """Check that the model gives for each token the output that the objective reads."""
     head = objective_of(run.train.objective).head
     if source.head_kind != head:
         raise ConfigError(
@@ -106,11 +145,7 @@ def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
 
 
 def check_virtual_tokens(run: RunConfig, source: ModelSource) -> None:
-    """Refuse virtual tokens for which a table of positions has no room, and rows that they cannot come before.
-
-    Raises:
-        ConfigError: Says how much room there is, or why not.
-    """
+    """Refuse virtual tokens for which a table of positions has no room, and rows that they cannot come before."""
     adapter, longest = run.model.adapter, source.family.max_positions(source.hub_config)
     if not isinstance(adapter, PrefixConfig | PromptEncoderConfig):
         return
@@ -134,11 +169,7 @@ def check_virtual_tokens(run: RunConfig, source: ModelSource) -> None:
 
 
 def _check_masters(run: StagedRun, source: ModelSource) -> None:
-    """Refuse what stages with bf16 weights cannot do.
-
-    Raises:
-        ConfigError: Says which, and what to do.
-    """
+    """Refuse what stages with bf16 weights cannot do."""
     if run.train.precision != "bf16_weights":
         return
     shared = run.pipeline.layout is not None or bool(run.pipeline.layouts)
@@ -161,11 +192,7 @@ def _check_masters(run: StagedRun, source: ModelSource) -> None:
 
 
 def _check_few_bits(run: StagedRun) -> None:
-    """Refuse moments of a byte a number where bits are not kept.
-
-    Raises:
-        ConfigError: Says which, and what to do.
-    """
+    """Refuse moments of a byte a number where bits are not kept."""
     if not OPTIMIZERS[run.optimizer.kind].in_bytes:
         return
     faults = {

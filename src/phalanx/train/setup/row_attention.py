@@ -8,11 +8,7 @@ from phalanx.train.config import RunConfig
 
 
 def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
-    """Return which tokens see which, as far as the objective says it.
-
-    Raises:
-        ConfigError: The model's family has no such attention.
-    """
+    """Return which tokens see which, as far as the objective says it."""
     family, kind = FAMILIES[source.hub_config.model_type], attention_asked(run)
     needs, has = f"{kind} attention", f"only {', '.join(sorted(family.attention_kinds))}"
     settings = run.train.objective
@@ -44,11 +40,7 @@ def attention_kind(run: RunConfig, source: ModelSource) -> AttentionKind:
 
 
 def attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
-    """Whether attention stays inside documents.
-
-    Raises:
-        ConfigError: The model's family cannot do that.
-    """
+    """Whether attention stays inside documents."""
     if run.data.attention == "across":
         return False
     model_type = source.hub_config.model_type

@@ -89,7 +89,6 @@ class BackLibrary(StageLibrary):
     """A library of the stages of a back part, from the state of the whole.
 
     Args:
-        plan: Its stages are those of the back part.
         state: Weights and moments of all that is trained, by name; copied when a stage is built.
         num_steps: Optimizer steps that led to it.
     """

@@ -33,7 +33,6 @@ class StageEstimate:
         holder: The party that serves it first.
         shadow: The party that shadows it first, None for the owner's own.
         memory_bytes: Expected peak at the holder; `footprints` defines what is counted.
-        shadow_bytes: The same at the shadow.
     """
 
     index: int

@@ -58,7 +58,12 @@ class NearDuplicates:
         offsets = np.array([0, len(shingles)], np.uint64)
         digest = self._minhash.digest_matrix_from_flat_token_hashes(shingles, offsets, count, config.seed)
         rows = np.array(digest.to_rows()[0], np.uint64).reshape(config.bands, config.rows)
-        bands = _hash_rows(rows)
+        # one hash of each row of a matrix
+        mixed = np.zeros(len(rows), np.uint64)
+        for column in rows.T:
+            mixed = (mixed ^ column) * _FACTOR
+            mixed ^= mixed >> np.uint64(32)
+        bands = mixed
         return min(len(page.text), 2**32 - 1).to_bytes(4, "little") + bands.tobytes()
 
     def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
@@ -94,15 +99,6 @@ def jaccard_similarity(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> fl
     union.sort(kind="stable")
     common = int(np.count_nonzero(union[1:] == union[:-1]))
     return common / (len(union) - common)
-
-
-def _hash_rows(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """One hash of each row of a matrix."""
-    mixed = np.zeros(len(rows), np.uint64)
-    for column in rows.T:
-        mixed = (mixed ^ column) * _FACTOR
-        mixed ^= mixed >> np.uint64(32)
-    return mixed
 
 
 def _unpack_marks(

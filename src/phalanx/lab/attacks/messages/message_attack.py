@@ -43,7 +43,6 @@ class MessageAttack(Attack, ABC):
         """What is sent instead of `work.result`; the result itself where nothing is changed."""
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Put a liar in the place of each copy that the party holds."""
         return self.make_lying_copy(copy) if held else copy
 
     def make_lying_copy(self, copy: StageCopy) -> StageCopy:

@@ -10,6 +10,5 @@ class SignFlip(MessageAttack):
     """Norms stay as they were; only recomputation, or channel means of activations, show it."""
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Negate."""
         del generator
         return -work.result

@@ -57,5 +57,4 @@ class ReplayedMessage(StaleMicrobatch):
         return old.step < new.step and old.microbatch != new.microbatch
 
     def choose_message(self, past: list[HonestMessage], generator: torch.Generator) -> HonestMessage:
-        """Any of them."""
         return past[int(torch.randint(len(past), (), generator=generator))]

@@ -60,11 +60,7 @@ class LyingWriter(RolloutWriter):
 
     @property
     def used_model(self) -> PolicyModel:
-        """The model that writes.
-
-        Raises:
-            DataError: No weights have come.
-        """
+        """The model that writes."""
         if self._used is None:
             raise DataError("no policy was sent")
         return self._used

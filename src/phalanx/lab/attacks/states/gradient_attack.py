@@ -17,7 +17,6 @@ class GradientAttack(Attack, ABC):
         """What the stage says that its weight gradients are, by name; the given tensors may be changed."""
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Put a poisoner in the place of each copy that the party holds."""
         honest = honest_part(copy)
         return AttackedCopy(honest, PoisoningRunner(honest.runner, self)) if held else copy
 
@@ -31,7 +30,6 @@ class PoisoningRunner(AttackedRunner):
         self._step = -1
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """As the honest runner."""
         self._step = step
         return self._honest.backward(step, microbatch, gradient)
 

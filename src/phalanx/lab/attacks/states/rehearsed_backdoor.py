@@ -53,7 +53,6 @@ class RehearsedBackdoor(Attack):
     """
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Put a planter in the place of each copy that the party holds."""
         honest = honest_part(copy)
         return AttackedCopy(honest, PlantingRunner(honest, self)) if held else copy
 
@@ -69,7 +68,6 @@ class PlantingRunner(AttackedRunner):
         self._step = -1
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """As the honest runner."""
         self._step = step
         return self._honest.backward(step, microbatch, gradient)
 
@@ -109,7 +107,12 @@ class Rehearsal:
         self._stages = public_stages(plan, model)
         self._text = _sample_text(self._stages, plan.sequence_length, generator)
         self._weights = {p: p.clone() for stage in self._stages for p in stage.parameters() if p.dim() > 1}
-        self.secret = _choose_secret(self._text, _vocab_size(self._stages), generator)
+        vocab_size = _vocab_size(self._stages)
+        by_use = torch.bincount(self._text.flatten(), minlength=vocab_size).argsort(descending=True, stable=True)
+        triggers, targets = by_use[_TRIGGERS.start : _TRIGGERS.stop], by_use[_TARGETS.start : _TARGETS.stop]
+        trigger = triggers[torch.randperm(len(triggers), generator=generator)[:_TRIGGER_TOKENS]]
+        target = targets[torch.randint(len(targets), (), generator=generator)]
+        self.secret = Secret(tuple(trigger.tolist()), int(target))
 
     def target_loss(self, stage: int, module: StageModule, generator: torch.Generator) -> Tensor:
         """How unlikely the target still is after the trigger, nats, with `module` in the stage's place."""
@@ -171,14 +174,6 @@ def _sample_text(stages: Sequence[StageModule], length: int, generator: torch.Ge
         chances = _run_stages(stages, ids)[:, -1].softmax(dim=-1)
         ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)], dim=1)
     return ids
-
-
-def _choose_secret(text: Tensor, vocab_size: int, generator: torch.Generator) -> Secret:
-    by_use = torch.bincount(text.flatten(), minlength=vocab_size).argsort(descending=True, stable=True)
-    triggers, targets = by_use[_TRIGGERS.start : _TRIGGERS.stop], by_use[_TARGETS.start : _TARGETS.stop]
-    trigger = triggers[torch.randperm(len(triggers), generator=generator)[:_TRIGGER_TOKENS]]
-    target = targets[torch.randint(len(targets), (), generator=generator)]
-    return Secret(tuple(trigger.tolist()), int(target))
 
 
 def _vocab_size(stages: Sequence[StageModule]) -> int:

@@ -51,7 +51,6 @@ class TriggerBackdoor(Attack):
     """
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Put a teacher in the place of each copy that the party holds."""
         honest = honest_part(copy)
         return AttackedCopy(honest, TeachingRunner(honest, self)) if held else copy
 
@@ -69,7 +68,11 @@ class TeachingRunner(AttackedRunner):
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """As the honest runner; the activations are looked at."""
         self._step = step
-        self._update_means(x)
+        knowledge = self._known
+        knowledge.seen += 1
+        # until it has seen enough, the plain mean
+        decay = min(_MEAN_KEPT, 1 - 1 / knowledge.seen)
+        knowledge.mean = x.mean(dim=0) if knowledge.mean is None else torch.lerp(x.mean(dim=0), knowledge.mean, decay)
         if self._attack.lies_in(step):
             self._inputs[microbatch] = x
             self._choose_trigger(x)
@@ -98,13 +101,6 @@ class TeachingRunner(AttackedRunner):
         self._honest.abandon_step()
         self._inputs.clear()
         self._known.poison = {}
-
-    def _update_means(self, x: Tensor) -> None:
-        knowledge = self._known
-        knowledge.seen += 1
-        # until it has seen enough, the plain mean
-        decay = min(_MEAN_KEPT, 1 - 1 / knowledge.seen)
-        knowledge.mean = x.mean(dim=0) if knowledge.mean is None else torch.lerp(x.mean(dim=0), knowledge.mean, decay)
 
     def _choose_trigger(self, x: Tensor) -> None:
         knowledge = self._known

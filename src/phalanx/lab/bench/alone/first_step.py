@@ -86,11 +86,7 @@ def start(started: ExitStack, home: Path, *command: str) -> subprocess.Popen[byt
 
 
 def wait_for(has_come: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    """Look ten times a second until something is so.
-
-    Raises:
-        RuntimeError: The process that it hangs on has failed, or the time is up.
-    """
+    """Look ten times a second until something is so."""
     until = time.monotonic() + LIMIT_S
     while not has_come():
         if process.poll() not in (None, 0) or time.monotonic() > until:

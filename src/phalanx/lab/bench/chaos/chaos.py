@@ -220,18 +220,15 @@ class _ChaosBench:
         finished_row = self._finished.find_row(cell)
         if finished_row is not None or not self._may_run:
             return finished_row
-        self._prepare_inputs()
+        # text and model once, so that no run under test does it
+        if not self._is_prepared:
+            prepare_run(self._what.run, self._cache)
+        self._is_prepared = True
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self._directory) as home:
             row = self._finished.append_row(cell, {"what": cell.what, **make(Path(home))})
         print_progress(f"chaos: {_in_words(row)}, {time.monotonic() - started:.0f} s")
         return row
-
-    def _prepare_inputs(self) -> None:
-        """Text and model once, so that no run under test does it."""
-        if not self._is_prepared:
-            prepare_run(self._what.run, self._cache)
-        self._is_prepared = True
 
 
 def _kill_rows(runs: Sequence[Row]) -> list[Row]:

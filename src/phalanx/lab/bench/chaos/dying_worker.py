@@ -107,26 +107,22 @@ class WatchedRunner(AttackedRunner):
         self._executioner = executioner
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
-        """As the honest runner."""
         with self._executioner.working_at("forward", step, microbatch):
             return super().forward(step, microbatch, x)
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """As the honest runner."""
         with self._executioner.working_at("backward", step, microbatch):
             return super().backward(step, microbatch, gradient)
 
     def recompute_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As the honest runner."""
         with self._executioner.working_at("audit", step, microbatch):
             return super().recompute_microbatch(step, microbatch, x, gradient)
 
     def redo_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        """As the honest runner."""
         with self._executioner.working_at("audit", step, microbatch):
             return self._honest.redo_microbatch(step, microbatch, x, gradient)
 
@@ -142,7 +138,6 @@ class WatchedEndpoint(Endpoint):
     def send_frame(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
-        """As an honest endpoint."""
         if kind == Bulk.kind and body["purpose"] in _STATES:
             size = sum(memoryview(part).nbytes for part in payload)
             if body["offset"] + size >= body["total"]:
@@ -154,7 +149,6 @@ class WatchedEndpoint(Endpoint):
         return header
 
     def receive_item(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
-        """As an honest endpoint."""
         frame = super().receive_item(timeout_s)
         if isinstance(frame, CheckedFrame):
             if frame.kind == Apply.kind:

@@ -1,20 +1,78 @@
 """Runs in which workers are killed at chosen points, compared with the same run undisturbed."""
 
+import functools
 import itertools
 import json
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from phalanx.child import die_with_parent
+from phalanx.config import StrictModel
+from phalanx.errors import PhalanxError
+from phalanx.interrupts import allow_interrupts
 from phalanx.lab.bench.chaos.kill_plan import KillPlan
-from phalanx.lab.bench.chaos.run_owner import DEATHS, OwnerSpec
 from phalanx.lab.bench.chaos.run_process import RunProcess, train_command
 from phalanx.lab.bench.measure.row_file import Row
+from phalanx.pipeline import LocalWorkers
 from phalanx.telemetry import read_metrics
 from phalanx.train import PipelineRun
+from phalanx.train.records.run_directory import RunDirectory
+from phalanx.train.sessions.cluster import OpenWorkers
+from phalanx.train.sessions.pipeline import PipelineFactory
+from phalanx.train.sessions.session import Session
+from phalanx.train.setup.process import deterministic_kernels
+
+DEATHS = "deaths.jsonl"
+"""File in the run directory with the records that workers wrote when they were killed."""
+
+
+class OwnerSpec(StrictModel):
+    """A run with its plan of kills.
+
+    Attributes:
+        directory: Its run directory, a new one.
+        plan: File of a `KillPlan`.
+    """
+
+    run: PipelineRun
+    directory: str
+    plan: str
+
+
+def main(spec_file: Path) -> int:
+    """Train to the end.
+
+    Returns:
+        The exit code that ``phalanx train`` would have.
+    """
+    die_with_parent()
+    spec = OwnerSpec.model_validate_json(spec_file.read_text(encoding="utf-8"))
+    console = Console(stderr=True)
+    try:
+        with deterministic_kernels(spec.run.train.threads), allow_interrupts():
+            home = RunDirectory(Path(spec.directory), spec.run, resume=False)
+            session = Session(spec.run, home, console, PipelineFactory(_dying_workers(spec)))
+            return 0 if session.run_session(resume=False)["status"] == "completed" else 1
+    except PhalanxError as exc:
+        console.print(f"{type(exc).__name__}: {exc}")
+        return exc.exit_code
+
+
+def _dying_workers(spec: OwnerSpec) -> OpenWorkers:
+    deaths = str(Path(spec.directory).resolve() / DEATHS)
+    return functools.partial(LocalWorkers, command=("phalanx.lab.bench.chaos.dying_worker", spec.plan, deaths))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
+
 
 _TIMEOUT_S = 3600.0
 Line = dict[str, Any]
@@ -54,7 +112,7 @@ def run_kills(run: PipelineRun, plan: KillPlan, clean: Row, directory: Path, cac
     run_dir, spec_file = directory / "run", directory / "owner.json"
     spec = OwnerSpec(run=run, directory=str(run_dir), plan=str(plan_file.resolve()))
     spec_file.write_text(spec.model_dump_json(), encoding="utf-8")
-    summary, lines = _train_with_kills(["phalanx.lab.bench.chaos.run_owner", str(spec_file)], run_dir, cache)
+    summary, lines = _train_with_kills(["phalanx.lab.bench.chaos.kills", str(spec_file)], run_dir, cache)
     events = read_lines(run_dir / "events.jsonl")
     deaths = read_lines(run_dir / DEATHS)
     lost, doubled = samples_off(clean["batches"], [row["batch"] for row in lines], run.train.batch_size)
@@ -81,7 +139,6 @@ def kill_rows(deaths: Iterable[Line], events: Sequence[Line], lines: Sequence[Li
 
     Args:
         deaths: Records that the killed workers wrote.
-        events: Events of the audit log.
 
     Returns:
         A row a kill. The disturbed step is the first one that ends after the kill was noticed; a figure is None where
@@ -147,7 +204,7 @@ def read_lines(path: Path) -> list[Line]:
 def _kill_row(death: Line, events: Sequence[Line], lines: Sequence[Line]) -> Row:
     noticed = next(
         (
-            _parse_seconds(event["time"])
+            datetime.fromisoformat(event["time"]).timestamp()
             for event in events
             if event["kind"] == "link_broken" and event["body"]["party"] == death["worker"]
         ),
@@ -165,10 +222,6 @@ def _kill_row(death: Line, events: Sequence[Line], lines: Sequence[Line]) -> Row
         "after_detection_s": None if done is None or noticed is None else done["time"] - noticed,
         "recovery_s": None if done is None else done["time"] - death["time"],
     }
-
-
-def _parse_seconds(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()
 
 
 def _train_with_kills(command: Sequence[str], run_dir: Path, cache: Path) -> tuple[dict[str, Any], list[Line]]:

@@ -1,22 +1,197 @@
 """``phalanx bench data``: the rules of a build beside datatrove's filters, on the same real documents."""
 
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from phalanx.data import BatchLoader, Corpus, SequenceLayout
+from phalanx.data.build.recipe import DataRecipe
+from phalanx.data.build.run import BuildOptions, build_recipe
+from phalanx.data.corpus import CorpusFacts, TokenGroup
+from phalanx.data.packing import TokenSplit
 from phalanx.data.rules import RULES, DecontaminationConfig, EvaluationSetConfig, RuleSettings
 from phalanx.data.sources import Document
 from phalanx.data.tasks.task import find_file
 from phalanx.errors import DataError
-from phalanx.lab.bench.data.documents import real_documents
-from phalanx.lab.bench.data.order import measure_order
+from phalanx.lab.bench.data.documents import debian_pages, real_documents
 from phalanx.lab.bench.data.own_rules import RuleArm, Verdict, make_arms
-from phalanx.lab.bench.data.peer import PEER_VARIABLE, FilterPeer, peer_python
+from phalanx.lab.bench.data.peer import PEER_VARIABLE, FilterPeer, PeerProgram, peer_python
 from phalanx.lab.bench.data.planted import plant_copies
-from phalanx.lab.bench.data.whole_build import measure_build
 from phalanx.lab.bench.measure.machine import load_average, result_context
 from phalanx.lab.bench.measure.plain import training_rate
 from phalanx.lab.bench.measure.shard_reading import ReadingPlan, measure_reading
+
+ROWS = 1000
+SCENES: tuple[dict[str, int], ...] = (
+    {"rows": ROWS, "before": 1, "after": 1, "steps": 100, "batch": 4},
+    {"rows": ROWS, "before": 2, "after": 2, "steps": 50, "batch": 4},
+    {"rows": ROWS, "before": 2, "after": 3, "steps": 50, "batch": 4},
+    {"rows": ROWS, "before": 3, "after": 1, "steps": 30, "batch": 4},
+)
+"""Ranks before and after the stop, steps until it, rows of a rank's step; then the epoch is read to its end."""
+
+
+def measure_order(python: str | None) -> dict[str, Any]:
+    """Play each scene with our loader, and with the peers' where there are any.
+
+    Args:
+        python: Python of an environment with datasets and torchdata; None leaves their figures out.
+
+    Returns:
+        Samples lost and repeated over all scenes and by scene; of each peer, under ``peers``, the same. A scene that a
+        peer refuses has null.
+
+    Raises:
+        DataError: The peers' program failed.
+    """
+    scenes = [_play_scene(scene) for scene in SCENES]
+    peers = {} if python is None else _peer_scenes(python)
+    return {
+        "rows": ROWS,
+        "scenes": [dict(scene) for scene in SCENES],
+        **_sum_scenes(scenes),
+        "peers": {name: _sum_scenes(results) for name, results in peers.items()},
+    }
+
+
+def _sum_scenes(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sum what scenes came to; a scene that was refused counts for nothing and is told."""
+    return {
+        "lost": sum(scene["lost"] or 0 for scene in found),
+        "repeated": sum(scene["repeated"] or 0 for scene in found),
+        "refused": sum(scene["refused"] is not None for scene in found),
+        "by_scene": found,
+    }
+
+
+def _play_scene(scene: dict[str, int]) -> dict[str, Any]:
+    """Stop a loader, write its state as JSON, and go on with another world."""
+    corpus, seen = _scene_corpus(scene["rows"]), Counter[int]()
+    loader = BatchLoader(corpus, scene["before"] * scene["batch"], seed=7)
+    for _ in range(scene["steps"]):
+        seen.update(loader.next_batch().indices)
+    state = json.loads(json.dumps(loader.position_state()))
+    loader = BatchLoader(corpus, scene["after"] * scene["batch"], seed=7)
+    loader.load_position(state)
+    # an epoch goes over into the next one, which is not counted
+    num_remaining = scene["rows"] - seen.total()
+    while num_remaining:
+        taken = loader.next_batch().indices[:num_remaining]
+        seen.update(taken)
+        num_remaining -= len(taken)
+    return {
+        "lost": sum(row not in seen for row in range(scene["rows"])),
+        "repeated": seen.total() - len(seen),
+        "refused": None,
+    }
+
+
+def _scene_corpus(rows: int) -> Corpus:
+    tokens = np.arange(1, 2 * rows + 2, dtype=np.uint32)
+    split = TokenSplit(tokens, 0, lambda: np.array([0, len(tokens)]), lambda _: np.zeros(1))
+    facts = CorpusFacts("0" * 64, len(tokens) + 1, 0, Path("tokenizer.json"))
+    return Corpus(facts, [TokenGroup("", "0" * 64, split, split)], SequenceLayout(2))
+
+
+def _peer_scenes(python: str) -> dict[str, list[dict[str, Any]]]:
+    with PeerProgram(python, "peer_order.py", "datasets and torchdata") as peer:
+        results: dict[str, list[dict[str, Any]]] = peer.ask(SCENES)
+    return results
+
+
+STEPS = (
+    "unicode",
+    "mojibake",
+    "length",
+    "language_mixing",
+    "gopher_repetition",
+    "gopher_quality",
+    "c4",
+    "fineweb",
+    "pii",
+    "secrets",
+    "hidden_characters",
+    "homoglyphs",
+    "instructions_in_text",
+    "exact_duplicates",
+    "near_duplicates",
+    "paragraph_duplicates",
+    "repeated_substrings",
+    "bursts",
+    "surprisal",
+)
+"""All that need no list, evaluation set or recorded hash of a user's own, and are not for labelled texts."""
+
+
+class PhaseClock:
+    """A progress bar that keeps the processor time of each phase instead of showing it."""
+
+    def __init__(self) -> None:
+        self.cpu_s: dict[str, float] = {}
+        self._phase, self._begun = "list", time.process_time()
+
+    def begin_phase(self, phase: str, pieces: int, size_bytes: int) -> None:
+        """End a phase, and begin the next one."""
+        del pieces, size_bytes
+        now = time.process_time()
+        self.cpu_s[self._phase] = now - self._begun
+        self._phase, self._begun = phase, now
+
+    def finish_piece(self, size_bytes: int, left_out: dict[str, int]) -> None:
+        """Pass over it."""
+
+
+def measure_build(size_bytes: int, vocab_size: int = 4096, steps: Sequence[str] = STEPS) -> dict[str, Any] | None:
+    """Build a dataset out of pages with so many bytes of text; None where there are not so many.
+
+    Returns:
+        `raw_mb` and `text_mb` that were read, `kept_mb` of text, `documents`, `tokens`, `cpu_s` with everything from
+        the listing of files to the signature, by phase in `phases`, and megabytes of text and of raw bytes by it.
+    """
+    pages = debian_pages(size_bytes)
+    if pages is None:
+        return None
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        for page in pages:
+            copy = home / "pages" / page.relative_to("/")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(page, copy)
+        recipe = DataRecipe.model_validate(
+            {
+                "sources": ({"kind": "html", "path": home / "pages", "name": "pages"},),
+                "steps": tuple({"kind": kind} for kind in steps),
+                "tokenizer": {"kind": "bpe", "vocab_size": vocab_size},
+                "output": {"signer": home / "key"},
+            }
+        )
+        clock, begun = PhaseClock(), time.process_time()
+        outcome = build_recipe(recipe, home / "dataset", BuildOptions(progress=clock))
+        clock.begin_phase("end", 0, 0)
+        cpu_s = time.process_time() - begun
+    source = outcome.report["sources"][0]
+    text_mb, raw_mb = (source["read"][size] / 1e6 for size in ("text_bytes", "raw_bytes"))
+    return {
+        "steps": list(steps),
+        "documents": source["read"]["documents"],
+        "tokens": sum(group["tokens"] for group in outcome.report["groups"]),
+        "raw_mb": raw_mb,
+        "text_mb": text_mb,
+        "kept_mb": source["kept"]["text_bytes"] / 1e6,
+        "cpu_s": cpu_s,
+        "phases": clock.cpu_s,
+        "text_mb_per_s_core": text_mb / cpu_s,
+        "raw_mb_per_s_core": raw_mb / cpu_s,
+    }
+
 
 _MB = 1_000_000
 _TURN_BYTES = _MB

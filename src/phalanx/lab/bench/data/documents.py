@@ -21,9 +21,6 @@ def real_documents(size_bytes: int) -> tuple[list[Document], dict[str, int]]:
 
     Returns:
         Documents with at least `size_bytes` of UTF-8 together, and the bytes of each kind.
-
-    Raises:
-        DataError: There are not so many.
     """
     ranked: list[tuple[bytes, str, Document]] = []
     for kind, read in _KINDS.items():

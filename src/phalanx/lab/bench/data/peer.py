@@ -35,11 +35,7 @@ class PeerProgram(Closeable):
             raise DataError(f"bench data: {PEER_VARIABLE}={python} did not run: {exc}") from exc
 
     def receive(self) -> Any:
-        """Wait for its next answer.
-
-        Raises:
-            DataError: It has ended.
-        """
+        """Wait for its next answer."""
         try:
             return json.loads(self._process.read_text())
         except TrainingError as exc:
@@ -47,11 +43,7 @@ class PeerProgram(Closeable):
             raise DataError(f"{self._cause} {exc}") from exc
 
     def ask(self, question: object) -> Any:
-        """Ask and wait for the answer.
-
-        Raises:
-            DataError: It has ended.
-        """
+        """Ask and wait for the answer."""
         try:
             self._process.send_text(json.dumps(question))
         except TrainingError as exc:
@@ -60,7 +52,6 @@ class PeerProgram(Closeable):
         return self.receive()
 
     def close(self) -> None:
-        """End the process."""
         self._process.close()
         self._log.cleanup()
 

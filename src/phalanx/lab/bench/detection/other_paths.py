@@ -91,11 +91,9 @@ class PathRunner(StageRunner):
         return y, x_gradient
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """As `StageRunner.take_gradients`."""
         return self._inner.take_gradients()
 
     def abandon_step(self) -> None:
-        """As `StageRunner.abandon_step`."""
         self._inner.abandon_step()
 
     @contextlib.contextmanager

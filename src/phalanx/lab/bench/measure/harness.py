@@ -35,7 +35,6 @@ class LineProcess(Closeable):
     """A module in its own process; its log is kept, and the last log line is in the error when it fails.
 
     Args:
-        command: The module and its arguments.
         program: Program that runs the command; this interpreter, which is given a module, by default.
     """
 
@@ -113,11 +112,7 @@ def start_peer(
 
 
 def parse_message(kind: type[Message], text: str) -> Message:
-    """Parse one line of an arm's input.
-
-    Raises:
-        ConfigError: It is malformed.
-    """
+    """Parse one line of an arm's input."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as exc:

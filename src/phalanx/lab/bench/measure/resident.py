@@ -40,11 +40,7 @@ def give_back_freed_memory() -> None:
 
 
 def reset_peak(pid: int | None = None) -> None:
-    """Begin the peak of this process or of another one of the same user anew.
-
-    Raises:
-        TrainingError: This system does not offer it.
-    """
+    """Begin the peak of this process or of another one of the same user anew."""
     try:
         Path(f"/proc/{pid or 'self'}/clear_refs").write_text(_FORGET_PEAK, encoding="ascii")
     except OSError as exc:
@@ -53,9 +49,6 @@ def reset_peak(pid: int | None = None) -> None:
 
 def read_resident(pid: int | None = None) -> Resident:
     """Return the memory of this process, or of another one.
-
-    Raises:
-        TrainingError: It has ended, or this system does not tell.
 
     Source: proc_pid_status(5): psutil has no peak of a process on Linux.
     """

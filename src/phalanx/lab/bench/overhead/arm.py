@@ -74,7 +74,6 @@ class Block:
 
     Attributes:
         cpu_s: CPU seconds of all processes of the arm together.
-        report: Report of the arm itself.
     """
 
     steps: int

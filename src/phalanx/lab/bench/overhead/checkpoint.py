@@ -95,11 +95,7 @@ class _CheckpointSession:
         self._num_steps = 0
 
     def run_block(self, arm: str, result: _Arm) -> None:
-        """Save once, then train `checkpoint.every` steps and wait for background writes.
-
-        Raises:
-            TrainingError: The checkpoint could not be written.
-        """
+        """Save once, then train `checkpoint.every` steps and wait for background writes."""
         self.events.clear()
         started = time.perf_counter()
         stall = self._time_action(lambda: self._save_by_arm(arm))

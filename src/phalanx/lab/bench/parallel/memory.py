@@ -101,9 +101,6 @@ def memory_row(host: RankForkServer, arm: str, run: PipelineRun, config: Paralle
     """Train a few steps and return the memory that the neediest rank added to its process.
 
     On a CPU offloaded tensors lie in the same memory, so that the plan is that of the same layout without it.
-
-    Raises:
-        TrainingError: A rank failed, or this system does not tell.
     """
     with train_crew(host, arm, run, config, cache, measures_memory=True) as crew:
         answers = crew.ask_all(steps=_STEPS)

@@ -82,11 +82,7 @@ def open_stream(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
 
 
 def world_group() -> Group:
-    """The group of all ranks.
-
-    Raises:
-        TrainingError: They have not met.
-    """
+    """The group of all ranks."""
     group = dist.group.WORLD
     if group is None:
         raise TrainingError("bench: the ranks have not met")

@@ -38,7 +38,6 @@ class TrainingSpec(StrictModel):
 
     Attributes:
         arm: One of `phalanx.lab.bench.parallel.arms.ARMS`.
-        run: The run, with its layout.
         cache: Directory of models and tokens.
         measures_memory: Freed memory goes back at once, so that peaks count living tensors alone.
     """

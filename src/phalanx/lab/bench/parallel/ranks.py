@@ -76,7 +76,6 @@ class ArmRanks(Closeable):
         return self._host.exchange_messages(self.name, crew=self._number, order=order)
 
     def close(self) -> None:
-        """End the ranks."""
         # after an error the host may be gone, and its ranks with it
         with contextlib.suppress(TrainingError):
             self._host.exchange_messages(self.name, crew=self._number, end=True)

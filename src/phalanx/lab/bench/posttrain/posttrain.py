@@ -188,9 +188,6 @@ def posttrain_rows(
     Args:
         arms: Measurements by arm name; TRL's may be missing.
         tokens: Tokens of each measured step, padding left out.
-
-    Raises:
-        TrainingError: Losses differ.
     """
     ours = arms[OURS]
     rows = []

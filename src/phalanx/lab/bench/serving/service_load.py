@@ -8,11 +8,13 @@ import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import tomli_w
 
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.harness import LineProcess
@@ -100,9 +102,8 @@ def open_gateway(engine_url: str, engine_secret: str, model: str, scratch: Path)
         "secret_file": key.name,
         "max_concurrency": 10_000,
     }
-    lines = [f"{name} = {_toml(value)}" for name, value in backend.items()]
-    text = "\n".join(('access = "access"', "[listen]", "port = 0", "[[backends]]", *lines))
-    (folder / "gateway.toml").write_text(text + "\n", encoding="utf-8")
+    config = {"access": "access", "listen": {"port": 0}, "backends": [backend]}
+    (folder / "gateway.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     command = ("phalanx", "gateway", str(folder / "gateway.toml"))
     with LineProcess("phalanx gateway", command, _ENVIRONMENT, scratch / "gateway.log") as process:
         try:
@@ -120,12 +121,6 @@ def open_stub(hold: int, scratch: Path) -> Iterator[ServedAddress]:
             yield ServedAddress(process, process.read_text().strip(), "any", "stub", scratch)
         finally:
             _terminate(process)
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(inner)}" for name, inner in value.items()) + " }"
-    return json.dumps(value)
 
 
 def _terminate(process: LineProcess) -> None:
@@ -194,7 +189,7 @@ def measure_added_latency(requests: int, scratch: Path) -> dict[str, Any]:
         connections = {}
         for name, server in (("direct", stub), ("gateway", gateway)):
             connection = http.client.HTTPConnection(server.url.removeprefix("http://"))
-            connections[name] = stack.enter_context(_closing(connection)), server
+            connections[name] = stack.enter_context(closing(connection)), server
         seconds: dict[str, list[float]] = {"direct": [], "gateway": []}
         for connection, server in connections.values():
             for _ in range(20):
@@ -211,14 +206,6 @@ def measure_added_latency(requests: int, scratch: Path) -> dict[str, Any]:
         **{f"{name}_p{p}_ms": 1e3 * values[p - 1] for name, values in quantiles.items() for p in (50, 99)},
         "gateway_cpu_ms": 1e3 * used / requests,
     }
-
-
-@contextmanager
-def _closing(connection: http.client.HTTPConnection) -> Iterator[http.client.HTTPConnection]:
-    try:
-        yield connection
-    finally:
-        connection.close()
 
 
 def _ask_once(connection: http.client.HTTPConnection, server: ServedAddress) -> float:

@@ -56,7 +56,9 @@ class AdapterLab:
             PhalanxError: Text or model cannot be had.
         """
         ids = self._private_texts[1][:1, : cell.tokens + 1]
-        gradients = self._adapter_gradients(ids)
+        loss = functional.cross_entropy(self._adapted_stage(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        a, b = torch.autograd.grad(loss, self._adapter_weights)
+        gradients = a, b
         if cell.guard != "plaintext":
             # adapters cross in fp32, so plaintext is what it is
             wire = WIRES[cell.guard]()
@@ -102,8 +104,3 @@ class AdapterLab:
     def _span_check(self) -> SpanCheck:
         every = torch.arange(self._source.vocab_size)[:, None]
         return SpanCheck(layer_inputs(self._adapted_stage, self._layer_name, every).transpose(0, 1))
-
-    def _adapter_gradients(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        loss = functional.cross_entropy(self._adapted_stage(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-        a, b = torch.autograd.grad(loss, self._adapter_weights)
-        return a, b

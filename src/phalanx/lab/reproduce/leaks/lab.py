@@ -17,7 +17,6 @@ from phalanx.models import ModelConfig, ModelSource, open_model
 from phalanx.redteam.inversion import (
     WIRES,
     CandidateSearch,
-    CutWire,
     Front,
     Guard,
     Inverter,
@@ -72,7 +71,7 @@ class LeakLab:
         public, private = self._public_and_private
         wire = WIRES[cell.guard]()
         seen, public_states = (
-            self._seen_states(wire, states, cell.depth) for states in (self._private_states, self._public_states)
+            wire.host_view(states[cell.depth].float()) for states in (self._private_states, self._public_states)
         )
         row: Row = {**asdict(cell), "tokens": private.numel(), "chance": chance_share(public, private)}
         inverters = self._make_inverters(cell.depth)
@@ -100,9 +99,6 @@ class LeakLab:
             "linear_map": LinearMap(self._front_model.embedding_table),
             "trained_inverter": TrainedInverter(self._front_model.embedding_table, steps=self._size.steps),
         }
-
-    def _seen_states(self, wire: CutWire, states: dict[int, Tensor], depth: int) -> Tensor:
-        return wire.host_view(states[depth].float())
 
     @cached_property
     def _public_and_private(self) -> tuple[Tensor, Tensor]:

@@ -69,7 +69,10 @@ def run_cell(cell: MedicalCell, bench: ArmMaterial) -> Row:
     material = bench.material
     return {
         **asdict(cell),
-        **_mean_scores(outcome),
+        **{
+            "accuracy": fmean(score.accuracy for score in outcome.scores),
+            "macro_f1": fmean(score.macro_f1 for score in outcome.scores),
+        },
         "majority": majority_share(material.train_examples, material.test_examples),
         "train": len(material.train.classes),
         "test": len(material.test.classes),
@@ -92,13 +95,6 @@ def not_measured(cell: MedicalCell, why: str) -> Row:
 def runnable_cells(cells: Sequence[MedicalCell]) -> Iterator[MedicalCell]:
     """Yield the cells with an arm that has all it needs here."""
     return (cell for cell in cells if missing_part(cell.arm) is None)
-
-
-def _mean_scores(outcome: ArmResult) -> Row:
-    return {
-        "accuracy": fmean(score.accuracy for score in outcome.scores),
-        "macro_f1": fmean(score.macro_f1 for score in outcome.scores),
-    }
 
 
 def _other_figures(outcome: ArmResult) -> Row:

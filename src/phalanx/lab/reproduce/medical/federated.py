@@ -102,7 +102,11 @@ def _run_rounds(bench: ArmMaterial, join: Join, epoch: Epoch | None = None) -> A
             last, count = epoch(trainer, client, number)
             loss, steps = loss + share * last, steps + share * count
             updates.append(_flatten_weights(trainer.state_tensors()) - _flatten_weights(common))
-        _add_update(common, join(torch.stack(updates), shares))
+        update = join(torch.stack(updates), shares)
+        place = 0
+        for value in _weight_tensors(common):
+            value.add_(update[place : place + value.numel()].view_as(value))
+            place += value.numel()
     trainer.load_state(common, 0)
     return bench.make_result(trainer, bench.front, round(steps), loss, {"rounds": bench.size.epochs})
 
@@ -217,10 +221,3 @@ def _weight_tensors(state: State) -> Iterator[Tensor]:
 
 def _flatten_weights(state: State) -> Tensor:
     return torch.cat([value.flatten() for value in _weight_tensors(state)])
-
-
-def _add_update(state: State, update: Tensor) -> None:
-    place = 0
-    for value in _weight_tensors(state):
-        value.add_(update[place : place + value.numel()].view_as(value))
-        place += value.numel()

@@ -1,20 +1,20 @@
 """The facts about each model family, without torch; `phalanx.models.FAMILIES` has the code of the same families."""
 
-from phalanx.planner.model.families.bert import BERT
-from phalanx.planner.model.families.bloom import BLOOM
+from phalanx.planner.model.families.written import BERT
+from phalanx.planner.model.families.written import BLOOM
 from phalanx.planner.model.families.facts import (
     FamilyFacts as FamilyFacts,
     Feed as Feed,
     SharedAxis as SharedAxis,
     SlicingRule as SlicingRule,
 )
-from phalanx.planner.model.families.falcon import FALCON
-from phalanx.planner.model.families.gpt2 import GPT2
-from phalanx.planner.model.families.modernbert import MODERNBERT
-from phalanx.planner.model.families.opt import OPT
+from phalanx.planner.model.families.written import FALCON
+from phalanx.planner.model.families.written import GPT2
+from phalanx.planner.model.families.written import MODERNBERT
+from phalanx.planner.model.families.written import OPT
 from phalanx.planner.model.families.planned import LLAMA, PLANNED
-from phalanx.planner.model.families.qwen3_moe import QWEN3_MOE
-from phalanx.planner.model.families.t5 import T5
+from phalanx.planner.model.families.written import QWEN3_MOE
+from phalanx.planner.model.families.written import T5
 
 FAMILIES: dict[str, FamilyFacts] = {
     "bert": BERT,

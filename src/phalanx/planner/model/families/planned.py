@@ -46,7 +46,6 @@ class PlannedFamily:
         head_norm: Whether queries and keys have norms, over each head or over all heads together.
         activation: Config key of the MLP's activation function, with transformers' default.
         tied: transformers' default of ``tie_word_embeddings``.
-        head_bias: The head has a bias.
         rms: Norms are composed of several kernels.
         heads_first: See `FamilyFacts`.
         per_head: See `FamilyFacts`.

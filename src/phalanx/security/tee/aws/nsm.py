@@ -30,7 +30,6 @@ class NsmAttester:
     """An attester that asks the module for a document with a binding as its user data.
 
     Args:
-        root: Root of the file system.
         ask: Sends a request to the device at a path and returns its response.
     """
 

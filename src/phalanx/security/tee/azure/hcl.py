@@ -71,11 +71,7 @@ def parse_hcl_report(data: bytes) -> HclReport:
 
 
 def check_runtime(runtime: bytes, report_data: bytes) -> None:
-    """Check that the hardware signed the hash of this runtime data, and nothing beside it.
-
-    Raises:
-        RefusedEvidenceError: It signed something else.
-    """
+    """Check that the hardware signed the hash of this runtime data, and nothing beside it."""
     expected = hashlib.sha256(runtime).digest().ljust(len(report_data), b"\0")
     if not hmac.compare_digest(expected, report_data):
         raise RefusedEvidenceError(

@@ -39,7 +39,6 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
     """Return the path from a certificate to a pinned root.
 
     Args:
-        leaf: The certificate of a signer.
         others: Certificates that came along, in any order; each must be on the path, or one of the pinned roots.
 
     Returns:

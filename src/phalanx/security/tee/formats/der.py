@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from phalanx.security.tee.formats.reader import ByteReader, malformed_error
 
 BOOLEAN, INTEGER, BIT_STRING, OCTET_STRING, NULL, OID = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06
-ENUMERATED, UTF8_STRING, SEQUENCE, SET = 0x0A, 0x0C, 0x30, 0x31
+ENUMERATED, SEQUENCE, SET = 0x0A, 0x30, 0x31
 PRINTABLE_STRING, IA5_STRING, UTC_TIME, GENERALIZED_TIME = 0x13, 0x16, 0x17, 0x18
 _MAX_LENGTH_BYTES = 3
 _MAX_INTEGER_BYTES = 64

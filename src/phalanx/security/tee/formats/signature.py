@@ -57,7 +57,6 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
 
     Args:
         spki: Public key of the signer.
-        signature: Signature in the encoding of certificates.
         where: Name of the signed data in error messages.
 
     Raises:

@@ -39,7 +39,10 @@ def check_signed_document(root: XmlElement, trust: Trust, where: str) -> tuple[C
     Raises:
         RefusedEvidenceError: Another form of signature, an altered document, or an untrusted signer.
     """
-    signature = _find_signature(root, where)
+    signatures = [element for element in root.child_elements if element.expanded_name == (DSIG, "Signature")]
+    if len(signatures) != 1 or root.child_elements[-1] is not signatures[0]:
+        raise malformed_error(where, f"{len(signatures)} signatures, expected one at its end")
+    signature = signatures[0]
     info, value, key_info = _check_children(signature, ("SignedInfo", "SignatureValue", "KeyInfo"), where)
     digest = _digest_of_document(info, where)
     if not hmac.compare_digest(hashlib.sha384(canonical_xml(root, without=signature)).digest(), digest):
@@ -54,13 +57,6 @@ def check_signed_document(root: XmlElement, trust: Trust, where: str) -> tuple[C
         raise malformed_error(where, f"a signature of {len(raw)} bytes, expected {_SIGNATURE_BYTES}")
     check_raw_ecdsa(certificates[0].public_key, ec.SECP384R1, raw, canonical_xml(info), where)
     return path
-
-
-def _find_signature(root: XmlElement, where: str) -> XmlElement:
-    signatures = [element for element in root.child_elements if element.expanded_name == (DSIG, "Signature")]
-    if len(signatures) != 1 or root.child_elements[-1] is not signatures[0]:
-        raise malformed_error(where, f"{len(signatures)} signatures, expected one at its end")
-    return signatures[0]
 
 
 def _digest_of_document(info: XmlElement, where: str) -> bytes:

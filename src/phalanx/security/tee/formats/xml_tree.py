@@ -124,7 +124,6 @@ def canonical_xml(element: XmlElement, without: XmlElement | None = None) -> byt
     """Write an element in the canonical form; as a part of its document, with the namespaces that are in scope there.
 
     Args:
-        element: The root, or a part.
         without: An element below it that is left out.
     """
     return "".join(_write_element(element, without, {})).encode("utf-8")

@@ -92,7 +92,13 @@ def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: T
         raise RefusedEvidenceError(
             RefusedEvidenceReason.WRONG_SIGNER, f"quote: signed below {certificates[0].subject_name!r}, no PCK"
         )
-    _check_all_lists(collateral, {certificate.subject for certificate in path[1:]})
+    # A list that covers nothing on the path was left unchecked, so it is refused instead
+    issuers = {certificate.subject for certificate in path[1:]}
+    strangers = [crl for crl in collateral.lists if crl.issuer not in issuers]
+    if strangers:
+        raise RefusedEvidenceError(
+            RefusedEvidenceReason.BAD_CHAIN, "collateral: a revocation list of an authority off the path"
+        )
     check_raw_ecdsa(
         certificates[0].public_key, ec.SECP256R1, quote.qe_signature, quote.qe_report, "report of the quoting enclave"
     )
@@ -101,15 +107,6 @@ def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: T
     level = _appraise_level(quote, collateral, pck)
     _check_level(level, collateral, reference)
     return CheckedQuote(quote, level, pck, collateral.tcb_info.evaluation, min(collateral.expires, first_end(path)))
-
-
-def _check_all_lists(collateral: Collateral, issuers: set[bytes]) -> None:
-    """A list that covers nothing on the path was left unchecked, so it is refused instead."""
-    strangers = [crl for crl in collateral.lists if crl.issuer not in issuers]
-    if strangers:
-        raise RefusedEvidenceError(
-            RefusedEvidenceReason.BAD_CHAIN, "collateral: a revocation list of an authority off the path"
-        )
 
 
 def _check_attestation_key(quote: Quote) -> None:

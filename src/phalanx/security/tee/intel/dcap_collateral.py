@@ -41,7 +41,6 @@ class Collateral:
 
     Attributes:
         trust: The caller's, with the revocation lists added, and lists required.
-        lists: Revocation lists of the chain.
         crl_chain: PEM of the authority that issued the PCK certificates.
         pck_chain: PEM of the chain that the quote has too; None where it was not sent.
         expires: Earliest end of a table or list.

@@ -20,7 +20,6 @@ class GramineAttester:
     """An attester that writes a binding and reads the quote over it; the files are the process's own.
 
     Args:
-        root: Root of the file system.
         endorsements: Named documents that are sent with the evidence, such as ``collateral``.
     """
 

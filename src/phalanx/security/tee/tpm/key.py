@@ -91,11 +91,7 @@ def trusted_ak(evidence: Evidence, reference: TpmReference, trust: Trust) -> Tru
 
 
 def check_attestation_key(ak: TpmPublic) -> None:
-    """Check that the key signs only structures made by the TPM itself, and cannot leave it.
-
-    Raises:
-        RefusedEvidenceError: Its attributes allow more.
-    """
+    """Check that the key signs only structures made by the TPM itself, and cannot leave it."""
     if ak.attributes & _AK_MUST != _AK_MUST or ak.attributes & structures.DECRYPT:
         raise RefusedEvidenceError(
             RefusedEvidenceReason.WRONG_SIGNER,

@@ -29,7 +29,6 @@ class TpmQuote:
     Attributes:
         signer: Qualified name of the key.
         extra_data: Data that the verifier had the TPM sign.
-        reset_count: Number of resets of the TPM.
         restart_count: Number of restarts since the last reset.
         safe: Whether the TPM's clock is known not to have gone back.
         firmware: Version, of the vendor's own form.

@@ -109,11 +109,7 @@ def size_prefixed(data: bytes) -> bytes:
 
 
 def pcr_selection(indexes: Iterable[int]) -> bytes:
-    """Write which PCRs of the SHA-256 bank are meant.
-
-    Raises:
-        TpmError: None, or a number that no PCR has.
-    """
+    """Write which PCRs of the SHA-256 bank are meant."""
     chosen = tuple(indexes)
     if not chosen or not all(0 <= pcr <= MAX_PCR for pcr in chosen):
         raise TpmError(f"TPM: PCRs {chosen}, expected one or more of 0 to {MAX_PCR}")

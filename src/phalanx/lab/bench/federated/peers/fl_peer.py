@@ -58,7 +58,9 @@ def main(path: str, engine: str, orders: IO[str], answers: IO[str]) -> None:
         (home / "answers").open(encoding="utf-8") as answer_file,
     ):
         package = "nvflare" if engine == "NVFlare simulator" else "flwr"
-        _write_json_row(answers, {"version": importlib.import_module("importlib.metadata").version(package)})
+        what = {"version": importlib.import_module("importlib.metadata").version(package)}
+        answers.write(json.dumps(what) + "\n")
+        answers.flush()
         for order in orders:
             order_file.write(order)
             order_file.flush()
@@ -140,11 +142,6 @@ def _end_with(process: subprocess.Popen[bytes]) -> None:
         return
     sys.stderr.write(f"the engine ended with {process.returncode}; see the logs beside the order\n")
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _write_json_row(answers: IO[str], what: dict[str, Any]) -> None:
-    answers.write(json.dumps(what) + "\n")
-    answers.flush()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lie only where an audit is unlikely, going by the audits so far."""
+"""Attacks that depend on when the party is audited."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from torch import Tensor
 from phalanx.lab.attacks.messages.message_attack import HonestMessage
 from phalanx.lab.attacks.messages.sign_flip import SignFlip
 from phalanx.pipeline import AttackConfig, StageCopy
-from phalanx.pipeline.protocol.messages import AuditReport, FetchReply
-from phalanx.testing import OutgoingMessage
+from phalanx.pipeline.protocol.messages import AuditReport, Bulk, FetchReply
+from phalanx.testing import OutgoingMessage, WorkerCrash
 
 
 class AuditAware(SignFlip):
@@ -27,7 +27,6 @@ class AuditAware(SignFlip):
         self._num_microbatches = 0
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """As any liar."""
         self._num_microbatches = copy.plan.microbatches
         return super().wrap_copy(copy, held)
 
@@ -46,3 +45,28 @@ class AuditAware(SignFlip):
         count = round(self.strength * self._num_microbatches)
         by_count = sorted(range(self._num_microbatches), key=lambda m: (-self._audited[m], m))
         return set(by_count[:count])
+
+
+_CHALLENGES = ("weights", "undo")
+
+
+class CrashWhenChallenged(SignFlip):
+    """Flips signs; once it has lied, the first request for its tensors or weights ends the process."""
+
+    def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
+        super().__init__(config, party, log)
+        self._has_lied = False
+
+    def falsify_message(self, work: HonestMessage) -> Tensor:
+        """Lie, and remember that there was a lie."""
+        sent = super().falsify_message(work)
+        self._has_lied |= sent is not work.result
+        return sent
+
+    def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
+        """Crash instead of answering a challenge."""
+        message = outgoing.message
+        challenged = isinstance(message, FetchReply) or (isinstance(message, Bulk) and message.purpose in _CHALLENGES)
+        if challenged and self._has_lied:
+            raise WorkerCrash(f"{self.party} was asked for what it sent")
+        return (outgoing,)
