@@ -35,8 +35,10 @@ def test_a_chat_is_answered_under_the_public_name_without_fields_of_the_engine(l
     assert answer.model_extra == {"phalanx": {"marked": ["no (engine behind a gateway)"], "gateway_filters": []}}
     path, body, headers = lab.local.requests[0]
     assert path == "/v1/chat/completions"
+    assert len(body.pop("cache_salt")) == 64
     assert body == {
         "model": "inner/small",
+        "cache_prompt": False,
         "messages": [{"role": "user", "content": "say hello"}],
         "max_tokens": 64,
         "seed": 1,
