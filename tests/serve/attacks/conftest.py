@@ -121,7 +121,7 @@ def note_attack():
         rows = [*(json.loads(path.read_text())["rows"] if path.exists() else ()), *rows]
         from phalanx.lab.bench.measure.machine import load_average, result_context
 
-        command = "PHALANX_ATTACK_RESULTS=FILE pytest tests/serve/attacks"
+        command = "PHALANX_ATTACK_RESULTS=FILE python -m pytest tests/serve/attacks"
         head = {"name": "served-attacks", "command": command, **result_context(load_average())}
         path.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
 
