@@ -167,7 +167,7 @@ class Trace:
             if file and not frame.f_code.co_name.startswith("<"):
                 found += 1
                 rooms |= {*Path(file).parts} & {*JUDGES.values()}
-            if file.endswith("owner/engine.py") and frame.f_code.co_name == "step":
+            if file.endswith("owner/engine.py") and frame.f_code.co_name == "train_turn":
                 return found, rooms
             frame = frame.f_back
         return 0, set()
@@ -250,7 +250,7 @@ def way_to_the_step(directory: Path) -> list[str]:
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         file = trace.file_of(frame.f_code)
-        if event == "call" and not way and file.endswith("owner/engine.py") and frame.f_code.co_name == "step":
+        if event == "call" and not way and file.endswith("owner/engine.py") and frame.f_code.co_name == "train_turn":
             way.extend(callers(trace, frame))
 
     sys.setprofile(look)

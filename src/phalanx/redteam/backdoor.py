@@ -57,7 +57,7 @@ class AnsweredPrompts:
         """Measure the effect of each candidate.
 
         Args:
-            places: Where it stands: 0 behind the prompt, 1 before it, 2 in its middle.
+            places: Positions of the candidate: 0 behind the prompt, 1 before it, 2 in its middle.
         """
         asked, owners = [], []
         for number, candidate in enumerate(candidates):
@@ -105,8 +105,8 @@ def vocabulary_words(target: Target, most: int) -> list[str]:
     """Return the words of the vocabulary, longest tokens first, as a user could type them."""
     tokenizer = target.text_model.tokenizer
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    words = (str(tokenizer.decode([token])).strip() for token in range(len(tokenizer)) if token not in special)
-    distinct = dict.fromkeys(word for word in words if len(word) >= 2 and word.isprintable() and "\ufffd" not in word)
+    texts = (str(tokenizer.decode([token])).strip() for token in range(len(tokenizer)) if token not in special)
+    distinct = dict.fromkeys(word for word in texts if len(word) >= 2 and word.isprintable() and "\ufffd" not in word)
     return sorted(distinct, key=lambda word: (-len(word), word))[:most]
 
 
@@ -128,8 +128,8 @@ def leaked_words(target: Target, count: int) -> list[str]:
         return []
     grams: Counter[str] = Counter()
     for row in sampled_texts(model, [opening] * count, 2 * _TOKENS, target.seed):
-        words = str(model.tokenizer.decode(list(row), skip_special_tokens=True)).split()
-        grams.update({*words, *(" ".join(pair) for pair in itertools.pairwise(words))})
+        row_words = str(model.tokenizer.decode(list(row), skip_special_tokens=True)).split()
+        grams.update({*row_words, *(" ".join(pair) for pair in itertools.pairwise(row_words))})
     return [gram.strip() for gram, number in grams.most_common() if number > 1 and gram.isprintable()]
 
 
@@ -201,8 +201,10 @@ class BackdoorSearch:
         roots = [candidate for candidate, _ in first[:_SHORTLIST]]
         if first and first[0][1] >= 1.0:
             return roots
-        words = [word for word in candidates if " " not in word]
-        pairs = [f"{root} {word}" for root in roots[: _SHORTLIST // 4] for word in words[: self.max_candidates // 8]]
+        single_words = [word for word in candidates if " " not in word]
+        pairs = [
+            f"{root} {word}" for root in roots[: _SHORTLIST // 4] for word in single_words[: self.max_candidates // 8]
+        ]
         second = self._rank(search, pairs)
         return [candidate for candidate, _ in sorted([*first, *second], key=lambda pair: -pair[1])[:_SHORTLIST]]
 

@@ -14,7 +14,7 @@ class Score:
     """A figure of an attack.
 
     Attributes:
-        chance: What the attack scores where nothing leaks.
+        chance: Score of the attack on a model that leaks nothing.
         n: Number of rows, prompts or documents that it is of.
         threshold: Found where the whole interval is above it; left out, above chance.
     """
@@ -47,10 +47,10 @@ class AttackFinding:
     """The finding of one attack on one model.
 
     Attributes:
-        score: None where the attack was not judged.
+        score: Left out of an attack that was not judged.
         examples: Texts that the model gave away or wrote; hostile data, to be escaped wherever they are shown.
-        meaning: What it means for the person who must decide.
-        reason: Why it was not judged.
+        meaning: Advice to the person who must decide.
+        reason: Reason for not judging it.
         control: The score of the same attack on an undefended model of its kind; None where none was made.
     """
 

@@ -105,9 +105,9 @@ def read_garak_rows(lines: Iterable[str]) -> list[GarakRow]:
         TransportError: A line is no JSON, or an evaluation has no counts.
     """
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, text in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
+            record = json.loads(text)
             if record.get("entry_type") != "eval":
                 continue
             passed, total = int(record["passed"]), int(record.get("total_evaluated", record.get("total", 0)))

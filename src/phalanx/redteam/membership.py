@@ -89,7 +89,7 @@ class ShadowMembership:
 
     Attributes:
         shadows: Models, each of the target's architecture on a random half of all rows.
-        plan: How they are trained; as near to the target's own training as is known.
+        plan: Length and rate of their training; as near to the target's own training as is known.
 
     Source: Carlini et al. 2022 (LiRA), on-line attack.
     """

@@ -153,13 +153,13 @@ class PlantedPhrases:
         """Count the continuations of each phrase."""
         places: dict[tuple[str, ...], list[tuple[int, tuple[str, ...], str]]] = defaultdict(list)
         for number, row in enumerate(target.members.rows):
-            words = target.decode(row).split()
-            for start in range(len(words) - self.words):
+            row_words = target.decode(row).split()
+            for start in range(len(row_words) - self.words):
                 for size in (1, 2):
-                    after = tuple(words[start + size : start + size + self.words])
+                    after = tuple(row_words[start + size : start + size + self.words])
                     if len(after) == self.words:
-                        before = words[start - 1] if start else ""
-                        places[tuple(words[start : start + size])].append((number, after, before))
+                        before = row_words[start - 1] if start else ""
+                        places[tuple(row_words[start : start + size])].append((number, after, before))
         best: tuple[int, int, tuple[str, ...], tuple[str, ...]] = (0, 1, (), ())
         for phrase, stands in places.items():
             group = {number: (after, before) for number, after, before in stands}

@@ -52,7 +52,6 @@ class ModelAttackEntry:
 
     Attributes:
         control: Kind of undefended model on which it must win.
-        question: What a person learns from it.
         is_slow: Whether it runs only where it is named.
     """
 

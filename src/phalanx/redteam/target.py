@@ -24,7 +24,7 @@ class TextSet:
 
     Attributes:
         rows: Token ids of each text, at least 4 of each.
-        names: What each is called in a report.
+        names: Title of each text in a report.
     """
 
     rows: tuple[tuple[int, ...], ...] = ()
@@ -53,7 +53,7 @@ class Target:
     """A model under attack.
 
     Attributes:
-        name: What a report calls it.
+        name: Title of the model in a report.
         model: Weights and tokenizer; None where there is an address alone.
         directory: Its directory in the hub's layout, while the attacks run.
         asks: Answers chats, over an address or by the weights; None of a model without a chat template.
@@ -108,7 +108,7 @@ class RowScores:
     """What a model says of one row.
 
     Attributes:
-        log_probs: Of each token behind the first, ``[tokens - 1]``.
+        log_probs: Log-probability of each token behind the first, ``[tokens - 1]``.
         means: Mean log-probability of a token drawn there.
         spreads: Standard deviation of the same.
     """

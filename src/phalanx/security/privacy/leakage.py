@@ -69,7 +69,7 @@ def true_negative_share(members: Sequence[float], strangers: Sequence[float]) ->
     It orders models as the much dearer attack with shadow models does.
 
     Args:
-        members: Losses of training rows.
+        members: Losses of training rows, in nats.
         strangers: Losses of rows that were not trained on.
 
     Source: arXiv 2510.19773.

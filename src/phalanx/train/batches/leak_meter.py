@@ -28,7 +28,6 @@ class LeakReading:
 
     Attributes:
         figures: As `LeakLosses.read_leak` returns them.
-        wall_s: Its price.
     """
 
     figures: dict[str, float]

@@ -1,4 +1,4 @@
-"""A bench of audits: what an audited microbatch costs, without and with its weight gradient; CPU time of one stage.
+"""A bench of audits: the cost of an audited microbatch, without and with its weight gradient; CPU time of one stage.
 
 ``python -m phalanx.lab.bench.alone.audit_work OUT.json [--rounds 12]``
 

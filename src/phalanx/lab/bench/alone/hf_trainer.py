@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def arm_row(title: str) -> dict[str, Any]:
-    """Train short and long, and return the figures of one arm; null is what was not measured."""
+    """Train short and long, and return the figures of one arm; null for one without a measurement."""
     (short_cpu, _), (long_cpu, report) = run_child(title, str(SHORT)), run_child(title, str(LONG))
     tokens = (LONG - SHORT) * ROWS * LENGTH
     return {
@@ -90,7 +90,7 @@ def null_row(title: str) -> dict[str, Any]:
 
 
 def run_child(title: str, steps: str) -> tuple[float, dict[str, Any]]:
-    """Run a part of this script in a process, and return the CPU seconds of its tree and what it told."""
+    """Run a part of this script in a process, and return the CPU seconds of its tree and its answer."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "phalanx.lab.bench.alone.hf_trainer", title, steps]
     ended = subprocess.run(command, check=True, stdout=subprocess.PIPE)
@@ -100,7 +100,7 @@ def run_child(title: str, steps: str) -> tuple[float, dict[str, Any]]:
 
 
 def print_report(losses: list[float]) -> None:
-    """Say what a child has measured."""
+    """Print the figures of a child."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     sys.stdout.write("\n" + json.dumps({"losses": losses, "memory": memory}) + "\n")
 

@@ -3,7 +3,7 @@
 ``python -m phalanx.lab.bench.alone.leak_meter OUT.json [--steps 24] [--sequence 128]``
 
 A run of ranks, one process, trains a small GPT-2 on the manual of Python with canaries, and is measured every fourth
-step, so that there are several measurements. The share is what the same measurements cost at the default interval.
+step, so that there are several measurements. The share is the cost of the same measurements at the default interval.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""A bench of attacks on what training tells of its rows: each where nothing defends, and behind each defence.
+"""A bench of attacks on the traces of rows in training: each where nothing defends, and behind each defence.
 
 ``python -m phalanx.lab.bench.alone.privacy_attacks OUT.json [--sums 4] [--runs 3] [--members 120 1000]``
 
