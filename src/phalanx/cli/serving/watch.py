@@ -8,7 +8,6 @@ import typer
 
 from phalanx.cli.answers.answer import Answer, for_programs, print_object
 from phalanx.cli.console import print_line
-from phalanx.cli.serving.options import require_server
 
 if TYPE_CHECKING:
     from phalanx.watch.server import WatchAddresses
@@ -44,6 +43,8 @@ def watch(
     """Watch training runs: a live page, metrics, traces and alerts, from the files of their directories alone."""
     if card:
         return _print_cards(run_dirs)
+    from phalanx.cli.serving.options import require_server
+
     require_server()
     from phalanx.watch import RunWatchConfig, WatchPlan, load_run_watch, look_once, watch_runs
 
