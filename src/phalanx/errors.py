@@ -275,7 +275,7 @@ class SpikeError(FailedBatchError, code="PHX-R013"):
         gradient_norm: Norm of the whole gradient before clipping.
     """
 
-    def __init__(self, message: str, loss: float, gradient_norm: float) -> None:
+    def __init__(self, message: str, loss: float = float("nan"), gradient_norm: float = float("nan")) -> None:
         super().__init__(message)
         self.loss, self.gradient_norm = loss, gradient_norm
 

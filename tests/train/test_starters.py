@@ -80,8 +80,8 @@ def test_every_way_to_begin_is_a_valid_run_file(begun, texts, model, way):
 @pytest.mark.parametrize(
     ("way", "digest"),
     [
-        ("scratch", "a970c41d21d837b4"),
-        ("remote", "15a9c86f49a46357"),
+        ("scratch", "4780a66361574382"),
+        ("remote", "8b228d528b1fefb4"),
         ("cluster", "0c46f95db7470df9"),
         ("split", "05a0355eb0051fbe"),
         ("federated", "c242c4584d03fcdf"),
