@@ -64,6 +64,8 @@ class Recorder:
         }
         self._module(monkeypatch, "phalanx.train", plays_rank=lambda run: self.is_rank, **verbs)
         self._module(monkeypatch, "phalanx.report", write_report=self.write_report, check_run=lambda run_dir: None)
+        cards = dict.fromkeys(("make_card", "remove_card", "write_card"), lambda *what: None)
+        self._module(monkeypatch, "phalanx.watch.post_mortem", needs_card=lambda summary: False, **cards)
         self._module(monkeypatch, "phalanx.lab.bench", BENCHES={"pipeline": self.bench}, KEEPING_ROWS={})
 
     def _module(self, monkeypatch: pytest.MonkeyPatch, name: str, **members: object) -> None:
