@@ -177,7 +177,7 @@ def icd_package(sizes: list[int]):
 
 
 def test_chapters_that_are_large_enough_have_as_many_titles_each(monkeypatch):
-    monkeypatch.setattr(icd10, "_import_package", lambda: icd_package([150, 149, 200]))
+    monkeypatch.setattr(icd10.importlib, "import_module", lambda name: icd_package([150, 149, 200]))
 
     labelled = load_icd10()
 
@@ -188,7 +188,7 @@ def test_chapters_that_are_large_enough_have_as_many_titles_each(monkeypatch):
 
 
 def test_another_package_or_none_is_refused(monkeypatch):
-    monkeypatch.setattr(icd10, "_import_package", SimpleNamespace)
+    monkeypatch.setattr(icd10.importlib, "import_module", lambda name: SimpleNamespace())
     with pytest.raises(DataError, match="is not the expected package"):
         load_icd10()
     monkeypatch.undo()
