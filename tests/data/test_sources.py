@@ -192,6 +192,7 @@ def test_a_fingerprint_follows_content_names_and_options(tmp_path):
 
 def test_the_table_of_sources_is_the_list_of_kinds():
     assert sorted(SOURCES) == [
+        "canaries",
         "code",
         "csv",
         "dialogue",
