@@ -37,7 +37,7 @@ pa = pytest.importorskip("pyarrow")
 zstandard = pytest.importorskip("zstandard")
 
 TREES, MANY_TREES = 100, 1000
-WITHOUT_FILES = {"python_manual", "python_docstrings"}
+WITHOUT_FILES = {"canaries", "python_manual", "python_docstrings"}
 """Sources that read what Python itself carries."""
 
 
