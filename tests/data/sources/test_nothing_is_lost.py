@@ -38,7 +38,7 @@ zstandard = pytest.importorskip("zstandard")
 
 TREES, MANY_TREES = 100, 1000
 WITHOUT_FILES = {"canaries", "python_manual", "python_docstrings"}
-"""Sources that read what Python itself carries."""
+"""Sources that read what Python itself carries, or make their texts."""
 
 
 def _book():
