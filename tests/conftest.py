@@ -26,6 +26,13 @@ if "PHALANX_TEST_HOME" not in os.environ:
 
 pytest_plugins = ("slow_shares", "known_skips", "unseen_tests", "pytester")
 
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Begin each test in the checkout, wherever an earlier one has left this process."""
+    os.chdir(item.config.rootpath)
+
+
 STATE_SHAPES = ("phalanx.objectives",)
 """Packages with shapes in their signatures; a test holds that there are no others."""
 
