@@ -43,8 +43,8 @@ TRAINING_ACTIONS: dict[str, str] = {
         "FILE) and revoke its certificate (phalanx peers RUN --revoke NAME --reason convicted)."
     ),
     "security": (
-        "Somebody does what the run does not allow. Read the event in the section Security events of the page; "
-        "for a party, phalanx peers RUN --revoke NAME; for a reader without a session, find out who has access to "
+        "A party or reader broke a rule, or a stage is checked less than it was. Read the event in the section "
+        "Security events of the page; for a party, phalanx peers RUN --revoke NAME; for a reader without a session, find out who has access to "
         "this machine."
     ),
     "canary": (
