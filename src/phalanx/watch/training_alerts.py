@@ -44,8 +44,8 @@ TRAINING_ACTIONS: dict[str, str] = {
     ),
     "security": (
         "A party or reader broke a rule, or a stage is checked less than it was. Read the event in the section "
-        "Security events of the page; for a party, phalanx peers RUN --revoke NAME; for a reader without a session, find out who has access to "
-        "this machine."
+        "Security events of the page; for a party, phalanx peers RUN --revoke NAME; for a reader without a session, "
+        "find out who has access to this machine."
     ),
     "canary": (
         "The model can recite what it was trained on. Stop the run, go back to a checkpoint before the curve "
