@@ -162,7 +162,9 @@ def test_a_task_that_ray_lost_for_good_ends_the_build_with_what_to_do(worker):
         list(on_ray(worker, Ray(loses=[json.dumps(task)])).perform_tasks([task]))
 
 
-def test_an_error_on_ray_is_the_error_here(worker):
+def test_an_error_on_ray_is_the_error_here(worker, monkeypatch):
+    # a process of Ray changes its directory; monkeypatch goes back
+    monkeypatch.chdir(".")
     job = {**worker.to_job(), "code": "another", "directory": str(worker.home)}
 
     found = json.loads(perform_task(json.dumps(job), json.dumps({})))
