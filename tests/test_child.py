@@ -159,11 +159,11 @@ import sys, threading
 from phalanx.child import write_stacks_on_request
 
 def wait_for_ever():
+    print("ready", flush=True)
     threading.Event().wait()
 
 if sys.argv[1] == "writes":
     write_stacks_on_request()
-print("ready", flush=True)
 wait_for_ever()
 """
 
@@ -172,14 +172,13 @@ wait_for_ever()
 def test_a_child_that_hangs_leaves_its_stacks_before_it_is_killed(tmp_path, kind):
     log = tmp_path / "child.log"
     process = PythonProcess((HANGING, kind), {}, log, piped=True, program=(sys.executable, "-c"))
-    assert process.popen.stdout.readline() == "ready\n"
+    with process.popen.stdout, process.popen.stdin:
+        assert process.popen.stdout.readline() == "ready\n"
 
-    request_stacks(process.pid, log)
-    process.kill()
+        request_stacks(process.pid, log)
+        process.kill()
 
     assert ("wait_for_ever" in log.read_text()) == (kind == "writes")
-    process.popen.stdout.close()
-    process.popen.stdin.close()
 
 
 def test_stacks_of_a_process_that_is_gone_are_not_waited_for(tmp_path):

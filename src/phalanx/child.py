@@ -321,10 +321,16 @@ def request_stacks(pid: int, log: Path) -> None:
     One that takes no such request is ended by it: ask only a process that is to be killed.
     """
     with contextlib.suppress(OSError):
-        size, deadline = log.stat().st_size, time.monotonic() + _SECONDS_FOR_STACKS
+        first_size = last_size = log.stat().st_size
+        deadline = time.monotonic() + _SECONDS_FOR_STACKS
         os.kill(pid, STACK_SIGNAL)
-        while log.stat().st_size == size and time.monotonic() < deadline and psutil.pid_exists(pid):
-            time.sleep(0.005)
+        while time.monotonic() < deadline and psutil.pid_exists(pid):
+            time.sleep(0.02)
+            size = log.stat().st_size
+            # stacks are written frame by frame: they are whole when the log has stopped to grow
+            if first_size < size == last_size:
+                break
+            last_size = size
 
 
 def last_lines(log: Path, num_lines: int = 1, otherwise: str = "(no output)") -> str:
