@@ -190,18 +190,30 @@ def account(kind, home, draw):
     return len(sizes), len(found), sum(raw_bytes(record) for records in found.values() for record in records)
 
 
+def assert_most_trees_are_read(counts):
+    """Tell that the trees were no empty ones, in which every byte is easily accounted for."""
+    read = [(num_files, num_bytes) for _, num_files, num_bytes in counts if num_files]
+    assert len(read) > len(counts) / 2
+    assert sum(num_files for num_files, _ in read) > len(read)
+    assert sum(num_bytes for _, num_bytes in read) > 0
+
+
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_byte_of_a_hundred_trees_of_each_kind_is_told_of(tmp_path, kind):
-    for number in range(TREES):
-        account(kind, tmp_path / str(number), random.Random(f"{kind} {number}"))
+    counts = [account(kind, tmp_path / str(number), random.Random(f"{kind} {number}")) for number in range(TREES)]
+
+    assert_most_trees_are_read(counts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", SOURCES)
 def test_every_byte_of_a_thousand_trees_of_each_kind_is_told_of(tmp_path, kind):
+    counts = []
     for number in range(TREES, MANY_TREES):
-        account(kind, tmp_path / str(number), random.Random(f"{kind} {number}"))
+        counts.append(account(kind, tmp_path / str(number), random.Random(f"{kind} {number}")))
         shutil.rmtree(tmp_path / str(number))
+
+    assert_most_trees_are_read(counts)
 
 
 def test_every_source_of_files_is_tried(tmp_path):
