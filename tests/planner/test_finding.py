@@ -63,6 +63,13 @@ def test_how_likely_one_message_is_met_is_what_the_draws_do(microbatches, rate, 
     assert met == pytest.approx(found.probability, abs=0.03)
 
 
+def test_a_run_of_economy_has_steps_without_an_audit():
+    draw = AuditDraw.from_guard(b"k" * 32, bytes(32), GuardConfig(preset="economy"))
+    drawn = [draw.draw_microbatches(step=step, epoch=0, stage=1, num_microbatches=8) for step in range(4000)]
+
+    assert sum(map(bool, drawn)) / len(drawn) == pytest.approx(1 / 8, abs=0.02)
+
+
 def test_missed_counts_every_choice():
     for drawn, wrong in itertools.product(range(1, 6), range(6)):
         choices = list(itertools.combinations(range(6), drawn))

@@ -5,7 +5,7 @@ import pytest
 from phalanx.config import digest_config, dump_toml
 from phalanx.pipeline import PRESETS
 from phalanx.train import load_run
-from phalanx.train.setup.guard_outlook import preset_in_words
+from phalanx.train.setup.guard_outlook import predict_guard, preset_in_words
 
 STANDARD = PRESETS["standard"]
 
@@ -56,6 +56,20 @@ def test_an_override_without_a_preset_gets_standard_as_well(read):
 
     assert values(guard) == {**STANDARD, "audit_rate": 0.25}
     assert preset_in_words(guard) == "standard, with audit_rate = 0.25"
+
+
+def test_a_preset_that_may_skip_steps_is_named_with_it_and_priced_for_it(read):
+    economy, light = read("[guard]\npreset = 'economy'\n"), read("[guard]\npreset = 'light'\n")
+    (odds, price), (dearer_odds, dearer) = predict_guard(economy, 0.5), predict_guard(light, 0.5)
+
+    assert preset_in_words(economy.guard) == "economy"
+    assert preset_in_words(read("[guard]\npreset = 'light'\n", "guard.min_audits=0").guard) == (
+        "light, with min_audits = 0"
+    )
+    # 8 microbatches: an audit in every eighth step, not in each
+    assert odds[0].probability == pytest.approx(1 - (7 / 8) * (255 / 256) ** 2)
+    assert dearer_odds[0].probability == 1.0
+    assert price.extra_compute < dearer.extra_compute / 1.5
 
 
 def test_a_preset_that_is_named_stays(read):

@@ -173,6 +173,12 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
 }
 """`keep_states` is at least as many steps as it takes to find a league with 99.9 % (a test says so)."""
 
+
+def _values_of(preset: Preset | None) -> dict[str, Any]:
+    """Return all values of a preset; `min_audits` came later than the presets that do not name it."""
+    return {} if preset is None else {"min_audits": 1, **PRESETS[preset]}
+
+
 _REMOVED_KEYS: Mapping[str, tuple[Any, str]] = {
     "keep_steps": (0, "set guard.keep_states, or guard.preset, which sets it"),
     "third_party_audit_rate": (0.0, "raise guard.owner_audit_rate: the owner's own audits detect colluding parties"),
@@ -304,7 +310,7 @@ class GuardConfig(StrictModel):
         A new key is left out where it says what was so before it.
         """
         values = write(self)
-        if self.min_audits == self.preset_values.get("min_audits", 1) == 1:
+        if self.min_audits == _values_of(self.preset).get("min_audits", 1) == 1:
             values.pop("min_audits", None)
         return {**values, **{key: only for key, (only, _) in _REMOVED_KEYS.items()}}
 
@@ -313,17 +319,13 @@ class GuardConfig(StrictModel):
         """The preset with values that all hold."""
         if not self.is_enabled:
             return None
-        holds = (
-            name
-            for name, values in PRESETS.items()
-            if all(getattr(self, key) == value for key, value in {"min_audits": 1, **values}.items())
-        )
+        holds = (name for name in PRESETS if all(getattr(self, k) == v for k, v in _values_of(name).items()))
         return next(holds, None)
 
     @property
     def preset_values(self) -> dict[str, Any]:
         """What the preset that is named says; nothing where none is."""
-        return {} if self.preset is None else dict(PRESETS[self.preset])
+        return _values_of(self.preset)
 
     @property
     def shadow_upkeep(self) -> Upkeep:

@@ -154,6 +154,8 @@ def test_a_short_measurement_says_how_many_audits_it_should_have_had(rows) -> No
     assert rows["light"]["audits_per_step"] == 2
     assert rows["light"]["expected_audits_per_step"] == pytest.approx(2 * (31 / 32 + 8 / 32))
     assert LAYOUT.expected_audits(WITH_OWNER) == pytest.approx(2 * (31 / 32 + 8 / 32 + 8 / 64))
+    # an audit in every eighth step, and now and then a whole step of the shadow or the owner
+    assert LAYOUT.expected_audits(GuardConfig(preset="economy")) == pytest.approx(2 * (255 / 256 / 8 + 16 / 256))
 
 
 def test_extra_work_fits_in_the_bubble_up_to_k_minus_1_by_m() -> None:
