@@ -155,6 +155,8 @@ def test_the_numbers_that_are_promised_are_those_of_the_formulas():
     readme = (root / "README.md").read_text(encoding="utf-8")
     found = {finding.lie: finding for finding in odds_by_lie(watch_of("standard"), measured_costs())}
 
+    rare = max(finding.certain_steps for finding in odds_by_lie(watch_of("economy"), measured_costs()))
+    assert f"is found within {rare} steps" in promised
     gross = found["weight gradient, gross (sign, largest numbers, ten times)"].certain_steps
     subtle, league = (
         found[lie].certain_steps for lie in ("weight gradient, subtle", "anything, all workers in league")
