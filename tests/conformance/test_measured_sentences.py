@@ -249,6 +249,7 @@ def in_processes(result: Result) -> Sequence[object]:
 PRESET_ROW = "| `{}`, {} | {:.1f} % | {:.1f} % | {:.1f} % | {:.1f} for {:.1f} | {:.1f} % | {:.2f} |"
 PRESETS, STANDARD = "overhead-presets-cpu-2cores.json", "detection-partial-cpu-2cores-busy.json"
 SPLIT, DEFENCE = "split-cpu-2cores-quick.json", "reproduce-defence-small-cpu-2cores-busy.json"
+ECONOMY = "detection-economy-cpu-2cores.json"
 STRICT = "detection-strict-cpu-2cores-busy.json"
 
 
@@ -263,6 +264,18 @@ def secure_sum(result: Result) -> Sequence[object]:
 def by_a_rule(result: Result) -> Sequence[object]:
     before, early, *_, last = result["held_out"]
     return (before["accuracy"], early["accuracy"], early["step"], last["step"], last["margin"], last["kl"])
+
+
+def economy_undoes(result: Result) -> Sequence[object]:
+    rows = [row for row in result["rows"] if row["attacked_steps"]]
+    ended = [row for row in rows if row["bit_identical"]]
+    undone = [row["steps_to_detection"] for row in ended if row["undone_steps"]]
+    return [len(rows), len(ended), len(undone), max(undone)]
+
+
+def economy_proves(result: Result) -> Sequence[object]:
+    counts = result["evidence"]["all"]
+    return [result["false_accusations_per_million"]["false_accusations"], counts["proved"], sum(counts.values())]
 
 
 FIGURES = (
@@ -287,6 +300,19 @@ FIGURES = (
         STRICT,
         "{} of {} with the bits of the undisturbed run; {} false accusations in {:,} audited messages",
         strictly_undone,
+    ),
+    Figures(
+        "docs/benchmarks.md",
+        ECONOMY,
+        "of {} companies in which somebody lied or fell silent {} ended with the bits of the undisturbed run, {} of "
+        "them with a lie that was applied and then undone, the longest after {} steps",
+        economy_undoes,
+    ),
+    Figures(
+        "docs/benchmarks.md",
+        ECONOMY,
+        "{} false accusations, {} of {} verdicts prove themselves offline",
+        economy_proves,
     ),
     *(
         Figures(
