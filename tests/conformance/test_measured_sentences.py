@@ -484,7 +484,8 @@ FIGURES = (
     Figures(
         "docs/serving_security.md",
         "served-requests-cpu-2cores.json",
-        "Of {:,} requests that were generated from our OpenAPI file (`served-requests-cpu-2cores.json`) {} failed inside.",
+        "Of {:,} requests that were generated from our OpenAPI file (`served-requests-cpu-2cores.json`) {} failed "
+        "inside.",
         served_requests,
     ),
     Figures(
