@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-MOST_BYTES = 150_000
+MAX_BYTES = 150_000
 SCREENS = {"": (1280, 1500), "-small": (390, 1300)}
 """Name, width and the most height of each picture."""
 PLAN = [
@@ -100,8 +100,8 @@ def compress(picture: Path) -> None:
         raise SystemExit("pngquant is not installed")
     options = ["--force", "--strip", "--quality=50-95", "--output", picture, "--", picture]
     subprocess.run([program, *options], check=True)  # noqa: S603 - a program of this machine
-    if picture.stat().st_size > MOST_BYTES:
-        raise SystemExit(f"{picture}: {picture.stat().st_size} bytes, at most {MOST_BYTES} are kept in the repository")
+    if picture.stat().st_size > MAX_BYTES:
+        raise SystemExit(f"{picture}: {picture.stat().st_size} bytes, at most {MAX_BYTES} are kept in the repository")
 
 
 if __name__ == "__main__":

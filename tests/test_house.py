@@ -21,7 +21,7 @@ SOURCE = ROOT / "src" / "phalanx"
 FILES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BESIDE = sorted(path for folder in ("benchmarks", "examples", "scripts") for path in (ROOT / folder).rglob("*.py"))
-MOST_COLLABORATORS = 6
+MAX_COLLABORATORS = 6
 RUN_CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 RUN_CODE_CALLS = {("torch", "load"), ("torch", "save"), ("multiprocessing", "Queue"), ("mp", "Queue")}
 RUN_CODE_OPTIONS = {"allow_pickle", "trust_remote_code"}
@@ -49,7 +49,7 @@ def crowded_constructors(source: str) -> list[str]:
         if isinstance(node, ast.ClassDef)
         for method in node.body
         if isinstance(method, ast.FunctionDef) and method.name == "__init__"
-        if (number := len(method.args.args) + len(method.args.kwonlyargs) - 1) > MOST_COLLABORATORS
+        if (number := len(method.args.args) + len(method.args.kwonlyargs) - 1) > MAX_COLLABORATORS
     ]
 
 

@@ -255,7 +255,7 @@ def test_a_file_in_a_folder_may_have_any_name(tmp_path):
 
 @pytest.mark.parametrize("over", [0, 1])
 def test_a_file_of_the_greatest_length_is_read_and_a_longer_one_refused(tmp_path, monkeypatch, over):
-    monkeypatch.setattr("phalanx.config.code_source._MOST_BYTES", 10)
+    monkeypatch.setattr("phalanx.config.code_source._MAX_BYTES", 10)
     written(tmp_path, "x" * (10 + over))
 
     if over:

@@ -147,7 +147,7 @@ def test_lists_are_bounded(tmp_path, monkeypatch):
     path.write_text("x" * 2049 + "\n")
     with pytest.raises(DataError, match="line 1: an entry of 2049 characters"):
         read_entries([path])
-    monkeypatch.setattr(word_files, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(word_files, "MAX_ENTRIES", 2)
     path.write_text("a\nb\nc\n")
     with pytest.raises(DataError, match="line 3"):
         read_entries([path])

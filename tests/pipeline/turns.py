@@ -15,8 +15,8 @@ from phalanx.transport.inbox import CheckedFrame, Inbox
 from phalanx.transport.link import SendingChain, read_answer
 from phalanx.transport.outbox import DeliveredFrame, Outbox
 
-MOST_S_PER_TURN = 60.0
-MOST_TURNS = 30_000
+MAX_S_PER_TURN = 60.0
+MAX_TURNS = 30_000
 
 
 class EndlessError(AssertionError):
@@ -72,11 +72,11 @@ class Turns:
             return False
         name = able[self.num_given % len(able)] if self._random is None else self._random.choice(able)
         self.num_given += 1
-        if self.num_given > MOST_TURNS:
-            raise EndlessError(f"{MOST_TURNS} turns and no end; the last was {name}'s")
+        if self.num_given > MAX_TURNS:
+            raise EndlessError(f"{MAX_TURNS} turns and no end; the last was {name}'s")
         self._begins[name].release()
-        if not self._back.acquire(timeout=MOST_S_PER_TURN):
-            raise EndlessError(f"{name} had not come to rest after {MOST_S_PER_TURN:.0f} s")
+        if not self._back.acquire(timeout=MAX_S_PER_TURN):
+            raise EndlessError(f"{name} had not come to rest after {MAX_S_PER_TURN:.0f} s")
         return True
 
     def chance(self) -> bool:
@@ -93,11 +93,11 @@ class Turns:
 class FullInbox(Inbox):
     """Refuses at once where a real one first waits for room: no thread can make any meanwhile."""
 
-    most_bytes = 0
+    max_bytes = 0
 
     def put_frame(self, item, size_bytes, timeout_s):
         super().put_frame(item, size_bytes, 0.0)
-        self.most_bytes = max(self.most_bytes, self._queued[item.sender])
+        self.max_bytes = max(self.max_bytes, self._queued[item.sender])
 
     @property
     def has_news(self):
@@ -136,7 +136,7 @@ class InlineEndpoint(Endpoint):
 
     @property
     def most_queued_bytes(self):
-        return self._inbox.most_bytes
+        return self._inbox.max_bytes
 
     def _outbox_for(self, receiver):
         link = self._links.get(receiver)

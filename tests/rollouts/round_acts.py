@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from rollout_scene import after_a_step
 from turn_taking import Pki, Said, TurnTaking
 
@@ -139,15 +140,9 @@ def check_texts(found: Sequence[Rollout], alone: Sequence[Rollout]) -> None:
 @contextlib.contextmanager
 def smallest_memory() -> Iterator[None]:
     """Have the engine remember the requests of one step alone."""
-    bounds = {"_MAX_KEPT": 1, "_MOST_KEPT": 3}
-    kept = {name: getattr(company, name) for name in bounds if hasattr(company, name)}
-    for name in kept:
-        setattr(company, name, bounds[name])
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(company, "_MAX_KEPT", 1)
         yield
-    finally:
-        for name, value in kept.items():
-            setattr(company, name, value)
 
 
 # --- acts

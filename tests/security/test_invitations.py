@@ -22,7 +22,7 @@ from phalanx.security.crypto import (
 )
 from phalanx.security.invite import EnrolmentServer, Invitations, JoinTerms, JoinToken, enrol_machine
 from phalanx.security.invite import client as clients
-from phalanx.security.invite.line import MOST_BYTES, client_context, server_context
+from phalanx.security.invite.line import MAX_BYTES, client_context, server_context
 
 DAY = timedelta(days=1)
 
@@ -271,7 +271,7 @@ def talk(owner, raw):
         b"[]\n",
         b"GET / HTTP/1.1\n",
         b'{"ask": "authority"}\n',
-        b"x" * (MOST_BYTES + 10),
+        b"x" * (MAX_BYTES + 10),
         b"\xff\n",
     ],
     ids=["empty", "list", "http", "not canonical", "long", "not utf-8"],

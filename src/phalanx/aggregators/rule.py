@@ -52,7 +52,7 @@ class Aggregator:
     """A robust rule and how much it stands.
 
     Attributes:
-        most_byzantine: Largest number of Byzantine clients among so many clients.
+        max_byzantine: Largest number of Byzantine clients among so many clients.
     """
 
     rule: Rule
@@ -133,8 +133,8 @@ def trimmed_mean(updates: Tensor, byzantine: int) -> Tensor:
     return by_column(updates, lambda part: torch.sort(part, dim=0).values[byzantine : len(part) - byzantine].mean(0))
 
 
-_MOST_TURNS = 2000
-_LEAST_CHANGE = 1e-9
+_MAX_TURNS = 2000
+_MIN_CHANGE = 1e-9
 _NEAREST = 1e-12
 
 
@@ -149,14 +149,14 @@ def geometric_median(updates: Tensor, byzantine: int) -> Tensor:
     """
     gram = inner_products(updates)
     weights = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64, device=updates.device)
-    for _ in range(_MOST_TURNS):
+    for _ in range(_MAX_TURNS):
         to_all = gram @ weights
         distances = (gram.diagonal() - 2 * to_all + weights @ to_all).clamp(min=0).sqrt()
         if not (largest := float(distances.max())):
             break
         before, weights = weights, 1 / distances.clamp(min=largest * _NEAREST)
         weights = weights / weights.sum()
-        if float((weights - before).abs().max()) < _LEAST_CHANGE:
+        if float((weights - before).abs().max()) < _MIN_CHANGE:
             break
     return weighted_mean(updates, weights)
 
@@ -219,7 +219,7 @@ def _krum_scores(updates: Tensor, byzantine: int) -> Tensor:
     return ordered[:, 1 : max(2, len(updates) - byzantine)].sum(1)
 
 
-MOST_SUBSETS = 200_000
+MAX_SUBSETS = 200_000
 
 
 def mda_mean(updates: Tensor, byzantine: int) -> Tensor:
@@ -240,7 +240,7 @@ def mda_mean(updates: Tensor, byzantine: int) -> Tensor:
 
 def max_mda_byzantine(clients: int) -> int:
     """Return how many MDA stands while it looks at 200,000 subsets at most."""
-    return max((few for few in range(below_half(clients) + 1) if math.comb(clients, few) <= MOST_SUBSETS), default=0)
+    return max((few for few in range(below_half(clients) + 1) if math.comb(clients, few) <= MAX_SUBSETS), default=0)
 
 
 PreStep = Callable[[Tensor, int, torch.Generator], tuple[Tensor, int]]

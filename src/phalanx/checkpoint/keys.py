@@ -22,7 +22,7 @@ KEY_FILE = "key.json"
 """The wrapped data key of a checkpoint; not in the manifest, so that a key can be rotated without a new signature."""
 _KEY_BYTES, _NONCE_BYTES = 32, 12
 _COMMAND_TIMEOUT_S = 60.0
-_MOST_ANSWER_BYTES = 64 * 1024
+_MAX_ANSWER_BYTES = 64 * 1024
 
 
 class KeyHolder(Protocol):
@@ -104,7 +104,7 @@ class CommandKey:
                 check=False,
             )
             # what the program printed is not shown: it may hold a key
-            if done.returncode != 0 or len(done.stdout) > _MOST_ANSWER_BYTES:
+            if done.returncode != 0 or len(done.stdout) > _MAX_ANSWER_BYTES:
                 raise CheckpointError(f"checkpoint.key: {self.name} could not {operation}: exit code {done.returncode}")
             return base64.b64decode(json.loads(done.stdout)["data"], validate=True)
         except subprocess.TimeoutExpired as exc:

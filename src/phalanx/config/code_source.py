@@ -16,7 +16,7 @@ KEPT_CODE = "code"
 """The folder of a run directory that keeps each file under its digest."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST_BYTES = 1 << 22
+_MAX_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,11 @@ def _file_source(reference: CodeReference, home: Path) -> CodeSource:
                 f"{path}: not found; {reference.bare_reference} is looked for in the directory of the run file"
             )
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+            content = file.read(_MAX_BYTES + 1)
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read ({exc.strerror}); check the file and its permissions") from exc
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{path}: is longer than {_MOST_BYTES} bytes; expected a file of source code")
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{path}: is longer than {_MAX_BYTES} bytes; expected a file of source code")
     return CodeSource(path.resolve(), content)
 
 

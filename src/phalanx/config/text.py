@@ -48,7 +48,7 @@ def digest_config(config: BaseModel) -> str:
 
 _JOINERS = "\u200c\u200d"
 """Persian, Indic scripts and emoji are written with them; they move no cursor and turn no direction."""
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 """Of one text that a peer chose."""
 
 
@@ -58,7 +58,7 @@ def is_plain(character: str) -> bool:
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 
-def printable_text(text: str, limit: int = MOST_CHARACTERS, *, keep: str = "") -> str:
+def printable_text(text: str, limit: int = MAX_CHARACTERS, *, keep: str = "") -> str:
     """Return at most `limit` characters of a text, with a question mark for each that is not plain.
 
     Args:

@@ -21,7 +21,7 @@ from phalanx.errors import SignatureError, UpdateRefusedError
 from phalanx.security.crypto import Identity, Peer, digest_hex, in_domain
 
 _DOMAIN = "federated-update/1"
-_MOST_HEADER_BYTES = 4096
+_MAX_HEADER_BYTES = 4096
 _HEADER_OF_TENSORS = 2**20
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 
@@ -205,7 +205,7 @@ class UpdateAdmission:
 
     def _read_header(self, header: bytes) -> UpdateHeader:
         try:
-            message = _SignedHeader.model_validate_json(header[: _MOST_HEADER_BYTES + 1])
+            message = _SignedHeader.model_validate_json(header[: _MAX_HEADER_BYTES + 1])
             is_canonical = canonical_json(message.model_dump(mode="json")) == header
         except ValidationError as exc:
             raise UpdateRefusedError(UpdateRefusal.MALFORMED, "header: not the header of an update") from exc

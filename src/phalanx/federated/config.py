@@ -10,8 +10,8 @@ from phalanx.transport import TransportConfig
 
 OWNER = "owner"
 """Party name of the process that keeps the model and asks for rounds."""
-_LEAST_KEEPERS = 2
-LEAST_SUMMED = 3
+_MIN_KEEPERS = 2
+MIN_SUMMED = 3
 """Sites of a secure sum: of two, each would learn what the other one sent."""
 
 Rate = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
@@ -176,7 +176,7 @@ class FederatedConfig(StrictModel):
     keepers: tuple[str, ...] = ()
     enclave: EnclaveSumsConfig = EnclaveSumsConfig()
     privacy: SitePrivacyConfig | None = None
-    bucket: Annotated[int, Field(ge=LEAST_SUMMED)] | None = None
+    bucket: Annotated[int, Field(ge=MIN_SUMMED)] | None = None
     weights: Literal["equal", "samples"] = "equal"
     most_samples: Annotated[int, Field(ge=1, le=2**20)] = 1000
     exchange: Literal["factors", "frozen_a", "product"] = "factors"
@@ -247,9 +247,9 @@ class FederatedConfig(StrictModel):
 
     def _check_keepers(self) -> None:
         named = set(self.keepers)
-        if len(named) < max(_LEAST_KEEPERS, len(self.keepers)) or not named <= set(self.sites):
+        if len(named) < max(_MIN_KEEPERS, len(self.keepers)) or not named <= set(self.sites):
             raise ValueError(
-                f"keepers: {', '.join(self.keepers) or 'none'}: expected {_LEAST_KEEPERS} distinct sites or more; a "
+                f"keepers: {', '.join(self.keepers) or 'none'}: expected {_MIN_KEEPERS} distinct sites or more; a "
                 "single keeper could read every site"
             )
 
@@ -270,10 +270,10 @@ class FederatedConfig(StrictModel):
             )
         summed = self.bucket or self.num_asked
         max_summed = min_sites_left(summed) if self.sums == "masked" else summed
-        if not LEAST_SUMMED <= self.min_cohort <= max_summed:
+        if not MIN_SUMMED <= self.min_cohort <= max_summed:
             raise ValueError(
-                f"min_cohort = {self.min_cohort}: a sum needs at least {LEAST_SUMMED} sites to hide one, and at "
-                f"most {max_summed} are asked, got {summed}; choose from {LEAST_SUMMED} to {max_summed}, or have "
+                f"min_cohort = {self.min_cohort}: a sum needs at least {MIN_SUMMED} sites to hide one, and at "
+                f"most {max_summed} are asked, got {summed}; choose from {MIN_SUMMED} to {max_summed}, or have "
                 "more sites"
             )
         if self.sums == "enclave":
@@ -281,11 +281,11 @@ class FederatedConfig(StrictModel):
 
     def _check_mixed(self) -> None:
         mixed = min_mixed(self.aggregator, self.byzantine, self.before, self.min_cohort)
-        if mixed < LEAST_SUMMED:
+        if mixed < MIN_SUMMED:
             raise ValueError(
                 f'aggregator = "{self.aggregator}" beside sums = "enclave": of {self.min_cohort} sites, of which '
                 f"{self.byzantine} may lie, it may return numbers that {mixed} of them sent, and the owner has those; "
-                f'expected {LEAST_SUMMED} at least: raise min_cohort, put before = ["nnm"], or take "multi_krum" or '
+                f'expected {MIN_SUMMED} at least: raise min_cohort, put before = ["nnm"], or take "multi_krum" or '
                 '"trimmed_mean"'
             )
 

@@ -207,7 +207,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 _MODELS: dict[tuple[str, str], Any] = {}
-_MOST_MODELS = 4
+_MAX_MODELS = 4
 
 
 def _whole_model(hub_config: Any, family: Family, attention: Attention) -> Any:
@@ -224,7 +224,7 @@ def _whole_model(hub_config: Any, family: Family, attention: Attention) -> Any:
         except TRANSFORMERS_REFUSALS as exc:
             raise ModelError(f"model config: {family.model_type} cannot be built from it: {exc}") from exc
         _fit_head(model, hub_config)
-        if len(_MODELS) == _MOST_MODELS:
+        if len(_MODELS) == _MAX_MODELS:
             del _MODELS[next(iter(_MODELS))]
         _MODELS[key] = model
     return _MODELS[key]

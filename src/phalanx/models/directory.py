@@ -18,7 +18,7 @@ WEIGHTS, WEIGHTS_INDEX, TOKENIZER = "model.safetensors", "model.safetensors.inde
 SLOW_BPE = ("vocab.json", "merges.txt")
 """Of which a tokenizer.json is made where there is none."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_MOST_HEADER_BYTES = 100_000_000
+_MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library takes at most."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -103,7 +103,7 @@ def check_header(path: Path) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = file.read(length) if length <= min(size - 8, _MOST_HEADER_BYTES) else b""
+        header = file.read(length) if length <= min(size - 8, _MAX_HEADER_BYTES) else b""
     try:
         ends = [value["data_offsets"][1] for name, value in json.loads(header).items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)

@@ -19,7 +19,7 @@ from phalanx.security.isolation import Measure, Program, Sandbox, start_isolated
 
 _MODULE = "phalanx.models.unpickle"
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.ASCII)
-_CLOSE_S, _MOST_S = 60.0, 3700.0
+_CLOSE_S, _MAX_S = 60.0, 3700.0
 # nothing in a public model is secret
 _NOT_NEEDED = (Measure.SECRET_MEMORY, Measure.NO_SWAP)
 
@@ -148,7 +148,7 @@ def _run_confined(source: Path, target: Path, wanted: list[str]) -> None:
         program = Program(_MODULE, (str(source.resolve()), str(Path(directory).resolve()), *wanted))
         sandbox = Sandbox(tuple(sorted(places)), (str(Path(directory).resolve()),), _NOT_NEEDED)
         with start_isolated(program, sandbox, _CLOSE_S) as process:
-            code = process.wait(_MOST_S)
+            code = process.wait(_MAX_S)
         _take_files(Path(directory), source, target, code)
 
 

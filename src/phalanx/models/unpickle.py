@@ -22,7 +22,7 @@ WEIGHTS, TOKENIZER, GGUF = "weights", "tokenizer", "gguf"
 _GROWTH = {WEIGHTS: 2, TOKENIZER: 2, GGUF: 24}
 """Most bytes written for one that is read: of GGUF a float32 of each number of its most compressed kind, and names."""
 _SPARE_BYTES, _ADDRESSES = 64 << 20, 64 << 30
-_MOST_S = 3600
+_MAX_S = 3600
 
 
 def pickled_files(directory: Path) -> list[Path]:
@@ -75,7 +75,7 @@ def _action_function(what: str) -> Callable[[Path, Path], None]:
 def _limit_resources(size: int, growth: int) -> None:
     """Bound time, memory and written bytes by the size of the files and their allowed growth."""
     bounds = {
-        resource.RLIMIT_CPU: _MOST_S,
+        resource.RLIMIT_CPU: _MAX_S,
         resource.RLIMIT_AS: _ADDRESSES + 2 * growth * size,
         resource.RLIMIT_FSIZE: growth * size + _SPARE_BYTES,
         resource.RLIMIT_CORE: 0,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _FEWEST = 2
 """Answers to one prompt that can be compared with each other."""
-_LEAST_SPREAD = 1e-4
+_MIN_SPREAD = 1e-4
 """Is added to the standard deviation, as TRL does: a group of equal rewards then has advantages of 0."""
 
 
@@ -30,7 +30,7 @@ def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -
     """
     _check_rewards(rewards)
     centred = rewards - rewards.mean(dim=1, keepdim=True)
-    return centred / (rewards.std(dim=1, keepdim=True) + _LEAST_SPREAD) if scaled else centred
+    return centred / (rewards.std(dim=1, keepdim=True) + _MIN_SPREAD) if scaled else centred
 
 
 def leave_one_out_advantages(rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
@@ -96,7 +96,7 @@ def whiten_numbers(
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
     counted = numbers[mask]
-    scaled = (numbers - counted.mean()) / (counted.std(correction=0) + _LEAST_SPREAD)
+    scaled = (numbers - counted.mean()) / (counted.std(correction=0) + _MIN_SPREAD)
     return torch.where(mask, scaled, torch.zeros_like(scaled))
 
 

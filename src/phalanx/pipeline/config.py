@@ -21,13 +21,13 @@ from phalanx.transport.config import TransportConfig
 
 OWNER = "owner"
 
-MOST_STAGES = 64
+MAX_STAGES = 64
 
 
 class PipelineConfig(StrictModel):
     """The cut of the model into stages, their workers, and the order in which microbatches run."""
 
-    stages: int = Field(default=4, ge=1, le=MOST_STAGES)
+    stages: int = Field(default=4, ge=1, le=MAX_STAGES)
     schedule: Annotated[str, one_of(verifiable_schedules)] = "1f1b"
     layers: tuple[int, ...] | None = None
     """Layers per stage; left out, layers are balanced by estimated cost."""

@@ -13,7 +13,7 @@ from phalanx.report.svg import Markup, make_element
 from phalanx.report.tables import make_table
 
 PAGE = "report.html"
-_MOST_SOURCES, _MOST_PARTS, _MOST_STEPS, _MOST_SAMPLES = 40, 6, 60, 5
+_MAX_SOURCES, _MAX_PARTS, _MAX_STEPS, _MAX_SAMPLES = 40, 6, 60, 5
 _LONGEST = 600
 Source = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def write_data_report(directory: Path) -> Path:
 
 def render_data_report(report: Mapping[str, Any], name: str) -> str:
     """Return the whole page."""
-    sources = [source for source in report["sources"] if isinstance(source, dict)][:_MOST_SOURCES]
+    sources = [source for source in report["sources"] if isinstance(source, dict)][:_MAX_SOURCES]
     groups = [group for group in _as_list(report.get("groups")) if isinstance(group, dict)]
     parts = [
         _page_head(name, sources, groups),
@@ -101,7 +101,7 @@ def _source_bars(sources: Sequence[Source]) -> Markup:
         for name, value in parts.items():
             total[name] = total.get(name, 0.0) + value
     largest = sorted(total, key=lambda name: (-total[name], name))
-    named = largest[: _MOST_PARTS - 1]
+    named = largest[: _MAX_PARTS - 1]
     rows = []
     for source, parts in zip(sources, by_source, strict=True):
         row = {"kept": _number_of(source.get("kept"), "raw_bytes"), **{name: parts.get(name, 0.0) for name in named}}
@@ -126,7 +126,7 @@ def _account_table(sources: Sequence[Source]) -> Markup:
         rows.append([name, "read", *_size_cells(source.get("read"))])
         rows.append(["", "kept", *_size_cells(source.get("kept"))])
         for fate in ("dropped", "quarantined", "broken"):
-            for step, group in list(_fates_of(source, fate).items())[:_MOST_STEPS]:
+            for step, group in list(_fates_of(source, fate).items())[:_MAX_STEPS]:
                 rows.append(["", f"{_HOW[fate]} {short_text(step, 40)}", *_size_cells(group)])
     return make_table(("Source", "What became of it", "Documents", "Raw bytes", "Bytes of text"), rows, "figures")
 
@@ -137,7 +137,7 @@ def _size_cells(value: Any) -> list[str]:
 
 def _step_table(report: Mapping[str, Any], sources: Sequence[Source]) -> Markup:
     rows = []
-    for step in _as_list(report.get("steps"))[:_MOST_STEPS]:
+    for step in _as_list(report.get("steps"))[:_MAX_STEPS]:
         name = short_text(step.get("name"), 40) if isinstance(step, dict) else ""
         if not name:
             continue
@@ -191,8 +191,8 @@ def _version_rows(report: Mapping[str, Any]) -> list[list[str]]:
 def _sample_sections(sources: Sequence[Source]) -> list[Markup]:
     drawn = []
     for source in sources:
-        for step, lines in list(_fates_of(source, "samples").items())[:_MOST_STEPS]:
-            shown = [_sample_cells(sample) for sample in _as_list(lines)[:_MOST_SAMPLES] if isinstance(sample, dict)]
+        for step, lines in list(_fates_of(source, "samples").items())[:_MAX_STEPS]:
+            shown = [_sample_cells(sample) for sample in _as_list(lines)[:_MAX_SAMPLES] if isinstance(sample, dict)]
             title = f"{short_text(source.get('name'), 40)}: {short_text(step, 40)}"
             drawn.append(make_element("details", {}, make_element("summary", {}, title), *shown))
     return drawn or [make_element("p", {"class": "quiet"}, "Nothing was dropped.")]

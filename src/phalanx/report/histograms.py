@@ -9,7 +9,7 @@ from phalanx.report.shell import make_section
 from phalanx.report.svg import Markup, join_markup, make_element
 from phalanx.report.tables import make_table
 
-_MOST, _MOST_BINS = 200, 512
+_MOST, _MAX_BINS = 200, 512
 _WIDTH, _HEIGHT = 160.0, 36.0
 
 
@@ -69,5 +69,5 @@ def _bar_height(share: float) -> dict[str, float]:
 
 
 def _read_counts(found: Any) -> Sequence[float]:
-    values = [parse_number(value) for value in found[:_MOST_BINS]] if isinstance(found, list) else []
+    values = [parse_number(value) for value in found[:_MAX_BINS]] if isinstance(found, list) else []
     return [max(0.0, value) for value in values if value is not None]

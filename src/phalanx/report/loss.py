@@ -33,7 +33,7 @@ _MAX_BANDS = 240
 _SMOOTH_FROM = 60
 # without the colours of the training and of attacks
 _SET_COLOURS = (1, 2, 3, 4, 6)
-_MOST_SETS = 6
+_MAX_SETS = 6
 
 Point = tuple[float, float | None]
 
@@ -90,7 +90,7 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
             named.setdefault(name, []).append((step, named_loss))
         if row.get("attacked") is True or row.get("repaired") is True:
             attacked[step] = row.get("repaired") is True
-    shown = dict(itertools.islice(named.items(), _MOST_SETS))
+    shown = dict(itertools.islice(named.items(), _MAX_SETS))
     return Curve(label, colour, loss, validation, attacked, per, shown)
 
 

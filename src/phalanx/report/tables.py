@@ -117,7 +117,7 @@ def _format_layers(value: Any) -> str:
     )
 
 
-_MOST_SITES, _MOST_REASONS = 200, 6
+_MAX_SITES, _MAX_REASONS = 200, 6
 _HEADS = ["Site", "Rounds", "Left out", "Training loss", "Norm", "Own loss before", "after", "Own accuracy", "Bytes"]
 
 
@@ -128,11 +128,11 @@ def sites_section(record: RunRecord) -> Markup | None:
         return None
     measured = [row["sites"] for row in record.rounds if isinstance(row.get("sites"), dict) and "measured" in row]
     names = sorted({name for row in rounds for name in row["sites"]})
-    rows = [_site_row(name, rounds, measured) for name in names[:_MOST_SITES]]
+    rows = [_site_row(name, rounds, measured) for name in names[:_MAX_SITES]]
     sums = sum(len(row["sums"]) for row in rounds if isinstance(row.get("sums"), list))
     how = f"{format_count(sums)} secure sums; the owner saw no update." if sums else "The owner saw each update."
     note = "Losses and accuracies are claims of the sites."
-    heads, epsilons = _HEADS, [_last_epsilon(name, rounds) for name in names[:_MOST_SITES]]
+    heads, epsilons = _HEADS, [_last_epsilon(name, rounds) for name in names[:_MAX_SITES]]
     if any(epsilons):
         heads, rows = [*heads, "Epsilon"], [[*row, epsilon] for row, epsilon in zip(rows, epsilons, strict=True)]
         note = f"{note} Epsilon is what each site has spent of its own rows, by its own ledger."
@@ -167,7 +167,7 @@ def _site_row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
     return [
         short_text(name, 70),
         format_count(len(trained)),
-        ", ".join(f"{reason} ({format_count(times)})" for reason, times in why.most_common(_MOST_REASONS)),
+        ", ".join(f"{reason} ({format_count(times)})" for reason, times in why.most_common(_MAX_REASONS)),
         _last_figure(trained[-1:], "loss"),
         _last_figure(trained[-1:], "norm"),
         _last_figure(measured_rows[:1], "loss"),

@@ -28,7 +28,7 @@ MARGIN_OF_NOISE = 8.0
 """A draw may be lost by so many times the largest distance of a log-probability in the same text."""
 BORDERS_OF_NOISE = 4.0
 """Two scores of a race are nearer than x with a chance of at most x, and x is at most so many times the noise."""
-LEAST_NOISE = 1e-6
+MIN_NOISE = 1e-6
 """Of log-probabilities that float32 can tell apart."""
 
 OLDER_FIT = 2.0
@@ -223,7 +223,7 @@ class BorderTally:
         Nobody is convicted: the counts are spread over all answers of the worker, more than evidence can hold.
         """
         tokens = self._tokens[worker] = self._tokens.get(worker, 0) + len(reread.differs)
-        noise = max(_root_mean_square(reread.logprob_gaps), LEAST_NOISE)
+        noise = max(_root_mean_square(reread.logprob_gaps), MIN_NOISE)
         here = len(reread.differs) * min(self._rate, BORDERS_OF_NOISE * noise)
         expected = self._expected[worker] = self._expected.get(worker, 0.0) + here
         differing = self._differing[worker] = self._differing.get(worker, 0) + int(reread.differs.sum())

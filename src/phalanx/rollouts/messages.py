@@ -9,7 +9,7 @@ from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import RolloutAnswer
 from phalanx.transport import Body, bodies_by_kind
 
-MOST_POLICY_BYTES = 2**36
+MAX_POLICY_BYTES = 2**36
 
 
 class PolicyOffer(Body, kind="policy_offer"):
@@ -21,7 +21,7 @@ class PolicyOffer(Body, kind="policy_offer"):
 
     policy: Digest
     config: Annotated[str, Field(max_length=2**18)]
-    size_bytes: Annotated[int, Field(ge=1, le=MOST_POLICY_BYTES)]
+    size_bytes: Annotated[int, Field(ge=1, le=MAX_POLICY_BYTES)]
 
 
 class PolicyPart(Body, kind="policy_part"):

@@ -16,7 +16,7 @@ from phalanx.rollouts.request import RolloutRequest
 from phalanx.rollouts.rollout import Rollout
 from phalanx.rollouts.sketch import sketch_distances, sketch_states
 
-MOST_NUMBERS = 1 << 25
+MAX_NUMBERS = 1 << 25
 """Logits in memory at a time."""
 
 
@@ -61,7 +61,7 @@ def reread_rollouts(
         numbers.sort(key=lambda n: len(rollouts[n].ids))
         while numbers:
             longest = len(rollouts[numbers[-1]].ids)
-            rows = max(1, MOST_NUMBERS // (longest * model.vocab_size))
+            rows = max(1, MAX_NUMBERS // (longest * model.vocab_size))
             batch, numbers[:] = numbers[-rows:], numbers[:-rows]
             texts = [rollouts[n] for n in batch]
             for n, reading in zip(batch, read_texts(model, texts), strict=True):

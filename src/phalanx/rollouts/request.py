@@ -10,15 +10,15 @@ from phalanx.rollouts.verdict import RolloutTolerance
 from phalanx.security.crypto import digest_hex
 from phalanx.transport import Body
 
-MOST_PROMPTS = 2**12
+MAX_PROMPTS = 2**12
 """Of one request; all of them have to fit into a frame's header."""
-MOST_SAMPLES = 2**12
-MOST_TOKENS = 2**20
+MAX_SAMPLES = 2**12
+MAX_TOKENS = 2**20
 """Of one prompt or one sampled text."""
 
 TokenId = Annotated[int, Field(ge=0, lt=2**24)]
 PromptNumber = Annotated[int, Field(ge=0, lt=2**40)]
-SampleNumber = Annotated[int, Field(ge=0, lt=MOST_SAMPLES)]
+SampleNumber = Annotated[int, Field(ge=0, lt=MAX_SAMPLES)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -33,11 +33,11 @@ class SamplerConfig(StrictModel):
         sketch_every: A commitment to the last hidden state every so many tokens, at the first one to begin with.
     """
 
-    max_new_tokens: int = Field(default=128, ge=1, le=MOST_TOKENS)
+    max_new_tokens: int = Field(default=128, ge=1, le=MAX_TOKENS)
     temperature: float = Field(default=1.0, ge=0.0, le=100.0)
     top_k: int = Field(default=0, ge=0, le=2**24)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    sketch_every: int = Field(default=16, ge=1, le=MOST_TOKENS)
+    sketch_every: int = Field(default=16, ge=1, le=MAX_TOKENS)
 
     @property
     def logit_divisor(self) -> float:
@@ -53,7 +53,7 @@ class Prompt(StrictModel):
     """A prompt, by its number in the step; the number enters every draw."""
 
     number: PromptNumber
-    ids: tuple[TokenId, ...] = Field(min_length=1, max_length=MOST_TOKENS)
+    ids: tuple[TokenId, ...] = Field(min_length=1, max_length=MAX_TOKENS)
 
 
 class RolloutRequest(Body, kind="rollout_request"):
@@ -74,8 +74,8 @@ class RolloutRequest(Body, kind="rollout_request"):
     policy: Digest
     seed: Seed
     sampler: SamplerConfig
-    prompts: tuple[Prompt, ...] = Field(min_length=1, max_length=MOST_PROMPTS)
-    samples: int = Field(ge=1, le=MOST_SAMPLES)
+    prompts: tuple[Prompt, ...] = Field(min_length=1, max_length=MAX_PROMPTS)
+    samples: int = Field(ge=1, le=MAX_SAMPLES)
     ends: tuple[TokenId, ...] = Field(default=(), max_length=64)
     order: int = Field(default=0, ge=0, lt=2**63)
     tolerance: RolloutTolerance = RolloutTolerance()

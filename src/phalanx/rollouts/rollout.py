@@ -12,13 +12,13 @@ from phalanx.config import StrictModel
 from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.message import Digest
 from phalanx.rollouts.config import BATCH_ROWS, AttentionKernel
-from phalanx.rollouts.request import MOST_TOKENS, PromptNumber, RolloutRequest, SampleNumber
+from phalanx.rollouts.request import MAX_TOKENS, PromptNumber, RolloutRequest, SampleNumber
 from phalanx.transport import Body
 
 SKETCH_NUMBERS = 8
 """Numbers of one commitment to a hidden state."""
 
-MOST_ROLLOUTS = 2**13
+MAX_ROLLOUTS = 2**13
 """Of one answer."""
 
 Finish = Literal["stop", "length"]
@@ -60,7 +60,7 @@ class RolloutEntry(StrictModel):
 
     prompt: PromptNumber
     sample: SampleNumber
-    tokens: int = Field(ge=1, le=MOST_TOKENS)
+    tokens: int = Field(ge=1, le=MAX_TOKENS)
     finish: Finish
     reward: Reward | None = None
 
@@ -90,7 +90,7 @@ class RolloutAnswer(Body, kind="rollout_answer"):
 
     request: Digest
     written_in: WritingClass = WritingClass()
-    lines: tuple[RolloutEntry, ...] = Field(max_length=MOST_ROLLOUTS)
+    lines: tuple[RolloutEntry, ...] = Field(max_length=MAX_ROLLOUTS)
 
 
 _DEFAULT_CLASS = WritingClass()

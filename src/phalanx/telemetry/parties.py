@@ -24,9 +24,9 @@ PEERS_FILE = "peers.json"
 PERIOD_S = 1.0
 LATE_S = 10
 """A file of a run under way that is older than this was not renewed: its owner is gone, or hangs."""
-MOST_VERDICTS, LONGEST_TEXT = 8, 200
+MAX_VERDICTS, LONGEST_TEXT = 8, 200
 _LONGEST_NAME = 80
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 _RENEW_S = 5
 
 PartyState = Literal[
@@ -75,7 +75,7 @@ class PartyRow(StrictModel):
     bytes_from: _Count = 0
     bytes_to: _Count = 0
     heard: _Count | None = None
-    verdicts: Annotated[tuple[_Text, ...], Field(max_length=MOST_VERDICTS)] = ()
+    verdicts: Annotated[tuple[_Text, ...], Field(max_length=MAX_VERDICTS)] = ()
     note: _Text = ""
 
     @property
@@ -152,7 +152,7 @@ def read_peers(path: Path) -> PartiesStatus | None:
     """
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            data = file.read(_MOST_BYTES)
+            data = file.read(_MAX_BYTES)
         return PartiesStatus.model_validate_json(data)
     except FileNotFoundError:
         return None

@@ -18,7 +18,7 @@ from phalanx.config import printable_text
 from phalanx.telemetry.parties import PERIOD_S, PartyRow, parties_lines, parties_table, size_in_words
 
 Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
-_MOST_CHARACTERS = 2000
+_MAX_CHARACTERS = 2000
 _WINDOW = 20
 """Steps over which the pace is taken."""
 _DECISIONS = {
@@ -150,7 +150,7 @@ class _FittedTasks:
         self._whole, self._tasks = whole, tasks
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        widest = Measurement.get(console, options.update(width=_MOST_CHARACTERS), self._whole).maximum
+        widest = Measurement.get(console, options.update(width=_MAX_CHARACTERS), self._whole).maximum
         if widest <= options.max_width:
             yield self._whole
             return
@@ -245,7 +245,7 @@ class ProgressDisplay:
         The text may hold names that a peer chose: markup in it is not interpreted and control
         characters, which could move the cursor or rename the window, are shown as a question mark.
         """
-        self._console.print(Text(printable_text(text, _MOST_CHARACTERS), style=_STYLES[kind]), soft_wrap=True)
+        self._console.print(Text(printable_text(text, _MAX_CHARACTERS), style=_STYLES[kind]), soft_wrap=True)
 
     def _time_left(self, step: int) -> str:
         """The time left by the mean pace of the last steps; nothing while only the session's first step is done."""

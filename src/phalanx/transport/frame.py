@@ -251,8 +251,8 @@ def check_payload(frame: Frame) -> None:
         raise FrameError("frame: its bytes do not match the signed digest; the link is to be relayed")
 
 
-_MOST_SHOWN = 3
-_MOST_OF_A_PLACE = 60
+_MAX_SHOWN = 3
+_MAX_OF_A_PLACE = 60
 _BOUNDS = frozenset(
     {
         "greater_than",
@@ -317,10 +317,10 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
 
 def _without_values(error: ValidationError) -> str:
     """Describe place and type of an error: no error message shows a peer's values."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)[:_MOST_SHOWN]
+    errors = error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_SHOWN]
     # a key that the peer chose is part of a place
     places = [
-        printable_text(".".join(str(part) for part in error_entry["loc"]), _MOST_OF_A_PLACE) for error_entry in errors
+        printable_text(".".join(str(part) for part in error_entry["loc"]), _MAX_OF_A_PLACE) for error_entry in errors
     ]
     return "; ".join(
         f"{place}: {error_entry['msg']} ({error_entry['type']})"

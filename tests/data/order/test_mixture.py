@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.data.order.mixture import MOST_SHARES, Mixture, shares_of
+from phalanx.data.order.mixture import MAX_SHARES, Mixture, shares_of
 
 WEIGHTS = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.3, 1.0, 2.5, 7.0]), min_size=1, max_size=6).filter(any)
 
@@ -50,9 +50,9 @@ def test_weights_are_shares_as_they_are_written():
 def test_weights_without_a_small_denominator_are_rounded_and_none_vanishes():
     shares = shares_of([123457.0, 1.0, 7654321.0])
 
-    assert abs(sum(shares) - MOST_SHARES) <= 1
+    assert abs(sum(shares) - MAX_SHARES) <= 1
     assert shares[1] == 1
-    assert shares[0] / sum(shares) == pytest.approx(123457 / 7777779, abs=2 / MOST_SHARES)
+    assert shares[0] / sum(shares) == pytest.approx(123457 / 7777779, abs=2 / MAX_SHARES)
 
 
 def test_many_groups_of_odd_weights_are_mixed():

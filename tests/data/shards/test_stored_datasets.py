@@ -148,7 +148,7 @@ def test_a_store_that_lies_gives_nothing_that_is_used(files, tmp_path, monkeypat
     StoredDataset("s3://sets/theirs").upload_dataset(tmp_path / "theirs")
     with pytest.raises(DataError, match="signed with key"):
         StoredDataset("s3://sets/theirs").download_dataset(tmp_path / "swapped", OURS)
-    monkeypatch.setattr(stored_module, "MOST_MANIFEST_BYTES", 100)
+    monkeypatch.setattr(stored_module, "MAX_MANIFEST_BYTES", 100)
     with pytest.raises(DataError, match="exceeds 100 bytes"):
         StoredDataset("s3://sets/theirs").read_signed()
 

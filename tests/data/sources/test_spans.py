@@ -43,26 +43,26 @@ CASES = {
 }
 
 
-def read_in_spans(config, least_bytes):
+def read_in_spans(config, min_bytes):
     """Every record of a source, span by span; and how many spans there were."""
     source = open_source(config)
     (file,) = source.files
-    spans = source.cut_spans(file, least_bytes)
+    spans = source.cut_spans(file, min_bytes)
     parts = [replace(file, span=span) for span in spans] or [file]
     return [record for part in parts for record in source.read_file_records(part)], len(spans)
 
 
-@pytest.mark.parametrize("least_bytes", [1, 200])
+@pytest.mark.parametrize("min_bytes", [1, 200])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "a.jsonl.gz"])
-def test_spans_give_the_records_of_the_whole_file(tmp_path, name, least_bytes):
+def test_spans_give_the_records_of_the_whole_file(tmp_path, name, min_bytes):
     kind, keys, content = CASES[name]
     (tmp_path / name).write_bytes(content)
     config = kind(path=tmp_path / name, **keys)
 
-    found, count = read_in_spans(config, least_bytes)
+    found, count = read_in_spans(config, min_bytes)
 
     assert found == records(config)
-    assert 1 < count <= len(content) // least_bytes + 1
+    assert 1 < count <= len(content) // min_bytes + 1
 
 
 @pytest.mark.parametrize("name", CASES)

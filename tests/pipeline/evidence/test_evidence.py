@@ -14,7 +14,7 @@ from phalanx.pipeline import GuardConfig, token_distance
 from phalanx.pipeline.evidence.checked import Pins
 from phalanx.pipeline.evidence.explain import explain_evidence, judge_evidence
 from phalanx.pipeline.evidence.files import MAX_RECORD_BYTES, MAX_TENSOR_BYTES, read_tensors, write_tensors
-from phalanx.pipeline.evidence.recompute import MOST_LAYERS
+from phalanx.pipeline.evidence.recompute import MAX_LAYERS
 from phalanx.pipeline.protocol.messages import (
     Activation,
     AuditReport,
@@ -390,7 +390,7 @@ def claiming(**keys):
 
 
 @pytest.mark.parametrize("key", ["n_layer", "num_hidden_layers", "num_labels"])
-@pytest.mark.parametrize("claimed", [MOST_LAYERS + 1, 10**15])
+@pytest.mark.parametrize("claimed", [MAX_LAYERS + 1, 10**15])
 def test_a_plan_that_claims_more_layers_than_any_model_has_is_refused_before_one_is_built(
     altered, monkeypatch, key, claimed
 ):
@@ -401,13 +401,13 @@ def test_a_plan_that_claims_more_layers_than_any_model_has_is_refused_before_one
     monkeypatch.setattr("phalanx.pipeline.evidence.recompute.shared_hub_config", build)
 
     with pytest.raises(
-        EvidenceError, match=f"its plan claims {claimed} layers or labels, above the limit of {MOST_LAYERS}"
+        EvidenceError, match=f"its plan claims {claimed} layers or labels, above the limit of {MAX_LAYERS}"
     ):
         explain_evidence(path)
 
 
 def test_as_many_layers_as_may_be_are_built_without_memory_and_then_counted(altered, monkeypatch):
-    monkeypatch.setattr("phalanx.pipeline.evidence.recompute.MOST_LAYERS", 12)
+    monkeypatch.setattr("phalanx.pipeline.evidence.recompute.MAX_LAYERS", 12)
     longer = altered(record=claiming(n_layer=12))
 
     # the middle stage is the same, whatever comes behind it
@@ -415,7 +415,7 @@ def test_as_many_layers_as_may_be_are_built_without_memory_and_then_counted(alte
 
 
 def test_the_run_itself_builds_what_is_too_long_for_others(altered, monkeypatch):
-    monkeypatch.setattr("phalanx.pipeline.evidence.recompute.MOST_LAYERS", 1)
+    monkeypatch.setattr("phalanx.pipeline.evidence.recompute.MAX_LAYERS", 1)
 
     facts = judge_evidence(altered(), Pins(in_run=True))
 

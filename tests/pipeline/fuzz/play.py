@@ -21,11 +21,11 @@ from phalanx.transport import TransportConfig
 
 NUM_STEPS = 3
 PATIENCE_S, STEP_TIMEOUT_S = 1.0, 60.0
-MOST_EVENT_BYTES = 64 * 1024
+MAX_EVENT_BYTES = 64 * 1024
 """In the events of one step, whatever an insider does."""
-MOST_QUEUED_BYTES = 2**20
+MAX_QUEUED_BYTES = 2**20
 """`transport.max_queued_bytes`; what has no payload may take twice as much."""
-MOST_WORKERS = 5
+MAX_WORKERS = 5
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Company:
             pki=str(pki),
             patience_s=PATIENCE_S,
             step_timeout_s=STEP_TIMEOUT_S,
-            transport=TransportConfig(max_queued_bytes=MOST_QUEUED_BYTES),
+            transport=TransportConfig(max_queued_bytes=MAX_QUEUED_BYTES),
         )
         run = tiny_run(pipeline=pipeline, guard=self.guard)
         return run.model_copy(update={"train": run.train.model_copy(update={"batch_size": 4, "microbatches": 2})})
@@ -117,7 +117,7 @@ class Stage:
         self.directory = directory
         self._pki = directory / "pki"
         create_authority(self._pki)
-        for name in ("owner", *(f"worker-{n}" for n in range(1, MOST_WORKERS + 1))):
+        for name in ("owner", *(f"worker-{n}" for n in range(1, MAX_WORKERS + 1))):
             issue_certificate(self._pki, name)
         self._honest: dict[tuple[str, int], str] = {}
         self._earlier: dict[str, dict[str, list]] = {}
@@ -208,9 +208,9 @@ class Stage:
         if kind.is_exact and outcome.ended is None and outcome.weights != self.honest(schedule.company, NUM_STEPS):
             found.append("the weights are not those of the honest run")
         size = outcome.event_bytes
-        if size > NUM_STEPS * MOST_EVENT_BYTES:
+        if size > NUM_STEPS * MAX_EVENT_BYTES:
             found.append(f"{size} bytes of events in {NUM_STEPS} steps")
-        if outcome.queued_bytes > 2 * MOST_QUEUED_BYTES:
+        if outcome.queued_bytes > 2 * MAX_QUEUED_BYTES:
             found.append(f"{outcome.queued_bytes} bytes lay in one inbox from one sender")
         if outcome.passed_s > (NUM_STEPS + 1) * STEP_TIMEOUT_S:
             found.append(f"{outcome.passed_s:.0f} s passed")
@@ -259,7 +259,7 @@ def _train(company, events, *, may_fall_back):
             step += 1
         except NoHolderError:
             falls += 1
-            if not may_fall_back or falls > MOST_WORKERS:
+            if not may_fall_back or falls > MAX_WORKERS:
                 raise
             step = company.fall_back()
 

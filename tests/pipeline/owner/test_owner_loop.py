@@ -16,7 +16,7 @@ from phalanx.testing import tiny_run
 SOURCE = Path(phalanx.__file__).parent
 JUDGES = sorted((SOURCE / "pipeline" / "verify").glob("*.py")) + sorted((SOURCE / "pipeline" / "evidence").glob("*.py"))
 DECIDING = ("pipeline/verify/", "pipeline/owner/", "pipeline/protocol/needs", "pipeline/protocol/requests")
-MOST_FRAMES = 10
+MAX_FRAMES = 10
 
 
 def stack_of(frame):
@@ -77,7 +77,7 @@ def test_while_a_verdict_is_found_the_stack_is_flat_and_no_message_is_handled_in
     assert [verdict.party for verdict in company.verdicts] == ["worker-2"]
     assert watch.handled > 10
     assert watch.handled_in_a_judge == []
-    assert 5 < len(watch.deepest) <= MOST_FRAMES, watch.deepest
+    assert 5 < len(watch.deepest) <= MAX_FRAMES, watch.deepest
 
 
 def imported_by(path):

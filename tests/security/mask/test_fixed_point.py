@@ -9,7 +9,7 @@ from phalanx.security.mask import worst_error
 from phalanx.security.mask.fixed_point import (
     LARGEST,
     LENGTH,
-    MOST_INNER,
+    MAX_INNER,
     decode_product,
     encode_columns,
     encode_rows,
@@ -144,7 +144,7 @@ def test_a_bound_that_bounds_nothing_is_refused(bound):
 
 def test_too_long_vectors_are_refused():
     with pytest.raises(FixedPointError, match="inner dimension"):
-        encode_rows(np.ones((1, MOST_INNER + 1), np.float32))
+        encode_rows(np.ones((1, MAX_INNER + 1), np.float32))
 
 
 @pytest.mark.parametrize(("value", "fits"), [(LARGEST, True), (P - LARGEST, True), (LARGEST + 1, False), (HALF, False)])

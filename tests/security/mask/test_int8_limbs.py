@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from phalanx.errors import FrameError
-from phalanx.security.mask.int8_limbs import MOST_INNER, Int8Matrix
+from phalanx.security.mask.int8_limbs import MAX_INNER, Int8Matrix
 from phalanx.security.mask.ring import HALF, FloatMatrix, P
 
 DEVICES = [
@@ -35,7 +35,7 @@ def test_the_largest_numbers_are_exact_in_8_bit_limbs_too(device):
 
 def test_an_inner_dimension_whose_sums_could_overflow_is_refused():
     with pytest.raises(ValueError, match="inner dimension"):
-        Int8Matrix(np.ones((MOST_INNER + 1, 1), np.int64), "cpu")
+        Int8Matrix(np.ones((MAX_INNER + 1, 1), np.int64), "cpu")
 
 
 def test_what_is_no_element_is_refused_here_too():

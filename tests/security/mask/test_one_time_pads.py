@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from pad_worlds import MASTER, RUN, aes_pads, new_ledger
 from phalanx.errors import PadError
 from phalanx.security.mask import AesPads, OsPads, P
-from phalanx.security.mask.pads import MOST_ELEMENTS, draw_elements, open_keystream
+from phalanx.security.mask.pads import MAX_ELEMENTS, draw_elements, open_keystream
 from seeded_entropy import bytes_from
 
 SOURCES = pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_pad_is_taken_once(make):
 
 
 @SOURCES
-@pytest.mark.parametrize("size", [(0, 1), (1, 0), (-1, 1), (1, MOST_ELEMENTS + 1)])
+@pytest.mark.parametrize("size", [(0, 1), (1, 0), (-1, 1), (1, MAX_ELEMENTS + 1)])
 def test_pads_of_no_size_or_too_large_ones_are_refused(make, size):
     with pytest.raises(PadError, match="elements asked for"):
         make().draw_pad(*size)

@@ -7,7 +7,7 @@ import pytest
 from pad_worlds import MASTER, RUN, Counter, Disk, ForgetfulDisk, PowerCutError, aes_pads, new_ledger, stuck
 from phalanx.errors import PadError
 from phalanx.security.mask import PadLedger, begin_ledger
-from phalanx.security.mask.ledger import MOST_PADS
+from phalanx.security.mask.ledger import MAX_PADS
 
 
 def numbers(ledger, count):
@@ -193,7 +193,7 @@ def test_a_ledger_is_begun_once():
         begin_ledger(disk, MASTER, RUN)
 
 
-@pytest.mark.parametrize("size", [0, -1, MOST_PADS + 1])
+@pytest.mark.parametrize("size", [0, -1, MAX_PADS + 1])
 def test_a_range_of_no_size_or_too_large_a_one_is_refused(size):
     with pytest.raises(PadError, match="expected 1 to"):
         new_ledger(range_size=size)

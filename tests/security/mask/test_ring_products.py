@@ -9,7 +9,7 @@ from phalanx.security.mask.ring import (
     _FEW,
     HALF,
     LIMIT,
-    MOST_INNER,
+    MAX_INNER,
     FloatMatrix,
     P,
     add_mod_p,
@@ -99,7 +99,7 @@ def test_the_worst_limbs_of_each_width_stay_below_what_float64_counts():
         assert bits == 16 or limb_bits(most) == bits
         assert HALF * 2 ** (limb_bits(most) - 1) * most <= LIMIT
         assert bits == 2 or limb_bits(most + 1) == bits - 1
-    assert MOST_INNER == LIMIT // (HALF * 2)
+    assert MAX_INNER == LIMIT // (HALF * 2)
 
 
 def test_one_product_does_where_columns_are_small_and_no_longer_where_they_are_not():
@@ -179,7 +179,7 @@ def test_what_is_no_matrix_of_residues_is_refused_as_a_right_factor(values):
         ring_matrix(values)
 
 
-@pytest.mark.parametrize("inner", [0, MOST_INNER + 1])
+@pytest.mark.parametrize("inner", [0, MAX_INNER + 1])
 def test_an_inner_dimension_for_which_nothing_is_exact_is_refused(inner):
     with pytest.raises(ValueError, match="inner dimension"):
         limb_bits(inner)

@@ -39,7 +39,7 @@ from phalanx.split.masked.idle import PadFiller
 from phalanx.split.masked.pad_sources import pad_sources, system_pads
 
 FAMILIES = sorted(ARCHITECTURES)
-MOST_ERROR = 1.2e-3
+MAX_ERROR = 1.2e-3
 
 
 def a_linear(inner=24, columns=16, *, trained=False):
@@ -102,7 +102,7 @@ def test_each_layer_of_a_model_is_off_by_no_more_than_twelve_in_ten_thousand(cac
     masked(some_ids())
 
     assert set(errors) == set(replaced)
-    assert max(errors.values()) <= MOST_ERROR
+    assert max(errors.values()) <= MAX_ERROR
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -190,7 +190,7 @@ def test_a_bias_may_be_trained_here():
     masked(x).sum().backward()
 
     assert torch.equal(masked.bias.grad, torch.full((16,), 8.0))
-    assert relative(x.grad, layer.weight.sum(0).expand(8, -1)) <= MOST_ERROR
+    assert relative(x.grad, layer.weight.sum(0).expand(8, -1)) <= MAX_ERROR
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 5), (1, 2, 3), (0,), (300,)])
@@ -375,7 +375,7 @@ def test_a_desk_of_a_run_file_fills_itself_as_layers_are_added():
         masked = MaskedLinear(layer, "layer", offload)
         y = masked(some_rows())
 
-    assert relative(y, layer(some_rows())) <= MOST_ERROR
+    assert relative(y, layer(some_rows())) <= MAX_ERROR
 
 
 def test_an_idle_thread_that_cannot_make_pads_says_why():
@@ -401,7 +401,7 @@ def test_both_kinds_of_pads_of_a_run_file_serve_a_desk(kind):
 
     y = MaskedLinear(layer, "layer", offload)(some_rows())
 
-    assert relative(y, layer(some_rows())) <= MOST_ERROR
+    assert relative(y, layer(some_rows())) <= MAX_ERROR
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")

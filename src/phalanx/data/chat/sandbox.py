@@ -15,7 +15,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST_CHARACTERS = 1 << 23
+MAX_CHARACTERS = 1 << 23
 """Of one text; a template that writes more is refused."""
 
 Span = tuple[int, int, int | None]
@@ -116,7 +116,7 @@ class SandboxedTemplate:
         variables = {"messages": messages, "tools": tools or None, "documents": None, "add_generation_prompt": asks}
         for piece in self._template.generate(**{**self._variables, **variables}):
             length += len(piece)
-            if length > MOST_CHARACTERS:
+            if length > MAX_CHARACTERS:
                 raise TooMuchTextError
             pieces.append(piece)
         return "".join(pieces)

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_SHARES = 1 << 14
+MAX_SHARES = 1 << 14
 """The longest period of a mixture; weights that need a longer one are rounded to shares of this one."""
 
 
@@ -17,7 +17,7 @@ class Mixture:
 
     The sequence is made for one period and repeated, so that sample j costs a table look-up, however large j is. Any
     prefix of n samples holds group g between ``n * w_g - 1`` and ``n * w_g + 1`` times, both excluded, where ``w_g``
-    is its share: the weight over the sum of weights, rounded to a multiple of ``1 / MOST_SHARES`` where the weights
+    is its share: the weight over the sum of weights, rounded to a multiple of ``1 / MAX_SHARES`` where the weights
     have no common denominator as small as that.
 
     Args:
@@ -67,7 +67,7 @@ def mixture_of(weights: tuple[float, ...]) -> Mixture:
 
 
 def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return whole shares of one period: exact where a period of `MOST_SHARES` can be, else rounded to it.
+    """Return whole shares of one period: exact where a period of `MAX_SHARES` can be, else rounded to it.
 
     A positive weight keeps at least one share.
     """
@@ -76,12 +76,12 @@ def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
     total = sum(exact)
     parts = [weight / total for weight in exact]
     period = math.lcm(*(part.denominator for part in parts))
-    if period <= MOST_SHARES:
+    if period <= MAX_SHARES:
         return tuple(int(part * period) for part in parts)
-    shares = [max(1, math.floor(part * MOST_SHARES)) if part else 0 for part in parts]
+    shares = [max(1, math.floor(part * MAX_SHARES)) if part else 0 for part in parts]
     # what rounding left goes to those that lost most by it
-    by_loss = sorted(range(len(parts)), key=lambda group: shares[group] - parts[group] * MOST_SHARES)
-    for group in by_loss[: max(0, MOST_SHARES - sum(shares))]:
+    by_loss = sorted(range(len(parts)), key=lambda group: shares[group] - parts[group] * MAX_SHARES)
+    for group in by_loss[: max(0, MAX_SHARES - sum(shares))]:
         shares[group] += 1
     return tuple(shares)
 

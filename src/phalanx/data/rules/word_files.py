@@ -7,8 +7,8 @@ from pathlib import Path
 from phalanx.data.sources.files import decode_text, read_lines
 from phalanx.errors import DataError
 
-MOST_ENTRIES = 5_000_000
-MOST_ENTRY_CHARACTERS = 2_048
+MAX_ENTRIES = 5_000_000
+MAX_ENTRY_CHARACTERS = 2_048
 
 Hits = Callable[[str], Iterator[tuple[int, int, int]]]
 
@@ -24,10 +24,10 @@ def read_entries(files: Sequence[Path]) -> list[str]:
         before = len(entries)
         for number, row in enumerate(read_lines(file), start=1):
             entry = decode_text(row, f"{file}, line {number}").strip()
-            if len(entry) > MOST_ENTRY_CHARACTERS or len(entries) >= MOST_ENTRIES:
+            if len(entry) > MAX_ENTRY_CHARACTERS or len(entries) >= MAX_ENTRIES:
                 raise DataError(
                     f"{file}, line {number}: an entry of {len(entry)} characters after {len(entries)} entries; at "
-                    f"most {MOST_ENTRIES} of {MOST_ENTRY_CHARACTERS} characters each are allowed: shorten the list"
+                    f"most {MAX_ENTRIES} of {MAX_ENTRY_CHARACTERS} characters each are allowed: shorten the list"
                 )
             if entry and not entry.startswith("#"):
                 entries.append(entry)

@@ -13,14 +13,14 @@ from phalanx.data.shards.index import NODES_FILE, TABLE_FILE, make_index
 from phalanx.data.shards.leaves import LeafStore, VerifiedFile
 from phalanx.data.shards.manifest import (
     DATASET_FILE,
-    MOST_MANIFEST_BYTES,
+    MAX_MANIFEST_BYTES,
     DatasetManifest,
     PartRecord,
     SignedDataset,
     verify_dataset,
 )
 from phalanx.data.shards.merkle import abbreviate_digests, tree_root
-from phalanx.data.shards.records import DOCUMENT, INDEX, MOST_ENTRY_BYTES, START, DocumentEntry
+from phalanx.data.shards.records import DOCUMENT, INDEX, MAX_ENTRY_BYTES, START, DocumentEntry
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey, SealRecord
 from phalanx.errors import DataError
 
@@ -229,7 +229,7 @@ class Dataset:
     def _read_entry(self, part: PartRecord, record: Any) -> DocumentEntry:
         start, size, source = int(record["entry_start"]), int(record["entry_bytes"]), int(record["source"])
         file = f"{part.shard_directory}/entries"
-        if size > MOST_ENTRY_BYTES or start + size > part.entries.size_bytes or source >= len(self.manifest.sources):
+        if size > MAX_ENTRY_BYTES or start + size > part.entries.size_bytes or source >= len(self.manifest.sources):
             raise DataError(f"{self.directory / file}: an entry is out of range; build the dataset again")
         content = self._open_table(file, part.entries, np.dtype("u1")).read_items(start, start + size).tobytes()
         return DocumentEntry.from_bytes(content, record["digest"].tobytes().hex(), source, str(self.directory / file))
@@ -282,7 +282,7 @@ def manifest_bytes(directory: Path) -> bytes:
     Raises:
         DataError: There is none.
     """
-    return _read_limited(directory / DATASET_FILE, MOST_MANIFEST_BYTES)
+    return _read_limited(directory / DATASET_FILE, MAX_MANIFEST_BYTES)
 
 
 def _read_signed(directory: Path, signer: str | None) -> SignedDataset:
@@ -294,14 +294,14 @@ def _open_seal(directory: Path, record: SealRecord, key: SealKey) -> DatasetSeal
     return DatasetSeal.from_wrapped(record, key, _read_limited(path, _MAX_KEY_BYTES), str(path))
 
 
-def _read_limited(path: Path, most_bytes: int) -> bytes:
+def _read_limited(path: Path, max_bytes: int) -> bytes:
     try:
         with path.open("rb") as stream:
-            content = stream.read(most_bytes + 1)
+            content = stream.read(max_bytes + 1)
     except OSError as exc:
         raise DataError(
             f"{path}: cannot be read ({exc.strerror}); give the directory that `phalanx data build` made"
         ) from exc
-    if len(content) > most_bytes:
-        raise DataError(f"{path}: exceeds the limit of {most_bytes} bytes; restore it from a copy")
+    if len(content) > max_bytes:
+        raise DataError(f"{path}: exceeds the limit of {max_bytes} bytes; restore it from a copy")
     return content

@@ -105,8 +105,8 @@ class LeafStore:
     Args:
         leaf_bytes: Size of every leaf but a file's last.
         seal: Decrypts the leaves, where they are encrypted.
-        most_files: Maps at a time; each holds a file descriptor.
-        most_plain_bytes: Decrypted leaves that are kept for further reads.
+        max_files: Maps at a time; each holds a file descriptor.
+        max_plain_bytes: Decrypted leaves that are kept for further reads.
     """
 
     def __init__(
@@ -114,14 +114,14 @@ class LeafStore:
         home: Path,
         leaf_bytes: int,
         seal: DatasetSeal | None = None,
-        most_files: int = 256,
-        most_plain_bytes: int = 64 * 2**20,
+        max_files: int = 256,
+        max_plain_bytes: int = 64 * 2**20,
     ) -> None:
         self.home = home
         self.leaf_bytes = leaf_bytes
         self.seal = seal
-        self._max_files = most_files
-        self._max_plain_bytes = most_plain_bytes
+        self._max_files = max_files
+        self._max_plain_bytes = max_plain_bytes
         self._mapped: deque[VerifiedFile] = deque()
         self._plain: OrderedDict[tuple[str, int], bytes] = OrderedDict()
         self._plain_bytes = 0

@@ -17,7 +17,7 @@ from phalanx.errors import DataError, SignatureError
 from phalanx.security.crypto import Identity, in_domain, parse_canonical
 
 DATASET_FILE = "dataset.json"
-MOST_MANIFEST_BYTES = 64 * 2**20
+MAX_MANIFEST_BYTES = 64 * 2**20
 DOCUMENT_BYTES, INDEX_BYTES, BLOCK_RECORDS = 48, 64, 1024
 """Of one record of a part's documents and of the index; index records under one stored node."""
 _DOMAIN, _INDEX_DOMAIN = "dataset-manifest/1", "dataset-index/1"

@@ -19,7 +19,7 @@ from phalanx.data.shards.records import INDEX
 from phalanx.errors import DataError
 from phalanx.security.crypto import parse_canonical
 
-MOST_PROOF_BYTES = 4 * 2**20
+MAX_PROOF_BYTES = 4 * 2**20
 _MAX_PLACES = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -115,8 +115,8 @@ def read_proof(content: bytes, where: str) -> DocumentProof:
         DataError: It is malformed.
     """
     try:
-        if len(content) > MOST_PROOF_BYTES:
-            raise ValueError(f"has more than {MOST_PROOF_BYTES} bytes")  # noqa: TRY301
+        if len(content) > MAX_PROOF_BYTES:
+            raise ValueError(f"has more than {MAX_PROOF_BYTES} bytes")  # noqa: TRY301
         parse_canonical(content.removesuffix(b"\n"))
         return DocumentProof.model_validate_json(content)
     except ValidationError as exc:
@@ -131,7 +131,7 @@ def load_proof(path: pathlib.Path) -> DocumentProof:
     """Read the file of a proof."""
     try:
         with path.open("rb") as stream:
-            content = stream.read(MOST_PROOF_BYTES + 1)
+            content = stream.read(MAX_PROOF_BYTES + 1)
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); give a proof file").with_facts(
             code="PHX-I029"

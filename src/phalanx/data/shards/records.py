@@ -25,7 +25,7 @@ INDEX = np.dtype(
         ("tokens", "<u8"),
     ]
 )
-MOST_ENTRY_BYTES = 64 * 1024
+MAX_ENTRY_BYTES = 64 * 1024
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 Fields = Mapping[str, str | int | float]
@@ -69,10 +69,10 @@ class DocumentEntry:
             content = canonical_json({"fields": dict(self.fields), "name": self.name}) + b"\n"
         except ValueError as exc:
             raise DataError(f"document {self.name[:80]!r}: name or fields are not Unicode text: {exc}") from exc
-        if len(content) > MOST_ENTRY_BYTES:
+        if len(content) > MAX_ENTRY_BYTES:
             raise DataError(
                 f"document {self.name[:80]!r}: name and fields have {len(content)} bytes, at most "
-                f"{MOST_ENTRY_BYTES} are allowed; remove unused fields"
+                f"{MAX_ENTRY_BYTES} are allowed; remove unused fields"
             )
         return content
 

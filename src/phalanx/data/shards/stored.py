@@ -10,7 +10,7 @@ from phalanx.data.shards.dataset import manifest_bytes
 from phalanx.data.shards.leaves import TREE
 from phalanx.data.shards.manifest import (
     DATASET_FILE,
-    MOST_MANIFEST_BYTES,
+    MAX_MANIFEST_BYTES,
     DatasetManifest,
     SignedDataset,
     verify_dataset,
@@ -24,7 +24,7 @@ _UNFINISHED = "copy-in-progress"
 """Beside a dataset that is being copied: the digest of what goes there."""
 _TOKENIZER = "tokenizer.json"
 """Beside any dataset that is trained on: where it is none of the signed files, its digest is in the manifest."""
-_PIECE_BYTES, _MOST_KEY_BYTES, _MOST_TOKENIZER_BYTES = 2**20, 64 * 1024, 2**28
+_PIECE_BYTES, _MAX_KEY_BYTES, _MAX_TOKENIZER_BYTES = 2**20, 64 * 1024, 2**28
 
 
 class StoredDataset:
@@ -86,9 +86,9 @@ class StoredDataset:
     def read_signed(self, signer: str | None = None) -> SignedDataset:
         """Return the verified manifest."""
         with self._explain_errors("be read"), self._files.open(f"{self._root}/{DATASET_FILE}", "rb") as stream:
-            content = stream.read(MOST_MANIFEST_BYTES + 1)
-        if len(content) > MOST_MANIFEST_BYTES:
-            raise DataError(f"{self.address}: its manifest exceeds {MOST_MANIFEST_BYTES} bytes; not used")
+            content = stream.read(MAX_MANIFEST_BYTES + 1)
+        if len(content) > MAX_MANIFEST_BYTES:
+            raise DataError(f"{self.address}: its manifest exceeds {MAX_MANIFEST_BYTES} bytes; not used")
         return verify_dataset(content, Path(f"{self.address}/{DATASET_FILE}"), signer)
 
     def download_dataset(self, directory: Path, signer: str | None = None) -> SignedDataset:
@@ -101,10 +101,10 @@ class StoredDataset:
                 disk is full.
         """
         signed = self.read_signed(signer)
-        sizes = {**_files_of(signed.manifest), DATASET_FILE: MOST_MANIFEST_BYTES}
+        sizes = {**_files_of(signed.manifest), DATASET_FILE: MAX_MANIFEST_BYTES}
         with self._explain_errors("be read"):
             if self._files.exists(f"{self._root}/{_TOKENIZER}"):
-                sizes.setdefault(_TOKENIZER, _MOST_TOKENIZER_BYTES)
+                sizes.setdefault(_TOKENIZER, _MAX_TOKENIZER_BYTES)
         publish_directory(directory, lambda folder: self._download_files(folder, sizes))
         return signed
 
@@ -163,4 +163,4 @@ def _files_of(manifest: DatasetManifest) -> dict[str, int]:
         if path.is_absolute() or ".." in path.parts or not path.parts:
             raise DataError(f"dataset: the path {name[:200]!r} of a further file is outside of the dataset; not used")
         sizes[name] = beside.size_bytes
-    return sizes if manifest.seal is None else {**sizes, WRAPPED_KEY_FILE: _MOST_KEY_BYTES}
+    return sizes if manifest.seal is None else {**sizes, WRAPPED_KEY_FILE: _MAX_KEY_BYTES}

@@ -66,7 +66,7 @@ class ParquetFiles(RecordFiles):
             unpacked.flush()
             yield from self._read_tables(unpacked.name, name, len(record.content))
 
-    def cut_spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
+    def cut_spans(self, file: SourceFile, min_bytes: int) -> list[FileSpan]:
         """Cut a table into runs of row groups, by the sizes and rows that it claims; none where it stays one."""
         if is_packed(file):
             return []
@@ -77,7 +77,7 @@ class ParquetFiles(RecordFiles):
             except DataError:
                 # its reader tells of it
                 return []
-        least = sum(unpacked for unpacked, _ in claims) * max(least_bytes / size, 1 / _MAX_SPANS)
+        least = sum(unpacked for unpacked, _ in claims) * max(min_bytes / size, 1 / _MAX_SPANS)
         spans: list[FileSpan] = []
         begin = first = filled = rows = 0
         for group, (unpacked, count) in enumerate(claims, 1):

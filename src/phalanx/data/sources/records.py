@@ -243,7 +243,7 @@ class StreamFiles(RecordFiles):
                 else:
                     yield RawRecord(place, piece)
 
-    def cut_spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
+    def cut_spans(self, file: SourceFile, min_bytes: int) -> list[FileSpan]:
         """Cut a file into spans of at least so many bytes on the disk; none where it stays one, as a damaged one does.
 
         A span begins behind a whole record; of a packed file, where a member ends behind one.
@@ -260,7 +260,7 @@ class StreamFiles(RecordFiles):
                 return []
             for record in self._cut_stream(run, self._limits.max_record_bytes):
                 place = position if borders is None else borders.packed_at(position)
-                if is_whole and place is not None and place - begin >= least_bytes:
+                if is_whole and place is not None and place - begin >= min_bytes:
                     spans.append(FileSpan(begin, place, first, number - first))
                     begin, first = place, number
                 is_whole = isinstance(record, bytes)

@@ -56,9 +56,9 @@ class TextFiles(StreamFiles):
     def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
         return split_stream(stream, (self._delimiter or "").encode(), limit)
 
-    def cut_spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
+    def cut_spans(self, file: SourceFile, min_bytes: int) -> list[FileSpan]:
         """Cut a file between its parts; without a delimiter it has none."""
-        return [] if self._delimiter is None else super().cut_spans(file, least_bytes)
+        return [] if self._delimiter is None else super().cut_spans(file, min_bytes)
 
     def _make_document(self, record: RawRecord) -> Document:
         # a part of a file has no mark of its own

@@ -31,8 +31,8 @@ from phalanx.security.crypto import Identity, Peer
 from phalanx.transport import SignedHeader, TransportConfig
 
 _LOOK_EVERY_S, _GREET_EVERY_S, _END_S = 0.5, 2.0, 5.0
-_MOST_WAITING = 256
-_MOST_WORDS = 300
+_MAX_WAITING = 256
+_MAX_WORDS = 300
 Say = Callable[[str], None]
 
 
@@ -106,7 +106,7 @@ class BridgeCarrier:
         self._open: dict[int, _Delivery] = {}
         self._last_number = 0
         self._ready: deque[CarriedReply | LostSite] = deque()
-        self._messages: queue.Queue[tuple[int, ShimMessage | None]] = queue.Queue(_MOST_WAITING)
+        self._messages: queue.Queue[tuple[int, ShimMessage | None]] = queue.Queue(_MAX_WAITING)
         self._engine: tuple[int, socket.socket] | None = None
         self._engines = self._current_engine = 0
         self._lock = threading.Lock()
@@ -220,7 +220,7 @@ class BridgeCarrier:
         if message.kind == SITES:
             self._note_reachable(message.data.decode("utf-8", "replace").split("\n"))
         elif message.kind == LOST and (lost := self._open.get(message.number)) is not None:
-            self._report_trouble(lost.site, printable_text(message.data.decode("utf-8", "replace"), _MOST_WORDS))
+            self._report_trouble(lost.site, printable_text(message.data.decode("utf-8", "replace"), _MAX_WORDS))
             self._end_conversation(lost.site, "gone")
         elif message.kind == ANSWER and (delivery := self._open.get(message.number)) is not None:
             self._take_answer(delivery, message)
@@ -230,7 +230,7 @@ class BridgeCarrier:
         try:
             frame = contact.conversation.receive_answer(message.data, delivery.asked)
         except (TransportError, VerificationError) as exc:
-            self._report_trouble(site, f"the engine's answer is refused: {printable_text(str(exc), _MOST_WORDS)}")
+            self._report_trouble(site, f"the engine's answer is refused: {printable_text(str(exc), _MAX_WORDS)}")
             self._end_conversation(site, "refused")
             return
         del self._open[message.number]

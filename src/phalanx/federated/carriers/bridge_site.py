@@ -27,7 +27,7 @@ from phalanx.transport import TransportConfig, parse_body
 
 _BEGIN_S = 10.0
 """Seconds until a connected client must begin."""
-_MOST_WORDS = 300
+_MAX_WORDS = 300
 Say = Callable[[str], None]
 
 
@@ -77,7 +77,7 @@ def _serve_frame(line: socket.socket, heard: SiteConversation, answer: SiteAnswe
             raw, is_over = _answer_frame(message.data, heard, answer, say)
             reply = ShimMessage(ANSWER, message.number, data=raw)
         except (TransportError, VerificationError) as exc:
-            reason = printable_text(str(exc), _MOST_WORDS)
+            reason = printable_text(str(exc), _MAX_WORDS)
             say(f"refused a frame: {reason}")
             reply = ShimMessage(LOST, message.number, data=f"refused: {reason}".encode())
         write_message(line, reply)

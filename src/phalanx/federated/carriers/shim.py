@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 ORDER, ANSWER, LOST, SITES, END = 1, 2, 3, 4, 5
 """Kinds: a frame for a site, its answer, word that none will come, the names that can be reached now, the run's end."""
-MOST_BYTES = 2**30 + 2**21
+MAX_BYTES = 2**30 + 2**21
 """Of a message's data: the largest frame that any run may have."""
 _HEAD = struct.Struct(">4sBIHQ")
 _MAGIC = b"PHXB"
-_MOST_NAME_BYTES = 255
-_MOST_PATH_BYTES = 107
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 107
 _WHOLE_MESSAGE_S = 300.0
 
 
@@ -64,13 +64,11 @@ def write_message(line: socket.socket, message: ShimMessage) -> None:
         raise SocketLostError(f"socket: cannot send ({exc})") from exc
 
 
-def read_message(
-    line: socket.socket, most_bytes: int = MOST_BYTES, timeout_s: float | None = None
-) -> ShimMessage | None:
+def read_message(line: socket.socket, max_bytes: int = MAX_BYTES, timeout_s: float | None = None) -> ShimMessage | None:
     """Return the next message; None where none has begun in time.
 
     Args:
-        most_bytes: Bound of the data in bytes.
+        max_bytes: Bound of the data in bytes.
         timeout_s: Seconds to wait for its beginning; None for no limit.
 
     Raises:
@@ -80,7 +78,7 @@ def read_message(
         if timeout_s is not None and not select.select([line], [], [], timeout_s)[0]:
             return None
         line.settimeout(None if timeout_s is None else _WHOLE_MESSAGE_S)
-        kind, number, name_size, data_size = _check_head(_read_exactly(line, _HEAD.size), most_bytes)
+        kind, number, name_size, data_size = _check_head(_read_exactly(line, _HEAD.size), max_bytes)
         line.settimeout(_WHOLE_MESSAGE_S)
         name = _read_exactly(line, name_size).decode("utf-8")
         return ShimMessage(kind, number, name, _read_exactly(line, data_size))
@@ -102,8 +100,8 @@ def listen_at(path: str) -> socket.socket:
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if stat.S_IMODE(os.stat(folder).st_mode) & 0o077:
         raise SocketLostError(f"{folder}: others can enter this directory; run chmod 700 on it, or choose another")
-    if len(os.fsencode(path)) > _MOST_PATH_BYTES:
-        raise SocketLostError(f"{path}: a socket's path has at most {_MOST_PATH_BYTES} bytes; choose a shorter one")
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise SocketLostError(f"{path}: a socket's path has at most {_MAX_PATH_BYTES} bytes; choose a shorter one")
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(path) == 0:
             raise SocketLostError(f"{path}: another process listens on it; end that process, or choose another path")
@@ -193,11 +191,11 @@ class OwnerConnection:
             write_message(self._line, message)
 
 
-def _check_head(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
+def _check_head(head: bytes, max_bytes: int) -> tuple[int, int, int, int]:
     magic, kind, number, name_size, data_size = _HEAD.unpack(head)
     if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END):
         raise SocketLostError("socket: received bytes are not a message; both ends need the same release")
-    if name_size > _MOST_NAME_BYTES or data_size > most_bytes:
+    if name_size > _MAX_NAME_BYTES or data_size > max_bytes:
         raise SocketLostError(f"socket: a message has {data_size} bytes and a name of {name_size}, above the limits")
     return kind, number, name_size, data_size
 

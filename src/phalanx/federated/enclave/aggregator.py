@@ -20,12 +20,12 @@ from phalanx.federated.mixing import min_mixed
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.sealing import SealedPlace, unseal_bytes
 from phalanx.federated.vectors import Shapes, flatten_tensors
-from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal
+from phalanx.security.aggregate import MIN_CONTRIBUTORS, SumRefusal
 from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
 from phalanx.security.tee import Attester
 
 _HEADER_BYTES = 4
-_MOST_HEADER = 4096
+_MAX_HEADER = 4096
 _STATE = "aggregator.sealed"
 
 
@@ -176,7 +176,7 @@ class EnclaveAggregator:
                 refused[site] = str(exc.reason)
                 continue
             vectors[site], samples[site] = flatten_tensors(admitted.tensors), float(admitted.samples)
-        least = max(config.min_cohort, LEAST_CONTRIBUTORS)
+        least = max(config.min_cohort, MIN_CONTRIBUTORS)
         if len(vectors) < least:
             raise AggregationError(
                 SumRefusal.TOO_FEW, f"aggregator: {len(vectors)} updates, expected {least} at least; {refused or ''}"
@@ -188,7 +188,7 @@ class EnclaveAggregator:
     def _apply_rule(self, vectors: Tensor, samples: Tensor) -> Tensor:
         config = self._terms.config
         mixed = min_mixed(config.aggregator, config.byzantine, config.before, len(vectors))
-        if mixed < LEAST_CONTRIBUTORS:
+        if mixed < MIN_CONTRIBUTORS:
             raise AggregationError(
                 SumRefusal.SMALL_COHORT, f"aggregator: {config.aggregator} may return the numbers of {mixed} sites"
             )
@@ -207,6 +207,6 @@ def join_update(header: bytes, values: bytes) -> bytes:
 
 def _part_update(data: bytes) -> tuple[bytes, bytes]:
     size = int.from_bytes(data[:_HEADER_BYTES], "big")
-    if len(data) < _HEADER_BYTES + size or size > _MOST_HEADER:
+    if len(data) < _HEADER_BYTES + size or size > _MAX_HEADER:
         raise AggregationError(SumRefusal.MALFORMED, "update: its header exceeds its size")
     return data[_HEADER_BYTES : _HEADER_BYTES + size], data[_HEADER_BYTES + size :]

@@ -22,7 +22,7 @@ from phalanx.security.crypto import Identity, Peer, make_private_directory
 from phalanx.security.isolation import Program, Sandbox, start_isolated
 from phalanx.split.hardware.tier import Tier, open_tier
 
-_SIZE_BYTES, _MOST_BYTES = 8, 2**36
+_SIZE_BYTES, _MAX_BYTES = 8, 2**36
 _SECONDS_TO_CLOSE, _SECONDS_TO_END = 60.0, 5.0
 
 
@@ -184,7 +184,7 @@ def _send_bytes(end: socket.socket, data: bytes) -> None:
 
 def _receive_bytes(end: socket.socket) -> bytes | None:
     size = int.from_bytes(_read_exactly(end, _SIZE_BYTES), "big")
-    return None if not 0 < size <= _MOST_BYTES else _read_exactly(end, size)
+    return None if not 0 < size <= _MAX_BYTES else _read_exactly(end, size)
 
 
 def _read_exactly(end: socket.socket, size: int) -> bytes:

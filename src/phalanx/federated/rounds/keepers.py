@@ -38,8 +38,8 @@ from phalanx.security.homomorphic import (
     sum_ciphertexts,
 )
 
-_COUNT_BYTES, _SIZE_BYTES, _MOST_HEADER = 4, 8, 4096
-_MOST_SITES, _MOST_NAME_BYTES = 1000, 2**17
+_COUNT_BYTES, _SIZE_BYTES, _MAX_HEADER = 4, 8, 4096
+_MAX_SITES, _MAX_NAME_BYTES = 1000, 2**17
 _SEAL = "keeper-seal/1"
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\z")]
@@ -82,7 +82,7 @@ class PartHeader(StrictModel):
 class SiteNames(StrictModel):
     """The sites whose parts a keeper accepts, or the sites of the sum that it is to open; each once, in order."""
 
-    sites: Annotated[tuple[_Name, ...], Field(max_length=_MOST_SITES)]
+    sites: Annotated[tuple[_Name, ...], Field(max_length=_MAX_SITES)]
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -94,7 +94,7 @@ class SiteNames(StrictModel):
     def names_from_bytes(cls, data: bytes) -> tuple[str, ...]:
         """Return the names in a payload."""
         try:
-            return cls.model_validate_json(data[:_MOST_NAME_BYTES]).sites
+            return cls.model_validate_json(data[:_MAX_NAME_BYTES]).sites
         except ValidationError as exc:
             raise AggregationError(SumRefusal.MALFORMED, "names: expected a list of sites") from exc
 
@@ -167,7 +167,7 @@ def unpack_items(data: bytes, count: int) -> list[Item]:
         header = int.from_bytes(data[position : position + _COUNT_BYTES], "big")
         size = int.from_bytes(data[position + _COUNT_BYTES : start], "big")
         position = start + header + size
-        if header > _MOST_HEADER or position > len(data):
+        if header > _MAX_HEADER or position > len(data):
             raise AggregationError(SumRefusal.MALFORMED, "parts: an item exceeds the message")
         items.append((data[start : start + header], data[start + header : position]))
     if position != len(data):

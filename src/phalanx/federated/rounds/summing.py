@@ -20,7 +20,7 @@ from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.rounds.walk import Exclude, SumWalk
-from phalanx.security.aggregate import LEAST_CONTRIBUTORS, CohortMember, SumRefusal, SumResult, SumServer, SumTerms
+from phalanx.security.aggregate import MIN_CONTRIBUTORS, CohortMember, SumRefusal, SumResult, SumServer, SumTerms
 from phalanx.security.crypto import Identity
 
 
@@ -35,8 +35,8 @@ def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[s
     Raises:
         ConfigError: The sites do not fill one bucket, or a bucket would hide nothing.
     """
-    if not LEAST_CONTRIBUTORS <= size <= len(sites):
-        raise ConfigError(f"buckets of {size} out of {len(sites)} sites: expected {LEAST_CONTRIBUTORS} to {len(sites)}")
+    if not MIN_CONTRIBUTORS <= size <= len(sites):
+        raise ConfigError(f"buckets of {size} out of {len(sites)} sites: expected {MIN_CONTRIBUTORS} to {len(sites)}")
     order = sorted(sites, key=lambda site: hashlib.sha256(chance + site.encode()).digest())
     count = len(order) // size
     return [tuple(sorted(order[number::count])) for number in range(count)]

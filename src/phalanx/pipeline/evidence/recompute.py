@@ -15,7 +15,7 @@ from phalanx.pipeline.protocol.signed import Statement
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
 
-MOST_LAYERS = 1024
+MAX_LAYERS = 1024
 """Layers, or labels, of a model that a file of others may claim; whole models are built of them, without memory."""
 
 
@@ -205,8 +205,8 @@ def _rebuild_stage(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> S
     try:
         # read off the keys: what builds a model to count it does as much work as its config claims
         claimed = made_one_by_one(plan.hub_config)
-        if claimed > MOST_LAYERS and not checked.pins.in_run:
-            raise checked.refusal_error(f"its plan claims {claimed} layers or labels, above the limit of {MOST_LAYERS}")
+        if claimed > MAX_LAYERS and not checked.pins.in_run:
+            raise checked.refusal_error(f"its plan claims {claimed} layers or labels, above the limit of {MAX_LAYERS}")
         # counted before it has memory: a plan must not claim any that its weights do not fill
         (row,) = stage_table(shared_hub_config(plan.hub_config), (spec,), plan.adapter)
         num_values = sum(tensor.numel() for tensor in weights.values())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from phalanx.errors import CertificateError, PeerRefusedError
 from phalanx.security.crypto import certified_name
 
-_MOST_LINES = 1000
+_MAX_LINES = 1000
 NameOf = Callable[[str, bool], str | None]
 
 
@@ -72,7 +72,7 @@ class Callers:
 
     def _announce_once(self, line: str) -> None:
         with self._lock:
-            if line in self._announced_lines or len(self._announced_lines) >= _MOST_LINES:
+            if line in self._announced_lines or len(self._announced_lines) >= _MAX_LINES:
                 return
             self._announced_lines.add(line)
         self._print_line(line)

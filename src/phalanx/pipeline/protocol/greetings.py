@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from phalanx.config import StrictModel, printable_text
-from phalanx.pipeline.protocol.message import MOST_PARTIES, Address, Digest, Message, PartyName, Pem
+from phalanx.pipeline.protocol.message import MAX_PARTIES, Address, Digest, Message, PartyName, Pem
 from phalanx.pipeline.tolerance.numeric_class import NumericClass
 from phalanx.security.audit import PublicHead
 
@@ -33,7 +33,7 @@ class Setup(Message, kind="setup"):
     """Everything a worker must know to build stages; the answer to `Hello`."""
 
     plan: dict[str, Any]
-    certificates: dict[PartyName, Pem] | None = Field(default=None, max_length=MOST_PARTIES)
+    certificates: dict[PartyName, Pem] | None = Field(default=None, max_length=MAX_PARTIES)
     """Of the other workers, for one that comes while the run is under way."""
     log_head: PublicHead | None = None
     """Where the owner's audit log ends, for workers to remember; None where they are not told."""

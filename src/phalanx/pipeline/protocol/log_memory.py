@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from phalanx.config import canonical_json, escape_controls
 from phalanx.errors import CutLogError, FrameError, SignatureError
 from phalanx.pipeline.protocol.signed import StatementReader, run_of_session
-from phalanx.security.audit import MOST_BYTES, PublicEntries, PublicHead
+from phalanx.security.audit import MAX_BYTES, PublicEntries, PublicHead
 from phalanx.security.crypto import Peer
 
 Observe = Callable[[str, dict[str, object]], None]
@@ -66,7 +66,7 @@ class LogHeadExchange:
 class LogMemory:
     """A worker's side: it keeps the newest head that the owner has told, beyond the end of its process.
 
-    One file for each run and owner, at most `MOST_BYTES` long, written when there is nothing else to do.
+    One file for each run and owner, at most `MAX_BYTES` long, written when there is nothing else to do.
 
     Args:
         directory: Directory of the memory; made when there is something to keep.
@@ -138,7 +138,7 @@ class LogMemory:
         """Read the head that an earlier process kept; a file that is damaged, as after a crash, has none."""
         try:
             with path.open("rb") as file:
-                head = PublicHead.model_validate_json(file.read(MOST_BYTES))
+                head = PublicHead.model_validate_json(file.read(MAX_BYTES))
             return self._statements.open_log_head(head)
         except FileNotFoundError:
             return None

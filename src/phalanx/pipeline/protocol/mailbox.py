@@ -106,7 +106,7 @@ _RECEIPTS_KEPT = 1024
 """Receipts that are kept per link; more than a step has."""
 
 
-_MOST_AT_ONCE = 1024
+_MAX_AT_ONCE = 1024
 """Messages that are taken without looking at deadlines and silences."""
 
 
@@ -199,7 +199,7 @@ class Mailbox:
     def drain_messages(self) -> Iterator[ReceivedMessage | LinkFault]:
         """Take received messages; of a flood only a part at once, so that the reader looks up in between."""
         yield from self.drain_local()
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_MAX_AT_ONCE):
             if not self.wait_for_mail(0.0):
                 break
             yield self._waiting.popleft()
@@ -209,7 +209,7 @@ class Mailbox:
         """Wait until something has arrived from the network; False when the time is up."""
         if self._waiting:
             return True
-        for _ in range(_MOST_AT_ONCE):
+        for _ in range(_MAX_AT_ONCE):
             item = None if self._waiting else self._endpoint.receive_item(timeout_s)
             if item is None:
                 break

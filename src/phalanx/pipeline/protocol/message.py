@@ -11,19 +11,19 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from phalanx.config import printable_text
-from phalanx.pipeline.config import MOST_STAGES
+from phalanx.pipeline.config import MAX_STAGES
 from phalanx.security.crypto import SESSION_NAME
 from phalanx.transport import Body, SignedHeader
 
-MOST_NORM_SQUARED = 1e84
+MAX_NORM_SQUARED = 1e84
 """A tensor's norm is a float32, so its square is below 1.2e77; that of millions of tensors together is below this."""
 
-MOST_SECONDS = 1e10
+MAX_SECONDS = 1e10
 """Three hundred years of CPU time."""
 
 Epoch = Annotated[int, Field(ge=0, lt=2**31)]
 Step = Annotated[int, Field(ge=0, lt=2**40)]
-Stage = Annotated[int, Field(ge=0, lt=MOST_STAGES)]
+Stage = Annotated[int, Field(ge=0, lt=MAX_STAGES)]
 Microbatch = Annotated[int, Field(ge=0, lt=2**20)]
 Size = Annotated[int, Field(ge=0, lt=2**53)]
 """Of a transfer or a place in it, in bytes."""
@@ -34,8 +34,8 @@ GradientDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")]
 """A gradient's digest; empty where gradients are not compared: in a run without a guard."""
 WeightsDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{64}){1,2}$")]
 """That of the frozen weights, where there are any, before that of the trained ones."""
-NormSquared = Annotated[float, Field(ge=0.0, le=MOST_NORM_SQUARED)]
-Seconds = Annotated[float, Field(ge=0.0, le=MOST_SECONDS)]
+NormSquared = Annotated[float, Field(ge=0.0, le=MAX_NORM_SQUARED)]
+Seconds = Annotated[float, Field(ge=0.0, le=MAX_SECONDS)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 PartyName = Annotated[str, Field(pattern=f"^{SESSION_NAME}$")]
 StageName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,4})$")]
@@ -48,11 +48,11 @@ Header = Annotated[str, Field(max_length=2**20)]
 """A header as long as a frame's own can be; the code that opens it checks what it holds."""
 Pem = Annotated[str, Field(max_length=2**16)]
 
-MOST_HEADERS = 2**12
+MAX_HEADERS = 2**12
 """That a message passes on: more do not fit into a frame's header."""
-MOST_PLACES = 2**15
+MAX_PLACES = 2**15
 """That a message lists, likewise."""
-MOST_PARTIES = 2**10
+MAX_PARTIES = 2**10
 
 
 class Message(Body):

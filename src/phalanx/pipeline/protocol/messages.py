@@ -6,12 +6,12 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from phalanx.config import StrictModel
-from phalanx.pipeline.config import MOST_STAGES
+from phalanx.pipeline.config import MAX_STAGES
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice, Setup
 from phalanx.pipeline.protocol.message import (
-    MOST_HEADERS,
-    MOST_PARTIES,
-    MOST_PLACES,
+    MAX_HEADERS,
+    MAX_PARTIES,
+    MAX_PLACES,
     Address,
     Digest,
     GradientDigest,
@@ -83,15 +83,15 @@ class Role(StrictModel):
     holder: PartyName
     shadow: PartyName | None
     source: PartyName
-    newcomers: tuple[PartyName, ...] = Field(max_length=MOST_PARTIES)
+    newcomers: tuple[PartyName, ...] = Field(max_length=MAX_PARTIES)
 
 
 class Assign(StepMessage, kind="assign"):
     """A new epoch: abandon the work in flight, take these roles, be ready for this step."""
 
-    roles: tuple[Role, ...] = Field(max_length=MOST_STAGES)
-    addresses: dict[PartyName, Address] = Field(max_length=MOST_PARTIES)
-    certificates: dict[PartyName, Pem] = Field(max_length=MOST_PARTIES)
+    roles: tuple[Role, ...] = Field(max_length=MAX_STAGES)
+    addresses: dict[PartyName, Address] = Field(max_length=MAX_PARTIES)
+    certificates: dict[PartyName, Pem] = Field(max_length=MAX_PARTIES)
     log_head: PublicHead | None = None
     """As in `Setup`."""
 
@@ -102,7 +102,7 @@ class NoiseKeys(Message, kind="noise_keys"):
     The payload is the keys, one behind the other, and the only place where they cross: headers are kept as evidence.
     """
 
-    stages: tuple[Stage, ...] = Field(max_length=MOST_STAGES)
+    stages: tuple[Stage, ...] = Field(max_length=MAX_STAGES)
 
 
 class StateDigest(StrictModel):
@@ -116,7 +116,7 @@ class StateDigest(StrictModel):
 class Ready(Message, kind="ready"):
     """All roles of this epoch are taken; the states that this party now has, by stage."""
 
-    states: dict[StageName, StateDigest] = Field(max_length=MOST_STAGES)
+    states: dict[StageName, StateDigest] = Field(max_length=MAX_STAGES)
 
 
 class Activation(TensorMessage, kind="tensor"):
@@ -162,8 +162,8 @@ def _without_repetition(sent: tuple[SentDigest, ...]) -> tuple[SentDigest, ...]:
 class Commit(StageMessage, kind="commit"):
     """A stage's commitment to a whole step: its inputs, its outputs, its weight gradient."""
 
-    received: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
-    sent: Annotated[tuple[SentDigest, ...], Field(max_length=MOST_HEADERS), AfterValidator(_without_repetition)]
+    received: tuple[PassedOnHeader, ...] = Field(max_length=MAX_HEADERS)
+    sent: Annotated[tuple[SentDigest, ...], Field(max_length=MAX_HEADERS), AfterValidator(_without_repetition)]
     norm_squared: NormSquared | None
     """Of the weight gradient; None when it is not finite."""
     gradient: GradientDigest
@@ -174,14 +174,14 @@ class GradientHeld(StageMessage, kind="gradient_held"):
 
     norm_squared: NormSquared | None
     gradient: GradientDigest
-    parts: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
+    parts: tuple[PassedOnHeader, ...] = Field(max_length=MAX_HEADERS)
     """Headers under which the holder sent it; empty when it was recomputed."""
 
 
 class Audit(StageMessage, kind="audit"):
     """The owner asks an auditor to recompute microbatches of a stage; it is not told what to find."""
 
-    microbatches: tuple[Microbatch, ...] = Field(max_length=MOST_PLACES)
+    microbatches: tuple[Microbatch, ...] = Field(max_length=MAX_PLACES)
     directions: tuple[Direction, ...] = Field(max_length=2)
     order: OrderNumber
     """Counts the orders of a session; a report names the order that it answers."""
@@ -264,15 +264,15 @@ class Place(StrictModel):
 class Progress(StrictModel):
     """The progress of one stage: its received and sent tensors of this step."""
 
-    received: tuple[Place, ...] = Field(max_length=MOST_PLACES)
-    sent: tuple[Place, ...] = Field(max_length=MOST_PLACES)
+    received: tuple[Place, ...] = Field(max_length=MAX_PLACES)
+    sent: tuple[Place, ...] = Field(max_length=MAX_PLACES)
 
 
 class ProgressReport(StepMessage, kind="standing"):
     """The answer to `Ask`."""
 
-    stages: dict[StageName, Progress] = Field(max_length=MOST_STAGES)
-    gradients: tuple[Stage, ...] = Field(max_length=MOST_STAGES)
+    stages: dict[StageName, Progress] = Field(max_length=MAX_STAGES)
+    gradients: tuple[Stage, ...] = Field(max_length=MAX_STAGES)
     """Shadowed stages for which the weight gradient of this step is here."""
 
 
@@ -287,9 +287,9 @@ class Apply(StepMessage, kind="apply"):
 class UpdateReport(StepMessage, kind="applied"):
     """Digests of every copy after the optimizer step, and this party's running costs."""
 
-    states: dict[StageName, StateDigest] = Field(max_length=MOST_STAGES)
+    states: dict[StageName, StateDigest] = Field(max_length=MAX_STAGES)
     usage: dict[Annotated[str, AfterValidator(known_cost)], Seconds]
-    bytes_sent: dict[PartyName, Size] = Field(max_length=MOST_PARTIES)
+    bytes_sent: dict[PartyName, Size] = Field(max_length=MAX_PARTIES)
 
 
 class ScreenHit(TensorMessage, kind="screen_hit"):

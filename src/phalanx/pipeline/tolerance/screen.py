@@ -15,8 +15,8 @@ NOT_FINITE = "not finite"
 _WARM_UP = 16
 _DECAY = 0.95
 _SIGMAS = 8.0
-_LEAST_LOG_RATIO = math.log(4.0)
-_LEAST_COSINE = -0.3
+_MIN_LOG_RATIO = math.log(4.0)
+_MIN_COSINE = -0.3
 
 
 @dataclass
@@ -64,14 +64,14 @@ class Screen:
         if average.num_seen < _WARM_UP:
             return None
         off = abs(log_rms - average.log_rms)
-        if off > max(_LEAST_LOG_RATIO, _SIGMAS * math.sqrt(average.variance)):
+        if off > max(_MIN_LOG_RATIO, _SIGMAS * math.sqrt(average.variance)):
             return f"norm differs from its moving average by a factor of {math.exp(min(off, 99.0)):.1f}"
         if channels is not None and average.channels is not None:
             # of two vectors; 0 where one has no direction
             other = average.channels
             lengths = float(torch.dot(channels, channels)) * float(torch.dot(other, other))
             cosine = float(torch.dot(channels, other)) / max(math.sqrt(lengths), 1e-30)
-            if not cosine >= _LEAST_COSINE:
+            if not cosine >= _MIN_COSINE:
                 return f"channel means point away from their moving average (cosine {cosine:.2f})"
         return None
 
@@ -95,20 +95,20 @@ Doubt = Literal["direction", "largest", "size", "support"]
 - support: it is zero where the microbatch's gradient is not
 """
 
-_LEAST_GRADIENT_COSINE = -0.2
-_LEAST_CONTRAST = -0.5
+_MIN_GRADIENT_COSINE = -0.2
+_MIN_CONTRAST = -0.5
 _LARGE = 4.0
 """Numbers beyond so many root mean squares of their tensor are its largest ones."""
 _FEWEST_LARGE = 8
 """Fewer of them say nothing."""
-_MOST_LOG_RATIO = 0.9
-_LEAST_GRADIENT_LOG_RATIO = -1.5
+_MAX_LOG_RATIO = 0.9
+_MIN_GRADIENT_LOG_RATIO = -1.5
 """Below what independent microbatches would add up to."""
 DOUBTS_AT_ONCE = 16
 """Of one shadow about one stage, which are followed without a look at the rate."""
 STEPS_PER_DOUBT = 8
 """Steps after which one more doubt is followed; honest shadows doubt one step in 20 to 40."""
-_MOST_MISSING = 0.5
+_MAX_MISSING = 0.5
 _LOOKED_AT = 8
 """One of so many numbers of a large tensor is looked at, all of a small one."""
 _SMALL = 65536
@@ -216,10 +216,10 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
         else 0.0
     )
     odd: dict[Doubt, bool] = {
-        "support": missing > _MOST_MISSING * present,
+        "support": missing > _MAX_MISSING * present,
         "size": not _is_sum_of(num_microbatches, all_products.claimed / all_products.own),
-        "direction": not all_products.cosine_similarity >= _LEAST_GRADIENT_COSINE,
-        "largest": not contrast >= _LEAST_CONTRAST,
+        "direction": not all_products.cosine_similarity >= _MIN_GRADIENT_COSINE,
+        "largest": not contrast >= _MIN_CONTRAST,
     }
     return next((doubt for doubt, is_odd in odd.items() if is_odd), None)
 
@@ -238,4 +238,4 @@ def _is_sum_of(num_microbatches: int, square_ratio: float) -> bool:
     if not square_ratio > 0.0:
         return False
     log_ratio = 0.5 * math.log(square_ratio) - math.log(num_microbatches)
-    return _LEAST_GRADIENT_LOG_RATIO - 0.5 * math.log(num_microbatches) <= log_ratio <= _MOST_LOG_RATIO
+    return _MIN_GRADIENT_LOG_RATIO - 0.5 * math.log(num_microbatches) <= log_ratio <= _MAX_LOG_RATIO

@@ -39,7 +39,7 @@ from phalanx.transport import Endpoint
 
 _ONLY_FROM_OWNER = (Assign, NoiseKeys, Audit, Apply, Release, Relay, Ask)
 
-_MOST_EARLY = 4096
+_MAX_EARLY = 4096
 """Messages of one sender that may wait for an epoch or a step that has not begun here."""
 
 
@@ -142,8 +142,8 @@ class Party:
         self._shadowing.take_gradient(received, message)
 
     def _keep_for_later(self, received: ReceivedMessage) -> None:
-        if sum(item.sender == received.sender for item in self._early_messages) >= _MOST_EARLY:
-            raise FrameError(f"{self.name}: {received.sender!r} sent more than {_MOST_EARLY} messages too early")
+        if sum(item.sender == received.sender for item in self._early_messages) >= _MAX_EARLY:
+            raise FrameError(f"{self.name}: {received.sender!r} sent more than {_MAX_EARLY} messages too early")
         self._early_messages.append(received)
 
     def _take_relay(self, received: ReceivedMessage, message: Relay) -> None:

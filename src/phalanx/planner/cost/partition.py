@@ -60,7 +60,7 @@ def uneven_layers(costs: Sequence[float], speeds: Sequence[float], fits: Fits | 
     return tuple(stop - first for first, stop in pairwise(ends))
 
 
-MOST_PLACES = 120
+MAX_PLACES = 120
 """Orders of a pool that are all tried; beyond, ranks stand in the order of their memory."""
 
 
@@ -72,7 +72,7 @@ def rank_placements(kinds: Sequence[str], memory: Callable[[str], float]) -> lis
         memory: Bytes of a device; where there are too many orders only the one with the most memory first is
             returned, because the first stages of 1F1B hold the most microbatches.
     """
-    if _num_orders(kinds) > MOST_PLACES:
+    if _num_orders(kinds) > MAX_PLACES:
         return [tuple(sorted(kinds, key=lambda kind: (-memory(kind), kind)))]
     return _distinct_orders(tuple(sorted(kinds)))
 

@@ -87,7 +87,7 @@ def _inputs_ready(work: Work, ended: Mapping[Work, float], num_stages: int, late
     return latest
 
 
-MOST_SIMULATED = 8
+MAX_SIMULATED = 8
 """Microbatches that are played through, for each pipeline rank; the rest repeats the slowest stage's pace."""
 
 
@@ -327,7 +327,7 @@ def _play_crowded(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Ma
 
 
 def _num_played(layout: Layout, recipe: Recipe) -> int:
-    played = min(recipe.microbatches, MOST_SIMULATED * layout.pp)
+    played = min(recipe.microbatches, MAX_SIMULATED * layout.pp)
     return played - played % layout.pp if SCHEDULES[layout.schedule].chunks > 1 else played
 
 

@@ -14,7 +14,7 @@ from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.search.candidates import in_islands
 from phalanx.planner.search.rank import By
 
-MOST_TOKENS = 1e18
+MAX_TOKENS = 1e18
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Question:
         """
         if by not in get_args(By):
             raise ConfigError(f"--by {by}: choices: {', '.join(get_args(By))}")
-        if tokens is not None and not 0 < tokens < MOST_TOKENS:
-            raise ConfigError(f"--tokens {tokens:g}: expected a number above 0 and below {MOST_TOKENS:g}")
+        if tokens is not None and not 0 < tokens < MAX_TOKENS:
+            raise ConfigError(f"--tokens {tokens:g}: expected a number above 0 and below {MAX_TOKENS:g}")
         fixed = None if layout is None else parse_layout(layout)
         if fixed is not None and fixed.islands == 1:
             fixed = in_islands(fixed, self.recipe.outer)

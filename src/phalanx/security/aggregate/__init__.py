@@ -24,7 +24,7 @@ from phalanx.security.aggregate.messages import SumRefusal as SumRefusal
 from phalanx.security.aggregate.rounds import EnteredRounds as EnteredRounds, RoundFile as RoundFile
 from phalanx.security.aggregate.server import ServerPhase as ServerPhase, SumResult as SumResult, SumServer as SumServer
 from phalanx.security.aggregate.terms import (
-    LEAST_CONTRIBUTORS as LEAST_CONTRIBUTORS,
+    MIN_CONTRIBUTORS as MIN_CONTRIBUTORS,
     CohortMember as CohortMember,
     SumTerms as SumTerms,
 )

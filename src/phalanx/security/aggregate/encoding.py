@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGEST = 2**31 - 1
-LEAST_LEVELS = 2**8
+MIN_LEVELS = 2**8
 Words = NDArray[np.uint32]
 Values = NDArray[np.float32] | NDArray[np.float64]
 CHUNK = 2**16

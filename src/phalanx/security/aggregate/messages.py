@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import AggregationError, SignatureError
 from phalanx.security.aggregate.shamir import SHARE_BYTES
-from phalanx.security.aggregate.terms import MOST_CLIENTS, Hex32, PartyName, SumTerms
+from phalanx.security.aggregate.terms import MAX_CLIENTS, Hex32, PartyName, SumTerms
 from phalanx.security.crypto import Identity, Peer, digest_hex, in_domain
 
 
@@ -144,7 +144,7 @@ class SignedMessage(StrictModel, Generic[Body]):
     signature: Hex64
 
 
-_Few = Field(max_length=MOST_CLIENTS)
+_Few = Field(max_length=MAX_CLIENTS)
 
 
 class SignedTerms(StrictModel):
@@ -198,7 +198,7 @@ def encode_message(message: StrictModel) -> bytes:
     return canonical_json(message.model_dump(mode="json"))
 
 
-def decode_message(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Message:
+def decode_message(data: bytes, kind: type[Message], clients: int = MAX_CLIENTS) -> Message:
     """Read a message that must be in its one form.
 
     Args:

@@ -6,13 +6,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel, canonical_json
-from phalanx.security.aggregate.encoding import LEAST_LEVELS, RingEncoding
+from phalanx.security.aggregate.encoding import MIN_LEVELS, RingEncoding
 from phalanx.security.aggregate.graph import Degree, degree_of, max_colluding, neighbours_of, threshold_of
 from phalanx.security.crypto import digest_hex, in_domain
 
-MOST_CLIENTS = 1000
-MOST_VALUES = 2**31
-LEAST_CONTRIBUTORS = 3
+MAX_CLIENTS = 1000
+MAX_VALUES = 2**31
+MIN_CONTRIBUTORS = 3
 """Of two clients each would learn what the other one sent."""
 
 Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
@@ -49,12 +49,12 @@ class SumTerms(StrictModel):
     run_digest: Hex32
     model_digest: Hex32
     round: Annotated[int, Field(ge=1, lt=2**53)]
-    cohort: Annotated[tuple[CohortMember, ...], Field(min_length=LEAST_CONTRIBUTORS, max_length=MOST_CLIENTS)]
-    length: Annotated[int, Field(ge=1, le=MOST_VALUES)]
+    cohort: Annotated[tuple[CohortMember, ...], Field(min_length=MIN_CONTRIBUTORS, max_length=MAX_CLIENTS)]
+    length: Annotated[int, Field(ge=1, le=MAX_VALUES)]
     clip: Annotated[float, Field(gt=1e-30, lt=1e30)]
     max_weight: Annotated[int, Field(ge=1, le=2**20)] = 1
     bits: Literal[32] = 32
-    minimum: Annotated[int, Field(ge=LEAST_CONTRIBUTORS, le=MOST_CLIENTS)]
+    minimum: Annotated[int, Field(ge=MIN_CONTRIBUTORS, le=MAX_CLIENTS)]
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -68,10 +68,10 @@ class SumTerms(StrictModel):
                 f"minimum = {self.minimum}: a round of {len(names)} clients may end with {self.consent_threshold}; "
                 "lower it, or ask more clients"
             )
-        if self.ring_encoding.max_level < LEAST_LEVELS:
+        if self.ring_encoding.max_level < MIN_LEVELS:
             raise ValueError(
                 f"max_weight = {self.max_weight} times {len(names)} clients leaves {self.ring_encoding.max_level} "
-                f"levels for a value, expected {LEAST_LEVELS}; lower it"
+                f"levels for a value, expected {MIN_LEVELS}; lower it"
             )
         return self
 

@@ -5,7 +5,7 @@ from phalanx.security.audit.leaves import LEAVES_FILE as LEAVES_FILE, LeafBatch 
 from phalanx.security.audit.line import LogEntry as LogEntry, LogHead as LogHead
 from phalanx.security.audit.log import AuditLog as AuditLog
 from phalanx.security.audit.public_head import (
-    MOST_BYTES as MOST_BYTES,
+    MAX_BYTES as MAX_BYTES,
     PUBLIC_KINDS as PUBLIC_KINDS,
     PublicHead as PublicHead,
     PublicEntries as PublicEntries,

@@ -16,7 +16,7 @@ PUBLIC_KINDS = frozenset({"run_started", "run_resumed", STEP, "evicted", "run_co
 """Kinds of lines that every worker knows of anyway. All others are not counted before workers: their number would
 tell a liar when the guard has begun to suspect it."""
 
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 """Of a file that keeps a head; nothing beyond is read."""
 
 _HEAD_DOMAIN, _BOOT_DOMAIN = "log-public-head/1", "log-boot/1"
@@ -145,7 +145,7 @@ def read_public_head(path: Path, owner: Peer) -> PublicHead:
     """
     try:
         with path.open("rb") as file:
-            head = PublicHead.model_validate_json(file.read(MOST_BYTES))
+            head = PublicHead.model_validate_json(file.read(MAX_BYTES))
     except OSError as exc:
         raise AuditLogError(f"{path}: cannot be read ({exc.strerror}); give a file of a worker's log_heads") from exc
     except ValidationError as exc:

@@ -24,7 +24,7 @@ MODULUS = 1073692673
 """Largest prime below 2^30 that is 1 modulo twice the degree, so that each slot is a number modulo it."""
 _COEFFICIENTS = [54, 54]
 """Bits of the ciphertext's modulus: 108 in all, of the 109 that give 128 bits of security at this degree."""
-_NONCE_BYTES, _MOST_BYTES = 12, 2**22
+_NONCE_BYTES, _MAX_BYTES = 12, 2**22
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,8 @@ def context_of(data: bytes, *, secret: bool) -> Any:
     Raises:
         AggregationError: It is malformed, of other parameters, or not of the kind that is asked for.
     """
-    if len(data) > _MOST_BYTES:
-        raise AggregationError(SumRefusal.MALFORMED, f"key: {len(data)} bytes, at most {_MOST_BYTES} are expected")
+    if len(data) > _MAX_BYTES:
+        raise AggregationError(SumRefusal.MALFORMED, f"key: {len(data)} bytes, at most {_MAX_BYTES} are expected")
     try:
         context = load_tenseal().context_from(data)
         has_secret = context.has_secret_key()

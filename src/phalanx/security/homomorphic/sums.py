@@ -16,13 +16,13 @@ from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal, Values
+from phalanx.security.aggregate import MIN_CONTRIBUTORS, SumRefusal, Values
 from phalanx.security.crypto import digest_hex, in_domain
 from phalanx.security.homomorphic.key import MODULUS, RING, SumKey, context_of, load_tenseal
 
 _SLOTS = RING - 1
-_MOST_CLIENTS = 100
-_MOST_HEADER, _MOST_BLOCK = 2**16, 2**18
+_MAX_CLIENTS = 100
+_MAX_HEADER, _MAX_BLOCK = 2**16, 2**18
 _LENGTH_BYTES, _LONGEST_SIZE = 4, 8
 
 
@@ -50,14 +50,14 @@ class HomomorphicTerms:
     clip: float
 
     def __post_init__(self) -> None:
-        if list(self.clients) != sorted(set(self.clients)) or len(self.clients) > _MOST_CLIENTS:
+        if list(self.clients) != sorted(set(self.clients)) or len(self.clients) > _MAX_CLIENTS:
             raise AggregationError(
-                SumRefusal.FOREIGN_TERMS, f"clients: expected each name once, in order, at most {_MOST_CLIENTS}"
+                SumRefusal.FOREIGN_TERMS, f"clients: expected each name once, in order, at most {_MAX_CLIENTS}"
             )
-        if not LEAST_CONTRIBUTORS <= self.minimum <= len(self.clients):
+        if not MIN_CONTRIBUTORS <= self.minimum <= len(self.clients):
             raise AggregationError(
                 SumRefusal.SMALL_COHORT,
-                f"minimum = {self.minimum} of {len(self.clients)} clients, expected {LEAST_CONTRIBUTORS} at least",
+                f"minimum = {self.minimum} of {len(self.clients)} clients, expected {MIN_CONTRIBUTORS} at least",
             )
         if self.length < 1 or not 0 < self.clip < math.inf:
             raise AggregationError(SumRefusal.FOREIGN_TERMS, "length and clip: expected positive numbers")
@@ -243,7 +243,7 @@ def _pack_blocks(terms: HomomorphicTerms, names: Sequence[str], blocks: Sequence
 def _unpack_blocks(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...], list[bytes]]:
     """Return names and ciphertexts; every size is checked before it is used."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "big")
-    if length > _MOST_HEADER + _LONGEST_SIZE * terms.num_blocks:
+    if length > _MAX_HEADER + _LONGEST_SIZE * terms.num_blocks:
         raise AggregationError(SumRefusal.MALFORMED, f"encrypted values: a header of {length} bytes")
     try:
         header = _Header.model_validate_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
@@ -264,4 +264,4 @@ def _unpack_blocks(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...
 class _Header(StrictModel):
     terms: str
     clients: tuple[str, ...]
-    sizes: tuple[Annotated[int, Field(ge=1, le=_MOST_BLOCK)], ...]
+    sizes: tuple[Annotated[int, Field(ge=1, le=_MAX_BLOCK)], ...]

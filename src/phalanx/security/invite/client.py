@@ -23,9 +23,9 @@ from phalanx.security.invite.line import EXCHANGE_S, client_context, read_text_f
 from phalanx.security.invite.token import JoinToken, split_address
 
 _OWNER = "owner"
-_MOST_SKEW_S = 240
+_MAX_SKEW_S = 240
 """Certificates begin five minutes before they are made; beyond that parties refuse each other."""
-_MOST_ASKS = 20
+_MAX_ASKS = 20
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,12 @@ def _read_terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> Join
     if not 1 <= port <= 65535 or not isinstance(answer.get("run", ""), str):
         raise FrameError(f"{token.address}: its answer is malformed")
     skew_s = int(steady_now().timestamp()) - owners_time
-    if abs(skew_s) > _MOST_SKEW_S:
+    if abs(skew_s) > _MAX_SKEW_S:
         raise CertificateError(
             f"this machine's clock is {abs(skew_s)} s {'ahead of' if skew_s > 0 else 'behind'} the owner's; set it and "
             "join again, with the same token"
         )
-    lines = tuple(printable_text(text) for text in asks[:_MOST_ASKS] if isinstance(text, str))
+    lines = tuple(printable_text(text) for text in asks[:_MAX_ASKS] if isinstance(text, str))
     host = token.address.rpartition(":")[0]
     return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s, needs_mib, answer.get("run", ""))
 

@@ -10,7 +10,7 @@ from phalanx.config import canonical_json
 from phalanx.errors import FrameError, PeerLostError
 from phalanx.security.crypto import parse_canonical
 
-MOST_BYTES = 16 * 1024
+MAX_BYTES = 16 * 1024
 EXCHANGE_S = 10.0
 
 
@@ -63,8 +63,8 @@ def receive_object(connection: socket.socket, deadline: float) -> dict[str, Any]
             if not part:
                 raise PeerLostError("the other end closed the connection without an answer")
             raw += part
-            if len(raw) > MOST_BYTES:
-                raise FrameError(f"more than {MOST_BYTES} bytes came")
+            if len(raw) > MAX_BYTES:
+                raise FrameError(f"more than {MAX_BYTES} bytes came")
     except OSError as exc:
         raise PeerLostError(f"the other end is gone or silent ({exc})") from exc
     try:
@@ -73,7 +73,7 @@ def receive_object(connection: socket.socket, deadline: float) -> dict[str, Any]
         raise FrameError(f"no JSON object came: {exc}") from exc
 
 
-def read_text_field(fields: dict[str, Any], name: str, most: int = MOST_BYTES) -> str:
+def read_text_field(fields: dict[str, Any], name: str, most: int = MAX_BYTES) -> str:
     """Return a text of an object."""
     value = fields.get(name)
     if not isinstance(value, str) or len(value) > most:

@@ -22,7 +22,7 @@ from phalanx.security.invite.register import Invitations
 _MAX_VISITORS = 64
 _KNOCKS, _KNOCKS_WINDOW_S = 5, 60.0
 _MAX_LINES = 1000
-_MOST_CLAIMED = 10**9
+_MAX_CLAIMED = 10**9
 
 
 @dataclass(frozen=True)
@@ -171,4 +171,4 @@ def _describe_machine(question: dict[str, Any]) -> str:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MOST_CLAIMED
+    return type(value) is int and 0 <= value < _MAX_CLAIMED

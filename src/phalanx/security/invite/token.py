@@ -16,7 +16,7 @@ from phalanx.errors import ConfigError
 from phalanx.security.crypto import check_party_name, digest_hex, in_domain, parse_canonical
 
 _PREFIX = "phx1-"
-_MOST_CHARACTERS = 1000
+_MAX_CHARACTERS = 1000
 _CHECKSUM_BYTES = 4
 _SECRET_BYTES = 32
 _LAST_SECOND = 2**40
@@ -70,7 +70,7 @@ class JoinToken:
             CertificateError: The party name in it is malformed.
         """
         text = line.strip()
-        if len(text) > _MOST_CHARACTERS or not text.startswith(_PREFIX):
+        if len(text) > _MAX_CHARACTERS or not text.startswith(_PREFIX):
             raise ConfigError(f"token: expected one line that begins with {_PREFIX}; copy the whole of it").with_facts(
                 code="PHX-C019",
                 key="TOKEN",

@@ -19,14 +19,14 @@ LENGTH = math.isqrt(HALF)
 """Euclidean length that no quantised row and no quantised column exceeds."""
 LARGEST = LENGTH**2
 """Largest absolute value of a product of two of them."""
-MOST_INNER = 2**22
+MAX_INNER = 2**22
 """Largest inner dimension: beyond it rounding alone would be longer than a thirtieth of `LENGTH`."""
 
 Reals = NDArray[np.float32]
 
 # the length is computed in float64 from float32 numbers; this is more than can be off by there
 _CARE = 1.0 - 2.0**-24
-_MOST_FLOAT32 = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ def decode_product(
     """
     result, row_steps, column_steps = np.empty(product.shape, np.float32), 1 / rows[:, None], 1 / columns
     # most scales are so far from float32's end that no product can be beyond it
-    may_overflow = LARGEST * row_steps.max(initial=0.0) * column_steps.max(initial=0.0) >= _MOST_FLOAT32
+    may_overflow = LARGEST * row_steps.max(initial=0.0) * column_steps.max(initial=0.0) >= _MAX_FLOAT32
     for block in block_slices(*product.shape):
         integers = centred_residues(product[block])
         if max(integers.max(initial=0), -integers.min(initial=0)) > LARGEST:
@@ -144,8 +144,8 @@ def _vector_lengths(matrix: Reals, axis: int, where: str) -> NDArray[np.float64]
     """Euclidean lengths along an axis; 1 for vectors of zeros, which any scale serves."""
     if matrix.ndim != 2 or matrix.dtype != np.float32 or not matrix.size:
         raise FixedPointError(f"{where}: got {matrix.dtype} {list(matrix.shape)}, expected a float32 matrix")
-    if matrix.shape[axis] > MOST_INNER:
-        raise FixedPointError(f"{where}: inner dimension is {matrix.shape[axis]}, expected at most {MOST_INNER}")
+    if matrix.shape[axis] > MAX_INNER:
+        raise FixedPointError(f"{where}: inner dimension is {matrix.shape[axis]}, expected at most {MAX_INNER}")
     # squares of float32 numbers, denormal ones included, neither vanish nor overflow in float64
     subscripts = "ij,ij->j" if axis == 0 else "ij,ij->i"
     lengths: NDArray[np.float64] = np.sqrt(np.einsum(subscripts, matrix, matrix, dtype=np.float64))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 _BITS = 8
-MOST_INNER = (2**31 - 1) // (128 * 128)
+MAX_INNER = (2**31 - 1) // (128 * 128)
 """Largest inner dimension: a 32-bit sum of products of two 8-bit limbs cannot overflow."""
 _LEFT_LIMBS = 4
 _MULTIPLE, _FEWEST_ROWS = 8, 17
@@ -29,15 +29,15 @@ class Int8Matrix:
         device: Torch's name of the device, such as ``cuda``.
 
     Raises:
-        ValueError: No such integers, or an inner dimension above `MOST_INNER`.
+        ValueError: No such integers, or an inner dimension above `MAX_INNER`.
     """
 
     def __init__(self, values: ArrayLike, device: str) -> None:
         import torch  # noqa: PLC0415
 
         integers = centred_integers(values)
-        if len(integers) > MOST_INNER:
-            raise ValueError(f"ring: inner dimension is {len(integers)}, expected at most {MOST_INNER} on {device}")
+        if len(integers) > MAX_INNER:
+            raise ValueError(f"ring: inner dimension is {len(integers)}, expected at most {MAX_INNER} on {device}")
         self.shape = (integers.shape[0], integers.shape[1])
         self._device = device
         filled = np.zeros([_padded_size(size) for size in self.shape], np.int64)

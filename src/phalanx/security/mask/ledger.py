@@ -40,8 +40,8 @@ class LedgerStore(Protocol):
         ...
 
 
-MOST_PADS = 2**24
-"""Pads in one range at most: with `pads.MOST_ELEMENTS` it bounds what is encrypted under one key."""
+MAX_PADS = 2**24
+"""Pads in one range at most: with `pads.MAX_ELEMENTS` it bounds what is encrypted under one key."""
 _KEY_BYTES, _SALT_BYTES = 32, 16
 
 
@@ -97,8 +97,8 @@ class PadLedger:
         counter: MonotonicCounter | None = None,
         fresh: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        if not 1 <= range_size <= MOST_PADS:
-            raise PadError(f"pad ledger: a range has {range_size} numbers, expected 1 to {MOST_PADS}")
+        if not 1 <= range_size <= MAX_PADS:
+            raise PadError(f"pad ledger: a range has {range_size} numbers, expected 1 to {MAX_PADS}")
         self._store, self._run, self._range_size, self._counter = store, run, range_size, counter
         self._fresh, self._pid, self._lock = fresh, os.getpid(), threading.Lock()
         self._mac_key = _mac_key(master, run)

@@ -14,7 +14,7 @@ from phalanx.errors import PadError
 from phalanx.security.mask.ledger import PadLedger, PadTicket, derive_pad_key
 from phalanx.security.mask.ring import P, Ring
 
-MOST_ELEMENTS = 2**26
+MAX_ELEMENTS = 2**26
 """Elements of one pad at most."""
 
 Words = Callable[[int], NDArray[np.uint32]]
@@ -23,8 +23,8 @@ Words = Callable[[int], NDArray[np.uint32]]
 _WORD_BYTES = 4
 _CHUNK = 2**15
 """Words drawn at once: memory that the allocator keeps, and that stays in the cache."""
-_MOST_WORDS = 2**18
-_ZEROS = bytes(_WORD_BYTES * _MOST_WORDS)
+_MAX_WORDS = 2**18
+_ZEROS = bytes(_WORD_BYTES * _MAX_WORDS)
 
 
 class Pad:
@@ -152,5 +152,5 @@ def open_keystream(key: bytes, number: int) -> Words:
 
 
 def _check_size(rows: int, columns: int) -> None:
-    if rows < 1 or columns < 1 or rows * columns > MOST_ELEMENTS:
-        raise PadError(f"pads: {rows} x {columns} elements asked for, expected 1 to {MOST_ELEMENTS}; use fewer rows")
+    if rows < 1 or columns < 1 or rows * columns > MAX_ELEMENTS:
+        raise PadError(f"pads: {rows} x {columns} elements asked for, expected 1 to {MAX_ELEMENTS}; use fewer rows")

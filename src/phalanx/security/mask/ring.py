@@ -18,7 +18,7 @@ HALF = P // 2
 """Largest absolute value of a centred residue."""
 LIMIT = 2**53 - P
 """Largest absolute value that `reduce_mod_p` takes: the multiple of p next to it is still exact in float64."""
-MOST_INNER = LIMIT // (2 * HALF)
+MAX_INNER = LIMIT // (2 * HALF)
 """Largest inner dimension of a product of any two matrices: its limbs then have 2 bits."""
 
 Ring = NDArray[np.uint32]
@@ -126,8 +126,8 @@ def limb_bits(inner: int) -> int:
     A balanced limb of b bits is at most 2^(b-1) in absolute value, so a sum stays within
     ``HALF * 2^(b-1) * inner``.
     """
-    if not 1 <= inner <= MOST_INNER:
-        raise ValueError(f"ring: inner dimension is {inner}, expected 1 to {MOST_INNER}")
+    if not 1 <= inner <= MAX_INNER:
+        raise ValueError(f"ring: inner dimension is {inner}, expected 1 to {MAX_INNER}")
     return min(16, (LIMIT // (HALF * inner)).bit_length())
 
 

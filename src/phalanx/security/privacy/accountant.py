@@ -11,7 +11,7 @@ from typing import Any
 
 from phalanx.errors import ConfigError
 
-LEAST_NOISE, _LARGEST_NOISE = 0.3, 1e4
+MIN_NOISE, _LARGEST_NOISE = 0.3, 1e4
 _CLOSE, _NEAR = 1e-3, 1.1
 _FAR, _LARGEST_EXPONENT = -30.0, 30.0
 
@@ -79,7 +79,7 @@ def min_noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) 
     def is_enough(noise: float) -> bool:
         return PoissonGaussian(noise, rate).epsilon_after(steps, delta) <= epsilon
 
-    low, high = LEAST_NOISE, _LARGEST_NOISE
+    low, high = MIN_NOISE, _LARGEST_NOISE
     while high - low > _CLOSE * high:
         middle = (low + high) / 2
         is_low = PoissonGaussian(middle, rate).rough_epsilon(steps, delta) > epsilon
@@ -90,9 +90,9 @@ def min_noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) 
             raise ConfigError(
                 f"privacy.epsilon = {epsilon}: no noise keeps {steps} steps within it; raise it, or take fewer steps"
             )
-    low = max(LEAST_NOISE, high / _NEAR)
-    while low > LEAST_NOISE and is_enough(low):
-        low, high = max(LEAST_NOISE, low / _NEAR), low
+    low = max(MIN_NOISE, high / _NEAR)
+    while low > MIN_NOISE and is_enough(low):
+        low, high = max(MIN_NOISE, low / _NEAR), low
     while high - low > _CLOSE * high:
         middle = (low + high) / 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)

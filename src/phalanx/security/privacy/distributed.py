@@ -20,7 +20,7 @@ from phalanx.security.privacy.noise import discrete_gaussian
 
 _TAIL = 12
 """Standard deviations of a sum's noise that fit into the ring beside all values; beyond is a chance of 10^-32."""
-_MOST_NOISE, _THOUSAND = 1000.0, 1000
+_MAX_NOISE, _THOUSAND = 1000.0, 1000
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class NoisySum:
                 f"a sum of {self.minimum} clients, {max_colluding(self.clients)} of which may collude, has no noise "
                 "of an honest one; raise the minimum"
             )
-        if not 0 < self.noise_multiplier <= _MOST_NOISE:
+        if not 0 < self.noise_multiplier <= _MAX_NOISE:
             raise ConfigError(
-                f"noise_multiplier = {self.noise_multiplier}: expected more than 0, {_MOST_NOISE:g} at most"
+                f"noise_multiplier = {self.noise_multiplier}: expected more than 0, {_MAX_NOISE:g} at most"
             )
 
     @property
@@ -163,7 +163,7 @@ class NoisyRounds:
         Raises:
             ConfigError: No noise is enough.
         """
-        low, high = 0, round(_MOST_NOISE * _THOUSAND)
+        low, high = 0, round(_MAX_NOISE * _THOUSAND)
         if self._with_multiplier(high).epsilon_after(steps, delta) > epsilon:
             raise ConfigError(
                 f"federated.privacy.epsilon = {epsilon}: no noise keeps {steps} rounds within it; raise it, or take "

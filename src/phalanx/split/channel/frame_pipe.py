@@ -21,7 +21,7 @@ _SIZE, _HEAD = struct.Struct(">Q"), struct.Struct(">BQB")
 _QUESTION, _ANSWER = 0, 1
 _SLACK_BYTES = 64 * 1024
 _NUM_THREADS = 8
-_MOST_EARLY = 8
+_MAX_EARLY = 8
 
 
 class FramePipe:
@@ -123,7 +123,7 @@ class FramePipe:
             return
         with self._lock:
             handle = self._handles.get(receiver)
-            if handle is None and len(self._early) < _MOST_EARLY:
+            if handle is None and len(self._early) < _MAX_EARLY:
                 self._early.append((number, sender, receiver, message[start:]))
         if handle is not None:
             self._pool.submit(self._send_answer, handle, number, sender, receiver, message[start:])

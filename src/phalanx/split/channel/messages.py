@@ -44,7 +44,7 @@ from phalanx.split.channel.turn_messages import (
 )
 from phalanx.transport import bodies_by_kind, parse_body
 
-_MOST_WORKERS = 2000
+_MAX_WORKERS = 2000
 
 
 class EnclaveReady(SplitMessage, kind="ready"):
@@ -208,7 +208,7 @@ class StatementReply(SplitMessage, kind="stated"):
 class WorkersWanted(SplitMessage, kind="workers_wanted"):
     """A request for workers of middle stages; they find the owner of the pipeline at the address."""
 
-    names: tuple[Text, ...] = Field(max_length=_MOST_WORKERS)
+    names: tuple[Text, ...] = Field(max_length=_MAX_WORKERS)
     address: Text
 
 

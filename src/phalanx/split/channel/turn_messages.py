@@ -16,8 +16,8 @@ from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.message import Count, Hex32, Name, Size, SplitMessage, Text
 
 LeaveReason = Literal["evidence", "data", "stopped", "failed"]
-_MOST_CLIENTS = 64
-_MOST_MEASUREMENTS = 256
+_MAX_CLIENTS = 64
+_MAX_MEASUREMENTS = 256
 
 
 class ClientReady(SplitMessage, kind="client_ready"):
@@ -33,7 +33,7 @@ class ClientReady(SplitMessage, kind="client_ready"):
 class ClientsReady(SplitMessage, kind="clients_ready"):
     """Word that all clients are ready, with the commitments of their data."""
 
-    data: dict[Name, Hex32] = Field(max_length=_MOST_CLIENTS)
+    data: dict[Name, Hex32] = Field(max_length=_MAX_CLIENTS)
 
 
 class ClientTurn(SplitMessage, kind="turn"):
@@ -62,7 +62,7 @@ class TurnTotal(SplitMessage, kind="turn_total"):
 class AwaitedClients(SplitMessage, kind="awaited"):
     """Word to the owner that a turn waits for these clients."""
 
-    names: tuple[Name, ...] = Field(max_length=_MOST_CLIENTS)
+    names: tuple[Name, ...] = Field(max_length=_MAX_CLIENTS)
 
 
 class ClientLeft(SplitMessage, kind="client_left"):
@@ -91,7 +91,7 @@ class ClientAppraised(SplitMessage, kind="client_appraised"):
     policy: Hex32
     """Digest of the client's policy in the run file."""
     device: Text
-    measurements: dict[Text, Text] = Field(max_length=_MOST_MEASUREMENTS)
+    measurements: dict[Text, Text] = Field(max_length=_MAX_MEASUREMENTS)
 
 
 class ClientEvidenceRefused(SplitMessage, kind="client_evidence_refused"):

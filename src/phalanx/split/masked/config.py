@@ -7,7 +7,7 @@ from pydantic import Field
 from phalanx.config import StrictModel
 from phalanx.transport import JoiningWorkerConfig
 
-MOST_ROWS = 512
+MAX_ROWS = 512
 """Most rows of a pad where the config names no number."""
 
 
@@ -19,7 +19,7 @@ class MaskedConfig(StrictModel):
             draws every pad from the operating system's generator, many times slower.
         rows: Rows of one request and of one pad. Longer inputs are cut, of shorter ones the rest of the pad is thrown
             away, and a pad costs a product of all its rows; left out, a split takes the tokens of its microbatches, in
-            equal parts of at most `MOST_ROWS`.
+            equal parts of at most `MAX_ROWS`.
         reserve: Pads of each product that are kept ready, made in idle time.
         late_pads: Make a pad while the step waits where none is ready; without it the step is refused.
         second_worker: Have a second worker make the pads' products; it must not talk to the first one.
@@ -38,7 +38,7 @@ class MaskedConfig(StrictModel):
         """This config with rows for microbatches of so many tokens, where it names none itself."""
         if self.rows is not None:
             return self
-        parts = -(-tokens // MOST_ROWS)
+        parts = -(-tokens // MAX_ROWS)
         return self.model_copy(update={"rows": -(-tokens // parts)})
 
 

@@ -26,7 +26,7 @@ from phalanx.transport import Endpoint
 
 LOAD, MULTIPLY, PRODUCT, REFUSED, END = "mask.load", "mask.multiply", "mask.product", "mask.refused", "mask.end"
 
-_MOST_ROWS = 2**24
+_MAX_ROWS = 2**24
 _RECEIPTS_KEPT = 64
 
 
@@ -55,7 +55,7 @@ class Numbers(ProductReference):
     """Masked numbers, or their product under the number of the request."""
 
     number: int = Field(ge=0)
-    rows: int = Field(ge=1, le=_MOST_ROWS)
+    rows: int = Field(ge=1, le=_MAX_ROWS)
     columns: int = Field(ge=1, le=2**22)
 
 
@@ -66,15 +66,15 @@ class Refusal(StrictModel):
 
 
 def load_parts(
-    product: ProductMessage, values: NDArray[np.int32], most_bytes: int
+    product: ProductMessage, values: NDArray[np.int32], max_bytes: int
 ) -> list[tuple[dict[str, Any], memoryview]]:
     """Cut a quantised matrix into bodies and payloads of at most so many bytes each."""
     inner, columns = values.shape
     if np.abs(values).max(initial=0) >= 2**15:
         raise FrameError(f"{product}: a weight needs more than 16 bits, expected at most 2^15 - 1 in absolute value")
-    step = most_bytes // (2 * columns)
+    step = max_bytes // (2 * columns)
     if not step:
-        raise FrameError(f"{product}: a row takes {2 * columns} bytes, frames have {most_bytes}; raise max_frame_bytes")
+        raise FrameError(f"{product}: a row takes {2 * columns} bytes, frames have {max_bytes}; raise max_frame_bytes")
     parts = []
     for first in range(0, inner, step):
         rows = np.ascontiguousarray(values[first : first + step], dtype="<i2")

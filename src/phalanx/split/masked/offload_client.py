@@ -18,7 +18,7 @@ from phalanx.security.mask import (
     ProductMessage,
     masked_linear,
 )
-from phalanx.split.masked.config import MOST_ROWS, MaskedConfig
+from phalanx.split.masked.config import MAX_ROWS, MaskedConfig
 from phalanx.split.masked.pad_sources import PadSources
 from phalanx.split.masked.port import WorkerPort
 
@@ -155,7 +155,7 @@ class MaskingClient:
     def _rows_per_request(self, weight: Reals) -> int:
         """Return the rows of one request: those of the config, or fewer where request or answer would be too large."""
         max_numbers = min(worker.max_numbers for worker in (self._worker, self._second) if worker is not None)
-        return max(1, min(self._config.rows or MOST_ROWS, max_numbers // int(max(weight.shape))))
+        return max(1, min(self._config.rows or MAX_ROWS, max_numbers // int(max(weight.shape))))
 
     def _mask_parts(self, side: MaskedProduct, parts: Sequence[Reals]) -> list[PendingProduct]:
         with self._taking:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.security.mask import MaskedMessage, MaskedWorker, ProductMessage
-from phalanx.security.mask.pads import MOST_ELEMENTS
+from phalanx.security.mask.pads import MAX_ELEMENTS
 
 
 class WorkerPort(Protocol):
@@ -43,7 +43,7 @@ class SimulatedWorker:
     """
 
     def __init__(self, name: str = "simulated worker", device: str = "cpu") -> None:
-        self.name, self.max_numbers = name, MOST_ELEMENTS
+        self.name, self.max_numbers = name, MAX_ELEMENTS
         self._worker = MaskedWorker(device)
 
     def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:

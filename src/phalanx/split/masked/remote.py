@@ -13,7 +13,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import FrameError, PeerLostError, TransportError
 from phalanx.security.crypto import Identity, load_identity, peer_from_certificate
 from phalanx.security.mask import MaskedMessage, MaskedWorker, ProductMessage
-from phalanx.security.mask.pads import MOST_ELEMENTS
+from phalanx.security.mask.pads import MAX_ELEMENTS
 from phalanx.split.channel.frame_pipe import FramePipe, PipeWire
 from phalanx.split.masked.answers import AnswerSorter
 from phalanx.split.masked.config import MaskedWorkerConfig
@@ -41,7 +41,7 @@ class RemoteWorker:
         limits: TransportConfig,
         is_alive: Callable[[], bool] | None = None,
     ) -> None:
-        self.name, self.max_numbers = name, min(MOST_ELEMENTS, (limits.max_frame_bytes - _HEADER_BYTES) // 4)
+        self.name, self.max_numbers = name, min(MAX_ELEMENTS, (limits.max_frame_bytes - _HEADER_BYTES) // 4)
         self._endpoint, self._answers, self._limits = endpoint, answers, limits
         self._is_alive = is_alive or _seems_alive
 

@@ -9,7 +9,7 @@ from phalanx.split.config import ENCLAVE
 from phalanx.transport import GrpcWire, JoinedPeer, encode_refusal
 
 _LOOK_EVERY_S = 0.2
-_MOST_LINES = 1000
+_MAX_LINES = 1000
 
 
 class Arrivals:
@@ -75,7 +75,7 @@ class Arrivals:
 
     def _tell_once(self, line: str) -> None:
         # a caller cannot fill a terminal
-        if line not in self._told_lines and len(self._told_lines) < _MOST_LINES:
+        if line not in self._told_lines and len(self._told_lines) < _MAX_LINES:
             self._told_lines.add(line)
             self._say(line)
 

@@ -16,7 +16,7 @@ from phalanx.models import StageModule
 from phalanx.train.config import RunConfig
 from phalanx.train.train_section import SamplesConfig
 
-_MOST_CHARACTERS = 4000
+_MAX_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -128,4 +128,4 @@ class TextSampler:
     def write_samples(self, stages: Sequence[StageModule]) -> list[TextSample]:
         """Continue every prompt; the same model and rule write the same texts."""
         continuations = [(text, continue_prompt(stages, ids, self._rule)) for text, ids in self._prompts.items()]
-        return [TextSample(text, self._backend.decode(ids)[:_MOST_CHARACTERS]) for text, ids in continuations]
+        return [TextSample(text, self._backend.decode(ids)[:_MAX_CHARACTERS]) for text, ids in continuations]

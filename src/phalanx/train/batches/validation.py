@@ -9,7 +9,7 @@ from phalanx.data import Batch
 from phalanx.models import StageModule, with_marks
 from phalanx.objectives import causal_lm_loss
 
-_MOST_NATS = 700
+_MAX_NATS = 700
 """Of a mean loss; the exponential of more is no double."""
 
 
@@ -61,4 +61,4 @@ def measure_perplexity(stages: Iterable[StageModule], batches: Iterable[Batch]) 
 
 def perplexity_of(total_loss: float, count: int) -> float:
     """Perplexity of so many tokens with such a loss in all; infinity when it overflows, or of none."""
-    return math.exp(total_loss / count) if count and total_loss / count < _MOST_NATS else math.inf
+    return math.exp(total_loss / count) if count and total_loss / count < _MAX_NATS else math.inf

@@ -13,7 +13,7 @@ from phalanx.train.config import PipelineRun, SplitRun, load_run
 PORT = 7070
 """Where an owner listens for those that it has invited, if the run says nothing else."""
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 - other machines are to reach it
-_MOST_BYTES = 12 * 1024
+_MAX_BYTES = 12 * 1024
 """Of a run file that is sent with a certificate; an answer has 16 KiB."""
 
 
@@ -73,9 +73,9 @@ def _split_terms(run: SplitRun, target: Path, names: list[str], port: int | None
             f"{', '.join(unknown) or 'its clients'}; the enclave is invited as {ENCLAVE!r}"
         )
     text = target.read_text(encoding="utf-8")
-    if len(text.encode()) > _MOST_BYTES:
+    if len(text.encode()) > _MAX_BYTES:
         raise ConfigError(
-            f"{target}: has more than {_MOST_BYTES:,} bytes, above the limit of invitations; shorten comments"
+            f"{target}: has more than {_MAX_BYTES:,} bytes, above the limit of invitations; shorten comments"
         )
     clients = ", ".join(split.remote_clients)
     proving = ", ".join(split.client_policies)

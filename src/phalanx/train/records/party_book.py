@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.config import printable_text
 from phalanx.pipeline import OWNER, Incarnations, PipelineEngine, StageChecks
 from phalanx.security.crypto import certified_name
-from phalanx.telemetry.parties import LONGEST_TEXT, MOST_VERDICTS, PartiesStatus, PartyRow, PartyState
+from phalanx.telemetry.parties import LONGEST_TEXT, MAX_VERDICTS, PartiesStatus, PartyRow, PartyState
 from phalanx.train.records.history import RunHistory
 from phalanx.transport import Endpoint
 
@@ -99,7 +99,7 @@ class PartyTracker:
             reason = printable_text(str(body.get("reason", "")), LONGEST_TEXT)
             if kind == "verdict":
                 verdict_text = f"step {body['step']}, stage {body['stage']}: {body['reason']}"
-                party.verdicts = [*party.verdicts, printable_text(verdict_text, LONGEST_TEXT)][-MOST_VERDICTS:]
+                party.verdicts = [*party.verdicts, printable_text(verdict_text, LONGEST_TEXT)][-MAX_VERDICTS:]
             elif kind == "link_broken":
                 party.note = reason
             elif party.state not in _FOR_GOOD or kind in _FOR_GOOD:

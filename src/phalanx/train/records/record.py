@@ -50,7 +50,7 @@ class GroundTruth:
         return {step for _, step in self.attacked}
 
 
-_MOST_CHARACTERS = 2000
+_MAX_CHARACTERS = 2000
 # a conviction must outlive even the machine: a resumed run reads here which party may not come back
 LASTING = ("run_started", "run_resumed", "verdict", "evicted", "revoked", "client_excluded")
 _SAID: dict[str, tuple[Kind, str]] = {
@@ -133,7 +133,7 @@ def describe_event(kind: str, body: dict[str, object]) -> tuple[Kind, str] | Non
         return None
     style, text = _SAID[kind]
     values = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in body.items()}
-    return style, printable_text(text.format(**values), _MOST_CHARACTERS)
+    return style, printable_text(text.format(**values), _MAX_CHARACTERS)
 
 
 @contextlib.contextmanager

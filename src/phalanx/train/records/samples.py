@@ -6,7 +6,7 @@ from phalanx.config import canonical_json
 from phalanx.security.crypto import digest_hex, in_domain
 
 _DOMAIN = "samples/1"
-_MOST_STEPS = 4096
+_MAX_STEPS = 4096
 """Kept at a time: the record of a step comes when its audits are in, at the latest after an undone step is redone."""
 
 
@@ -25,7 +25,7 @@ class StepSamples:
         """Note a step's batch; a batch in the place of one that failed counts instead of it."""
         self._digests.pop(step, None)
         self._digests[step] = samples_digest(indices)
-        while len(self._digests) > _MOST_STEPS:
+        while len(self._digests) > _MAX_STEPS:
             del self._digests[next(iter(self._digests))]
 
     def digest_of_step(self, step: int) -> str | None:

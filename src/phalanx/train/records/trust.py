@@ -61,7 +61,7 @@ class LoggedDoubts:
         return tuple(self._said)
 
 
-_MOST_RANGES = 8
+_MAX_RANGES = 8
 
 
 def trust_figures(
@@ -152,5 +152,5 @@ def describe_ranges(ranges: Iterable[Sequence[int]]) -> str:
     """Ranges of steps as a reader says them."""
     parts = [(f"{first}", "step") if first == last else (f"{first} to {last}", "steps") for first, last in ranges]
     noun = parts[0][1] if len(parts) == 1 else "steps"
-    more = f" and {len(parts) - _MOST_RANGES} more ranges" if len(parts) > _MOST_RANGES else ""
-    return f"{noun} {', '.join(text for text, _ in parts[:_MOST_RANGES])}{more}"
+    more = f" and {len(parts) - _MAX_RANGES} more ranges" if len(parts) > _MAX_RANGES else ""
+    return f"{noun} {', '.join(text for text, _ in parts[:_MAX_RANGES])}{more}"

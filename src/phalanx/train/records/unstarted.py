@@ -17,7 +17,7 @@ MIDDLE = "middle"
 _GROW_WITH_STEPS = ("metrics.jsonl", "steps.jsonl")
 _FILLED_BY_STEPS = ("checkpoints", "evidence", "journal")
 _LOG = "events.jsonl"
-_MOST_LOG_BYTES = 1 << 20
+_MAX_LOG_BYTES = 1 << 20
 """A log of a run without a step is far shorter."""
 
 _BEFORE_A_STEP = {
@@ -128,7 +128,7 @@ def _has_keys_of_its_own(run_dir: Path) -> bool:
 def _event_kinds(log: Path) -> Iterator[str]:
     if not log.exists():
         return
-    if log.stat().st_size > _MOST_LOG_BYTES:
+    if log.stat().st_size > _MAX_LOG_BYTES:
         raise ValueError(f"{log}: exceeds the size limit")
     for row in log.read_bytes().splitlines():
         yield json.loads(row)["kind"]

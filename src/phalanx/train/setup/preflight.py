@@ -31,7 +31,7 @@ _POSITIONS, _LAYERS = ("max_position_embeddings", "n_positions"), ("num_hidden_l
 _EMBEDDINGS = ("vocab_size",)
 """What families call them in config.json."""
 _FIRST_DOCUMENTS = 20
-_MOST_BYTES = 1 << 24
+_MAX_BYTES = 1 << 24
 """Of a file that is read whole for its first document."""
 _SMALL_BYTES = 1 << 16
 """Of all sources together, from which a vocabulary is trained in far less time than torch takes to import."""
@@ -227,7 +227,7 @@ def _check_source(source: SourceSettings) -> None:
     opened = open_source(source)
     path = getattr(source, "path", None)
     by_line = source.kind == "jsonl"
-    if not by_line and path is not None and path.is_file() and path.stat().st_size > _MOST_BYTES:
+    if not by_line and path is not None and path.is_file() and path.stat().st_size > _MAX_BYTES:
         return
     has_text: list[bool] = []
     for document in islice(opened.documents(), _FIRST_DOCUMENTS):

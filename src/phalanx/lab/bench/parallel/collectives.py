@@ -28,7 +28,7 @@ _OPERATIONS = (
     "broadcast",
     "send",
 )
-_BYTES_IN_ALL, _MOST_TIMES, _LEAST_TIMES = 64 * _MIB, 40, 3
+_BYTES_IN_ALL, _MAX_TIMES, _MIN_TIMES = 64 * _MIB, 40, 3
 
 Row = dict[str, Any]
 
@@ -85,7 +85,7 @@ def exchange_rows(host: RankForkServer, world: int, sizes: Sequence[int], operat
     rows: list[Row] = []
     with host.make_crew(f"exchange between {world} ranks", "exchange", world) as crew:
         for op, size in itertools.product(operations, sizes):
-            times = max(_LEAST_TIMES, min(_MOST_TIMES, _BYTES_IN_ALL // (size * world)))
+            times = max(_MIN_TIMES, min(_MAX_TIMES, _BYTES_IN_ALL // (size * world)))
             answers = crew.ask_all(op=op, bytes=size, times=times)
             timed = {key: answers[0][key] for key in ("seconds", "best_s")}
             cpu_s = sum(answer["cpu_s"] for answer in answers)

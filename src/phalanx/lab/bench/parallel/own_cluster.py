@@ -23,7 +23,7 @@ from phalanx.train import PipelineRun
 
 _ROWS = (1, 4)
 _LINK_SIZES = (16 * 1024, 256 * 1024, 2 * 1024**2, 8 * 1024**2)
-_LEAST_S, _LEAST_EXCHANGE_S = 1e-9, 1e-6
+_MIN_S, _MIN_EXCHANGE_S = 1e-9, 1e-6
 _STAGE = "stage"
 _PARTS = ("timed", "update", "norms", "shares")
 _UPDATE_BYTES = 28
@@ -155,7 +155,7 @@ def _fit_passes(probe: Probe, flops: Flops, shape: ModelShape, sequence_length: 
     behind = {rows: seconds[layers, True, rows] - layers * block[rows] - before[rows] for rows in _ROWS}
     block_fixed, block_token = _fit_seconds(block, sequence_length)
     last_s, token = _fit_seconds(behind, sequence_length)
-    products = max(_LEAST_S, block_token - shape.hidden * number_s)
+    products = max(_MIN_S, block_token - shape.hidden * number_s)
     return _Fitted(
         block_flops_per_s=3 * (flops.block + flops.scores) / products,
         head_flops_per_s=3 * flops.head / token,
@@ -175,7 +175,7 @@ def _pass_shares(passes: Sequence[Mapping[str, float]]) -> Shares:
 def _fit_seconds(points: Mapping[int, float], sequence_length: int) -> tuple[float, float]:
     """Fixed seconds and seconds for each token; neither is below zero."""
     (few, less), (many, more) = sorted(points.items())
-    token = max(_LEAST_S, (more - less) / ((many - few) * sequence_length))
+    token = max(_MIN_S, (more - less) / ((many - few) * sequence_length))
     return max(0.0, less - token * few * sequence_length), token
 
 
@@ -192,7 +192,7 @@ def _fit_cluster_link(rows: Sequence[Mapping[str, Any]]) -> Link:
 def _stream_link(rows: Sequence[Mapping[str, Any]], kind: Exchange) -> Link:
     """A link that gives the seconds of this exchange between two ranks, by the planner's formulas."""
     same = [row for row in rows if row["op"] == kind]
-    walls, cpus = ([max(row[key], _LEAST_EXCHANGE_S) for row in same] for key in ("wall_s", "cpu_s"))
+    walls, cpus = ([max(row[key], _MIN_EXCHANGE_S) for row in same] for key in ("wall_s", "cpu_s"))
     # a sum takes two rounds of half of its bytes, all others one, and what is sent is sent whole
     rounds, share = 2 if kind == "sum" else 1, 1.0 if kind in ("sum", "send") else 0.5
     latency, per_byte = fit_latency_and_cost(

@@ -11,7 +11,7 @@ from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView
 from phalanx.lab.reproduce.medical.bench import ArmMaterial, ArmResult, copy_state
 from phalanx.lab.reproduce.medical.material import Indices
 from phalanx.lab.reproduce.medical.size import DELTA, EPSILON
-from phalanx.security.aggregate import LEAST_CONTRIBUTORS, CohortMember, ExpectedRound, SumClient, SumServer, SumTerms
+from phalanx.security.aggregate import MIN_CONTRIBUTORS, CohortMember, ExpectedRound, SumClient, SumServer, SumTerms
 from phalanx.security.crypto import Identity
 from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, min_noise_multiplier
 from phalanx.security.privacy.noise import SecureStream, gaussian_noise, poisson_sample
@@ -182,10 +182,10 @@ def _secure_mean(updates: Tensor, shares: Sequence[float]) -> Tensor:
         cohort=cohort,
         length=length,
         clip=_NORM,
-        minimum=LEAST_CONTRIBUTORS,
+        minimum=MIN_CONTRIBUTORS,
     )
     roster = {identity.name: identity.public for identity in identities}
-    expected = ExpectedRound("medical", "1" * 64, "2" * 64, length, owner.public, roster, LEAST_CONTRIBUTORS)
+    expected = ExpectedRound("medical", "1" * 64, "2" * 64, length, owner.public, roster, MIN_CONTRIBUTORS)
     server, clients = (
         SumServer(terms, owner),
         {identity.name: SumClient(identity, expected, _AnyRound()) for identity in identities},
