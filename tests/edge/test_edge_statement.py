@@ -37,6 +37,17 @@ def copy(exported, tmp_path):
     return shutil.copytree(exported, tmp_path / "copy")
 
 
+@pytest.mark.parametrize("name", [".gitattributes", "read me (1).txt", "_vocab.txt", "\u00fc.json"])
+def test_a_model_directory_may_hold_files_of_any_name(model, tmp_path, name):
+    source = shutil.copytree(model, tmp_path / "model")
+    (source / name).write_text("*.safetensors filter=lfs")
+
+    export_edge(source, tmp_path / "out", "gguf", "q8_0", sizes=None, origin=ExportOrigin(SIGNER))
+
+    digest = hashlib.sha256(b"*.safetensors filter=lfs").hexdigest()
+    assert verify_statement(tmp_path / "out", KEY).facts.source.files[name] == digest
+
+
 def envelope_of(directory):
     return json.loads((directory / STATEMENT_FILE).read_bytes())
 

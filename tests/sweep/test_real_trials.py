@@ -16,9 +16,12 @@ from fake_trials import write_files
 from rich.console import Console
 
 from phalanx.errors import CheckpointError
+from phalanx.planner.cost.memory import rank_memory
+from phalanx.planner.layout import Layout
 from phalanx.sweep import RunTrials, load_sweep
 from phalanx.sweep.journal import JOURNAL
 from phalanx.telemetry import read_metrics
+from phalanx.train.setup.planned_memory import planned_bytes, planned_recipe, planned_shape
 
 _SEARCH = """
 import contextlib, io, os, signal, sys
@@ -123,6 +126,18 @@ def test_a_trial_that_cannot_fit_is_told_with_both_figures(tmp_path):
 
     assert quiet_trials().find_excess(sweep.make_run({}), 100) is None
     assert "allowed are 100 MiB" in (quiet_trials().find_excess(wide, 100) or "")
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_each_stage_of_a_trial_is_counted_once_and_a_middle_one_with_its_shadow(tmp_path, stages):
+    space = '"model.architecture.n_layer" = { choices = [3, 4] }'
+    sweep = load_sweep(write_files(tmp_path, space=space))
+    run = sweep.make_run({"model.architecture.n_layer": 3, "pipeline.stages": stages})
+    shape = planned_shape(run.model)
+    recipe = planned_recipe(run, shape)
+    sizes = [rank_memory(shape, Layout(pp=stages), recipe, rank).total_bytes for rank in range(stages)]
+
+    assert planned_bytes(run) == sum(sizes) + (sizes[1] if stages == 3 else 0)
 
 
 @pytest.mark.slow

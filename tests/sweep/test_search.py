@@ -1,19 +1,21 @@
 """A search over the values of a run file: what is refused, what is remembered, and who can win."""
 
+import errno
 import json
 import math
 from dataclasses import replace
 
 import pytest
-from fake_trials import BEST_RATE, Death, FakeTrials, TrustingTrials, write_files
+from fake_trials import BEST_RATE, Death, FakeTrials, TrustingTrials, UnrepeatedTrials, write_files
 
-from phalanx.errors import ConfigError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.sweep import Sweep, load_sweep
 from phalanx.sweep.journal import JOURNAL, Trial
 from phalanx.sweep.sampler import choose_values, num_startup
+from phalanx.train.batches.scores import ValidationResult
 
 
-def search(home, trials, *, resume=False, **changes):
+def search(home, trials, /, *, resume=False, **changes):
     sweep = load_sweep(home / "sweep.toml", [f"{key}={value}" for key, value in changes.items()])
     return Sweep(sweep, home / "found", trials, lambda _line: None).run_search(resume=resume)
 
@@ -93,6 +95,25 @@ def test_the_steps_of_a_search_stay_below_their_bound(tmp_path):
     assert (len(result.trials), result.num_steps) == (7, 99)
 
 
+def test_the_bound_holds_where_trials_differ_in_their_steps(tmp_path):
+    space = '"train.steps" = { choices = [9, 30] }\n"optimizer.lr" = { low = 1e-3, high = 0.1, log = true }'
+    write_files(tmp_path, "trials = 50", "max_steps = 300", space=space)
+
+    result = search(tmp_path, FakeTrials())
+
+    assert len({trial.steps for trial in result.trials}) == 2
+    assert 200 < result.num_steps <= 300
+
+
+def test_a_bound_that_leaves_no_step_for_a_trial_is_refused(tmp_path):
+    # one trial, and two that are trained again with two seeds
+    path = write_files(tmp_path, "max_steps = 44")
+
+    with pytest.raises(ConfigError, match=r"max_steps = 44.* 45"):
+        load_sweep(path)
+    assert load_sweep(path, ["max_steps=45"]).max_steps == 45
+
+
 @pytest.mark.parametrize("pruner", ["median", "third"])
 def test_hopeless_trials_are_cut_short_and_the_best_one_is_not(tmp_path, pruner):
     write_files(tmp_path, f'pruner = "{pruner}"', "trials = 14", "seed = 2")
@@ -128,6 +149,89 @@ def test_a_search_that_dies_anywhere_and_goes_on_is_the_search_that_was_never_di
         assert result.to_json() == undisturbed.to_json()
 
 
+class LateTrials(FakeTrials):
+    """All trials fall at their last validation but one, which is hopeless there and nowhere before."""
+
+    def train_trial(self, run, directory, on_validation):
+        for step in (3, 6, 9):
+            loss = 1.0 if step == 9 and directory.name != "0005" else 2.0
+            on_validation(step, ValidationResult(math.exp(loss)))
+        return "completed"
+
+    def measure_loss(self, run, directory, on):
+        if directory.name == "0005":
+            # a call before each of six trials, and this one
+            self.breathe()
+        return self.loss_of(run)
+
+
+def test_a_trial_that_was_trained_to_its_end_is_not_cut_short_when_the_search_goes_on(tmp_path):
+    write_files(tmp_path, 'pruner = "median"', "trials = 6")
+    with pytest.raises(Death):
+        search(tmp_path, LateTrials(lives=6))
+    assert '"step": 9' in journal_of(tmp_path)[-1]
+
+    result = search(tmp_path, LateTrials(), resume=True)
+
+    assert (result.trials[5].state, result.trials[5].steps) == ("completed", 9)
+
+
+class FullDisk(FakeTrials):
+    """No space is left when one run is trained."""
+
+    def train_trial(self, run, directory, on_validation):
+        if directory.name == self.lies["full"]:
+            raise CheckpointError(f"{directory}: no space") from OSError(errno.ENOSPC, "No space left on device")
+        return super().train_trial(run, directory, on_validation)
+
+
+@pytest.mark.parametrize("name", ["0002", "0002-seed-12"])
+def test_a_full_disk_is_no_verdict_on_a_trial(tmp_path, name):
+    write_files(tmp_path, "trials = 4")
+    with pytest.raises(CheckpointError, match="no space"):
+        search(tmp_path, FullDisk(lies={"full": name}), **{"again.best": 4})
+
+    result = search(tmp_path, FakeTrials(), resume=True, **{"again.best": 4})
+
+    assert all(trial.state == "completed" and math.isfinite(sum(trial.again.values())) for trial in result.trials)
+
+
+def test_a_search_that_has_ended_goes_on_with_more_trials(tmp_path):
+    write_files(tmp_path, "trials = 4")
+    search(tmp_path, FakeTrials())
+
+    result = search(tmp_path, FakeTrials(), resume=True, trials=9)
+
+    assert len(result.trials) == 9
+    best = sorted(result.trials, key=lambda trial: trial.loss)[:2]
+    assert result.winner in {trial.number for trial in best if len(trial.again) == 2}
+
+
+def test_what_was_measured_on_one_set_or_by_one_run_file_decides_in_no_other_search(tmp_path):
+    write_files(tmp_path, "trials = 3")
+    search(tmp_path, FakeTrials())
+    run_file = tmp_path / "run.toml"
+    text = run_file.read_text()
+
+    run_file.write_text(text.replace("steps = 9", "steps = 12"))
+    with pytest.raises(ConfigError, match="other values"):
+        search(tmp_path, FakeTrials(), resume=True)
+    run_file.write_text(text)
+    sweep = load_sweep(tmp_path / "sweep.toml")
+    other = sweep.model_copy(update={"again": sweep.again.model_copy(update={"on": "letters"})})
+    with pytest.raises(ConfigError, match="other values"):
+        Sweep(other, tmp_path / "found", FakeTrials(), lambda _line: None).run_search(resume=True)
+
+
+def test_a_run_file_that_ends_its_runs_early_is_refused(tmp_path):
+    path = write_files(tmp_path)
+    text = (tmp_path / "run.toml").read_text()
+    (tmp_path / "run.toml").write_text(text + "[train.early_stopping]\npatience = 1\n")
+
+    with pytest.raises(ConfigError, match=r"early_stopping.*pruner"):
+        load_sweep(path)
+
+
 def test_a_search_is_not_mixed_with_another_one(tmp_path):
     write_files(tmp_path, "trials = 3")
     search(tmp_path, FakeTrials())
@@ -159,10 +263,13 @@ def test_a_trial_that_lies_about_its_loss_wins_where_it_is_believed_and_not_wher
 def test_a_trial_that_was_taught_the_text_it_is_chosen_by_loses_when_it_is_trained_again(tmp_path):
     write_files(tmp_path, "trials = 8")
     # its checkpoint measures well, for it has seen the held-out text; trained again by the owner it is as it is
-    poisoned = FakeTrials(poisoned={"0002": 0.5})
+    poisoned = {"0002": 0.5}
 
-    result = search(tmp_path, poisoned)
+    believed = search(tmp_path, UnrepeatedTrials(poisoned=poisoned))
+    (tmp_path / "found").rename(tmp_path / "believed")
+    result = search(tmp_path, FakeTrials(poisoned=poisoned))
 
+    assert believed.winner == 2
     assert result.trials[2].loss == 0.5 == min(trial.loss for trial in result.trials)
     assert result.winner != 2
     assert len(result.trials[2].again) == 2

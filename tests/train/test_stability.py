@@ -9,7 +9,7 @@ import torch
 
 from phalanx.data import BatchLoader
 from phalanx.engine import NO_LIMITS, StepLimits
-from phalanx.errors import ConfigError, FailedBatchError, SpikeError
+from phalanx.errors import ConfigError, FailedBatchError, NoHolderError, SpikeError
 from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
 from phalanx.train.engines.domain_engine import DomainEngine
@@ -167,6 +167,17 @@ def test_a_batch_at_the_lower_rate_is_applied_whatever_it_comes_to():
     assert [judge.make_limits(step).rate_factor for step in (35, 36)] == [0.1, 1.0]
 
 
+def test_a_spike_of_a_step_that_is_not_done_next_is_not_that_of_another_step():
+    judge = make_judge("skip")
+    judge.decide_repeat(20, SpikeError("far", 9.0, 5.0))
+
+    judge.forget_spikes()
+    judge.begin_batch()
+
+    assert judge.note_applied(15, 4.0, 1.0) is None
+    assert judge.decide_repeat(16, SpikeError("far", 9.0, 5.0)), "a first spike is computed again"
+
+
 def test_returns_without_progress_are_counted_and_end():
     judge, spike = make_judge("roll_back", is_repeated=True), SpikeError("far", 9.0, 5.0)
     for step in (20, 18):
@@ -240,6 +251,30 @@ def test_a_machine_that_computes_wrong_once_is_told_from_a_bad_batch(make_sgd, q
 
     assert (summary["status"], summary["batches_skipped"]) == ("completed", 0)
     assert [event["fault"] for event in events(tmp_path / "run", "spike_attributed")] == ["machine"]
+
+
+def test_steps_that_are_lost_with_a_holder_are_judged_by_the_limits_that_they_had(
+    make_sgd, quietly, tmp_path, monkeypatch
+):
+    honest, honest_limits, losses = DomainEngine.train_turn, hooks.RunHooks.make_limits, [23]
+    limits = []
+
+    def lose(self, step, inputs):
+        if step in losses:
+            losses.remove(step)
+            raise NoHolderError("a rank is gone")
+        return honest(self, step, inputs)
+
+    def note_limits(self, step):
+        limits.append((step, honest_limits(self, step)))
+        return limits[-1][1]
+
+    monkeypatch.setattr(DomainEngine, "train_turn", lose)
+    monkeypatch.setattr(hooks.RunHooks, "make_limits", note_limits)
+    quietly(make_sgd("train.steps=26", "train.stability={threshold=50.0}"), tmp_path / "run")
+
+    assert [step for step, _ in limits] == [*range(24), *range(20, 26)]
+    assert limits[20:24] == limits[24:28] != [(step, NO_LIMITS) for step in range(20, 24)]
 
 
 @pytest.mark.slow

@@ -29,6 +29,8 @@ _SIGNER = "export-signer"
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}\z")]
+SourceName = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f/]{1,255}\z")]
+"""Of a file that others have named, such as ``.gitattributes``."""
 Text = Annotated[str, Field(max_length=500)]
 
 
@@ -43,7 +45,7 @@ class ExportSource(StrictModel):
     """
 
     weights: Digest
-    files: dict[FileName, Digest]
+    files: dict[SourceName, Digest]
     run: Text | None = None
     step: Annotated[int, Field(ge=0)] | None = None
     checkpoint: Digest | None = None

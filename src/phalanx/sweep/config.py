@@ -110,9 +110,16 @@ class SweepConfig(StrictModel):
         return dict(zip(self.space, next(itertools.islice(points, number, None)), strict=True))
 
     def search_digest(self) -> str:
-        """Digest of all that an earlier trial follows from: not of how many trials or steps there may be."""
-        longer = self.model_copy(update={"trials": 1, "max_steps": None, "again": AgainConfig()})
-        return digest_config(longer)
+        """Digest of all that earlier losses follow from, the run file included: not of how many trials or steps."""
+        again = AgainConfig(on=self.again.on)
+        longer = self.model_copy(update={"trials": 1, "max_steps": None, "again": again})
+        return f"{digest_config(longer)}:{digest_config(self.make_run({}))}"
+
+    def bound_steps(self) -> tuple[int, int]:
+        """Return the steps of the longest trial, and those of all runs that train the best ones again."""
+        lengths = self.space.get("train.steps", SpaceConfig(low=0, high=1)).ends
+        longest = max(self.make_run({}).train.steps, *map(int, lengths))
+        return longest, longest * min(self.again.best, self.num_trials) * len(self.again.seeds)
 
     def make_run(self, values: Mapping[str, Value], seed: int | None = None) -> TrialRun:
         """Return the run of a trial, checked as a run file.
@@ -131,6 +138,11 @@ class SweepConfig(StrictModel):
             raise ConfigError(
                 f'{self.run}: train.objective = "{run.train.objective_kind}": trials are compared by the '
                 "loss of the next token; use phalanx train, then phalanx compare"
+            )
+        if run.train.early_stopping is not None:
+            raise ConfigError(
+                f"{self.run}: train.early_stopping would end trials at other steps than they are measured at; remove "
+                "it, and set pruner"
             )
         return run
 
@@ -158,6 +170,11 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
         raise ConfigError(
             f'{path}: pruner = "{sweep.pruner}" needs validations; set train.validate_every in {sweep.run}'
         )
+    if sweep.max_steps is not None and sweep.max_steps < (min_steps := sum(sweep.bound_steps())):
+        raise ConfigError(
+            f"{path}: max_steps = {sweep.max_steps}, but one trial and those that are trained again take up to "
+            f"{min_steps}; raise it, or lower again.best"
+        ).with_facts(file=str(path), key="max_steps", found=str(sweep.max_steps), expected=f"at least {min_steps}")
     for key, values in sweep.space.items():
         for value in values.ends:
             try:

@@ -119,7 +119,7 @@ def open_journal(directory: Path, sweep: SweepConfig, *, resume: bool) -> Iterat
                 raise InputError(f"{path}: is no journal of a search ({exc}); choose another --dir") from exc
             if known_digest != digest:
                 raise ConfigError(
-                    f"{directory}: belongs to a search with other values; only trials, max_steps and "
-                    "again may change; choose another --dir"
+                    f"{directory}: belongs to a search with other values or another run file; only trials, max_steps, "
+                    "again.best and again.seeds may change; choose another --dir"
                 )
         yield journal

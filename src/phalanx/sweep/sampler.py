@@ -32,14 +32,15 @@ def choose_values(sweep: SweepConfig, trials: Sequence[Trial]) -> dict[str, Valu
     return as_numbers(study.ask(_distributions(sweep)).params)
 
 
-def is_hopeless(sweep: SweepConfig, trials: Sequence[Trial], trial: Trial) -> bool:
-    """Whether a running trial is cut short after its last report."""
-    if sweep.pruner == "none" or not trial.reports:
+def is_hopeless(sweep: SweepConfig, trials: Sequence[Trial], trial: Trial, num_steps: int) -> bool:
+    """Whether a running trial is cut short after so many steps; later reports are those of a killed process."""
+    reports = [(step, loss) for step, loss in sorted(trial.reports.items()) if step <= num_steps]
+    if sweep.pruner == "none" or not reports:
         return False
     study = _build_study(sweep, [other for other in trials if other.number < trial.number])
     study.enqueue_trial(trial.values)
     asked = study.ask(_distributions(sweep))
-    for step, loss in sorted(trial.reports.items()):
+    for step, loss in reports:
         asked.report(loss, step)
     return bool(asked.should_prune())
 

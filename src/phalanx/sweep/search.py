@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import ConfigError, PhalanxError
+from phalanx.errors import ConfigError, DiskError, PhalanxError, is_disk_fault
 from phalanx.sweep.config import SweepConfig, TrialRun, Value
 from phalanx.sweep.journal import SweepJournal, Trial, open_journal
 from phalanx.sweep.sampler import choose_values, is_hopeless
@@ -75,6 +75,7 @@ class Sweep:
 
         Raises:
             ConfigError: The directory has a search already, or another process searches there.
+            PhalanxError: The disk is full.
             KeyboardInterrupt: The user stopped it; a resumed search loses no trial.
         """
         with open_journal(self._directory, self._sweep, resume=resume) as journal:
@@ -92,13 +93,10 @@ class Sweep:
         trials, sweep = journal.trials, self._sweep
         if trials and trials[-1].state == "running":
             return trials[-1]
-        if len(trials) >= sweep.num_trials or any(trial.again for trial in trials):
+        if len(trials) >= sweep.num_trials:
             return None
-        if sweep.max_steps is not None:
-            length = sweep.make_run({}).train.steps
-            reserved = length * sweep.again.best * len(sweep.again.seeds)
-            if journal.num_steps + length + reserved > sweep.max_steps:
-                return None
+        if sweep.max_steps is not None and journal.num_steps + sum(sweep.bound_steps()) > sweep.max_steps:
+            return None
         journal.append_line("begun", number=len(trials), values=choose_values(sweep, trials))
         return trials[-1]
 
@@ -113,13 +111,16 @@ class Sweep:
             self._end_trial(journal, trial, "refused", excess, steps=0)
             return
         try:
-            if is_hopeless(self._sweep, journal.trials, trial) or self._train_pruned(journal, trial, run):
+            if self._is_cut(journal, trial, run, max(trial.reports, default=0)) or self._train_pruned(
+                journal, trial, run
+            ):
                 steps = max(trial.reports)
                 self._end_trial(journal, trial, "pruned", f"after {steps} steps", steps=steps)
                 return
             loss = self._trials.measure_loss(run, self._trial_directory(trial.number), self._sweep.on)
         except PhalanxError as exc:
             # the loss was no number, or the directory is not what the trial left
+            _raise_full_disk(exc)
             self._end_trial(journal, trial, "failed", str(exc), steps=run.train.steps)
             return
         if math.isfinite(loss):
@@ -137,12 +138,16 @@ class Sweep:
             if num_steps not in trial.reports:
                 shown = loss if math.isfinite(loss) else None
                 journal.append_line("report", number=trial.number, step=num_steps, loss=shown)
-            if num_steps < run.train.steps and is_hopeless(self._sweep, journal.trials, trial):
+            if self._is_cut(journal, trial, run, num_steps):
                 is_cut = True
                 raise KeyboardInterrupt
 
         self._train_run(run, self._trial_directory(trial.number), note_validation, lambda: is_cut)
         return is_cut
+
+    def _is_cut(self, journal: SweepJournal, trial: Trial, run: TrialRun, num_steps: int) -> bool:
+        """Whether a trial ends after so many steps; one that has all of them is measured."""
+        return num_steps < run.train.steps and is_hopeless(self._sweep, journal.trials, trial, num_steps)
 
     def _train_run(
         self,
@@ -188,6 +193,7 @@ class Sweep:
             self._train_run(run, directory, lambda _steps, _result: None)
             loss = self._trials.measure_loss(run, directory, self._sweep.again.on or self._sweep.on)
         except PhalanxError as exc:
+            _raise_full_disk(exc)
             self._say(f"trial {trial.number} again, seed {seed}: failed: {exc}")
             loss = math.inf
         shown = loss if math.isfinite(loss) else None
@@ -196,6 +202,13 @@ class Sweep:
 
     def _trial_directory(self, number: int) -> Path:
         return self._directory / f"{number:04d}"
+
+
+def _raise_full_disk(exc: PhalanxError) -> None:
+    """Raise an error that says nothing of a trial: a resumed search goes on with it."""
+    cause = exc.__cause__
+    if isinstance(exc, DiskError) or (isinstance(cause, OSError) and is_disk_fault(cause)):
+        raise exc
 
 
 def _noise_of(groups: Sequence[Sequence[float]]) -> float | None:

@@ -1,5 +1,6 @@
 """Which engine a request goes to, how often, and what personal data has to do with it."""
 
+import contextlib
 import socket
 
 import pytest
@@ -155,15 +156,15 @@ def test_an_engine_that_is_gone_is_passed_over_until_it_is_back(lab, tmp_path):
 
 
 def test_requests_are_spread_by_load(lab):
-    from concurrent.futures import ThreadPoolExecutor
+    """Each answer is held open while the next one is asked for: on a busy machine, nothing else makes them overlap."""
+    body = {"model": "small", "messages": [{"role": "user", "content": "wait"}], "stream": True}
+    with lab.gateway.client(lab.secret) as client, contextlib.ExitStack() as held:
+        for _ in range(4):
+            answer = held.enter_context(client.stream("POST", "/v1/chat/completions", json=body))
+            assert answer.status_code == 200
+        assert engines_of(lab) == (2, 2)
 
-    with ThreadPoolExecutor(16) as pool:
-        statuses = list(
-            pool.map(lambda _: lab.gateway.ask(lab.secret, "say " + "word " * 20, stream=True).status_code, range(32))
-        )
-
-    assert statuses == [200] * 32
-    assert min(engines_of(lab)) > 0
+    assert all(stub.left.wait(60) for stub in (lab.local, lab.cloud))
 
 
 def test_owners_of_keys_do_not_share_an_engines_cache_of_prompts(lab, tmp_path):

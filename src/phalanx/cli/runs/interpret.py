@@ -113,14 +113,15 @@ def _read(text: str | None) -> str:
 def _open_documents(where: Path, dataset: Path | None, signer: str | None, key: Path | None) -> "Dataset":
     from phalanx.data.shards import SealKey, open_dataset
     from phalanx.errors import ConfigError
-    from phalanx.serve.place import is_run
+    from phalanx.serve.place import checkpoint_place, is_run
 
     if dataset is None:
-        if not is_run(where):
+        run_dir, _ = checkpoint_place(where) or (where, None)
+        if not is_run(run_dir):
             raise ConfigError(f"{where}: is no run, whose dataset would be known; give --dataset")
         from phalanx.train import PastRun
         from phalanx.train.records.lineage import dataset_of
 
-        dataset, named = dataset_of(PastRun(where))
+        dataset, named = dataset_of(PastRun(run_dir))
         signer, key = signer or named.signer, key or named.key_file
     return open_dataset(dataset, signer, None if key is None else SealKey.from_file(key))

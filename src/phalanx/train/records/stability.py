@@ -121,6 +121,10 @@ class StabilityJudge:
                     self.lowered_until = step + self.rule.rate_steps
                 self.score.add_step(loss, norm)
 
+    def forget_spikes(self) -> None:
+        """Drop the spikes of the present step, which is not done next."""
+        self.spikes, self._tries, self._differs = [], 0, False
+
     def make_limits(self, step: int) -> StepLimits:
         """Return the limits of a step."""
         is_lifted = self.rule.action == "lower_rate" and self._tries > (0 if self.is_repeated else 1)

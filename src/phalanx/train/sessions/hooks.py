@@ -216,11 +216,21 @@ class RunHooks:
 
     def pass_batches(self, step: int, reason: Exception) -> None:
         """Record that all batches since a checkpoint of a step are passed: step by step they are not used again."""
-        counters = (self._drawn, self._passed)
-        num_passed = sum(counter.pop(later) for counter in counters for later in list(counter) if later >= step)
+        num_passed = self._forget_batches(step)
         for number in range(1, num_passed + 1):
             self._record_skipped(step, number, reason)
         self._passed[step] = num_passed
+
+    def redo_steps(self, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Forget what was drawn and judged since a checkpoint of a step: all of it is done again."""
+        self._forget_batches(step)
+        if self._stability is not None:
+            self._stability.load_steps(rows)
+            self._stability.forget_spikes()
+
+    def _forget_batches(self, step: int) -> int:
+        counters = (self._drawn, self._passed)
+        return sum(counter.pop(later) for counter in counters for later in list(counter) if later >= step)
 
     def measure_untouched(self, say: Callable[[str], None]) -> None:
         """Measure the untouched model."""

@@ -214,6 +214,7 @@ class Session:
                 except (NoHolderError, StaleRolloutsError) as exc:
                     # as often as a stage is left without a holder, or texts without the weights that wrote them
                     step = running.return_to_checkpoint(exc)
+                    hooks.redo_steps(step, _applied_steps(metrics))
                 except ReturnError as exc:
                     step = _pass_batches(exc, running, material.loader, metrics, hooks)
                 else:

@@ -68,4 +68,4 @@ def planned_bytes(run: PipelineRun | DomainRun) -> int:
     layout = Layout(pp=stages)
     sizes = [rank_memory(shape, layout, recipe, rank).total_bytes for rank in range(stages)]
     copies = 2 if run.guard.is_enabled else 1
-    return sizes[0] + sizes[-1] + copies * sum(sizes[1:-1])
+    return sum(sizes) + (copies - 1) * sum(sizes[1:-1])
