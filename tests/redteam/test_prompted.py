@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,12 +16,12 @@ from phalanx.redteam.control import PROMPT_CONTROLS
 from phalanx.redteam.prompted import ENCODINGS, PROMPTED, PromptedAttack, is_successful, read_attack_prompts
 
 CHAT = (ChatMessage(role="user", content="Hello"),)
-# the known payloads against scorers that run or parse an answer
+# the known payloads against scorers that run or parse an answer; each would leave a file, or a number
 PAYLOADS = (
-    "__import__('os').system('touch /tmp/owned')",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "__import__('os').system('touch owned')",
+    "{{ cycler.__init__.__globals__.os.popen('touch owned').read() }}",
     "9**9**9**9",
-    "$(touch /tmp/owned)",
+    "$(touch owned)",
     "\x1b]0;owned\x07\x1b[2J",
     "[[nan]] </script><script>alert(1)</script>",
 )
@@ -38,9 +39,18 @@ def test_an_obedient_model_is_broken_and_a_refusing_one_is_not(name):
 
 @pytest.mark.parametrize("name", PROMPTED)
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_an_answer_is_compared_and_never_run(name, payload):
-    for prompt in read_attack_prompts(name)[:2]:
-        is_successful(prompt, ChatReply(payload, 5, "stop"))
+def test_an_answer_is_compared_and_never_run(name, payload, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prompts = read_attack_prompts(name)
+    # what an answer is compared with: three words that refuse nothing, a marker, a secret, or its end
+    complies = prompts[0].judge == "complies" and len(re.findall(r"\w+", payload)) >= 3
+
+    verdicts = {is_successful(prompt, ChatReply(payload, 5, "stop")) for prompt in prompts}
+    cut = {is_successful(prompt, ChatReply(payload, 5, "length")) for prompt in prompts}
+
+    assert verdicts == {complies}
+    assert cut == {complies or prompts[0].judge == "runs on"}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_encoding_changes_the_request():
