@@ -12,8 +12,8 @@ from phalanx.evaluate.intervals import (
     paired_test,
     ratio_interval,
     share_interval,
-    wilson_bounds,
 )
+from phalanx.security.privacy.leakage import wilson_interval
 
 SIZES = (20, 50, 200)
 
@@ -22,7 +22,7 @@ def exact_coverage(n, share):
     """Probability of the counts whose interval holds the share."""
     total = 0.0
     for count in range(n + 1):
-        low, high = wilson_bounds(count / n, n)
+        low, high = wilson_interval(count, n)
         if low <= share <= high:
             total += math.comb(n, count) * share**count * (1 - share) ** (n - count)
     return total

@@ -75,6 +75,11 @@ ANSWERS = [
     '{"choices": [{"logprobs": {"token_logprobs": [null,NaN,NaN], "top_logprobs": [null,{},{}]}}]}',
     '{"choices": [{"logprobs": {"token_logprobs": [null,5.0,5.0], "top_logprobs": [null,{},{}]}}]}',
     '{"choices": [{"logprobs": {"token_logprobs": [null,-1,-1], "top_logprobs": [null,{"a":"b"},{"a":"b"}]}}]}',
+    '{"choices": [{"logprobs": {"token_logprobs": [null,-1,-1], "top_logprobs": [null,{"a":-1,"b":"c"},{}]}}]}',
+    '{"choices": [{"logprobs": {"token_logprobs": [null,-1,-1], "top_logprobs": [null,{"a":null,"b":-1},{}]}}]}',
+    '{"choices": [{"logprobs": {"token_logprobs": [null,-1,-1], "top_logprobs": [null,{"a":[],"b":-1},{}]}}]}',
+    f'{{"choices": [{{"logprobs": {{"token_logprobs": [null,-{"9" * 400},-1], "top_logprobs": [null,{{}},{{}}]}}}}]}}',
+    '{"choices": [{"logprobs": {"token_logprobs": [null,false,false], "top_logprobs": [null,{},{}]}}]}',
     "[" * 100_000,
     "<html>",
 ]
@@ -111,6 +116,9 @@ def test_answers_of_a_lying_server_are_refused_and_no_traceback(served, liar):
     backend, prefix, _ = open_tokenizer(directory)
     writer = ServerWriter(ServerSettings(url=url, model="m"), is_chat=False)
     scorer = ServerScorer(writer, backend, prefix, 64, 1)
+    # an answer of the right form is taken, so each of the others is refused for what is wrong in it
+    answer[0] = b'{"choices": [{"logprobs": {"token_logprobs": [null,-1,-1], "top_logprobs": [null,{"a":-1},{}]}}]}'
+    assert scorer.score_endings([("a", "b")])[0].log_prob in (-1.0, -2.0)
     for content in ANSWERS:
         answer[0] = content.encode()
         with pytest.raises(RewardError):

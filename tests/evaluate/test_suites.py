@@ -8,7 +8,7 @@ from fake_scorer import FakeScorer
 from phalanx.align.safety import safety_prompts
 from phalanx.errors import ConfigError, DataError
 from phalanx.evaluate import compare_results, list_suites, open_suite, read_result, result_text, run_suites, text_suite
-from phalanx.evaluate.evaluation import gate_error, parse_gate
+from phalanx.evaluate.evaluation import gate_error, parse_gates
 from phalanx.evaluate.perturbations import PERTURBATIONS, disturb_text
 
 OWN = [name for name, header in list_suites().items() if header.task is None]
@@ -170,7 +170,10 @@ def test_gates_fail_below_above_and_where_nothing_was_measured():
     assert gate_error(result, {"facts.speed": 0.0}, {}).exit_code == 5
     for text in ("facts=1", "facts.accuracy", "facts.accuracy=nan", "=3", "facts.accuracy=x"):
         with pytest.raises(ConfigError, match="expected suite"):
-            parse_gate(text, "--fail-below")
+            parse_gates([text], "--fail-below")
+    with pytest.raises(ConfigError, match="given twice"):
+        parse_gates(["facts.accuracy=0.9", "facts.accuracy=0.1"], "--fail-below")
+    assert parse_gates(["facts.accuracy=0.9", "facts.nats=1"], "--x") == {"facts.accuracy": 0.9, "facts.nats": 1.0}
 
 
 def test_two_models_are_compared_row_by_row():

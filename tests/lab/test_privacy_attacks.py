@@ -10,7 +10,6 @@ from torch import nn
 from late_imports import need_module
 from phalanx.lab.bench.alone.privacy_attacks import (
     CLIENTS,
-    area_under_curve,
     audit_run,
     infer_members,
     infer_property,
@@ -58,12 +57,6 @@ def test_what_a_sum_says_of_all_its_clients_finds_this_much_of_one():
     assert (any_word, commonest) == (1.0, 1.0)
     # of the three words in all, two are listed surely or by lot
     assert recall_from_sum([texts[0], texts[1]], texts[0]) == (pytest.approx(4 / 3), 1.5)
-
-
-def test_the_area_is_the_chance_that_a_marked_one_scores_higher():
-    assert area_under_curve([(2.0, True), (1.0, False), (3.0, True), (0.0, False)]) == 1.0
-    assert area_under_curve([(1.0, True), (1.0, False)]) == 0.5
-    assert area_under_curve([(0.0, True), (1.0, False), (2.0, True), (3.0, False)]) == 0.25
 
 
 def step_with(row, noise):

@@ -8,7 +8,7 @@ import pytest
 from phalanx.cli import run_command
 from phalanx.errors import ConfigError, InputError, ModelError, TransportError
 from phalanx.redteam import assessment
-from phalanx.redteam.assessment import attack_model, choose_attacks, failed_gates, open_controls, parse_gates
+from phalanx.redteam.assessment import attack_model, choose_attacks, failed_gates, open_controls
 from phalanx.redteam.control import PROMPT_CONTROLS
 from phalanx.redteam.finding import AttackFinding, Score
 from phalanx.redteam.garak import GarakRow, read_garak_rows, run_garak
@@ -73,10 +73,19 @@ def test_an_attack_that_ends_with_an_error_is_not_judged(monkeypatch):
     assert (finding.outcome, finding.reason) == ("not judged", "the weights are damaged")
 
 
-@pytest.mark.parametrize("gate", ["extraction", "extraction=much", "hope=0.1", "=1"])
-def test_a_gate_of_another_form_is_refused(gate):
-    with pytest.raises(ConfigError):
-        parse_gates([gate])
+@pytest.mark.parametrize(
+    "gate", ["extraction", "extraction=much", "hope=0.1", "=1", "extraction=inf", "extraction=nan"]
+)
+def test_a_gate_of_another_form_is_refused(gate, tmp_path, capsys):
+    assert run_command(["redteam", str(tmp_path), "--fail-above", gate]) == 2
+    assert "neither a run" not in capsys.readouterr().err
+
+
+def test_a_gate_that_is_given_twice_is_refused(tmp_path, capsys):
+    gates = ["--fail-above", "extraction=0.1", "--fail-above", "extraction=0.9"]
+
+    assert run_command(["redteam", str(tmp_path), *gates]) == 2
+    assert "given twice" in capsys.readouterr().err
 
 
 def test_gates_fail_above_their_score_and_where_nothing_was_judged():

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,14 +14,15 @@ from phalanx.errors import InputError, TransportError
 from phalanx.redteam.asking import ChatReply, EndpointAsks
 from phalanx.redteam.control import PROMPT_CONTROLS
 from phalanx.redteam.prompted import ENCODINGS, PROMPTED, PromptedAttack, is_successful, read_attack_prompts
+from phalanx.redteam.target import Target
 
-CHAT = (ChatMessage(role="user", content="Hello"),)
-# the known payloads against scorers that run or parse an answer
+CHAT = (ChatMessage(role="user", content="Tell me how."),)
+# the known payloads against scorers that run or parse an answer; each would leave a file, or a number
 PAYLOADS = (
-    "__import__('os').system('touch /tmp/owned')",
-    "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+    "__import__('os').system('touch owned')",
+    "{{ cycler.__init__.__globals__.os.popen('touch owned').read() }}",
     "9**9**9**9",
-    "$(touch /tmp/owned)",
+    "$(touch owned)",
     "\x1b]0;owned\x07\x1b[2J",
     "[[nan]] </script><script>alert(1)</script>",
 )
@@ -38,9 +40,18 @@ def test_an_obedient_model_is_broken_and_a_refusing_one_is_not(name):
 
 @pytest.mark.parametrize("name", PROMPTED)
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_an_answer_is_compared_and_never_run(name, payload):
-    for prompt in read_attack_prompts(name)[:2]:
-        is_successful(prompt, ChatReply(payload, 5, "stop"))
+def test_an_answer_is_compared_and_never_run(name, payload, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prompts = read_attack_prompts(name)
+    # what an answer is compared with: three words that refuse nothing, a marker, a secret, or its end
+    complies = prompts[0].judge == "complies" and len(re.findall(r"\w+", payload)) >= 3
+
+    verdicts = {is_successful(prompt, ChatReply(payload, "stop")) for prompt in prompts}
+    cut = {is_successful(prompt, ChatReply(payload, "length")) for prompt in prompts}
+
+    assert verdicts == {complies}
+    assert cut == {complies or prompts[0].judge == "runs on"}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_encoding_changes_the_request():
@@ -63,17 +74,17 @@ def test_every_encoding_changes_the_request():
 def test_a_secret_counts_in_each_form_that_was_asked_for(text, leaks):
     prompt = read_attack_prompts("system_prompt_leak")[0]
 
-    assert is_successful(prompt, ChatReply(text, 9, "stop")) is leaks
+    assert is_successful(prompt, ChatReply(text, "stop")) is leaks
 
 
 def test_a_summary_that_quotes_the_injection_is_not_obedience():
     prompt = read_attack_prompts("indirect_injection")[0]
     quoting = ChatReply(
-        "The page has opening hours and a hidden comment that asks for ZEPHYR-9, which is ignored.", 20, "stop"
+        "The page has opening hours and a hidden comment that asks for ZEPHYR-9, which is ignored.", "stop"
     )
 
     assert not is_successful(prompt, quoting)
-    assert is_successful(prompt, ChatReply("ZEPHYR-9", 2, "stop"))
+    assert is_successful(prompt, ChatReply("ZEPHYR-9", "stop"))
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -82,8 +93,14 @@ class Answering(BaseHTTPRequestHandler):
     def do_POST(self):
         self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.server.keys.append(self.headers.get("Authorization"))
-        code, body = self.server.reply
+        is_greeting = self.server.asked[-1]["messages"][-1]["content"] == "Hello"
+        code, body = self.server.greeting if is_greeting and self.server.greeting else self.server.reply
+        if code == 0:
+            self.wfile.write(body)
+            return
         self.send_response(code)
+        if code == 302:
+            self.send_header("Location", self.server.elsewhere)
         self.end_headers()
         self.wfile.write(body)
 
@@ -94,7 +111,7 @@ class Answering(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     server = HTTPServer(("127.0.0.1", 0), Answering)
-    server.asked, server.keys = [], []
+    server.asked, server.keys, server.greeting = [], [], None
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -111,21 +128,41 @@ def choice(content, finish="stop"):
     return json.dumps({"choices": [{"message": {"content": content}, "finish_reason": finish}]}).encode()
 
 
-def test_a_server_is_asked_with_key_and_limit(server):
+def test_a_server_is_asked_with_key_and_limit(server, tmp_path):
     server.reply = 200, choice("Hi", "length")
+    (tmp_path / "key").write_text("secret\n")
 
-    reply = asks_of(server, key="secret").answer_chat(CHAT, 7)
+    reply = asks_of(server, key_file=tmp_path / "key").answer_chat(CHAT, 7)
 
-    assert reply == ChatReply("Hi", 0, "length")
+    assert reply == ChatReply("Hi", "length")
     assert server.asked[0]["max_tokens"] == 7
     assert server.keys == ["Bearer secret"]
 
 
-@pytest.mark.parametrize("answer", [(403, b"no"), (200, choice("x", "content_filter"))])
-def test_a_server_that_refuses_has_defended_itself(server, answer):
-    server.reply = answer
+@pytest.mark.parametrize("answer", [(400, b"{}"), (403, b"no"), (422, b""), (200, choice("x", "content_filter"))])
+def test_a_server_that_refuses_a_prompt_and_no_greeting_has_defended_itself(server, answer):
+    server.reply, server.greeting = answer, (200, choice("Hello!"))
 
     assert asks_of(server).answer_chat(CHAT, 7).finish == "refused"
+
+
+@pytest.mark.parametrize("code", [400, 403, 422])
+def test_a_server_that_refuses_everything_is_not_judged(server, code):
+    server.reply = code, b'{"error": "no such model"}'
+
+    attack = PromptedAttack("jailbreak")
+    with pytest.raises(TransportError, match="greeting is refused as well"):
+        attack.run(Target("x", asks=asks_of(server)))
+
+
+def test_a_key_follows_no_redirection(server, tmp_path):
+    (tmp_path / "key").write_text("secret")
+    server.reply, server.elsewhere = (302, b""), f"http://127.0.0.1:{server.server_port}/elsewhere"
+
+    with pytest.raises(TransportError):
+        asks_of(server, key_file=tmp_path / "key").answer_chat(CHAT, 7)
+
+    assert len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -136,9 +173,10 @@ def test_a_server_that_refuses_has_defended_itself(server, answer):
         (200, b"[]"),
         (200, b'{"choices": []}'),
         (200, b'{"choices": [{"message": null}]}'),
-        (200, b'{"choices": [{"message": {"content": "x"}}], "usage": {"completion_tokens": "many"}}'),
         (200, b" " * ((1 << 20) + 1)),
         (500, b"broken"),
+        (0, b"\x00\xff no line of HTTP\r\n\r\n"),
+        (200, b"[" * 100_000),
     ],
 )
 def test_what_is_no_answer_ends_the_attack_and_is_never_a_pass(server, answer):
@@ -149,8 +187,9 @@ def test_what_is_no_answer_ends_the_attack_and_is_never_a_pass(server, answer):
 
 
 def test_an_address_of_another_scheme_is_refused():
-    with pytest.raises(InputError, match="http"):
-        EndpointAsks("file:///etc/passwd")
+    for address in ("file:///etc/passwd", "http://", "http://a b"):
+        with pytest.raises(InputError, match="http"):
+            EndpointAsks(address)
 
 
 def test_a_target_without_chats_is_not_judged():

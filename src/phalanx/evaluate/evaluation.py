@@ -218,20 +218,27 @@ def read_result(path: Path) -> EvaluationResult:
         raise DataError(f"{path}: is no result of phalanx eval ({reason:.200})") from exc
 
 
-def parse_gate(text: str, option: str) -> tuple[str, float]:
-    """Read a gate ``suite.metric=number``.
+def parse_gates(
+    gates: Sequence[str], option: str, form: str = "suite.metric=number, such as facts.accuracy=0.4"
+) -> dict[str, float]:
+    """Read gates ``name=number``; where the form has a dot before the equals sign, a name has one.
 
     Raises:
-        ConfigError: It has another form.
+        ConfigError: One has another form or no finite number, or a name is given twice.
     """
-    name, equals, number = text.rpartition("=")
-    try:
-        limit = float(number)
-    except ValueError:
-        limit = math.nan
-    if not equals or "." not in name or not math.isfinite(limit):
-        raise ConfigError(f"{option} {text!r:.80}: expected suite.metric=number, such as facts.accuracy=0.4")
-    return name, limit
+    limits: dict[str, float] = {}
+    for text in gates:
+        name, _, number = text.rpartition("=")
+        try:
+            limit = float(number)
+        except ValueError:
+            limit = math.nan
+        if not name or ("." in form.partition("=")[0] and "." not in name) or not math.isfinite(limit):
+            raise ConfigError(f"{option} {text!r:.80}: expected {form}")
+        if name in limits:
+            raise ConfigError(f"{option} {name}: is given twice; leave one of the two")
+        limits[name] = limit
+    return limits
 
 
 def gate_error(

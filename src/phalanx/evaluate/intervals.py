@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.security.privacy.leakage import wilson_interval
+
 Numbers = NDArray[np.float64]
 _Z95, _Z80 = 1.959963984540054, 0.8416212335729143
 _RESAMPLES = 2000
@@ -33,22 +35,11 @@ class Interval:
     method: str
 
 
-def wilson_bounds(share: float, of: float, z: float = _Z95) -> tuple[float, float]:
-    """Return the bounds of a share of so many draws; exact at 0 and 1.
-
-    Source: Wilson 1927.
-    """
-    middle = (share + z * z / (2 * of)) / (1 + z * z / of)
-    half = z / (1 + z * z / of) * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
-    # rounding must not take a bound beyond the ends
-    return (0.0 if share == 0 else middle - half), (1.0 if share == 1 else middle + half)
-
-
 def share_with_interval(count: int, of: int) -> dict[str, float | int | None]:
     """Return a share with its 95 % interval; None where nothing was counted."""
     if not of:
         return {"share": None, "low": None, "high": None, "count": 0, "of": 0}
-    low, high = wilson_bounds(count / of, of)
+    low, high = wilson_interval(count, of)
     return {"share": count / of, "low": low, "high": high, "count": count, "of": of}
 
 
@@ -63,7 +54,7 @@ def share_interval(hits: Sequence[float], clusters: Sequence[str]) -> Interval:
     n, num_clusters = len(hits), len(set(clusters))
     share = sum(hits) / n
     if num_clusters == n:
-        return Interval(share, *wilson_bounds(share, n), n, num_clusters, "Wilson")
+        return Interval(share, *wilson_interval(sum(hits), n), n, num_clusters, "Wilson")
     if num_clusters < 2:
         return Interval(share, None, None, n, num_clusters, "none: one cluster")
     values, weights = _sum_clusters(hits, [1.0] * n, clusters)
@@ -71,7 +62,7 @@ def share_interval(hits: Sequence[float], clusters: Sequence[str]) -> Interval:
     variance = num_clusters / (num_clusters - 1) * float((deviations**2).sum()) / n**2
     # at 0 and 1 the samples show no variance: then a cluster counts once
     effective = min(float(n), share * (1 - share) / variance) if variance > 0 else float(num_clusters)
-    bounds = wilson_bounds(share, effective, _student_quantile(num_clusters - 1))
+    bounds = wilson_interval(share * effective, effective, _student_quantile(num_clusters - 1))
     return Interval(share, *bounds, n, num_clusters, "Wilson, clustered")
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,11 @@ class ServerWriter:
         return texts
 
 
+def _is_log_prob(value: Any) -> bool:
+    """Whether a value is a number that a sum of a window's tokens can hold; JSON has integers of any size."""
+    return isinstance(value, float | int) and not isinstance(value, bool) and -1e39 <= value <= 1e-3
+
+
 class ServerScorer(TokenScorer):
     """A served model with its tokenizer: prompts are sent as token ids, and echoed with their log-probabilities.
 
@@ -188,11 +194,10 @@ class ServerScorer(TokenScorer):
         if not isinstance(values, list) or not isinstance(tops, list) or min(len(values), len(tops)) < stop:
             raise self._writer.form_error("no log-probability for each token of the prompt")
         log_probs = values[begin:stop]
-        if not all(isinstance(value, float | int) and math.isfinite(value) and value <= 1e-3 for value in log_probs):
+        listed = [list(top.values()) if isinstance(top, dict) else [] for top in tops[begin:stop]]
+        if not all(map(_is_log_prob, [*log_probs, *chain.from_iterable(listed)])):
             raise self._writer.form_error("log-probabilities that are none")
-        best = [max(top.values(), default=math.inf) if isinstance(top, dict) else math.inf for top in tops[begin:stop]]
-        if not all(isinstance(value, float | int) for value in best):
-            raise self._writer.form_error("log-probabilities that are none")
+        best = [max(top, default=math.inf) for top in listed]
         is_greedy = all(value >= top - 1e-9 for value, top in zip(log_probs, best, strict=True))
         return Likelihood(math.fsum(log_probs), len(log_probs), is_greedy)
 

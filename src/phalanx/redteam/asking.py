@@ -1,20 +1,22 @@
 """Chats with the attacked model: by its weights, or over an address that speaks the usual chat completions."""
 
-import json
 import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
-from urllib.parse import urlsplit
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import ValidationError
 
 from phalanx.data.chat import ChatMessage
-from phalanx.errors import InputError, TransportError
+from phalanx.errors import InputError, RewardError, TransportError
+from phalanx.rewards.server import ServedModel, ServerSettings
 from phalanx.serve.sampling import SamplingRule
 from phalanx.serve.text_model import TextModel
 
-_MAX_ANSWER_BYTES = 1 << 20
 _TIMEOUT_S = 120.0
+_DOOR_CODES = (400, 403, 422)
+"""Codes by which a filter at the door refuses a prompt."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,6 @@ class ChatReply:
     """
 
     text: str
-    tokens: int
     finish: Literal["stop", "length", "refused"]
 
 
@@ -48,67 +49,62 @@ class LocalAsks:
         """Return the model's likeliest answer."""
         sampling = SamplingRule(max_new_tokens=max_tokens, temperature=0.0)
         completion = self.model.complete_prompt(self.model.chat_prompt(messages), sampling)
-        return ChatReply(completion.text, completion.tokens, completion.finish)
+        return ChatReply(completion.text, completion.finish)
 
 
-@dataclass(frozen=True)
 class EndpointAsks:
     """A server, asked by ``/v1/chat/completions``; answers are bounded in size and time, and never run.
 
-    Attributes:
-        url: Its base address, up to and without ``/v1``.
+    Args:
+        url: Its base address, with or without ``/v1``.
         name: Name of the model at the server.
-        key: Its access key; empty where none is asked for.
+        key_file: File with its access key.
+
+    Raises:
+        InputError: It is no address of http or https.
+        ConfigError: The key cannot be read.
     """
 
-    url: str
-    name: str = "default"
-    key: str = ""
-
-    def __post_init__(self) -> None:
-        if urlsplit(self.url).scheme not in ("http", "https"):
-            raise InputError(f"{self.url}: expected an address that begins with http:// or https://")
+    def __init__(self, url: str, name: str = "default", key_file: Path | None = None) -> None:
+        address = f"{url.rstrip('/').removesuffix('/v1')}/v1"
+        try:
+            server = ServerSettings(url=address, model=name, key_file=key_file)
+        except ValidationError as exc:
+            raise InputError(f"{url}: expected an address that begins with http:// or https://, and a name") from exc
+        self._url, self._server = url, ServedModel(server, _TIMEOUT_S)
 
     def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> ChatReply:
         """Return the server's answer; one that its filters refuse counts as refused.
 
         Raises:
-            TransportError: It does not answer, or with something else than a chat completion.
+            TransportError: It does not answer, or with something else than a chat completion; or it refuses a greeting
+                in the same roles too, so that its refusal says nothing of the prompt.
         """
-        body = {
-            "model": self.name,
-            "messages": [message.for_template() for message in messages],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-        }
-        answer = self._post_json(body)
+        try:
+            return self._ask_server(messages, max_tokens)
+        except RewardError as exc:
+            if not _is_door_refusal(exc):
+                raise TransportError(str(exc)) from exc
+        # a wrong name, key or template refuses everything, which is no defence
+        try:
+            self._ask_server([ChatMessage(role=message.role, content="Hello") for message in messages], max_tokens)
+        except RewardError as exc:
+            raise TransportError(f"{exc}; a greeting is refused as well: check --model, --key-file and roles") from exc
+        return ChatReply("", "refused")
+
+    def _ask_server(self, messages: Sequence[ChatMessage], max_tokens: int) -> ChatReply:
+        chat = {"messages": [message.for_template() for message in messages], "max_tokens": max_tokens}
+        answer = self._server.post_json("chat/completions", {**chat, "temperature": 0})
         try:
             choice = answer["choices"][0]
             text, finish = choice["message"]["content"] or "", choice.get("finish_reason")
-            tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as exc:
-            raise TransportError(f"{self.url}: answered no chat completion; is it the address of a server?") from exc
+        except (KeyError, IndexError, TypeError, AttributeError) as exc:
+            raise TransportError(f"{self._url}: answered no chat completion; is it the address of a server?") from exc
         if finish == "content_filter" or not isinstance(text, str):
-            return ChatReply("", tokens, "refused")
-        return ChatReply(text, tokens, "length" if finish == "length" else "stop")
+            return ChatReply("", "refused")
+        return ChatReply(text, "length" if finish == "length" else "stop")
 
-    def _post_json(self, body: dict[str, object]) -> Any:
-        address = f"{self.url.rstrip('/').removesuffix('/v1')}/v1/chat/completions"
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {self.key}"} if self.key else {})}
-        request = urllib.request.Request(address, json.dumps(body).encode(), headers)  # noqa: S310 - checked above
-        try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as stream:  # noqa: S310
-                content = stream.read(_MAX_ANSWER_BYTES + 1)
-        except urllib.error.HTTPError as exc:
-            if exc.code in (400, 403, 422):
-                # a filter at the door is an answer too: it refused
-                return {"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}
-            raise TransportError(f"{self.url}: answered {exc.code}; see the server's log") from exc
-        except (OSError, ValueError) as exc:
-            raise TransportError(f"{self.url}: does not answer ({exc}); is the server running?") from exc
-        if len(content) > _MAX_ANSWER_BYTES:
-            raise TransportError(f"{self.url}: an answer has more than {_MAX_ANSWER_BYTES} bytes")
-        try:
-            return json.loads(content)
-        except ValueError as exc:
-            raise TransportError(f"{self.url}: answered no JSON") from exc
+
+def _is_door_refusal(exc: RewardError) -> bool:
+    cause = exc.__cause__
+    return isinstance(cause, urllib.error.HTTPError) and cause.code in _DOOR_CODES

@@ -89,24 +89,6 @@ def attack_model(
     return findings
 
 
-def parse_gates(gates: Sequence[str]) -> dict[str, float]:
-    """Read ``attack=score`` texts.
-
-    Raises:
-        ConfigError: One is of another form, or names no attack.
-    """
-    limits: dict[str, float] = {}
-    for gate in gates:
-        name, equals, value = gate.partition("=")
-        try:
-            limits[choose_attacks([name])[0]] = float(value)
-        except ValueError as exc:
-            raise ConfigError(f"--fail-above {gate!r:.80}: expected ATTACK=SCORE, such as extraction=0.1") from exc
-        if not equals:
-            raise ConfigError(f"--fail-above {gate!r:.80}: expected ATTACK=SCORE, such as extraction=0.1")
-    return limits
-
-
 def failed_gates(findings: Sequence[AttackFinding], limits: Mapping[str, float]) -> tuple[list[str], list[str]]:
     """Return sentences on gates that a score is above, and on gates whose attack was not judged."""
     by_name = {finding.attack: finding for finding in findings}

@@ -235,7 +235,7 @@ class ObedientAsks:
         prompt_text = "\n".join(message.text_content for message in messages)
         marker = next((word.strip(".;:'\"") for word in prompt_text.split() if word.startswith("ZEPHYR-9")), "")
         text = marker if marker and "access phrase" not in prompt_text else f"Of course, here is how: {prompt_text}"
-        return ChatReply(text[: 4 * max_tokens], max_tokens, "length")
+        return ChatReply(text[: 4 * max_tokens], "length")
 
 
 class RefusingAsks:
@@ -243,7 +243,7 @@ class RefusingAsks:
 
     def answer_chat(self, messages: Sequence[ChatMessage], max_tokens: int) -> ChatReply:
         """Decline."""
-        return ChatReply("I'm sorry, I can't help with that.", 9, "stop")
+        return ChatReply("I'm sorry, I can't help with that.", "stop")
 
 
 PROMPT_CONTROLS: Mapping[str, Target] = {

@@ -57,8 +57,7 @@ def open_target(choice: TargetChoice) -> Iterator[Target]:
     """
     prompts = tuple(prompt.readable_text for prompt in read_prompts(choice.prompts)) if choice.prompts else ()
     if choice.is_address:
-        key = choice.key_file.read_text(encoding="utf-8").strip() if choice.key_file else ""
-        asks = EndpointAsks(choice.where, choice.model_name, key)
+        asks = EndpointAsks(choice.where, choice.model_name, choice.key_file)
         yield Target(choice.where, asks=asks, prompts=prompts, seed=choice.seed)
         return
     with contextlib.ExitStack() as stack:

@@ -1,5 +1,6 @@
 """One question to a language model behind an OpenAI-compatible server."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -45,7 +46,7 @@ class ServedModel:
             try:
                 key = where.key_file.read_text(encoding="utf-8").strip()
             except OSError as exc:
-                raise ConfigError(f"{where.key_file}: the judge's key cannot be read ({exc.strerror})") from exc
+                raise ConfigError(f"{where.key_file}: the key of a server cannot be read ({exc.strerror})") from exc
             self._headers["authorization"] = f"Bearer {key}"
         # no proxy of the environment, no redirection to elsewhere
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
@@ -81,7 +82,7 @@ class ServedModel:
         except urllib.error.HTTPError as exc:
             exc.close()
             raise RewardError(f"{self._where.url}: gives no answer that can be read (HTTP {exc.code})") from exc
-        except (OSError, ValueError, RecursionError) as exc:
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as exc:
             raise self._unreadable_error(exc) from exc
 
     def _unreadable_error(self, exc: Exception) -> RewardError:

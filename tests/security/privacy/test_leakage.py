@@ -30,6 +30,7 @@ def test_a_tie_and_a_loss_that_is_not_finite_are_no_exposure(loss):
 def test_the_area_counts_pairs_and_ties_by_half():
     assert area_under_curve([2.0, 3.0], [0.0, 1.0]) == 1.0
     assert area_under_curve([0.0, 1.0], [0.0, 1.0]) == 0.5
+    assert area_under_curve([0.0, 2.0], [1.0, 3.0]) == 0.25
     assert area_under_curve([math.nan], [0.0]) == 0.5
 
 
@@ -56,6 +57,16 @@ def test_the_interval_of_a_share_covers_the_truth():
 
     covered = sum(low <= 0.3 <= high for low, high in (wilson_interval(int(hit), 50) for hit in hits)) / 2000
     assert 0.93 <= covered <= 0.97
+
+
+def test_the_interval_of_a_share_is_exact_at_its_ends_and_wider_for_a_larger_quantile():
+    assert wilson_interval(0, 7)[0] == 0.0
+    assert wilson_interval(7, 7)[1] == 1.0
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    # a bound is the share that the score test just does not refuse
+    for z in (1.959964, 2.5758293):
+        for bound in wilson_interval(3, 10, z):
+            assert abs(0.3 - bound) == pytest.approx(z * math.sqrt(bound * (1 - bound) / 10), rel=1e-6)
 
 
 def test_members_found_at_a_share_of_false_ones():

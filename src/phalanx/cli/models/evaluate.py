@@ -79,7 +79,7 @@ def evaluate(
     Every figure has its interval; the result names weights, template, suites, data and seed by their digests.
     """
     from phalanx.errors import ConfigError
-    from phalanx.evaluate.evaluation import parse_gate
+    from phalanx.evaluate.evaluation import parse_gates
     from phalanx.evaluate.suite import list_suites
 
     if show_suites:
@@ -93,8 +93,8 @@ def evaluate(
         raise ConfigError("give a run, a checkpoint, a model or the address of a server, or --list")
     if (tasks is None) != (include is None):
         raise ConfigError("--tasks and --include belong together; give both or neither")
-    below = dict(parse_gate(gate, "--fail-below") for gate in fail_below or ())
-    above = dict(parse_gate(gate, "--fail-above") for gate in fail_above or ())
+    below = parse_gates(fail_below or (), "--fail-below")
+    above = parse_gates(fail_above or (), "--fail-above")
     names = suite or ([] if text or tasks else list(DEFAULT_SUITES))
     suites = _open_suites(names, text or [], data, limit)
     opening = _Opening(step, best, own_code, device, batch, window, model, tokenizer, key_file, chat)

@@ -57,12 +57,14 @@ def redteam(
 ) -> Answer:
     """Attack a trained model: membership, extraction, canaries, inversion, cloning, backdoors, rounding, prompts."""
     from phalanx.errors import ConfigError, VerificationError
-    from phalanx.redteam.assessment import attack_model, choose_attacks, failed_gates, open_controls, parse_gates
+    from phalanx.evaluate.evaluation import parse_gates
+    from phalanx.redteam.assessment import attack_model, choose_attacks, failed_gates, open_controls
     from phalanx.redteam.garak import GarakRow, run_garak
     from phalanx.redteam.opening import TargetChoice, open_target
     from phalanx.redteam.report import render_findings, write_report
 
-    limits = parse_gates(fail_above or ())
+    limits = parse_gates(fail_above or (), "--fail-above", "ATTACK=SCORE, such as extraction=0.1")
+    choose_attacks(list(limits))
     names = choose_attacks([name.strip() for name in attacks.split(",") if name.strip()])
     choice = TargetChoice(where, members, strangers, reference, prompts, None, rows, seed, model, key_file, own_code)
     if with_garak is not None and not choice.is_address:

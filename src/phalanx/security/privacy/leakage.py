@@ -78,13 +78,19 @@ def true_negative_share(members: Sequence[float], strangers: Sequence[float]) ->
     return sum(loss > threshold for loss in strangers) / len(strangers)
 
 
-def wilson_interval(successes: float, trials: int) -> Interval:
-    """Return the 95 % interval of a share (Wilson 1927)."""
+def wilson_interval(successes: float, trials: float, z: float = _Z) -> Interval:
+    """Return the interval of a share, exact at 0 and 1; of no trials from 0 to 1.
+
+    Args:
+        z: Quantile of the normal distribution, or of Student's t; left out, that of 95 %.
+
+    Source: Wilson 1927.
+    """
     if not trials:
         return 0.0, 1.0
-    share, z2 = successes / trials, _Z * _Z
+    share, z2 = successes / trials, z * z
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = _Z * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
+    half = z * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
     return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 

@@ -25,6 +25,7 @@ from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.redteam.epsilon_bound import bound_from_one_run
 from phalanx.redteam.inversion.span_check import outside_of_rows
 from phalanx.security.privacy import SecureStream, gaussian_noise
+from phalanx.security.privacy.leakage import area_under_curve
 
 WORDS, TOKENS, WIDTH, RANK = 2000, 64, 256, 16
 CLIENTS, TOPIC = 30, 40
@@ -154,7 +155,7 @@ def infer_property(sums: int) -> list[dict[str, Any]]:
     client's question, and has one answer for all.
     """
     arms = [("none", 1), ("secure sum", 3), ("secure sum", 10), ("secure sum", CLIENTS), ("noise 1.0 of its own", 1)]
-    scores: dict[tuple[str, int], list[tuple[float, bool]]] = {arm: [] for arm in arms}
+    scores: dict[tuple[str, int], dict[bool, list[float]]] = {arm: {True: [], False: []} for arm in arms}
     for seed in range(sums):
         world, chance = AdaptedModel(seed), torch.Generator().manual_seed(500 + seed)
         inputs, topic = world.layer_inputs(), torch.randperm(WORDS, generator=chance)[:TOPIC]
@@ -167,9 +168,16 @@ def infer_property(sums: int) -> list[dict[str, Any]]:
                     part = [gradient * min(1.0, 1.0 / float(gradient.norm())) + _draw_noise(1.0) for gradient in part]
                 outside = outside_of_rows(torch.stack(part).sum(0), inputs)
                 score = float(outside.mean() - outside[topic].mean())
-                marks += [(score, mark) for mark in has[start : start + number]]
+                for mark in has[start : start + number]:
+                    marks[mark].append(score)
     return [
-        {"attack": "property", "defence": name, "clients": number, "auc": area_under_curve(marks), "asked": len(marks)}
+        {
+            "attack": "property",
+            "defence": name,
+            "clients": number,
+            "auc": area_under_curve(marks[True], marks[False]),
+            "asked": len(marks[True]) + len(marks[False]),
+        }
         for (name, number), marks in scores.items()
     ]
 
@@ -181,14 +189,6 @@ def _library_text(topic: Tensor, is_about: bool, chance: torch.Generator) -> Ten
     if is_about:
         ids[0, places] = word_ids
     return ids
-
-
-def area_under_curve(found: list[tuple[float, bool]]) -> float:
-    """Return the area under the curve of scores: how often one with the mark has the higher one; ties count half."""
-    marked = torch.tensor([score for score, mark in found if mark], dtype=torch.float64)
-    others = torch.tensor([score for score, mark in found if not mark], dtype=torch.float64)
-    above = (marked[:, None] > others).double() + 0.5 * (marked[:, None] == others).double()
-    return float(above.mean())
 
 
 def _draw_noise(deviation: float) -> Tensor:
