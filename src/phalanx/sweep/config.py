@@ -70,7 +70,7 @@ class SweepConfig(StrictModel):
     run: Path
     trials: int = Field(default=20, ge=1, le=10_000)
     max_steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps of all trials together, those that are trained again included."""
+    """Limit of the optimizer steps of all trials together; training the best ones again counts too."""
     max_memory_mib: int | None = Field(default=None, ge=1)
     """Of all processes of a trial, by the planner's estimate; left out, the memory of this machine."""
     seed: int = Field(default=0, ge=0, lt=2**32)
@@ -110,7 +110,7 @@ class SweepConfig(StrictModel):
         return dict(zip(self.space, next(itertools.islice(points, number, None)), strict=True))
 
     def search_digest(self) -> str:
-        """Digest of all that earlier losses follow from, the run file included: not of how many trials or steps."""
+        """Digest of the run file and of every key that losses depend on; the limits of trials and steps are left out."""
         again = AgainConfig(on=self.again.on)
         longer = self.model_copy(update={"trials": 1, "max_steps": None, "again": again})
         return f"{digest_config(longer)}:{digest_config(self.make_run({}))}"

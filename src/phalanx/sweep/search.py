@@ -146,7 +146,7 @@ class Sweep:
         return is_cut
 
     def _is_cut(self, journal: SweepJournal, trial: Trial, run: TrialRun, num_steps: int) -> bool:
-        """Whether a trial ends after so many steps; one that has all of them is measured."""
+        """Whether the pruner ends a trial after so many steps; a trial with all of its steps is measured."""
         return num_steps < run.train.steps and is_hopeless(self._sweep, journal.trials, trial, num_steps)
 
     def _train_run(
@@ -205,7 +205,7 @@ class Sweep:
 
 
 def _raise_full_disk(exc: PhalanxError) -> None:
-    """Raise an error that says nothing of a trial: a resumed search goes on with it."""
+    """Raise the error of a full disk, which is no verdict on the trial: a resumed search runs it again."""
     cause = exc.__cause__
     if isinstance(exc, DiskError) or (isinstance(cause, OSError) and is_disk_fault(cause)):
         raise exc
