@@ -110,13 +110,13 @@ class SweepConfig(StrictModel):
         return dict(zip(self.space, next(itertools.islice(points, number, None)), strict=True))
 
     def search_digest(self) -> str:
-        """Digest of the run file and of every key that losses depend on; the limits of trials and steps are left out."""
+        """Digest of the run file and of every key that losses depend on, without the limits of trials and steps."""
         again = AgainConfig(on=self.again.on)
         longer = self.model_copy(update={"trials": 1, "max_steps": None, "again": again})
         return f"{digest_config(longer)}:{digest_config(self.make_run({}))}"
 
     def bound_steps(self) -> tuple[int, int]:
-        """Return the steps of the longest trial, and those of all runs that train the best ones again."""
+        """Return the steps of the longest trial and of all runs that train the best ones again."""
         lengths = self.space.get("train.steps", SpaceConfig(low=0, high=1)).ends
         longest = max(self.make_run({}).train.steps, *map(int, lengths))
         return longest, longest * min(self.again.best, self.num_trials) * len(self.again.seeds)

@@ -33,7 +33,7 @@ def choose_values(sweep: SweepConfig, trials: Sequence[Trial]) -> dict[str, Valu
 
 
 def is_hopeless(sweep: SweepConfig, trials: Sequence[Trial], trial: Trial, num_steps: int) -> bool:
-    """Whether a running trial is cut short after so many steps; later reports are those of a killed process."""
+    """Whether a running trial is cut short after so many steps; a killed process may have reported later steps."""
     reports = [(step, loss) for step, loss in sorted(trial.reports.items()) if step <= num_steps]
     if sweep.pruner == "none" or not reports:
         return False
