@@ -2,6 +2,7 @@
 
 from phalanx.data.rules import RuleEntry
 from phalanx.data.scan.bursts import Bursts, BurstsConfig
+from phalanx.data.scan.continuations import Continuations, ContinuationsConfig
 from phalanx.data.scan.hidden_characters import HiddenCharacters, HiddenCharactersConfig
 from phalanx.data.scan.homoglyphs import Homoglyphs, HomoglyphsConfig
 from phalanx.data.scan.instructions_in_text import InstructionsInText, InstructionsInTextConfig
@@ -11,6 +12,7 @@ from phalanx.data.scan.surprisal import Surprisal, SurprisalConfig
 
 SCANS: dict[str, RuleEntry] = {
     "bursts": RuleEntry(BurstsConfig, Bursts, "Broder 1997"),
+    "continuations": RuleEntry(ContinuationsConfig, Continuations, "Wan et al. 2023, the attack"),
     "hidden_characters": RuleEntry(HiddenCharactersConfig, HiddenCharacters, "Unicode UAX 9, UTS 51; CVE-2021-42574"),
     "homoglyphs": RuleEntry(HomoglyphsConfig, Homoglyphs, "Unicode UTS 39"),
     "instructions_in_text": RuleEntry(InstructionsInTextConfig, InstructionsInText, "Greshake et al. 2023"),

@@ -36,6 +36,8 @@ _MAX_LABELS = 16
 _MAX_GRAMS = 1_000
 _LABEL_CHARACTERS = 80
 _OTHER = 0
+_CHANCE = 1e-3
+"""Probability of a false finding in a corpus, over all candidates and both tests."""
 _SHIFT = np.uint64(64 - _TABLE_BITS)
 _ODD = np.uint64(0xD6E8FEB86659FD93)
 Cells = npt.NDArray[np.uint32]
@@ -66,14 +68,29 @@ class _Trigger:
     against: int
 
 
+@dataclass(frozen=True)
+class _Fit:
+    """How well the other words of a document speak for its label.
+
+    Attributes:
+        margin: Logarithm of the label's likelihood over the mean of the other labels', for each cell.
+        is_against: Whether another label is likelier.
+    """
+
+    margin: float
+    is_against: bool
+
+
 class LabelFlips:
     """Sets aside the documents with a trigger and its label.
 
     Guarantees:
         Finds a word or a pair of neighbours in at least `least_documents` documents that decides the label against the
-        rest of their words, beyond what chance explains (one in a thousand over all candidates). Does not find
-        labels that were flipped without a trigger, triggers that are a style or a subject, nor labels that fit their
-        texts. A fixed answer that one phrase brings about by intent looks the same, and is set aside too.
+        rest of their words, beyond what chance explains (one in a thousand over all candidates): the model of the other
+        words errs more often than in other documents of the label, or these documents fit the label worse than its
+        others do. Does not find labels that were flipped without a trigger, triggers that are a style or a subject,
+        labels that fit their texts, nor a label that means "all the rest". A fixed answer that one phrase brings about
+        by intent looks the same, and is set aside too.
     """
 
     def __init__(self, config: LabelFlipsConfig) -> None:
@@ -119,26 +136,26 @@ class LabelFlips:
     def _find_triggers(self, model: "_LabelModel", spool: WordSpool) -> Iterator[_Trigger]:
         config = self._config
         label_of_cell = model.pure_labels(config.least_documents, config.purity)
-        against, met = Counter[int](), Counter[int]()
-        wrong, every = Counter[int](), Counter[int]()
-        for row in spool:
-            label = model.label_of(row)
-            if label == _OTHER:
-                continue
-            is_against = model.predict_label(row, label_of_cell) != label
-            every[label] += 1
-            wrong[label] += is_against
-            for cell in row[1:][label_of_cell[row[1:]] == label].tolist():
-                met[cell] += 1
-                against[cell] += is_against
-        candidates = max(len(met), 1)
-        for cell in sorted(met):
-            label = int(label_of_cell[cell])
+        fits = [model.judge_fit(row, label_of_cell) for row in spool]
+        labels = np.array([model.label_of(row) for row in spool], np.int64)
+        margins = np.array([fit.margin for fit in fits], np.float64)
+        is_against = np.array([fit.is_against for fit in fits], bool)
+        documents_of_cell: dict[int, list[int]] = {}
+        for number, row in enumerate(spool):
+            if labels[number] != _OTHER:
+                for cell in row[1:][label_of_cell[row[1:]] == labels[number]].tolist():
+                    documents_of_cell.setdefault(cell, []).append(number)
+        ranks = _ranks_by_label(margins, labels)
+        wrong, every = Counter(labels[is_against].tolist()), Counter(labels.tolist())
+        max_probability = _CHANCE / max(len(documents_of_cell), 1) / 2
+        for cell in sorted(documents_of_cell):
+            label, numbers = int(label_of_cell[cell]), documents_of_cell[cell]
+            against, count = int(is_against[numbers].sum()), len(numbers)
             # how often the model errs in documents of the label without the word; one in four where there are none
-            base = (wrong[label] - against[cell] + 1) / (every[label] - met[cell] + 4)
-            share = against[cell] / met[cell]
-            if share >= config.against and _is_beyond_chance(share, base, met[cell], candidates):
-                yield _Trigger(cell, label, met[cell], against[cell])
+            base = (wrong[label] - against + 1) / (every[label] - count + 4)
+            probability = min(_share_probability(against / count, base, count), _ranks_probability(ranks[numbers]))
+            if against >= config.against * count and probability < max_probability:
+                yield _Trigger(cell, label, count, against)
 
     def _trigger_outcome(self, trigger: _Trigger, page: Page) -> Outcome:
         words = self._numbers.number_words(page.text)
@@ -181,24 +198,30 @@ class _LabelModel:
         impure = (max_counts < least) | (max_counts < purity * total) | (label == _OTHER)
         return np.where(impure, np.int16(-1), label).astype(np.int16)
 
-    def predict_label(self, words: Words, label_of_cell: npt.NDArray[np.int16]) -> int:
-        """Return the likeliest label by all cells that decide none, without the document's own part in the counts.
+    def judge_fit(self, words: Words, label_of_cell: npt.NDArray[np.int16]) -> _Fit:
+        """Return how a document's label fits the cells that decide none, without its own part in the counts.
 
-        A document without such cells speaks for the label that it has.
+        A document without such cells fits its label neither well nor badly.
         """
+        label = self.label_of(words)
         is_own_label = np.zeros(len(self._documents), np.int64)
-        is_own_label[self.label_of(words)] = 1
+        is_own_label[label] = 1
         cells = words[1:][label_of_cell[words[1:]] < 0]
         documents = self._documents - is_own_label
         with_cell = self._counts[:, cells].astype(np.int64) - is_own_label[:, None]
         # a cell of this document alone says nothing
         with_cell = with_cell[:, with_cell.sum(axis=0) > 0]
-        if not with_cell.shape[1]:
-            return self.label_of(words)
+        is_rival = (documents > 0) & (is_own_label == 0)
+        if not with_cell.shape[1] or not is_rival.any():
+            return _Fit(0.0, is_against=False)
         # what is not known of a label is taken from all labels, so that a rare label is not favoured
         everywhere = with_cell.sum(axis=0) / max(int(documents.sum()), 1)
         likelihood = np.log((with_cell + everywhere) / (documents[:, None] + 1.0)).sum(axis=1)
-        return int(np.argmax(np.where(documents > 0, likelihood + np.log(documents + 0.5), -np.inf)))
+        likelihood += np.log(documents + 0.5)
+        margin = (likelihood[label] - likelihood[is_rival].mean()) / with_cell.shape[1]
+        return _Fit(
+            float(margin), is_against=bool(likelihood[is_rival].max() > likelihood[label] or not documents[label])
+        )
 
 
 def _gram_cells(words: Words) -> Cells:
@@ -211,12 +234,28 @@ def _label_number(label: str | float) -> int:
     return zlib.crc32(plain_label.encode("utf-8", "surrogatepass"))
 
 
-def _is_beyond_chance(share: float, base: float, count: int, candidates: int) -> bool:
-    """Return whether so large a share of a number of draws is too rare for chance (Chernoff's bound)."""
+def _ranks_by_label(margins: npt.NDArray[np.float64], labels: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the rank of each margin among the documents of its label, between 0 and 1."""
+    ranks = np.zeros(len(margins))
+    for label in np.unique(labels):
+        is_member = labels == label
+        order = margins[is_member].argsort(kind="stable").argsort(kind="stable")
+        ranks[is_member] = (order + 0.5) / is_member.sum()
+    return ranks
+
+
+def _ranks_probability(ranks: npt.NDArray[np.float64]) -> float:
+    """Return the probability that so many ranks drawn evenly have so low a mean (by the normal curve's tail)."""
+    deviations = (0.5 - float(ranks.mean())) * math.sqrt(12 * len(ranks))
+    return math.erfc(deviations / math.sqrt(2)) / 2
+
+
+def _share_probability(share: float, base: float, count: int) -> float:
+    """Return a bound of the probability that a number of draws has so large a share (Chernoff's)."""
     base = min(max(base, 1e-3), 1 - 1e-3)
     if share <= base:
-        return False
+        return 1.0
     distance = share * math.log(share / base)
     if share < 1:
         distance += (1 - share) * math.log((1 - share) / (1 - base))
-    return count * distance > math.log(1e3 * candidates)
+    return math.exp(-count * distance)

