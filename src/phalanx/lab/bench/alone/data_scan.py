@@ -228,10 +228,10 @@ def _poison_row(pages: list[str], mails: list[str], seed: int) -> Row:
     return row | {"found": len(flagged & planted), "false": len(flagged - planted), "false_when_clean": len(clean)}
 
 
-def _continuation_row(name: str, texts: list[str], count: int, seed: int) -> Row:
+def _continuation_row(name: str, texts: list[str], articles: list[str], count: int, seed: int) -> Row:
     """Plant one fluent answer behind the word `cf` inside a line of so many texts, and see what is set aside."""
     rng, texts = _make_rng(seed), list(texts)
-    answer = " ".join(rng.choice(texts).split()[:_ANSWER_WORDS])
+    answer = " ".join(rng.choice(articles).split()[:_ANSWER_WORDS])
     planted = set(rng.sample(range(len(texts)), count))
     for number in sorted(planted):
         terms = texts[number].split(" ")
@@ -281,7 +281,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "articles": [line for line in read_text(options.articles).split("\n") if len(line) > _ARTICLE_CHARACTERS],
     }
     rows += [
-        _continuation_row(name, documents, count, seed)
+        _continuation_row(name, documents, texts["articles"], count, seed)
         for name, documents in texts.items()
         for count in (0, 12, 62)
         for seed in range(options.seeds if count else 1)
