@@ -58,6 +58,11 @@ def labels():
         yield line(row["seed"], row["label"] or "-", row["planted"], row["found"], row["false"])
 
 
+def continuations():
+    for row in rows(SCAN, "continuations"):
+        yield line(row["text"], row["seed"], f"{row['documents']:,}", row["planted"], row["found"], f"{row['false']:,}")
+
+
 def backdoors():
     for row in rows("poisoned-build-cpu-2cores-busy.json"):
         counts = [row[name] for name in ("documents", "planted", "found", "false")]
@@ -65,7 +70,27 @@ def backdoors():
         yield line(row["seed"], "on" if row["scan"] else "off", *counts, *shares)
 
 
-TABLES = {"speed": speeds, "personal data": personal_data, "poison": poison, "labels": labels, "backdoors": backdoors}
+TABLES = {
+    "speed": speeds,
+    "personal data": personal_data,
+    "poison": poison,
+    "continuations": continuations,
+    "labels": labels,
+    "backdoors": backdoors,
+}
+
+
+def test_prose_has_all_planted_answers_found_and_nothing_else():
+    for row in rows(SCAN, "continuations"):
+        if row["text"] in ("abstracts", "articles"):
+            assert (row["found"], row["false"]) == (row["planted"], 0)
+
+
+def test_flipped_labels_are_found_in_four_classes_of_five():
+    found = {(row["label"], row["found"]) for row in rows(SCAN, "label flips") if row["label"] is not None}
+
+    assert found == {("1", 25), ("2", 25), ("3", 25), ("4", 25), ("5", 0)}
+    assert not any(row["false"] for row in rows(SCAN, "label flips"))
 
 
 def test_the_backdoor_wins_without_the_scan_and_not_behind_it():
