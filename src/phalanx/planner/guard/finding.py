@@ -152,6 +152,13 @@ class DetectionOdds:
     certain_steps: int | None
     is_undone: bool
 
+    def slip_probability(self, lying_steps: int) -> float:
+        """Return the probability that a party which lies in so few steps of a run is found in none of them.
+
+        What is found in no step stays: the run ends with it, and nothing of it is undone.
+        """
+        return (1.0 - self.probability) ** lying_steps
+
 
 @dataclass(frozen=True)
 class GuardPrice:

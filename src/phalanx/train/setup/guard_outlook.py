@@ -72,6 +72,7 @@ def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
             "found after": "-" if finding.expected_steps is None else f"{finding.expected_steps:.1f} steps",
             "99.9 % within": "never" if finding.certain_steps is None else f"{finding.certain_steps} steps",
             "then undone": "yes" if finding.is_undone else "no",
+            "1 lying step in all slips through": f"{100 * finding.slip_probability(1):.1f} %",
         }
         for finding in found
     ]
