@@ -289,7 +289,21 @@ def economy_proves(result: Result) -> Sequence[object]:
     return [result["false_accusations_per_million"]["false_accusations"], counts["proved"], sum(counts.values())]
 
 
+def law_of_prices(result: Result) -> Sequence[object]:
+    law = result["law"]
+    fixed = (1e3 * law["step_s"], 1e9 * law["parameter_s"], 1e9 * law["number_s"])
+    return (*fixed, law["audited_share"], law["screened_share"], law["owner_share"], 1e9 * law["owner_parameter_s"])
+
+
 FIGURES = (
+    Figures(
+        "docs/concepts/guard_costs.md",
+        "overhead-law-cpu-2cores.json",
+        "{:.1f} ms a step, {:.1f} ns for each number that other hands train, {:.2f} ns for each number that crosses "
+        "between stages; an audited microbatch {:.2f} of the stage's work on it, {:.2f} with its weight gradient; a step "
+        "that the owner redoes {:.2f} of the stage's work on it and {:.0f} ns for each number",
+        law_of_prices,
+    ),
     Figures(
         "docs/preferences.md",
         "dpo-example-cpu-2cores-busy.json",

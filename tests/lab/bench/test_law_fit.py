@@ -6,8 +6,8 @@ import pytest
 
 from phalanx.lab.bench.overhead.law_fit import LawCell, fit_costs, fit_price_law, part_seconds
 from phalanx.lab.bench.overhead.overhead_law import LAW_GUARDS, law_plans, price_rows
-from phalanx.planner.guard.price_law import AuditLoad, PriceLaw, StepSize, extra_bytes_share, measured_law
 from phalanx.pipeline import PRESETS
+from phalanx.planner.guard.price_law import AuditLoad, PriceLaw, StepSize, extra_bytes_share, measured_law
 
 LAW = PriceLaw(
     base_step_s=0.1,

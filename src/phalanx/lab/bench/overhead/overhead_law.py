@@ -15,7 +15,7 @@ from typing import Any
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.measure.process_clock import peak_memory_bytes
+from phalanx.lab.bench.measure.process_clock import peak_memory_bytes, physical_memory_bytes
 from phalanx.lab.bench.measure.workloads import PLAIN, prepare_run, scratch_run
 from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec
 from phalanx.lab.bench.overhead.law_fit import SAME_WORK, LawCell, fit_price_law, part_seconds
@@ -162,11 +162,13 @@ def _measure_group(plan: LawPlan, group: Sequence[str], directory: Path) -> tupl
     with _open_group(plan, group, directory) as (size, crew):
         arms = _take_turns(plan, crew)
         memory = {arm: peak_memory_bytes(process.pids) for arm, process in crew.items()}
+        physical = {arm: physical_memory_bytes(process.pids) for arm, process in crew.items()}
     base = _seconds_of(arms[UNGUARDED])
     rows: dict[str, Row] = {}
     for arm, measured in arms.items():
         cpu_s = _cpu_seconds(measured)
         row: Row = {"arm": arm, "steps": measured.step_count, "cpu_s": cpu_s, "memory_bytes": memory[arm]}
+        row["physical_memory_bytes"] = physical[arm]
         row["bytes"] = sum(sum(block.report.bytes_by_link.values()) for block in measured.blocks) / measured.step_count
         row["audits"] = sum(block.report.audits for block in measured.blocks) / measured.step_count
         row["loss_last"] = measured.blocks[-1].report.losses[-1]
