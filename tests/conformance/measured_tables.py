@@ -264,16 +264,15 @@ def presets(result: Result) -> Iterator[str]:
 
 
 LAW = "overhead-law-cpu-2cores.json"
-SIZES = (2048, 8192, 32768)
 
 
 def prices_by_size(result: Result) -> Iterator[str]:
-    """CPU time and bytes that each preset adds to a step of the larger model, by tokens of a step."""
-    rows = {(row["model"], row["preset"], row["tokens"]): row for row in result["prices"]}
-    for preset in dict.fromkeys(row["preset"] for row in result["prices"]):
-        sizes = [rows["scratch-10m", preset, tokens] for tokens in SIZES]
-        shares = (share(row["extra_cpu"]) for row in sizes)
-        yield line(f"`{preset}`", *shares, *(share(row["extra_bytes"], 0) for row in sizes))
+    """CPU time that each preset adds to a step, and the bytes of the cheapest and of the default one, by its size."""
+    rows = {(row["model"], row["tokens"], row["preset"]): row for row in result["prices"]}
+    for model, tokens in dict.fromkeys((model, tokens) for model, tokens, _ in rows):
+        cpu = (share(rows[model, tokens, name]["extra_cpu"]) for name in ("economy", "light", "standard", "strict"))
+        size = (share(rows[model, tokens, name]["extra_bytes"], 0) for name in ("economy", "standard"))
+        yield line(model, f"{tokens:,}", *cpu, *size)
 
 
 def prices(result: Result) -> Iterator[str]:

@@ -16,6 +16,7 @@ LAW = PriceLaw(
     step_s=0.01,
     parameter_s=1e-8,
     number_s=1e-9,
+    audit_s=0.005,
     audited_share=0.8,
     screened_share=1.1,
     owner_share=1.05,

@@ -82,6 +82,7 @@ class PriceLaw:
         step_s: Of the guard's upkeep, whatever the step's size.
         parameter_s: Of the guard's upkeep, per trained number of a watched stage.
         number_s: Of the guard's upkeep, per number that crosses between stages.
+        audit_s: Of a recomputed microbatch, whatever its size: its order, its inputs and its report.
         audited_share: Work on an audited microbatch, as a share of the stage's work on one.
         screened_share: The same where its weight gradient screens the sum.
         owner_share: Work on a step that the owner redoes, as a share of the stage's work on it.
@@ -96,6 +97,7 @@ class PriceLaw:
     step_s: float
     parameter_s: float
     number_s: float
+    audit_s: float
     audited_share: float
     screened_share: float
     owner_share: float
@@ -107,16 +109,20 @@ class PriceLaw:
         """CPU seconds of the unguarded step."""
         return self.base_step_s + size.parameters * (self.base_parameter_s + self.base_work_s * size.tokens)
 
+    def audit_seconds(self, microbatch_s: float, *, screened: bool) -> float:
+        """CPU seconds of one recomputed microbatch, for one that takes the stage so long."""
+        return self.audit_s + microbatch_s * (self.screened_share if screened else self.audited_share)
+
     def extra_parts(self, size: StepSize, load: AuditLoad) -> Mapping[str, float]:
         """CPU seconds that the guard adds to a step, by what they grow with."""
         work = size.parameters * self.base_work_s * size.tokens * size.watched_share
-        audited = self.screened_share if load.screened else self.audited_share
+        unit_s = self.audit_seconds(work / (size.watched_stages * size.microbatches), screened=load.screened)
         kept = self.owner_parameter_s / load.kept_every if load.kept_every else 0.0
         return {
             "step": self.step_s,
             "parameters": size.watched_parameters * (self.parameter_s + kept),
             "tokens": size.sent_numbers * self.number_s,
-            "audits": work * audited * load.microbatches / size.microbatches,
+            "audits": size.watched_stages * load.microbatches * unit_s,
             "owner_audits": load.owner_steps
             * (work * self.owner_share + size.watched_parameters * self.owner_parameter_s),
         }

@@ -23,6 +23,9 @@ more; the transport's threads encrypt, check signatures and digests, and copy.""
 COORDINATION, SAME_WORK = "coordination", "same_work"
 """The compute threads outside of phases; and the forward and backward passes, equal in both arms but for noise."""
 
+GUARD_PARTS = (*PARTS, COORDINATION)
+"""The parts that are the guard's."""
+
 _ACROSS = ("process", "hashing", "signing", "busy_wall", "other_threads", "compute")
 
 
@@ -42,7 +45,7 @@ class LawCell:
     Attributes:
         base_s: CPU seconds of the unguarded step, all parties.
         compute_s: Those of its forward and backward passes.
-        extra_s: CPU seconds that each arm adds to a step, noise of equal work left out, by arm.
+        extra_s: CPU seconds that each arm adds to a step in `GUARD_PARTS`, by arm.
         audits: Recomputed microbatches a step, by arm.
         memory_bytes: What the arm `economy` needs more than the unguarded one, all parties.
     """
@@ -86,14 +89,16 @@ def fit_price_law(cells: Sequence[LawCell], source: str) -> PriceLaw:
         cells: At least three, of two models or more.
         source: Name of the result file.
     """
-    audited = median(cell.audit_seconds("light") / cell.microbatch_seconds for cell in cells)
-    unscreened = [audited * cell.microbatch_seconds for cell in cells]
-    screened = median(
-        cell.audit_seconds(arm, seconds) / cell.microbatch_seconds
-        for cell, seconds in zip(cells, unscreened, strict=True)
-        for arm in ("standard", "strict")
-        if arm in cell.extra_s
-    )
+    terms, units = list[list[float]](), list[float]()
+    for cell in cells:
+        unscreened_s = cell.audit_seconds("light")
+        terms.append([1.0, cell.microbatch_seconds, 0.0])
+        units.append(unscreened_s)
+        for arm in {"standard", "strict"} & cell.extra_s.keys():
+            terms.append([1.0, 0.0, cell.microbatch_seconds])
+            units.append(cell.audit_seconds(arm, unscreened_s))
+    audit_s, audited, screened = fit_costs(terms, units)
+    unscreened = [audit_s + audited * cell.microbatch_seconds for cell in cells]
     upkeep = [cell.upkeep_seconds(seconds) for cell, seconds in zip(cells, unscreened, strict=True)]
     sizes = [cell.size for cell in cells]
     step_s, parameter_s, number_s = fit_costs(
@@ -115,6 +120,7 @@ def fit_price_law(cells: Sequence[LawCell], source: str) -> PriceLaw:
         step_s=step_s,
         parameter_s=parameter_s,
         number_s=number_s,
+        audit_s=audit_s,
         audited_share=audited,
         screened_share=screened,
         owner_share=owner_share,

@@ -18,7 +18,7 @@ from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.process_clock import peak_memory_bytes, physical_memory_bytes
 from phalanx.lab.bench.measure.workloads import PLAIN, prepare_run, scratch_run
 from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec
-from phalanx.lab.bench.overhead.law_fit import SAME_WORK, LawCell, fit_price_law, part_seconds
+from phalanx.lab.bench.overhead.law_fit import GUARD_PARTS, SAME_WORK, LawCell, fit_price_law, part_seconds
 from phalanx.lab.bench.overhead.overhead_arms import UNGUARDED
 from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row
 from phalanx.pipeline import PRESETS, GuardConfig
@@ -93,20 +93,35 @@ def bench_overhead_law(quick: bool) -> dict[str, Any]:
 
 def measure_law(plans: Sequence[LawPlan], *, quick: bool) -> dict[str, Any]:
     """Measure these cells; see `bench_overhead_law`."""
-    load, rows, cells = load_average(), list[Row](), list[LawCell]()
+    load, rows, sizes = load_average(), list[Row](), list[StepSize]()
     for plan in plans:
-        arms, size = dict[str, Row](), None
+        arms = dict[str, Row]()
         for group in plan.groups:
             with scratch_directory() as directory:
                 more, size = _measure_group(plan, group, directory)
                 arms = {**more, **arms}
         rows += [{"model": plan.model, "tokens": plan.tokens, **row} for row in arms.values()]
-        if size is not None:
-            cells.append(_law_cell(arms, size))
-    law = fit_price_law(cells, f"overhead-law-cpu-2cores{'-quick' if quick else ''}.json")
-    head = bench_head("overhead-law", load, quick=quick)
+        sizes.append(size)
+    source = f"overhead-law-cpu-2cores{'-quick' if quick else ''}.json"
+    return {**bench_head("overhead-law", load, quick=quick), **fit_rows(plans, rows, sizes, source), "rows": rows}
+
+
+def fit_rows(plans: Sequence[LawPlan], rows: Sequence[Row], sizes: Sequence[StepSize], source: str) -> dict[str, Any]:
+    """Return `law`, `cells` and `prices` of measured rows.
+
+    Args:
+        sizes: One for each plan.
+        source: Name of the result file.
+    """
+    arms = [{str(row["arm"]): row for row in rows if _place_of(row) == (plan.model, plan.tokens)} for plan in plans]
+    cells = [_law_cell(cell_arms, size) for cell_arms, size in zip(arms, sizes, strict=True)]
+    law = fit_price_law(cells, source)
     prices = [row for plan, cell in zip(plans, cells, strict=True) for row in price_rows(plan, cell, law)]
-    return {**head, "law": asdict(law), "cells": [asdict(cell) for cell in cells], "prices": prices, "rows": rows}
+    return {"law": asdict(law), "cells": [asdict(cell) for cell in cells], "prices": prices}
+
+
+def _place_of(row: Row) -> tuple[object, object]:
+    return row["model"], row["tokens"]
 
 
 def price_rows(plan: LawPlan, cell: LawCell, law: PriceLaw) -> list[Row]:
@@ -115,7 +130,7 @@ def price_rows(plan: LawPlan, cell: LawCell, law: PriceLaw) -> list[Row]:
     Two sizes have no arm for each preset; its measured cost is then None.
     """
     size, rows = cell.size, list[Row]()
-    unscreened = law.audited_share * cell.microbatch_seconds
+    unscreened = law.audit_seconds(cell.microbatch_seconds, screened=False)
     for name in PRESETS:
         run = plan.run.model_copy(update={"guard": GuardConfig(preset=name)})
         rates = watch_of(run)
@@ -123,7 +138,7 @@ def price_rows(plan: LawPlan, cell: LawCell, law: PriceLaw) -> list[Row]:
             continue
         load, measured = rates.audit_load, None
         if name in cell.extra_s:
-            unit = (law.screened_share if load.screened else law.audited_share) * cell.microbatch_seconds
+            unit = law.audit_seconds(cell.microbatch_seconds, screened=load.screened)
             measured = cell.extra_s[name] + (load.microbatches * size.watched_stages - cell.audits[name]) * unit
             measured = (measured + load.owner_steps * cell.owner_seconds(unscreened)) / cell.base_s
         predicted = law.extra_share(size, load)
@@ -152,7 +167,7 @@ def _law_cell(arms: Mapping[str, Row], size: StepSize) -> LawCell:
         size,
         figure(UNGUARDED, "cpu_s"),
         figure(UNGUARDED, f"{SAME_WORK}_s"),
-        {arm: figure(arm, "extra_s") - figure(arm, f"more_{SAME_WORK}_s") for arm in guarded},
+        {arm: sum(figure(arm, f"more_{part}_s") for part in GUARD_PARTS) for arm in guarded},
         {arm: figure(arm, "audits") for arm in guarded},
         figure("economy", "memory_bytes") - figure(UNGUARDED, "memory_bytes"),
     )
