@@ -16,11 +16,9 @@ class StepSize:
     """The size of one step of a run.
 
     Attributes:
-        parameters: Of the whole model.
         watched_parameters: Trained numbers of the stages in other hands.
         watched_share: Work of these stages, as a share of the model's.
         watched_stages: How many stages are in other hands.
-        tokens: Of one step.
         width: Numbers that a token has between stages.
     """
 
@@ -88,7 +86,6 @@ class PriceLaw:
         owner_share: Work on a step that the owner redoes, as a share of the stage's work on it.
         owner_parameter_s: The same, per trained number of the stage: its state is fetched and checked.
         memory_number_bytes: Memory that a guard takes, per trained number of a watched stage.
-        source: The committed result.
     """
 
     base_step_s: float

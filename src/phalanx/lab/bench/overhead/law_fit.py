@@ -87,7 +87,6 @@ def fit_price_law(cells: Sequence[LawCell], source: str) -> PriceLaw:
 
     Args:
         cells: At least three, of two models or more.
-        source: Name of the result file.
     """
     terms, units = list[list[float]](), list[float]()
     for cell in cells:

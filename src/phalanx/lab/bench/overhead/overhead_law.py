@@ -110,8 +110,7 @@ def fit_rows(plans: Sequence[LawPlan], rows: Sequence[Row], sizes: Sequence[Step
     """Return `law`, `cells` and `prices` of measured rows.
 
     Args:
-        sizes: One for each plan.
-        source: Name of the result file.
+        sizes: Sizes of the steps, in the order of the plans.
     """
     arms = [{str(row["arm"]): row for row in rows if _place_of(row) == (plan.model, plan.tokens)} for plan in plans]
     cells = [_law_cell(cell_arms, size) for cell_arms, size in zip(arms, sizes, strict=True)]
