@@ -305,8 +305,8 @@ FIGURES = (
         "docs/concepts/guard_costs.md",
         "overhead-law-cpu-2cores.json",
         "{:.1f} ns a step for each number that other hands train, {:.2f} ns for each number that crosses between "
-        "stages; an audited microbatch {:.0f} ms and {:.2f} of the stage's work on it, {:.2f} with its weight gradient; "
-        "a step that the owner redoes {:.2f} of the stage's work on it and {:.0f} ns for each number",
+        "stages; an audited microbatch {:.0f} ms and {:.2f} of the stage's work on it, {:.2f} with its weight "
+        "gradient; a step that the owner redoes {:.2f} of the stage's work on it and {:.0f} ns for each number",
         law_of_prices,
     ),
     Figures(
