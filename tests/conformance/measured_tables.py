@@ -263,6 +263,35 @@ def presets(result: Result) -> Iterator[str]:
             yield line(f"`{row['preset']}`", str(row["M"]), *(share(value, 0) for value in found), more)
 
 
+LAW = "overhead-law-cpu-2cores.json"
+
+
+def prices_by_size(result: Result) -> Iterator[str]:
+    """CPU time that each preset adds to a step, and the bytes of the cheapest and of the default one, by its size."""
+    rows = {(row["model"], row["tokens"], row["preset"]): row for row in result["prices"]}
+    for model, tokens in dict.fromkeys((model, tokens) for model, tokens, _ in rows):
+        cpu = (share(rows[model, tokens, name]["extra_cpu"]) for name in ("economy", "light", "standard", "strict"))
+        size = (share(rows[model, tokens, name]["extra_bytes"], 0) for name in ("economy", "standard"))
+        yield line(model, f"{tokens:,}", *cpu, *size)
+
+
+def prices(result: Result) -> Iterator[str]:
+    for row in result["prices"]:
+        if row["extra_cpu"] is not None:
+            cpu = (share(row[name]) for name in ("extra_cpu", "extra_cpu_by_law"))
+            yield line(row["model"], f"{row['tokens']:,}", f"`{row['preset']}`", *cpu)
+
+
+def price_parts(result: Result) -> Iterator[str]:
+    """The extra CPU time of an arm by part, as shares of its unguarded arm; they add up."""
+    parts = ("audits", "shadows", "undo_copies", "states", "messages", "transport", "coordination", "same_work")
+    for row in result["rows"]:
+        if row["arm"] in ("economy", "standard"):
+            base = row["cpu_s"] - row["extra_s"]
+            seconds = (row["extra_s"], *(row[f"more_{part}_s"] for part in parts), row["not_attributed_s"])
+            yield line(row["model"], f"{row['tokens']:,}", f"`{row['arm']}`", *(share(s / base) for s in seconds))
+
+
 def seal_in_short(result: Result) -> Iterator[str]:
     """What sealing or masking costs a step, beside the same split in plain text."""
     rows = {(row["mode"], row["width"], row["layers"], row["wire"]): row for row in result["rows"]}
@@ -329,6 +358,7 @@ TABLES = (
     *(Table(page, result, rows) for page, result, rows in (*serving_tables.ROWS, *edge_tables.ROWS)),
     Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
     Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
+    Table(COSTS, LAW, prices_by_size),
     Table(COSTS, "split-cpu-2cores-quick.json", seal_in_short),
     Table(COSTS, f"masked{BUSY}", masked),
     Table(BENCHMARKS, f"appraisal{BUSY}", appraisal),
@@ -336,6 +366,8 @@ TABLES = (
     Table(BENCHMARKS, "split-cpu-2cores-quick.json", split),
     Table(BENCHMARKS, "memory-cpu-2cores-busy-quick.json", memory),
     Table(BENCHMARKS, "overhead-cpu-2cores.json", overhead),
+    Table(BENCHMARKS, LAW, prices),
+    Table(BENCHMARKS, LAW, price_parts),
     Table(BENCHMARKS, "overhead-wide-cpu-2cores.json", wide),
     Table(BENCHMARKS, "pipeline-cpu-2cores-quick.json", pipeline),
     Table(BENCHMARKS, "parallel-cpu-2cores-quick.json", layouts),

@@ -17,15 +17,25 @@ from phalanx.planner.guard.finding import (
     odds_by_lie,
     price_guard,
 )
+from phalanx.planner.guard.price_law import PriceLaw, StepSize
 
-COSTS = GuardCosts(
+COSTS = GuardCosts(doubted_honest=0.03, found_gross=0.6, sources={})
+LAW = PriceLaw(
+    base_step_s=0.1,
+    base_parameter_s=0.0,
+    base_work_s=1e-10,
+    step_s=0.01,
+    parameter_s=1e-8,
+    number_s=1e-9,
+    audit_s=0.005,
     audited_share=0.72,
     screened_share=1.0,
-    fixed_share=0.04,
-    doubted_honest=0.03,
-    found_gross=0.6,
-    sources={},
+    owner_share=1.0,
+    owner_parameter_s=5e-8,
+    memory_number_bytes=40.0,
+    source="none",
 )
+SIZE = StepSize.of_equal_stages(1e7, 288, 2048, stages=4, microbatches=8)
 
 
 def watch_of(name, microbatches=8):
@@ -104,6 +114,36 @@ def test_what_a_preset_finds_it_can_undo(name):
     assert [finding.lie for finding in odds_by_lie(watch_of(name), COSTS) if not finding.is_undone] == []
 
 
+@pytest.mark.parametrize("lying_steps", [1, 2])
+@pytest.mark.parametrize("name", PRESETS)
+def test_how_often_a_rare_trigger_slips_through_is_what_the_draws_do(name, lying_steps):
+    """One or two lying steps of 256, in any microbatches that their author likes, in 1,000 runs."""
+    guard, watch, chance = GuardConfig(preset=name), watch_of(name), random.Random(2)
+    wrong_by_lie = {
+        "messages of every microbatch": 8,
+        "messages of 1 of 8 microbatches": 1,
+        "weight gradient, subtle": 0,
+    }
+    slipped = dict.fromkeys((*wrong_by_lie, "anything, all workers in league"), 0)
+    for run in range(1000):
+        draw = AuditDraw.from_guard(b"k" * 32, run.to_bytes(32, "big"), guard)
+        places = [{"step": s, "epoch": 0, "stage": 1} for s in chance.sample(range(256), lying_steps)]
+        by_owner = [draw.draws_owner_audit(**place) for place in places]
+        as_whole = [owner or draw.draws_whole_step(**place) for owner, place in zip(by_owner, places, strict=True)]
+        slipped["anything, all workers in league"] += not any(by_owner)
+        for lie, num_wrong in wrong_by_lie.items():
+            met = [
+                bool({*chance.sample(range(8), num_wrong)} & {*draw.draw_microbatches(**place, num_microbatches=8)})
+                for place in places
+            ]
+            slipped[lie] += not any((*met, *as_whole))
+
+    odds = by_lie(watch)
+    assert {lie: count / 1000 for lie, count in slipped.items()} == {
+        lie: pytest.approx(odds[lie].slip_probability(lying_steps), abs=0.05) for lie in slipped
+    }
+
+
 def test_what_is_found_later_than_a_conviction_reaches_stays():
     short = replace(watch_of("light"), reach=100)
     left = [lie for lie, finding in by_lie(short).items() if not finding.is_undone]
@@ -114,8 +154,8 @@ def test_what_is_found_later_than_a_conviction_reaches_stays():
 
 def test_the_owner_keeps_states_on_its_disk():
     kept, none = (
-        price_guard(watch_of("standard"), COSTS, 0.65, 4.0),
-        price_guard(replace(watch_of("standard"), kept_every=0), COSTS, 0.65, 4.0),
+        price_guard(watch_of("standard"), LAW, SIZE, 4.0),
+        price_guard(replace(watch_of("standard"), kept_every=0), LAW, SIZE, 4.0),
     )
 
     assert (kept.disk_per_number, none.disk_per_number) == (12.0, 0.0)
@@ -144,7 +184,7 @@ def test_a_dearer_preset_costs_more_and_finds_sooner(preset):
         pytest.skip("nothing is stricter")
     cheap, dear = (watch_of(order[n]) for n in (mine, next_one))
 
-    assert price_guard(cheap, COSTS, 0.65, 4.0).extra_compute < price_guard(dear, COSTS, 0.65, 4.0).extra_compute
+    assert price_guard(cheap, LAW, SIZE, 4.0).extra_compute < price_guard(dear, LAW, SIZE, 4.0).extra_compute
     for one, other in zip(odds_by_lie(cheap, COSTS), odds_by_lie(dear, COSTS), strict=True):
         assert one.probability <= other.probability, one.lie
 
@@ -166,3 +206,25 @@ def test_the_numbers_that_are_promised_are_those_of_the_formulas():
     assert f"within {league} steps" in promised
     assert f"within {league}; their steps are undone" in readme.replace("\nleague", " league")
     assert f"that makes {gross} steps" in promised
+
+
+def test_what_slips_through_is_documented_with_the_probability_of_the_formulas():
+    docs = Path(__file__).parents[2] / "docs"
+    page, promised = (docs / name for name in ("concepts/guard_costs.md", "guarantees.md"))
+    odds = {name: odds_by_lie(watch_of(name), measured_costs()) for name in PRESETS}
+
+    def both(name, place):
+        return " and ".join(f"{100 * odds[name][place].slip_probability(steps):.1f}" for steps in (1, 2))
+
+    # holder and shadow in league are met by the owner alone, as all workers are
+    rows = [
+        f"| {finding.lie} | {' | '.join(f'{both(name, place)} %' for name in PRESETS)} |"
+        for place, finding in enumerate(odds["standard"])
+        if finding.lie != "anything, holder and shadow in league"
+    ]
+    assert [row for row in rows if row not in page.read_text(encoding="utf-8").splitlines()] == []
+    single, subtle = (both("standard", place) for place in (2, 4))
+    sentence = " ".join(promised.read_text(encoding="utf-8").split())
+    first, second = single.split(" and ")
+    assert f"probability of {first} %, in two steps with {second} %" in sentence
+    assert f"weight gradient with {subtle} %" in sentence

@@ -4,8 +4,9 @@ import pytest
 
 from phalanx.config import digest_config, dump_toml
 from phalanx.pipeline import PRESETS
+from phalanx.planner.guard.price_law import StepSize
 from phalanx.train import load_run
-from phalanx.train.setup.guard_outlook import predict_guard, preset_in_words
+from phalanx.train.setup.guard_outlook import predict_guard, preset_in_words, preset_rows
 
 STANDARD = PRESETS["standard"]
 
@@ -60,7 +61,8 @@ def test_an_override_without_a_preset_gets_standard_as_well(read):
 
 def test_a_preset_that_may_skip_steps_is_named_with_it_and_priced_for_it(read):
     economy, light = read("[guard]\npreset = 'economy'\n"), read("[guard]\npreset = 'light'\n")
-    (odds, price), (dearer_odds, dearer) = predict_guard(economy, 0.5), predict_guard(light, 0.5)
+    size = StepSize.of_equal_stages(1e7, 288, 32768, stages=4, microbatches=8)
+    (odds, price), (dearer_odds, dearer) = predict_guard(economy, size), predict_guard(light, size)
 
     assert preset_in_words(economy.guard) == "economy"
     assert preset_in_words(read("[guard]\npreset = 'light'\n", "guard.min_audits=0").guard) == (
@@ -70,6 +72,23 @@ def test_a_preset_that_may_skip_steps_is_named_with_it_and_priced_for_it(read):
     assert odds[0].probability == pytest.approx(1 - (7 / 8) * (255 / 256) ** 2)
     assert dearer_odds[0].probability == 1.0
     assert price.extra_compute < dearer.extra_compute / 1.5
+
+
+def test_presets_are_compared_from_the_cheapest_and_slowest_to_the_dearest_and_fastest(read):
+    run = read("[guard]\npreset = 'light'\n")
+
+    rows = preset_rows(run, StepSize.of_equal_stages(1e7, 288, 32768, stages=4, microbatches=8))
+
+    steps = [int(row["every lie found within"].split()[0]) for row in rows]
+    shares = [float(row["CPU"].removeprefix("+").removesuffix(" %")) for row in rows]
+    assert [row["preset"] for row in rows] == ["economy", "light (this run)", "standard", "strict"]
+    assert steps == sorted(steps, reverse=True)
+    assert shares == sorted(shares)
+    assert [row["redone at most"] for row in rows] == ["3584 steps", "1792 steps", "448 steps", "112 steps"]
+
+
+def test_a_run_without_stages_in_other_hands_has_no_presets_to_compare(read):
+    assert StepSize.of_equal_stages(1e7, 288, 32768, stages=2, microbatches=8) is None
 
 
 def test_a_preset_that_is_named_stays(read):

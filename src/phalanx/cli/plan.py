@@ -105,7 +105,7 @@ def plan(
         from phalanx.report.plan_page import write_plan
 
         write_plan(html, answer)
-    guarded = None if run_file is None else guard_of(run_file, overrides)
+    guarded = None if run_file is None else guard_of(run_file, overrides, question.shape)
     facts = answer.as_json() | (guarded.as_json() if guarded else {})
     try:
         best = answer.require_best()

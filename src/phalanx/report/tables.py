@@ -13,7 +13,7 @@ _MAX_PARTIES = 8
 _MAX_PHASES = 16
 _SHORT = 16
 _LONG = 60
-_WHOLE = ("process", "hashing", "signing", "wait")
+_WHOLE = ("process", "other_threads", "hashing", "signing", "wait")
 _MAX_SETS = 64
 _VALIDATION = {
     "loss_first": "Loss before training",

@@ -22,6 +22,7 @@ COSTS = frozenset(
         "state_digest",
         "wait",
         "process",
+        "other_threads",
         "hashing",
         "signing",
         BUSY,

@@ -14,6 +14,7 @@ from phalanx.models.build import StageRow
 from phalanx.objectives import OBJECTIVES
 from phalanx.objectives.kto import WANTED
 from phalanx.pipeline.processes.own_speed import own_gflops
+from phalanx.planner.guard.price_law import StepSize
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.config import RunConfig, StagedRun
@@ -68,7 +69,9 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
             f"epochs; {about}{counts.held_out:,} held out"
         )
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
-    return Text("\n".join([*lines, _estimate_time(run, row, tokens), _estimate_disk(run, row)]))
+    return Text(
+        "\n".join([*lines, _estimate_time(run, row, tokens, source.hub_config.hidden_size), _estimate_disk(run, row)])
+    )
 
 
 def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts | None:
@@ -108,13 +111,20 @@ def _bytes_of_sources(run: RunConfig) -> int:
     return sum(file.lstat().st_size for group in files for file in group if file.is_file())
 
 
-def _estimate_time(run: RunConfig, row: StageRow, tokens: int) -> str:
+def _estimate_time(run: RunConfig, row: StageRow, tokens: int, width: int) -> str:
     """Estimate the time on this machine by its speed at one matrix product; of other machines nothing is known."""
     if run.pki is not None or run.train.device != "cpu":
         return "time: unknown until the first steps have shown the speed of the machines"
     price = None
     if isinstance(run, StagedRun) and run.guard.is_enabled:
-        price = predict_guard(run, max(run.pipeline.stages - 2, 0) / run.pipeline.stages)
+        size = StepSize.of_equal_stages(
+            row.parameters,
+            width,
+            run.train.batch_size * run.data.sequence_length,
+            stages=run.pipeline.stages,
+            microbatches=run.train.microbatches,
+        )
+        price = None if size is None else predict_guard(run, size)
     work = 6 * row.parameters * tokens * (1 + (0.0 if price is None else price[1].extra_compute))
     at_once = max(1, min(run.world["processes"], len(os.sched_getaffinity(0))))
     seconds = work / (own_gflops() * 1e9) / at_once

@@ -9,7 +9,13 @@ from collections.abc import Iterator
 import pytest
 
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.measure.process_clock import cpu_seconds, peak_memory_bytes, process_tree, wait_until_quiet
+from phalanx.lab.bench.measure.process_clock import (
+    cpu_seconds,
+    peak_memory_bytes,
+    physical_memory_bytes,
+    process_tree,
+    wait_until_quiet,
+)
 
 IDLE = "import sys; sys.stdin.read()"
 BUSY = "while True: pass"
@@ -84,3 +90,39 @@ def test_the_peak_of_memory_stays_when_it_is_given_back() -> None:
 
     assert peak_memory_bytes([os.getpid()]) >= size
     assert peak_memory_bytes([os.getpid(), os.getpid()]) >= 2 * size
+
+
+SHARING = """
+import mmap, os, sys
+room = mmap.mmap(-1, 64 << 20)
+room.write(b"x" * (64 << 20))
+child = os.fork()
+if not child:
+    room.seek(0)
+    len(room.read())
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_memory_that_two_processes_share_counts_once() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", SHARING], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        stdout = process.stdout
+        if stdout is None:
+            pytest.fail("no pipe")
+        pids = [int(stdout.readline()) for _ in range(2)]
+        shared, each = physical_memory_bytes(pids), peak_memory_bytes(pids)
+        process.communicate()
+
+    assert 64 << 20 < shared < 96 << 20
+    assert each > 128 << 20
+
+
+def test_a_process_that_has_ended_has_no_memory() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", "pass"]) as process:
+        process.wait()
+
+        with pytest.raises(TrainingError, match="has ended"):
+            physical_memory_bytes([process.pid])

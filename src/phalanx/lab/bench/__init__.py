@@ -10,6 +10,7 @@ from phalanx.lab.bench.detection.detection_processes import bench_detection_proc
 from phalanx.lab.bench.federated.federated import bench_federated
 from phalanx.lab.bench.overhead.checkpoint import bench_checkpoint
 from phalanx.lab.bench.overhead.overhead import bench_overhead
+from phalanx.lab.bench.overhead.overhead_law import bench_overhead_law
 from phalanx.lab.bench.overhead.pipeline import bench_pipeline
 from phalanx.lab.bench.overhead.split import bench_split
 from phalanx.lab.bench.parallel.collectives import bench_collectives
@@ -39,6 +40,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "marks": bench_marks,
     "memory": bench_memory,
     "overhead": bench_overhead,
+    "overhead-law": bench_overhead_law,
     "parallel": bench_parallel,
     "pipeline": bench_pipeline,
     "planted-rounding": bench_planted_rounding,
@@ -75,6 +77,7 @@ __all__ = [
     "bench_marks",
     "bench_memory",
     "bench_overhead",
+    "bench_overhead_law",
     "bench_parallel",
     "bench_paraphrases",
     "bench_pipeline",

@@ -265,8 +265,9 @@ class Party:
 class RunningCosts:
     """CPU seconds by purpose and bytes by receiver, both since the process started.
 
-    The phases of the compute thread, plus ``process`` (every thread, the transport's included) and, cutting
-    across both, ``hashing`` and ``signing`` of frames. `BUSY` is wall time: that in which it did not wait.
+    The phases of the compute thread, plus ``process`` (every thread), ``other_threads`` (all but this one: the
+    transport's) and, cutting across them, ``hashing`` and ``signing`` of frames. `BUSY` is wall time: that in which it
+    did not wait.
     """
 
     def __init__(self, timer: PhaseTimer, endpoint: Endpoint) -> None:
@@ -278,9 +279,11 @@ class RunningCosts:
         """Totals so far: seconds by purpose, and bytes of frames by the receiver that signed for them."""
         for name, seconds in self._timer.take_cpu().items():
             self._by_phase[name] = self._by_phase.get(name, 0.0) + seconds
+        process = time.process_time()
         totals = {
             **self._by_phase,
-            "process": time.process_time(),
+            "process": process,
+            "other_threads": process - time.thread_time(),
             "hashing": self._endpoint.seconds_hashing,
             "signing": self._endpoint.seconds_signing,
             BUSY: self._timer.wall_s(without="wait"),

@@ -5,6 +5,15 @@ import math
 from dataclasses import dataclass
 from importlib import resources
 
+from phalanx.planner.guard.price_law import (
+    STATE_BYTES,
+    AuditLoad,
+    PriceLaw,
+    StepSize,
+    extra_bytes_share,
+    state_bytes_per_number,
+)
+
 AUDITED_SHARE = 0.72
 """Forward and backward to the inputs, in parts of a microbatch's whole work."""
 
@@ -52,19 +61,13 @@ def sealed_bandwidth(bytes_per_s: float, cipher_bytes_per_s: float = SEALED_BYTE
 
 @dataclass(frozen=True)
 class GuardCosts:
-    """Measured shares; a test compares each with the raw results that are named.
+    """Measured shares of the gradient screen; a test compares each with the raw results that are named.
 
     Attributes:
-        audited_share: Work on an audited microbatch, as a share of all work on one.
-        screened_share: The same where its weight gradient screens the claimed sum.
-        fixed_share: Signatures, digests, commitments and upkeep, as a share of the unguarded run.
         doubted_honest: Honest weight gradients that the screen doubts, the most of any measured model.
         found_gross: Gross lies about a weight gradient that it doubts, the least of any measured model and lie.
     """
 
-    audited_share: float
-    screened_share: float
-    fixed_share: float
     doubted_honest: float
     found_gross: float
     sources: dict[str, str]
@@ -114,6 +117,13 @@ class AuditRates:
         """Share of the steps in which any microbatch of a stage is drawn."""
         return 1.0 if self.min_audits else min(1.0, self.audit_rate * self.microbatches)
 
+    @property
+    def audit_load(self) -> AuditLoad:
+        """The audits of a stage and step, in the mean."""
+        drawn = (1.0 - self.step_audit_rate) * self.draw_chance * self.num_drawn
+        drawn += self.step_audit_rate * self.microbatches
+        return AuditLoad(drawn, self.owner_audit_rate, self.gradient_screen, self.kept_every)
+
     def miss_messages(self, wrong: int) -> float:
         """Return the probability that a step's audits meet none of its wrong microbatches."""
         missed = 1.0 - self.draw_chance * (1.0 - miss_probability(self.num_drawn, wrong, self.microbatches))
@@ -142,6 +152,13 @@ class DetectionOdds:
     certain_steps: int | None
     is_undone: bool
 
+    def slip_probability(self, lying_steps: int) -> float:
+        """Return the probability that a party which lies in so few steps of a run is found in none of them.
+
+        What is found in no step stays: the run ends with it, and nothing of it is undone.
+        """
+        return (1.0 - self.probability) ** lying_steps
+
 
 @dataclass(frozen=True)
 class GuardPrice:
@@ -149,11 +166,15 @@ class GuardPrice:
 
     Attributes:
         extra_compute: Share of the unguarded run's work, of all parties together.
+        extra_bytes: Share of the bytes that cross between the unguarded stages.
+        memory_bytes: Memory of all parties together: the other copies, and what undoes a step.
         bytes_per_number: Bytes a step for each number that is trained in other hands.
         disk_per_number: Bytes on the owner's disk for each trained number and kept state.
     """
 
     extra_compute: float
+    extra_bytes: float
+    memory_bytes: float
     bytes_per_number: float
     disk_per_number: float
 
@@ -181,26 +202,20 @@ def odds_by_lie(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
     return [_detection_odds(lie, chance, watch.reach) for lie, chance in chances.items()]
 
 
-def price_guard(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_bytes: float) -> GuardPrice:
-    """Return the cost of verification, from measured shares.
+def price_guard(watch: AuditRates, law: PriceLaw, size: StepSize, upkeep_bytes: float) -> GuardPrice:
+    """Return the cost of verification by the measured law; an honest gradient that the screen doubts is not in it.
 
     Args:
-        untrusted_share: Work of the stages in other hands, as a share of the model's.
         upkeep_bytes: Bytes a step and trained number that keep a shadow fresh.
     """
-    audited = costs.screened_share if watch.gradient_screen else costs.audited_share
-    doubted = costs.doubted_honest if watch.gradient_screen else 0.0
-    # weights and both moments
-    state = 12.0
-    drawn = watch.draw_chance * watch.num_drawn / watch.microbatches
-    redone = audited * drawn + watch.step_audit_rate + watch.owner_audit_rate + doubted
+    load = watch.audit_load
     return GuardPrice(
-        extra_compute=untrusted_share * redone + costs.fixed_share,
+        extra_compute=law.extra_share(size, load),
+        extra_bytes=extra_bytes_share(size, load, upkeep_bytes),
+        memory_bytes=size.watched_parameters * law.memory_number_bytes,
         # the owner fetches a stage that it redoes, and those that it keeps
-        bytes_per_number=upkeep_bytes
-        + state * watch.owner_audit_rate
-        + (state / watch.kept_every if watch.kept_every else 0.0),
-        disk_per_number=state if watch.kept_every else 0.0,
+        bytes_per_number=state_bytes_per_number(load, upkeep_bytes),
+        disk_per_number=STATE_BYTES if watch.kept_every else 0.0,
     )
 
 

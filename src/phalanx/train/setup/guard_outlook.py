@@ -1,6 +1,6 @@
 """The outlook of a run's guard: its findings, their times and its cost, printed before training."""
 
-from phalanx.pipeline import GuardConfig
+from phalanx.pipeline import PRESETS, GuardConfig
 from phalanx.planner.guard.finding import (
     AuditRates,
     DetectionOdds,
@@ -9,6 +9,7 @@ from phalanx.planner.guard.finding import (
     odds_by_lie,
     price_guard,
 )
+from phalanx.planner.guard.price_law import StepSize, measured_law
 from phalanx.train.config import PipelineRun, StagedRun
 
 
@@ -32,19 +33,35 @@ def watch_of(run: StagedRun) -> AuditRates | None:
     )
 
 
-def predict_guard(run: StagedRun, untrusted_share: float) -> tuple[list[DetectionOdds], GuardPrice] | None:
-    """Return the expected findings and the cost of a run's guard.
-
-    Args:
-        untrusted_share: Work of the stages in other hands, as a share of the model's.
-
-    Returns:
-        None where nothing is recomputed.
-    """
-    watch, costs = watch_of(run), measured_costs()
+def predict_guard(run: StagedRun, size: StepSize) -> tuple[list[DetectionOdds], GuardPrice] | None:
+    """Return the expected findings and the cost of a run's guard; None where nothing is recomputed."""
+    watch = watch_of(run)
     if watch is None:
         return None
-    return odds_by_lie(watch, costs), price_guard(watch, costs, untrusted_share, run.guard.shadow_upkeep.bytes_sent)
+    price = price_guard(watch, measured_law(), size, run.guard.shadow_upkeep.bytes_sent)
+    return odds_by_lie(watch, measured_costs()), price
+
+
+def preset_rows(run: StagedRun, size: StepSize) -> list[dict[str, str]]:
+    """Compare the presets for a run: steps to detection, steps redone, CPU time, bytes and memory."""
+    rows = []
+    for name in PRESETS:
+        guard = GuardConfig(preset=name, shadow=run.guard.shadow)
+        predicted = predict_guard(run.model_copy(update={"guard": guard}), size)
+        if predicted is None:
+            continue
+        odds, price = predicted
+        rows.append(
+            {
+                "preset": name + (" (this run)" if run.guard.preset_in_force == name else ""),
+                "every lie found within": f"{max(finding.certain_steps or 0 for finding in odds)} steps",
+                "redone at most": f"{2 * guard.keep_states} steps",
+                "CPU": f"+{100 * price.extra_compute:.1f} %",
+                "bytes": f"+{100 * price.extra_bytes:.0f} %",
+                "memory": f"+{price.memory_bytes / 2**20:.0f} MiB",
+            }
+        )
+    return rows
 
 
 def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
@@ -55,6 +72,7 @@ def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
             "found after": "-" if finding.expected_steps is None else f"{finding.expected_steps:.1f} steps",
             "99.9 % within": "never" if finding.certain_steps is None else f"{finding.certain_steps} steps",
             "then undone": "yes" if finding.is_undone else "no",
+            "1 lying step in all slips through": f"{100 * finding.slip_probability(1):.1f} %",
         }
         for finding in found
     ]
@@ -88,6 +106,7 @@ def price_note(guard: GuardConfig, cost: GuardPrice) -> str:
         every = f"{cost.disk_per_number:.0f} bytes on the owner's disk for each saved state"
         memory_text = f" and {every}, one every {guard.keep_states} steps,"
     return (
-        f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an "
-        f"unguarded run, {cost.bytes_per_number:.1f} bytes a step{memory_text} for each number that workers train"
+        f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.1f} % of an unguarded "
+        f"run, extra bytes {100 * cost.extra_bytes:.0f} %: {cost.bytes_per_number:.1f} bytes a step{memory_text} for "
+        "each number that workers train"
     )

@@ -10,9 +10,10 @@ from phalanx.models import ModelSource, estimate_costs
 from phalanx.pipeline import OWNER
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.stage_memory import rank_bytes, stage_counts, stage_footprints
+from phalanx.planner.guard.price_law import StepSize
 from phalanx.telemetry import FittedTable
 from phalanx.train.config import StagedRun
-from phalanx.train.setup.guard_outlook import idle_guard_warning, outlook_rows, predict_guard, price_note
+from phalanx.train.setup.guard_outlook import idle_guard_warning, outlook_rows, predict_guard, preset_rows, price_note
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.shown_config import shown_config
 
@@ -127,16 +128,36 @@ def _party_ranks(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSou
     return [table]
 
 
+def step_size(run: StagedRun, source: ModelSource) -> StepSize | None:
+    """Return the size of a step, as the price law of the guard needs it; None where no stage is in other hands."""
+    return _size_of_rows(run, estimate_stages(run, source), source)
+
+
+def _size_of_rows(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSource) -> StepSize | None:
+    others = [row for row in rows if row.holder != OWNER]
+    if not others:
+        return None
+    first, last = (int(row.layers.split("-")[side]) for row, side in ((others[0], 0), (others[-1], 1)))
+    rows_per_microbatch, length, width = make_plan(run, source).hidden_shape
+    return StepSize(
+        parameters=sum(row.parameters for row in rows),
+        watched_parameters=sum(row.trainable for row in others),
+        watched_share=(last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))),
+        watched_stages=len(others),
+        stages=len(rows),
+        microbatches=run.train.microbatches,
+        tokens=rows_per_microbatch * length * run.train.microbatches,
+        width=width,
+    )
+
+
 def _guard_notes(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
     """Return notes on the guard's findings and cost, or that it has nothing to check."""
     nobody = idle_guard_warning(run)
     if nobody is not None:
         return [Text(nobody, style="yellow")]
-    others = [row for row in rows if row.holder != OWNER]
-    if not others:
-        return []
-    first, last = (int(row.layers.split("-")[side]) for row, side in ((others[0], 0), (others[-1], 1)))
-    expected = predict_guard(run, (last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))))
+    size = _size_of_rows(run, rows, source)
+    expected = None if size is None else predict_guard(run, size)
     if expected is None:
         return []
     lines = outlook_rows(expected[0])
@@ -146,7 +167,11 @@ def _guard_notes(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSou
         title="one worker's stage that lies in every step",
         left=tuple(lines[0]),
     )
-    return [table, price_note(run.guard, expected[1])]
+    presets = [] if size is None else preset_rows(run, size)
+    choice = FittedTable(
+        tuple(presets[0]), [tuple(row.values()) for row in presets], title="presets for this run", left=("preset",)
+    )
+    return [table, choice, price_note(run.guard, expected[1])]
 
 
 def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:

@@ -1,6 +1,6 @@
-"""Write `planner/data/guard_costs.json` from the raw results that it names.
+"""Write `guard_costs.json` and `guard_law.json` of the planner from the raw results that they name.
 
-``python -m phalanx.lab.bench.alone.guard_costs OVERHEAD.json WORK.json SCREEN.json``
+``python -m phalanx.lab.bench.alone.guard_costs LAW.json SCREEN.json``
 """
 
 import json
@@ -8,31 +8,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TARGET = Path(__file__).parents[3] / "planner/data/guard_costs.json"
+DATA = Path(__file__).parents[3] / "planner/data"
 GROSS = ("gradient_sign", "gradient_scale", "gradient_topk")
 
 
-def costs(overhead: Path, work: Path, screen: Path) -> dict[str, object]:
+def costs(screen: Path) -> dict[str, object]:
     """The figures of `phalanx.planner.guard.finding.GuardCosts`."""
-    guarded = [row for row in _rows(overhead) if row["shadow"] == "gradient" and (row["K"], row["M"]) == (4, 8)]
-    audited = [row for row in guarded if row["mode"] == "phalanx"]
-    (alone,) = _rows(work)
-    cases = _rows(screen)
+    cases: list[dict[str, Any]] = json.loads(screen.read_text(encoding="utf-8"))["rows"]
     return {
-        "audited_share": round(alone["audited_share"], 3),
-        "screened_share": round(alone["screened_share"], 3),
-        "fixed_share": round(max(row["extra_compute"] - row["part_audit"] for row in audited), 3),
         "doubted_honest": round(max(case["doubted"]["none"] for case in cases), 3),
         "found_gross": round(min(case["doubted"][lie] for case in cases for lie in GROSS), 3),
-        "sources": {"fixed": overhead.name, "work": work.name, "screen": screen.name},
+        "sources": {"screen": screen.name},
     }
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return rows
+def price_law(result: Path) -> dict[str, object]:
+    """The figures of `phalanx.planner.guard.price_law.PriceLaw`, as the result has them."""
+    law: dict[str, object] = json.loads(result.read_text(encoding="utf-8"))["law"]
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in law.items()}
 
 
 if __name__ == "__main__":
-    figures = costs(*(Path(name) for name in sys.argv[1:4]))
-    TARGET.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    law_result, screen_result = (Path(name) for name in sys.argv[1:3])
+    for name, figures in (("guard_law.json", price_law(law_result)), ("guard_costs.json", costs(screen_result))):
+        (DATA / name).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
