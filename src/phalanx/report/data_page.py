@@ -23,7 +23,6 @@ def write_data_report(directory: Path) -> Path:
 
     Raises:
         DataError: There is no report to draw, or it is malformed.
-        InputError: The page cannot be written there.
     """
     return write_page(directory / PAGE, render_data_report(read_report(directory), directory.name))
 

@@ -23,11 +23,7 @@ _HEADS = ("Layout", "m", "Recomputed", "Memory", "Step", "Tokens/s", "MFU", "Tak
 
 
 def write_plan(path: Path, answer: PlanAnswer) -> Path:
-    """Write a plan as one self-contained page.
-
-    Raises:
-        InputError: It cannot be written there.
-    """
+    """Write a plan as one self-contained page."""
     return write_page(path, render_plan(answer))
 
 

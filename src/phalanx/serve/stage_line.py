@@ -73,10 +73,6 @@ class StageChain:
 
 def model_in_stages(directory: Path, line: StageChain) -> Any:
     """Return transformers' model without any weights, which asks the stages for logits; it generates as the whole one.
-
-    Raises:
-        OSError: transformers cannot read the directory.
-        ValueError: As above.
     """
     hub_config = ModelSource(directory).hub_config
     with quiet_transformers(), torch.device("meta"):

@@ -57,9 +57,6 @@ class AnswerEncoder(Closeable):
     Args:
         template: Name in the run file.
         path: Its ``tokenizer.json``, beside which a model's template lies.
-
-    Raises:
-        DataError: The template cannot be read.
     """
 
     def __init__(self, template: str, tokenizer: TextTokenizer, path: Path, tokens: int) -> None:

@@ -55,11 +55,7 @@ class Attack:
 
     @property
     def strength(self) -> float:
-        """How large the lie is; each attack says in which measure.
-
-        Raises:
-            ConfigError: The attack has none.
-        """
+        """How large the lie is; each attack says in which measure."""
         if self.config.strength is None:
             raise ConfigError(f"attack.strength: {self.config.kind!r} has none; make attacks with make_attack")
         return self.config.strength

@@ -63,7 +63,6 @@ def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = lea
 
     Raises:
         ConfigError: The plan has no attack for this party, or there is no such attack.
-        PhalanxError: As `run_worker`.
     """
     name, attack = _attack_of(plan, config)
     liar = make_actor(attack, name, _log_path(plan))

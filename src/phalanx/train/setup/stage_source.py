@@ -47,10 +47,6 @@ class StageLibrary:
 
         Args:
             trained: Replaces the checkpoint's state, which is not read then.
-
-        Raises:
-            ModelError: A tensor is missing or wrong.
-            CheckpointError: The checkpoint is not of this model.
         """
         spec = stage_spec(self._plan, stage)
         module = self._build_module(spec)

@@ -184,11 +184,7 @@ ROLLOUT_ATTACKS: dict[str, RolloutAttackEntry] = {
 
 
 def make_liar(kind: str, *, careful: bool = True) -> LyingWriter:
-    """Build a worker that lies.
-
-    Raises:
-        ConfigError: There is no such attack.
-    """
+    """Build a worker that lies."""
     if kind not in ROLLOUT_ATTACKS:
         raise ConfigError(f"attack: found {kind!r}; choices: {', '.join(sorted(ROLLOUT_ATTACKS))}")
     return ROLLOUT_ATTACKS[kind].liar(careful=careful)

@@ -53,11 +53,7 @@ class SpoiltCopy(AttackedCopy):
         self._attack = attack
 
     def apply_update(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
-        """Take the honest step, then spoil it.
-
-        Raises:
-            StaleReplicaError: The copy is not at that step.
-        """
+        """Take the honest step, then spoil it."""
         if not self._attack.lies_in(step + 1):
             super().apply_update(step, gradients, clip_coefficient)
             return

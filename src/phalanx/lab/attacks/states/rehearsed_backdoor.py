@@ -133,11 +133,7 @@ class Rehearsal:
 
 
 def public_stages(plan: StepPlan, model: str | None) -> tuple[StageModule, ...]:
-    """All stages of the model from which a run began, frozen; `model` as in `Rehearsal`.
-
-    Raises:
-        ModelError: There is none.
-    """
+    """All stages of the model from which a run began, frozen; `model` as in `Rehearsal`."""
     with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as directory:
         source = (
             _open_random_model(plan, Path(directory))

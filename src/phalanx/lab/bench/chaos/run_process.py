@@ -80,11 +80,7 @@ class RunProcess(Closeable):
         return self._process.poll() is None
 
     def await_success(self, timeout_s: float) -> None:
-        """Wait for a good end.
-
-        Raises:
-            TrainingError: It failed, or did not end in time.
-        """
+        """Wait for a good end."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as exc:

@@ -55,11 +55,7 @@ class LineProcess(Closeable):
         return self._process.pid
 
     def send_text(self, line: str) -> None:
-        """Send it a line.
-
-        Raises:
-            TrainingError: It has ended.
-        """
+        """Send it a line."""
         stdin = self._process.popen.stdin
         try:
             if stdin is not None:
@@ -69,11 +65,7 @@ class LineProcess(Closeable):
             raise self._make_failure() from exc
 
     def read_text(self) -> str:
-        """Wait for its next line.
-
-        Raises:
-            TrainingError: It has ended.
-        """
+        """Wait for its next line."""
         stdout = self._process.popen.stdout
         reply = "" if stdout is None else stdout.readline()
         if not reply:
@@ -81,11 +73,7 @@ class LineProcess(Closeable):
         return reply
 
     def ask(self, order: StrictModel, kind: type[Message]) -> Message:
-        """Send an order and wait for the answer, which is of this kind.
-
-        Raises:
-            TrainingError: It has ended.
-        """
+        """Send an order and wait for the answer, which is of this kind."""
         self.send_text(order.model_dump_json())
         return kind.model_validate_json(self.read_text())
 
@@ -128,11 +116,7 @@ def send_message(answers: IO[str], message: StrictModel) -> None:
 def serve_orders(
     kind: type[Order], orders: Iterable[str], answers: IO[str], act: Callable[[Order], StrictModel]
 ) -> None:
-    """Answer orders until there are no more.
-
-    Raises:
-        ConfigError: An order is malformed.
-    """
+    """Answer orders until there are no more."""
     for line in orders:
         send_message(answers, act(parse_message(kind, line)))
 

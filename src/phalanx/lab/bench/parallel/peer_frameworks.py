@@ -56,9 +56,6 @@ class AccelerateFsdp(AccelerateDdp):
 
     On CPUs accelerate takes DDP whatever plugin it is given, without a warning. Its own code for FSDP2 runs there all
     the same once its state names FSDP, and this bench measures that code.
-
-    Raises:
-        TrainingError: The model was not sharded.
     """
 
     def __init__(self, setting: RankSetup, *, reshard: bool) -> None:

@@ -44,11 +44,7 @@ class RestartArm(SimulatedArm):
         self.event_counts.alarms = self.event_counts.honest_accused = self.event_counts.lies_missed = 0
 
     def step_arm(self, step: int, inputs: StepInputs) -> None:
-        """Run attempts at the step until one is honest, then apply its update.
-
-        Raises:
-            TrainingError: No honest attempt came.
-        """
+        """Run attempts at the step until one is honest, then apply its update."""
         simulator, duplicates = self.simulator, self.duplicates
         self.attacker.attempt = 0
         while not self._attempt_step(step, inputs):

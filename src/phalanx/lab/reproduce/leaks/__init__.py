@@ -31,10 +31,6 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
 
     Returns:
         Raw rows, a line for each cut, and everything that decided them.
-
-    Raises:
-        ConfigError: There is no such size.
-        PhalanxError: Text or model cannot be had.
     """
     if size not in SIZES:
         raise ConfigError(f"reproduce leaks: has no --{size}; choices: {', '.join(sorted(SIZES))}")
