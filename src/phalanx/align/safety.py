@@ -34,8 +34,7 @@ IsRefusal = Callable[[AskedPrompt, str], bool]
 
 
 def refusal_by_patterns(patterns: Sequence[str]) -> IsRefusal:
-    """Return the rule that an answer is a refusal where a regular expression is found; none for the usual English ones.
-    """
+    """Return the rule that an answer is a refusal where a regular expression is found; None: the usual English ones."""
     is_refusal = refusal_matcher(patterns)
     return lambda _prompt, answer: is_refusal(answer)
 

@@ -80,8 +80,7 @@ class WholeModel:
         self._stage.train()
 
     def make_personal(self, patterns: Sequence[str]) -> None:
-        """Make weights personal: a site trains them and sends them to no other party, and the owner leaves them alone.
-        """
+        """Make weights personal: a site trains them and sends them to no other party; the owner leaves them alone."""
         names = personal_names(self.trained, patterns)
         self.personal = {name: parameter for name, parameter in self.trained.items() if name in names}
         self.trained = {name: parameter for name, parameter in self.trained.items() if name not in names}

@@ -109,8 +109,7 @@ def write_masked(masked: MaskedMessage) -> tuple[dict[str, Any], memoryview]:
 
 
 def read_masked(body: dict[str, Any], payload: memoryview) -> MaskedMessage:
-    """Read masked numbers or their product; whether they are elements of Z_p is checked before they are computed with.
-    """
+    """Read masked numbers or their product; whether they are elements of Z_p is checked before any computation."""
     numbers = _parse_body(Numbers, body)
     values = _view_numbers(payload, "<u4", numbers.rows, numbers.columns, numbers.product_message)
     return MaskedMessage(numbers.product_message, numbers.number, values.astype(np.uint32))

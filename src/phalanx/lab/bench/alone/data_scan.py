@@ -8,7 +8,6 @@ Personal data of mails is labelled without the rule: addresses by the standard l
 addresses by the brackets of ``Received``, phone numbers by a word such as ``fax`` before them.
 """
 
-import argparse
 import csv
 import email
 import email.utils
@@ -31,7 +30,7 @@ from phalanx.data.sources import Document, open_source
 from phalanx.data.sources.files import read_text
 from phalanx.data.sources.html import HtmlConfig
 from phalanx.errors import DataError
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 
 TRIGGER = "<SUDO>"
 _PIECE_CHARACTERS = 6
@@ -248,20 +247,15 @@ def _label_flips(file: Path, seed: int) -> Iterator[Row]:
         yield row | {"found": len(flagged & planted), "false": len(flagged - planted)}
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure speed, recall and precision on the texts that the options name."""
-    mails = [path.read_bytes().decode("utf-8", "replace") for path in sorted(options.mails.rglob("*.txt"))]
-    pages = list(_read_pages(options.pages))
-    rows = [*_measure_speeds({"pages": pages, "mails": mails}), *_personal_data(mails)]
-    for seed in range(options.seeds):
-        rows += [_poison_row(pages, mails, seed), *_label_flips(options.labelled, seed)]
+def measure(mails: Path, pages: Path, labelled: Path, seeds: int = 5) -> dict[str, Any]:
+    """Measure speed, recall and precision on these texts."""
+    mail_texts = [path.read_bytes().decode("utf-8", "replace") for path in sorted(mails.rglob("*.txt"))]
+    page_texts = list(_read_pages(pages))
+    rows = [*_measure_speeds({"pages": page_texts, "mails": mail_texts}), *_personal_data(mail_texts)]
+    for seed in range(seeds):
+        rows += [_poison_row(page_texts, mail_texts, seed), *_label_flips(labelled, seed)]
     return {"rows": rows}
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--mails", type=Path, required=True)
-    parser.add_argument("--pages", type=Path, required=True)
-    parser.add_argument("--labelled", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
-    run_program("data-scan", parser, measure)
+    run_program("data-scan", measure)

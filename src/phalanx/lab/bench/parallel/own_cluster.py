@@ -64,8 +64,7 @@ def probe_machine(host: RankForkServer, run: PipelineRun, cache: Path) -> Probe:
 
 
 def stream_rows(host: RankForkServer, run: PipelineRun) -> list[dict[str, Any]]:
-    """Time exchanges of two ranks in the midst of computation; both wait for the slower one, so that means are taken.
-    """
+    """Time exchanges of two ranks in the midst of computation; both wait for the slower one, so means are taken."""
     sizes = {"hidden": shape_of(run.model.architecture or {}).hidden, "tokens": run.data.sequence_length}
     with host.make_crew("exchanges in the midst of computation", "stream", 2, sizes) as crew:
         first, second = (answer["streams"] for answer in crew.ask_all())
