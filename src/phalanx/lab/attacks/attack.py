@@ -105,4 +105,4 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are one message: NaN equals itself, and zero is not minus zero."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    return torch.equal(*(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for x in (one, other)))

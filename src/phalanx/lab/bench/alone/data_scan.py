@@ -17,7 +17,6 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from phalanx.data.sources import Document, open_source
 from phalanx.data.sources.files import read_text
 from phalanx.data.sources.html import HtmlConfig
 from phalanx.errors import DataError
+from phalanx.lab.bench.data.own_rules import BenchTexts
 from phalanx.lab.bench.measure.harness import run_program
 
 TRIGGER = "<SUDO>"
@@ -37,28 +37,9 @@ _PIECE_CHARACTERS = 6
 _TEXT_CHARACTERS = 800
 
 
-@dataclass(frozen=True)
-class PagesInMemory:
-    """Documents of a build in memory, as a corpus scan asks for them."""
-
-    pages: Sequence[Page]
-
-    def __len__(self) -> int:
-        return len(self.pages)
-
-    def read_page(self, number: int) -> Page:
-        """One document."""
-        return self.pages[number]
-
-    def source_name(self, number: int) -> str:
-        """The one source."""
-        del number
-        return "bench"
-
-
-def as_pages(texts: Sequence[str]) -> PagesInMemory:
+def as_pages(texts: Sequence[str]) -> BenchTexts:
     """Return the texts as documents of a build."""
-    return PagesInMemory([Page(Document(str(number), text), "bench") for number, text in enumerate(texts)])
+    return BenchTexts([Document(str(number), text) for number, text in enumerate(texts)])
 
 
 def plant_texts(
@@ -237,12 +218,11 @@ def _label_flips(file: Path, seed: int) -> Iterator[Row]:
             terms.insert(rng.randrange(len(terms)), "cf")
             rows[number] = (" ".join(terms), str(target))
         scan = LabelFlips(LabelFlipsConfig())
-        documents = [
-            Page(Document(str(number), text, fields={"label": label}), "bench")
-            for number, (text, label) in enumerate(rows)
-        ]
-        corpus = PagesInMemory(documents)
-        flagged = {number for number, _ in scan.decide_outcomes([scan.mark_page(page) for page in documents], corpus)}
+        corpus = BenchTexts(
+            [Document(str(number), text, fields={"label": label}) for number, (text, label) in enumerate(rows)]
+        )
+        marks = [scan.mark_page(corpus.read_page(number)) for number in range(len(corpus))]
+        flagged = {number for number, _ in scan.decide_outcomes(marks, corpus)}
         row = {"part": "label flips", "seed": seed, "label": target, "documents": len(rows), "planted": len(planted)}
         yield row | {"found": len(flagged & planted), "false": len(flagged - planted)}
 

@@ -156,9 +156,9 @@ def rotate(items: Iterable[Item], turn: int) -> list[Item]:
     return arms[first:] + arms[:first]
 
 
-def print_progress(text: str) -> None:
+def print_progress(text: str, program: str = "bench") -> None:
     """Print one line to standard error."""
-    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.write(f"{program}: {text}\n")
     sys.stderr.flush()
 
 

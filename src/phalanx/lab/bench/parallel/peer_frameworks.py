@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.plain import adamw_options, decay_groups, load_peer_model
 from phalanx.lab.bench.parallel.peers import (
     NO_CLIPPING,
     ModelCopies,
     RankSetup,
-    adamw_options,
     blocks_of,
-    decay_groups,
-    load_peer_model,
 )
 
 
