@@ -117,7 +117,6 @@ class PythonProcess(ChildProcess):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self.popen.pid
 
     def poll(self) -> int | None:

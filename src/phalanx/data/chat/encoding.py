@@ -225,7 +225,6 @@ class ChatEncoder(Closeable):
         return list(encoding.ids[:border]), list(encoding.ids[border:])
 
     def close(self) -> None:
-        """End the template's process."""
         self._renderer.close()
 
     def _tokenize_turns(self, text: str, turns: Sequence[TurnSpan]) -> tuple[list[int], list[int | None]]:

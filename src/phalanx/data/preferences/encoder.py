@@ -83,7 +83,6 @@ class AnswerEncoder(Closeable):
         return self._chat
 
     def close(self) -> None:
-        """End the template's process."""
         if self._chat is not None:
             self._chat.close()
 

@@ -81,7 +81,6 @@ class StagedModel(HostedModel):
         return False
 
     def find_text_number(self, cache: RowCache) -> int | None:
-        """Return the number of an open text."""
         return self.relay.find_number(cache)
 
     def find_text_fault(self, cache: RowCache) -> PhalanxError | None:

@@ -99,7 +99,6 @@ class ChargedLoader(BatchLoader):
         self._ledger = ledger
 
     def next_batch(self) -> Batch:
-        """Charge and draw the next batch."""
         self._ledger.charge_batch()
         return replace(ignore_repeats(super().next_batch()), figures=charged_figures(self._ledger))
 

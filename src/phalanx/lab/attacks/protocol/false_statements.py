@@ -45,7 +45,6 @@ class League(GaussianAdded):
         return "league"
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Lie for the culprit's stage, whether it is held or audited."""
         return self.make_lying_copy(copy) if copy.spec.index == self.config.stages[0] else honest_part(copy)
 
 

@@ -34,7 +34,6 @@ class PoisoningRunner(AttackedRunner, ABC):
         return self._honest.backward(step, microbatch, gradient)
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """As the honest runner, then poisoned."""
         honest = self._honest.take_gradients()
         poisoned = self.poison_gradients(honest) if self.attack.lies_in(self.step) else honest
         if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):

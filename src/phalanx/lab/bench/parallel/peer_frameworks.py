@@ -43,7 +43,6 @@ class AccelerateDdp(ModelCopies):
         self._accelerator.backward(loss * self.microbatches)
 
     def update_weights(self) -> None:
-        """Clip, step, and forget gradients."""
         self._accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or NO_CLIPPING)
         self.optimizer.step()
         self.optimizer.zero_grad()
