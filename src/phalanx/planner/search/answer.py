@@ -50,7 +50,7 @@ class PlanAnswer:
             hint = f"; the nearest that can work is {other}" if other is not None and other != asked else ""
             raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}").with_facts(code="PHX-C020")
         raise ConfigError(
-            f"plan: none of {len(reasons):,} layouts of {' or '.join(str(number) for number in question.counts)} devices can be used:\n"
+            f"plan: none of {len(reasons):,} layouts of {_any_of(question.counts)} devices can be used:\n"
             + ("\n".join(refusal_causes(self.ranking.refused)) or "  there are no devices")
         ).with_facts(code="PHX-C020")
 
@@ -130,6 +130,10 @@ def refusal_causes(refused: Sequence[RefusedLayout]) -> list[str]:
     lines = [f"  {len(group):,}: {group[0].reason} ({group[0].layout})" for group in ordered[:_SHOWN_CAUSES]]
     num_others = sum(map(len, ordered[_SHOWN_CAUSES:]))
     return [*lines, f"  {num_others:,}: other causes"] if num_others else lines
+
+
+def _any_of(counts: tuple[int, ...]) -> str:
+    return " or ".join(str(number) for number in counts)
 
 
 def list_assumptions(cluster: Cluster) -> dict[str, Any]:

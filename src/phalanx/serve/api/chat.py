@@ -371,7 +371,10 @@ class ChatReplyWriter:
             place = self._num_calls.get(event.choice, 0)
             self._num_calls[event.choice] = place + 1
             return self._chunk(event.choice, {"tool_calls": [{"index": place, **describe_call(event.call)}]})
-        return self._chunk(event.choice, {}, finish=FINISH.get(event.finish, event.finish))
+        return self._finish_chunk(event)
+
+    def _finish_chunk(self, end: ReplyEnd) -> str:
+        return self._chunk(end.choice, {}, finish=FINISH.get(end.finish, end.finish))
 
     def _origin(self) -> dict[str, Any]:
         return {"phalanx": describe_origin(self._reply)}

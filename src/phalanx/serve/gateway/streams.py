@@ -64,7 +64,7 @@ class AnswerStream:
                     yield self._encode_part(part)
                     if is_last:
                         return
-            raise RequestRefused(502, "engine_failed", "The engine's answer broke off.")
+            raise _broken_off()
         except TextRefused as exc:
             self._facts.is_complete = True
             self._facts.verdicts[f"{exc.filter_name}: refused"] = None
@@ -223,3 +223,7 @@ def _append_text(choice: dict[str, Any], key: tuple[str, ...], rest: str) -> Non
             call["function"][key[2]] = (call["function"].get(key[2]) or "") + rest
             return
     calls.append({"index": int(key[1]), "function": {key[2]: rest}})
+
+
+def _broken_off() -> RequestRefused:
+    return RequestRefused(502, "engine_failed", "The engine's answer broke off.")
