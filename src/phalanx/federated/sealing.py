@@ -45,7 +45,11 @@ class SealedPlace:
 
 
 def seal_bytes(place: SealedPlace, public: bytes, data: bytes) -> bytes:
-    """Return bytes that the holder of one key alone can open, for one place."""
+    """Return bytes that the holder of one key alone can open, for one place.
+
+    Raises:
+        AggregationError: The key is none.
+    """
     ephemeral_key = X25519PrivateKey.generate()
     ephemeral = ephemeral_key.public_key().public_bytes_raw()
     return ephemeral + _open_cipher(ephemeral_key, public, (ephemeral, public), place).encrypt(_NONCE, data, None)

@@ -34,7 +34,11 @@ def check_party_name(name: str) -> str:
 
 
 def check_session_name(name: str) -> str:
-    """Return a party's name in a session unchanged: its certificate's name, numbered from its second incarnation on."""
+    """Return a party's name in a session unchanged: its certificate's name, numbered from its second incarnation on.
+
+    Raises:
+        CertificateError: It is neither.
+    """
     certified = certified_name(name)
     if name != certified and _LATER_LIFE.fullmatch(name[len(certified) :]) is None:
         raise CertificateError(f"party name {name[:80]!r}: expected NAME, or NAME.N for its incarnation N from 2 on")
@@ -92,11 +96,19 @@ class Peer:
         return cls(name, raw)
 
     def with_session_name(self, name: str) -> Self:
-        """The same party as it is called in a session."""
+        """The same party as it is called in a session.
+
+        Raises:
+            CertificateError: That is the name of another certificate.
+        """
         return type(self)(_of_same_certificate(self.name, name), self.public_key)
 
     def verify_signature(self, signature: bytes, data: bytes) -> None:
-        """Return when the peer signed exactly this data."""
+        """Return when the peer signed exactly this data.
+
+        Raises:
+            SignatureError: It did not.
+        """
         try:
             self._key.verify(signature, data)
         except InvalidSignature as exc:
@@ -134,7 +146,11 @@ class Identity:
         return cls(name, Ed25519PrivateKey.generate())
 
     def with_session_name(self, name: str) -> Self:
-        """The same keys under the name that this party has in a session."""
+        """The same keys under the name that this party has in a session.
+
+        Raises:
+            CertificateError: That is the name of another certificate.
+        """
         return replace(self, name=_of_same_certificate(self.name, name))
 
     def sign_data(self, data: bytes) -> bytes:
