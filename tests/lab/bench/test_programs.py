@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.measure.harness import Sample, median_ratio, run_module, run_program, time_call, time_turns
+from phalanx.lab.bench.measure.harness import CallTime, median_ratio, run_module, run_program, time_call, time_turns
 
 
 def measure(
@@ -79,7 +79,7 @@ def test_a_clock_of_the_callers_is_read_before_and_after() -> None:
     clock = iter([1.0, 3.5])
 
     assert time_call(lambda: None, lambda: next(clock)).cpu_s == 2.5
-    assert Sample(1.0, 2.0) == (1.0, 2.0)
+    assert CallTime(1.0, 2.0) == (1.0, 2.0)
     assert median_ratio([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == 2.0
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from phalanx.lab.bench.measure.harness import Sample, run_program, time_turns
+from phalanx.lab.bench.measure.harness import CallTime, run_program, time_turns
 from phalanx.security.tee import (
     Binding,
     TpmAttester,
@@ -92,7 +92,7 @@ def measure_tpm(device: TpmDevice, rounds: int) -> list[dict[str, Any]]:
     return [{"act": name, **summarize(samples)} for name, samples in times.items()]
 
 
-def summarize(times: list[Sample]) -> dict[str, float]:
+def summarize(times: list[CallTime]) -> dict[str, float]:
     """Return the figures of many calls."""
     ordered = sorted(1000 * sample.wall_s for sample in times)
     return {

@@ -18,7 +18,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from phalanx.lab.bench.measure.harness import Sample, run_program, time_call
+from phalanx.lab.bench.measure.harness import CallTime, run_program, time_call
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.seal import Channel, HandshakeOffer, Purpose, TensorKind, Terms, answer_hello
 
@@ -27,7 +27,7 @@ LAYOUTS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 4), (8, 1), (8, 8))
 """MiB of a tensor, and of a chunk."""
 REPEATS = 9
 """Frames of a turn, the cold one among them."""
-Times = dict[str, list[Sample]]
+Times = dict[str, list[CallTime]]
 """Seconds of each frame, by what was done."""
 
 

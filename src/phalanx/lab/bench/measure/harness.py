@@ -174,18 +174,18 @@ def scratch_directory() -> Iterator[Path]:
         yield Path(directory).resolve()
 
 
-class Sample(NamedTuple):
+class CallTime(NamedTuple):
     """Seconds of one call: wall time, and CPU time of this process."""
 
     wall_s: float
     cpu_s: float
 
 
-def time_call(action: Callable[[], object], cpu_clock: Callable[[], float] = time.process_time) -> Sample:
+def time_call(action: Callable[[], object], cpu_clock: Callable[[], float] = time.process_time) -> CallTime:
     """Time one call."""
     wall, cpu = time.perf_counter(), cpu_clock()
     action()
-    return Sample(time.perf_counter() - wall, cpu_clock() - cpu)
+    return CallTime(time.perf_counter() - wall, cpu_clock() - cpu)
 
 
 def time_turns(
@@ -193,14 +193,14 @@ def time_turns(
     rounds: int,
     warm_ups: int = 1,
     before: Callable[[str], object] | None = None,
-) -> dict[str, list[Sample]]:
+) -> dict[str, list[CallTime]]:
     """Time every action once a round, in turns, so that a machine that gets busier slows all of them.
 
     Args:
         warm_ups: Rounds at the beginning that do not count.
         before: Called with an action's name before each call of it, outside of what is timed.
     """
-    samples: dict[str, list[Sample]] = {name: [] for name in actions}
+    samples: dict[str, list[CallTime]] = {name: [] for name in actions}
     for number in range(warm_ups + rounds):
         for name, action in actions.items():
             if before is not None:
