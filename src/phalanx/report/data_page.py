@@ -62,7 +62,7 @@ _TERMS = ("Source", "Licence", "Consent", "Kind", "Files")
 
 
 def _page_head(name: str, sources: Sequence[Source], groups: Sequence[Mapping[str, Any]]) -> Markup:
-    raw = sum((_number_of(source.get("read"), "raw_bytes") + _broken_bytes(source)) for source in sources)
+    raw = sum(_number_of(source.get("read"), "raw_bytes") + _broken_bytes(source) for source in sources)
     kept_bytes = sum(_number_of(source.get("kept"), "raw_bytes") for source in sources)
     waiting = sum(
         _number_of(fate, "documents") for source in sources for fate in _fates_of(source, "quarantined").values()

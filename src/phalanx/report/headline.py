@@ -304,7 +304,7 @@ def _blame_sentences(summary: dict[str, Any], record: RunRecord) -> list[str]:
         stages = _stages_by_party(record)
         named = [
             short_text(party, 60)
-            + (f" (stage\u00a0{short_text(stages[party], 10)})" if (isinstance(party, str) and party in stages) else "")
+            + (f" (stage\u00a0{short_text(stages[party], 10)})" if isinstance(party, str) and party in stages else "")
             for party in evicted[:8]
         ]
         more = f" and {len(evicted) - 8} more" if len(evicted) > 8 else ""
