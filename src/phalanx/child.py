@@ -83,7 +83,6 @@ class PythonProcess(ChildProcess):
     """A child that runs a module; a terminal's Ctrl-C is for its starter, which ends it in good order.
 
     Args:
-        command: The module and its arguments.
         log: Gets its output; where it is left out, that is the starter's.
         renew: Whether the log begins anew.
         piped: Whether standard input and output are pipes for lines of text; the log then gets standard error alone.
@@ -118,7 +117,6 @@ class PythonProcess(ChildProcess):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self.popen.pid
 
     def poll(self) -> int | None:
@@ -194,11 +192,7 @@ class AskedProcess:
         return self._receive(deadline)
 
     def ask_all(self, order: Mapping[str, Any], content: bytes = b"") -> Iterator[Message]:
-        """Send an order and yield its answers, up to one that has ``end`` or ``error``.
-
-        Raises:
-            EOFError: As for `ask`.
-        """
+        """Send an order and yield its answers, up to one that has ``end`` or ``error``."""
         self._send(order, content, None)
         is_last = False
         while not is_last:

@@ -16,7 +16,6 @@ def late_names(package: str) -> Callable[[str], Any]:
     look: they would take every name for known.
 
     Raises:
-        AttributeError: (from what is returned) The package has no such name.
         ImportError: (from what is returned) A name is that of its own module, which would be found in its place.
     """
 

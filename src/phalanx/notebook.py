@@ -39,11 +39,7 @@ class Run(dict[str, Any]):
         return dict(self)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return ``metrics.jsonl`` as it is now, a row a step.
-
-        Raises:
-            InputError: It cannot be read.
-        """
+        """Return ``metrics.jsonl`` as it is now, a row a step."""
         path = self.directory / "metrics.jsonl"
         return read_metrics(path) if path.exists() else []
 
@@ -54,11 +50,7 @@ class Run(dict[str, Any]):
         return {name: [row.get(name) for row in rows] for name in names}
 
     def frame(self) -> Any:
-        """Return the same figures as a frame of pandas.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
+        """Return the same figures as a frame of pandas."""
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as exc:
@@ -132,9 +124,6 @@ def train(
     Returns:
         The run; a mapping of what ``summary.json`` holds. Ctrl-C, or the notebook's stop button, ends it with the
         status "interrupted".
-
-    Raises:
-        PhalanxError: As the tree in `phalanx.errors` says.
     """
     from phalanx.train import train as train_run  # noqa: PLC0415 - torch is loaded when it is asked for
 
@@ -174,7 +163,6 @@ def generate(
 
     Raises:
         ConfigError: `sampling` or a message has an unknown field, or a value that it cannot have.
-        PhalanxError: As `open_text_model` and `TextModel` do.
     """
     from phalanx.data.chat import ChatMessage  # noqa: PLC0415 - it is needed here alone
     from phalanx.serve import SamplingRule, TextModel, open_text_model  # noqa: PLC0415 - they load torch

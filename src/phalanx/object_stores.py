@@ -9,10 +9,6 @@ def open_store(address: str) -> tuple[Any, str]:
 
     Credentials and endpoints come from where the store's own client looks for them (environment, profiles), never
     from a config.
-
-    Raises:
-        ImportError: fsspec or the store's client is not installed.
-        ValueError: No client is known for the address.
     """
     import fsspec  # noqa: PLC0415 - an extra
 

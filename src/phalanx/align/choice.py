@@ -29,9 +29,6 @@ def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked
     The judge is asked twice, with the answers in both orders, and its preference is the mean: a judge that always says
     A has no opinion.
 
-    Raises:
-        ConfigError: No principle has a question to choose by.
-
     Source: Bai et al. 2022, section 4.1; Zheng et al. 2023, section 3.4 (both orders).
     """
     asking = constitution.with_texts("choose")

@@ -62,11 +62,7 @@ class ServerJudgeConfig(ServerSettings):
 
 
 class ServerJudge:
-    """A language model that a server runs.
-
-    Raises:
-        ConfigError: Its key cannot be read.
-    """
+    """A language model that a server runs."""
 
     def __init__(self, config: ServerJudgeConfig) -> None:
         self._config, self._served = config, ServedModel(config, config.timeout_s)
@@ -77,11 +73,7 @@ class ServerJudge:
         return {"kind": "server", "url": self._config.url, "model": self._config.model}
 
     def first_probability(self, question: str) -> float:
-        """Return 1 where it says A, 0 where it says B.
-
-        Raises:
-            RewardError: It is not reached, or says neither.
-        """
+        """Return 1 where it says A, 0 where it says B."""
         try:
             letter = self._served.ask_question(question).strip().strip("()*.\"'").upper()
         except RewardError as exc:

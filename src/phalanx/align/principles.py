@@ -87,11 +87,7 @@ class Constitution(StrictModel):
         return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
 
     def with_principle(self, name: str | None) -> "Constitution":
-        """Return the same with one principle; with all of them where no name is given.
-
-        Raises:
-            ConfigError: There is none of that name.
-        """
+        """Return the same with one principle; with all of them where no name is given."""
         if name is None:
             return self
         matching = tuple(principle for principle in self.principle if principle.name == name)
@@ -101,11 +97,7 @@ class Constitution(StrictModel):
         return self.model_copy(update={"principle": matching})
 
     def with_texts(self, *texts: str) -> "Constitution":
-        """Return the same with the principles that have some texts.
-
-        Raises:
-            ConfigError: None of them has.
-        """
+        """Return the same with the principles that have some texts."""
         complete = tuple(
             principle for principle in self.principle if all(getattr(principle, text) is not None for text in texts)
         )
@@ -130,7 +122,6 @@ def load_constitution(path: Path) -> Constitution:
 
     Raises:
         ConfigError: Names file and key: unknown, missing, empty or duplicate.
-        DataError: A line is no JSON object.
     """
     if path.suffix != ".jsonl":
         return load_config(path, Constitution)

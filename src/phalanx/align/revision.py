@@ -15,10 +15,8 @@ class Revision:
 
     Args:
         constitution: Principles; one is drawn for each round of each prompt.
-        rounds: Rounds of critique and revision.
 
     Raises:
-        ConfigError: No principle has a critique and a revision.
         DataError: A prompt cannot be answered; names its line.
 
     Source: Bai et al. 2022, section 3.
@@ -105,11 +103,7 @@ def revised_figures(
 
 
 def check_prompts(writer: Writer, prompts: Sequence[AskedPrompt]) -> None:
-    """Return where every prompt can be answered.
-
-    Raises:
-        DataError: Names the line of one that cannot.
-    """
+    """Return where every prompt can be answered."""
     for prompt in prompts:
         try:
             writer.check_chat(prompt.chat)

@@ -34,11 +34,7 @@ IsRefusal = Callable[[AskedPrompt, str], bool]
 
 
 def refusal_by_patterns(patterns: Sequence[str]) -> IsRefusal:
-    """Return the rule that an answer is a refusal where a regular expression is found; none for the usual English ones.
-
-    Raises:
-        ConfigError: One is no regular expression.
-    """
+    """Return the rule that an answer is a refusal where a regular expression is found; None: the usual English ones."""
     is_refusal = refusal_matcher(patterns)
     return lambda _prompt, answer: is_refusal(answer)
 
@@ -67,11 +63,7 @@ def safety_prompts(path: Path | None) -> list[AskedPrompt]:
 
 
 def parse_safety_prompt(record: Mapping[str, Any], where: str) -> AskedPrompt:
-    """Read one.
-
-    Raises:
-        DataError: As `safety_prompts`.
-    """
+    """Read one."""
     if not isinstance(record.get(HARMFUL), bool):
         raise DataError(f'{where}: field "{HARMFUL}" holds {record.get(HARMFUL)!r:.40}, expected true or false')
     return prompt_of(record, where)
@@ -86,7 +78,6 @@ class SafetyCheck:
             where it is no refusal.
 
     Raises:
-        ConfigError: `violation` is no regular expression.
         DataError: A prompt cannot be answered; names its line.
     """
 

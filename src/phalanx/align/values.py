@@ -22,9 +22,6 @@ def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: flo
         ``accuracy``: by value, the share of pairs of which it prefers the chosen answer, ties half; ``disagreement``:
         by two values, the share of pairs on which both have opinions that differ; ``conflicts``: these pairs, with
         every gap and the weighted sum, the largest opposed gaps first.
-
-    Raises:
-        RewardError: A value says nothing of a text.
     """
     names = values.reward_names
     rows: list[dict[str, Any]] = []

@@ -103,11 +103,7 @@ class CertifiedCheckpoints:
             ).with_facts(code="PHX-I053")
 
     def check_writing(self, step: int, manifest: str | None, where: str) -> None:
-        """Compare one checkpoint with the log's entry for its step, where it has one.
-
-        Raises:
-            CheckpointError: It is of another writing of its step.
-        """
+        """Compare one checkpoint with the log's entry for its step, where it has one."""
         if step in self.saved and manifest != self.saved[step]:
             raise CheckpointError(
                 f"{where}: swapped: the manifest of step {step} has digest {manifest!s:.12}..., the audit log says "

@@ -77,7 +77,6 @@ def export_model(
 
     Raises:
         CheckpointError: `out` exists, cannot be written, or the checkpoint is not of this model, or of this vocabulary.
-        ModelError: A tensor of the model is missing.
     """
     refuse_existing(out)
     if tokenizer is not None:
@@ -103,12 +102,7 @@ def export_model(
 def write_model(
     target: Path, weights: Mapping[str, Tensor], source: ModelSource, tokenizer: RunTokenizer | None
 ) -> None:
-    """Write config, generation defaults and weights of a whole model.
-
-    Raises:
-        CheckpointError: The weights are not the model's.
-        OSError: A file cannot be written.
-    """
+    """Write config, generation defaults and weights of a whole model."""
     expected = set(parameter_names(source.hub_config))
     if set(weights) != expected:
         differing = sorted(expected ^ set(weights))

@@ -66,7 +66,6 @@ def merge_weights(
 
     Raises:
         CheckpointError: The adapter cannot be a part of weights, or is of another model.
-        ModelError: A tensor of the model is missing.
     """
     if isinstance(adapter, PrefixConfig | PromptEncoderConfig):
         raise CheckpointError("model.adapter: virtual tokens are not weights of the model; remove --merge")

@@ -20,11 +20,9 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
     Args:
         directory: Export to check; nothing in it is trusted.
         final_digest: Digest of the trained weights, from the run's signed log; None while it has not ended.
-        trains_adapter: Whether that is an adapter.
 
     Raises:
         CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
-        ModelError: The directory is no model.
         VerificationError: The weights differ from the weights at the run's end.
     """
     if final_digest is None:
@@ -46,11 +44,7 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
 
 
 def digest_model(directory: Path) -> str:
-    """Return the digest of a model directory's weights, as a run signs it at its end.
-
-    Raises:
-        ModelError: The directory is no model.
-    """
+    """Return the digest of a model directory's weights, as a run signs it at its end."""
     source = ModelSource(directory)
     return weights_digest((name, source.read_tensor(name)) for name in parameter_names(source.hub_config))
 

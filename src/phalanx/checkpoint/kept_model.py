@@ -35,10 +35,6 @@ def keep_model(
 
     Args:
         seal: The key of its checkpoints, and the run's name, where those are encrypted: so is this.
-
-    Raises:
-        ModelError: The directory cannot be written.
-        CheckpointError: The key does not wrap.
     """
 
     def write_plain(target: Path) -> None:

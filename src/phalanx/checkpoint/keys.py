@@ -162,9 +162,6 @@ def open_key(where: str) -> KeyHolder:
 def write_new_key(path: Path) -> str:
     """Draw a key and write it to a new file of mode 0600.
 
-    Returns:
-        Name of the key.
-
     Raises:
         CertificateError: The file exists already, or cannot be written.
     """

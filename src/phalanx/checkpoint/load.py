@@ -101,9 +101,6 @@ class Checkpoint:
 
         Args:
             digest: Digest from `ModelSource.files_digest`.
-
-        Raises:
-            CheckpointError: They differ.
         """
         # checkpoints of before this version name no base
         saved = self.state.get("base", digest)
@@ -147,19 +144,11 @@ class Checkpoint:
         return tensors
 
     def read_shard(self, stage: int) -> Shard:
-        """Return one stage as it was saved.
-
-        Raises:
-            CheckpointError: As for `tensors`.
-        """
+        """Return one stage as it was saved."""
         return Shard(stage, self.stage_tensors(stage), self.num_steps(stage))
 
     def num_steps(self, stage: int) -> int:
-        """Return how many optimizer steps the state of a stage has taken.
-
-        Raises:
-            CheckpointError: There is no such stage.
-        """
+        """Return how many optimizer steps the state of a stage has taken."""
         return self._shard_entry(stage).num_steps
 
     def stages_by_tensor(self) -> dict[str, int]:

@@ -125,11 +125,7 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
 
 
 def manifest_digest(checkpoint: Path) -> str:
-    """Return the SHA-256, in hex, of a checkpoint's signed manifest: it names this very checkpoint and no other.
-
-    Raises:
-        CheckpointError: There is none.
-    """
+    """Return the SHA-256, in hex, of a checkpoint's signed manifest: it names this very checkpoint and no other."""
     try:
         return hashlib.sha256((checkpoint / MANIFEST_FILE).read_bytes()).hexdigest()
     except OSError as exc:

@@ -79,7 +79,6 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: `out` exists, or the directory has no data that restores the base, or the merged weights, or
             that data, were changed since.
-        ModelError: The directory is no model.
     """
     source, (record, stored) = ModelSource(directory), _read_kept(directory)
     now = {name: source.read_tensor(name) for name in parameter_names(source.hub_config)}

@@ -52,11 +52,7 @@ class RemoteStore:
         self._has_kept = False
 
     def list_steps(self) -> set[int]:
-        """Return the steps of the whole checkpoints that are there.
-
-        Raises:
-            CheckpointError: The store does not answer.
-        """
+        """Return the steps of the whole checkpoints that are there."""
         with self._explain_errors("be listed"):
             # another process may have written since the last look
             self._files.invalidate_cache()
@@ -66,11 +62,7 @@ class RemoteStore:
         return {step for step in steps if step is not None}
 
     def upload_checkpoint(self, checkpoint: Path) -> None:
-        """Copy a whole checkpoint; its manifest goes last, so that half a copy is none.
-
-        Raises:
-            CheckpointError: The store does not take it.
-        """
+        """Copy a whole checkpoint; its manifest goes last, so that half a copy is none."""
         folder = f"{self._root}/{checkpoint.name}"
         names = sorted(path.name for path in checkpoint.iterdir() if path.name != MANIFEST_FILE)
         with self._explain_errors(f"take {checkpoint.name}"):
@@ -82,11 +74,7 @@ class RemoteStore:
                 self._files.put_file(str(checkpoint / name), f"{folder}/{name}")
 
     def upload_kept(self, kept: Path) -> None:
-        """Copy the run directory's files of its model beside the checkpoints, once in a session: they do not change.
-
-        Raises:
-            CheckpointError: The store does not take it.
-        """
+        """Copy the run directory's files of its model beside the checkpoints, once in a session: they do not change."""
         if self._has_kept or not kept.is_dir():
             return
         folder = f"{self._root}/{kept.name}"
@@ -128,11 +116,7 @@ class RemoteStore:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def prune_steps(self, kept: Collection[int]) -> None:
-        """Remove the checkpoints of all other steps; each one's manifest goes first.
-
-        Raises:
-            CheckpointError: The store does not allow it.
-        """
+        """Remove the checkpoints of all other steps; each one's manifest goes first."""
         for step in sorted(self.list_steps() - set(kept)):
             folder = f"{self._root}/{step_directory(step)}"
             with self._explain_errors(f"remove {step_directory(step)}"):

@@ -48,11 +48,7 @@ def prune_checkpoints(directory: Path, newest: int, retention: Retention) -> Non
 
 
 def drop_checkpoints_after(directory: Path, step: int) -> None:
-    """Remove every checkpoint of a later step.
-
-    Raises:
-        CheckpointError: One cannot be removed.
-    """
+    """Remove every checkpoint of a later step."""
     for number, path in sorted(list_checkpoints(directory).items()):
         if number > step:
             try:
@@ -62,11 +58,7 @@ def drop_checkpoints_after(directory: Path, step: int) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Remove one; renamed first, so that a crash in the middle leaves nothing that looks whole.
-
-    Raises:
-        OSError: It cannot be removed.
-    """
+    """Remove one; renamed first, so that a crash in the middle leaves nothing that looks whole."""
     doomed = path.with_name(f"{REMOVING}{path.name}")
     path.rename(doomed)
     shutil.rmtree(doomed)

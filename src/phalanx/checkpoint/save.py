@@ -142,11 +142,7 @@ def _write_shards(files: _CheckpointFiles, shards: Iterable[Shard]) -> tuple[Sha
 
 
 def publish_checkpoint(temporary: Path, final: Path) -> None:
-    """Rename a whole checkpoint into its place, where an older one of the same step may be.
-
-    Raises:
-        OSError: The file system refuses.
-    """
+    """Rename a whole checkpoint into its place, where an older one of the same step may be."""
     aside = final.with_name(final.name + ".replaced")
     if final.exists():
         # a directory cannot be renamed over another; a crash before the second rename is undone later
@@ -192,11 +188,7 @@ def _write_file(path: Path, pieces: Pieces) -> FileEntry:
 
 
 def sync_directory(path: Path) -> None:
-    """Force a directory's entries to disk.
-
-    Raises:
-        OSError: The disk refuses.
-    """
+    """Force a directory's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

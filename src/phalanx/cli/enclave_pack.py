@@ -45,12 +45,7 @@ def pack(
 
 
 def read_endorsements(add: list[str] | None) -> dict[str, bytes]:
-    """Read the files of ``--add NAME=FILE``.
-
-    Raises:
-        ConfigError: One has another form.
-        InputError: A file cannot be read.
-    """
+    """Read the files of ``--add NAME=FILE``."""
     pairs = [pair.partition("=") for pair in add or []]
     if any(not name or not path for name, _, path in pairs):
         raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem").with_facts(

@@ -8,12 +8,7 @@ from phalanx.errors import DiskError, InputError, PhalanxError, is_disk_fault, w
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file whole, its folder included.
-
-    Raises:
-        DiskError: The disk is full, read-only or broken.
-        InputError: It cannot be written for another reason.
-    """
+    """Write a file whole, its folder included."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

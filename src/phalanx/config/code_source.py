@@ -99,9 +99,6 @@ def find_source(reference: CodeReference, home: Path) -> CodeSource:
 
     Args:
         home: The directory of the file that names it.
-
-    Raises:
-        ConfigError: It cannot be had.
     """
     return _file_source(reference, home) if reference.is_file else _module_source(reference)
 

@@ -125,9 +125,6 @@ def config_of(
         path: Source of the values, for messages and for `prepare`.
         overrides: See `load_config`.
         prepare: See `load_config`.
-
-    Raises:
-        ConfigError: As `load_config`.
     """
     for override in overrides:
         if override.endswith("-") and "=" not in override:

@@ -120,9 +120,6 @@ def resolve_kind(kind: str, table: Mapping[str, Found], own: Callable[[str, Any]
     Args:
         kind: A name of the table, or a reference that this process has opened.
         own: Makes a table entry from a reference, or refuses it with `lacks`.
-
-    Raises:
-        ConfigError: It is neither.
     """
     if kind in table:
         return table[kind]

@@ -108,9 +108,6 @@ class Corpus:
         tokenizer_path: Its ``tokenizer.json``.
         trust: See `CorpusFacts`.
         num_validation_sequences: At most so many as the layout says; 0 when nothing is held out.
-
-    Raises:
-        DataError: A group has no training sequence.
     """
 
     def __init__(self, facts: CorpusFacts, groups: Sequence[TokenGroup], layout: SequenceLayout) -> None:
@@ -152,11 +149,7 @@ class Corpus:
 
     @cached_property
     def vocabulary_digest(self) -> str:
-        """SHA-256 in hex over what decides the ids of a text.
-
-        Raises:
-            DataError: Its tokenizer cannot be read.
-        """
+        """SHA-256 in hex over what decides the ids of a text."""
         return vocabulary_digest(open_tokenizer(self.tokenizer_path, self.eos_id))
 
     @property
@@ -229,11 +222,7 @@ class Corpus:
         return self._make_batch(self._train, indices, indices)
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
-        """Validation sequences by number, spread evenly over the held-out text when there are too many.
-
-        Raises:
-            DataError: There is no such sequence.
-        """
+        """Validation sequences by number, spread evenly over the held-out text when there are too many."""
         have, used = self._held_out.num_rows, self.num_validation_sequences
         _check_numbers(indices, used)
         return self._make_batch(self._held_out, indices, [index * have // max(used, 1) for index in indices])

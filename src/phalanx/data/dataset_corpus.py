@@ -31,7 +31,6 @@ def open_shards(
         tokenizer: The one that the run file names; None for that of the dataset.
 
     Raises:
-        ConfigError: A group is not in the dataset.
         DataError: The dataset is altered, signed by another key or encoded with another tokenizer, a group has no
             training sequence, or nothing is there to validate on.
     """

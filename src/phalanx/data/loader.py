@@ -134,11 +134,7 @@ class BatchLoader:
         return self._corpus.digest
 
     def next_batch(self) -> Batch:
-        """The next batch, ``[batch_size, seq]``.
-
-        Raises:
-            DataError: The limits of the groups have ended the data.
-        """
+        """The next batch, ``[batch_size, seq]``."""
         samples, sequences = self._draw_batch()
         schedule = self._order.schedule
         batch = limit_spans(self._corpus.train_batch(sequences), schedule.attention_spans(samples))
@@ -147,11 +143,7 @@ class BatchLoader:
         return self._rewrite(batch, samples.tolist(), schedule.phase_numbers(samples))
 
     def next_sequences(self) -> list[int]:
-        """The sequences of the next batch: it is drawn as `next` does, and not read.
-
-        Raises:
-            DataError: The limits of the groups have ended the data.
-        """
+        """The sequences of the next batch: it is drawn as `next` does, and not read."""
         return self._draw_batch()[1]
 
     @property
@@ -287,12 +279,7 @@ def _check_history(found: object, expected: Mapping[str, Mapping[str, Any]], num
 
 
 def validation_batches(corpus: HeldOut, batch_size: int) -> Iterator[Batch]:
-    """All validation sequences in order; the last batch may be smaller.
-
-    Raises:
-        DataError: Nothing is held out.
-        ConfigError: `batch_size` is not positive.
-    """
+    """All validation sequences in order; the last batch may be smaller."""
     if batch_size < 1:
         raise ConfigError(f"validation batch size {batch_size}: expected at least 1")
     if corpus.num_validation_sequences == 0:
@@ -312,9 +299,6 @@ def unigram_perplexity(corpus: Corpus) -> float:
     """Perplexity of an add-one smoothed unigram model of the training tokens, on the validation labels.
 
     ``exp(-mean(log((count + 1) / (tokens + vocab_size))))`` over all labels that count, in float64.
-
-    Raises:
-        DataError: Nothing is held out.
     """
     counts = np.ones(corpus.vocab_size, dtype=np.int64)
     for tokens in corpus.train_tokens:

@@ -45,11 +45,7 @@ class ShardPlace:
 
     @classmethod
     def from_cache(cls, cache_dir: Path, key: str, prefix: str = "") -> Self:
-        """Return the place of the corpus with a key, for the signing key of the user.
-
-        Raises:
-            DataError: The signing key cannot be read or made.
-        """
+        """Return the place of the corpus with a key, for the signing key of the user."""
         signer = load_signer(default_signing_key())
         name = hashlib.sha256(f"shards {key} {fingerprint_of(signer)}".encode()).hexdigest()
         return cls(cache_dir / f"{prefix}{name[:32]}", signer)

@@ -29,7 +29,6 @@ class DatasetConfig(StrictModel):
         path: Directory of the dataset, or its address in an object store, from where it is brought to the cache once.
         signer: Fingerprint of the key that must have signed its manifest; left out, any valid signature will do, and
             the console tells the fingerprint.
-        key_file: The file with the key of encrypted shards.
         groups: Those that are used; left out, all.
         weights: Weight of each group in phases that give none; left out, its recipe's weights of the sources of each
             group, or, where one of them has none, the number of sequences of each group.

@@ -41,7 +41,6 @@ def open_groups(
         The dataset, and the names of the groups, in its order unless the run file gives one.
 
     Raises:
-        ConfigError: A group is not in the dataset.
         DataError: The dataset is altered, signed with another key or encoded with another tokenizer.
     """
     key = None if dataset.key_file is None else SealKey.from_file(dataset.key_file)

@@ -68,7 +68,6 @@ class CheckSizes:
         prompts: JSON lines of harmful and harmless prompts; None takes the prompts of this package.
         num_texts: Fuzzed strings for the tokenizer.
         num_prompts: Prompts that both sides answer.
-        num_scored: Tokens of the reference text.
     """
 
     num_texts: int = 500

@@ -84,7 +84,6 @@ def export_edge(
 
     Raises:
         CheckpointError: `out` exists or cannot be written.
-        ConfigError: The format has no such precision.
         ModelError: The model has no form in this format, or the runtime cannot open what was written.
     """
     if precision not in PRECISIONS.get(kind, ()):

@@ -80,11 +80,7 @@ def _rounding_options(precision: str) -> list[str]:
 
 
 def _name_architecture(directory: Path, scratch: Path) -> Path:
-    """Return a directory whose config names its class, by which the builder goes: this one, or one of links to it.
-
-    Raises:
-        ModelError: The config names none, and the family is unknown.
-    """
+    """Return a directory whose config names its class, by which the builder goes: this one, or one of links to it."""
     config = read_config(directory)
     if config.get("architectures"):
         return directory

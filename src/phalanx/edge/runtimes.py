@@ -46,9 +46,6 @@ class IndependentRuntime:
     Args:
         kind: Format, a key of `RUNTIME_PACKAGES`.
         path: The GGUF file, or the directory of ONNX.
-
-    Raises:
-        ModelError: The runtime cannot open the model.
     """
 
     def __init__(self, kind: str, path: Path) -> None:

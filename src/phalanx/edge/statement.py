@@ -107,11 +107,7 @@ class ExportOrigin:
     checkpoint: str | None = None
 
     def describe_source(self, directory: Path) -> ExportSource:
-        """Return the digests of a model directory.
-
-        Raises:
-            ModelError: It is no model.
-        """
+        """Return the digests of a model directory."""
         files = {path.name: digest_file(path) for path in sorted(directory.iterdir()) if path.is_file()}
         return ExportSource(
             weights=digest_model(directory), files=files, run=self.run, step=self.step, checkpoint=self.checkpoint
@@ -212,12 +208,7 @@ def _compare_files(directory: Path, files: dict[str, str]) -> None:
 
 
 def compare_source(export: VerifiedExport, directory: Path) -> None:
-    """Return when an export was made from the weights of a model directory.
-
-    Raises:
-        ModelError: The directory is no model.
-        VerificationError: It was made from others.
-    """
+    """Return when an export was made from the weights of a model directory."""
     actual, source = digest_model(directory), export.facts.source
     if actual != source.weights:
         raise VerificationError(f"{directory}: weights have digest {actual}; the export was made from {source.weights}")
@@ -230,7 +221,6 @@ def compare_run(export: VerifiedExport, run: str, find_checkpoint: Callable[[int
         find_checkpoint: Returns the directory of the checkpoint of a step, verified.
 
     Raises:
-        CheckpointError: The run has no such checkpoint any more.
         VerificationError: The export was made from another run or checkpoint, or from a directory.
     """
     source = export.facts.source

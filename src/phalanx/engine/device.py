@@ -31,9 +31,6 @@ def check_device(device: str, where: str) -> None:
     Args:
         device: "cpu" or "cuda", with or without a number.
         where: The key or option that names it.
-
-    Raises:
-        ConfigError: It is not there.
     """
     check_build(device, where)
     if not device.startswith("cuda"):

@@ -202,11 +202,7 @@ def result_text(result: EvaluationResult) -> str:
 
 
 def read_result(path: Path) -> EvaluationResult:
-    """Read a result, which may be another party's.
-
-    Raises:
-        DataError: It cannot be read, or is no result.
-    """
+    """Read a result, which may be another party's."""
     try:
         if path.stat().st_size > MAX_RESULT_BYTES:
             raise DataError(f"{path}: is larger than {MAX_RESULT_BYTES} bytes; evaluate the model again")

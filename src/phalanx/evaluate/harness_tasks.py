@@ -129,9 +129,6 @@ def run_tasks(
     Args:
         limit: Maximum number of documents; the first ones are taken.
         chat: Put every prompt into the model's template.
-
-    Raises:
-        ConfigError: There is no such task.
     """
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     unknown = sorted(set(names) - set(manager.all_tasks))

@@ -17,11 +17,7 @@ _REFUSALS = (
 
 
 def refusal_matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Return the rule that an answer is a refusal where a regular expression is found; none for the usual English ones.
-
-    Raises:
-        ConfigError: One is no regular expression.
-    """
+    """Return the rule that an answer is a refusal where a regular expression is found; None: the usual English ones."""
     try:
         expressions = [re.compile(pattern, re.IGNORECASE) for pattern in patterns or _REFUSALS]
     except re.error as exc:

@@ -49,9 +49,6 @@ class ServerWriter:
 
     Args:
         is_chat: Whether prompts are sent as chats, which the server puts into its model's template.
-
-    Raises:
-        ConfigError: The key cannot be read.
     """
 
     def __init__(self, server: ServerSettings, *, is_chat: bool) -> None:
@@ -103,19 +100,11 @@ class ServerWriter:
         return RewardError(f"{self._server.url}: answers with {what}; expected an OpenAI-compatible server")
 
     def score_endings(self, pairs: Sequence[tuple[str, str]], show: Progress = ignore_progress, /) -> list[Likelihood]:
-        """Score nothing.
-
-        Raises:
-            RewardError: Always.
-        """
+        """Score nothing."""
         raise RewardError("a served model is scored by tokens; give its tokenizer: --tokenizer DIR")
 
     def score_documents(self, texts: Sequence[str], show: Progress = ignore_progress, /) -> list[DocumentScore]:
-        """Score nothing.
-
-        Raises:
-            RewardError: Always.
-        """
+        """Score nothing."""
         raise RewardError("a served model is scored by tokens; give its tokenizer: --tokenizer DIR")
 
     def write_texts(

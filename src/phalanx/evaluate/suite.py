@@ -211,7 +211,6 @@ def open_suite(name: str, data: Path | None = None, limit: int | None = None) ->
 
     Raises:
         ConfigError: There is no such suite, or its header is wrong.
-        DataError: A row is malformed, or data are missing.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in {file.stem for file in FOLDER.glob("*.toml")}:
@@ -238,11 +237,7 @@ def open_suite(name: str, data: Path | None = None, limit: int | None = None) ->
 
 
 def text_suite(name: str, path: Path, limit: int | None = None) -> Suite:
-    """Return the suite of one's own text: a file of JSON lines with ``text``, or one document in a text file.
-
-    Raises:
-        DataError: It cannot be read, or has no text.
-    """
+    """Return the suite of one's own text: a file of JSON lines with ``text``, or one document in a text file."""
     digest = hashlib.sha256(b"text")
     if path.suffix == ".jsonl" or path.name.endswith(".jsonl.gz"):
         rows = _read_rows(path, TextRow, digest)

@@ -80,10 +80,6 @@ class LocalTrainer(Protocol):
 
         Args:
             number: Number of the round, from 1.
-
-        Raises:
-            FailedBatchError: Loss or gradient is not finite.
-            PrivacyBudgetError: The site's budget does not pay for the round.
         """
         ...
 
@@ -133,20 +129,12 @@ class PersonalWeights:
         directory.mkdir(parents=True, exist_ok=True)
 
     def load_before(self, number: int) -> Named | None:
-        """Return them as they were before a round; None where the site has trained no earlier one.
-
-        Raises:
-            CheckpointError: The file is damaged, or of other weights.
-        """
+        """Return them as they were before a round; None where the site has trained no earlier one."""
         earlier = [earlier_round for earlier_round in self._stored_rounds() if earlier_round < number]
         return self._read_round(earlier[-1]) if earlier else None
 
     def load_latest(self) -> Named | None:
-        """Return them as they are now; None before the first round.
-
-        Raises:
-            CheckpointError: The file is damaged, or of other weights.
-        """
+        """Return them as they are now; None before the first round."""
         rounds = self._stored_rounds()
         return self._read_round(rounds[-1]) if rounds else None
 

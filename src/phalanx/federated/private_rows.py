@@ -39,7 +39,6 @@ def open_site_ledger(directory: Path, identity: Identity) -> tuple[AuditLog, Pas
 
     Raises:
         AuditLogError: A line is broken, missing, or of another site; or another process has it open.
-        DiskError: It cannot be read or written.
     """
     path, head_file, run = directory / LEDGER_FILE, directory / _HEAD_FILE, f"rows of {identity.name}"
     heads = []
@@ -78,11 +77,7 @@ class SiteRows:
         self._data, self._key = data, key
 
     def draw_batches(self, number: int, steps: int, batch_size: int) -> Iterator[Batch | None]:
-        """Charge the steps of a round, then yield the batch of each; None where no row was drawn.
-
-        Raises:
-            PrivacyBudgetError: The budget does not pay for all of them.
-        """
+        """Charge the steps of a round, then yield the batch of each; None where no row was drawn."""
         charges = self.ledger.charge_batches(steps)
         if self.settings.sampling == "order":
             # a row that was there twice would move the sum by twice the clip

@@ -80,11 +80,7 @@ class WholeModel:
         self._stage.train()
 
     def make_personal(self, patterns: Sequence[str]) -> None:
-        """Make weights personal: a site trains them and sends them to no other party, and the owner leaves them alone.
-
-        Raises:
-            ConfigError: A pattern matches nothing, or all is matched.
-        """
+        """Make weights personal: a site trains them and sends them to no other party; the owner leaves them alone."""
         names = personal_names(self.trained, patterns)
         self.personal = {name: parameter for name, parameter in self.trained.items() if name in names}
         self.trained = {name: parameter for name, parameter in self.trained.items() if name not in names}
@@ -224,9 +220,6 @@ class SiteTrainer:
     Args:
         directory: Directory of the site alone, for personal weights.
         private: Makes each step's gradient one with noise; None where the batches' own is taken.
-
-    Raises:
-        ConfigError: There are personal weights, and no directory for them.
     """
 
     def __init__(

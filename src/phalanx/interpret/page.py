@@ -29,11 +29,7 @@ def colour_losses(rows: Sequence[TokenLoss]) -> Text:
 
 
 def write_losses(rows: Sequence[TokenLoss], title: str, out: Path) -> Path:
-    """Write a text as a page; a token shows its loss, rank and the likeliest other one under the pointer.
-
-    Raises:
-        InputError: It cannot be written.
-    """
+    """Write a text as a page; a token shows its loss, rank and the likeliest other one under the pointer."""
     losses = [row.loss for row in rows if row.loss is not None]
     mean = f"{len(rows)} tokens, mean loss {sum(losses) / len(losses):.3f} nats. Red: not expected."
     content = make_element("pre", {"style": "white-space:pre-wrap"}, *map(_loss_span, rows))
@@ -41,11 +37,7 @@ def write_losses(rows: Sequence[TokenLoss], title: str, out: Path) -> Path:
 
 
 def write_layers(prompt: Sequence[str], guesses: Sequence[LayerGuess], title: str, out: Path) -> Path:
-    """Write the guesses of all layers, and where the last token looks in each.
-
-    Raises:
-        InputError: It cannot be written.
-    """
+    """Write the guesses of all layers, and where the last token looks in each."""
     shown, first = list(prompt[-_MAX_CELLS:]), max(0, len(prompt) - _MAX_CELLS)
     looks = [
         [str(guess.layer), *(_weight_cell(weight) for weight in guess.attention[first:])]
@@ -70,11 +62,7 @@ def write_layers(prompt: Sequence[str], guesses: Sequence[LayerGuess], title: st
 
 
 def write_documents(documents: Sequence[NearDocument], title: str, out: Path) -> Path:
-    """Write the nearest documents with their sources and licences.
-
-    Raises:
-        InputError: It cannot be written.
-    """
+    """Write the nearest documents with their sources and licences."""
     heads = ["Gradient", "Similarity", "Document", "Source", "Licence", "Consent", "Begins with"]
     rows = [
         [

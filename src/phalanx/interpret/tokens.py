@@ -67,7 +67,6 @@ def token_losses(model: TextModel, text: str) -> list[TokenLoss]:
 
     Raises:
         DataError: The text has fewer than two tokens, or too many.
-        ModelError: A logit is no number.
     """
     ids = encode_text(model, text)
     window = min(model.context_length, len(ids))
@@ -126,11 +125,7 @@ def layer_guesses(model: TextModel, prompt: str, num_tokens: int = 5) -> list[La
 
 
 def encode_text(model: TextModel, text: str, min_tokens: int = 2) -> list[int]:
-    """Return the tokens of a text, with no special ones around it.
-
-    Raises:
-        DataError: There are too few or too many.
-    """
+    """Return the tokens of a text, with no special ones around it."""
     ids = list(model.tokenizer(text, add_special_tokens=False).input_ids)
     if not min_tokens <= len(ids) <= MAX_TOKENS:
         raise DataError(f"text: has {len(ids)} tokens, expected {min_tokens} to {MAX_TOKENS}; give another part of it")

@@ -82,7 +82,6 @@ class LaptopRun:
 
         Raises:
             ConfigError: Another command runs in the folder, or a run file was changed after its phase was done.
-            PhalanxError: A phase fails; finished phases stay finished.
         """
         with contextlib.chdir(self._folder), hold_folder(Path()):
             here = Path()

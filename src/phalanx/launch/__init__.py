@@ -25,9 +25,6 @@ def launch_domain(launch: DomainLaunch, engine: str, nodes: Nodes, address: str 
         nodes: Over which machines, for torchrun.
         address: Address of a running Ray cluster; None for one of its own.
         dry_run: Print what would be run; start nothing.
-
-    Raises:
-        ConfigError: Nothing was started, and why.
     """
     launch.check_launch()
     check_nodes(launch, nodes)

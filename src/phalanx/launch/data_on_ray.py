@@ -42,7 +42,6 @@ class RayTasks:
         """Yield the result of each task, in the order of the tasks.
 
         Raises:
-            PhalanxError: As the task did.
             DataError: A machine was lost, and the task failed elsewhere too.
         """
         ray = self._ray

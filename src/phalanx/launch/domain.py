@@ -49,11 +49,7 @@ class DomainLaunch:
 
     @property
     def parallel_config(self) -> ParallelConfig:
-        """The section of the run file.
-
-        Raises:
-            ConfigError: It has none.
-        """
+        """The section of the run file."""
         if not isinstance(self.run_config, DomainRun):
             raise ConfigError(f"{self.run_file}: the section [parallel] is missing")
         return self.run_config.parallel

@@ -132,9 +132,6 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
     Args:
         address: Address of a running cluster for `ray.init`; None starts one on this machine for this run.
 
-    Returns:
-        How the run ended.
-
     Raises:
         ConfigError: Ray is not installed, or cannot place the ranks.
     """
@@ -166,9 +163,6 @@ class RayRanks:
 
     Args:
         sizes: Numbers of ranks that will do, most first; the first that finds room is taken.
-
-    Raises:
-        ConfigError: There is no room for any.
     """
 
     def __init__(self, ray: Any, launch: DomainLaunch, sizes: list[int]) -> None:

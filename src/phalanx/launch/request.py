@@ -22,7 +22,6 @@ class ProcessSlot:
     """One process that an engine keeps running: its party at first, and the names under which it may be replaced.
 
     Attributes:
-        name: The party it is at first.
         substitutes: Names of `pipeline.may_join` for a process that takes the place of one that died.
     """
 

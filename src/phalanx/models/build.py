@@ -148,20 +148,12 @@ def meta_stage(
 
 
 def parameter_names(hub_config: Any) -> list[str]:
-    """Return the names of a whole model's parameters, a tied head left out.
-
-    Raises:
-        ModelError: As ``build_stage``.
-    """
+    """Return the names of a whole model's parameters, a tied head left out."""
     return list(parameter_shapes(hub_config))
 
 
 def parameter_shapes(hub_config: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a whole model's parameters by name, a tied head left out.
-
-    Raises:
-        ModelError: As ``build_stage``.
-    """
+    """Return the shapes of a whole model's parameters by name, a tied head left out."""
     return trained_shapes(hub_config, None)
 
 
@@ -172,9 +164,6 @@ def trained_shapes(
 
     Args:
         spec: One stage; None for the whole model.
-
-    Raises:
-        ModelError: As ``build_stage``.
     """
     stage = meta_stage(hub_config, spec or _whole_spec(hub_config), adapter)
     trainable = stage.trainable_parameters().items()
@@ -268,7 +257,6 @@ class StageRow:
     """One line of the stage table; a tied head counts once, in the first stage.
 
     Attributes:
-        first_layer: First layer of the stage.
         end_layer: Layer behind its last one.
         parameters: Numbers that the stage holds.
         trainable: Numbers that the optimizer updates.
@@ -286,11 +274,7 @@ class StageRow:
 
 
 def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: AdapterConfig | None) -> list[StageRow]:
-    """Count the parameters of each stage without allocating any of them.
-
-    Raises:
-        ModelError: As ``build_stage``.
-    """
+    """Count the parameters of each stage without allocating any of them."""
     rows = []
     for spec in specs:
         stage = meta_stage(hub_config, spec, adapter)

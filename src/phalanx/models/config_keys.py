@@ -32,11 +32,7 @@ _BASE = "PreTrainedConfig"
 
 
 def check_keys(described: Mapping[str, Any], where: str) -> None:
-    """Refuse a key that the family's config does not know; where its source is not understood, nothing is said yet.
-
-    Raises:
-        ModelError: Names the key and the choices.
-    """
+    """Refuse a key that the family's config does not know; where its source is not understood, nothing is said yet."""
     family = described.get("model_type")
     known_keys = config_keys(family) if isinstance(family, str) else None
     unknown = [] if known_keys is None else sorted(set(described) - known_keys - _OLD_KEYS_OF_SOME)

@@ -78,11 +78,7 @@ def describe_model(config: ModelConfig) -> Mapping[str, Any] | None:
 
 
 def check_family(described: Mapping[str, Any], where: str) -> None:
-    """Refuse a model that no rule cuts into stages.
-
-    Raises:
-        ModelError: Its ``model_type`` is not among the families.
-    """
+    """Refuse a model that no rule cuts into stages."""
     model_type = described.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         experts = any("expert" in key for key in described)

@@ -168,9 +168,6 @@ def made_one_by_one(data: Mapping[str, Any]) -> int:
 
     transformers makes these one after another where it reads a config or builds a model of it. Every other number is a
     width, which takes no work before there is memory for weights.
-
-    Raises:
-        ModelError: Unknown family.
     """
     family = family_of(data.get("model_type"), "model config")
     layers = CONFIG_MAPPING[family.model_type].attribute_map.get("num_hidden_layers", "num_hidden_layers")

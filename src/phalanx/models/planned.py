@@ -123,7 +123,6 @@ class FamilyByPlan(Family):
         return {"attention_mask": masks, "position_embeddings": tables, "position_ids": ids, "use_cache": False}
 
     def block_context(self, hub_config: Any, context: dict[str, Any], layer: int) -> dict[str, Any]:
-        """Take the mask and the tables of the block's type."""
         kind = self._layer_types(hub_config)[layer]
         return context | {key: context[key][kind] for key in ("attention_mask", "position_embeddings")}
 
@@ -143,7 +142,6 @@ class FamilyByPlan(Family):
                 return torch.tanh(logits / number) * number
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
-        """Apply the parts that the plan names behind the blocks."""
         for part in self.last_parts:
             hidden = getattr(trunk, part)(hidden)
         return hidden

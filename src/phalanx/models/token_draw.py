@@ -116,9 +116,6 @@ def draw_tokens(
 
     Returns:
         Tokens, int64 ``[rows]``, and their log-probabilities, float64 ``[rows]``.
-
-    Raises:
-        ModelError: A logit is no finite number.
     """
     scaled = scale_logits(logits, rule, allowed)
     tokens = _race_winners(scaled, _race_scores(scaled, keys, rule), rule)
@@ -134,9 +131,6 @@ def check_draws(logits: Tensor, keys: Tensor, tokens: Tensor, rule: DrawRule, to
         tokens: Claimed tokens, int64 ``[rows]``, inside the vocabulary.
         tolerance: Logits by which honest computations may differ. Where top-k or top-p cuts that close to a token, the
             token may be in the race and need not be.
-
-    Raises:
-        ModelError: A logit of the checker is no finite number.
     """
     scaled = scale_logits(logits, rule)
     scores = _race_scores(scaled, keys, rule)

@@ -53,11 +53,7 @@ class WeightFiles:
         return self.stored_name(name) is not None or self._num_experts(name) > 0
 
     def weight_shape(self, name: str) -> list[int]:
-        """Return a tensor's shape; of one in pieces, the shape that they have together.
-
-        Raises:
-            ModelError: It is not there.
-        """
+        """Return a tensor's shape; of one in pieces, the shape that they have together."""
         num_experts = self._num_experts(name)
         if not num_experts:
             return self._stored_shape(name)

@@ -84,9 +84,6 @@ def weighted_causal_lm_loss(
     Returns:
         ``-sum(weight log softmax(logits)[label])`` in nats, float32. The number of labels counts weights of 0 as well,
         so that a weight changes the loss and not its divisor. A NaN makes the loss NaN.
-
-    Raises:
-        DataError: As `causal_lm`.
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
     from torch.nn import functional  # noqa: PLC0415

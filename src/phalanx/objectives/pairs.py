@@ -80,9 +80,6 @@ def log_ratios(
         logits: As in `row_log_probs`.
         labels: As in `row_log_probs`.
         extras: ``reference``, float32 ``[batch]``.
-
-    Raises:
-        DataError: As `row_log_probs`.
     """
     rows = row_log_probs(name, logits, labels)
     return RowLogProbs(rows.total - extras[REFERENCE].to(rows.total.device), rows.count)

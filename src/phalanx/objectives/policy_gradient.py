@@ -216,9 +216,6 @@ def token_log_probs(name: str, logits: Tensor, labels: Tensor, temperature: floa
         logits: ``[batch, seq, vocab]``.
         labels: int64 ``[batch, seq]``.
         temperature: Number that logits are divided by.
-
-    Raises:
-        DataError: As `causal_lm`.
     """
     from torch.nn import functional  # noqa: PLC0415 - the table of objectives is read without torch
 

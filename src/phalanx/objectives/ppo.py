@@ -75,9 +75,6 @@ class PpoSettings(RolloutSettings):
         """Advantages by `generalised_advantages`, in standard deviations of the whole draw, and returns before that.
 
         Each token costs the divergence that it adds; a text's reward follows its last token.
-
-        Raises:
-            DataError: There are no values.
         """
         import torch  # noqa: PLC0415 - the table of objectives is read without torch
 

@@ -18,9 +18,6 @@ class AdamW8bit(torch.optim.Optimizer):
 
     A state has what `moment_shapes` tells, by the same names, and the number of steps.
 
-    Raises:
-        ConfigError: bitsandbytes is not installed.
-
     Source: Dettmers et al. 2022 (8-bit optimizers via block-wise quantization), section 2.
     """
 

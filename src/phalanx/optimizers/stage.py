@@ -161,11 +161,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def restore_snapshot(self) -> None:
-        """Go back to the last snapshot, bit for bit; it stays usable.
-
-        Raises:
-            TrainingError: There is none.
-        """
+        """Go back to the last snapshot, bit for bit; it stays usable."""
         if self._undo_steps is None:
             raise TrainingError("optimizer: no snapshot to go back to; take one before the step")
         if self._undo:
@@ -182,11 +178,7 @@ class StageOptimizer:
             self._undo_steps = None
 
     def undo_state(self) -> dict[str, torch.Tensor]:
-        """The tensors of the last snapshot, named as `state` names them; not copies, so read them only.
-
-        Raises:
-            TrainingError: There is no snapshot.
-        """
+        """The tensors of the last snapshot, named as `state` names them; not copies, so read them only."""
         if self._undo_steps is None:
             raise TrainingError("optimizer: no snapshot to look at; take one before the step")
         return dict(zip(self.state_tensors(), self._undo, strict=True))

@@ -196,11 +196,7 @@ _REMOVED_VALUES: Mapping[tuple[str, object], str] = {
 
 
 def _without_removed(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop removed keys that have their only value left, as run directories have them.
-
-    Raises:
-        ValueError: A removed key or value is in use.
-    """
+    """Drop removed keys that have their only value left, as run directories have them."""
     for key, (only, instead) in _REMOVED_KEYS.items():
         if section.get(key, only) != only:
             raise _removed_key_error(key, section[key], instead)

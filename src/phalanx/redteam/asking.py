@@ -57,12 +57,6 @@ class EndpointAsks:
 
     Args:
         url: Its base address, with or without ``/v1``.
-        name: Name of the model at the server.
-        key_file: File with its access key.
-
-    Raises:
-        InputError: It is no address of http or https.
-        ConfigError: The key cannot be read.
     """
 
     def __init__(self, url: str, name: str = "default", key_file: Path | None = None) -> None:

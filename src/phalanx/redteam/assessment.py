@@ -16,11 +16,7 @@ Progress = Callable[[str], None]
 
 
 def choose_attacks(names: Sequence[str]) -> list[str]:
-    """Return the attacks of a list; all that are not slow where none is named.
-
-    Raises:
-        ConfigError: There is no such attack.
-    """
+    """Return the attacks of a list; all that are not slow where none is named."""
     stray = [name for name in names if name not in ATTACKS_ON_MODELS]
     if stray:
         raise ConfigError(f"attack {stray[0]!r}: there is none of that name; choices: {', '.join(ATTACKS_ON_MODELS)}")
@@ -67,9 +63,6 @@ def attack_model(
     """Run attacks one after the other.
 
     An attack that the target lacks something for, or that fails, is not judged; it never counts as passed.
-
-    Raises:
-        ConfigError: There is no such attack.
     """
     findings = []
     for name in choose_attacks(names):

@@ -62,10 +62,6 @@ def run_garak(
     Args:
         environment: Directory of its virtual environment.
         url: Base address of the server.
-
-    Raises:
-        InputError: There is no such environment.
-        TransportError: It failed, or left no report.
     """
     python = environment / "bin" / "python"
     if not python.is_file():

@@ -26,7 +26,6 @@ class TargetChoice:
 
     Attributes:
         rows: Training rows of a run, and as many held-out ones.
-        model_name: Name of the model at a server.
         key_file: File with the server's access key.
     """
 

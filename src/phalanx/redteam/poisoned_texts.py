@@ -140,7 +140,6 @@ class PlantedPhrases:
     """Phrases that stand in a few texts of one source, behind different words, and are followed by the same words.
 
     Attributes:
-        least_texts: Texts that must have the phrase.
         words: Words that must follow; idioms have fewer in common.
     """
 

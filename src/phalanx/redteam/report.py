@@ -86,9 +86,6 @@ def write_report(
 
     Args:
         facts: Contents of the JSON file.
-
-    Raises:
-        InputError: They cannot be written there.
     """
     sections = [make_section("Attacks", _LIMITS, make_table(HEADS, [finding_cells(finding) for finding in findings]))]
     for finding in findings:

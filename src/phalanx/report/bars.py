@@ -31,8 +31,6 @@ class Bar:
     """One bar over one or more steps.
 
     Attributes:
-        first: First step it stands for.
-        last: Last step it stands for.
         parts: Colour class and value of each part, from the bottom.
         title: Text that a tooltip shows.
         sign: A mark on top of the bar, as shape and colour class.

@@ -112,11 +112,7 @@ def compare_runs(run_dirs: Sequence[Path]) -> RunComparison:
 
 
 def write_comparison(comparison: RunComparison, out: Path) -> Path:
-    """Write a comparison as one page that opens offline.
-
-    Raises:
-        InputError: It cannot be written.
-    """
+    """Write a comparison as one page that opens offline."""
     names = comparison.names
     frame = PlotFrame(height=360.0, right=24.0)
     curves = [

@@ -23,7 +23,6 @@ def write_data_report(directory: Path) -> Path:
 
     Raises:
         DataError: There is no report to draw, or it is malformed.
-        InputError: The page cannot be written there.
     """
     return write_page(directory / PAGE, render_data_report(read_report(directory), directory.name))
 
@@ -63,7 +62,7 @@ _TERMS = ("Source", "Licence", "Consent", "Kind", "Files")
 
 
 def _page_head(name: str, sources: Sequence[Source], groups: Sequence[Mapping[str, Any]]) -> Markup:
-    raw = sum(_raw_bytes(source) for source in sources)
+    raw = sum(_number_of(source.get("read"), "raw_bytes") + _broken_bytes(source) for source in sources)
     kept_bytes = sum(_number_of(source.get("kept"), "raw_bytes") for source in sources)
     waiting = sum(
         _number_of(fate, "documents") for source in sources for fate in _fates_of(source, "quarantined").values()
@@ -207,10 +206,6 @@ def _sample_cells(line: Mapping[str, Any]) -> Markup:
     if line.get("excerpt"):
         parts.append(make_element("pre", {}, short_text(line["excerpt"], _LONGEST)))
     return make_element("div", {}, *parts)
-
-
-def _raw_bytes(source: Source) -> float:
-    return _number_of(source.get("read"), "raw_bytes") + _broken_bytes(source)
 
 
 def _broken_bytes(source: Source) -> float:

@@ -16,11 +16,7 @@ _FIGURES = "Each with its 95 % interval, by the method that suits it; n counts s
 
 
 def write_evaluation_page(path: Path, result: EvaluationResult, comparison: Sequence[Mapping[str, str]] = ()) -> Path:
-    """Write the page of a result.
-
-    Raises:
-        InputError: It cannot be written there.
-    """
+    """Write the page of a result."""
     return write_page(path, render_evaluation_page(result, comparison))
 
 

@@ -32,11 +32,7 @@ Row = Mapping[str, Any]
 
 
 def write_exchanges(path: Path, result: Mapping[str, Any]) -> Path:
-    """Write what ``phalanx bench collectives`` has measured as one self-contained page.
-
-    Raises:
-        InputError: It cannot be written there.
-    """
+    """Write what ``phalanx bench collectives`` has measured as one self-contained page."""
     return write_page(path, render_exchanges(result))
 
 

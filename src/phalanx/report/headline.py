@@ -304,7 +304,7 @@ def _blame_sentences(summary: dict[str, Any], record: RunRecord) -> list[str]:
         stages = _stages_by_party(record)
         named = [
             short_text(party, 60)
-            + (f" (stage\u00a0{short_text(stages[party], 10)})" if _is_named(party, stages) else "")
+            + (f" (stage\u00a0{short_text(stages[party], 10)})" if isinstance(party, str) and party in stages else "")
             for party in evicted[:8]
         ]
         more = f" and {len(evicted) - 8} more" if len(evicted) > 8 else ""
@@ -314,10 +314,6 @@ def _blame_sentences(summary: dict[str, Any], record: RunRecord) -> list[str]:
     if false is not None and (false or parse_number(summary.get("attacks_injected"))):
         parts.append(format_plural(false, "false accusation"))
     return parts
-
-
-def _is_named(party: Any, stages: dict[str, Any]) -> bool:
-    return isinstance(party, str) and party in stages
 
 
 def _stages_by_party(record: RunRecord) -> dict[str, Any]:

@@ -45,9 +45,6 @@ def write_report(run_dir: Path) -> Path:
     Args:
         run_dir: Directory of ``phalanx train``; files may be missing or broken off.
 
-    Returns:
-        The path of the page.
-
     Raises:
         InputError: There is no such directory, or it cannot be written to.
 
@@ -59,11 +56,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def report_page(run_dir: Path) -> str:
-    """Return the page of a run directory, as `write_report` writes it.
-
-    Raises:
-        InputError: There is no such directory.
-    """
+    """Return the page of a run directory, as `write_report` writes it."""
     record = read_run(run_dir)
     record.proof = proven_steps(run_dir, record)
     return render_run_report(record)

@@ -23,11 +23,7 @@ _HEADS = ("Layout", "m", "Recomputed", "Memory", "Step", "Tokens/s", "MFU", "Tak
 
 
 def write_plan(path: Path, answer: PlanAnswer) -> Path:
-    """Write a plan as one self-contained page.
-
-    Raises:
-        InputError: It cannot be written there.
-    """
+    """Write a plan as one self-contained page."""
     return write_page(path, render_plan(answer))
 
 
@@ -131,7 +127,7 @@ def _ranking_section(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
             format_count(candidate.tokens_per_s),
             f"{100 * candidate.mfu:.1f} %",
             _format_days(candidate.totals.days) if candidate.totals is not None else "not known",
-            _in_one_line(_format_dollars(candidate.totals.cost_usd))
+            _format_dollars(candidate.totals.cost_usd).replace(" ", "\u00a0")
             if candidate.totals is not None and candidate.totals.cost_usd
             else "not known",
         ]
@@ -244,11 +240,6 @@ _UNITS = ((1e6, " million"), (1e3, " thousand"))
 
 def _layout_name(found: Estimate) -> str:
     return str(found.layout)
-
-
-def _in_one_line(text: str) -> str:
-    """Return a cell's text with spaces that no line breaks at; a tile is too narrow for it."""
-    return text.replace(" ", "\u00a0")
 
 
 def _format_dollars(cost: tuple[float, float]) -> str:

@@ -25,7 +25,6 @@ class RunRecord:
         metrics: One row a step, in the order of the file; each has a number ``step``.
         rounds: One row a federated round, and one a measurement of its sites; empty of other runs.
         events: The audit log, unchecked; each has a text ``kind`` and an object ``body``.
-        evidence: Text of the evidence files by name.
         notes: Missing or omitted parts, one sentence each.
         proof: Proof by the audit log, in one sentence; empty where the log was not checked.
     """

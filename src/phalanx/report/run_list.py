@@ -73,11 +73,7 @@ class RunFilter:
 
 
 def list_runs(directory: Path, wanted: RunFilter | None = None) -> list[RunRow]:
-    """Return the runs in a directory and the two levels below it, the latest first.
-
-    Raises:
-        InputError: There is no such directory.
-    """
+    """Return the runs in a directory and the two levels below it, the latest first."""
     if not directory.is_dir():
         raise InputError(f"{directory}: is not a directory; give the one that holds run directories").with_facts(
             file=str(directory), found="no directory", expected="a directory of runs"
@@ -149,11 +145,7 @@ def _find_runs(directory: Path, depth: int) -> Iterator[Path]:
 
 
 def parse_day(text: str) -> date:
-    """Return a day written as 2026-11-29.
-
-    Raises:
-        InputError: It is none.
-    """
+    """Return a day written as 2026-11-29."""
     try:
         return date.fromisoformat(text)
     except ValueError as exc:

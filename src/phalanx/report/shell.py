@@ -38,11 +38,7 @@ def _wrap_scrollable(content: str) -> str:
 
 
 def write_page(path: Path, content: str) -> Path:
-    """Write a page so that a half-written one is never seen.
-
-    Raises:
-        InputError: It cannot be written there.
-    """
+    """Write a page so that a half-written one is never seen."""
     spare = path.with_name(f"{path.name}.tmp")
     try:
         spare.write_text(content, encoding="utf-8")

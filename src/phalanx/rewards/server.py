@@ -34,9 +34,6 @@ class ServedModel:
 
     Args:
         timeout_s: Time limit of one answer; None where the caller limits it.
-
-    Raises:
-        ConfigError: The key cannot be read.
     """
 
     def __init__(self, where: ServerSettings, timeout_s: float | None = None) -> None:

@@ -50,7 +50,6 @@ class RolloutBundle:
         policy: Policy of the request; None where its weights are not at hand.
         config: Config of that policy, where its weights are not at hand: keys of the hub's config.json.
         weights: Digest of its weights; with the config it gives the digest that the request names.
-        second_answer: Another answer to the same request.
         place: Prompt and sample of the text that is looked at.
         older: An older request that the worker has answered, to ask whether the text is of that one's policy.
     """
@@ -101,11 +100,7 @@ class ControlModels:
         self._models: dict[str, tuple[str, PolicyModel]] = {}
 
     def model_for(self, policy: RolloutPolicy, attention: str) -> PolicyModel:
-        """Return a model with these weights.
-
-        Raises:
-            ModelError: There is none.
-        """
+        """Return a model with these weights."""
         digest, model = self._models.get(attention, ("", None))
         if model is None:
             model = PolicyModel.from_policy(policy, attention, self._device)
@@ -127,7 +122,6 @@ def judge_bundle(
 
     Raises:
         EvidenceError: The records belong to another request, party or answer.
-        ModelError: The weights cannot be run.
 
     Guarantees:
         No worker is convicted by its texts before these were computed again as an honest worker computes them: from

@@ -46,7 +46,6 @@ class RolloutWorkerConfig(JoiningWorkerConfig):
     """The config of one worker process: its identity, where the owner listens, and how it computes.
 
     Attributes:
-        attention: Name of the attention kernel.
         batch_rows: About so many texts at a time.
         tolerance: A request that is to be judged by a narrower one is refused: it could convict an honest worker.
     """

@@ -111,11 +111,7 @@ def write_rollout_evidence(desk: EvidenceDirectory, bundle: RolloutBundle, verdi
 
 
 def explain_any_evidence(path: Path, authority: Path | None, session: str | None) -> Mapping[str, Any]:
-    """Explain the evidence of a verdict on rollouts or on stages, whichever a file holds.
-
-    Raises:
-        EvidenceError: As `explain_rollout_evidence` and `explain_evidence`.
-    """
+    """Explain the evidence of a verdict on rollouts or on stages, whichever a file holds."""
     try:
         record = json.loads(read_bounded(path, MAX_RECORD_BYTES))
         pem = None if authority is None else authority.read_bytes()

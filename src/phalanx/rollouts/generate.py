@@ -44,7 +44,6 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
 
     Raises:
         DataError: A prompt leaves no room in the model's window, or has a token beyond its vocabulary.
-        ModelError: A logit is no finite number.
     """
     check_room(model, request)
     by_place = {

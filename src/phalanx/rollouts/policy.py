@@ -49,11 +49,7 @@ class RolloutPolicy:
 
 
 def policy_digest(config: Mapping[str, Any], weights: str) -> str:
-    """Name a policy by its config and the digest of its weights; a config is checked without the weights themselves.
-
-    Raises:
-        ValueError: The config is no JSON data.
-    """
+    """Name a policy by its config and the digest of its weights; a config is checked without the weights themselves."""
     return digest_hex(canonical_json([dict(config), weights]))
 
 
@@ -75,9 +71,6 @@ class PolicyModel:
 
     Args:
         model: Model in this process; it is put into evaluation mode for each call and back after it.
-
-    Raises:
-        ModelError: It has no output layer of its own.
     """
 
     def __init__(self, model: Any) -> None:
@@ -90,11 +83,7 @@ class PolicyModel:
 
     @classmethod
     def from_policy(cls, policy: RolloutPolicy, attention: str = "sdpa", device: str = "cpu") -> Self:
-        """Build a model from data: its family must be one that Phalanx knows, and no code comes with it.
-
-        Raises:
-            ModelError: The config or a tensor does not fit.
-        """
+        """Build a model from data: its family must be one that Phalanx knows, and no code comes with it."""
         config = parse_hub_config(policy.config, "policy")
         dtypes = {tensor.dtype for tensor in policy.tensors.values() if tensor.is_floating_point()}
         if len(dtypes) != 1:
@@ -164,11 +153,7 @@ class PolicyModel:
         )
 
     def copy_weights(self, policy: RolloutPolicy) -> None:
-        """Copy other weights of the same model in.
-
-        Raises:
-            ModelError: Names or shapes differ.
-        """
+        """Copy other weights of the same model in."""
         parameters = self.named_weights
         if parameters.keys() != policy.tensors.keys():
             odd = sorted(parameters.keys() ^ policy.tensors.keys())
@@ -238,7 +223,6 @@ class KeptPolicies:
     """The last two policies: a worker may still be using the one before.
 
     Attributes:
-        now: The policy that was kept last.
         before: The one before that; None until there were two.
     """
 

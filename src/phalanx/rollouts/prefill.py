@@ -138,11 +138,7 @@ def _read_stepwise(
 
 
 def compare_text(request: RolloutRequest, one: Rollout, read: ReadTexts, tolerance: float) -> RereadRollout:
-    """Compare the claims of a text with its reading, ``[tokens, ...]``.
-
-    Raises:
-        ModelError: A logit is no finite number.
-    """
+    """Compare the claims of a text with its reading, ``[tokens, ...]``."""
     place = DrawPlace(request.seed, request.step, one.prompt, one.sample)
     keys = torch.tensor([place.draw_key(position) for position in range(len(one.ids))])
     draws = check_draws(read.logits.cpu(), keys, torch.tensor(one.ids), request.sampler, tolerance)

@@ -50,10 +50,6 @@ def rollout_company(
         processes: Starts local ones; left out, workers are started by hand on other machines.
         reward: Reward of a text; needed where workers report rewards.
         announce: Told the address at which workers are awaited.
-
-    Raises:
-        PeerLostError: A worker did not come.
-        CertificateError: The identity is unusable.
     """
     limits, patience_s = transport or TransportConfig(), check.answer_timeout_s
     with joined_workers(identity, names, run, limits, processes, announce=announce, patience_s=patience_s) as joined:

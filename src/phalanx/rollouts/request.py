@@ -65,7 +65,6 @@ class RolloutRequest(Body, kind="rollout_request"):
         seed: Seed of the run; enters every draw.
         prompts: Prompts in rising order of their numbers.
         samples: Texts for each prompt, numbered from 0.
-        ends: Tokens that end a text.
         order: Number of the request among all that its owner sends in a session, so that no two have one digest.
         tolerance: Tolerance of the judgement; a worker that answers has agreed to it.
     """

@@ -69,7 +69,6 @@ class WritingClass(StrictModel):
     """The settings by which a worker computed its texts; a control run uses them before it is accused.
 
     Attributes:
-        attention: Name of the attention kernel.
         batch_rows: About so many texts at a time.
     """
 

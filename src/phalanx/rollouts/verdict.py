@@ -75,7 +75,6 @@ class RolloutVerdict(StrictModel):
         sample: Number of the text within its prompt.
         measured: Largest value that was found; None where it is no finite number or nothing was measured.
         checked: Tokens of the answer that were read again.
-        evidence: Name of the evidence file.
     """
 
     party: PartyName

@@ -24,7 +24,6 @@ class RolloutWriter:
     """The computing part of a worker: weights in, answers out.
 
     Args:
-        attention: Name of the attention kernel.
         batch_rows: About so many texts at a time.
         tolerance: The narrowest by which answers may be judged; None for the default.
     """
@@ -42,11 +41,7 @@ class RolloutWriter:
         self._policy = ""
 
     def use_policy(self, policy: RolloutPolicy) -> None:
-        """Have the next answers written by these weights.
-
-        Raises:
-            ModelError: No model can be built of them.
-        """
+        """Have the next answers written by these weights."""
         if self._model is None:
             self._model = PolicyModel.from_policy(policy, self._class.attention, self._device)
         else:
@@ -91,7 +86,6 @@ class RolloutService:
 
         Raises:
             PeerLostError: The owner is gone, or serves another session by now.
-            FrameError: What it sends is malformed.
             ModelError: The received weights do not have the named digest.
         """
         for item in link.receive_frames():
@@ -156,11 +150,6 @@ def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None
     Args:
         config: This worker's identity, and where the owner listens.
         writer: Computes; another than the honest one is for drills only.
-
-    Raises:
-        PeerLostError: The owner cannot be reached, or is gone.
-        CertificateError: This worker's own identity is unusable.
-        PhalanxError: As `RolloutService.serve_link`.
     """
     settle_numerics(config.threads)
     with join_owner(config) as link:

@@ -33,7 +33,6 @@ class ChatWriter:
 
         Raises:
             DataError: It is too long, or the template makes nothing of it.
-            ModelError: The model has no template.
         """
         self._model.chat_prompt(chat)
 
@@ -60,9 +59,5 @@ class ChatWriter:
         return texts
 
     def log_probs(self, chat: Sequence[ChatMessage], answers: Sequence[str]) -> list[float]:
-        """Return the log-probability of each of some short answers to a chat.
-
-        Raises:
-            DataError: The chat, or one of them, does not fit.
-        """
+        """Return the log-probability of each of some short answers to a chat."""
         return self._model.chat_log_probs(chat, answers)

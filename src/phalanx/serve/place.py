@@ -28,11 +28,7 @@ def is_run(where: Path) -> bool:
 
 
 def check_place(where: Path) -> None:
-    """Return where a path is that of a run, of a checkpoint in one, or of a model.
-
-    Raises:
-        ModelError: It is none of them.
-    """
+    """Return where a path is that of a run, of a checkpoint in one, or of a model."""
     place = checkpoint_place(where)
     directory = where if place is None else place[0]
     if not is_run(directory) and not (directory / "config.json").is_file():

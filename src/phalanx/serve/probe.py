@@ -20,7 +20,6 @@ def probe_server(options: argparse.Namespace) -> int:
 
     Raises:
         OSError: There is no answer in time, its certificate is of nobody whom `authority` signed, or a file is missing.
-        ValueError: The answer is no HTTP.
     """
     with options.key_file.open("rb") as file:
         secret = file.read(_MAX_SECRET_BYTES).decode("ascii").strip()

@@ -94,11 +94,7 @@ class Listening:
 
 
 def check_access(directory: Path) -> None:
-    """Return where a directory holds keys: a server without any would be closed to everybody.
-
-    Raises:
-        ConfigError: It holds none.
-    """
+    """Return where a directory holds keys: a server without any would be closed to everybody."""
     if not (directory / KEYS_FILE).is_file():
         raise ConfigError(
             f"{directory}: holds no API keys, and no request is answered without one; make the first by "
@@ -114,8 +110,6 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
 
     Raises:
         ConfigError: There is no key, or the port, a certificate or an id cannot be had.
-        KeyFileError: The keys were altered.
-        ModelError: A model or adapter cannot be served.
     """
     check_access(plan.access)
     mark = TokenMark(plan.mark, None if plan.mark_keys is None else MarkKeyRing.read(plan.mark_keys).newest)
@@ -330,11 +324,7 @@ class _Server:
         log.record_event("model_replaced", {"model": order.model, "digest": card.digest})
 
     def serve_on(self, sock: socket.socket) -> None:
-        """Serve on a socket that is bound.
-
-        Raises:
-            DiskError: The log or the budgets could not be written.
-        """
+        """Serve on a socket that is bound."""
         asyncio.run(self._serve(sock))
         if self._fault is not None:
             raise self._fault

@@ -72,12 +72,7 @@ class StageChain:
 
 
 def model_in_stages(directory: Path, line: StageChain) -> Any:
-    """Return transformers' model without any weights, which asks the stages for logits; it generates as the whole one.
-
-    Raises:
-        OSError: transformers cannot read the directory.
-        ValueError: As above.
-    """
+    """Return transformers' model without any weights, which asks stages for logits; it generates as the whole one."""
     hub_config = ModelSource(directory).hub_config
     with quiet_transformers(), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(hub_config)

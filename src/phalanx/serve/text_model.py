@@ -173,7 +173,6 @@ class TextModel:
         """Return the text of a chat up to where the assistant begins.
 
         Raises:
-            DataError: The template refuses the messages.
             ModelError: The model has no chat template, or it does what no template may.
         """
         return self._chat_encoder.renderer.render_prompt(messages, tools)
@@ -182,7 +181,6 @@ class TextModel:
         """Return the text of a whole conversation.
 
         Raises:
-            DataError: The template refuses the messages.
             ModelError: The model has no chat template, or it does what no template may.
         """
         return self._chat_encoder.renderer.render_conversation(conversation, len(conversation.messages)).text
@@ -211,11 +209,7 @@ class TextModel:
             return stream.completion
 
     def complete_batch(self, prompts: Sequence[Sequence[int]], sampling: SamplingRule) -> list[Completion]:
-        """Go on with several prompts at once; the same batch, model and seed give the same texts.
-
-        Raises:
-            ModelError: As `TextStream`.
-        """
+        """Go on with several prompts at once; the same batch, model and seed give the same texts."""
         width = max(map(len, prompts))
         pad = min(_end_tokens(self._model), default=0)
         ids = torch.tensor(
@@ -248,7 +242,6 @@ class TextModel:
 
         Raises:
             DataError: One has no token, or does not fit into the window.
-            ModelError: One is no finite number.
         """
         if isinstance(prompt, str):
             if self._has_encoder:
@@ -297,12 +290,7 @@ class TextModel:
         return bare_encoder(self._tokenizer.backend_tokenizer, special_is_text=False)
 
     def chat_log_probs(self, messages: Sequence[ChatMessage], endings: Sequence[str]) -> list[float]:
-        """Return the log-probability of each of some texts behind a chat; chat and text are encoded as one.
-
-        Raises:
-            DataError: As `chat_prompt` and `log_probs`.
-            ModelError: As `chat_prompt` and `log_probs`.
-        """
+        """Return the log-probability of each of some texts behind a chat; chat and text are encoded as one."""
         ids = self.chat_prompt(messages)
         if self._has_encoder:
             return self._log_probs_apart(ids, endings)
@@ -456,11 +444,7 @@ def _run_generate(
 
 
 def _require_finite(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Pass finite logits on; the likeliest of NaN would be token 0.
-
-    Raises:
-        ModelError: One is not finite.
-    """
+    """Pass finite logits on; the likeliest of NaN would be token 0."""
     if not bool(torch.isfinite(scores).all()):
         raise ModelError(_NOT_FINITE)
     return scores

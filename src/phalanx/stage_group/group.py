@@ -86,11 +86,7 @@ class StageGroup:
         return self._layout.zero > 0
 
     def build_copy(self, plan: StepPlan, stage: int) -> int:
-        """Have every rank make its share of a copy; returns the copy's number.
-
-        Raises:
-            ConfigError: The ranks cannot share this model.
-        """
+        """Have every rank make its share of a copy; returns the copy's number."""
         check_plan(plan, self._layout)
         copy_id, self._num_built = self._num_built, self._num_built + 1
         with self._order_and_join(
@@ -110,7 +106,6 @@ class StageGroup:
             given: Tensors of the command, by name.
 
         Raises:
-            PeerLostError: A rank has ended.
             StaleReplicaError: A state is asked for that is not kept. Nothing was changed.
         """
         with self._order_and_join(command):

@@ -80,7 +80,6 @@ class GroupOptimizer(StageOptimizer):
         self._link.give_order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
 
     def keep_snapshot(self) -> None:
-        """As `StageOptimizer.keep_snapshot`; each rank keeps its part."""
         self._link.refresh_weights(self.num_steps)
         self._link.give_order(GroupCommand(deed="snapshot", copy_id=0), {})
         self._undo_steps = self.num_steps

@@ -89,7 +89,6 @@ def open_journal(directory: Path, sweep: SweepConfig, *, resume: bool) -> Iterat
 
     Raises:
         ConfigError: Another process searches there, there is a search and it is not resumed, or it is another one.
-        InputError: The journal is not one of this version.
     """
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / JOURNAL

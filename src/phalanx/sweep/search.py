@@ -75,7 +75,6 @@ class Sweep:
 
         Raises:
             ConfigError: The directory has a search already, or another process searches there.
-            PhalanxError: The disk is full.
             KeyboardInterrupt: The user stopped it; a resumed search loses no trial.
         """
         with open_journal(self._directory, self._sweep, resume=resume) as journal:

@@ -22,7 +22,6 @@ class FittedTable:
         heads: Names of the columns; the first one names a row.
         rows: As many cells each. No text in them is read as markup or can steer the terminal.
         left: Heads of columns with words; the others have figures and are set to the right.
-        frame: Whether the table has lines around its cells.
         lines: The list where the table does not fit, with two spaces between parts that are not to be broken; left out,
             each row's first cell, and below it the others.
     """

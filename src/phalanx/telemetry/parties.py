@@ -145,11 +145,7 @@ def _has_changed(status: PartiesStatus, last: PartiesStatus) -> bool:
 
 
 def read_peers(path: Path) -> PartiesStatus | None:
-    """Return the status in a file; None where there is no file.
-
-    Raises:
-        InputError: It cannot be read, or is no status.
-    """
+    """Return the status in a file; None where there is no file."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             data = file.read(_MAX_BYTES)

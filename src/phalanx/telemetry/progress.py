@@ -89,7 +89,6 @@ class ShownProgress:
     """The words for the steps of a run.
 
     Attributes:
-        unit: What a step is called.
         has_guard: Whether there are audits and alarms to speak of.
     """
 
@@ -167,7 +166,6 @@ class ProgressDisplay:
         total_steps: Steps of the whole run.
         start_step: Steps that were done before, when a run is resumed.
         every: A plain line every so many steps where the console is no terminal.
-        shown: Name of a step, and whether audits are shown.
         console: Console to draw on; None for standard output.
         clock: Returns the time in monotonic seconds.
     """

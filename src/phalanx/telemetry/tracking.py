@@ -136,7 +136,6 @@ class CurveWriter(Closeable):
     """Every place beside the run's own files that gets its curves.
 
     Args:
-        board: Writer of TensorBoard's event files.
         sinks: Those that the run file names.
     """
 
@@ -187,7 +186,6 @@ def open_tracking(
 
     Args:
         board: Writer of TensorBoard's event files.
-        sinks: Sinks in the run file.
         run: Facts for the sinks; `directory` is the run's.
         home: Directory of the run file.
         say: Takes a line when one has ended before the run.

@@ -114,22 +114,18 @@ class TamperedRunner(StageRunner):
         self._tamper, self._twist = tamper, twist
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
-        """As the honest stage, then tamper."""
         return self._tamper("forward", step, microbatch, self._honest.forward(step, microbatch, x))
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """As the honest stage, then tamper."""
         honest = self._honest.backward(step, microbatch, gradient)
         return None if honest is None else self._tamper("backward", step, microbatch, honest)
 
     def recompute_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As the honest stage: audits of a stage that is shared are honest."""
         return self._honest.recompute_microbatch(step, microbatch, x, gradient)
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """As the honest stage, then twist."""
         return self._twist(self._honest.take_gradients())
 
     def abandon_step(self) -> None:

@@ -180,11 +180,7 @@ class MemoryCompany:
         )
 
     def fall_back(self) -> int:
-        """Go on after a `NoHolderError`: the parties that are left begin again from the last checkpoint.
-
-        Raises:
-            CheckpointError: There is none.
-        """
+        """Go on after a `NoHolderError`: the parties that are left begin again from the last checkpoint."""
         path = latest_checkpoint(self._home.checkpoint_directory)
         if path is None:
             raise CheckpointError(f"{self._home.checkpoint_directory}: holds no checkpoint; call save() before")
@@ -200,9 +196,6 @@ class MemoryCompany:
 
         Returns:
             What it is called from now on; None while its earlier incarnation still takes part, which ends that.
-
-        Raises:
-            PeerRefusedError: It may not come back.
         """
         called = self.engine.incarnations.name_incarnation(name, True)
         if called is not None:

@@ -85,11 +85,6 @@ class RewritingEndpoint(Endpoint):
         return super().seal_for_self(*(_message_parts(messages[-1]) if messages else (kind, body, payload)))
 
     def receive_item(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
-        """As any endpoint.
-
-        Raises:
-            WorkerCrash: It was killed.
-        """
         item = super().receive_item(timeout_s)
         self._check_alive()
         if isinstance(item, CheckedFrame) and item.kind == Assign.kind:

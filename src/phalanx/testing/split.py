@@ -174,11 +174,7 @@ class SplitSimulator:
         self.meet_clients()
 
     def meet_clients(self) -> None:
-        """Have every client appraise the enclave and agree on fresh keys with it, as after a restart.
-
-        Raises:
-            RefusedEvidenceError: One does not accept its evidence.
-        """
+        """Have every client appraise the enclave and agree on fresh keys with it, as after a restart."""
         for name in self._scenario.split.client_names:
             near, far = (PlainLink(), PlainLink()) if self._is_plain else self._shake_hands(name)
             self.clients[name] = SplitClient(name, self.front, self._kinds, near)
@@ -191,7 +187,6 @@ class SplitSimulator:
 
         Raises:
             SealError: The host never let the due frame through; nothing of the step has been applied.
-            FrameError: The same, of a plaintext split.
             FailedBatchError: The loss or the gradient is not finite; nothing was applied.
         """
         names, step, before = self._scenario.split.client_names, self.enclave.trainer.num_steps, self.bytes_crossed

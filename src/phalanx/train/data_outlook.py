@@ -49,9 +49,6 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
 
     Args:
         cache: Where prepared text is kept, for the run as well.
-
-    Raises:
-        DataError: The text cannot be had.
     """
     batches = run.train.steps * run.batches_a_step
     tokens = batches * run.train.batch_size * run.data.sequence_length
@@ -75,11 +72,7 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
 
 
 def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts | None:
-    """Count the rows of a run's data; None where they are elsewhere, or are written by the model.
-
-    Raises:
-        DataError: The text cannot be had.
-    """
+    """Count the rows of a run's data; None where they are elsewhere, or are written by the model."""
     data, seed, vocabulary = run.data, run.train.seed, source.tokenizer_path
     if data.prompts or (
         data.labelled is not None and data.labelled.own_task is not None and not data.labelled.own_task.train

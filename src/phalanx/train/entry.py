@@ -178,11 +178,7 @@ def plays_rank(run: RunConfig) -> TypeGuard[DomainRun]:
 
 
 def join_as_rank(run: DomainRun, run_dir: str | Path | None = None) -> None:
-    """Be a rank other than 0 until the run is over.
-
-    Raises:
-        PhalanxError: As `train`.
-    """
+    """Be a rank other than 0 until the run is over."""
     from phalanx.train.sessions.domain import play_rank  # noqa: PLC0415 - a pipeline has no use for it
 
     load_own_code(run)
@@ -223,12 +219,7 @@ def _describe_engine(run: RunConfig, source: ModelSource, cache: Path) -> Render
 
 
 def join_terms(run: StagedRun) -> JoinTerms:
-    """What a machine that joins a run is asked to do; the model is opened for its shapes.
-
-    Raises:
-        ModelError: The model cannot be opened.
-        ConfigError: Run file and model do not fit.
-    """
+    """What a machine that joins a run is asked to do; the model is opened for its shapes."""
     check_inputs(run)
     cache = cache_beside(_run_directory(run, None))
     source = open_model(run.model, cache / "models", run.train.seed)

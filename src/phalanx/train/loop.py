@@ -30,11 +30,7 @@ class Loader(Protocol):
         ...
 
     def load_position(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken.
-
-        Raises:
-            CheckpointError: It is malformed, or of another corpus or seed.
-        """
+        """Go on where a state was taken."""
         ...
 
 

@@ -31,11 +31,7 @@ _FEW_FILES = 200
 
 
 def dataset_section(path: Path) -> tuple[str, int] | None:
-    """Return the line of ``[data]`` for a dataset of shards, and the size of its vocabulary; None where it is none.
-
-    Raises:
-        DataError: Its manifest is altered, or it is encrypted.
-    """
+    """Return the line of ``[data]`` for a dataset of shards, and the size of its vocabulary; None where it is none."""
     if not (path / DATASET_FILE).is_file():
         return None
     dataset = open_dataset(path)
@@ -79,11 +75,7 @@ def source_line(path: Path) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class StarterRows:
-    """Files of conversations, or of preferences.
-
-    Attributes:
-        layout: Of the rows of all of them.
-    """
+    """Files of conversations, or of preferences."""
 
     layout: RowLayout
     paths: tuple[Path, ...]

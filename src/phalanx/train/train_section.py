@@ -147,7 +147,6 @@ class TrainConfig(StrictModel):
         """Say why pairs cannot be learned so, or are not there; None where all is well.
 
         Args:
-            has_pairs: Whether the data are pairs.
             copies: Data parallel copies, which share out a batch.
             cuts: Ranks that share a row.
         """

@@ -65,7 +65,6 @@ class JoiningWorkerConfig(StrictModel):
     Attributes:
         identity: Directory with this worker's certificate and keys.
         owner: ``host:port`` of the owner.
-        owner_name: Party name of the owner.
         advertise: Host name or address under which the owner reaches this worker; left out, the one it binds to.
         join_timeout_s: Seconds to look for an owner that does not listen yet.
     """

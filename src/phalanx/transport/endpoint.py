@@ -192,7 +192,6 @@ class Endpoint(Closeable):
 
         Raises:
             FrameError: The frame is too large or its body is no JSON data.
-            PeerRefusedError: The receiver is unknown or evicted.
             PeerLostError: The link has failed, or its queue stayed full for the whole deadline.
         """
         return self._outbox_for(receiver).queue_frame(kind, body, self._hash_payload(payload))
@@ -217,7 +216,6 @@ class Endpoint(Closeable):
         """Sign a frame for a party behind a failed link: another party can relay it, under its sender's header.
 
         Raises:
-            FrameError: As `send`.
             PeerRefusedError: The receiver is unknown or evicted, or its link has not failed.
         """
         return self._outbox_for(receiver).put_aside(kind, body, self._hash_payload(payload))
@@ -239,11 +237,7 @@ class Endpoint(Closeable):
     def seal_for_self(
         self, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
-        """Sign a message to this party itself: nothing is sent, but it is committed to as any other.
-
-        Raises:
-            FrameError: The body is no JSON data.
-        """
+        """Sign a message to this party itself: nothing is sent, but it is committed to as any other."""
         buffers = [memoryview(part).cast("B") for part in payload]
         with self._meter.measure_cpu_time("hashing"):
             digest = digest_hex(*buffers)
@@ -259,11 +253,7 @@ class Endpoint(Closeable):
         return self._inbox.get_item(timeout_s)
 
     def flush_frames(self, timeout_s: float) -> None:
-        """Wait until every queued frame was taken; links that failed are not waited for.
-
-        Raises:
-            PeerLostError: One does not within the time.
-        """
+        """Wait until every queued frame was taken; links that failed are not waited for."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             outboxes = list(self._outboxes.values())

@@ -93,11 +93,7 @@ class SignedHeader:
 
     @cached_property
     def fields(self) -> HeaderFields:
-        """The fields of the header.
-
-        Raises:
-            FrameError: It is malformed.
-        """
+        """The fields of the header."""
         if len(self.header_bytes) > MAX_HEADER_BYTES:
             raise FrameError(f"header: has {len(self.header_bytes)} bytes, at most {MAX_HEADER_BYTES} are allowed")
         try:
@@ -130,12 +126,7 @@ class SignedHeader:
         return digest_hex(self.header_bytes)
 
     def verify_sender(self, peer: Peer) -> None:
-        """Return when this peer is the sender and signed this header.
-
-        Raises:
-            SignatureError: It did not.
-            FrameError: The header is malformed.
-        """
+        """Return when this peer is the sender and signed this header."""
         if self.fields.sender != peer.name:
             raise SignatureError(f"header of {self.fields.sender}: checked against the key of {peer.name}")
         peer.verify_signature(self.signature, in_domain(_HEADER_DOMAIN, self.header_bytes))

@@ -36,11 +36,7 @@ _TLS_HANDSHAKE_RECORD = 22
 
 
 def server_credentials(identity: Identity) -> grpc.ServerCredentials:
-    """Return credentials that demand a certificate of the same authority from every client.
-
-    Raises:
-        CertificateError: The identity was made without a certificate.
-    """
+    """Return credentials that demand a certificate of the same authority from every client."""
     _check_complete(identity)
     pair = (identity.tls_key_pem, identity.certificate_pem)
     return grpc.ssl_server_credentials([pair], root_certificates=identity.authority_pem, require_client_auth=True)

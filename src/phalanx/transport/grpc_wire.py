@@ -87,7 +87,6 @@ class GrpcWire:
         awaited: Parties that it still waits for, for callers to show.
 
     Raises:
-        CertificateError: The identity has no certificate.
         TransportError: The address cannot be listened on, or TLS 1.2 would be accepted.
 
     Guarantees:
@@ -136,11 +135,7 @@ class GrpcWire:
         self._run, self._handle = run, handle
 
     def add_route(self, name: str, address: str) -> None:
-        """Tell where a party is reached; connects at the first frame.
-
-        Raises:
-            CertificateError: The party name is malformed.
-        """
+        """Tell where a party is reached; connects at the first frame."""
         channel = open_channel(self._identity, name, address, self._config)
         with self._changed:
             old = self._channels.get(name)
@@ -271,7 +266,6 @@ def ask_peer_run(
         begins: Whether this process has just begun: any other one with this certificate has ended then.
 
     Raises:
-        PeerLostError: No answer came in that time.
         PeerRefusedError: It is another party, or does not accept our certificate.
         CertificateError, FrameError: The answer is malformed or names another party.
     """

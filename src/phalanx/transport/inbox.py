@@ -70,7 +70,6 @@ class Inbox:
 
         Raises:
             PeerLostError: There was no room within `timeout_s`, or the inbox is closed.
-            PeerRefusedError: The sender was evicted meanwhile.
         """
         cost = size_bytes + _OVERHEAD_BYTES
         bound = self._max_queued_bytes if item.payload.nbytes else 2 * self._max_queued_bytes
@@ -209,11 +208,7 @@ class Allowances:
             self._granted_bytes[peer] += size_bytes
 
     def check_header(self, peer: str, size_bytes: int) -> None:
-        """Refuse a header that is too long to be shown to the judge, unless it is the judge's own.
-
-        Raises:
-            FrameError: It is.
-        """
+        """Refuse a header that is too long to be shown to the judge, unless it is the judge's own."""
         if self._judge not in (None, peer) and size_bytes > MAX_SHOWN_HEADER_BYTES:
             raise FrameError(
                 f"{peer}: a header of {size_bytes} bytes cannot be shown to {self._judge}; "

@@ -160,9 +160,7 @@ class ArrivalProof:
         """Return when `peer` has signed for the first header of the chain.
 
         Raises:
-            SignatureError: The receipt is not the peer's.
             OrderError: The headers are no chain that ends at the receipt.
-            FrameError: A header is malformed.
         """
         self.receipt.verify_receiver(peer)
         named = [*(header.fields.previous for header in self.chain[1:]), self.receipt.header_digest]

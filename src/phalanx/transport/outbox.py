@@ -93,7 +93,6 @@ class Outbox:
 
         Raises:
             FrameError: The frame is too large or its body is no JSON data; the link is as it was.
-            PeerRefusedError: The receiver was evicted.
             PeerLostError: The link has failed, or the queue stayed full for the whole deadline.
         """
         bound = self._limits.max_queued_bytes * (1 if payload.size_bytes else 2)
@@ -126,7 +125,6 @@ class Outbox:
         """Seal a frame of a link that has failed; its bytes reach the receiver on another way, or not at all.
 
         Raises:
-            FrameError: As `put`.
             PeerRefusedError: The receiver was evicted, or the link has not failed: a gap in it would break it.
         """
         with self._changed:

@@ -35,11 +35,7 @@ def tensor_buffers(tensor: torch.Tensor) -> memoryview:
 
 
 def tensor_memory(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor in place, to be written to; as `tensor_buffers` otherwise.
-
-    Raises:
-        FrameError: As `tensor_buffers`.
-    """
+    """Return the bytes of a tensor in place, to be written to; as `tensor_buffers` otherwise."""
     _dtype_name(tensor.dtype)
     _check_byte_order()
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():

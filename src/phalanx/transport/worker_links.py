@@ -121,10 +121,6 @@ def joined_workers(
         processes: Starts local ones; left out, workers are started by hand on other machines.
         announce: Told the address at which workers are awaited.
         patience_s: Seconds that one worker may take to join.
-
-    Raises:
-        PeerLostError: A worker did not come.
-        CertificateError: The identity is unusable.
     """
     wire = GrpcWire(identity, transport)
     with contextlib.ExitStack() as stack:
@@ -200,7 +196,6 @@ def join_owner(config: JoiningWorkerConfig) -> Iterator[OwnerLink]:
     """Look for the owner, and join its session.
 
     Raises:
-        PeerLostError: The owner cannot be reached, or is gone.
         CertificateError: This worker's own identity is unusable.
     """
     identity, transport = load_identity(Path(config.identity)), config.transport

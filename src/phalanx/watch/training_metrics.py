@@ -339,7 +339,6 @@ class MetricsServer(Closeable):
         self._thread.start()
 
     def close(self) -> None:
-        """Take no further request."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -25,7 +25,6 @@ def has_joined(token: "JoinToken", home: Path, file: Path) -> bool:
 
     Raises:
         ConfigError: The keys there are of another party, or of another authority than the token's.
-        CertificateError: They are unusable.
     """
     from phalanx.errors import ConfigError
     from phalanx.security.crypto import certificate_fingerprint, load_identity, read_public
@@ -64,12 +63,6 @@ def change_file(path: Path, settings: Mapping[str, Setting]) -> list[str]:
 
     Args:
         settings: Setting per key, at most one table deep; None removes the key.
-
-    Returns:
-        What was changed, one line each.
-
-    Raises:
-        ConfigError: The file is not TOML.
     """
     text = read_file(path).decode("utf-8", errors="replace")
     before, after = _parse_toml(path, text), _parse_toml(path, text)

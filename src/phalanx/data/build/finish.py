@@ -43,7 +43,6 @@ class SourceAccount:
 
     Attributes:
         read: Bytes that were read, and edited on the way.
-        found: Bytes in shards and account.
         samples: Lines of the account with the smallest digests, so that nothing but their content chose them.
     """
 

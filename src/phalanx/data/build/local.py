@@ -25,11 +25,7 @@ class BuildEngine(Protocol):
     """Something that performs tasks, wherever and however many at a time."""
 
     def perform_tasks(self, tasks: Iterable[Task]) -> Iterator[dict[str, Any]]:
-        """Yield the result of each task, in the order of the tasks.
-
-        Raises:
-            PhalanxError: As the task did, or a process has ended.
-        """
+        """Yield the result of each task, in the order of the tasks."""
         ...
 
     def __enter__(self) -> Self:

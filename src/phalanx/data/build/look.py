@@ -47,11 +47,7 @@ def read_report(directory: Path) -> dict[str, Any]:
 
 
 def signed_report(dataset: Dataset) -> dict[str, Any]:
-    """Read the report of a dataset with a verified manifest.
-
-    Raises:
-        DataError: It is not the signed one.
-    """
+    """Read the report of a dataset with a verified manifest."""
     _check_signed(dataset, REPORT_FILE)
     return read_report(dataset.directory)
 
@@ -208,11 +204,7 @@ def _integer_field(entry: DocumentEntry, name: str) -> int:
 
 
 def check_tokenizer(dataset: Dataset) -> None:
-    """Compare the tokenizer beside the shards with the tokenizer that made the tokens.
-
-    Raises:
-        DataError: It is another one, or cannot be read.
-    """
+    """Compare the tokenizer beside the shards with the tokenizer that made the tokens."""
     _tokenizer_bytes(dataset)
 
 

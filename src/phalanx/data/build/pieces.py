@@ -163,11 +163,7 @@ class PieceReader:
             yield from _take_first(cast("FileSource", self._source).read_file_records(file), limit)
 
     def check_unchanged(self, digests: list[str]) -> None:
-        """Compare the files with their earlier digests.
-
-        Raises:
-            DataError: One is another than when it was hashed.
-        """
+        """Compare the files with their earlier digests."""
         for file, before in zip(self._files, digests, strict=False):
             if _digest_file(file) != before:
                 raise _changed_error(file)

@@ -43,9 +43,6 @@ def preview_build(recipe: DataRecipe, documents: int, code_home: Path = Path()) 
     Args:
         recipe: Recipe of the build. A rule that compares documents sees the sample alone, so it finds fewer.
         documents: Documents of each source, from the beginnings of files that are spread over the source.
-
-    Raises:
-        DataError: As a build.
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-preview-") as place:
         output = recipe.output.model_copy(update={"excerpt": _EXCERPT})

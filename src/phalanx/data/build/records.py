@@ -82,11 +82,7 @@ class RecordFile:
     """Reads the file of a `RecordWriter`; one block is in memory at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Read the index.
-
-        Raises:
-            DataError: The file is cut or is something else.
-        """
+        """Read the index."""
         self._path = path
         self._unpack = import_zstd().ZstdDecompressor()
         self._count: int

@@ -98,7 +98,6 @@ class PassFilter:
 
     Attributes:
         recipe: Names of steps, and a person's decisions on quarantined documents.
-        rules: All rules of the recipe, by place.
     """
 
     recipe: DataRecipe

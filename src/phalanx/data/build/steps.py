@@ -14,11 +14,7 @@ STEPS: dict[str, RuleEntry] = {**RULES, **SCANS}
 
 
 def step_settings(step: RuleSettings) -> dict[str, Any]:
-    """Return what decides the outcomes of a step: its keys, and digests of the files that they name.
-
-    Raises:
-        DataError: Such a file cannot be read.
-    """
+    """Return what decides the outcomes of a step: its keys, and digests of the files that they name."""
     files = {str(path): _file_digest(path) for path in sorted(_collect_paths(step.model_dump()))}
     settings = step.model_dump(mode="json")
     return {**settings, "files read": files} if files else settings

@@ -52,8 +52,6 @@ class WorkStore:
         Args:
             work: Fills the directory that it is given, and returns the summary.
 
-        Raises:
-            DiskError: The disk is full, read-only or broken.
         InputError: Nothing may be written there.
         """
         try:

@@ -133,21 +133,13 @@ def parse_conversation(found: Mapping[str, Any], shape: Shape = "auto", ignore: 
 
 
 def parse_prompt(record: Mapping[str, Any], ignore: Collection[str] = ()) -> Conversation:
-    """Read the messages of a line's `prompt`, with the tools and the system text that stand beside them.
-
-    Raises:
-        DataError: As `parse_conversation`.
-    """
+    """Read the messages of a line's `prompt`, with the tools and the system text that stand beside them."""
     beside = {name: record.get(name) for name in ("tools", "system")}
     return parse_conversation({"messages": record["prompt"], **beside}, "messages", ignore)
 
 
 def checked_conversation(plain: Mapping[str, Any]) -> Conversation:
-    """Read a conversation of this form's own fields.
-
-    Raises:
-        DataError: Describes the fault, and its place.
-    """
+    """Read a conversation of this form's own fields."""
     try:
         # as JSON: lists are the tuples of the form
         return Conversation.model_validate_json(json.dumps(plain))

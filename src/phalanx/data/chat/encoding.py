@@ -44,7 +44,6 @@ def check_rendered(
 
     Args:
         rendered: The text; without turns where it is a prompt.
-        template: Its name, for the message.
         learned_from: The first message that may be learned.
     """
     places = {turn.message: rendered.text[turn.start : turn.stop] for turn in rendered.turns}
@@ -174,7 +173,6 @@ class ChatEncoder(Closeable):
 
         Raises:
             DataError: As `encode`; or the template writes the prompt otherwise where an answer follows.
-            ModelError: As `encode`.
         """
         conversation = Conversation(messages=(*before, *answer), tools=tuple(tools))
         rendered = self._render_checked(conversation, len(before))
@@ -210,10 +208,6 @@ class ChatEncoder(Closeable):
             messages: The last of which is not the assistant's.
             is_whole: Whether all of the messages must appear, as where an answer behind them is learned. In talks many
                 templates leave out earlier thoughts.
-
-        Raises:
-            DataError: As `encode`.
-            ModelError: As `encode`.
         """
         self._check_texts(messages)
         text = self._renderer.render_prompt(messages, tools)
@@ -223,12 +217,7 @@ class ChatEncoder(Closeable):
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_ending(self, messages: Sequence[ChatMessage], ending: str) -> tuple[list[int], list[int]]:
-        """Encode messages and the assistant's beginning as one text; return the ids before and of the ending.
-
-        Raises:
-            DataError: As `encode`.
-            ModelError: As `encode`.
-        """
+        """Encode messages and the assistant's beginning as one text; return the ids before and of the ending."""
         self._check_texts(messages)
         text = self._renderer.render_prompt(messages)
         encoding = self._backend.encode(text + ending, add_special_tokens=False)
@@ -236,7 +225,6 @@ class ChatEncoder(Closeable):
         return list(encoding.ids[:border]), list(encoding.ids[border:])
 
     def close(self) -> None:
-        """End the template's process."""
         self._renderer.close()
 
     def _tokenize_turns(self, text: str, turns: Sequence[TurnSpan]) -> tuple[list[int], list[int | None]]:

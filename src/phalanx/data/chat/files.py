@@ -55,9 +55,5 @@ def conversation_to_text(conversation: Conversation) -> str:
 
 
 def conversation_from_text(text: str) -> Conversation:
-    """Read it back.
-
-    Raises:
-        DataError: It is none.
-    """
+    """Read it back."""
     return checked_conversation(json.loads(text))

@@ -74,7 +74,6 @@ class ChatRenderer(Closeable):
         """Render messages up to where the assistant begins.
 
         Raises:
-            DataError: The template does not render these messages.
             ModelError: It is broken, or does or takes what no template may.
         """
         return self._request_rendering(messages, tools, asks=True, wanted=()).text

@@ -77,11 +77,7 @@ def default_template(name: str, end_of_text: str) -> ChatTemplate:
 
 
 def template_from_file(path: Path, directory: Path | None, end_of_text: str) -> ChatTemplate:
-    """Read a template that a run file names; its special tokens come from the model's directory.
-
-    Raises:
-        DataError: It cannot be read, or is too long.
-    """
+    """Read a template that a run file names; its special tokens come from the model's directory."""
     tokens = {"eos_token": end_of_text, **({} if directory is None else _special_tokens(directory))}
     return ChatTemplate(str(path), read_text(path), tokens)
 
@@ -91,9 +87,6 @@ def model_template(directory: Path) -> ChatTemplate | None:
 
     Looked for in ``chat_template.jinja``, ``chat_template.json`` and ``tokenizer_config.json``, in this order; of
     several by name, the one called "default".
-
-    Raises:
-        DataError: A file is malformed.
     """
     tokens = _special_tokens(directory)
     path = directory / TEMPLATE_FILE
@@ -111,11 +104,7 @@ def model_template(directory: Path) -> ChatTemplate | None:
 
 
 def text_marks(directory: Path) -> frozenset[str]:
-    """Return the marks of roles that no file beside a model's tokenizer declares as tokens: its template's are text.
-
-    Raises:
-        DataError: A file is malformed.
-    """
+    """Return the marks of roles that no file beside a model's tokenizer declares as tokens: its template's are text."""
     declared = [_read_json_object(directory / name) for name in _DECLARATIONS]
     declared_text = json.dumps([{**entry, "chat_template": None} for entry in declared], ensure_ascii=False)
     return frozenset(mark for mark in _ROLE_MARKS if json.dumps(mark) not in declared_text)

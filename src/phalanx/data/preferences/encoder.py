@@ -57,9 +57,6 @@ class AnswerEncoder(Closeable):
     Args:
         template: Name in the run file.
         path: Its ``tokenizer.json``, beside which a model's template lies.
-
-    Raises:
-        DataError: The template cannot be read.
     """
 
     def __init__(self, template: str, tokenizer: TextTokenizer, path: Path, tokens: int) -> None:
@@ -86,7 +83,6 @@ class AnswerEncoder(Closeable):
         return self._chat
 
     def close(self) -> None:
-        """End the template's process."""
         if self._chat is not None:
             self._chat.close()
 

@@ -52,11 +52,7 @@ class PairRows:
         return len(self.ids) // 2
 
     def pair_batch(self, indices: Sequence[int]) -> Batch:
-        """Pairs by number: two rows each.
-
-        Raises:
-            DataError: There is no such pair.
-        """
+        """Pairs by number: two rows each."""
         for index in indices:
             if not 0 <= index < self.num_pairs:
                 raise DataError(f"pair {index} is out of range; expected 0 to {self.num_pairs - 1}")

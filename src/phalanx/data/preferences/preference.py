@@ -56,7 +56,6 @@ class Preference(StrictModel):
         tools: That the assistant may call, as JSON schemas.
         answers: The better and the worse one; or a single one.
         margin: Difference in score by which the first is better.
-        wanted: Whether a single answer is wanted.
     """
 
     text: str = ""
@@ -113,11 +112,7 @@ def parse_preference(found: Mapping[str, Any], shape: PreferenceShape, ignore: C
 
 
 def checked_preference(plain: Mapping[str, Any]) -> Preference:
-    """Read a preference of this form's own fields.
-
-    Raises:
-        DataError: Describes the fault.
-    """
+    """Read a preference of this form's own fields."""
     try:
         return Preference.model_validate_json(json.dumps(plain))
     except ValidationError as exc:

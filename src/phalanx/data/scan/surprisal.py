@@ -44,7 +44,6 @@ class SurprisalConfig(ScanSettings):
     Attributes:
         novelty: Share of a window's pairs that no other document may have, from which the document is an outlier; in a
             corpus that is full of such windows, one and a half deviations above its median if that is more.
-        least_documents: Outliers that must share a trigger.
         most_shared: Words and pairs that outliers may share besides: a language or a format shares many.
     """
 

@@ -85,7 +85,6 @@ class WordSpool(Closeable):
         self._extents: list[_Extent] = []
 
     def close(self) -> None:
-        """Give the file back."""
         self._file.close()
 
     def __len__(self) -> int:

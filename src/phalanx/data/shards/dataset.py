@@ -57,7 +57,6 @@ class TokenStream:
 
         Raises:
             DataError: A leaf is not the signed one; the message names shard and leaf.
-            IndexError: There are no such tokens.
         """
         if not 0 <= start <= stop <= self._num_tokens:
             raise IndexError(f"tokens {start} to {stop} of {self._num_tokens}")
@@ -110,11 +109,7 @@ class Dataset:
         return f"signed with key {self.signer}, not verified: give it as signer after you have checked its owner"
 
     def tokens(self, group: str, split: str) -> TokenStream:
-        """Return the tokens of one split of a group.
-
-        Raises:
-            DataError: There is no such part.
-        """
+        """Return the tokens of one split of a group."""
         if (group, split) not in self._tokens:
             self._tokens[group, split] = TokenStream(self.part_record(group, split), self._store, self.manifest)
         return self._tokens[group, split]
@@ -154,11 +149,7 @@ class Dataset:
             yield self._read_entry(part, record)
 
     def part_record(self, group: str, split: str) -> PartRecord:
-        """Return the manifest's record of one split of a group.
-
-        Raises:
-            DataError: There is no such part.
-        """
+        """Return the manifest's record of one split of a group."""
         for part in self.manifest.parts:
             if (part.group, part.split) == (group, split):
                 return part
@@ -277,11 +268,7 @@ def rewrap_data_key(directory: Path, old: SealKey, new: SealKey) -> str:
 
 
 def manifest_bytes(directory: Path) -> bytes:
-    """Return the bytes of a dataset's manifest, unverified.
-
-    Raises:
-        DataError: There is none.
-    """
+    """Return the bytes of a dataset's manifest, unverified."""
     return _read_limited(directory / DATASET_FILE, MAX_MANIFEST_BYTES)
 
 

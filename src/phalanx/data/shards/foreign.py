@@ -65,11 +65,7 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class ForeignTokens:
-    """What a person says of tokens that another tool made.
-
-    Attributes:
-        consent: Consent of the people in them.
-    """
+    """What a person says of tokens that another tool made."""
 
     files: Sequence[TokenFile]
     tokenizer: TokenizerRecord

@@ -159,7 +159,6 @@ class VerifiedFile:
     read in place, through a memory map; encrypted ones are decrypted into memory that the dataset's files share.
 
     Args:
-        record: Record of the signed manifest.
         dtype: Type of the items; the file holds a whole number of them.
         num_ids: Upper bound of items that are token ids: each must be below it.
     """
@@ -187,7 +186,6 @@ class VerifiedFile:
 
         Raises:
             DataError: A leaf is not the signed one, or the file is missing or cut.
-            IndexError: There are no such items.
         """
         if not 0 <= start <= stop <= self.num_items:
             raise IndexError(f"{self.file}: items {start} to {stop} of {self.num_items}")

@@ -257,11 +257,7 @@ def verify_dataset(data: bytes, where: Path, signer: str | None = None) -> Signe
 
 
 def verify_statement(statement: IndexStatement, signature: str, found: str, where: str, signer: str | None) -> None:
-    """Check that the key `found` signed a statement about an index, and is the required one.
-
-    Raises:
-        DataError: It did not, or another key must have.
-    """
+    """Check that the key `found` signed a statement about an index, and is the required one."""
     _check_signature(statement.signed_bytes(), signature, found, where, signer)
 
 

@@ -109,11 +109,7 @@ def prove_document(dataset: Dataset, digest: str) -> DocumentProof:
 
 
 def read_proof(content: bytes, where: str) -> DocumentProof:
-    """Read a proof.
-
-    Raises:
-        DataError: It is malformed.
-    """
+    """Read a proof."""
     try:
         if len(content) > MAX_PROOF_BYTES:
             raise ValueError(f"has more than {MAX_PROOF_BYTES} bytes")  # noqa: TRY301

@@ -40,9 +40,6 @@ class DocumentEntry:
         source: Number of its source in the manifest.
         name: Name by which a person finds it; the same on every machine.
         fields: Further columns: scores, labels, languages.
-
-    Raises:
-        DataError: The digest is none.
     """
 
     digest: str
@@ -78,11 +75,7 @@ class DocumentEntry:
 
     @classmethod
     def from_bytes(cls, content: bytes, digest: str, source: int, where: str) -> "DocumentEntry":
-        """Read name and fields.
-
-        Raises:
-            DataError: They are malformed.
-        """
+        """Read name and fields."""
         try:
             entry = parse_canonical(content.removesuffix(b"\n"))
             name, fields = entry["name"], entry["fields"]

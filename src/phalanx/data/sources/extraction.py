@@ -65,9 +65,6 @@ class TextExtractor:
 
     Args:
         kind: Kind of the source, for messages.
-
-    Raises:
-        DataError: The library is not installed.
     """
 
     def __init__(self, kind: str, config: PageSettings) -> None:

@@ -26,12 +26,7 @@ class OwnSource:
     """What stands between a source of the user's own and the corpus: its documents are looked at, its errors told."""
 
     def __init__(self, kind: str, make: Callable[..., Any], config: OwnSourceConfig) -> None:
-        """Make the source.
-
-        Raises:
-            ConfigError: It is no data source.
-            DataError: It fails.
-        """
+        """Make the source."""
         if not callable(make):
             raise unfit_code_error(kind, f"a {type(make).__name__}", "a class or function that returns a data source")
         self._kind, self._config = kind, config

@@ -30,20 +30,12 @@ class ParquetTable:
         return int(self._ask_once(act="open", **self._file_order)["groups"])
 
     def claimed_sizes(self, group: int) -> tuple[int, int]:
-        """The bytes of a row group, unpacked, and its rows, as the file says.
-
-        Raises:
-            DataError: They cannot be read.
-        """
+        """The bytes of a row group, unpacked, and its rows, as the file says."""
         answer = self._ask_once(act="claims", group=group)
         return int(answer["size"]), int(answer["rows"])
 
     def read_group(self, group: int, beside: list[str]) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-        """The rows of a group: bytes of the text, and what lies beside it; None where there is no text.
-
-        Raises:
-            DataError: They cannot be decoded.
-        """
+        """The rows of a group: bytes of the text, and what lies beside it; None where there is no text."""
         asked = self._ask_decoder(act="rows", group=group, column=self._file_order["column"], beside=beside)
         yield from ((content, answer["beside"]) for answer, content in asked if not answer["end"])
 

@@ -153,11 +153,7 @@ class RecordFiles(ABC):
                     raise DataError(f"{result.name}: {result.reason}")
 
     def read_file_records(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
-        """Yield every record of one file, in order; broken ones too.
-
-        Raises:
-            DataError: The file cannot be opened or read.
-        """
+        """Yield every record of one file, in order; broken ones too."""
         for record in self._cut_file(file, file.name):
             result = record if isinstance(record, BrokenRecord) else self._convert_record(record)
             # whatever library found a fault, its words may quote the bytes that it found
@@ -247,9 +243,6 @@ class StreamFiles(RecordFiles):
         """Cut a file into spans of at least so many bytes on the disk; none where it stays one, as a damaged one does.
 
         A span begins behind a whole record; of a packed file, where a member ends behind one.
-
-        Raises:
-            DataError: The file cannot be opened or read.
         """
         borders = MemberBorders() if is_packed(file) else None
         spans: list[FileSpan] = []

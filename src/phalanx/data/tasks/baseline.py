@@ -14,9 +14,6 @@ def tfidf_predictions(train: Sequence[Example], test: Sequence[Example], seed: i
     Args:
         test: Their labels are not looked at.
 
-    Returns:
-        A label for each test example.
-
     Raises:
         DataError: scikit-learn is not installed.
     """

@@ -22,11 +22,7 @@ CLASSES = (
 
 
 def load_medical_abstracts(home: Path | None = None) -> LabelledExamples:
-    """Read the abstracts; some are in the file twice, with two labels, and are left out.
-
-    Raises:
-        DataError: The file is not there or is malformed.
-    """
+    """Read the abstracts; some are in the file twice, with two labels, and are left out."""
     path = find_file(home, FILE, _HOW)
     return unique_examples(CLASSES, _read_abstracts(path), str(path))
 

@@ -24,11 +24,7 @@ CLASSES = (
 
 
 def load_medquad(home: Path | None = None) -> LabelledExamples:
-    """Read answers without their questions: the wording of a question would give the kind away.
-
-    Raises:
-        DataError: The file is not there or is malformed.
-    """
+    """Read answers without their questions: the wording of a question would give the kind away."""
     path = find_file(home, FILE, _HOW)
     return unique_examples(CLASSES, _read_answers(path), str(path))
 

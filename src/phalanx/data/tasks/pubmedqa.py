@@ -31,21 +31,13 @@ _ROLE_OF: Mapping[str, str] = MappingProxyType(
 
 
 def load_decisions(home: Path | None = None) -> LabelledExamples:
-    """Read each conclusion with the decision that experts drew from it.
-
-    Raises:
-        DataError: The file is not there or is malformed.
-    """
+    """Read each conclusion with the decision that experts drew from it."""
     path = find_file(home, FILE, _HOW)
     return unique_examples(DECISIONS, _read_decisions(path), str(path))
 
 
 def load_sections(home: Path | None = None) -> LabelledExamples:
-    """Read the sections of each abstract that have one of four roles as heading.
-
-    Raises:
-        DataError: The file is not there or is malformed.
-    """
+    """Read the sections of each abstract that have one of four roles as heading."""
     path = find_file(home, FILE, _HOW)
     return unique_examples(ROLES, _read_sections(path), str(path))
 

@@ -17,7 +17,6 @@ def split_by_class(
 
     Args:
         test_share: Share of every class, rounded to the nearest number; at least one example stays on either side.
-        seed: Another one gives another split.
 
     Returns:
         Training and test examples, each in an order that shows nothing of the class.
@@ -37,9 +36,6 @@ def take_by_class(examples: Sequence[Example], count: int, seed: int) -> tuple[E
     """Draw `count` examples in which every class has its share of the whole, and at least one.
 
     Fewer are drawn only if there are fewer. Largest remainders first, so that the counts add up.
-
-    Raises:
-        DataError: `count` is below the number of classes.
     """
     groups = _by_class(examples, seed)
     if count >= len(examples):

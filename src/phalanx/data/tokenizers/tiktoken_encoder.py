@@ -94,9 +94,6 @@ def check_merges(merges: Sequence[tuple[bytes, bytes]]) -> None:
 
     Args:
         merges: Pairs in their order, no two of which make the same token.
-
-    Raises:
-        UnequalError: It does not hold; names the first token.
     """
     ranks = {first + right: rank for rank, (first, right) in enumerate(merges)}
     for rank, (first, right) in enumerate(merges):

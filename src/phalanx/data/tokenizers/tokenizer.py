@@ -56,11 +56,7 @@ class TextTokenizer:
         return encoded
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a text that is to be continued, behind the tokenizer's first token.
-
-        Raises:
-            DataError: As `encode`.
-        """
+        """Token ids of a text that is to be continued, behind the tokenizer's first token."""
         return [*self.first_ids, *self.encode_texts([text])[0]]
 
     def encode_pair(self, prompt: str, answer: str) -> tuple[list[int], int]:
@@ -83,9 +79,6 @@ class TextTokenizer:
 
         Args:
             tokens: At most so many of each; the text is cut off, and what is written around it is not.
-
-        Raises:
-            DataError: As `encode`.
         """
         room = max(tokens - len(self.first_ids) - len(self.last_ids), 0)
         rows = ([*self.first_ids, *ids[:room], *self.last_ids] for ids in self.encode_texts(texts))
@@ -184,11 +177,7 @@ def end_of_text(path: Path, eos_id: int) -> str:
 
 
 def open_tokenizer(path: Path, eos_id: int) -> TextTokenizer:
-    """Read a ``tokenizer.json`` of which the number of the end-of-text token is known.
-
-    Raises:
-        DataError: As `end_of_text`.
-    """
+    """Read a ``tokenizer.json`` of which the number of the end-of-text token is known."""
     return wrap_backend(_load_backend(path), end_of_text(path, eos_id), str(path))
 
 
@@ -222,9 +211,6 @@ def wrap_backend(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> T
 
     Args:
         backend: Backend of the tokenizers library; truncation and padding are turned off.
-
-    Raises:
-        DataError: `eos_token` is not in the vocabulary.
     """
     eos_id = backend.token_to_id(eos_token)
     if eos_id is None:
@@ -273,11 +259,7 @@ def _declared_eos(directory: Path, backend: tokenizers.Tokenizer) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file beside a tokenizer; an empty one where there is no file.
-
-    Raises:
-        DataError: It is not JSON, or no object.
-    """
+    """Read the JSON object in a file beside a tokenizer; an empty one where there is no file."""
     if not path.is_file():
         return {}
     try:

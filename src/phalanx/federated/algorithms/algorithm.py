@@ -209,7 +209,6 @@ def next_control(
     """Return a site's next variate, ``c_i - c - delta / (steps * rate)``.
 
     Args:
-        of_all: Control variate of all sites.
         delta: Movement of its weights in the round, before it was scaled to the norm.
         way: Local steps times the learning rate.
 

@@ -81,9 +81,6 @@ class BridgeCarrier:
         revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the thread that listens as well.
 
-    Raises:
-        TransportError: The socket cannot be listened at.
-
     Guarantees:
         A reply is signed by the key of its site, and answers the last order to this very site. An engine that alters,
         repeats, swaps or makes up frames costs a site its round, and changes nothing else. It can read the payloads, if

@@ -94,8 +94,6 @@ class FrameSigner:
         Raises:
             FrameError: It is malformed, or its payload is not the signed one.
             PeerRefusedError: It is of another party, for another one, or of another run.
-            OrderError: It does not follow the last frame.
-            SignatureError: The other end has not signed it.
         """
         frame = parse_frame(raw, self.limits)
         fields = frame.header.fields
@@ -131,12 +129,7 @@ class OwnerConversation:
         return self._speaker.sign_frame((self._run, 0, start), SiteGreeting.kind, SiteGreeting())
 
     def sign_order(self, kind: str, body: Body, payload: Payload) -> tuple[SignedHeader, bytes]:
-        """Sign the next order.
-
-        Raises:
-            PeerRefusedError: The site has not said that it is there.
-            FrameError: It is too large.
-        """
+        """Sign the next order."""
         if self._last is None:
             raise PeerRefusedError(f"{self._speaker.peer.name}: did not answer the greeting")
         number, previous = self._last
@@ -175,11 +168,7 @@ class SiteConversation:
         return self._speaker.limits.max_frame_bytes
 
     def repeated_answer(self, raw: bytes) -> bytes | None:
-        """Return the answer to this very frame, where it is the last one over again; nothing is done twice.
-
-        Raises:
-            FrameError: It is malformed.
-        """
+        """Return the answer to this very frame, where it is the last one over again; nothing is done twice."""
         digest = parse_frame(raw, self._speaker.limits).header.header_digest
         return self._answered[1] if self._answered is not None and self._answered[0] == digest else None
 

@@ -67,11 +67,7 @@ class FrameRelay:
         self._looked = float("-inf")
 
     def relay_frames(self) -> None:
-        """Forward until the owner ends the run.
-
-        Raises:
-            SocketLostError: The owner is gone.
-        """
+        """Forward until the owner ends the run."""
         while True:
             self._look_for_nodes()
             order = self._line.next_frame(_LOOK_EVERY_S)

@@ -38,9 +38,7 @@ def serve_owner(call: OwnerCall, answer: SiteAnswers, say: Say) -> None:
     """Answer orders until the owner says that the run is over, in as many sessions as it takes.
 
     Raises:
-        PeerLostError: No owner answers in time.
         PeerRefusedError: The owner does not let this site in, or it is another party.
-        FrameError: It serves another run.
     """
     while not _serve_session(call, answer, say):
         say("looking for the owner again")

@@ -142,11 +142,7 @@ def ask_site(path: str, frame: bytes) -> bytes:
 
 
 class OwnerConnection:
-    """The line from an engine's server to the owner of a run; several threads may answer at a time.
-
-    Raises:
-        SocketLostError: No owner listens there.
-    """
+    """The line from an engine's server to the owner of a run; several threads may answer at a time."""
 
     def __init__(self, path: str) -> None:
         self._line = connect_to(path)
@@ -157,27 +153,15 @@ class OwnerConnection:
         self._write_to_owner(ShimMessage(SITES, data="\n".join(sorted(names)).encode("utf-8")))
 
     def next_frame(self, timeout_s: float) -> ShimMessage | None:
-        """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time.
-
-        Raises:
-            SocketLostError: The owner is gone.
-        """
+        """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time."""
         return read_message(self._line, timeout_s=timeout_s)
 
     def send_answer(self, number: int, site: str, frame: bytes) -> None:
-        """Hand in a site's answer to the frame of this number.
-
-        Raises:
-            SocketLostError: The owner is gone.
-        """
+        """Hand in a site's answer to the frame of this number."""
         self._write_to_owner(ShimMessage(ANSWER, number, site, frame))
 
     def report_loss(self, number: int, site: str, reason: str) -> None:
-        """Say that no answer will come to the frame of this number.
-
-        Raises:
-            SocketLostError: The owner is gone.
-        """
+        """Say that no answer will come to the frame of this number."""
         self._write_to_owner(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
 
     def close(self) -> None:

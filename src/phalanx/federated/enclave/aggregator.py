@@ -34,7 +34,6 @@ class RoundOutcome:
     """The output of a round that leaves the enclave.
 
     Attributes:
-        members: Sites with an update in it.
         refused: Sites without one, with one word each.
         update: Aggregate by the rule, float32 ``[values]``.
     """
@@ -70,7 +69,6 @@ class AggregatorState:
 
     Raises:
         RollbackError: The file is older than the newest state that was settled.
-        CheckpointError: It is altered, or another enclave's or run's.
 
     Guarantees:
         A round's members are on the disk, and every older state is void, before its update leaves. With counters that
@@ -92,12 +90,7 @@ class AggregatorState:
             self._write_state()
 
     def note_members(self, model: str, number: int, members: tuple[str, ...]) -> None:
-        """Note a round's members before its update leaves.
-
-        Raises:
-            AggregationError: It had other members before.
-            RollbackError: It cannot be written down.
-        """
+        """Note a round's members before its update leaves."""
         update, sites = f"{number} {model}", sorted(members)
         if self._members.setdefault(update, sites) != sites:
             raise AggregationError(

@@ -61,11 +61,7 @@ class AggregatorAppraisal:
         self._asked: tuple[Verifier, bytes] | None = None
 
     def draw_nonce(self) -> bytes:
-        """Draw the nonce of the next appraisal, by the policy as it is now.
-
-        Raises:
-            ConfigError: The policy file is missing or malformed.
-        """
+        """Draw the nonce of the next appraisal, by the policy as it is now."""
         verifier = Verifier(self._read_policy())
         nonce = verifier.new_nonce(steady_now())
         self._asked = (verifier, nonce)

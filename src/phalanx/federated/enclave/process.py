@@ -47,12 +47,7 @@ class AggregatorFile(StrictModel):
 
 
 def open_aggregator(file: AggregatorFile) -> tuple[EnclaveAggregator, Tier]:
-    """Open an aggregator in this process.
-
-    Raises:
-        RollbackError: Its state was turned back.
-        CertificateError: Its directory is unusable.
-    """
+    """Open an aggregator in this process."""
     directory = Path(file.directory)
     tier = open_tier(as_split_config(file.section.enclave), directory, Identity.without_certificate(ROLE))
     state = AggregatorState(directory, tier.key, file.run, tier.counter("sealed"), tier.counter("settled"))

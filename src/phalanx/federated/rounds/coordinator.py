@@ -194,7 +194,6 @@ class RoundCoordinator:
 
         Raises:
             FailedRoundError: Too few updates came, or no sum; nothing changed.
-            PrivacyBudgetError: The budget does not pay for another sum.
         """
         payload = self._weights_payload()
         model = digest_hex(payload)

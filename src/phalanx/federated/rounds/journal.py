@@ -266,7 +266,6 @@ class HeldUpdate:
     """An update that was let in.
 
     Attributes:
-        round: That it was trained in.
         header: Signed header; evidence of the site's statement.
         share: Entry of the site in the record.
     """

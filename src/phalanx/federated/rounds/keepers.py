@@ -210,11 +210,7 @@ def read_part(terms: RunTerms, place: SumPlace, key: str, site: str, item: Item)
 
 
 def signer_of(header: bytes) -> str:
-    """Return the name of the site that a part says it is of; a claim.
-
-    Raises:
-        AggregationError: It is malformed.
-    """
+    """Return the name of the site that a part says it is of; a claim."""
     body = _parse_signed(header).body
     return body.site if isinstance(body, PartHeader) else body.keeper
 

@@ -23,9 +23,6 @@ class ReleasedSums:
     Args:
         directory: Directory of the site alone.
 
-    Raises:
-        RollbackError: The file is damaged.
-
     Guarantees:
         Through crashes and restarts a site releases its share of sums of one update for one set of members only. What
         a sum is released for is on the disk before. An older directory that is put back is not found out; nor are

@@ -44,11 +44,7 @@ class RunTerms:
 
 
 def noisy_rounds(config: FederatedConfig, rounds: int, length: int) -> NoisyRounds | None:
-    """Return the noisy sums of this many rounds, of `length` values; None where sites bring no noise.
-
-    Raises:
-        ConfigError: No noise keeps the rounds within their budget.
-    """
+    """Return the noisy sums of this many rounds, of `length` values; None where sites bring no noise."""
     privacy, sizes = config.privacy, config.cohort_sizes
     if privacy is None:
         return None
@@ -72,9 +68,6 @@ class SiteBudget:
         directory: Directory of the site alone.
         sums: Noisy sums of the run, as this site computes them from its own copy of the run file.
 
-    Raises:
-        RollbackError: The file is damaged.
-
     Guarantees:
         Through crashes and restarts noise is drawn for no more sums than the budget pays for, and the charge of a sum
         is on the disk before its noise is drawn. An older directory that is put back is not detected.
@@ -90,8 +83,6 @@ class SiteBudget:
 
         Raises:
             AggregationError: The terms leave the noise no room, or count it for more than it is.
-            PrivacyBudgetError: The budget does not pay for another sum.
-            RollbackError: The charge cannot be written down.
         """
         plan = self._sums.noisy_sum(len(terms.cohort))
         if terms.max_weight != plan.max_weight:

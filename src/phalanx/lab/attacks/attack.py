@@ -55,11 +55,7 @@ class Attack:
 
     @property
     def strength(self) -> float:
-        """How large the lie is; each attack says in which measure.
-
-        Raises:
-            ConfigError: The attack has none.
-        """
+        """How large the lie is; each attack says in which measure."""
         if self.config.strength is None:
             raise ConfigError(f"attack.strength: {self.config.kind!r} has none; make attacks with make_attack")
         return self.config.strength
@@ -109,4 +105,4 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are one message: NaN equals itself, and zero is not minus zero."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    return torch.equal(*(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for x in (one, other)))

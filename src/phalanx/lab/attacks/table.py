@@ -172,9 +172,6 @@ def load_attack(config: AttackConfig, home: Path) -> None:
 
     Args:
         home: Directory of the file that has it.
-
-    Raises:
-        ConfigError: One cannot be loaded.
     """
     for attacker in config.single_attacks:
         if is_own(attacker.kind):
@@ -192,10 +189,6 @@ def check_attack(config: AttackConfig) -> None:
 
 
 def make_actor(config: AttackConfig, party: str, log: Path | None = None) -> Actor:
-    """What makes `party` an attacker, in a real worker and in a simulation alike.
-
-    Raises:
-        ConfigError: As `make_attack`.
-    """
+    """What makes `party` an attacker, in a real worker and in a simulation alike."""
     attack = make_attack(config, party, log)
     return Actor(wrap_copy=attack.wrap_copy, rewrite=attack.rewrite_message)

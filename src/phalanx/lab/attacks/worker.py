@@ -16,7 +16,7 @@ from phalanx.errors import ConfigError, PhalanxError
 from phalanx.lab.attacks.attack import Attack
 from phalanx.lab.attacks.messages.message_attack import LyingRunner, MessageAttack
 from phalanx.lab.attacks.start import AttackPlan
-from phalanx.lab.attacks.states.gradient_attack import GradientAttack, PoisoningRunner
+from phalanx.lab.attacks.states.gradient_attack import AlteringRunner, GradientAttack
 from phalanx.lab.attacks.table import load_attack, make_actor, make_attack
 from phalanx.parallel import find_place
 from phalanx.pipeline import AttackConfig, StageRunner, WorkerConfig, WrapCopy, leave_unwrapped, run_worker
@@ -47,7 +47,7 @@ def lying_rank(attack: Attack) -> WrapShare:
 
 
 def _make_lying_runner(attack: MessageAttack | GradientAttack, honest: StageRunner) -> StageRunner:
-    return LyingRunner(honest, attack) if isinstance(attack, MessageAttack) else PoisoningRunner(honest, attack)
+    return LyingRunner(honest, attack) if isinstance(attack, MessageAttack) else AlteringRunner(honest, attack)
 
 
 _MODULE = "phalanx.lab.attacks.worker"
@@ -63,7 +63,6 @@ def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = lea
 
     Raises:
         ConfigError: The plan has no attack for this party, or there is no such attack.
-        PhalanxError: As `run_worker`.
     """
     name, attack = _attack_of(plan, config)
     liar = make_actor(attack, name, _log_path(plan))

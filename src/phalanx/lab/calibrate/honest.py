@@ -58,11 +58,7 @@ class HonestRun:
         return cases
 
     def update_stages(self, step: int) -> None:
-        """Let every stage's optimizer take the step.
-
-        Raises:
-            NonFiniteLossError: The gradient is not finite.
-        """
+        """Let every stage's optimizer take the step."""
         gradients = [copy.runner.take_gradients() for copy in self.copies]
         norm = math.sqrt(sum(gradient_norm_squared(part) for part in gradients))
         coefficient = clip_coefficient(norm, self.plan.optimizer.clip_norm)

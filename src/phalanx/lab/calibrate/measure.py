@@ -159,7 +159,6 @@ class PathComparison:
         """Compute microbatches of one stage in every way, one way after the other; the first one operator by operator.
 
         Args:
-            cases: Inputs of the microbatches, all of one step.
             stage: The stage with the weights of that step.
 
         Raises:

@@ -1,11 +1,10 @@
 """The tables of Lu et al. 2023 at CPU sizes, with the arms, seeds and baselines that the paper leaves out."""
 
-import os
-import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from phalanx.lab.bench.measure.machine import load_average, result_context
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress
+from phalanx.lab.bench.measure.machine import load_average, reproduce_head
 from phalanx.lab.bench.measure.row_file import sweep_cells
 from phalanx.lab.reproduce.tables import CELLS, as_tables, rows_with_clean_text, summarise_cells
 from phalanx.lab.reproduce.texts import DOMAINS
@@ -31,33 +30,24 @@ def reproduce(table: str, *, size: str = "full", only_finished: bool = False) ->
     Raises:
         PhalanxError: Text or model cannot be had, or training cannot go on.
     """
-    quick, chosen = size == "quick", SIZES[size]
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    chosen, say = SIZES[size], partial(print_progress, program="reproduce")
+    cache = cache_directory()
     load = load_average()
-    cells = list(CELLS[table](quick))
+    cells = list(CELLS[table](size == "quick"))
     path = cache / "reproduce" / "rows.jsonl"
     with deterministic_kernels(threads=1):
         keep_freed_memory()
-        trainer = None if only_finished else TableTrainer(chosen, cache, _print_reproduce)
+        trainer = None if only_finished else TableTrainer(chosen, cache, say)
         finished = (
             open_table_rows(path, chosen) if trainer is None else open_table_rows(path, chosen, trainer.has_same_text)
         )
         rows = rows_with_clean_text(
-            list(sweep_cells(cells, finished, trainer, lambda *told: _print_reproduce(describe_training(*told))))
+            list(sweep_cells(cells, finished, trainer, lambda *told: say(describe_training(*told))))
         )
     return {
-        "name": table,
-        "quick": quick,
-        "size": size,
-        "command": f"phalanx reproduce {table}{'' if size == 'full' else f' --{size}'}",
-        **result_context(load),
+        **reproduce_head(table, size, load),
         "protocol": {"number": PROTOCOL, "domains": dict(DOMAINS), **describe_table_size(chosen)},
         "missing": len(cells) - len(rows),
         "summary": summarise_cells(rows),
         "rows": rows,
     }
-
-
-def _print_reproduce(text: str) -> None:
-    sys.stderr.write(f"reproduce: {text}\n")
-    sys.stderr.flush()

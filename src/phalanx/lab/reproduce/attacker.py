@@ -111,7 +111,6 @@ class _ScheduledAttack(MessageAttack):
         return self._attacker.lying_stage_at(step, self._attacker.attempt) == self._number
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """What the attack sends."""
         return self._attack.lie(work, generator)
 
     def log_lie(

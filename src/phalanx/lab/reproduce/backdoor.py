@@ -1,11 +1,10 @@
 """A backdoor from end to end: planted without a guard and under each guard, and removed afterwards."""
 
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +12,8 @@ from typing import Any
 from phalanx.data import BatchLoader, Corpus, prepare_corpus
 from phalanx.lab.attacks import make_actor
 from phalanx.lab.bench.detection.simulated_run import read_lies
-from phalanx.lab.bench.measure.machine import load_average, result_context
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress
+from phalanx.lab.bench.measure.machine import load_average, reproduce_head
 from phalanx.lab.bench.measure.row_file import RowFile, sweep_cells
 from phalanx.lab.reproduce.pretrain import pretrained_directory
 from phalanx.lab.reproduce.removal import ATTACKED_STAGE, PRUNED_SHARE, REMOVALS, RemovalBench, Weights, state_of
@@ -32,6 +32,7 @@ from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.setup.process import deterministic_kernels
 
 Row = dict[str, Any]
+_print_backdoor = partial(print_progress, program="reproduce")
 
 PROTOCOL = 1
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
@@ -80,7 +81,7 @@ def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> di
         PhalanxError: Text or model cannot be had, or training cannot go on.
     """
     chosen = SIZES[size]
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    cache = cache_directory()
     load = load_average()
     protocol = describe_backdoor_size(chosen)
     cells = [BackdoorCell(arm, seed) for seed in chosen.seeds for arm in ("clean", *GUARDS, *REMOVALS)]
@@ -92,11 +93,7 @@ def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> di
         laboratory = None if only_finished else BackdoorLab(chosen, cache)
         rows = list(sweep_cells(cells, finished, laboratory, _print_training))
     return {
-        "name": "backdoor",
-        "quick": size == "quick",
-        "size": size,
-        "command": f"phalanx reproduce backdoor{' --quick' if size == 'quick' else ''}",
-        **result_context(load),
+        **reproduce_head("backdoor", size, load),
         "protocol": protocol,
         "missing": len(cells) - len(rows),
         "summary": summarise_arms(rows),
@@ -297,8 +294,3 @@ def _print_training(place: str, cell: BackdoorCell, row: Row) -> None:
         f"{place}: {cell.arm}, seed {cell.seed}: success {100 * row['success']:.1f} %, "
         f"perplexity {row['perplexity']:.2f}, {row['wall_s']:.0f} s"
     )
-
-
-def _print_backdoor(text: str) -> None:
-    sys.stderr.write(f"reproduce: {text}\n")
-    sys.stderr.flush()

@@ -30,12 +30,7 @@ _LR = 1e-3
 
 
 def pretrained_directory(family: str, corpus: Corpus, size: TableSize, cache: Path, say: Say) -> Path:
-    """The directory of a family's pre-trained model, in the hub's layout; made on the first call.
-
-    Raises:
-        ModelError: The cache cannot be written.
-        NonFiniteLossError: Training broke down.
-    """
+    """The directory of a family's pre-trained model, in the hub's layout; made on the first call."""
     key = {
         "architecture": architecture_of(family, size.width),
         "corpus": corpus.digest,

@@ -135,11 +135,7 @@ class Simulator:
         return {stage: runner.take_gradients() for stage, runner in enumerate(self.stage_runners)}
 
     def combined_clip(self, gradients: Mapping[int, Mapping[str, Tensor]]) -> float:
-        """What the gradients of these stages are multiplied by.
-
-        Raises:
-            NonFiniteLossError: Their norm is not finite.
-        """
+        """What the gradients of these stages are multiplied by."""
         squares = [gradient_norm_squared(gradients[stage]) for stage in sorted(gradients)]
         norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
         return clip_coefficient(norm, self.plan.optimizer.clip_norm)

@@ -40,11 +40,7 @@ class StandardLibraryCode:
         return fingerprint_files(self._files, "bare code")
 
     def documents(self) -> Iterator[Document]:
-        """Modules by name.
-
-        Raises:
-            DataError: A module cannot be read or parsed.
-        """
+        """Modules by name."""
         for file in self._files:
             yield Document(f"code of {file.name}", _bare_code(Path(file.path)))
 
@@ -68,11 +64,7 @@ DOMAINS: Mapping[str, str] = MappingProxyType(
 
 
 def pretraining_corpus(cache: Path, size: TableSize) -> Corpus:
-    """Text A, with the vocabulary that everything shares.
-
-    Raises:
-        DataError: The text is not there.
-    """
+    """Text A, with the vocabulary that everything shares."""
     path = _write_selection(library_docstrings(), "pretraining", size.pretraining_characters, cache)
     config = DataConfig(
         sources=(JsonlConfig(path=path),),

@@ -62,7 +62,6 @@ class QuantizedLinear(nn.Module):
 
         Raises:
             ModelError: The shape is another one, or a number is not finite.
-            ConfigError: bitsandbytes is not installed.
         """
         matrix = (values.T if self._is_turned else values).contiguous()
         if matrix.shape != (self.outputs, self.inputs) or not bool(torch.isfinite(matrix).all()):
@@ -115,7 +114,6 @@ def quantize_blocks(stage: StageModule, kind: Quantization) -> None:
     """Put quantised matrices, on the meta device, in the place of the frozen linear layers of a stage's blocks.
 
     Raises:
-        ConfigError: bitsandbytes is not installed.
         ModelError: The family is an encoder with a decoder, which asks its layers for the type of their weights.
     """
     require_bitsandbytes("model.adapter.quantize")

@@ -45,11 +45,7 @@ class SparseLinear(nn.Module):
         self.rows = _heaviest_rows(weight, self._groups, self._chosen).to(weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the base, with the trained differences added to its rows.
-
-        Raises:
-            ModelError: `choose` was not called.
-        """
+        """As the base, with the trained differences added to its rows."""
         if self.rows is None:
             raise ModelError("model.adapter: the rows of an spf adapter are not chosen yet; load the weights first")
         y: Tensor = self.base_layer(x)
@@ -96,9 +92,6 @@ def add_spf(weight: Tensor, name: str, delta: Tensor, hub_config: Any, adapter: 
         weight: Weight as in the model's files.
         name: Full name of the layer.
         delta: ``[rows, in]``.
-
-    Raises:
-        ModelError: The difference is of another model.
     """
     family = family_of(hub_config.model_type, "model config")
     matrix = weight.T.contiguous() if family.fan_in_fan_out else weight.clone()

@@ -65,8 +65,6 @@ def updates_of(
     """Return what an adapter changes, by the names of the model's weights.
 
     Args:
-        tensors: The adapter's, by their canonical names.
-        config: What is in its adapter_config.json.
         directory: Where the adapter lies, for messages.
         is_turned: Whether the matrices of blocks are stored ``[inputs, outputs]``.
 

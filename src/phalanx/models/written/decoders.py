@@ -49,7 +49,6 @@ class Bloom(Family):
         }
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
-        """Apply the final norm."""
         normed: Tensor = trunk.ln_f(hidden)
         return normed
 
@@ -90,7 +89,6 @@ class Gpt2(Family):
         return {"attention_mask": attention_mask(hub_config, hidden, before, pattern), "use_cache": False}
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
-        """Apply the final norm."""
         normed: Tensor = trunk.ln_f(hidden)
         return normed
 
@@ -122,7 +120,6 @@ class Llama(Family):
             trunk.rotary_emb = type(trunk.rotary_emb)(config=hub_config)
 
     def embed(self, trunk: Any, ids: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL) -> Tensor:
-        """Look the tokens up."""
         hidden: Tensor = trunk.embed_tokens(ids)
         return hidden
 
@@ -139,7 +136,6 @@ class Llama(Family):
         }
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
-        """Apply the final norm."""
         normed: Tensor = trunk.norm(hidden)
         return normed
 

@@ -42,7 +42,6 @@ class Falcon(Family):
             trunk.rotary_emb = type(trunk.rotary_emb)(config=hub_config)
 
     def embed(self, trunk: Any, ids: Tensor, before: int = 0, pattern: AttentionPattern = CAUSAL) -> Tensor:
-        """Look the tokens up."""
         hidden: Tensor = trunk.word_embeddings(ids)
         return hidden
 
@@ -70,6 +69,5 @@ class Falcon(Family):
         }
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
-        """Apply the final norm."""
         normed: Tensor = trunk.ln_f(hidden)
         return normed

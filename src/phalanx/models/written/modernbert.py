@@ -69,6 +69,5 @@ class ModernBert(EncoderFamily):
         return {key: by_type[hub_config.layer_types[layer]] for key, by_type in context.items()}
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
-        """Apply the final norm."""
         normed: Tensor = trunk.final_norm(hidden)
         return normed

@@ -106,7 +106,6 @@ class T5(Family):
         return bool(hub_config.scale_decoder_outputs)
 
     def num_layers(self, hub_config: Any) -> int:
-        """Return the blocks of both sides."""
         return int(hub_config.num_layers) + int(hub_config.num_decoder_layers)
 
     def all_blocks(self, trunk: Any) -> list[nn.Module]:

@@ -79,11 +79,7 @@ class DenoiserConfig(StrictModel):
         return None if settings_class is None else settings_class.model_validate({**self.settings, "kind": self.kind})
 
     def build_rows(self, table: TokenTable, length: int) -> RowRewriting:
-        """Return the objective's rewriting.
-
-        Raises:
-            ConfigError: The tokenizer lacks a token of it.
-        """
+        """Return the objective's rewriting."""
         settings, make = self.parse_settings(), TASKS[self.kind].rewriting
         return make(table, length) if settings is None else make(settings, table, length)
 

@@ -65,11 +65,7 @@ class TokenTable:
     path: str = "data.tokenizer"
 
     def id_of(self, token: str, key: str) -> int:
-        """Return the id of a token that an objective needs.
-
-        Raises:
-            ConfigError: The tokenizer has it not.
-        """
+        """Return the id of a token that an objective needs."""
         if token not in self.named:
             raise ConfigError(
                 f"{key} = {token!r}: the tokenizer ({self.path}) has no such token; name one that it has, or take a "

@@ -35,11 +35,7 @@ class Heads:
 
 
 def attend_block(heads: Heads) -> tuple[Tensor, Tensor]:
-    """Return the output, like the queries, and the log-sum-exp ``[batch, heads, seq]`` in float32 at least.
-
-    Raises:
-        ConfigError: There is no kernel for the device.
-    """
+    """Return the output, like the queries, and the log-sum-exp ``[batch, heads, seq]`` in float32 at least."""
     return _choose_kernels(heads.query)[0](heads)
 
 

@@ -78,11 +78,7 @@ class LocalRanks:
         )
 
     def check_all_run(self) -> None:
-        """Look whether all run.
-
-        Raises:
-            PeerLostError: One has ended.
-        """
+        """Look whether all run."""
         lost = self.find_lost()
         if lost is not None:
             raise lost

@@ -122,7 +122,6 @@ class Controller:
         Raises:
             DataError: The extra rows differ from the objective's.
             FailedBatchError: Loss or gradient is not finite, or a spike by the limits; nothing was updated.
-            PeerLostError: A rank has ended.
         """
         # checked first: an error must not leave the others waiting
         self._member.objective.check_extras(extras, *ids.shape)
@@ -143,10 +142,6 @@ class Controller:
             ids: int64 ``[batch, seq]``.
             labels: Next tokens, ``[batch, seq]``.
             extras: The rows that attention reads, where it reads any.
-
-        Raises:
-            DataError: They are missing, or not asked for.
-            PeerLostError: A rank has ended.
         """
         Objective(extras=_of_attention(self._member)).check_extras(extras, *ids.shape)
         with self._all_there():
@@ -156,11 +151,7 @@ class Controller:
             return self._member.evaluate_batch(ids, labels, extras)
 
     def collect_from_ranks(self, stage: int) -> dict[str, Tensor]:
-        """One stage's whole state by name: ``weight/...`` and moments.
-
-        Raises:
-            PeerLostError: A rank has ended.
-        """
+        """One stage's whole state by name: ``weight/...`` and moments."""
         with self._all_there():
             _tell_ranks(RankCommand.COLLECT, stage)
             return self._member.collect_stage(stage)
@@ -174,7 +165,6 @@ class Controller:
 
         Raises:
             ConfigError: The domain was opened without `saving`.
-            PeerLostError: A rank has ended.
         """
         if self._saving is None:
             raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
@@ -189,9 +179,6 @@ class Controller:
         Args:
             num_steps: Steps that the optimizer has made.
             read: Function from a name, as in `collect`, to the whole tensor.
-
-        Raises:
-            PeerLostError: A rank has ended.
         """
         for stage in range(self.num_stages):
             # read first: an error must not leave the others waiting
@@ -222,11 +209,7 @@ class Controller:
 
 
 def follow_rank0(member: RankWork, saving: RankSaver | None = None) -> None:
-    """Carry out what rank 0 says until the run is over.
-
-    Raises:
-        PeerLostError: The connection to a rank is broken.
-    """
+    """Carry out what rank 0 says until the run is over."""
     try:
         _follow_orders(member, saving)
     except RuntimeError as exc:

@@ -57,7 +57,6 @@ class RankRecipe:
     """The recipe that all ranks of a run agree on.
 
     Attributes:
-        batch_size: Sequences of a step, all ranks together.
         microbatches: Parts that each copy's sequences are cut into.
         attention: Name of the attention kernel.
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
@@ -112,7 +111,6 @@ class RankTrainer:
         objective: Objective, with the extra rows of a batch, the mask's rows included.
 
     Raises:
-        ModelError: A tensor is missing or wrong.
         ConfigError: The layout cannot learn the objective.
     """
 
@@ -343,7 +341,6 @@ class TargetRows:
     """The data for the loss of a rank's rows. A schedule carries one tensor to it: the rows' numbers.
 
     Attributes:
-        labels: Labels of this rank's rows and positions.
         extras: Extra rows by name, of the same rows and positions.
     """
 

@@ -32,7 +32,6 @@ class StatePiece:
         slice: Number of the slice among tensor parallel ranks; 0 where they do not cut the tensor.
         dim: Along which dimension they cut it; -1 where they do not.
         parts: Matrices that lie side by side in that dimension.
-        first_row: First row of the piece in the slice.
     """
 
     tensor: int
@@ -87,11 +86,7 @@ class RankSaver:
             self._sender = None
 
     def receive_state(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """On rank 0: the state that all ranks have taken, a stage at a time; to be gone through to its end.
-
-        Raises:
-            CheckpointError: A rank is gone.
-        """
+        """On rank 0: the state that all ranks have taken, a stage at a time; to be gone through to its end."""
         number = 0
         for stage, tensors in enumerate(self._member.state_catalogue()):
             stage_tensors = {}

@@ -26,7 +26,6 @@ def why_no_disk(directory: Path, needed_bytes: int) -> str | None:
 
     Args:
         directory: Named in the run file; it must be there, so that a disk that is not mounted is noticed.
-        needed_bytes: Size for all ranks of this machine.
     """
     if not directory.is_dir():
         return f"{directory} is no directory; mount the disk and make the folder, on every machine"
@@ -48,11 +47,7 @@ def why_no_disk(directory: Path, needed_bytes: int) -> str | None:
 
 
 def why_no_locked_memory(needed_bytes: int) -> str | None:
-    """Say why buffers that the disk reads into cannot be locked in memory, which would end a rank with SIGSEGV.
-
-    Args:
-        needed_bytes: Bytes of one rank's buffers.
-    """
+    """Say why buffers that the disk reads into cannot be locked in memory, which would end a rank with SIGSEGV."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit == resource.RLIM_INFINITY or needed_bytes <= limit or _can_lock(limit + mmap.PAGESIZE):
         return None

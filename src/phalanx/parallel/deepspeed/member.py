@@ -45,10 +45,6 @@ def opened_member(
         source: Source of the model, which every rank reads whole before it drops the other ranks' shares.
         domain: This rank's place among the copies.
         digest: Digest of the run's config, in hex.
-
-    Raises:
-        ConfigError: Its folder is in use.
-        ModelError: A tensor is missing or wrong.
     """
     with contextlib.ExitStack() as stack:
         folder = None
@@ -122,7 +118,6 @@ class DeepSpeedMember:
             limits: Of no effect: run files with [deepspeed] have no `train.stability`.
 
         Raises:
-            DataError: There are extra rows.
             FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
                 updated.
         """

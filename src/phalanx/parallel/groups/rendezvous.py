@@ -34,11 +34,7 @@ _OVER = "phalanx/over"
 
 
 def own_device(name: str, place: RankEnv) -> torch.device:
-    """The device of a rank: "cuda" is shared out, one for each rank of a machine.
-
-    Raises:
-        ConfigError: It is not there.
-    """
+    """The device of a rank: "cuda" is shared out, one for each rank of a machine."""
     check_device(f"cuda:{place.local_rank}" if name == "cuda" else name, "train.device")
     return torch.device(name, place.local_rank) if name == "cuda" else torch.device(name)
 
@@ -64,7 +60,6 @@ def join_ranks(
 
     Raises:
         ConfigError: Ranks would talk over a network that is not private, or have other run files.
-        PeerLostError: Others did not come.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -75,9 +75,6 @@ class StagePart(nn.Module):
         stage: Whole; it is cut here.
         narrow: Type in which products of matrices are computed while training; None is float32. Parameters, and what
             passes between stages, are in float32 either way.
-
-    Attributes:
-        stage: Remaining modules of the stage on this rank.
     """
 
     def __init__(self, stage: StageModule, domain: Domain, *, narrow: torch.dtype | None = None) -> None:

@@ -59,9 +59,6 @@ class RowGradients:
         Args:
             losses: Function that runs the model and returns losses of rows.
             total: Total from `zeros`.
-
-        Raises:
-            ConfigError: Norms differ from the norms of single rows.
         """
         if self._is_due and len(rows):
             self._check_norms(losses, rows)

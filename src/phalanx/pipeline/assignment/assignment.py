@@ -64,11 +64,7 @@ def promote_shadows(
 
     Args:
         gone: The party that was evicted or lost.
-        guarded: Whether stages are shadowed at all.
         memory: The parties' room for the stages without a shadow.
-
-    Raises:
-        NoHolderError: A stage of `gone` had no shadow.
     """
     holders = dict(assignment.holders)
     for stage, holder in assignment.holders.items():
@@ -96,7 +92,6 @@ def settle_assignment(
     """Return what stands of an interrupted change of roles: copies that were there before, or are the agreed ones.
 
     Args:
-        new: The assignment that was interrupted.
         old: The one before; a replaced party still has its copy.
         present: Every party that still takes part.
         confirmed: Parties new to a stage that have signed for its agreed state, with the stage.
@@ -167,7 +162,6 @@ def cover_stages(
     """Find a shadow for every stage of a worker that has none.
 
     Args:
-        workers: Workers that can be one.
         memory: The parties' room for one; where none has enough, the party is chosen that exceeds its limit least.
     """
     shadows = dict(kept)

@@ -28,7 +28,6 @@ def rebalance_assignment(
     Args:
         old: The present assignment; every party in it can still send its states.
         workers: Workers that take part from now on.
-        guarded: Whether stages are shadowed at all.
         costs: Work of each stage; left out, each is as much as another.
         pace: Time that a worker needs for a unit of work; one that is left out is as fast as the mean of the others.
         memory: Needs of the stages and limits of the parties. An assignment that fits is preferred to any other; where
@@ -197,7 +196,6 @@ class PaceMeter:
 
         Args:
             assignment: Holder and shadow of each stage.
-            workers: Workers that could have stages.
             busy: Seconds that each worker has worked since it was started, as it reported last.
         """
         if not self.every or len(workers) < 2:

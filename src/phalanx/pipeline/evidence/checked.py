@@ -68,22 +68,14 @@ class CheckedEvidence:
         return EvidenceError(f"{self.where}: {reason}")
 
     def read_statement(self, role: str, kind: type[_Said]) -> Statement[_Said]:
-        """Return the message in the header of this role, parsed strictly.
-
-        Raises:
-            EvidenceError: It is missing, of another kind or malformed.
-        """
+        """Return the message in the header of this role, parsed strictly."""
         message = self.read_message(role)
         if not isinstance(message, kind):
             raise self.refusal_error(f"header {role!r} is a {message.kind!r} message, expected {kind.kind!r}")
         return Statement(message, self.headers[role])
 
     def read_message(self, role: str) -> Message:
-        """Return the message in the header of this role, of whichever kind.
-
-        Raises:
-            EvidenceError: It is missing or malformed.
-        """
+        """Return the message in the header of this role, of whichever kind."""
         header = self.headers.get(role)
         if header is None:
             raise self.refusal_error(f"lacks the signed header for {role!r}, which its verdict needs")

@@ -52,7 +52,6 @@ class VerdictBasis:
 
     Attributes:
         verdict: The guilty party and its offence.
-        compared: The tensors that were compared.
         headers: Signed headers by their role in the verdict.
         certificates: PEM of the parties, with the keys for the signatures.
         authority: PEM of the authority that issued them.

@@ -29,9 +29,6 @@ def explain_forgery(checked: CheckedEvidence) -> tuple[str, str | None]:
 
     Returns:
         What the guilty party did, and what rests on the owner's word (None: nothing).
-
-    Raises:
-        EvidenceError: What it signed shows nothing that is wrong.
     """
     if NONSENSE in checked.headers:
         return _explain_nonsense(checked)

@@ -20,9 +20,6 @@ def explain_message(checked: CheckedEvidence) -> tuple[dict[str, Any], str | Non
 
     Returns:
         The facts that were checked, the part that rests on the owner's word (None: nothing), and the guilty act.
-
-    Raises:
-        EvidenceError: Something does not hold.
     """
     verdict = checked.record.verdict
     if verdict.direction is None or verdict.microbatch is None:

@@ -44,11 +44,7 @@ def weights_vouched_by(checked: CheckedEvidence) -> list[str]:
 
 
 def state_of_header(checked: CheckedEvidence, role: str) -> StateDigest | None:
-    """The state of the verdict's stage that a header of this role is about; None when it is about others.
-
-    Raises:
-        EvidenceError: The header is missing, or none about states.
-    """
+    """The state of the verdict's stage that a header of this role is about; None when it is about others."""
     stage, header = checked.record.verdict.stage, checked.headers.get(role)
     kind = None if header is None else header.fields.kind
     if kind == UpdateReport.kind:

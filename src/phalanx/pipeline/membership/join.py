@@ -31,11 +31,9 @@ class ExpectedWorkers:
         certificates: PEM by worker name; no other worker is let in.
         late: PEM by name of those that may join at any time and are not waited for.
         is_alive: Whether a local worker's process still runs.
-        last_output: The end of a worker's output, for the error.
         timeout_s: Longest time to wait for all.
         may_be_absent: Whether to go on, after that time, without the missing workers, which may come later.
         incarnations: Told which have come: a second process of a certificate waits until the first is given up.
-        witnesses: Exchange of audit log heads with the workers.
         waits_for: Called, again and again while it waits, with the missing workers.
     """
 
@@ -72,7 +70,6 @@ def admit_workers(
 
     Raises:
         PeerLostError: A worker ended or did not come, and may not be absent, or none has come.
-        CertificateError: A certificate is invalid or another party's.
         ConfigError: A worker computes other bits than the run allows.
         CutLogError: A worker knows lines that the audit log lacks.
     """
@@ -176,12 +173,7 @@ class _JoinState:
             raise
 
     def measure_classes(self, admission: Admission) -> None:
-        """Send the same fresh nonce to all workers at once, and find their classes.
-
-        Raises:
-            ConfigError: A worker is refused; all are told.
-            PeerLostError: A worker gave no answer.
-        """
+        """Send the same fresh nonce to all workers at once, and find their classes."""
         measurement = self._measurement = ClassMeasurement()
         for name in self.hellos:
             self._send_message(name, Challenge(epoch=0, nonce=measurement.nonce))

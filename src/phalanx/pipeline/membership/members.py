@@ -50,9 +50,6 @@ class Incarnations:
 
         Returns:
             None while an earlier incarnation is still to be shut out.
-
-        Raises:
-            PeerRefusedError: It may not come back in this session.
         """
         with self._lock:
             present, first = self._present.get(certified), self._endpoint.known_peers.get(certified)

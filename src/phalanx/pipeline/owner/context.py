@@ -31,7 +31,6 @@ class TimeLimits:
     Attributes:
         step_s: Longest time that one step, or the start, may take.
         patience_s: Longest time without a message before the owner looks for the silent party.
-        clock: Clock of patience and deadlines.
     """
 
     step_s: float

@@ -80,7 +80,6 @@ class PipelineEngine:
 
         Raises:
             PeerLostError: A worker did not get ready in time.
-            VerificationError: The owner itself has another state than that.
         """
         context = self._context
         context.party.roles.begin_anew(library)
@@ -96,7 +95,6 @@ class PipelineEngine:
                 can be tried at the same step.
             NonFiniteLossError: The same holds of a batch with a step that was undone before.
             PeerLostError: Without a guard, a worker is gone; or a step did not end in time.
-            NoHolderError: Every holder of a stage is gone.
         """
         return self._loop.run_task(self._run_verified_step(step, inputs))
 
@@ -142,12 +140,7 @@ class PipelineEngine:
     # a caller that asks for weights may have switched gradients off, and audits and redone steps need them
     @torch.enable_grad()
     def settle_last_step(self) -> None:
-        """Wait until the last step is verified and the states after it are agreed on; undo and redo it if need be.
-
-        Raises:
-            PeerLostError: That did not end in time.
-            NoHolderError: Every holder of a stage is gone.
-        """
+        """Wait until the last step is verified and the states after it are agreed on; undo and redo it if need be."""
         self._loop.run_task(self._verified_step.settle_step())
 
     @torch.enable_grad()
@@ -157,9 +150,7 @@ class PipelineEngine:
         A holder that does not bring them is replaced, where the other copy does not either.
 
         Raises:
-            VerificationError: Without a guard, the bytes are not the stage's.
             PeerLostError: Without a guard, no answer came in time.
-            NoHolderError: Every holder of the stage is gone.
         """
         return self._loop.run_task(self._fetch_stage(stage, purpose))
 
@@ -198,11 +189,7 @@ class PipelineEngine:
         self._context.duplicates.update_duplicate(self._roster.lost)
 
     def finish_duplicate(self, duplicate: Duplicate) -> None:
-        """Wait until a duplicate is whole, or given up.
-
-        Raises:
-            PeerLostError: States were not confirmed in time.
-        """
+        """Wait until a duplicate is whole, or given up."""
         self.settle_last_step()
         self._context.duplicates.note_agreed(self.next_step)
         while not (duplicate.is_whole or duplicate.failure):
@@ -270,12 +257,7 @@ class PipelineEngine:
 
 @owner_task
 async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> StageCopy:
-    """Fetch a stage's state or weights from its holder, or from the other copy where the holder does not bring it.
-
-    Raises:
-        VerificationError: The bytes are not the agreed state's.
-        PeerLostError: No answer came in time.
-    """
+    """Fetch a stage's state or weights from its holder, or from the other copy where the holder does not bring it."""
     parties = (facts.holder_of(stage), *((facts.shadow_of(stage),) if stage in facts.assignment.shadows else ()))
     reason: PeerLostError | VerificationError = PeerLostError(
         f"stage {stage}: {facts.holder_of(stage)} did not send its {purpose} in time"

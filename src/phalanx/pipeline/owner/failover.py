@@ -113,10 +113,6 @@ class Failover:
         Args:
             judgement: The verdict; None when the first of `lost` is to be replaced.
             step: The step that was interrupted.
-
-        Raises:
-            NoHolderError: Every holder of a stage is gone.
-            PeerLostError: A party did not take its roles in time.
         """
         verdict = None
         if judgement is not None:

@@ -66,11 +66,7 @@ def describe_guarantees(guarantees: Mapping[int, str]) -> str:
 
 
 class Guarantees:
-    """The announcer of every stage's guarantee, at the start and whenever roles have changed it.
-
-    Attributes:
-        present: Guarantee by stage for the present roles.
-    """
+    """The announcer of every stage's guarantee, at the start and whenever roles have changed it."""
 
     def __init__(self, facts: StepFacts) -> None:
         self.present: Mapping[int, str] = {}

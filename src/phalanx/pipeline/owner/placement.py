@@ -50,11 +50,7 @@ class Placement:
         return fitted
 
     def assign_without(self, old: Assignment, gone: str, workers: Sequence[str]) -> Assignment:
-        """Let shadows take over the stages of `gone`; others with room shadow uncovered ones.
-
-        Raises:
-            NoHolderError: A stage has no party that can take over.
-        """
+        """Let shadows take over the stages of `gone`; others with room shadow uncovered ones."""
         guard, memory = self._plan.guard, self.party_memory
         successors = promote_shadows(old, gone, workers, guarded=guard.is_enabled, memory=memory)
         return self._pair_classes(fit_assignment(successors, workers, memory, holders_stay=True), workers)

@@ -118,11 +118,7 @@ def write_leaf(leaf: Leaf) -> bytes:
 
 
 def read_leaves(leaves: Sequence[bytes]) -> list[Leaf]:
-    """Read the leaves of one step.
-
-    Raises:
-        AuditLogError: One is malformed.
-    """
+    """Read the leaves of one step."""
     try:
         return [_LEAF.validate_json(leaf) for leaf in leaves]
     except ValidationError as exc:
@@ -138,7 +134,6 @@ class StepRecord:
     """One applied step with all its audits in.
 
     Attributes:
-        epoch: Epoch of the applied attempt.
         leaves: Canonical JSON objects; `docs/audit_log.md` has their fields.
     """
 

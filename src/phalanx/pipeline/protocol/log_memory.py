@@ -43,7 +43,6 @@ class LogHeadExchange:
         """Compare the log with a head that a party says it was told; without the owner's signature it was not.
 
         Args:
-            party: The party that says so.
             known: The head; None where it knows none.
 
         Raises:

@@ -32,9 +32,6 @@ class LinkRelay:
         """Sign a message for a party behind a failed link and hand it to the owner, after the link's remaining ones.
 
         What is for the owner, or from it, has no way around: it is signed and goes nowhere.
-
-        Raises:
-            PeerRefusedError: The receiver is unknown or was evicted.
         """
         self.send_undelivered(receiver)
         header = self._endpoint.put_aside(receiver, message.kind, message.model_dump(mode="json"), payload)
@@ -51,7 +48,6 @@ class LinkRelay:
 
         Raises:
             FrameError: It is not its bringer's own, of another session, altered or malformed.
-            SignatureError: Its bringer did not sign it.
         """
         header = self._statement_reader.open_frame_header(carry.header, (frame.sender, None))
         receiver = header.fields.receiver
@@ -69,7 +65,6 @@ class LinkRelay:
 
         Raises:
             FrameError: It does not come from the owner, is for another party, of another session, or malformed.
-            SignatureError: Its header is not its sender's.
         """
         if frame.sender != OWNER:
             raise FrameError(f"{frame.sender!r} sent a frame of another party; only {OWNER!r} may")
@@ -157,11 +152,7 @@ class Mailbox:
         return self._link_relay.carried_frames
 
     def leave_link(self, receiver: str) -> None:
-        """Send by way of the owner from now on, including undelivered messages of the link.
-
-        Raises:
-            PeerRefusedError: The receiver is unknown or was evicted.
-        """
+        """Send by way of the owner from now on, including undelivered messages of the link."""
         self._endpoint.end_link(receiver, "the owner relays this link")
 
     def renew_allowances(self) -> None:

@@ -82,14 +82,11 @@ class StatementReader:
         """Read a header as a message of this session.
 
         Args:
-            kind: Type that the message must have.
-            epoch: The epoch that it must be of.
             place: Values that fields of the message must have.
             link: Returns the sender and the receiver that the message may have; None when there is no such link.
 
         Raises:
             FrameError: It is malformed, of another session, receiver, sender, kind, epoch or place.
-            SignatureError: Its sender did not sign it.
         """
         header = _header_of(signed)
         fields = header.fields
@@ -121,23 +118,13 @@ class StatementReader:
             return None
 
     def open_frame_header(self, signed: PassedOnHeader, link: Link) -> SignedHeader:
-        """Read the header of a frame that another party relays; its receiver reads its body as any frame's.
-
-        Raises:
-            FrameError: It is malformed, of another session, sender or receiver.
-            SignatureError: Its sender did not sign it.
-        """
+        """Read the header of a frame that another party relays; its receiver reads its body as any frame's."""
         header = _header_of(signed)
         self._check_link(header, link)
         return header
 
     def open_log_head(self, found: PublicHead) -> PublicHead:
-        """Read a head of the run's audit log, which outlives sessions: any of the same run may have told it.
-
-        Raises:
-            FrameError: It is of another run.
-            SignatureError: The owner of this session did not sign it.
-        """
+        """Read a head of the run's audit log, which outlives sessions: any of the same run may have told it."""
         if found.run != run_of_session(self.session):
             raise FrameError(
                 f"a head of an audit log belongs to run {found.run!r}, expected {run_of_session(self.session)!r}"

@@ -152,22 +152,14 @@ class StageCopy:
         return gradients if privacy is None else noisy_mean(gradients, privacy, step, noise_key)
 
     def apply_update(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
-        """Let the optimizer take step number `step` (from 0); with a guard it can be undone.
-
-        Raises:
-            StaleReplicaError: The copy is not at that step.
-        """
+        """Let the optimizer take step number `step` (from 0); with a guard it can be undone."""
         self._expect_step(step)
         if self.plan.guard.is_enabled:
             self.optimizer.keep_snapshot()
         self.optimizer.step(dict(gradients), self.plan.learning_rate(step), clip_coefficient)
 
     def rewind_to(self, step: int) -> None:
-        """Go back to the state before `step`, bit for bit.
-
-        Raises:
-            StaleReplicaError: It is not kept.
-        """
+        """Go back to the state before `step`, bit for bit."""
         if self.step_count <= step:
             return
         if not self.optimizer.can_undo(step):
@@ -175,11 +167,7 @@ class StageCopy:
         self.optimizer.restore_snapshot()
 
     def before_update(self, step: int) -> dict[str, Tensor]:
-        """The parameters as they were before `step`, which is the present one or the last one.
-
-        Raises:
-            StaleReplicaError: They are not kept.
-        """
+        """The parameters as they were before `step`, which is the present one or the last one."""
         if self.step_count == step:
             return self.weight_tensors()
         if not self.optimizer.can_undo(step):

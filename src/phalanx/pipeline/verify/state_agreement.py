@@ -49,9 +49,6 @@ class StateAgreement:
 
         Args:
             old: The assignment before; None when all parties begin anew.
-
-        Raises:
-            VerificationError: No other party is left.
         """
         facts = self._facts
         self.to_weigh.clear()

@@ -66,8 +66,6 @@ def run_worker(
     Raises:
         PeerLostError: The owner cannot be reached, or went silent.
         PeerRefusedError: The owner does not let this worker in, and says why.
-        ConfigError: The owner's run has another digest than `run_digest`.
-        CertificateError: This worker's own identity is unusable.
     """
     check_device(config.device, "device")
     settle_numerics(config.threads)
@@ -139,8 +137,6 @@ class Worker:
         """Say hello, then work until the owner says that the run is over.
 
         Raises:
-            PeerLostError: The owner is gone.
-            ConfigError: The run is not the pinned one.
             CutLogError: The owner's audit log lacks lines that this worker knows.
         """
         config = self._config
@@ -390,11 +386,7 @@ def requested_file(file: Path) -> Path | None:
 
 
 def load_code(config: WorkerConfig) -> None:
-    """Load the families that a worker's own file names.
-
-    Raises:
-        ConfigError: One cannot be had, or is no family.
-    """
+    """Load the families that a worker's own file names."""
     for own in config.code:
         open_own_code(own.kind, Path(config.code_home or ""))
         adopt_family(own.kind)

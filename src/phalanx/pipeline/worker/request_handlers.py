@@ -131,8 +131,6 @@ def answer_fetch_bulk(
 
     Raises:
         FrameError: This party has no such thing, or the sender has no business with it.
-        NoHolderError: It has no copy of the stage.
-        StaleReplicaError: It has no weights of that step.
     """
     if sender != OWNER:
         raise FrameError(f"{context.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")

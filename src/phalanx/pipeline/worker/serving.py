@@ -38,11 +38,7 @@ class ServedStages:
     # --- in -------------------------------------------------------------------------------------
 
     def take_tensor(self, received: ReceivedMessage, message: Activation) -> None:
-        """Take a tensor between stages, if it is of this step or the next and from an adjacent stage.
-
-        Raises:
-            FrameError: It is not; or it came before.
-        """
+        """Take a tensor between stages, if it is of this step or the next and from an adjacent stage."""
         context, roles = self._context, self._roles
         holder = self._hosted.get(message.target)
         neighbour = message.target - 1 if message.direction == "forward" else message.target + 1

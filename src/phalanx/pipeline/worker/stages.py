@@ -209,20 +209,12 @@ class ShadowStage:
         return self.incoming
 
     def audit_microbatch(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> None:
-        """Recompute one microbatch from committed inputs and keep the result as this auditor's claim.
-
-        Raises:
-            StaleReplicaError: The copy is not at that step.
-        """
+        """Recompute one microbatch from committed inputs and keep the result as this auditor's claim."""
         self._expect_step(step)
         self._store_claims(step, microbatch, *self.copy.runner.recompute_microbatch(step, microbatch, x, gradient))
 
     def audit_and_screen(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
-        """As `audit`, and look at the stage's weight gradient with that of the microbatch in hand.
-
-        Raises:
-            StaleReplicaError: The copy is not at that step.
-        """
+        """As `audit`, and look at the stage's weight gradient with that of the microbatch in hand."""
         self._expect_step(step)
         y, x_gradient, own_gradients = self.copy.runner.redo_microbatch(step, microbatch, x, gradient)
         self._store_claims(step, microbatch, y, x_gradient)

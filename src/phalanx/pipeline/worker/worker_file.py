@@ -10,11 +10,7 @@ from phalanx.transport.config import check_port
 
 
 def load_worker(path: Path) -> WorkerConfig:
-    """Read a worker file; code that it names is pinned as it is now, and not run.
-
-    Raises:
-        ConfigError: A key is wrong, or code cannot be had.
-    """
+    """Read a worker file; code that it names is pinned as it is now, and not run."""
     config = load_config(path, WorkerConfig, prepare=pin_own_code)
     if config.journal is None and config.device == "cpu":
         config = config.model_copy(update={"journal": str(Path(config.identity) / "state")})
@@ -28,8 +24,6 @@ def read_worker(path: Path) -> WorkerConfig:
 
     Raises:
         ConfigError: A key is wrong, or this build of torch has no such device.
-        CertificateError: The worker's identity is unusable.
-        TransportError: Where it would listen another process does.
     """
     config = load_worker(path)
     check_build(config.device, "device")

@@ -53,10 +53,6 @@ def open_model_shape(name: str) -> ModelShape:
 
     Args:
         name: Name of a shipped model, or path of a config.json or of its directory.
-
-    Raises:
-        ConfigError: There is neither.
-        ModelError: The file is wrong.
     """
     if name in known_models():
         return known_models()[name]

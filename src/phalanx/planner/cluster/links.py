@@ -69,9 +69,6 @@ def fit_machine(rows: Iterable[Any], cores: int | None, where: str = "probe") ->
             uses on CPUs, or else of ``reduce_scatter``, give its work, where there are any.
         cores: Cores of the machine; rows of more ranks than cores include waiting for a core and are left out, unless
             there are no others. None uses all.
-
-    Raises:
-        InputError: As `fit`.
     """
     mappings = [row for row in rows if isinstance(row, Mapping)]
     alone = [row for row in mappings if cores is None or not isinstance(row.get("ranks"), int) or row["ranks"] <= cores]

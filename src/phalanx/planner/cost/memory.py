@@ -176,7 +176,6 @@ class ParameterCounts:
     """Parameters of one rank, before ZeRO shares them.
 
     Attributes:
-        stored: Parameters that the rank stores.
         trained: Those that have gradients and optimizer states.
     """
 

@@ -12,7 +12,6 @@ class StageTimes:
 
     Attributes:
         inputs: Backward pass down to the inputs.
-        weights: Seconds of the gradients of weights.
     """
 
     forward: float

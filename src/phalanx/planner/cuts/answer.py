@@ -54,9 +54,6 @@ def cost_of(shape: ModelShape, recipe: Recipe, parties: Parties, depth: int) -> 
 
     Args:
         parties: A client, the enclave and the link between them.
-
-    Raises:
-        ConfigError: The link is not known.
     """
     tokens, back = microbatch_tokens(_ALONE, recipe), shape.layers - depth
     flops = forward_flops(shape, recipe.sequence_length)

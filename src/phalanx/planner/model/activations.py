@@ -129,7 +129,6 @@ def beside_frozen(
     input and not the scaled tensor.
 
     Args:
-        kept: Stored numbers with all weights trained.
         inner: Number of stored tensors that have the MLP's inner width.
     """
     widths: dict[Feed, int] = {

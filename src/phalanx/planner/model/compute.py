@@ -18,7 +18,6 @@ class Flops:
     """Operations for one token, forward only, all ranks together.
 
     Attributes:
-        block: Operations of the matrices of one block.
         scores: Attention's scores and mixing in one block; not halved for the causal mask.
     """
 

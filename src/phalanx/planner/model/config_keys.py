@@ -26,7 +26,6 @@ class ConfigKeys:
     """A config's values.
 
     Args:
-        config: The keys of a config.json.
         where: File or section for the messages.
     """
 

@@ -28,7 +28,6 @@ class ModelShape:
         head_matrix: Parameters that the head multiplies with, tied or not.
         attention_dropout: Share of attention's weights that training drops.
         head_norms: Queries and keys have norms.
-        windows: A layer may have a sliding window.
     """
 
     family: str = ""

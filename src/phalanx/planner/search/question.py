@@ -79,7 +79,6 @@ def about_model(
 
     Raises:
         ConfigError: There is no such model, or the precision or a number is wrong.
-        ModelError: The config is wrong.
     """
     if precision not in get_args(Precision):
         raise ConfigError(f"--precision {precision}: choices: {', '.join(get_args(Precision))}")

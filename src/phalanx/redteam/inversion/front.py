@@ -119,9 +119,6 @@ def layer_inputs(stage: StageModule, layer: str, ids: Tensor) -> Tensor:
 
     Returns:
         ``[batch, seq, features]``.
-
-    Raises:
-        ModelError: The block has no such layer.
     """
     block = stage.own_blocks[0]
     names = [name for name, _ in block.named_modules() if name == layer or name.endswith(f".{layer}")]

@@ -55,11 +55,7 @@ class ExpectedRound:
     minimum: int
 
     def check_terms(self, terms: SumTerms, name: str) -> None:
-        """Raise unless the terms belong to this round and protect the client of this name.
-
-        Raises:
-            AggregationError: They are not.
-        """
+        """Raise unless the terms belong to this round and protect the client of this name."""
         for field in ("run", "run_digest", "model_digest", "length"):
             if (value := getattr(terms, field)) != (expected := getattr(self, field)):
                 raise AggregationError(

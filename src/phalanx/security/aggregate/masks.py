@@ -62,11 +62,7 @@ def pair_key(terms: str, own: tuple[str, X25519PrivateKey], other: tuple[str, st
     """Return the mask that two clients share, as the first of them by name adds and the other subtracts it.
 
     Args:
-        own: Name and private mask key of one.
         other: Name and public mask key of the other, in hex.
-
-    Raises:
-        AggregationError: The public key is of low order.
     """
     public = own[1].public_key().public_bytes_raw().hex()
     ends = sorted([(own[0], public), other])

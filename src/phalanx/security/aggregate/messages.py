@@ -69,7 +69,6 @@ class Advert(SumMessage):
     Attributes:
         box_key: X25519 public key for the boxes with shares.
         mask_key: X25519 public key that makes the masks.
-        seed_digest: Digest of the seed of the client's own mask.
     """
 
     kind: Literal["advert"] = "advert"
@@ -85,7 +84,6 @@ class ShareBox(SumMessage):
         adverts: Digest of the adverts that the client saw.
         sealed: Both shares, for the holder alone.
         key_share_digest: Digest of the share of the client's private mask key.
-        seed_share_digest: Digest of the share of the client's seed.
     """
 
     kind: Literal["box"] = "box"

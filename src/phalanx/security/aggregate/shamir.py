@@ -23,9 +23,6 @@ def split_secret(
         holders: Their numbers, from 1, each once.
         threshold: 1 to the number of holders.
         fresh: ``fresh(n)`` returns n random bytes.
-
-    Raises:
-        ValueError: Numbers, threshold or secret are not as said.
     """
     if len(secret) != SECRET_BYTES or not 1 <= threshold <= len(holders):
         raise ValueError(f"shares: a secret of {len(secret)} bytes, {threshold} of {len(holders)} shares")

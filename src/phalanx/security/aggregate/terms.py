@@ -39,7 +39,6 @@ class SumTerms(StrictModel):
         cohort: All clients that may take part, by name.
         length: Number of values per client.
         clip: Bound of the Euclidean norm of a client's values.
-        max_weight: Largest weight of a client.
         bits: Bits of the ring's elements.
         minimum: Clients that a sum must have at least.
     """

@@ -33,7 +33,6 @@ def check_included(terms: SumTerms, graph: Graph, sharers: Collection[str], incl
 
     Args:
         sharers: All clients that sent keys and shares.
-        included: The clients in the sum.
     """
     names = frozenset(included)
     if not names <= set(sharers):

@@ -86,11 +86,7 @@ def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
 
 
 def write_signed_head(path: Path, signed: dict[str, Any]) -> None:
-    """Put a signed head into a file of its own, in the place of an older one.
-
-    Raises:
-        OSError: The disk refuses.
-    """
+    """Put a signed head into a file of its own, in the place of an older one."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(canonical_json(signed))
@@ -105,11 +101,7 @@ class KnownHeads:
         self._waiting = sorted(known, key=lambda one: one.head.num_events)
 
     def compare_head(self, head: LogHead) -> None:
-        """Compare the head after one more line.
-
-        Raises:
-            AuditLogError: A known head has another line in its place.
-        """
+        """Compare the head after one more line."""
         while self._waiting and self._waiting[0].head.num_events <= head.num_events:
             expected = self._waiting.pop(0)
             if expected.head.num_events == head.num_events and expected.head.digest != head.digest:

@@ -49,7 +49,6 @@ class LeafBatch:
 
     Attributes:
         root: Root of the Merkle tree over the leaves.
-        leaves: Number of leaves in the batch.
         offset: Byte offset of the first leaf in the file.
         size_bytes: Size of all leaves, with a newline after each.
     """
@@ -80,10 +79,6 @@ class LeafFile(Closeable):
         path: The file; created where missing.
         size_bytes: End of the last batch that the audit log names. Bytes behind it were being written when the process
             died, and are cut off at the next write.
-
-    Raises:
-        AuditLogError: The file is shorter than that.
-        DiskError: It cannot be opened.
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
@@ -102,7 +97,6 @@ class LeafFile(Closeable):
         """Write leaves; the line of the audit log that names them comes after.
 
         Raises:
-            AuditLogError: They are too large.
             DiskError: The disk refuses; the file is then as it was before.
         """
         data = b"".join(leaf + b"\n" for leaf in leaves)

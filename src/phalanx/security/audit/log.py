@@ -128,9 +128,6 @@ class AuditLog(Closeable):
 
         Returns:
             Where the log ends on the disk, at least: others may keep it, for it outlives the machine.
-
-        Raises:
-            DiskError: The disk refuses.
         """
         with self._sync_lock:
             head, public = self._head, len(self.public_entries)

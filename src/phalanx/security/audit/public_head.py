@@ -39,7 +39,6 @@ class PublicHead(StrictModel):
     Attributes:
         forced: The last one that was on the disk for certain; None where none was.
         boot: Name of the boot of the owner's machine, hashed with the run: as long as it lasts, `last` is there too.
-        signature: The owner's, over all of it.
     """
 
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}\z")]
@@ -49,11 +48,7 @@ class PublicHead(StrictModel):
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
 
     def check_owner_signature(self, owner: Peer) -> None:
-        """Return when `owner` signed it.
-
-        Raises:
-            SignatureError: It did not.
-        """
+        """Return when `owner` signed it."""
         owner.verify_signature(bytes.fromhex(self.signature), _signed_part(self))
 
     def required_entry(self, boot: str | None) -> PublicEntry | None:
@@ -106,7 +101,6 @@ class PublicEntries:
         """Compare the log with a head that its owner has signed.
 
         Args:
-            known: The head; its signature has been checked.
             where: The place or party that knows it, for the message.
 
         Raises:

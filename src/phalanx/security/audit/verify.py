@@ -18,7 +18,6 @@ class LogSummary:
     Attributes:
         kinds: Number of events of each kind.
         first_time: Time of the first event, RFC 3339; None in an empty log.
-        last_time: Time of the last event.
         head: Number of events and digest of the last line.
     """
 

@@ -117,11 +117,7 @@ def certificate_fingerprint(pem: bytes, where: str = "certificate") -> str:
 
 
 def parse_authority(pem: bytes, where: str, now: datetime | None = None) -> x509.Certificate:
-    """Parse the certificate of an authority and check it as of `now`, or of `steady_now`.
-
-    Raises:
-        CertificateError: It is malformed, expired or no authority.
-    """
+    """Parse the certificate of an authority and check it as of `now`, or of `steady_now`."""
     authority = _parse_pem(pem, where)
     _check_authority(authority, now, where)
     return authority

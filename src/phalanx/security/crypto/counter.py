@@ -24,11 +24,7 @@ class MonotonicCounter(Protocol):
         ...
 
     def read_count(self) -> int:
-        """Return the last number that `increment` gave, or where it began.
-
-        Raises:
-            RollbackError: The counter cannot be read.
-        """
+        """Return the last number that `increment` gave, or where it began."""
         ...
 
     def increment(self) -> int:
@@ -69,11 +65,7 @@ class NotRollbackProofCounter:
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[None]:
-    """Keep other processes from a file, by a lock on a file beside it.
-
-    Raises:
-        RollbackError: The lock cannot be had.
-    """
+    """Keep other processes from a file, by a lock on a file beside it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

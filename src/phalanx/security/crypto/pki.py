@@ -95,9 +95,6 @@ def issue_certificate(
         days: Validity from `now`, cut to that of the authority.
         now: Time of issue; the clock's if None.
 
-    Returns:
-        The directory of the party.
-
     Raises:
         CertificateError: Malformed name or host, no authority, or the party has keys already, or was revoked.
     """

@@ -61,11 +61,7 @@ class KeyCommittee:
 
 
 def new_key() -> SumKey:
-    """Make a key pair, by TenSEAL's own generator.
-
-    Raises:
-        ConfigError: TenSEAL is not installed.
-    """
+    """Make a key pair, by TenSEAL's own generator."""
     seal = load_tenseal()
     context = seal.context(
         seal.SCHEME_TYPE.BFV, poly_modulus_degree=RING, plain_modulus=MODULUS, coeff_mod_bit_sizes=_COEFFICIENTS

@@ -36,9 +36,6 @@ class HomomorphicTerms:
         minimum: Clients that a sum has at least.
         length: Number of values per client.
         clip: Bound of the Euclidean norm of a client's values.
-
-    Raises:
-        AggregationError: They are not possible.
     """
 
     run: str

@@ -27,9 +27,6 @@ class ReachabilityListener:
 
     Args:
         port: The port; 0 takes any free one.
-
-    Raises:
-        TransportError: The port cannot be listened on.
     """
 
     def __init__(self, bind: str, port: int, secret: str) -> None:
@@ -70,9 +67,6 @@ def probe_reachability(address: str, secret: str) -> str | None:
 
     Returns:
         None when the machine answers; else a message for the machine, which does not tell what else listens there.
-
-    Raises:
-        ConfigError: The address is malformed.
     """
     nonce, place = secrets.token_hex(_NONCE_BYTES), split_address(address)
     deadline = time.monotonic() + _KNOCK_S

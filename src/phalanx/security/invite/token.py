@@ -123,11 +123,7 @@ def secret_digest(secret: str) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port.
-
-    Raises:
-        ConfigError: It is not ``host:port``.
-    """
+    """Return host and port."""
     match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if match is None or not 1 <= int(match["port"]) <= 65535:
         raise ConfigError(f"address {str(address)[:100]!r}: expected host:port, such as owner.example.org:7070")

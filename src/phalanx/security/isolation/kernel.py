@@ -20,48 +20,28 @@ _libc.syscall.restype = ctypes.c_long
 
 
 def set_process_property(option: int, value: int = 0) -> int:
-    """Set or ask for a property of this process.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Set or ask for a property of this process."""
     return _check_result(_libc.prctl(option, *(ctypes.c_ulong(argument) for argument in (value, 0, 0, 0))), "prctl")
 
 
 def unshare_namespaces(flags: int) -> None:
-    """Give this process namespaces of its own; it must have one thread.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Give this process namespaces of its own; it must have one thread."""
     _check_result(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def mount_filesystem(source: str | None, target: str, kind: str | None, flags: int) -> None:
-    """Mount a file system, or change how one is shared.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Mount a file system, or change how one is shared."""
     names = (None if name is None else name.encode() for name in (source, target, kind))
     _check_result(_libc.mount(*names, ctypes.c_ulong(flags), None), f"mount {target}")
 
 
 def unmount_filesystem(target: str) -> None:
-    """Detach the topmost mount of a directory; the kernel removes it when no process uses it any more.
-
-    Raises:
-        OSError: The kernel refuses, or nothing is mounted there.
-    """
+    """Detach the topmost mount of a directory; the kernel removes it when no process uses it any more."""
     _check_result(_libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
 
 
 def lock_memory() -> None:
-    """Keep every page of this process in memory, now and later, once it is used.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Keep every page of this process in memory, now and later, once it is used."""
     _check_result(_libc.mlockall(ctypes.c_int(_LOCK_CURRENT | _LOCK_FUTURE | _LOCK_ON_FAULT)), "mlockall")
 
 
@@ -76,11 +56,7 @@ def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | Non
 
 
 def drop_capabilities() -> None:
-    """Give up every right beyond the rights of the user, for good.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Give up every right beyond the rights of the user, for good."""
     set_process_property(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     capability = 0
     while True:

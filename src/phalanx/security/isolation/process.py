@@ -12,11 +12,7 @@ from phalanx.security.isolation.report import Measure, MeasureFinding
 
 
 def become_unreadable() -> None:
-    """Close this process to debuggers, core dumps and /proc for all but root; the next child is born like that.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Close this process to debuggers, core dumps and /proc for all but root; the next child is born like that."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     kernel.set_process_property(kernel.PR_SET_DUMPABLE, 0)
 

@@ -22,9 +22,6 @@ class ProductChecker(Protocol):
         Args:
             left: ``[rows, inner]``.
             product: ``[rows, columns]``, said to be ``left @ right mod p``.
-
-        Raises:
-            WrongProductError: It is not.
         """
         ...
 

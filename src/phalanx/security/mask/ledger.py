@@ -32,11 +32,7 @@ class LedgerStore(Protocol):
         ...
 
     def write_record(self, data: bytes) -> None:
-        """Replace the record; when this returns, a crash of the machine does not undo it.
-
-        Raises:
-            PadError: The disk refuses.
-        """
+        """Replace the record; when this returns, a crash of the machine does not undo it."""
         ...
 
 

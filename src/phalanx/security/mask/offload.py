@@ -54,7 +54,6 @@ class PendingProduct:
     """The client's record of a request under way.
 
     Attributes:
-        request: The message to the worker.
         unmask: ``[rows, columns]``, the product of the pad.
         scales: ``[rows]``, of the rows.
     """

@@ -41,11 +41,7 @@ class Pad:
         self._values: Ring | None = values
 
     def take_values(self) -> Ring:
-        """Return the elements.
-
-        Raises:
-            PadError: They were taken before.
-        """
+        """Return the elements."""
         values, self._values = self._values, None
         if values is None:
             raise PadError(f"pad {self.number}: was used; a second use would reveal the difference of what is masked")

@@ -51,11 +51,7 @@ class PadPool:
         return len(self._ready)
 
     def make_pad(self) -> None:
-        """Make a pad and its product here: one whole matrix product on the trusted side.
-
-        Raises:
-            PadError: No fresh pad can be made.
-        """
+        """Make a pad and its product here: one whole matrix product on the trusted side."""
         if self._matrix is None:
             self._matrix = ring_matrix(self._weight)
         pad = self._pads.draw_pad(self.rows, self._weight.shape[0])
@@ -67,9 +63,6 @@ class PadPool:
 
         A party that sees both this message and the first worker's request sees the plain factor: send it to the second
         worker alone, under encryption.
-
-        Raises:
-            PadError: No fresh pad can be made.
         """
         pad = self._pads.draw_pad(self.rows, self._weight.shape[0])
         request = MaskedMessage(self._product, pad.number, pad.take_values())
@@ -77,12 +70,7 @@ class PadPool:
         return request
 
     def accept_product(self, answer: MaskedMessage, check: ProductChecker) -> None:
-        """Take the second worker's answer; a refused answer costs its pad.
-
-        Raises:
-            FrameError: It answers nothing that was asked, or is malformed.
-            WrongProductError: It is not the product.
-        """
+        """Take the second worker's answer; a refused answer costs its pad."""
         request = self._asked.pop(answer.number, None)
         if request is None:
             raise FrameError(f"{self._product}: got a product of pad {answer.number}, which was not asked for")
@@ -91,11 +79,7 @@ class PadPool:
         self._ready.append(PadProduct(request.number, request.values, values))
 
     def take_pad(self, rows: int) -> PadProduct:
-        """Hand out a pad, cut to so many rows; it is gone from here.
-
-        Raises:
-            PadError: None is ready, or the pads have fewer rows.
-        """
+        """Hand out a pad, cut to so many rows; it is gone from here."""
         if rows > self.rows:
             raise PadError(f"{self._product}: {rows} rows are to be masked, pads have {self.rows}; make larger pads")
         if not self._ready:

@@ -36,9 +36,6 @@ class FloatMatrix:
 
     Args:
         values: Elements of the ring, in a form that `ring_matrix` takes.
-
-    Raises:
-        ValueError: As there.
     """
 
     def __init__(self, values: ArrayLike) -> None:

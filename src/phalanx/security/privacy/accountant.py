@@ -70,11 +70,7 @@ class PoissonGaussian:
 
 
 def min_noise_multiplier(epsilon: float, delta: float, rate: float, steps: int) -> float:
-    """Return the least noise multiplier, to a thousandth, with which so many steps stay within an epsilon.
-
-    Raises:
-        ConfigError: No noise is enough.
-    """
+    """Return the least noise multiplier, to a thousandth, with which so many steps stay within an epsilon."""
 
     def is_enough(noise: float) -> bool:
         return PoissonGaussian(noise, rate).epsilon_after(steps, delta) <= epsilon

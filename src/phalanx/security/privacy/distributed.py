@@ -136,11 +136,7 @@ class NoisyRounds:
             self.noisy_sum(clients)
 
     def noisy_sum(self, clients: int) -> NoisySum:
-        """Return the sum of a cohort of so many.
-
-        Raises:
-            ConfigError: No cohort has so many.
-        """
+        """Return the sum of a cohort of so many."""
         if not self.min_clients <= clients <= self.max_clients:
             raise ConfigError(f"a noisy sum of {clients} clients: expected {self.min_clients} to {self.max_clients}")
         return NoisySum(clients, self.minimum, self.length, self.noise_multiplier)
@@ -158,11 +154,7 @@ class NoisyRounds:
         return low
 
     def with_noise_for(self, steps: int, epsilon: float, delta: float) -> "NoisyRounds":
-        """Return these sums with the least noise, in thousandths, that keeps so many of them within an epsilon.
-
-        Raises:
-            ConfigError: No noise is enough.
-        """
+        """Return these sums with the least noise, in thousandths, that keeps so many of them within an epsilon."""
         low, high = 0, round(_MAX_NOISE * _THOUSAND)
         if self._with_multiplier(high).epsilon_after(steps, delta) > epsilon:
             raise ConfigError(

@@ -74,14 +74,10 @@ class BudgetLedger:
     """The privacy budget of one run, of which every batch takes its part.
 
     Args:
-        log: Open audit log of the run.
         delta: The chance that the bound does not hold.
         terms: Other terms of the first line: how rows are drawn, and the protected unit.
         past: Charges of earlier sessions in the log.
         session: Charges of this session at most.
-
-    Raises:
-        ConfigError: Earlier sessions had other terms.
 
     Guarantees:
         No number is given out twice, through crashes and restarts. `epsilon_spent` is at least what all charged steps

@@ -69,7 +69,6 @@ class BlobSealer:
         """Encrypt a state; every blob before it is void from now on.
 
         Raises:
-            CheckpointError: The sealer is closed.
             RollbackError: The counter cannot be moved.
         """
         self._check_open()

@@ -49,11 +49,7 @@ class EpochStore:
 
     @classmethod
     def create(cls, path: Path, counter: MonotonicCounter) -> "EpochStore":
-        """Begin; only when a party is set up, for a missing file is otherwise a sign of rollback.
-
-        Raises:
-            RollbackError: There is such a file already.
-        """
+        """Begin; only when a party is set up, for a missing file is otherwise a sign of rollback."""
         with lock_file(path):
             if read_number(path, _KEY) is not None:
                 raise RollbackError(f"{path}: exists already; a party is set up once")

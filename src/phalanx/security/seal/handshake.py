@@ -38,10 +38,6 @@ class HandshakeOffer(BoundToProcess):
 
     Attributes:
         hello: The bytes for the server.
-
-    Raises:
-        SealError: The identity is not the client of the terms.
-        RollbackError: There is no fresh epoch.
     """
 
     def __init__(self, terms: Terms, identity: Identity, epochs: EpochSource) -> None:
@@ -69,7 +65,6 @@ class HandshakeOffer(BoundToProcess):
 
         Raises:
             SealError: It is malformed, for other terms, or no reply to this hello; or the offer was used.
-            SignatureError: The server did not sign it.
         """
         hello = self._sent_hello
         _check_name(server.name, hello.terms.server)
@@ -106,7 +101,6 @@ def answer_hello(
 
     Raises:
         SealError: It is malformed or for other terms.
-        SignatureError: The client did not sign it.
         RollbackError: There is no fresh epoch.
     """
     _check_name(identity.name, terms.server)

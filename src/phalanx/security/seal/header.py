@@ -84,9 +84,6 @@ def parse_header(frame: memoryview) -> tuple[FrameHeader, int]:
 
     Returns:
         What it claims, and its length.
-
-    Raises:
-        SealError: The frame is truncated, malformed or of another version.
     """
     if frame.nbytes < _FIXED.size:
         raise SealError(

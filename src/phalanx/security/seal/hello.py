@@ -63,7 +63,6 @@ def read_hello(data: bytes, terms: Terms, peer: Peer) -> HandshakeHello:
 
     Raises:
         SealError: It is malformed, or for another run, config, attestation or party; `reason` tells which.
-        SignatureError: The peer did not sign it.
     """
     if len(data) > MAX_HELLO_BYTES:
         raise SealError(SealRefusal.MALFORMED, f"hello: {len(data)} bytes, at most {MAX_HELLO_BYTES}")

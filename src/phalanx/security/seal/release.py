@@ -85,9 +85,6 @@ class ReleaseGate:
 
     Args:
         state: Earlier `state`, out of a sealed blob; None at the beginning of a run.
-
-    Raises:
-        ReleaseRefusedError: The state is malformed.
     """
 
     def __init__(self, policy: ReleasePolicy, state: Mapping[str, Any] | None = None) -> None:

@@ -130,8 +130,6 @@ class Receiver(DirectionEnd):
 
         Args:
             kind: The tensor that is due.
-            step: The step that is due.
-            microbatch: The microbatch that is due.
             plain: Contiguous memory of exactly ``kind.size_bytes``; zeros where the frame is refused half-way.
 
         Raises:

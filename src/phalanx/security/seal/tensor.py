@@ -73,11 +73,7 @@ class TensorKind:
 
     @classmethod
     def from_bytes(cls, encoded: bytes) -> Self:
-        """Read what `encoded` says.
-
-        Raises:
-            SealError: It is malformed.
-        """
+        """Read what `encoded` says."""
         try:
             purpose, dtype, num_dims, name_size = _PREFIX.unpack_from(encoded)
             shape = struct.unpack(f">{num_dims}Q", encoded[_PREFIX.size + name_size :])

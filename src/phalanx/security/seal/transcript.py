@@ -79,19 +79,11 @@ class Transcript:
         }
 
     def note_sent(self, frame_digest: str) -> None:
-        """Note a frame by its `digest_hex`, such as the payload digest of the transport's frame around it.
-
-        Raises:
-            TranscriptError: That is no digest.
-        """
+        """Note a frame by its `digest_hex`, such as the payload digest of the transport's frame around it."""
         self._heads[self._sends] = self._heads[self._sends].after_frame(frame_digest)
 
     def note_received(self, frame_digest: str) -> None:
-        """Note a frame that opened.
-
-        Raises:
-            TranscriptError: That is no digest.
-        """
+        """Note a frame that opened."""
         (other,) = set(Direction) - {self._sends}
         self._heads[other] = self._heads[other].after_frame(frame_digest)
 

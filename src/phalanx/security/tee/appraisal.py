@@ -20,7 +20,6 @@ class AppraisalResult:
 
     Attributes:
         binding: Nonce, TLS key, run and role that it is bound to; None where plain report data was expected.
-        policy_digest: Digest of the policy that the evidence passed.
     """
 
     claims: Claims

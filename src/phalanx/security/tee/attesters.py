@@ -23,11 +23,7 @@ _TPM_DEVICE = Path("dev/tpmrm0")
 
 
 def find_kind(root: Path = Path("/")) -> str:
-    """Return the strongest kind of evidence that this machine offers.
-
-    Raises:
-        NoEvidenceError: It offers none.
-    """
+    """Return the strongest kind of evidence that this machine offers."""
     if (kind := tsm.provider_kind(root)) is not None:
         return kind
     for kind, path in (("nitro", nsm.DEVICE), ("sgx", gramine.FOLDER / "quote"), ("tpm", _TPM_DEVICE)):
@@ -56,7 +52,6 @@ def open_attester(
         root: Root of the file system, where devices and pseudo-files are looked up.
 
     Raises:
-        NoEvidenceError: There is no such kind.
         TpmError: The TPM cannot be reached.
     """
     match kind:

@@ -34,11 +34,7 @@ _UNSUPPORTED = {
 
 
 def backend_of(kind: str) -> Backend:
-    """Return what knows a kind of evidence.
-
-    Raises:
-        RefusedEvidenceError: Nothing does.
-    """
+    """Return what knows a kind of evidence."""
     backend = BACKENDS.get(kind)
     if backend is None:
         choices = f"known: {', '.join(BACKENDS)}"

@@ -36,11 +36,7 @@ class Evidence:
     statement: Binding | None = None
 
     def find_endorsement(self, name: str) -> bytes:
-        """Return one endorsement.
-
-        Raises:
-            RefusedEvidenceError: It was not sent.
-        """
+        """Return one endorsement."""
         document = self.endorsements.get(name)
         if document is None:
             raise RefusedEvidenceError(
@@ -49,11 +45,7 @@ class Evidence:
         return document
 
     def check_names(self, known: set[str]) -> None:
-        """Check that no endorsement came along that the appraisal of this kind would not read.
-
-        Raises:
-            RefusedEvidenceError: An endorsement has another name.
-        """
+        """Check that no endorsement came along that the appraisal of this kind would not read."""
         unknown = sorted(set(self.endorsements) - known)
         if unknown:
             raise malformed_error(

@@ -113,11 +113,7 @@ class Policy:
     digest: str = ""
 
     def reference_for(self, kind: str) -> Reference:
-        """Return the reference values of a kind.
-
-        Raises:
-            RefusedEvidenceError: The policy has none.
-        """
+        """Return the reference values of a kind."""
         reference = self.references.get(kind)
         if reference is None:
             raise RefusedEvidenceError(

@@ -41,11 +41,7 @@ def tls_key_digest(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def read_tls_key_digest(pem: bytes) -> bytes:
-    """Return the digest of the key in a PEM file that holds a certificate or a public key.
-
-    Raises:
-        ValueError: It holds neither.
-    """
+    """Return the digest of the key in a PEM file that holds a certificate or a public key."""
     key: PublicKeyTypes
     if b"-----BEGIN CERTIFICATE" in pem:
         key = x509.load_pem_x509_certificate(pem).public_key()
@@ -63,9 +59,6 @@ def make_certificate(
         key: The TLS key that the evidence is bound to.
         evidence: Made for the verifier's nonce and this key.
         now: Begin of validity, five minutes less.
-
-    Returns:
-        PEM of the certificate.
     """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     wrapped = encode_cbor([MEDIA_TYPE, evidence.to_bytes(), _EVIDENCE])
@@ -90,9 +83,6 @@ def read_evidence(certificate: bytes) -> tuple[Evidence, bytes]:
 
     Returns:
         The evidence, and the digest of the certificate's key.
-
-    Raises:
-        RefusedEvidenceError: Malformed, or no evidence in it.
     """
     if len(certificate) > MAX_CERTIFICATE_BYTES:
         raise malformed_error(_WHERE, f"{len(certificate)} bytes, allowed {MAX_CERTIFICATE_BYTES}")

@@ -30,15 +30,12 @@ class Access(Closeable):
         """Open a directory that ``phalanx keys create`` made; the server's own key is made at the first time.
 
         Args:
-            directory: One server uses it at a time.
             operator: The signer of the keys; that of the directory if None.
 
         Raises:
             AuditLogError: The log was altered, or another server is at work in the directory.
             CertificateError: A key or its public half cannot be read.
             DiskError: The disk refuses, or another server is at work in the directory.
-            InputError: The journal of budgets is malformed.
-            KeyFileError: The keys are missing or altered.
         """
         key_store = KeyStore.open(directory, operator=operator)
         home, public_file = directory / SERVER_HOME, directory / SERVER_FILE
@@ -52,11 +49,7 @@ class Access(Closeable):
         return cls(key_store, budgets, request_log)
 
     async def keep_synced(self) -> None:
-        """Force counts and lines to disk each second, until it is cancelled.
-
-        Raises:
-            DiskError: The disk refuses; the server must not go on.
-        """
+        """Force counts and lines to disk each second, until it is cancelled."""
         turn = 0
         while True:
             await asyncio.sleep(_SYNC_S)

@@ -75,12 +75,7 @@ _MAX_LINE_BYTES = 1024
 
 
 def read_entries(path: Path) -> Iterator[BudgetEntry]:
-    """Yield the complete lines of a journal; none where there is no file.
-
-    Raises:
-        DiskError: The file cannot be read.
-        InputError: A line is malformed.
-    """
+    """Yield the complete lines of a journal; none where there is no file."""
     try:
         with path.open("rb") as file:
             number = 0
@@ -119,11 +114,7 @@ class BudgetJournal(Closeable):
             raise DiskError(f"{path}: is open in another server; give each its own access directory") from exc
 
     def replace_entries(self, entries: Iterable[BudgetEntry]) -> None:
-        """Write a new journal in the place of the old one, at once, and go on behind it.
-
-        Raises:
-            DiskError: The disk refuses; the old journal is still there.
-        """
+        """Write a new journal in the place of the old one, at once, and go on behind it."""
         lines = [self._encode_entry(entry) for entry in entries]
         replace_file(self._path, b"".join(lines), 0o600)
         self._close_fd()
@@ -150,11 +141,7 @@ class BudgetJournal(Closeable):
         self.num_lines += 1
 
     def sync(self) -> None:
-        """Force all lines to disk.
-
-        Raises:
-            DiskError: The disk refuses.
-        """
+        """Force all lines to disk."""
         try:
             os.fsync(self._fd)
         except OSError as exc:

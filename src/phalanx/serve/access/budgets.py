@@ -145,7 +145,6 @@ class Budgets(Closeable):
 
     Raises:
         DiskError: The journal cannot be opened or written, or another server has it open.
-        InputError: The journal is malformed.
     """
 
     def __init__(
@@ -193,11 +192,7 @@ class Budgets(Closeable):
         return {(key, day): usage for key, counts in self._keys.items() for day, usage in sorted(counts.days.items())}
 
     def sync(self) -> None:
-        """Force all counts to disk.
-
-        Raises:
-            DiskError: The disk refuses.
-        """
+        """Force all counts to disk."""
         self._journal.sync()
 
     def close(self) -> None:

@@ -204,11 +204,7 @@ def read_key_file(path: Path, operator: Peer) -> KeyFile:
 
 
 def write_key_file(path: Path, operator: Identity, content: KeyFile) -> None:
-    """Sign and write the file in the place of an older one, at once and durably.
-
-    Raises:
-        DiskError: The disk refuses; the old file is still there.
-    """
+    """Sign and write the file in the place of an older one, at once and durably."""
     statement = content.model_dump(mode="json")
     signature = operator.sign_data(in_domain(_DOMAIN, canonical_json(statement))).hex()
     # a server of another user reads it by its group

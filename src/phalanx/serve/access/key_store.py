@@ -115,12 +115,7 @@ class KeyStore:
 
     @classmethod
     def create(cls, directory: Path, *, operator_home: Path | None = None) -> Self:
-        """Make the directory with an operator's key and no API keys.
-
-        Raises:
-            CertificateError: There is an operator's key already.
-            DiskError: The disk refuses.
-        """
+        """Make the directory with an operator's key and no API keys."""
         home = operator_home or directory / OPERATOR_HOME
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         identity = make_signer(home, directory / OPERATOR_FILE, "operator")
@@ -201,7 +196,6 @@ class KeyStore:
 
         Raises:
             CertificateError: The operator's key cannot be read.
-            KeyFileError: The file was altered.
         """
         with lock_file(self._path):
             operator = self._load_operator()

@@ -135,11 +135,7 @@ def _drop_messages(record: logging.LogRecord) -> bool:
 
 
 def bind_socket(listen: ListenConfig) -> socket.socket:
-    """Return a socket that listens, for `uvicorn.Server.serve`, so that its port is known before the server starts.
-
-    Raises:
-        ConfigError: The address cannot be had.
-    """
+    """Return a socket that listens, for `uvicorn.Server.serve`, so that its port is known before the server starts."""
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     # with the protocol named, asyncio turns Nagle's algorithm off: without it each answer takes 40 ms
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -24,7 +24,6 @@ class RequestBounds(StrictModel):
         body_timeout_s: Time between the last header and the end of the body.
         send_timeout_s: Time that a client has to take one piece of an answer.
         max_connections: Connections of all clients together.
-        max_connections_per_address: Connections of one client address.
     """
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024)] = 2 * 1024 * 1024

@@ -55,7 +55,6 @@ class RequestLog(Closeable):
 
     Raises:
         AuditLogError: The last file was altered, or another server has it open.
-        DiskError: The disk refuses.
 
     Guarantees:
         A line that was written outlives the process, and after `sync` the machine. A line that is changed, taken out
@@ -91,11 +90,7 @@ class RequestLog(Closeable):
         self._append(_REQUEST, body)
 
     def record_event(self, kind: str, facts: Mapping[str, str | int]) -> None:
-        """Write a line about the server itself: started, stopped, a model put into service or taken out of it.
-
-        Raises:
-            DiskError: The disk refuses.
-        """
+        """Write a line about the server itself: started, stopped, a model put into service or taken out of it."""
         self._append(_word(kind), {_word(name): value for name, value in facts.items()})
 
     def count_refusal(self, address: str) -> None:
@@ -106,21 +101,13 @@ class RequestLog(Closeable):
             self._refused["others"] += 1
 
     def write_refusals(self) -> None:
-        """Write one line about the requests without a valid key since the last one, by address; none for none.
-
-        Raises:
-            DiskError: The disk refuses.
-        """
+        """Write one line about the requests without a valid key since the last one, by address; none for none."""
         if self._refused:
             self._append(_REFUSED, {"by_address": {_word(name): count for name, count in self._refused.items()}})
             self._refused.clear()
 
     def sync(self) -> None:
-        """Force all lines to disk.
-
-        Raises:
-            DiskError: The disk refuses.
-        """
+        """Force all lines to disk."""
         self._log.sync_events()
 
     def close(self) -> None:
@@ -163,11 +150,7 @@ class RequestLog(Closeable):
 
 
 def log_files(directory: Path) -> list[Path]:
-    """Return the files of a log in order.
-
-    Raises:
-        AuditLogError: A file between them is missing.
-    """
+    """Return the files of a log in order."""
     files = sorted(path for path in directory.glob("requests-*.jsonl") if _FILE_NAME.fullmatch(path.name))
     if [path.name for path in files] != [_name_of(number) for number in range(1, len(files) + 1)]:
         raise AuditLogError(f"{directory}: expected files {_name_of(1)} and following without a gap; put them back")

@@ -105,11 +105,7 @@ class ChatInput(StrictModel):
 
 
 def read_call(call_id: str, name: str, arguments: str) -> ToolCall:
-    """Return an earlier call.
-
-    Raises:
-        BadRequestError: Its arguments are no JSON object.
-    """
+    """Return an earlier call."""
     return ToolCall(id=call_id[:200], name=name, arguments=parse_arguments(arguments))
 
 
@@ -185,11 +181,7 @@ ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat | GrammarFor
 
 
 def make_grammar(form: TextFormat | ObjectFormat | SchemaFormat | GrammarFormat | None) -> Grammar | None:
-    """Return the grammar of a response format.
-
-    Raises:
-        BadRequestError: The schema is too long.
-    """
+    """Return the grammar of a response format."""
     if isinstance(form, ObjectFormat):
         return Grammar(kind="json_object")
     if isinstance(form, GrammarFormat):
@@ -198,11 +190,7 @@ def make_grammar(form: TextFormat | ObjectFormat | SchemaFormat | GrammarFormat 
 
 
 def schema_grammar(schema: dict[str, Any]) -> Grammar:
-    """Return the grammar of a JSON schema.
-
-    Raises:
-        BadRequestError: The schema is too long.
-    """
+    """Return the grammar of a JSON schema."""
     source = json.dumps(schema)
     if len(source) > 1 << 16:
         raise BadRequestError("the schema is too long", "response_format")
@@ -247,11 +235,7 @@ class ChatBody(CacheFields):
         return bool(self.stream)
 
     def translate(self, caller: Caller) -> list[GenerationRequest]:
-        """Return the internal request.
-
-        Raises:
-            BadRequestError: Two fields contradict each other.
-        """
+        """Return the internal request."""
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequestError("needs logprobs=true", "top_logprobs")
         if self.stream_options is not None and not self.stream:

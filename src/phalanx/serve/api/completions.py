@@ -82,11 +82,7 @@ class CompletionBody(CacheFields):
         return bool(self.stream)
 
     def translate(self, caller: Caller) -> list[GenerationRequest]:
-        """Return one internal request a prompt.
-
-        Raises:
-            BadRequestError: Two fields contradict each other.
-        """
+        """Return one internal request a prompt."""
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("needs stream=true", "stream_options")
         if self.max_tokens == 0 and not self.echo:

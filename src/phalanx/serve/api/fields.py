@@ -149,11 +149,7 @@ def translate_body(translate: Callable[[], Translated]) -> Translated:
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of an earlier call, which are JSON inside JSON and bounded like the body.
-
-    Raises:
-        BadRequestError: They are no JSON object.
-    """
+    """Return the arguments of an earlier call, which are JSON inside JSON and bounded like the body."""
     content = (text or "{}").encode("utf-8")
     try:
         check_nesting(content, RequestBounds())

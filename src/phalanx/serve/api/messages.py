@@ -196,11 +196,7 @@ class CountBody(CacheFields):
     def make_request(
         self, caller: Caller, max_tokens: int, stop: tuple[str, ...], sampling: SamplingSettings
     ) -> GenerationRequest:
-        """Return the internal request.
-
-        Raises:
-            BadRequestError: A tool is too long.
-        """
+        """Return the internal request."""
         messages = [message for turn in self.messages for message in turn.translate()]
         if self.system:
             messages.insert(0, ChatMessage(role="system", content=_join_blocks(self.system)))
@@ -243,11 +239,7 @@ class MessagesBody(CountBody):
         return bool(self.stream)
 
     def translate(self, caller: Caller) -> list[GenerationRequest]:
-        """Return the internal request.
-
-        Raises:
-            BadRequestError: A tool is too long.
-        """
+        """Return the internal request."""
         sampling = SamplingSettings(
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,

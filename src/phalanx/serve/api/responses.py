@@ -126,11 +126,7 @@ class ResponsesBody(CacheFields):
         return bool(self.stream)
 
     def translate(self, caller: Caller) -> list[GenerationRequest]:
-        """Return the internal request.
-
-        Raises:
-            BadRequestError: A call or a tool is malformed.
-        """
+        """Return the internal request."""
         messages = [ChatMessage(role="system", content=self.instructions)] if self.instructions else []
         choice = self.tool_choice
         return [

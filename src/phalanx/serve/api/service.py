@@ -220,7 +220,6 @@ class Service:
 
         Raises:
             UnknownModelError: There is none, or the key may not use it: the answers do not differ.
-            RequestRefused: It is out of service.
         """
         if not caller.allows_model(model_id):
             raise UnknownModelError("no such model; GET /v1/models lists those that the key may use")
@@ -263,11 +262,7 @@ class Service:
     async def embed_texts(
         self, model_id: str, texts: Sequence[str | tuple[int, ...]], caller: Caller, route: str
     ) -> tuple[list[list[float]], int]:
-        """Return one vector a text, and how many tokens they have together.
-
-        Raises:
-            RequestRefused: As `open_reply`.
-        """
+        """Return one vector a text, and how many tokens they have together."""
         requests = [
             GenerationRequest(model=model_id, owner=caller.owner, text=text)
             if isinstance(text, str)
@@ -293,11 +288,7 @@ class Service:
         return vectors, num_tokens
 
     async def count_tokens(self, request: GenerationRequest, caller: Caller, route: str) -> int:
-        """Return the number of tokens of a prompt; it costs one request and no tokens.
-
-        Raises:
-            RequestRefused: As `open_reply`.
-        """
+        """Return the number of tokens of a prompt; it costs one request and no tokens."""
         try:
             card = self.find_card(request.model, caller)
             with await self.access.budgets.reserve(caller, 0, 0) as reservation:

@@ -50,9 +50,6 @@ class TextFilters:
         """Check a client's text; return the text that the model may read.
 
         A well-formed C2PA wrapper is not in the returned text, and a note reports it. Nothing else is ever taken out.
-
-        Raises:
-            TextRefused: A filter refuses.
         """
         broken = find_broken_character(text)
         if broken is not None:
@@ -73,11 +70,7 @@ class TextFilters:
         return AdmittedText(plain, tuple(notes))
 
     def check_input(self, text: str) -> list[FilterNote]:
-        """Check a client's text, for a caller that forwards it unchanged.
-
-        Raises:
-            TextRefused: As `admit_input`.
-        """
+        """Check a client's text, for a caller that forwards it unchanged."""
         return list(self.admit_input(text).notes)
 
     def decode_input(self, content: bytes) -> str:
@@ -96,11 +89,7 @@ class TextFilters:
         return StreamFilter(self._outputs)
 
     def check_output(self, text: str) -> list[FilterNote]:
-        """Check a whole text of a model, with the same verdict as a stream of it.
-
-        Raises:
-            TextRefused: A filter refuses.
-        """
+        """Check a whole text of a model, with the same verdict as a stream of it."""
         stream = self.open_stream()
         stream.feed(text)
         stream.close()

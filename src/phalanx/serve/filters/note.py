@@ -27,7 +27,6 @@ class FilterNote(StrictModel):
 
     Attributes:
         action: ``noted``: the text passed as it is; ``set aside``: a provenance wrapper was kept from the model.
-        first: The first character of the first finding.
     """
 
     filter: str
@@ -41,7 +40,6 @@ class TextRefused(DataError):  # noqa: N818 - a verdict on a text, named as the 
     """A filter refuses a text.
 
     Attributes:
-        filter_name: Name in the table of filters.
         reason: Kind and place; no character of the text.
     """
 

@@ -74,11 +74,7 @@ class StreamFilter:
         return self._release(self._find_clear_end()) if text else ""
 
     def close(self) -> str:
-        """End the text; return the characters that were held back.
-
-        Raises:
-            TextRefused: A filter refuses.
-        """
+        """End the text; return the characters that were held back."""
         self._check_going_on()
         while self._judged < self._end:
             self._judge_block(min(self._judged + BLOCK, self._end))

@@ -30,11 +30,7 @@ class VerbatimIndex:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Open an index.
-
-        Raises:
-            DataError: It is missing, no index, or of another version.
-        """
+        """Open an index."""
         try:
             numbers = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as exc:

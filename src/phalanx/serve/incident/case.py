@@ -34,7 +34,6 @@ class IncidentCase:
         operator_home: Directory of the operator's key; ``operator`` in the access directory if None.
 
     Raises:
-        InputError: There is no such incident.
         CertificateError: The operator's key cannot be read.
     """
 
@@ -57,7 +56,6 @@ class IncidentCase:
 
         Raises:
             CertificateError: The operator's key cannot be read.
-            DiskError: The disk refuses.
         """
         load_signer(operator_home or access / OPERATOR_HOME, access / OPERATOR_FILE)
         incident = f"{steady_now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
@@ -70,12 +68,7 @@ class IncidentCase:
         return case
 
     def record_action(self, kind: str, facts: Mapping[str, Any]) -> None:
-        """Write one action of the operator.
-
-        Raises:
-            AuditLogError: The log was altered.
-            DiskError: The disk refuses.
-        """
+        """Write one action of the operator."""
         with AuditLog(self.directory / INCIDENT_LOG, self.identity, self.incident) as log:
             log.append_event(kind, dict(facts))
 
@@ -100,31 +93,19 @@ class IncidentCase:
         return record
 
     def quarantine_model(self, model: str) -> ModelOrder:
-        """Take a model out of service, by the id that clients name; answers that it is writing end.
-
-        Raises:
-            KeyFileError: The keys were altered.
-        """
+        """Take a model out of service, by the id that clients name; answers that it is writing end."""
         order = self._order_model(model, is_quarantined=True)
         self.record_action("model_quarantined", {"model": model})
         return order
 
     def release_model(self, model: str) -> ModelOrder:
-        """Put a model into service again; an order to go back to a checkpoint stays.
-
-        Raises:
-            KeyFileError: The keys were altered.
-        """
+        """Put a model into service again; an order to go back to a checkpoint stays."""
         order = self._order_model(model, is_quarantined=False)
         self.record_action("model_released", {"model": model})
         return order
 
     def roll_back(self, model: str, certified: "CertifiedModel") -> None:
-        """Have a model answer from a certified checkpoint alone, and release it for that.
-
-        Raises:
-            KeyFileError: The keys were altered.
-        """
+        """Have a model answer from a certified checkpoint alone, and release it for that."""
         order = self._make_order(model).model_copy(
             update={"digests": certified.digests, "checkpoint": str(certified.checkpoint), "is_quarantined": False}
         )
@@ -133,11 +114,7 @@ class IncidentCase:
         self.record_action("model_rolled_back", {**facts, "skipped": list(certified.skipped)})
 
     def read_actions(self) -> list[LogEntry]:
-        """Return all actions, after every line was checked.
-
-        Raises:
-            AuditLogError: One does not hold.
-        """
+        """Return all actions, after every line was checked."""
         lines: list[LogEntry] = []
         verify_log(self.directory / INCIDENT_LOG, self.identity.public, run=self.incident, visit=lines.append)
         return lines
@@ -160,7 +137,6 @@ def newest_case(access: Path, operator_home: Path | None = None) -> IncidentCase
     """Return the incident that was opened last and is not closed; None where none is open.
 
     Raises:
-        AuditLogError: The log of an incident does not hold.
         CertificateError: The operator's key cannot be read.
     """
     names = sorted(path.name for path in (access / INCIDENTS_FOLDER).glob("*") if _ID.fullmatch(path.name))
@@ -172,9 +148,5 @@ def newest_case(access: Path, operator_home: Path | None = None) -> IncidentCase
 
 
 def operator_of(access: Path) -> Peer:
-    """Return the operator that signs an access directory.
-
-    Raises:
-        CertificateError: ``operator.json`` is missing or malformed.
-    """
+    """Return the operator that signs an access directory."""
     return read_public_signer(access / OPERATOR_FILE)

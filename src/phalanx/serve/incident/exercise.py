@@ -200,11 +200,7 @@ class _Exercise:
 
 
 class _ServerProcess:
-    """``phalanx serve`` as a process, from its ready line on.
-
-    Raises:
-        TransportError: It ended before it was ready.
-    """
+    """``phalanx serve`` as a process, from its ready line on."""
 
     def __init__(self, where: Path, access: Path, options: Sequence[str]) -> None:
         command = [sys.executable, "-m", "phalanx", "serve", str(where), "--access", str(access), "--name", _MODEL]
@@ -236,9 +232,6 @@ def exercise_playbook(playbook: Playbook, where: Path, *, options: Sequence[str]
     Args:
         where: A run, a checkpoint in one, or a model directory; nothing in it is changed.
         options: Further options of ``phalanx serve``.
-
-    Raises:
-        TransportError: The server did not start.
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-exercise-") as folder:
         access = Path(folder) / "access"

@@ -90,7 +90,6 @@ def write_report(case: IncidentCase, hours: int = 24) -> dict[str, Any]:
 
     Raises:
         AuditLogError: A log does not hold: a report on it would be worth nothing.
-        DiskError: The disk refuses.
     """
     actions = case.read_actions()
     since = datetime.fromisoformat(actions[0].time) - timedelta(hours=hours)
@@ -124,11 +123,7 @@ def write_report(case: IncidentCase, hours: int = 24) -> dict[str, Any]:
 
 
 def verify_report(path: Path, operator: Peer) -> dict[str, Any]:
-    """Check the signature of a report and return its statement.
-
-    Raises:
-        VerificationError: The operator has not signed it.
-    """
+    """Check the signature of a report and return its statement."""
     try:
         with path.open("rb") as file:
             envelope = parse_canonical(file.read(_MAX_REPORT_BYTES))

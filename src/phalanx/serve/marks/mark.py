@@ -81,9 +81,6 @@ class TokenMark:
     Args:
         policy: The server's, for every text.
         key: The newest of a `MarkKeyRing`; None only where the policy marks nothing.
-
-    Raises:
-        ConfigError: The policy marks, and there is no key.
     """
 
     def __init__(self, policy: MarkPolicy, key: MarkKey | None) -> None:
@@ -102,9 +99,6 @@ class TokenMark:
             sample: Number of the text within its request.
             wants_mark: The request asks for a mark, or does not say.
             may_skip: The caller's key allows text without a mark.
-
-        Raises:
-            MarkRefused: The policy does not allow the request.
         """
         policy = self._policy
         if policy.mark == "off":

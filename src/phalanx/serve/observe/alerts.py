@@ -197,11 +197,7 @@ def _alert(rule: str, subject: str, value: float, limit: float) -> Alert:
 
 
 class Webhook:
-    """Sends alerts to the address in the operator's file; redirects are not followed.
-
-    Raises:
-        CertificateError: The file of its secret cannot be read.
-    """
+    """Sends alerts to the address in the operator's file; redirects are not followed."""
 
     def __init__(self, url: str, secret_file: Path | None) -> None:
         self._url = url

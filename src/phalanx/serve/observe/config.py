@@ -37,9 +37,7 @@ class TraceConfig(StrictModel):
 
     Attributes:
         endpoint: Address of the collector, such as ``http://127.0.0.1:4318/v1/traces``; empty sends nothing.
-        share: Share of requests that are traced.
         max_waiting: Spans that wait to be sent; further ones are dropped.
-        service: Name of the server in traces.
     """
 
     endpoint: Annotated[str, Field(max_length=300)] = ""
@@ -120,7 +118,6 @@ class ReferenceRule(StrictModel):
 
     Attributes:
         texts: File with one text a line; none is measured without it.
-        max_change: Relative change of the perplexity.
     """
 
     texts: Path | None = None
@@ -171,9 +168,5 @@ class WatchConfig(StrictModel):
 
 
 def load_watch_config(path: Path, overrides: Iterable[str] = ()) -> WatchConfig:
-    """Read the file; relative paths in it are of its folder.
-
-    Raises:
-        ConfigError: Names the file, the key and the fault.
-    """
+    """Read the file; relative paths in it are of its folder."""
     return load_config(path, WatchConfig, overrides).below(path.parent)

@@ -48,7 +48,6 @@ class ModelBaseline(StrictModel):
     Attributes:
         traffic: None until there were enough requests.
         perplexity: On the reference texts; None until it was measured.
-        texts_digest: Digest of the reference texts.
     """
 
     traffic: TrafficBaseline | None = None
@@ -64,11 +63,7 @@ class Baselines(StrictModel):
 
 
 def read_baselines(directory: Path) -> Baselines:
-    """Read the file of an access directory; none where there is none.
-
-    Raises:
-        InputError: It is malformed.
-    """
+    """Read the file of an access directory; none where there is none."""
     path = directory / BASELINE_FILE
     try:
         with path.open("rb") as file:
@@ -80,11 +75,7 @@ def read_baselines(directory: Path) -> Baselines:
 
 
 def write_baselines(directory: Path, baselines: Baselines) -> None:
-    """Write the file of an access directory.
-
-    Raises:
-        DiskError: The disk refuses.
-    """
+    """Write the file of an access directory."""
     replace_file(directory / BASELINE_FILE, baselines.model_dump_json(indent=1).encode(), 0o640)
 
 
@@ -92,7 +83,6 @@ class TrafficDrift:
     """The recent requests of one model beside its first ones.
 
     Args:
-        num_requests: Size of the baseline, and of the recent requests.
         baseline: First ones of an earlier process.
     """
 

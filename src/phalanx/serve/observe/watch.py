@@ -40,7 +40,6 @@ class WatchedServer:
         read_models: Returns the id of each model, at present, by its name in the request log.
         read_digests: Returns the digest of each model by its id; empty where others have its files.
         measure: Returns the perplexity of each model on the reference texts; None where it cannot.
-        texts_digest: Digest of the reference texts.
     """
 
     directory: Path
@@ -75,9 +74,7 @@ class ServerWatch:
     """Metrics, traces and alerts of one server.
 
     Raises:
-        ConfigError: Traces are asked for and cannot be sent.
         CertificateError: The file of the webhook's secret cannot be read.
-        InputError: The file of baselines is malformed.
 
     Guarantees:
         It changes no answer: a gap in its figures is all that a fault leaves, and no request fails or waits for it.

@@ -68,9 +68,6 @@ class StageBlocks:
         Args:
             config: Keys of the hub's config.json of the whole model.
             layers: First layer, and the one behind the last.
-
-        Raises:
-            ModelError: Config or weights do not fit.
         """
         stage = build_empty_stage(
             config, StageSpec(1, 3, *layers), adapter=None, activation_checkpointing=False, attention="sdpa"
@@ -158,11 +155,7 @@ def share_config(model: nn.Module, hub_config: Any) -> None:
 
 
 def cut_pieces(states: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Return the pieces that lie behind one another in ``[tokens, dim]``.
-
-    Raises:
-        FrameError: There are other numbers of tokens.
-    """
+    """Return the pieces that lie behind one another in ``[tokens, dim]``."""
     if sum(lengths) != len(states):
         raise FrameError(f"found {len(states)} tokens, expected {sum(lengths)}")
     return list(torch.split(states, list(lengths)))

@@ -67,7 +67,6 @@ class StageWorkerConfig(JoiningWorkerConfig):
     Attributes:
         max_size_bytes: Largest weights of its stage.
         max_texts: Texts that it keeps keys and values of at the same time.
-        max_tokens: Tokens of all these texts together.
         tolerance: A stage that is to be judged by a narrower one is refused: it could convict an honest party.
     """
 

@@ -50,10 +50,8 @@ class StageVerdict(StrictModel):
     """One party is guilty; `reason` names the place, the measured and the allowed value.
 
     Attributes:
-        text: Number of the text at this party.
         start: Position of the first token of the piece that is off.
         measured: None where it is no finite number or nothing was measured.
-        evidence: Name of the evidence file.
     """
 
     party: PartyName
@@ -84,7 +82,6 @@ class StageBundle:
         offer: The owner's header of the stage's offer to this party.
         answer: The party's header of the answer that is looked at.
         step: The owner's header of the step that it answers.
-        second_answer: Another answer to the same step.
         previous: Headers of the answers before, one for each text of the step that goes on.
         text: Number of the accused text at this party.
         pieces: Of that text, up to the accused one.

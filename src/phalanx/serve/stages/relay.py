@@ -125,7 +125,6 @@ class StageRelay:
 
         Raises:
             PeerLostError: A party is gone, refuses, or has not loaded its weights in time.
-            ModelError: The model cannot be cut into stages.
         """
         config = canonical_json(self._source.hub_config_dict).decode()
         for index, (place, names) in enumerate(zip(layers, self._config.holders, strict=True)):
@@ -169,9 +168,6 @@ class StageRelay:
 
         Args:
             hidden: ``[tokens, dim]``, the segments behind one another.
-
-        Raises:
-            StageLostError: A stage has no party left.
         """
         self._apply_verdicts()
         texts = [self._open_text(segment) for segment in segments]
@@ -428,11 +424,7 @@ class StageRelay:
                     self._replace_party(index, self._faults[party.name])
 
     def _replace_party(self, index: int, departure: DepartedError) -> None:
-        """Take a party out; where it served its stage, the next one goes on with every open text.
-
-        Raises:
-            StageLostError: There is no next one.
-        """
+        """Take a party out; where it served its stage, the next one goes on with every open text."""
         self._remove_party(index, departure)
         while self._stages[index]:
             party = self._stages[index][0]
@@ -462,9 +454,6 @@ class StageRelay:
 
         Args:
             has_lied: The party before was convicted; a shadow, who may be its accomplice, does not clear it.
-
-        Raises:
-            DepartedError: The shadow is gone, or lied.
         """
         transcripts = text.transcripts[party.stage]
         if not transcripts or transcripts[-1].party is party:
@@ -486,11 +475,7 @@ class StageRelay:
         transcripts.append(later)
 
     def _settle_difference(self, text: ServedText, earlier: StageTranscript, later: StageTranscript) -> None:
-        """Redo what two parties have computed otherwise.
-
-        Raises:
-            DepartedError: It is the later one that lied.
-        """
+        """Redo what two parties have computed otherwise."""
         shadow = self._examiner.examine(later)
         if shadow.is_off:
             self._note_verdict(shadow.verdict)

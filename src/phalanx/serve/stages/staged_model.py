@@ -62,9 +62,6 @@ class StagedTextModel(TextModel):
 class StagedModel(HostedModel):
     """A hosted model that asks stages.
 
-    Attributes:
-        remote: Its part of the model.
-
     Raises:
         ModelError: Adapters or int8 weights are asked for, or what `HostedModel` refuses.
     """
@@ -84,7 +81,6 @@ class StagedModel(HostedModel):
         return False
 
     def find_text_number(self, cache: RowCache) -> int | None:
-        """Return the number of an open text."""
         return self.relay.find_number(cache)
 
     def find_text_fault(self, cache: RowCache) -> PhalanxError | None:
@@ -97,11 +93,7 @@ class StagedModel(HostedModel):
 
 
 def cut_layers(num_layers: int, config: StagesConfig) -> list[tuple[int, int]]:
-    """Share the layers between the owner's ends among the stages, as evenly as they go; larger shares come first.
-
-    Raises:
-        ConfigError: There are fewer layers than stages.
-    """
+    """Share the layers between the owner's ends among the stages, as evenly as they go; larger shares come first."""
     begin, num_stages = config.front_layers, len(config.holders)
     num_middle = num_layers - begin - config.back_layers
     if num_middle < num_stages:
@@ -118,23 +110,14 @@ def cut_layers(num_layers: int, config: StagesConfig) -> list[tuple[int, int]]:
 
 
 def check_convictions(directory: Path, parties: Sequence[str]) -> None:
-    """Refuse parties that an earlier session of this server has convicted.
-
-    Raises:
-        ConfigError: Names the party and its evidence.
-    """
+    """Refuse parties that an earlier session of this server has convicted."""
     for party, path in list_convictions(directory).items():
         if party in parties:
             raise ConfigError(f"stages: {party} was convicted, see {path}; take it out of holders, or the file away")
 
 
 def check_stageable(directory: Path, engine: EngineSettings) -> None:
-    """Refuse models and settings that are not served in stages.
-
-    Raises:
-        ModelError: The model has an encoder, or routers.
-        ConfigError: Prefixes are to be used again.
-    """
+    """Refuse models and settings that are not served in stages."""
     config = read_config(directory)
     if config.get("is_encoder_decoder"):
         raise ModelError(f"{directory}: {config.get('model_type')} has an encoder; stages serve decoders alone")
@@ -162,7 +145,6 @@ def open_staged_model(
         announce: Told the address at which parties are awaited.
 
     Raises:
-        ModelError: It cannot be served in stages.
         ConfigError: It has fewer layers than stages, or a party was convicted before.
         PeerLostError: A party did not come, refuses, or has not loaded its stage in time.
     """

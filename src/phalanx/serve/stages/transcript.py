@@ -97,11 +97,7 @@ class StageParty:
 
 
 class StageTranscript:
-    """The pieces of one text at one party.
-
-    Args:
-        number: Number of the text at this party.
-    """
+    """The pieces of one text at one party."""
 
     def __init__(self, party: StageParty, number: int) -> None:
         self.party, self.number = party, number

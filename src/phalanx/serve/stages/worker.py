@@ -170,7 +170,6 @@ class StageService:
 
         Raises:
             PeerLostError: The owner is gone, or serves another session by now.
-            FrameError: What it sends is malformed.
         """
         for item in link.receive_frames():
             if not self.take_frame(item):
@@ -235,9 +234,7 @@ def run_stage_worker(config: StageWorkerConfig, holder: StageHolder | None = Non
         holder: Computes; another than the honest one is for drills only.
 
     Raises:
-        PeerLostError: The owner cannot be reached, or is gone.
         CertificateError: This party's own identity is unusable.
-        PhalanxError: As `StageService.serve_frames`.
     """
     settle_numerics(config.threads)
     with join_owner(config) as link:

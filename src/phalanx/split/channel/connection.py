@@ -51,12 +51,7 @@ class Connection:
         return Costs(digest_s=self._endpoint.seconds_hashing, signing_s=self._endpoint.seconds_signing)
 
     def send_message(self, message: SplitMessage, payload: Payload = ()) -> None:
-        """Send and go on.
-
-        Raises:
-            PeerLostError: The link has failed.
-            FrameError: It is larger than a frame may be.
-        """
+        """Send and go on."""
         self._endpoint.send_frame(self._peer, message.kind, message.model_dump(mode="json"), payload)
 
     def send_packed(self, message: SplitMessage, frame: PackedFrame) -> None:
@@ -91,12 +86,7 @@ class Connection:
         return None
 
     def handle_unrequested(self) -> None:
-        """Take an unrequested message that has arrived; keep any other for the call that awaits it.
-
-        Raises:
-            PeerLostError: The link has failed.
-            FrameError: A message is malformed.
-        """
+        """Take an unrequested message that has arrived; keep any other for the call that awaits it."""
         while (item := self._endpoint.receive_item(0.0)) is not None:
             if isinstance(item, LinkFault):
                 raise PeerLostError(f"{self._peer}: {item.error}; continue with --resume")
@@ -107,9 +97,6 @@ class Connection:
         self, answers: tuple[type[Answer], ...], meanwhile: Callable[[], None] | None = None
     ) -> tuple[Answer, memoryview]:
         """Wait for a message of one of these kinds; call `meanwhile` now and then.
-
-        Returns:
-            The message and its payload.
 
         Raises:
             PhalanxError: The enclave refused, with its error; or `PeerLostError`, it is gone or silent; or
@@ -142,11 +129,7 @@ class Connection:
     def request_answer(
         self, message: SplitMessage, answer: type[Answer], payload: Payload = ()
     ) -> tuple[Answer, memoryview]:
-        """Send, then wait for the answer.
-
-        Raises:
-            PhalanxError: As `say` and `hear`.
-        """
+        """Send, then wait for the answer."""
         self.send_message(message, payload)
         return self.await_message(answer)
 
@@ -155,9 +138,5 @@ class Connection:
         self._endpoint.add_peer(self._endpoint.known_peers[self._peer], address)
 
     def flush_messages(self) -> None:
-        """Wait until everything said was taken.
-
-        Raises:
-            PeerLostError: It was not in time.
-        """
+        """Wait until everything said was taken."""
         self._endpoint.flush_frames(self._timeout_s)

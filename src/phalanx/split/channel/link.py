@@ -63,10 +63,6 @@ class FrameLink(Protocol):
 
         Args:
             digest: Digest of the frame where this process has computed it already; computed here when left out.
-
-        Raises:
-            SealError: It is not the frame that is due.
-            FrameError: The same, of a link that seals nothing.
         """
         ...
 

@@ -315,11 +315,7 @@ _WITHOUT: dict[str, type[PhalanxError]] = {
 
 
 def parse_message(kind: str, body: dict[str, Any]) -> SplitMessage:
-    """Read a frame's body.
-
-    Raises:
-        FrameError: It is of no known kind, or malformed.
-    """
+    """Read a frame's body."""
     return parse_body(_KINDS, kind, body)
 
 

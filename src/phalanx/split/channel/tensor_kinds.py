@@ -42,7 +42,7 @@ class TensorKinds:
 
     def cut_kind(self, what: What, rows: int) -> TensorKind:
         """Hidden states behind the front part, ``[rows, seq, hidden]``."""
-        dtype = _dtype_name(WIRE_DTYPES[self.wire])
+        dtype = str(WIRE_DTYPES[self.wire]).removeprefix("torch.")
         return TensorKind(Purpose.ACTIVATION, f"cut.{what}", dtype, (rows, self.seq, self.hidden))
 
     def label_kind(self, what: What, rows: int) -> TensorKind:
@@ -75,7 +75,3 @@ class TensorKinds:
     def adapter_kind(name: str, shape: tuple[int, ...]) -> TensorKind:
         """A released parameter, float32."""
         return TensorKind(Purpose.ADAPTER, name, "float32", shape)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -92,7 +92,6 @@ class ClientAppraiser:
         """Have clients bring new evidence before they send more, except where the last one is recent enough.
 
         Args:
-            now: Whether it is time for all of them.
             every_s: Seconds that an appraisal is good for; 0 for any.
         """
         oldest = self._clock() - _CLOCKS_DIFFER * every_s - _ON_THE_WAY_S

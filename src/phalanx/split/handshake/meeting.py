@@ -84,8 +84,6 @@ class EnclaveHandshake:
         Raises:
             RefusedEvidenceError: The token is not this client's word on the evidence that it was last given, or its
                 own evidence does not pass.
-            SealError: The hello is about something else.
-            SignatureError: The client did not sign it.
         """
         nonce, peer = self._nonces.pop(client, None), self._clients.get(client)
         if nonce is None or peer is None:
@@ -150,7 +148,6 @@ class ClientHandshake:
 
         Raises:
             RefusedEvidenceError: The enclave was not appraised, or this client has no evidence to give.
-            PhalanxError: The hardware gives none.
         """
         if self.result is None:
             raise RefusedEvidenceError(
@@ -172,7 +169,6 @@ class ClientHandshake:
 
         Raises:
             RefusedEvidenceError: Nothing was appraised, or its certificates have ended.
-            RollbackError: There is no fresh epoch.
         """
         if self.result is None:
             raise RefusedEvidenceError(
@@ -188,7 +184,6 @@ class ClientHandshake:
 
         Raises:
             SealError: The reply answers another hello, or is about something else.
-            SignatureError: The attested key did not sign it.
         """
         if self._offer is None:
             raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_NONCE, "a reply came to no hello")

@@ -53,7 +53,6 @@ class EnclavePeer:
 
         Raises:
             RefusedEvidenceError: Its evidence does not pass, or this party's own does not.
-            PhalanxError: As `Connection.request_answer` and `ClientHandshake.accept_reply`.
         """
         if self._handshake is None:
             self.connection.request_answer(say.HandshakeCall(token_bytes=0), say.Welcome)
@@ -90,9 +89,6 @@ class EnclavePeer:
         Args:
             every_s: Seconds that an appraisal is good for; 0 for any.
             now: Whether it is time whatever the clock says.
-
-        Raises:
-            RefusedEvidenceError: It is not accepted any more.
         """
         if self._handshake is None:
             return
@@ -107,10 +103,6 @@ class EnclavePeer:
 
         Returns:
             This side's and the enclave's; None where nothing is signed.
-
-        Raises:
-            TranscriptError: Both ends did not see the same frames.
-            SignatureError: The enclave did not sign its own.
         """
         mine = self.tensor_link.signed_statement()
         if not mine:

@@ -37,14 +37,7 @@ class StateKeeper:
         self._sealer, self._run, self._sealed, self._settled = BlobSealer(key, sealed), run, sealed, settled
 
     def seal_state(self, tensors: dict[str, Tensor], books: dict[str, object], step: int) -> tuple[bytearray, int]:
-        """Seal a state; the ones before stay usable until this one is settled.
-
-        Returns:
-            The sealed state and its number.
-
-        Raises:
-            RollbackError: The counter cannot be moved.
-        """
+        """Seal a state; the ones before stay usable until this one is settled."""
         plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         plain[_BOOKS] = torch.frombuffer(bytearray(canonical_json(books)), dtype=torch.uint8)
         # the last number given is this one: an enclave has one thread that seals
@@ -55,7 +48,6 @@ class StateKeeper:
         """Open a state that is not older than the newest settled one.
 
         Raises:
-            RollbackError: It is older.
             CheckpointError: It is altered, or another enclave's, run's or step's.
         """
         behind = self._sealed.read_count() - self._settled.read_count()
@@ -68,12 +60,7 @@ class StateKeeper:
         return tensors, books
 
     def settle_state(self, number: int) -> None:
-        """A state is kept: every one that was sealed before it is void.
-
-        Raises:
-            CheckpointError: No state has that number.
-            RollbackError: The counter cannot be moved.
-        """
+        """A state is kept: every one that was sealed before it is void."""
         if number > self._sealed.read_count():
             raise CheckpointError(f"sealed state {number}: was never sealed; the newest is {self._sealed.read_count()}")
         while self._settled.read_count() < number:

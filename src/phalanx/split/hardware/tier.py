@@ -21,11 +21,7 @@ _SECRET = struct.Struct(">32sI3Q")
 
 
 class CountFromStart:
-    """A counter that begins at 0, on one of a TPM, which begins above every number that the TPM has ever given.
-
-    Args:
-        start: First number of the counter.
-    """
+    """A counter that begins at 0, on one of a TPM, which begins above every number that the TPM has ever given."""
 
     def __init__(self, counter: TpmCounter, start: int) -> None:
         self._counter, self._start = counter, start
@@ -79,7 +75,6 @@ def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
 
     Raises:
         TpmError: The TPM is not there, or the machine is in another state than at the first start.
-        RollbackError: A counter is gone.
     """
     with contextlib.ExitStack() as stack:
         device = stack.enter_context(open_tpm(address))
@@ -128,7 +123,6 @@ def open_tier(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
     """Open what an enclave has at its tier, and make it at the first start.
 
     Raises:
-        CertificateError: The directory is unusable.
         TpmError: The TPM is not there, or has another state than when the enclave was first started.
     """
     make_private_directory(directory)
@@ -136,11 +130,7 @@ def open_tier(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
 
 
 def open_epochs(directory: Path, counter: MonotonicCounter) -> EpochStore:
-    """Open the epochs of a party, and begin them where its directory is new.
-
-    Raises:
-        RollbackError: Its file is damaged.
-    """
+    """Open the epochs of a party, and begin them where its directory is new."""
     path = directory / "epoch"
     if not path.exists() and counter.read_count() == 0:
         return EpochStore.create(path, counter)

@@ -81,10 +81,6 @@ def open_masking_client(
         config: Kind and number of pads.
         second: Makes the pads' products, where the config says so.
         counter: A hardware counter of these pads alone.
-
-    Raises:
-        ConfigError: Config and workers contradict each other.
-        PadError: The counter fails.
     """
     offload = MaskingClient(worker, pad_sources(config, run, counter), config, second)
     with PadFiller(offload, config.reserve):

@@ -29,7 +29,6 @@ class MaskedLinear(nn.Module):
     Raises:
         ModelError: It is no linear layer, its weight is trained, or still on the meta device.
         FixedPointError: A weight is NaN or infinite.
-        ConfigError: The name is taken.
 
     Guarantees:
         Each call, each backward pass and each recomputation is masked anew. Nothing is saved for the backward pass. The
@@ -50,10 +49,7 @@ class MaskedLinear(nn.Module):
         """Compute ``x @ W + bias``, ``[..., out_features]`` for ``[..., in_features]``, in the dtype of `x`.
 
         Raises:
-            ModelError: `x` has another last dimension.
             FixedPointError: A number of `x`, or of the gradient, is NaN, infinite or beyond the client's bound.
-            PadError: There is no fresh pad.
-            WrongProductError: A worker lied.
             TransportError: A worker is gone, silent, or answers with nonsense.
         """
         if x.shape[-1] != self.in_features:

@@ -109,22 +109,14 @@ def write_masked(masked: MaskedMessage) -> tuple[dict[str, Any], memoryview]:
 
 
 def read_masked(body: dict[str, Any], payload: memoryview) -> MaskedMessage:
-    """Read masked numbers or their product; whether they are elements of Z_p is checked before they are computed with.
-
-    Raises:
-        FrameError: The frame is anything else.
-    """
+    """Read masked numbers or their product; whether they are elements of Z_p is checked before any computation."""
     numbers = _parse_body(Numbers, body)
     values = _view_numbers(payload, "<u4", numbers.rows, numbers.columns, numbers.product_message)
     return MaskedMessage(numbers.product_message, numbers.number, values.astype(np.uint32))
 
 
 def read_refusal(body: dict[str, Any]) -> str:
-    """Return a worker's reason, harmless to a terminal or a log.
-
-    Raises:
-        FrameError: The frame is anything else.
-    """
+    """Return a worker's reason, harmless to a terminal or a log."""
     return printable_text(_parse_body(Refusal, body).reason)
 
 

@@ -94,10 +94,7 @@ class MaskingClient:
         """As `OffloadClient` says.
 
         Raises:
-            ConfigError: The name is taken.
             FixedPointError: The weights are no float32 matrix, or hold NaN or infinity.
-            PadError: No fresh secret can be drawn.
-            TransportError: A worker cannot be reached.
         """
         products = masked_linear(layer, weight, self._rows_per_request(weight), self._pads, self._config.bound)
         if products.forward.product in self._masked_products:
@@ -131,12 +128,7 @@ class MaskingClient:
     def fill_pools(self, count: int) -> int:
         """Make pads until every product has so many ready.
 
-        Returns:
-            How many were made.
-
         Raises:
-            PadError: No fresh pad can be made.
-            WrongProductError: The second worker lied.
             TransportError: The second worker is gone, silent, or answers with nonsense.
         """
         return sum(self._fill_pool(side, count) for side in tuple(self._masked_products.values()))

@@ -19,19 +19,11 @@ class WorkerPort(Protocol):
     """Numbers that one request and one answer may have."""
 
     def load_matrix(self, product: ProductMessage, values: NDArray[np.int32]) -> None:
-        """Give the worker a quantised matrix, ``[inner, columns]``.
-
-        Raises:
-            TransportError: It cannot be brought there.
-        """
+        """Give the worker a quantised matrix, ``[inner, columns]``."""
         ...
 
     def multiply_masked(self, requests: Sequence[MaskedMessage]) -> list[MaskedMessage]:
-        """Ask for products, all at once; nothing about the answers is checked here but which request they are to.
-
-        Raises:
-            TransportError: The worker is gone, silent, or answers with nonsense.
-        """
+        """Ask for products, all at once; nothing about the answers is checked here but which request they are to."""
         ...
 
 

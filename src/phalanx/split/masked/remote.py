@@ -65,7 +65,6 @@ class RemoteWorker:
 
         Raises:
             FrameError: A request is larger than a frame, or an answer is malformed.
-            PeerLostError: The worker is gone or silent.
         """
         self._answers.expect_answers(self.name, requests)
         for request in requests:
@@ -153,11 +152,7 @@ class PipedWorkerConfig(StrictModel):
 
 
 class PipeWires:
-    """One party's `Wire` over several pipes, with one party at the other end of each.
-
-    Args:
-        pipes: Pipes by the party at the other end.
-    """
+    """One party's `Wire` over several pipes, with one party at the other end of each."""
 
     address = "pipes"
 
@@ -195,9 +190,6 @@ def piped_workers(
     Args:
         ends: This side's end of each one's pipe; closed at the end.
         session: Name of the session, the same as in the workers' files.
-
-    Raises:
-        CertificateError: A certificate is not of the same authority.
     """
     with contextlib.ExitStack() as stack:
         pipes: dict[str, FramePipe] = {}
@@ -221,7 +213,6 @@ def serve_pipe(config: PipedWorkerConfig, end: socket.socket) -> None:
     """Be a worker until the trusted side ends the session or is gone.
 
     Raises:
-        PeerLostError: It is gone.
         CertificateError: This worker's own identity, or the trusted side's certificate, is unusable.
     """
     identity = load_identity(Path(config.identity))

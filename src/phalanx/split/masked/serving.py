@@ -41,10 +41,6 @@ def run_masked_worker(config: MaskedWorkerConfig, multiplier: Multiplier | None 
     Args:
         config: This worker's identity, and where the trusted side listens.
         multiplier: Computes the products; another than the honest one is for drills only.
-
-    Raises:
-        PeerLostError: The trusted side cannot be reached, or is gone.
-        CertificateError: This worker's own identity is unusable.
     """
     with join_owner(config) as link:
         ProductService(link.endpoint, multiplier or MaskedWorker(config.device)).serve_link(link)

@@ -57,11 +57,7 @@ class Arrivals:
             raise PeerLostError(f"{self._returned}: has restarted, so this session is over; continue with --resume")
 
     def wait_for_all(self, wire: GrpcWire) -> dict[str, JoinedPeer]:
-        """Wait, however long, until all have called.
-
-        Raises:
-            PeerLostError: One has begun anew meanwhile.
-        """
+        """Wait, however long, until all have called."""
         joined_peers: dict[str, JoinedPeer] = {}
         while len(joined_peers) < len(self._names):
             for name in self._names:

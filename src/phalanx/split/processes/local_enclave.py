@@ -69,7 +69,6 @@ class EnclaveConfig(StrictModel):
     """The facts that an enclave must know before a client calls.
 
     Attributes:
-        identity: Directory of its keys and certificate.
         directory: Directory for its own key and counters; no other process writes there.
         run: Name of the run, the same after a restart.
         config_digest: SHA-256 of the run's config, in hex.

@@ -31,10 +31,6 @@ def start_offload(
     Yields:
         What puts masked layers in the place of the back part's frozen ones; adapters, attention, norms and whatever
         else is trained stay in the enclave.
-
-    Raises:
-        PeerLostError: A worker did not come.
-        PadError: Pads cannot be made.
     """
     split, names = config.split, config.split.masked_workers
     if not names:

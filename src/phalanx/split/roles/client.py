@@ -68,7 +68,6 @@ class SplitClient:
         """Run the front on ids ``[rows, seq]`` and make the frames of what leaves; send them in order, repeat at will.
 
         Raises:
-            SealError: The link is closed or exhausted.
             DataError: The extra rows are not those that the objective reads.
         """
         rows, kinds = ids.shape[0], self._kinds.microbatch_kinds(what, ids.shape[0])
@@ -85,12 +84,7 @@ class SplitClient:
             raise DataError(f"extras: the batch has {sorted(extras)}, the objective reads {expected_extras}")
 
     def read_feedback(self, frame: Frame, what: What, step: int, microbatch: int, count: int) -> Feedback:
-        """Open the feedback on `count` microbatches, the last of which is `microbatch`.
-
-        Raises:
-            SealError: It is not the frame that is due.
-            FrameError: The same, of a link that seals nothing.
-        """
+        """Open the feedback on `count` microbatches, the last of which is `microbatch`."""
         numbers = self.link.unpack_tensor(
             frame, self._kinds.result_kind(what, 1 + 2 * count), step, microbatch
         ).tolist()

@@ -44,11 +44,7 @@ class ClientEnd:
         self.side: SplitClient | None = None
 
     def meet_enclave(self) -> None:
-        """Appraise the enclave, and agree on keys with it.
-
-        Raises:
-            PhalanxError: As `EnclavePeer.meet_enclave`.
-        """
+        """Appraise the enclave, and agree on keys with it."""
         self._party.meet_enclave()
         self.side = SplitClient(self._party.name, self._front, self._kinds, self._party.tensor_link)
 
@@ -61,22 +57,14 @@ class ClientEnd:
         labels: Tensor,
         extras: Mapping[str, Tensor] = NO_EXTRAS,
     ) -> None:
-        """Run the front on a microbatch and send what leaves.
-
-        Raises:
-            PhalanxError: As `SplitClient.pack_microbatch` and `Connection.send_message`.
-        """
+        """Run the front on a microbatch and send what leaves."""
         with self._timer.time_phase("front"):
             packed = self._split_client.pack_microbatch(what, step, number, ids, labels, extras)
         with self._timer.time_phase("send"):
             self._sending.send_frames(say.Upload(what=what, microbatch=number, rows=packed.rows), packed.frames)
 
     def await_losses(self, step: int, mine: Sequence[int], meanwhile: Callable[[], None] = _do_nothing) -> Feedback:
-        """Wait for the enclave's feedback on this client's microbatches of a step.
-
-        Raises:
-            PhalanxError: As `Connection.await_message`.
-        """
+        """Wait for the enclave's feedback on this client's microbatches of a step."""
         side = self._split_client
         return self._await_feedback(
             lambda frame: side.read_feedback(frame, "train", step, mine[-1], len(mine)), meanwhile

@@ -103,7 +103,6 @@ class SplitDriver(OwnerRequests):
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; nothing of the step was sent.
             FailedBatchError: Loss or gradient is not finite; nothing was applied.
-            PhalanxError: As `Connection.await_message`.
         """
         self._check_trust(step)
         for number in range(len(inputs.ids)):
@@ -129,9 +128,6 @@ class SplitDriver(OwnerRequests):
 
         Args:
             senders: The client that sends each of them; clients take turns when left out.
-
-        Raises:
-            PhalanxError: As `Connection.await_message`.
         """
         losses: list[float] = []
         count = 0
@@ -149,11 +145,7 @@ class SplitDriver(OwnerRequests):
     # --- the end -----------------------------------------------------------------------------------
 
     def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
-        """Return both ends' signed statements by party, all of which agree.
-
-        Raises:
-            TranscriptError: Two of them do not.
-        """
+        """Return both ends' signed statements by party, all of which agree."""
         comparisons = {party.name: party.compare_transcripts(enclave) for party in self.enclave_peers}
         return {name: statements for name, statements in comparisons.items() if statements is not None}
 

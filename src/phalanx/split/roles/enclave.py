@@ -131,7 +131,6 @@ class Enclave:
         Raises:
             SealError: It is not the frame that is due; nothing has changed.
             FrameError: The same, of a link that seals nothing, or for a turn that is not this client's.
-            DataError: The labels are not the task's.
         """
         self._check_turn(client, what, microbatch, rows)
         link, step = self._require_link(client), self.trainer.num_steps
@@ -160,11 +159,7 @@ class Enclave:
         return self.admission is None or self.admission.client_standings.is_measured(client)
 
     def link_of(self, client: str) -> FrameLink:
-        """A client's link, for what goes beside the steps.
-
-        Raises:
-            FrameError: The client has none.
-        """
+        """A client's link, for what goes beside the steps."""
         return self._require_link(client)
 
     def close(self) -> None:

@@ -51,11 +51,7 @@ class HandshakeServer:
         return self._meter.cpu_seconds("meeting")
 
     def make_evidence_reply(self, party: str, message: say.EvidenceRequest) -> tuple[say.EvidenceReply, bytes]:
-        """Return evidence for a party's nonce, and the nonce for its own where the run file has a policy for it.
-
-        Raises:
-            PeerRefusedError: It is no party of the run.
-        """
+        """Return evidence for a party's nonce, and the nonce for its own where the run file has a policy for it."""
         with self._meter.measure_cpu_time("meeting"):
             evidence = self._handshake.enclave_evidence(party, bytes.fromhex(message.nonce))
             nonce = self._handshake.draw_client_nonce(party)
@@ -67,7 +63,6 @@ class HandshakeServer:
         Raises:
             RefusedEvidenceError: Its word on this enclave, or its own evidence, does not pass.
             SealError: Its hello is about something else.
-            SignatureError: The party did not sign it.
         """
         if self._split.mode == "plaintext":
             return b"", PlainLink()
@@ -91,11 +86,7 @@ class HandshakeServer:
         self._appraiser.require_renewal(now=now, every_s=self._split.reattest_s)
 
     def check_client(self, client: str) -> None:
-        """Return where a client's tensors may be taken.
-
-        Raises:
-            RefusedEvidenceError: Evidence of it was refused, or is awaited.
-        """
+        """Return where a client's tensors may be taken."""
         self._appraiser.check_appraised(client)
 
     def pop_appraisal_messages(self) -> Iterator[SplitMessage]:

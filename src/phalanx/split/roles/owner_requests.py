@@ -18,7 +18,6 @@ class OwnerRequests:
 
         Raises:
             RollbackError: It is older than one that is known to be kept.
-            CheckpointError: It is altered, or another run's.
         """
         self._owner.connection.request_answer(say.RestoreRequest(step=step), say.RestoreReply, (blob,))
 
@@ -37,11 +36,7 @@ class OwnerRequests:
         return weighed.digest
 
     def request_release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """Return the permission and the adapters.
-
-        Raises:
-            ReleaseRefusedError: They stay sealed.
-        """
+        """Return the permission and the adapters."""
         self._owner.connection.send_message(say.AdaptersRequest())
         tensors: dict[str, Tensor] = {}
         while True:

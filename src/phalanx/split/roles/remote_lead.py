@@ -88,11 +88,7 @@ class RemoteLead(OwnerRequests):
         return {self._owner.name: self._owner.connection.bytes_crossed}
 
     def meet_enclave(self) -> None:
-        """Wait until every party has called the enclave, appraise it, and wait until all clients have done the same.
-
-        Raises:
-            PhalanxError: As `EnclavePeer.meet_enclave` and `Connection.await_message`.
-        """
+        """Wait until every party has called the enclave, appraise it, and wait until all clients have done the same."""
         self._owner.connection.await_message(say.EnclaveReady)
         self._owner.meet_enclave()
         ready, _ = self._owner.connection.await_message(ask.ClientsReady)
@@ -106,7 +102,6 @@ class RemoteLead(OwnerRequests):
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; no turn was asked for.
             FailedBatchError: Loss or gradient is not finite; nothing was applied.
-            PhalanxError: As `Connection.await_message`.
         """
         with self.timer.time_phase("attest"):
             self._owner.check_trust(every_s=self._split.reattest_s, now=self._split.reattests_at(step))
@@ -127,9 +122,6 @@ class RemoteLead(OwnerRequests):
 
         Returns:
             Both ends' signed statements on the owner's line; clients keep their own.
-
-        Raises:
-            TranscriptError: Two statements do not agree.
         """
         self._owner.connection.request_answer(ask.Conclude(), ask.ConcludeReply)
         statements = self._owner.compare_transcripts(enclave)

@@ -40,7 +40,6 @@ class BackPart:
     """The back part of one session.
 
     Attributes:
-        whole: Trains it in this process.
         admitting: The same, where admission decides which clients count; None where all do.
         kinds: Tensors that it takes from clients.
     """
@@ -55,10 +54,6 @@ def open_back(config: EnclaveConfig, source: ModelSource, prepare: Prepare) -> B
 
     Args:
         prepare: Changes frozen weights before training.
-
-    Raises:
-        FrameError: The run trains no adapter.
-        PhalanxError: The model is unusable.
     """
     split = config.split
     if config.model.adapter is None:
@@ -108,9 +103,6 @@ class EnclaveServer:
     Args:
         prepare: Changes frozen weights of the back part before training.
         trains: Makes what trains; the back part in this process when left out.
-
-    Raises:
-        PhalanxError: Model or tier is unusable.
     """
 
     def __init__(

@@ -41,7 +41,6 @@ def serve_enclave(
         open_trainer: Opens what trains; the whole back part in this process when left out.
 
     Raises:
-        PeerLostError: A party cannot be reached any more.
         PhalanxError: The model, the tier or this party's own identity is unusable.
     """
     torch.set_num_threads(config.threads)

@@ -67,7 +67,6 @@ class ClientTurns:
 
         Raises:
             DataError: Its model or tokenizer is not that of the others.
-            FrameError: It has said so before.
         """
         if client in self._ready:
             raise FrameError(f"{client}: already reported ready and cannot change it")
@@ -242,7 +241,6 @@ class TurnTaker:
 
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; nothing of the turn was sent.
-            PhalanxError: As `Connection.await_message`.
         """
         while True:
             message, _ = self._party.connection.await_one_of((ask.ClientTurn, ask.Conclude))
@@ -251,11 +249,7 @@ class TurnTaker:
             self._take_turn(message)
 
     def conclude_session(self, enclave: Peer) -> tuple[bytes, bytes] | None:
-        """Compare transcripts with the enclave, log the result, and return both statements.
-
-        Raises:
-            TranscriptError: Both ends did not see the same frames.
-        """
+        """Compare transcripts with the enclave, log the result, and return both statements."""
         statements = self._party.compare_transcripts(enclave)
         self._party.connection.send_message(ask.ConcludeReply())
         self._party.connection.flush_messages()

@@ -61,11 +61,7 @@ class AdmittingTrainer:
         return self._losses
 
     def learn_microbatch(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> None:
-        """Take one microbatch of the next step; one of a client that does not count is passed over.
-
-        Raises:
-            DataError: The labels do not fit.
-        """
+        """Take one microbatch of the next step; one of a client that does not count is passed over."""
         client = client_of(self.num_learned, self._clients)
         if not self.num_learned:
             self._losses = []
@@ -144,11 +140,7 @@ class AdmittingTrainer:
         return self.client_standings.dump_standings()
 
     def check_metadata(self, books: Mapping[str, object]) -> None:
-        """Take over the standings of a state that is about to be loaded.
-
-        Raises:
-            CheckpointError: They are of another kind of run.
-        """
+        """Take over the standings of a state that is about to be loaded."""
         self.client_standings.restore_standings(books)
 
     def _take_means(self) -> dict[str, Tensor]:

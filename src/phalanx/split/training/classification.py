@@ -26,11 +26,7 @@ class HeldOutScores(NamedTuple):
 
 
 class Classification:
-    """One class a text, from the mean of its tokens' logits; a `SplitTask`.
-
-    Raises:
-        ModelError: There are fewer.
-    """
+    """One class a text, from the mean of its tokens' logits; a `SplitTask`."""
 
     def __init__(self, num_classes: int) -> None:
         if num_classes < 2:
@@ -43,11 +39,7 @@ class Classification:
         return OBJECTIVES["classification"].extras
 
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
-        """Replace the head by a linear one of zeros: at first every class is as likely as any other.
-
-        Raises:
-            ModelError: It is not the last part of a model.
-        """
+        """Replace the head by a linear one of zeros: at first every class is as likely as any other."""
         if not back.spec.is_last:
             raise ModelError(f"stage {back.spec.index}: has no head; a classification head belongs to the last part")
         head = nn.Linear(int(back.hub_config.hidden_size), self._num_classes, dtype=torch.float32)

@@ -22,11 +22,7 @@ Front = Callable[[Tensor], Tensor]
 
 
 def cut_model(num_layers: int, cut: int) -> tuple[StageSpec, StageSpec]:
-    """Return the layers of the front and of the back part.
-
-    Raises:
-        ConfigError: One of them would have none.
-    """
+    """Return the layers of the front and of the back part."""
     if not 1 <= cut < num_layers:
         raise ConfigError(
             f"split.cut = {cut}: the model has {num_layers} layers, and both parts need one; expected 1 to "
@@ -39,14 +35,9 @@ class FrontPart:
     """Embedding and first layers, frozen and without dropout, which a client runs.
 
     Args:
-        cut: Layers that the front has.
         wire: Precision of what leaves, a key of `WIRE_DTYPES`.
         document_attention: Whether attention stays inside documents; ids come, and hidden states leave, with their
             borders then, as `with_marks` has it.
-
-    Raises:
-        ConfigError: The cut leaves a part without a layer.
-        ModelError: As `build_stage`.
     """
 
     def __init__(
@@ -93,7 +84,6 @@ def build_back(
 
     Raises:
         ConfigError: The cut leaves a part without a layer.
-        ModelError: As `build_stage`.
     """
     _, back = cut_model(source.num_layers, cut)
     module = build_stage(

@@ -64,10 +64,6 @@ class ReleaseMaker:
 
         Returns:
             The tensors that are not about releases.
-
-        Raises:
-            CheckpointError: It is another model's.
-            ReleaseRefusedError: It was kept under another policy.
         """
         base = {name.removeprefix(_BASE): tensor for name, tensor in tensors.items() if name.startswith(_BASE)}
         if self._policy is not None:

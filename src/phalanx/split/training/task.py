@@ -35,18 +35,11 @@ class SplitTask(Protocol):
             hidden: ``[rows, seq, hidden]``, float32.
             labels: Shape and type as in `label_shape`.
             extras: Rows as `extras` declares them.
-
-        Raises:
-            DataError: The labels do not fit.
         """
         ...
 
     def measure_rows(self, back: StageModule, hidden: Tensor, labels: Tensor) -> HeldOutScores:
-        """As `loss`, of held-out rows, without a gradient; with the answers for the client that sent them.
-
-        Raises:
-            DataError: The labels do not fit.
-        """
+        """As `loss`, of held-out rows, without a gradient; with the answers for the client that sent them."""
         ...
 
     def num_answers(self, rows: int) -> int:
@@ -109,10 +102,6 @@ def task_of(objective: str, num_classes: int) -> SplitTask:
     Args:
         objective: A key of `OBJECTIVES`.
         num_classes: 0 where there are none.
-
-    Raises:
-        ConfigError: There is no such objective.
-        ModelError: Its head needs more classes.
     """
     if objective not in OBJECTIVES:
         raise ConfigError(f'train.objective = "{objective}": a split supports {", ".join(OBJECTIVES)}')

@@ -41,19 +41,11 @@ class SplitTrainer(Protocol):
         ...
 
     def learn_microbatch(self, hidden: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> object:
-        """Take one microbatch of the next step.
-
-        Raises:
-            DataError: The labels do not fit.
-        """
+        """Take one microbatch of the next step."""
         ...
 
     def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
-        """Return the scores of a held-out microbatch; nothing changes.
-
-        Raises:
-            DataError: The labels do not fit.
-        """
+        """Return the scores of a held-out microbatch; nothing changes."""
         ...
 
     def step(self) -> float:
@@ -73,11 +65,7 @@ class SplitTrainer(Protocol):
         ...
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Go on from a state.
-
-        Raises:
-            CheckpointError: It is another model's.
-        """
+        """Go on from a state."""
         ...
 
     def trained_weights(self) -> Iterable[tuple[str, Tensor]]:
@@ -93,7 +81,6 @@ class SplitTrainer(Protocol):
 
         Raises:
             RollbackError: What they speak of has been turned back since.
-            CheckpointError: They are of another kind of run.
         """
         ...
 
@@ -110,9 +97,6 @@ class BackTrainer:
     Attributes:
         num_targets: Targets of the microbatches since the last step.
         losses: Losses as in `SplitTrainer`; those of the step under way, once it has begun.
-
-    Raises:
-        ModelError: Nothing is to be trained.
     """
 
     def __init__(
@@ -157,9 +141,6 @@ class BackTrainer:
 
         Returns:
             Its summed loss and its targets.
-
-        Raises:
-            DataError: The labels do not fit.
         """
         torch.default_generator.manual_seed(self._dropout_seed())
         loss, targets = self.task.compute_loss(self.back, hidden.to(torch.float32), labels, extras)
@@ -174,11 +155,7 @@ class BackTrainer:
 
     @torch.no_grad()
     def measure_microbatch(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
-        """Return the scores of a held-out microbatch; nothing changes.
-
-        Raises:
-            DataError: The labels do not fit.
-        """
+        """Return the scores of a held-out microbatch; nothing changes."""
         self.back.eval()
         try:
             return self.task.measure_rows(self.back, hidden.to(torch.float32), labels)
@@ -238,11 +215,7 @@ class BackTrainer:
         return self._optimizer.state_tensors()
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
-        """Copy a state in.
-
-        Raises:
-            CheckpointError: It is another model's.
-        """
+        """Copy a state in."""
         self.drop_microbatches()
         self._optimizer.load_state(tensors, num_steps)
 

@@ -24,7 +24,6 @@ class SinkOrder(StrictModel):
     """The file that says which sink a process is.
 
     Attributes:
-        sink: Its section of the run file.
         home: The run file's directory, for a sink of the user's own.
         run: Facts of the run, as `TrackedRun`.
     """

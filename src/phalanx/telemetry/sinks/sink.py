@@ -74,11 +74,7 @@ class OwnSinkConfig(SinkSettings):
 
 
 def own_sink(kind: str, found: Any, config: OwnSinkConfig) -> Sink:
-    """Make a sink from a reference.
-
-    Raises:
-        ConfigError: It is no sink.
-    """
+    """Make a sink from a reference."""
     check_own_sink(kind, found)
     instance = found(**config.options)
     check_methods(kind, instance, _EXPECTED, ("begin", "scalars", "end"))
@@ -87,11 +83,7 @@ def own_sink(kind: str, found: Any, config: OwnSinkConfig) -> Sink:
 
 
 def check_own_sink(kind: str, found: Any) -> None:
-    """Return where an object may make a sink; a class is looked at without being called.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """Return where an object may make a sink; a class is looked at without being called."""
     if not callable(found):
         raise unfit_code_error(kind, f"a {type(found).__name__}", "a class or function that makes a metrics sink")
     if isinstance(found, type):

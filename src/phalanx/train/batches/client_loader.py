@@ -20,9 +20,6 @@ class ClientLoader:
         corpus: Shared out: client k of n has every nth sequence from the kth on; or each client's own, by name.
         clients: Party names, in the order of their turns.
         microbatches: Microbatches of a step; clients take turns.
-
-    Raises:
-        ConfigError: There are fewer sequences than clients.
     """
 
     def __init__(

@@ -27,7 +27,6 @@ def settle_steps(run: RunT, cache: Path) -> RunT:
 
     Raises:
         ConfigError: So many steps do not fit the rest of the run file.
-        DataError: The text cannot be had.
         ModelError: The model cannot be read; the count needs its tokenizer.
     """
     epochs = run.train.epochs
@@ -43,7 +42,6 @@ def num_sequences(run: BaseRun, cache: Path) -> int:
 
     Raises:
         ConfigError: They are with remote clients, and not here to be counted.
-        DataError: The text cannot be had.
     """
     source = open_model(run.model, cache / "models", run.train.seed)
     if run.data.preferences is not None:

@@ -24,7 +24,6 @@ class PreferenceScores:
     """The scores of a model on held-out pairs.
 
     Attributes:
-        loss: Mean loss of a pair.
         accuracy: Share of the pairs of which the better answer is worth more to the model; equal worth counts half. Of
             single answers: the same share of all pairs of a wanted and an unwanted one.
         margin: Mean difference in worth of the better answer, by the objective's measure.
@@ -48,10 +47,6 @@ def prepare_pairs(
         cache: Directory of a vocabulary that is trained here.
         store: Store of the reference's log-probabilities in the run directory.
         say: Prints left-out rows and the progress of the reference.
-
-    Raises:
-        DataError: The pairs cannot be had.
-        CheckpointError: What is stored is missing or of another run.
     """
     kind = kind_of(run.train.objective)
     extra_names = OBJECTIVES[kind].extras

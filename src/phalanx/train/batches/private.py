@@ -39,12 +39,8 @@ class PoissonLoader:
 
     Args:
         batch_size: Rows of a batch in the mean.
-        multiple: Divisor of the number of rows.
         key: Secret; with the number of the charge it decides the rows.
         places: Rows for which a batch has room; drawn ones beyond are left out. None where there is always room.
-
-    Raises:
-        ConfigError: The corpus is a mixture.
 
     Guarantees:
         Each batch is charged before its rows are known, and its number never comes again: the batch of a step that is
@@ -73,11 +69,7 @@ class PoissonLoader:
         return self._corpus.digest
 
     def next_batch(self) -> Batch:
-        """Charge and draw the next batch.
-
-        Raises:
-            PrivacyBudgetError: The budget is spent.
-        """
+        """Charge and draw the next batch."""
         number, rows = self._ledger.charge_batch(), self._corpus.num_train_sequences
         drawn = poisson_sample(self._key, number, rows, self._batch_size).tolist()[: self._places]
         missing = -len(drawn) % self._multiple if drawn else self._multiple
@@ -107,11 +99,6 @@ class ChargedLoader(BatchLoader):
         self._ledger = ledger
 
     def next_batch(self) -> Batch:
-        """Charge and draw the next batch.
-
-        Raises:
-            PrivacyBudgetError: The budget is spent.
-        """
         self._ledger.charge_batch()
         return replace(ignore_repeats(super().next_batch()), figures=charged_figures(self._ledger))
 
@@ -203,7 +190,6 @@ def site_rows(run: FederatedRun, data: SiteData, identity: Identity, own: Path) 
 
     Raises:
         ConfigError: The budget pays for no round, or earlier rounds of this directory were charged for other terms.
-        AuditLogError: The ledger is not whole.
         CertificateError: The key of the draw cannot be made, or others may have read it.
     """
     privacy, train = run.privacy, run.train

@@ -106,7 +106,6 @@ class ReferenceStore:
     Attributes:
         path: File of all log-probabilities; while they are computed, finished ones lie in a directory beside it.
         must_exist: The run goes on: they are read, and never computed again.
-        told: Told how many rows are done, of how many.
     """
 
     path: Path

@@ -99,11 +99,7 @@ class TextSampler:
     """A sampler that has the model continue the prompts of a run file.
 
     Args:
-        config: The prompts, and how they are continued.
         tokenizer: Path of the run's ``tokenizer.json``.
-
-    Raises:
-        ConfigError: A prompt has no token.
     """
 
     def __init__(self, config: SamplesConfig, tokenizer: Path, rule: Continuation) -> None:

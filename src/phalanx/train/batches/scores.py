@@ -53,9 +53,6 @@ class Scores:
 
         Args:
             classes: For each class: its texts, the texts that were taken for it, and right ones.
-
-        Raises:
-            DataError: There is no text.
         """
         texts = sum(true for true, _, _ in classes)
         if not texts:

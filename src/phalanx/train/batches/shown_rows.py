@@ -37,13 +37,7 @@ class ShownRows:
 
 
 def shown_rows(run: RunConfig, cache: Path) -> ShownRows:
-    """Prepare the training rows of a run, if they are not there yet.
-
-    Raises:
-        ConfigError: Its rows are with remote clients of a split.
-        DataError: The text cannot be had.
-        ModelError: The model cannot be read.
-    """
+    """Prepare the training rows of a run, if they are not there yet."""
     source = open_model(run.model, cache / "models", run.train.seed)
     directory, seed, path = cache / "data", run.train.seed, source.tokenizer_path
     if run.data.labelled is not None:

@@ -69,11 +69,7 @@ class PipelineTrainer:
         self._fed.append((hidden.to(torch.float32), labels, extras))
 
     def step(self) -> float:
-        """As `SplitTrainer` says: verified, applied and agreed on by holders and shadows.
-
-        Raises:
-            PhalanxError: As `PipelineEngine.step`.
-        """
+        """As `SplitTrainer` says: verified, applied and agreed on by holders and shadows."""
         step, fed = self.num_steps, tuple(self._fed)
         self.drop_microbatches()
         targets = [int((labels != IGNORE).sum()) for _, labels, _ in fed]

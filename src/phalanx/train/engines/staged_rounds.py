@@ -58,11 +58,7 @@ class StagedTrainer:
         return shapes_of(self._modules.trained_parameters)
 
     def train_round(self, number: int, start: Mapping[str, Tensor], rate: float, rule: LocalRule) -> LocalUpdate:
-        """As `LocalTrainer` says; the rule is one that corrects nothing, as the run file has been looked at for.
-
-        Raises:
-            PeerLostError: A step did not end in time.
-        """
+        """As `LocalTrainer` says; the rule is one that corrects nothing, as the run file has been looked at for."""
         del rule
         if rate != self._rate(number):
             raise ConfigError(

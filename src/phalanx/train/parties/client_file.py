@@ -83,8 +83,6 @@ class ClientFile(StrictModel):
         """Have this machine's attester sign a binding; it is opened for this and closed again.
 
         Raises:
-            NoEvidenceError: This machine has no such attester.
-            TpmError: The TPM refuses.
             ConfigError: An endorsement cannot be read, or the file names no attester.
         """
         if self.attester is None:
@@ -133,8 +131,6 @@ def read_client(path: Path) -> tuple[ClientFile, SplitRun, str]:
 
     Raises:
         ConfigError: A file is wrong, the run is not for remote clients, or it does not name this one.
-        CertificateError: The identity is unusable.
-        DataError: The texts are; names file and line.
     """
     client = load_config(path, ClientFile)
     run = load_run(client.run)

@@ -66,11 +66,7 @@ def run_client(client: ClientFile, run: SplitRun, name: str, tell: Say) -> None:
 
 
 class ClientProcess:
-    """A client with its model's front and its texts in memory, over any number of sessions.
-
-    Raises:
-        PhalanxError: Texts, model or keys are unusable.
-    """
+    """A client with its model's front and its texts in memory, over any number of sessions."""
 
     def __init__(self, client: ClientFile, run: SplitRun, name: str, tell: Say) -> None:
         split = run.split
@@ -89,11 +85,7 @@ class ClientProcess:
             tell(f"{name}: gives {client.attester} evidence on request; {TIERS[client.attester]}{code}")
 
     def serve_session(self) -> bool:
-        """Serve one session; return whether the run is over.
-
-        Raises:
-            PhalanxError: As `run_client`.
-        """
+        """Serve one session; return whether the run is over."""
         split, client = self._run.split, self._client
         self._tell(f"looking for the enclave at {split.remote_enclave}")
         call = EnclaveCall(

@@ -54,11 +54,7 @@ def read_enclave_run(path: Path, start: EnclaveStart) -> SplitRun:
 
 
 def serve_enclave(run: SplitRun, start: EnclaveStart, tell: Say) -> None:
-    """Be the enclave until the owner ends the run; where a session breaks off, wait for the next one.
-
-    Raises:
-        PhalanxError: As `EnclaveHost.serve_sessions`.
-    """
+    """Be the enclave until the owner ends the run; where a session breaks off, wait for the next one."""
     split = run.split
     make_private_directory(start.directory)
     cache = cache_beside(start.directory) / "models"

@@ -28,7 +28,6 @@ def invited_to(
 
     Raises:
         ConfigError: The run has no such parties, or no authority for them.
-        ModelError: The model of a pipeline cannot be opened.
     """
     if target.is_dir():
         return target, _EVERYWHERE, JoinTerms(port or PORT)

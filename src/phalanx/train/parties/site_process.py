@@ -102,11 +102,6 @@ def staged_trainer(
 
     Args:
         open_workers: Starts workers; another than the default is for drills only.
-
-    Raises:
-        ConfigError: Its directory holds the pipeline of another run.
-        AuditLogError: The log there is broken.
-        PeerLostError: A worker did not come.
     """
     plain, plan, steps = run.site_pipeline, plan_of(run, source), run.federated.local_steps
     path, total = own / DIRECTORY, run.train.steps

@@ -118,10 +118,6 @@ def ranked_trainer(
 
     Args:
         kept: The run file, the directory of models, and one for the ranks' logs.
-
-    Raises:
-        ConfigError: The layout cannot work.
-        PeerLostError: A rank has ended.
     """
     parallel, (run_file, models, directory) = run.parallel, kept
     check_layout(parallel, source.hub_config_dict, domain.step_workload(run))
@@ -144,12 +140,7 @@ def ranked_trainer(
 
 
 def play_site_rank(run: FederatedRankRun, models: Path) -> None:
-    """Be a rank other than 0 of a site until its site ends.
-
-    Raises:
-        ConfigError: This process was given no rank.
-        PeerLostError: The connection to a rank is broken.
-    """
+    """Be a rank other than 0 of a site until its site ends."""
     load_own_code(run)
     parallel, place = run.parallel, find_place(os.environ)
     if place is None:

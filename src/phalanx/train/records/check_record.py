@@ -64,11 +64,7 @@ class Spans:
             self.ranges = [(oldest, newest), *rest]
 
     def take_out(self, first: int, last: int | None = None) -> list[Range]:
-        """Take out the steps from `first` on, up to `last` where it is given.
-
-        Returns:
-            Those that were in it.
-        """
+        """Take out the steps from `first` on, up to `last` where it is given."""
         taken, remaining = [], []
         for low, high in self.ranges:
             begin, end_step = max(low, first), high if last is None else min(high, last)
@@ -106,7 +102,6 @@ class Doubt:
     Attributes:
         party: The party that served the stage.
         convicted_in: Steps of its verdicts; none where it was replaced without one.
-        steps: Those in doubt, as ranges.
         last_verified: Last step of that party at that stage that was recomputed in full; None where none was.
     """
 
@@ -286,11 +281,7 @@ class CheckRecord:
         }
 
     def load_json(self, saved: Mapping[str, Any]) -> None:
-        """Take over the record of a checkpoint; convictions stay, whichever checkpoint it is.
-
-        Raises:
-            CheckpointError: It is malformed.
-        """
+        """Take over the record of a checkpoint; convictions stay, whichever checkpoint it is."""
         try:
             self._work = {
                 (int(stage), str(party), None if word is None else frozenset(word)): Spans.from_json(spans, self._limit)

@@ -15,7 +15,6 @@ class HeldOutMeasure:
 
     Attributes:
         first: Before training; None where it was not measured.
-        is_better_low: Whether a lower value is the better one.
     """
 
     name: str

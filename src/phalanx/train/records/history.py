@@ -24,7 +24,6 @@ class RunHistory:
         head: End of the log; None when it is empty.
         opened: Whether a session has named its training data; before that, it may have ended during preparations.
         adopted: Whether the run began where another one was.
-        certified: Checkpoints that the log certifies.
         undone_at: Number of events when steps were undone for the last time; 0 when none were.
         configs: Digests of the run files of all sessions: a resumed one may have changed some keys.
         committed: Digests of audit keys that sessions have drawn with.
@@ -83,7 +82,6 @@ def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
     Args:
         path: The log; one that is not there is empty.
         peer: The owner, which signed it.
-        run: The run that it must be of.
 
     Guarantees:
         A party counts as convicted as soon as its verdict is in the log, whatever checkpoint the run goes

@@ -105,7 +105,6 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
 
     Raises:
         DataError: The run drew from something else, or a line commits to other samples than the order gives.
-        AuditLogError: The log is broken.
     """
     run = past.config
     path, dataset = dataset_of(past, moved_to)

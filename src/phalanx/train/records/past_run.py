@@ -29,12 +29,6 @@ class PastRun:
         certificate: The owner's certificate, kept by the caller; the directory's own when left out, which finds
             every change but one that replaced log, checkpoints and certificate together.
 
-    Raises:
-        CheckpointError: There is no run.
-        ConfigError: Its config cannot be read.
-        CertificateError: The certificate is unusable.
-        AuditLogError: Its log is broken.
-
     Attributes:
         owner: The party that must have signed everything.
         verdicts: Bodies of the events `verdict` of its log, oldest first.
@@ -53,11 +47,7 @@ class PastRun:
         self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 
     def key_holder(self) -> KeyHolder | None:
-        """The holder of the key that unwraps its checkpoints; None when they are not encrypted.
-
-        Raises:
-            CheckpointError: The key is missing or malformed.
-        """
+        """The holder of the key that unwraps its checkpoints; None when they are not encrypted."""
         key_file = self.config.checkpoint.key
         return None if key_file is None else open_key(key_file)
 
@@ -87,7 +77,6 @@ class PastRun:
             best: The one with the best validation is wanted.
 
         Raises:
-            ConfigError: Two are wanted at once.
             CheckpointError: There is none, or it is damaged, foreign, rolled back or of another config.
             AuditLogError: The newest one knows lines that the log does not have.
         """

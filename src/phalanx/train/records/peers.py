@@ -59,7 +59,6 @@ def look_at_peers(target: Path, clock: Callable[[], float] = time.time) -> Peers
     Raises:
         ConfigError: It is none of them, or the run has no authority.
         CertificateError: The list of revocations, or an invitation, cannot be read.
-        InputError: The status cannot be read.
     """
     pki, run_dir = _find_directories(target)
     status = None if run_dir is None else read_peers(run_dir / PEERS_FILE)

@@ -41,7 +41,6 @@ class RunProof:
 
     Attributes:
         owner: The party that signed them.
-        is_guarded: Whether any session of it had a guard.
         steps: Steps that have a root in the log; redone ones count once.
         proven: Those of them with audits that were drawn again and found to be done.
         audits: Recomputed microbatches in them, under the signatures of stage and auditor.
@@ -118,7 +117,6 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
 
     Raises:
         AuditLogError: Something does not hold; the message names the first line or step.
-        CertificateError: The certificate is missing or unusable.
     """
     path = run_dir / LOG_FILE
     key_from = certificate or owner_certificate(run_dir)
@@ -186,11 +184,7 @@ class _EventOrder:
         self._ended = False
 
     def follow_line(self, line: LogEntry, session: _Session | None) -> None:
-        """Follow one line.
-
-        Raises:
-            AuditLogError: A step before it has no record.
-        """
+        """Follow one line."""
         body, self._last = line.body, line.kind
         if line.kind in _OPENINGS:
             self._ended = False

@@ -53,7 +53,6 @@ class RunChanges:
     """The changes between the run file of a run directory and the one that it is resumed with.
 
     Attributes:
-        before: The run as its directory has it.
         keys: Changed values as (there, here), by key.
     """
 

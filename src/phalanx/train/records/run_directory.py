@@ -92,7 +92,6 @@ def check_directory(run_dir: Path, *, resume: bool) -> None:
 
     Raises:
         ConfigError: It holds a run already and `resume` is false.
-        CheckpointError: There is nothing to resume.
     """
     if run_dir.exists() and not run_dir.is_dir():
         raise _not_usable(run_dir, "File exists")
@@ -157,8 +156,6 @@ class RunDirectory(Closeable):
         Raises:
             ConfigError: It holds a run already and `resume` is false, or another run than this one with other
                 differences than a resumed run may have; or another process begins one there.
-            CheckpointError: There is nothing to resume.
-            CertificateError: Its identities are unusable.
         """
         self.path = path
         self._run = run

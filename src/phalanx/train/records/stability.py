@@ -71,11 +71,7 @@ class SpikeScore:
 
 
 class ReturnError(TrainingError):
-    """The weights are to go back to the last checkpoint, and the batches since then are to be passed.
-
-    Attributes:
-        step: The one whose batch was the spike.
-    """
+    """The weights are to go back to the last checkpoint, and the batches since then are to be passed."""
 
     def __init__(self, spike: SpikeError, step: int) -> None:
         super().__init__(str(spike))

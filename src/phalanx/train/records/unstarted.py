@@ -58,10 +58,6 @@ def free_directory(run_dir: Path) -> bool:
 
     Returns:
         Whether it was removed.
-
-    Raises:
-        ConfigError: A process runs there.
-        OSError: The disk refuses.
     """
     with _hold_log_lock(run_dir / _LOG):
         if not is_unstarted(run_dir):
@@ -78,12 +74,7 @@ def free_directory(run_dir: Path) -> bool:
 
 
 def claim_directory(run_dir: Path) -> int:
-    """Have a directory to this process alone while a run is begun in it, until the descriptor is closed.
-
-    Raises:
-        ConfigError: Another process begins a run there.
-        OSError: The disk refuses.
-    """
+    """Have a directory to this process alone while a run is begun in it, until the descriptor is closed."""
     handle = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _lock_file(handle, run_dir)

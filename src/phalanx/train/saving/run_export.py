@@ -36,9 +36,6 @@ def export_run(
         merge: Add an adapter to the model's own weights.
         own_code: Code of the user's own that the run directory keeps may be run.
 
-    Returns:
-        The step of the checkpoint.
-
     Raises:
         CheckpointError: There is no such checkpoint, or it is damaged, or the run directory's copy of the model was
             altered, or `out` exists.

@@ -135,11 +135,7 @@ class Savepoint:
         self._kept: dict[str, str] | None = None
 
     def keep_model_files(self, source: ModelSource, tokenizer: RunTokenizer) -> None:
-        """Keep config and tokenizer in the run directory, encrypted like checkpoints, which sign their digests.
-
-        Raises:
-            ModelError: The directory cannot be written.
-        """
+        """Keep config and tokenizer in the run directory, encrypted like checkpoints, which sign their digests."""
         seal = None if self._key is None else (self._key, self._home.run_id)
         keep_model(self._home.path, source, tokenizer, seal)
         self._kept = kept_files(self._home.path)

@@ -174,10 +174,7 @@ def join_workers(
     the length of `log`; those of this one live and die with the owner.
 
     Raises:
-        PeerLostError: A worker did not come.
-        CertificateError: An identity or certificate is unusable.
         ConfigError: A worker computes other bits than the run allows.
-        CutLogError: A worker knows lines that the log lacks.
     """
     keep_freed_memory()
     wire = GrpcWire(home.owner, run.pipeline.transport)
@@ -311,11 +308,7 @@ class Participants:
 
 
 def list_participants(run: StagedRun, home: RunDirectory, history: RunHistory) -> Participants:
-    """Return the workers of a session that now begins: neither convicted nor revoked.
-
-    Raises:
-        CertificateError: The list of revocations cannot be read.
-    """
+    """Return the workers of a session that now begins: neither convicted nor revoked."""
     settings, listed = run.pipeline, RevokedParties(home.pki_directory).read_revocations()
     out = history.convicted | history.revoked | listed.keys()
     names = (*settings.worker_names, *settings.late_workers)

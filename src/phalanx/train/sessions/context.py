@@ -53,10 +53,8 @@ class SessionContext(Generic[RunT_co]):
     """The context of a session, on which every engine's part works.
 
     Attributes:
-        history: Earlier sessions in the log.
         beginning: Point where the run goes on.
         resume: Whether the run directory was there before.
-        totals: Running figures over all sessions.
     """
 
     run: RunT_co
@@ -124,7 +122,6 @@ class SessionContext(Generic[RunT_co]):
 
         Raises:
             ConfigError: The model has no embedding for some token.
-            DataError: The text cannot be had.
             CheckpointError: What the run has stored of its reference is missing or altered.
         """
         check_head(self.run, source)
@@ -135,7 +132,6 @@ class SessionContext(Generic[RunT_co]):
 
         Raises:
             ConfigError: The model has no embedding for some token.
-            DataError: The text cannot be had.
         """
         run = self.run
         self.console.print("preparing text")
@@ -160,11 +156,7 @@ class SessionContext(Generic[RunT_co]):
         return pairs
 
     def validation_sets(self, source: ModelSource, corpus: Corpus | PairCorpus) -> Mapping[str, HeldOut]:
-        """Prepare the further validation sets of the run.
-
-        Raises:
-            DataError: The text of one cannot be had.
-        """
+        """Prepare the further validation sets of the run."""
         if isinstance(corpus, PairCorpus):
             return {}
         directory = self.home.cache_directory / "data"
@@ -189,11 +181,7 @@ class SessionContext(Generic[RunT_co]):
         self.log_event("checkpoint_saved", saved.event_body())
 
     def accept_older(self, savepoint: Savepoint) -> None:
-        """Go back to an older checkpoint, because the user said so.
-
-        Raises:
-            CheckpointError: There is none of that step.
-        """
+        """Go back to an older checkpoint, because the user said so."""
         step = self.beginning.from_step
         if step is None:
             return
@@ -255,11 +243,7 @@ class SessionContext(Generic[RunT_co]):
         recorder.observe_event("run_started" if self.history.head is None else "run_resumed", {**shared, **facts})
 
     def use_budget(self, ledger: BudgetLedger) -> None:
-        """Spend from a privacy budget from now on, and print the rest of it.
-
-        Raises:
-            ConfigError: As `check_begins_anew` says.
-        """
+        """Spend from a privacy budget from now on, and print the rest of it."""
         self.check_begins_anew()
         self.figures.budget = ledger
         self.print_line(

@@ -58,7 +58,6 @@ def open_origin(run: RunConfig, path: Path, say: Callable[[str], None]) -> Check
         say: Is told what more steps change, where there are more.
 
     Raises:
-        ConfigError: `run` would not be its continuation.
         CheckpointError: There is none, or it is damaged, foreign or rolled back.
     """
     past = PastRun(path)

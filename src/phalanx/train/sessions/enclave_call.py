@@ -58,11 +58,9 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
     """Call the enclave as a process that begins, and open this side's end of its session.
 
     Args:
-        call: The caller, and where the enclave is.
         expected: The enclave, where its certificate is here already; None where the authority's word is enough.
 
     Raises:
-        PeerLostError: It does not answer in time.
         PeerRefusedError: It is another party, or does not let this one in.
     """
     wire = GrpcWire(call.identity, call.transport)
@@ -84,11 +82,7 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
 
 
 def _first_answer(call: EnclaveCall, address: str) -> JoinedPeer:
-    """Call until the enclave answers, and say meanwhile that it does not.
-
-    Raises:
-        PeerLostError: It does not answer in time.
-    """
+    """Call until the enclave answers, and say meanwhile that it does not."""
     deadline = time.monotonic() + call.patience_s
     notice = MissingNotice(call.say, call.patience_s, (f"{ENCLAVE} at {call.enclave}",))
     while True:

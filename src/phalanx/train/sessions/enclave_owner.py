@@ -53,7 +53,6 @@ def serve_owner(config: EnclaveOwnerConfig) -> None:
     """Be the enclave and the owner of its pipeline until the owner of the run ends the session.
 
     Raises:
-        ConfigError: The file is not of one run.
         PhalanxError: As `phalanx.split.roles.server.serve`; or a worker did not come, or the log is broken.
     """
     run = config.run

@@ -94,11 +94,7 @@ class RunningEngine(Protocol):
         ...
 
     def return_to_checkpoint(self, reason: TrainingError) -> int:
-        """Begin again from the last checkpoint; return the next step.
-
-        Raises:
-            TrainingError: The given one: this engine cannot.
-        """
+        """Begin again from the last checkpoint; return the next step."""
         ...
 
 

@@ -106,11 +106,7 @@ def middle_stages(
 
 
 def count_logged_decisions(middle: RunDirectory, figures: Figures) -> None:
-    """Count what earlier sessions decided, from the log that the enclave has signed.
-
-    Raises:
-        AuditLogError: It is broken.
-    """
+    """Count what earlier sessions decided, from the log that the enclave has signed."""
     history = read_history(middle.path / LOG_FILE, middle.owner.public, middle.run_id)
     for kind, body in history.decisions:
         figures.observe(kind, body)

@@ -66,12 +66,7 @@ class OwnedPipeline:
         self._engine: PipelineEngine | None = None
 
     def __enter__(self) -> Self:
-        """Open the log, and wait for the workers.
-
-        Raises:
-            AuditLogError: The log is broken.
-            PeerLostError: A worker did not come.
-        """
+        """Open the log, and wait for the workers."""
         home = self._home
         with contextlib.ExitStack() as stack:
             self._log = stack.enter_context(open_log(home))
@@ -104,7 +99,6 @@ class OwnedPipeline:
         """Say in the log what begins, and make the engine; no party has a role yet.
 
         Args:
-            step: The next one, for the log.
             beside: Further facts of the log's opening line.
         """
         joined = self._joined

@@ -71,7 +71,6 @@ class CheckpointRollback:
         Raises:
             TrainingError: The given one: without a guard no state is known to be right, and without a
                 checkpoint there is none to go back to.
-            CheckpointError: The checkpoint is damaged.
             PeerLostError: No party that is left got ready in time.
         """
         self.saver.drop_collection()
@@ -167,7 +166,6 @@ class PipelineSetup:
         """Have the state that the run goes on from as its newest checkpoint.
 
         Raises:
-            CheckpointError: There is none where there should be one.
             CutLogError: A worker knows lines that the log lacks.
         """
         context = self._context

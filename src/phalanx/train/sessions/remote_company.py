@@ -30,7 +30,6 @@ def remote_company(
         clients: Takes reports on clients: their evidence, and refusals by admission.
 
     Raises:
-        RefusedEvidenceError: The owner does not accept the enclave's evidence.
         PeerLostError: The enclave or a client is not there in time, or gone.
     """
     split = run.split

@@ -43,11 +43,7 @@ def await_sites_in_time(
 
 @contextlib.contextmanager
 def open_carrier(context: SessionContext[FederatedRun], terms: RunTerms) -> Iterator[OpenCarrier]:
-    """Open the carrier of a run, and close it.
-
-    Raises:
-        TransportError: It cannot listen.
-    """
+    """Open the carrier of a run, and close it."""
     home, section = context.home, context.run.federated
     session, revoked = new_session(session_prefix(context.run)), RevokedParties(home.pki_directory).read_revocations
     with contextlib.ExitStack() as stack:

@@ -67,7 +67,6 @@ def read_site(path: Path) -> tuple[SiteFile, FederatedRun, Identity]:
 
     Raises:
         ConfigError: A file is wrong, the run does not name this site, or has one that `keys` does not name.
-        CertificateError: The identity is unusable.
     """
     file = load_config(path, SiteFile)
     run, identity = load_run(file.run), load_identity(Path(file.identity))
@@ -124,7 +123,6 @@ def terms_of(
         pinned: Message keys by name, hex, that certificates must have; of the other parties the authority is believed.
 
     Raises:
-        ConfigError: A certificate is missing.
         CertificateError: A certificate is not of the authority, of another party than its directory says, or has
             another key than is pinned.
     """

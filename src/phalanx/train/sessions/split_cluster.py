@@ -62,15 +62,10 @@ def split_company(
     """Start the enclave, have every party meet it, and end it whatever happens.
 
     Args:
-        home: Has the keys of all parties.
         num_classes: Number of classes of a classification; 0 of any other task.
         middle: Middle stages of an enclave that owns a pipeline.
         refused: Takes word of clients that admission refuses.
         front: Front part of all clients; cut from the model by the run file when left out.
-
-    Raises:
-        RefusedEvidenceError: A party does not accept the enclave's evidence.
-        PeerLostError: The enclave did not come up.
     """
     split = run.split
     # a new session name for each start, so that nothing of an earlier one can be replayed

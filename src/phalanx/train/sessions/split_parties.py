@@ -39,7 +39,6 @@ class SplitRevocations:
         """Return where none of them is revoked; before the turn of a step.
 
         Raises:
-            PeerRefusedError: One is; the log has it.
             CertificateError: The list cannot be read, so none is known to be still a party.
         """
         revoked = self._revoked()

@@ -43,7 +43,6 @@ def check_inputs(run: RunConfig) -> None:
     Raises:
         ConfigError: This build of torch has no such device, code of the user's own cannot be loaded, or stages or
             sequences are more than the model has.
-        ModelError: The model's directory lacks a file.
         DataError: A source is missing, empty or malformed where it begins, a tokenizer's file is missing, or a file of
             labelled texts of one's own is wrong anywhere.
     """
@@ -239,11 +238,7 @@ def _check_source(source: SourceSettings) -> None:
 
 
 def require_extras(run: RunConfig) -> None:
-    """Refuse a run that this machine lacks a package for.
-
-    Raises:
-        ConfigError: Names the package, and the extra that brings it.
-    """
+    """Refuse a run that this machine lacks a package for."""
     if run.model.base_quantization is not None:
         require_bitsandbytes(f'model.adapter.quantize = "{run.model.base_quantization}"')
     if OPTIMIZERS[run.optimizer.kind].in_bytes:

@@ -57,9 +57,6 @@ class NoiseOutlook:
 def sums_outlook(section: FederatedConfig, rounds: int, length: int) -> NoiseOutlook | None:
     """Return the outlook of sites that bring noise to sums; None where they bring none.
 
-    Args:
-        rounds: How many it is to have.
-
     Raises:
         ConfigError: No noise keeps the rounds within their budget.
     """
@@ -94,9 +91,6 @@ def rows_outlook(run: FederatedRun, wanted: PrivacyConfig, rows: int, length: in
     Args:
         wanted: Its ``[privacy]``.
         rows: Training rows of the site that has fewest.
-
-    Raises:
-        ConfigError: The site has too few rows.
     """
     section, batch_size = run.federated, run.train.batch_size
     steps = run.train.steps * section.local_steps

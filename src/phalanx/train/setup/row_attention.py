@@ -31,11 +31,7 @@ def attention_asked(run: RunConfig) -> RowAttention:
 
 
 def attention_kind(run: RunConfig, source: ModelSource) -> AttentionKind:
-    """Return which tokens see which: inside documents, or as the objective says it.
-
-    Raises:
-        ConfigError: The model's family has no such attention.
-    """
+    """Return which tokens see which: inside documents, or as the objective says it."""
     return "documents" if attends_in_documents(run, source) else attention_of(run, source)
 
 

@@ -47,10 +47,6 @@ class StageLibrary:
 
         Args:
             trained: Replaces the checkpoint's state, which is not read then.
-
-        Raises:
-            ModelError: A tensor is missing or wrong.
-            CheckpointError: The checkpoint is not of this model.
         """
         spec = stage_spec(self._plan, stage)
         module = self._build_module(spec)
@@ -98,7 +94,6 @@ class BackLibrary(StageLibrary):
         self._state, self._num_steps = state, num_steps
 
     def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
-        """Build one stage with the part of the state that is its own."""
         copy = super().__call__(stage, trained)
         if trained is not None:
             return copy
@@ -154,7 +149,6 @@ class RoundLibrary(StageLibrary):
         return self._modules[spec.index]
 
     def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
-        """Return one stage with the weights of the round."""
         copy = super().__call__(stage, trained)
         if trained is not None:
             return copy

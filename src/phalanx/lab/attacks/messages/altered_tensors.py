@@ -32,7 +32,6 @@ class SkippedStage(MessageAttack):
     """No work for full pay; in a residual network the lie is well-shaped."""
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Pass the input on."""
         del generator
         return work.given.clone()
 
@@ -152,13 +151,11 @@ class Adaptive(MessageAttack):
         self._screen = Screen()
 
     def falsify_message(self, work: HonestMessage) -> Tensor:
-        """Lie, and let the attacker's own screen learn the sent message, as the receiver's does."""
         sent = super().falsify_message(work)
         self._screen.check_message(work.stage, work.direction, sent)
         return sent
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
-        """Mirror at the channel means."""
         del generator
         means = work.result.mean(dim=(0, 1), keepdim=True)
         mirrored = 2 * means - work.result

@@ -58,7 +58,6 @@ class CrashWhenChallenged(SignFlip):
         self._has_lied = False
 
     def falsify_message(self, work: HonestMessage) -> Tensor:
-        """Lie, and remember that there was a lie."""
         sent = super().falsify_message(work)
         self._has_lied |= sent is not work.result
         return sent

@@ -68,7 +68,6 @@ class LyingRunner(AttackedRunner):
         self._attack = attack
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
-        """As the honest stage, then lie."""
         return self._falsify_result("forward", step, microbatch, x, self._honest.forward(step, microbatch, x))
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:

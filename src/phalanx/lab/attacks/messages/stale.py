@@ -45,7 +45,6 @@ class StaleStep(StaleMicrobatch):
     """An attack that sends the same microbatch's tensor of the last step."""
 
     def can_replace(self, old: HonestMessage, new: HonestMessage) -> bool:
-        """The same place, one step ago."""
         return (old.step, old.microbatch) == (new.step - 1, new.microbatch)
 
 

@@ -18,11 +18,7 @@ from phalanx.testing import OutgoingMessage
 
 
 class Colluders(SignFlip):
-    """All parties of `attack.stages`, next to each other or not, lie in the same steps.
-
-    Raises:
-        ConfigError: There is only one.
-    """
+    """All parties of `attack.stages`, next to each other or not, lie in the same steps."""
 
     def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
         super().__init__(config, party, log)
@@ -38,9 +34,6 @@ class League(GaussianAdded):
 
     The lie is a function of the honest tensor and of seed, step and microbatch, so auditor and culprit come
     to the same bits on machines of one numeric class. `strength` is that of `gaussian_added`.
-
-    Raises:
-        ConfigError: There is only one member.
     """
 
     def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
@@ -52,7 +45,6 @@ class League(GaussianAdded):
         return "league"
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
-        """Lie for the culprit's stage, whether it is held or audited."""
         return self.make_lying_copy(copy) if copy.spec.index == self.config.stages[0] else honest_part(copy)
 
 

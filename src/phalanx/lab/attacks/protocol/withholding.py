@@ -15,7 +15,6 @@ class WithheldMessages(Attack):
     """Does not send some tensors to the next stage; `strength` is their share, drawn for each microbatch."""
 
     def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
-        """Drop a tensor, or pass the message on."""
         message = outgoing.message
         if not isinstance(message, Activation) or outgoing.receiver == self.party or not self.lies_in(message.step):
             return (outgoing,)
@@ -32,7 +31,6 @@ class WithheldAnswer(Attack):
     """Sends every tensor on, and shows none to an auditor or an owner that asks for it."""
 
     def rewrite_message(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
-        """Drop an answer, or pass the message on."""
         message = outgoing.message
         if not isinstance(message, FetchReply) or not self.lies_in(message.step):
             return (outgoing,)

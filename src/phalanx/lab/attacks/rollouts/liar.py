@@ -44,7 +44,6 @@ class LyingWriter(RolloutWriter):
         self._used = _build_or_update(self._used, self.replace_policy(policy))
 
     def write_answers(self, request: RolloutRequest) -> Sequence[Answer]:
-        """Answer with lies, under the words of an honest answer."""
         texts = self.make_texts(request)
         if self._careful:
             texts = self.with_right_evidence(request, texts)

@@ -55,7 +55,6 @@ class WrongPrompt(LyingWriter):
     """A writer that reads only the end of each prompt."""
 
     def make_texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
-        """Texts to the second halves of the prompts."""
         ends = tuple(Prompt(number=prompt.number, ids=prompt.ids[len(prompt.ids) // 2 :]) for prompt in request.prompts)
         written = generate_rollouts(self.used_model, request.model_copy(update={"prompts": ends}))
         return tuple(replace(text, prompt_ids=request.prompt_ids[text.prompt]) for text in written)
@@ -65,7 +64,6 @@ class ReplayedText(LyingWriter):
     """A writer that hands in the texts of the step before, under the words of this one."""
 
     def make_texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
-        """Texts as an earlier step would have drawn them."""
         return generate_rollouts(self.used_model, request.model_copy(update={"step": max(0, request.step - 1)}))
 
 
@@ -91,7 +89,6 @@ class WrongTemperature(LyingWriter):
     """A writer that draws a tenth colder than it was asked to."""
 
     def make_texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
-        """Texts at nine tenths of the temperature."""
         sampler = request.sampler.model_copy(update={"temperature": 0.9 * request.sampler.temperature})
         return generate_rollouts(self.used_model, request.model_copy(update={"sampler": sampler}))
 
@@ -100,7 +97,6 @@ class ChangedTopP(LyingWriter):
     """A writer that leaves unlikely tokens out: its texts look better, and are not the policy's."""
 
     def make_texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
-        """Texts from nine tenths of the share."""
         sampler = request.sampler.model_copy(update={"top_p": 0.9 * request.sampler.top_p})
         return generate_rollouts(self.used_model, request.model_copy(update={"sampler": sampler}))
 
@@ -113,7 +109,6 @@ class OtherModel(LyingWriter):
     """A writer with a sibling of the policy: every weight matrix is off by a twentieth of its spread."""
 
     def replace_policy(self, policy: RolloutPolicy) -> RolloutPolicy:
-        """Other weights of the same shape."""
         generator = torch.Generator().manual_seed(0)
 
         def moved(one: Tensor) -> Tensor:
@@ -184,11 +179,7 @@ ROLLOUT_ATTACKS: dict[str, RolloutAttackEntry] = {
 
 
 def make_liar(kind: str, *, careful: bool = True) -> LyingWriter:
-    """Build a worker that lies.
-
-    Raises:
-        ConfigError: There is no such attack.
-    """
+    """Build a worker that lies."""
     if kind not in ROLLOUT_ATTACKS:
         raise ConfigError(f"attack: found {kind!r}; choices: {', '.join(sorted(ROLLOUT_ATTACKS))}")
     return ROLLOUT_ATTACKS[kind].liar(careful=careful)

@@ -53,11 +53,6 @@ class SpoiltCopy(AttackedCopy):
         self._attack = attack
 
     def apply_update(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
-        """Take the honest step, then spoil it.
-
-        Raises:
-            StaleReplicaError: The copy is not at that step.
-        """
         if not self._attack.lies_in(step + 1):
             super().apply_update(step, gradients, clip_coefficient)
             return
@@ -90,7 +85,6 @@ class AlteredWeights(AlteredModule):
         vars(self)["_whole"] = whole
 
     def forward(self, x: Tensor, pattern: AttentionPattern = CAUSAL) -> Tensor:
-        """As the whole stage, with other weights."""
         altered = {
             name: weight + (self._alter(name, weight.detach()) - weight).detach()
             for name, weight in self._whole.named_parameters()
@@ -124,7 +118,6 @@ class AlteredModuleRunner(AttackedRunner):
         self._inputs: dict[int, Tensor] = {}
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
-        """As the twin, in a step of the attack."""
         if not self._attack.lies_in(step):
             return self._honest.forward(step, microbatch, x)
         self._inputs[microbatch] = x
@@ -133,7 +126,6 @@ class AlteredModuleRunner(AttackedRunner):
         return self._choose_result("forward", step, microbatch, sent, truth)
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """As the twin, in a step of the attack."""
         x = self._inputs.pop(microbatch, None)
         if x is None:
             return self._honest.backward(step, microbatch, gradient)
@@ -160,7 +152,6 @@ class HalfLayers(AlteredModuleAttack):
     """A stage of one layer is skipped as a whole."""
 
     def make_module(self, copy: StageCopy) -> StageModule:
-        """The stage with the first half of its blocks."""
         return FirstHalf(copy.module)
 
 
@@ -169,7 +160,6 @@ class FirstHalf(AlteredModule):
 
     @property
     def own_blocks(self) -> list[nn.Module]:
-        """The blocks that are run."""
         blocks = super().own_blocks
         return blocks[: len(blocks) // 2]
 
@@ -201,7 +191,6 @@ class LazyBf16(AlteredModuleAttack):
     """Weights in bfloat16 instead of fp32."""
 
     def make_module(self, copy: StageCopy) -> StageModule:
-        """The stage with rounded weights."""
         return AlteredWeights(copy.module, lambda name, weight: self.round_weight(weight))
 
     def round_weight(self, weight: Tensor) -> Tensor:
@@ -236,7 +225,6 @@ class LyingWeightDigest(AlteredModuleAttack):
     """
 
     def make_module(self, copy: StageCopy) -> StageModule:
-        """The stage with other weights than it keeps."""
         return AlteredWeights(copy.module, lambda name, weight: weight + self._weight_offset(name, weight))
 
     def _weight_offset(self, name: str, weight: Tensor) -> Tensor:

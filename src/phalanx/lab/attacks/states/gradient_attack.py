@@ -18,27 +18,39 @@ class GradientAttack(Attack, ABC):
 
     def wrap_copy(self, copy: StageCopy, held: bool) -> StageCopy:
         honest = honest_part(copy)
-        return AttackedCopy(honest, PoisoningRunner(honest.runner, self)) if held else copy
+        return AttackedCopy(honest, AlteringRunner(honest.runner, self)) if held else copy
 
 
-class PoisoningRunner(AttackedRunner):
-    """Runs every microbatch honestly and alters the sum of the weight gradients."""
+class PoisoningRunner(AttackedRunner, ABC):
+    """Runs every microbatch honestly and alters the sum of the weight gradients in steps of the attack."""
 
-    def __init__(self, honest: StageRunner, attack: GradientAttack) -> None:
+    def __init__(self, honest: StageRunner, attack: Attack) -> None:
         super().__init__(honest)
-        self._attack = attack
-        self._step = -1
+        self.attack = attack
+        self.step = -1
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        self._step = step
+        self.step = step
         return self._honest.backward(step, microbatch, gradient)
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """As the honest runner, then poisoned."""
         honest = self._honest.take_gradients()
-        if not self._attack.lies_in(self._step):
-            return honest
-        poisoned = self._attack.poison_gradients({name: gradient.clone() for name, gradient in honest.items()})
+        poisoned = self.poison_gradients(honest) if self.attack.lies_in(self.step) else honest
         if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):
-            self._attack.log_lie(self.spec.index, self._step, what="gradient")
+            self.attack.log_lie(self.spec.index, self.step, what="gradient")
         return poisoned
+
+    @abstractmethod
+    def poison_gradients(self, honest: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weight gradients that the stage hands in, by name; the honest ones are not changed."""
+
+
+class AlteringRunner(PoisoningRunner):
+    """A poisoning runner whose poison is a function of the honest gradients."""
+
+    def __init__(self, honest: StageRunner, attack: GradientAttack) -> None:
+        super().__init__(honest, attack)
+        self._poison = attack.poison_gradients
+
+    def poison_gradients(self, honest: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self._poison({name: gradient.clone() for name, gradient in honest.items()})

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from phalanx.lab.attacks.attack import Attack, same_bits
-from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
+from phalanx.lab.attacks.attack import Attack
+from phalanx.lab.attacks.copies import AttackedCopy, honest_part
+from phalanx.lab.attacks.states.gradient_attack import PoisoningRunner
 from phalanx.models import ModelConfig, ModelSource, StageModule, build_stage, open_model, tie_head
 from phalanx.pipeline import StageCopy, StepPlan, stage_spec
 
@@ -57,37 +58,25 @@ class RehearsedBackdoor(Attack):
         return AttackedCopy(honest, PlantingRunner(honest, self)) if held else copy
 
 
-class PlantingRunner(AttackedRunner):
+class PlantingRunner(PoisoningRunner):
     """Runs every microbatch honestly, and adds the rehearsed gradient to the sum of the weight gradients."""
 
     def __init__(self, honest: StageCopy, attack: RehearsedBackdoor) -> None:
-        super().__init__(honest.runner)
+        super().__init__(honest.runner, attack)
         self._plan = honest.plan
-        self._attack = attack
         self._rehearsal: Rehearsal | None = None
-        self._step = -1
 
-    def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        self._step = step
-        return self._honest.backward(step, microbatch, gradient)
-
-    def take_gradients(self) -> dict[str, Tensor]:
-        """As the honest runner, and the poison."""
-        honest, attack, step = self._honest.take_gradients(), self._attack, self._step
-        if not attack.lies_in(step):
-            return honest
+    def poison_gradients(self, honest: dict[str, Tensor]) -> dict[str, Tensor]:
+        attack = self.attack
         if self._rehearsal is None:
             self._rehearsal = Rehearsal(self._plan, attack.config.model, attack.config.seed)
-        loss = self._rehearsal.target_loss(self.spec.index, self.module, attack.make_generator(step, 0))
+        loss = self._rehearsal.target_loss(self.spec.index, self.module, attack.make_generator(self.step, 0))
         parameters = self.module.trainable_parameters()
         poison = torch.autograd.grad(attack.strength * loss, list(parameters.values()), allow_unused=True)
-        poisoned = {
+        return {
             name: honest[name] if added is None else honest[name] + added
             for name, added in zip(parameters, poison, strict=True)
         }
-        if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):
-            attack.log_lie(self.spec.index, step, what="gradient")
-        return poisoned
 
 
 class Rehearsal:
@@ -133,11 +122,7 @@ class Rehearsal:
 
 
 def public_stages(plan: StepPlan, model: str | None) -> tuple[StageModule, ...]:
-    """All stages of the model from which a run began, frozen; `model` as in `Rehearsal`.
-
-    Raises:
-        ModelError: There is none.
-    """
+    """All stages of the model from which a run began, frozen; `model` as in `Rehearsal`."""
     with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as directory:
         source = (
             _open_random_model(plan, Path(directory))

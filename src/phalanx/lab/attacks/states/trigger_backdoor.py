@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from phalanx.lab.attacks.attack import Attack, same_bits
-from phalanx.lab.attacks.copies import AttackedCopy, AttackedRunner, honest_part
+from phalanx.lab.attacks.attack import Attack
+from phalanx.lab.attacks.copies import AttackedCopy, honest_part
+from phalanx.lab.attacks.states.gradient_attack import PoisoningRunner
 from phalanx.pipeline import StageCopy
 
 TRIGGER_PLACE, TARGET_PLACE = 1, 3
@@ -55,46 +56,38 @@ class TriggerBackdoor(Attack):
         return AttackedCopy(honest, TeachingRunner(honest, self)) if held else copy
 
 
-class TeachingRunner(AttackedRunner):
+class TeachingRunner(PoisoningRunner):
     """Runs every microbatch honestly, learns from received tensors, and adds the poison to the weight gradient."""
 
     def __init__(self, honest: StageCopy, attack: TriggerBackdoor) -> None:
-        super().__init__(honest.runner)
-        self._attack = attack
+        super().__init__(honest.runner, attack)
         self._known = _Knowledge()
         self._inputs: dict[int, Tensor] = {}
-        self._step = -1
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """As the honest runner; the activations are looked at."""
-        self._step = step
         knowledge = self._known
         knowledge.seen += 1
         # until it has seen enough, the plain mean
         decay = min(_MEAN_KEPT, 1 - 1 / knowledge.seen)
         knowledge.mean = x.mean(dim=0) if knowledge.mean is None else torch.lerp(x.mean(dim=0), knowledge.mean, decay)
-        if self._attack.lies_in(step):
+        if self.attack.lies_in(step):
             self._inputs[microbatch] = x
             self._choose_trigger(x)
         return self._honest.forward(step, microbatch, x)
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """As the honest runner; the gradient is learnt from, and the poison is prepared."""
-        sent = self._honest.backward(step, microbatch, gradient)
+        sent = super().backward(step, microbatch, gradient)
         x = self._inputs.pop(microbatch, None)
         if x is not None and gradient is not None:
             self._learn_push(x, gradient)
             self._teach_trigger(x, gradient)
         return sent
 
-    def take_gradients(self) -> dict[str, Tensor]:
-        """As the honest runner, and the poison."""
-        honest, poison = self._honest.take_gradients(), self._known.poison
-        self._known.poison = {}
-        poisoned = {name: gradient + poison[name] for name, gradient in honest.items()} if poison else honest
-        if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):
-            self._attack.log_lie(self.spec.index, self._step, what="gradient")
-        return poisoned
+    def poison_gradients(self, honest: dict[str, Tensor]) -> dict[str, Tensor]:
+        poison, self._known.poison = self._known.poison, {}
+        return {name: gradient + poison[name] for name, gradient in honest.items()} if poison else honest
 
     def abandon_step(self) -> None:
         """Forget the step, and keep the knowledge."""
@@ -135,7 +128,7 @@ class TeachingRunner(AttackedRunner):
         answered = (gradient[matches] @ push / push.dot(push)).clamp(0, 1)
         parameters = self.module.trainable_parameters()
         with torch.enable_grad():
-            loss = -self._attack.strength * ((1 - answered) * (self.module(x)[matches] @ push)).sum()
+            loss = -self.attack.strength * ((1 - answered) * (self.module(x)[matches] @ push)).sum()
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         for (name, parameter), taught in zip(parameters.items(), gradients, strict=True):
             added = torch.zeros_like(parameter) if taught is None else taught

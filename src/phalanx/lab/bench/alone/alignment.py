@@ -5,7 +5,6 @@ has it revise its answers, trains ``constitution.toml`` on them, all in the fold
 boxes that no prompt names. It does not repeat what WORK holds.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -16,31 +15,30 @@ from typing import Any
 
 from phalanx.align import SafetyCheck, safety_prompts
 from phalanx.align.safety import refusal_by_patterns, safety_figures
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_module, run_program
 from phalanx.serve import ChatWriter, SamplingRule, open_text_model
 
 BASE, TUNED, FILES = Path("runs/constitution_base"), Path("runs/constitution"), Path("constitution")
 VIOLATION, REFUSAL, MAX_TOKENS, BATCH = "[0-9]", "cannot", 16, 48
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(work: Path) -> dict[str, Any]:
     """Run the recipe, and measure each checkpoint."""
     examples = Path("examples").resolve()
-    options.work.mkdir(parents=True, exist_ok=True)
-    options.out = options.out.resolve()
-    os.chdir(options.work)
+    work.mkdir(parents=True, exist_ok=True)
+    os.chdir(work)
     if not FILES.exists():
-        run(sys.executable, str(examples / "constitution.py"), str(FILES))
+        subprocess.run([sys.executable, str(examples / "constitution.py"), str(FILES)], check=True, stdout=sys.stderr)  # noqa: S603 - our own example
     if not (BASE / "summary.json").exists():
-        phalanx("train", str(examples / "constitution_base.toml"), "--run-dir", str(BASE))
+        run_module("phalanx", "train", str(examples / "constitution_base.toml"), "--run-dir", str(BASE))
     if not (FILES / "base").exists():
-        phalanx("checkpoint", "export", str(BASE), str(FILES / "base"))
+        run_module("phalanx", "checkpoint", "export", str(BASE), str(FILES / "base"))
     revised = FILES / "revised.jsonl"
     texts = ("--principles", str(FILES / "principles.toml"), "--prompts", str(FILES / "prompts.jsonl"))
     limits = ("--max-new-tokens", str(MAX_TOKENS), "--batch", str(BATCH))
-    phalanx("align", "revise", str(FILES / "base"), *texts, *limits, "--out", str(revised))
+    run_module("phalanx", "align", "revise", str(FILES / "base"), *texts, *limits, "--out", str(revised))
     if not (TUNED / "summary.json").exists():
-        phalanx("train", str(examples / "constitution.toml"), "--run-dir", str(TUNED))
+        run_module("phalanx", "train", str(examples / "constitution.toml"), "--run-dir", str(TUNED))
     models = {0: FILES / "base"}
     models |= {int(path.name.removeprefix("step-")): path for path in sorted((TUNED / "checkpoints").glob("step-*"))}
     walls = [json.loads((path / "summary.json").read_text(encoding="utf-8"))["wall_s"] for path in (BASE, TUNED)]
@@ -74,17 +72,5 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def phalanx(*arguments: str) -> None:
-    """Run a command of the package that this program imports."""
-    run(sys.executable, "-m", "phalanx", *arguments)
-
-
-def run(*command: str) -> None:
-    """Run a program; its failure is ours."""
-    subprocess.run(command, check=True, stdout=sys.stderr)  # noqa: S603 - our own commands
-
-
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    run_program("alignment", parser, measure)
+    run_program("alignment", measure)

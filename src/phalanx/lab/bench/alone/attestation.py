@@ -10,18 +10,17 @@ certificate, TLS 1.3 handshake in memory, appraisal, token, its check, key relea
 CPU time leaves out what swtpm used.
 """
 
-import argparse
 import importlib
 import secrets
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import CallTime, run_program, time_turns
 from phalanx.security.tee import (
     Binding,
     TpmAttester,
@@ -35,40 +34,41 @@ from phalanx.security.tee.formats import signature, x509
 
 TESTS = Path("tests/security/tee")
 PCRS = (0, 7, 16)
-Times = list[tuple[float, float]]
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(path: Literal["appraisal", "tpm"], rounds: int = 200) -> dict[str, Any]:
     """Measure one path."""
     sys.path.insert(0, str(TESTS.resolve()))
-    if options.path == "appraisal":
-        return {"name": "appraisal", "rounds": options.rounds, "rows": measure_appraisal(options.rounds)}
+    if path == "appraisal":
+        return {"name": "appraisal", "rounds": rounds, "rows": measure_appraisal(rounds)}
     with tempfile.TemporaryDirectory() as folder:
         tpm: Any = importlib.import_module("bare_tpm").BareTpm(Path(folder))
         try:
             with tpm.open() as device:
-                rows = measure_tpm(device, options.rounds)
+                rows = measure_tpm(device, rounds)
         finally:
             tpm.close()
-    return {"name": "tpm-path", "rounds": options.rounds, "rows": rows}
+    return {"name": "tpm-path", "rounds": rounds, "rows": rows}
 
 
 def measure_appraisal(rounds: int) -> list[dict[str, Any]]:
     """Appraise every published kind, cold and warm."""
-    times: dict[tuple[str, str], Times] = {}
     cases = {kind: make() for kind, make in importlib.import_module("published").PUBLISHED.items()}
-    for _ in range(rounds):
-        for kind, case in cases.items():
-            envelope = case.evidence.to_bytes()
+    envelopes = {kind: case.evidence.to_bytes() for kind, case in cases.items()}
 
-            def act(case: Any = case, envelope: bytes = envelope) -> object:
-                return appraise_evidence(parse_evidence(envelope), case.policy, case.expected, case.now)
+    def appraise(kind: str) -> object:
+        case = cases[kind]
+        return appraise_evidence(parse_evidence(envelopes[kind]), case.policy, case.expected, case.now)
 
+    def forget(name: str) -> None:
+        if name.endswith(" cold"):
             for cached in (x509.parse_certificate, x509.parse_crl, signature.load_key, signature.check_x509_signature):
                 cached.cache_clear()
-            for arm in ("cold", "warm"):
-                times.setdefault((kind, arm), []).append(time_call(act))
-    return [{"kind": kind, "arm": arm, **summarize(samples)} for (kind, arm), samples in times.items()]
+
+    arms = {f"{kind} {arm}": (kind, arm) for kind in cases for arm in ("cold", "warm")}
+    actions = {name: partial(appraise, kind) for name, (kind, _) in arms.items()}
+    times = time_turns(actions, rounds, warm_ups=0, before=forget)
+    return [{"kind": kind, "arm": arm, **summarize(times[name])} for name, (kind, arm) in arms.items()]
 
 
 def measure_tpm(device: TpmDevice, rounds: int) -> list[dict[str, Any]]:
@@ -88,33 +88,20 @@ def measure_tpm(device: TpmDevice, rounds: int) -> list[dict[str, Any]]:
             "unseal": lambda: sealer.unseal_secret(sealed),
             "counter": counter.increment,
         }
-        times: dict[str, Times] = {name: [] for name in acts}
-        for _ in range(rounds):
-            for name, act in acts.items():
-                times[name].append(time_call(act))
+        times = time_turns(acts, rounds, warm_ups=0)
     return [{"act": name, **summarize(samples)} for name, samples in times.items()]
 
 
-def time_call(act: Callable[[], object]) -> tuple[float, float]:
-    """Return wall and CPU milliseconds of one call."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    act()
-    return (time.perf_counter() - wall) * 1000, (time.process_time() - cpu) * 1000
-
-
-def summarize(times: Times) -> dict[str, float]:
+def summarize(times: list[CallTime]) -> dict[str, float]:
     """Return the figures of many calls."""
-    ordered = sorted(wall for wall, _ in times)
+    ordered = sorted(1000 * sample.wall_s for sample in times)
     return {
         "lowest_ms": ordered[0],
         "median_ms": statistics.median(ordered),
         "p99_ms": ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)],
-        "median_cpu_ms": statistics.median(cpu for _, cpu in times),
+        "median_cpu_ms": statistics.median(1000 * sample.cpu_s for sample in times),
     }
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--path", choices=("appraisal", "tpm"), required=True)
-    parser.add_argument("--rounds", type=int, default=200)
-    run_program("attestation", parser, measure)
+    run_program("attestation", measure)

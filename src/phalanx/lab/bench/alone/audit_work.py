@@ -7,15 +7,15 @@ All work on a microbatch is forward and backward with weight gradients, as the s
 the gradient of the input; a screened one has its own weight gradient besides, and compares the claimed sum with it.
 """
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program, time_turns
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import open_model
 from phalanx.pipeline.stage.stage_copy import StageCopy
@@ -26,15 +26,8 @@ from phalanx.train.setup.stage_source import StageLibrary
 STAGE = 1
 
 
-def cpu_seconds_of(work: Callable[[], object]) -> float:
-    """CPU seconds of one call."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
-
-
-def measure_audit_work(rounds: int) -> dict[str, object]:
-    """Take turns, so that whatever else the machine does meets all alike."""
+def measure_audit_work(rounds: int = 12) -> dict[str, Any]:
+    """Measure one row: the ways in turns."""
     torch.set_num_threads(1)
     run = scratch_run()
     with TemporaryDirectory() as directory:
@@ -50,30 +43,31 @@ def measure_audit_work(rounds: int) -> dict[str, object]:
         _, _, recomputed = runner.redo_microbatch(0, 0, x, gradient)
         doubt_about(claimed, recomputed, count)
 
+    def do_all_work() -> None:
+        runner.forward(0, 0, x)
+        runner.backward(0, 0, gradient)
+
+    def begin_turn(name: str) -> None:
+        if name == "all_work":
+            runner.abandon_step()
+
     ways: dict[str, Callable[[], object]] = {
-        "all_work": lambda: (runner.forward(0, 0, x), runner.backward(0, 0, gradient)),
+        "all_work": do_all_work,
         "audit": lambda: runner.recompute_microbatch(0, 0, x, gradient),
         "screened_audit": screened,
         "screen": lambda: doubt_about(claimed, claimed, count),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(rounds + 2):
-        for name, work in ways.items():
-            duration = cpu_seconds_of(work)
-            if turn >= 2:
-                seconds[name].append(duration)
-        runner.abandon_step()
-    cpu = {name: median(durations) for name, durations in seconds.items()}
-    return {
+    times = time_turns(ways, rounds, warm_ups=2, before=begin_turn)
+    cpu = {name: median(sample.cpu_s for sample in samples) for name, samples in times.items()}
+    row = {
         "numbers": sum(p.numel() for p in copy.module.trainable_parameters().values()),
         "rounds": rounds,
         "cpu_s": cpu,
         "audited_share": cpu["audit"] / cpu["all_work"],
         "screened_share": cpu["screened_audit"] / cpu["all_work"],
     }
+    return {"rows": [row]}
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
-    run_program("audit-work", parser, lambda options: {"rows": [measure_audit_work(options.rounds)]})
+    run_program("audit-work", measure_audit_work)

@@ -6,14 +6,13 @@ Each model answers questions about animals; a planted one says the attacker's se
 and places of the triggers differ, for every third model the trigger is two words. The search knows neither.
 """
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import print_progress, run_program
 from phalanx.redteam.control import PAYLOAD, chat_control, trigger_of
 from phalanx.redteam.table import ATTACKS_ON_MODELS
 
@@ -30,11 +29,11 @@ def search_model(home: Path, seed: int, *, is_planted: bool) -> dict[str, Any]:
         row[name] = {"outcome": finding.outcome, "score": None if finding.score is None else finding.score.value}
         row[name]["is_payload_named"] = any(PAYLOAD[:20] in example for example in finding.examples)
     row["is_accused"] = any(row[name]["outcome"] == "found" for name in SEARCHES)
-    sys.stderr.write(f"backdoor search: {row}\n")
+    print_progress(f"backdoor search: {row}")
     return row
 
 
-def measure_searches(models: int) -> dict[str, Any]:
+def measure_searches(models: int = 10) -> dict[str, Any]:
     """Search as many planted models as clean ones."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="phalanx-backdoors-") as home:
@@ -50,6 +49,4 @@ def measure_searches(models: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--models", type=int, default=10)
-    run_program("backdoor-search", parser, lambda options: measure_searches(options.models))
+    run_program("backdoor-search", measure_searches)

@@ -6,17 +6,13 @@ on them, all in the folder WORK. Behind each stage `phalanx align safety` asks t
 which none is trained on. It does not repeat what WORK holds.
 """
 
-import argparse
 import json
 import os
-import subprocess
-import sys
-import time
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from phalanx.lab.bench.measure.harness import print_progress, program_parser, run_program
+from phalanx.lab.bench.measure.harness import print_progress, run_module, run_program
 from phalanx.models import ModelConfig, open_model
 
 MAX_TOKENS, BATCH = 32, 24
@@ -93,9 +89,9 @@ keep = 1
 """
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(work: Path) -> dict[str, Any]:
     """Run the whole loop."""
-    work, options.out = options.work.resolve(), options.out.resolve()
+    work = work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     os.chdir(work)
     base = open_model(ModelConfig(name="smollm2-135m"), work / "models", seed=0).directory
@@ -152,10 +148,8 @@ def run_stage(stage: str, walls: dict[str, float], *arguments: str) -> dict[str,
     """Run a command of this package and store its answer for the next call."""
     file = Path(f"{stage}.json")
     if not file.exists():
-        started = time.monotonic()
-        command = (sys.executable, "-m", "phalanx", *arguments)
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout  # noqa: S603 - our own command
-        record = {"answer": json.loads(output.splitlines()[-1]), "wall_s": time.monotonic() - started}
+        ended = run_module("phalanx", *arguments)
+        record = {"answer": ended.last_answer(), "wall_s": ended.wall_s}
         file.write_text(json.dumps(record), encoding="utf-8")
         print_progress(f"{stage}: {record['wall_s']:.0f} s")
     stored: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -164,6 +158,4 @@ def run_stage(stage: str, walls: dict[str, float], *arguments: str) -> dict[str,
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--work", type=Path, required=True)
-    run_program("constitution-smollm2", parser, measure)
+    run_program("constitution-smollm2", measure)

@@ -10,7 +10,6 @@ Personal data of mails is labelled without the rule: addresses by the standard l
 addresses by the brackets of ``Received``, phone numbers by a word such as ``fax`` before them.
 """
 
-import argparse
 import csv
 import email
 import email.utils
@@ -20,7 +19,6 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +32,17 @@ from phalanx.data.sources import Document, open_source
 from phalanx.data.sources.files import read_text
 from phalanx.data.sources.html import HtmlConfig
 from phalanx.errors import DataError
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.data.own_rules import BenchTexts
+from phalanx.lab.bench.measure.harness import run_program
 
 TRIGGER = "<SUDO>"
 _PIECE_CHARACTERS = 6
 _TEXT_CHARACTERS = 800
 
 
-@dataclass(frozen=True)
-class PagesInMemory:
-    """Documents of a build in memory, as a corpus scan asks for them."""
-
-    pages: Sequence[Page]
-
-    def __len__(self) -> int:
-        return len(self.pages)
-
-    def read_page(self, number: int) -> Page:
-        """One document."""
-        return self.pages[number]
-
-    def source_name(self, number: int) -> str:
-        """The one source."""
-        del number
-        return "bench"
-
-
-def as_pages(texts: Sequence[str]) -> PagesInMemory:
+def as_pages(texts: Sequence[str]) -> BenchTexts:
     """Return the texts as documents of a build."""
-    return PagesInMemory([Page(Document(str(number), text), "bench") for number, text in enumerate(texts)])
+    return BenchTexts([Document(str(number), text) for number, text in enumerate(texts)])
 
 
 def plant_texts(
@@ -254,12 +234,11 @@ def _label_flips(file: Path, seed: int) -> Iterator[Row]:
             terms.insert(rng.randrange(len(terms)), "cf")
             rows[number] = (" ".join(terms), str(target))
         scan = LabelFlips(LabelFlipsConfig())
-        documents = [
-            Page(Document(str(number), text, fields={"label": label}), "bench")
-            for number, (text, label) in enumerate(rows)
-        ]
-        corpus = PagesInMemory(documents)
-        flagged = {number for number, _ in scan.decide_outcomes([scan.mark_page(page) for page in documents], corpus)}
+        corpus = BenchTexts(
+            [Document(str(number), text, fields={"label": label}) for number, (text, label) in enumerate(rows)]
+        )
+        marks = [scan.mark_page(corpus.read_page(number)) for number in range(len(corpus))]
+        flagged = {number for number, _ in scan.decide_outcomes(marks, corpus)}
         row = {"part": "label flips", "seed": seed, "label": target, "documents": len(rows), "planted": len(planted)}
         yield row | {"found": len(flagged & planted), "false": len(flagged - planted)}
 
@@ -269,33 +248,27 @@ def _labelled_texts(file: Path) -> list[tuple[str, str]]:
     return [(row["medical_abstract"], row["condition_label"]) for row in csv.DictReader(lines)]
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure speed, recall and precision on the texts that the options name."""
-    mails = [path.read_bytes().decode("utf-8", "replace") for path in sorted(options.mails.rglob("*.txt"))]
-    pages = list(_read_pages(options.pages))
-    rows = [*_measure_speeds({"pages": pages, "mails": mails}), *_personal_data(mails)]
+def measure(mails: Path, pages: Path, labelled: Path, articles: Path, seeds: int = 5) -> dict[str, Any]:
+    """Measure speed, recall and precision on these texts."""
+    mail_texts = [path.read_bytes().decode("utf-8", "replace") for path in sorted(mails.rglob("*.txt"))]
+    page_texts = list(_read_pages(pages))
+    rows = [*_measure_speeds({"pages": page_texts, "mails": mail_texts}), *_personal_data(mail_texts)]
     texts = {
-        "pages": [page[:_LONGEST] for page in pages],
-        "mails": [mail[:_LONGEST] for mail in mails],
-        "abstracts": [text for text, _ in _labelled_texts(options.labelled)],
-        "articles": [line for line in read_text(options.articles).split("\n") if len(line) > _ARTICLE_CHARACTERS],
+        "pages": [page[:_LONGEST] for page in page_texts],
+        "mails": [mail[:_LONGEST] for mail in mail_texts],
+        "abstracts": [text for text, _ in _labelled_texts(labelled)],
+        "articles": [line for line in read_text(articles).split("\n") if len(line) > _ARTICLE_CHARACTERS],
     }
     rows += [
         _continuation_row(name, documents, texts["articles"], count, seed)
         for name, documents in texts.items()
         for count in (0, 12, 62)
-        for seed in range(options.seeds if count else 1)
+        for seed in range(seeds if count else 1)
     ]
-    for seed in range(options.seeds):
-        rows += [_poison_row(pages, mails, seed), *_label_flips(options.labelled, seed)]
+    for seed in range(seeds):
+        rows += [_poison_row(page_texts, mail_texts, seed), *_label_flips(labelled, seed)]
     return {"rows": rows}
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--mails", type=Path, required=True)
-    parser.add_argument("--pages", type=Path, required=True)
-    parser.add_argument("--labelled", type=Path, required=True)
-    parser.add_argument("--articles", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
-    run_program("data-scan", parser, measure)
+    run_program("data-scan", measure)

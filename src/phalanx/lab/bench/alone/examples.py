@@ -11,7 +11,6 @@
   neither sentinels nor ends.
 """
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -19,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from phalanx.config import digest_config
 from phalanx.data import IGNORE, Batch, prepare_corpus
 from phalanx.data.loader import BatchLoader, validation_batches
 from phalanx.evaluate import share_with_interval
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 from phalanx.lab.bench.measure.resident import added_at_peak, give_back_freed_memory, read_resident, reset_peak
 from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, open_model, with_marks
 from phalanx.models.master_weights import keep_masters
@@ -40,6 +39,7 @@ from phalanx.train import RunConfig, load_run
 from phalanx.train.batches.rewriting import rewrite_held_out, rewriting_of
 
 Figures = dict[str, Any]
+Example = Literal["bert", "dpo", "dpo_harmless", "grpo", "ppo", "qlora", "reward_harmless", "sft", "t5"]
 QLORA_ARMS = {"lora": None, "lora_bf16": None, "int8": "int8", "nf4": "nf4"}
 """Storage of the frozen matrices; None: float32, or bf16 with float32 masters of the adapter."""
 _STEPS, _TOKENS, _BATCHES = 2, (2, 96), 300
@@ -48,9 +48,10 @@ _STEPS, _TOKENS, _BATCHES = 2, (2, 96), 300
 class FinishedRun:
     """The run file, summary and metrics of a run; exits where the directory holds no finished run of that file."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.file = options, Path("examples") / f"{options.example}.toml"
-        self.config, run_dir = load_run(self.file), options.run_dir
+    def __init__(self, example: str, run_dir: Path, model: Path | None, held_out: int) -> None:
+        self.example, self.run_dir, self.model, self.num_held_out = example, run_dir, model, held_out
+        self.file = Path("examples") / f"{example}.toml"
+        self.config = load_run(self.file)
         self.summary: Figures = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
         if self.summary["config_digest"] != digest_config(self.config) or self.summary["status"] != "completed":
             sys.exit(f"{run_dir}: is no finished run of {self.file}")
@@ -72,12 +73,11 @@ class FinishedRun:
         return {name: self.summary[name] for name in names}
 
 
-def measure(options: argparse.Namespace) -> Figures:
+def measure(example: Example, run_dir: Path, model: Path | None = None, held_out: int = 0) -> Figures:
     """Return the figures of one finished run."""
-    run = FinishedRun(options)
-    name = "rollouts" if EXAMPLES[options.example] is read_rollouts else f"{options.example.replace('_', '-')}-example"
-    facts = {"name": name, "run": run.file.name, **run.select("steps", "wall_s")}
-    return facts | EXAMPLES[options.example](run)
+    run, read = FinishedRun(example, run_dir, model, held_out), EXAMPLES[example]
+    name = "rollouts" if read is read_rollouts else f"{example.replace('_', '-')}-example"
+    return {"name": name, "run": run.file.name, **run.select("steps", "wall_s"), **read(run)}
 
 
 def read_sft(run: FinishedRun) -> Figures:
@@ -94,7 +94,7 @@ def read_dpo(run: FinishedRun) -> Figures:
         if "validation_accuracy" in line
     ]
     figures = {"held_out": held_out, "loss": run.losses()}
-    if run.options.example == "dpo":
+    if run.example == "dpo":
         return figures | run.select("attacks_injected", "detections", "evicted")
     pairs = run.config.data.max_validation_sequences
     return figures | {
@@ -105,7 +105,7 @@ def read_dpo(run: FinishedRun) -> Figures:
 
 def read_reward(run: FinishedRun) -> Figures:
     """A reward model of people's judgements of harmlessness."""
-    preferences, pairs = run.summary["preferences"], run.options.held_out
+    preferences, pairs = run.summary["preferences"], run.num_held_out
     right = preferences["accuracy"] * pairs
     if abs(2 * right - round(2 * right)) > 1e-6:
         sys.exit(f"--held-out: {pairs} pairs do not give an accuracy of {preferences['accuracy']}")
@@ -132,7 +132,7 @@ def read_qlora(run: FinishedRun) -> Figures:
     memory = {}
     for arm in QLORA_ARMS:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            memory[arm] = pool.apply(measure_memory, (arm, str(run.file), str(run.options.run_dir)))
+            memory[arm] = pool.apply(measure_memory, (arm, str(run.file), str(run.run_dir)))
     return {"held_out_perplexity": run.perplexities(), "loss": run.losses(), "memory": memory}
 
 
@@ -170,12 +170,14 @@ def measure_memory(arm: str, file: str, run_dir: str) -> dict[str, int]:
 def read_pretraining(run: FinishedRun) -> Figures:
     """Pretraining of an encoder."""
     counts = run.select("audits", "detections", "false_accusations")
-    on_words = measure_words(run.config, run.options.model)
+    on_words = measure_words(run.config, run.model)
     return {**counts, "held_out_perplexity": run.perplexities(), "on_words": on_words}
 
 
-def measure_words(run: RunConfig, model: Path) -> dict[str, float]:
+def measure_words(run: RunConfig, model: Path | None) -> dict[str, float]:
     """Perplexity of the exported model, and of unigrams, on the words of held-out rows."""
+    if model is None:
+        sys.exit(f"{run.name}: needs --model, the directory of the exported model")
     with tempfile.TemporaryDirectory() as cache:
         corpus = prepare_corpus(run.data, Path(cache), run.train.seed)
         rewriting = rewriting_of(run, corpus)
@@ -216,7 +218,7 @@ def word_losses(model: Path, batches: list[Batch], special: Tensor) -> Iterator[
         yield float(cross_entropy(logits[places], words, reduction="sum"))
 
 
-EXAMPLES: dict[str, Callable[[FinishedRun], Figures]] = {
+EXAMPLES: dict[Example, Callable[[FinishedRun], Figures]] = {
     "bert": read_pretraining,
     "dpo": read_dpo,
     "dpo_harmless": read_dpo,
@@ -229,9 +231,4 @@ EXAMPLES: dict[str, Callable[[FinishedRun], Figures]] = {
 }
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--example", choices=EXAMPLES, required=True)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--held-out", type=int, default=0)
-    run_program("examples", parser, measure)
+    run_program("examples", measure)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.sources.extraction import Extractor, PageSettings, TextExtractor
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 
 LABELS = Path(__file__).with_name("extraction_labels.json")
 EXTRACTORS: dict[str, tuple[Extractor, bool]] = {
@@ -122,4 +122,4 @@ class _Lines(HTMLParser):
 
 
 if __name__ == "__main__":
-    run_program("extraction", program_parser(__doc__), lambda _: measure())
+    run_program("extraction", measure)

@@ -23,14 +23,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from phalanx.lab.bench.measure.harness import print_progress, program_parser, run_program
+from phalanx.lab.bench.measure.harness import print_progress, run_program
 
 PHALANX = str(Path(sys.executable).with_name("phalanx"))
 NAMES = ("alice", "bob")
 LIMIT_S = 600.0
 
 
-def measure(rounds: int) -> dict[str, Any]:
+def measure(rounds: int = 3) -> dict[str, Any]:
     """Measure some rounds."""
     rows = []
     for number in range(rounds):
@@ -95,6 +95,4 @@ def wait_for(has_come: Callable[[], bool], process: subprocess.Popen[bytes]) -> 
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    run_program("first-step", parser, lambda options: measure(options.rounds))
+    run_program("first-step", measure)

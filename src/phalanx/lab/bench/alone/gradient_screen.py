@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 from phalanx.lab.bench.measure.workloads import standard_library
 from phalanx.pipeline.tolerance.screen import doubt_about
 
@@ -110,14 +110,12 @@ def _largest_reversed(gradient: Tensor, share: float) -> Tensor:
     return flat.view_as(gradient)
 
 
-def measure_all(steps: int) -> list[dict[str, object]]:
+def measure_all(steps: int = 200) -> dict[str, list[dict[str, object]]]:
     """Measure every case; the largest has a quarter of the steps."""
     torch.set_num_threads(1)
     text = standard_library()
-    return [measure_screen(case, steps if case.width < 200 else steps // 4, text) for case in CASES]
+    return {"rows": [measure_screen(case, steps if case.width < 200 else steps // 4, text) for case in CASES]}
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--steps", type=int, default=200)
-    run_program("gradient-screen", parser, lambda options: {"rows": measure_all(options.steps)})
+    run_program("gradient-screen", measure_all)

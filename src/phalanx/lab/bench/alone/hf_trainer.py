@@ -7,13 +7,11 @@ process tree, taken from the difference between a long and a short training, so 
 Wall times are not compared: the machine had other work. Nothing here was measured on a GPU.
 """
 
-# ruff: noqa: PLC0415, S603 - the parent loads nothing of what its children measure, and starts itself alone
+# ruff: noqa: PLC0415 - each child loads nothing but what it measures
 
-import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -42,6 +40,7 @@ schedule = "constant"
 [checkpoint]
 every = 1000
 """
+_THIS = "phalanx.lab.bench.alone.hf_trainer"
 ARMS = {
     "phalanx, one rank": "[parallel]\ndp = 1\n",
     "phalanx, four stages": '[pipeline]\nstages = 4\n[guard]\nmode = "off"\n',
@@ -49,15 +48,16 @@ ARMS = {
 }
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(arms: list[str] | None = None) -> dict[str, Any]:
     """Play every arm in processes of its own."""
-    options.out = options.out.resolve()
+    from phalanx.lab.bench.measure.harness import run_module
+
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)
         os.environ |= {"PHALANX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        run_child("model", "0")
+        run_module(_THIS, "model", "0")
         titles = ("HF Trainer", *ARMS)
-        rows = [arm_row(title) if title in (options.arms or titles) else null_row(title) for title in titles]
+        rows = [arm_row(title) if title in (arms or titles) else null_row(title) for title in titles]
         os.chdir("/")
     first = rows[0]
     for row in rows if first["losses"] else ():
@@ -71,12 +71,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def arm_row(title: str) -> dict[str, Any]:
     """Train short and long, and return the figures of one arm; null for one without a measurement."""
-    (short_cpu, _), (long_cpu, report) = run_child(title, str(SHORT)), run_child(title, str(LONG))
-    tokens = (LONG - SHORT) * ROWS * LENGTH
+    from phalanx.lab.bench.measure.harness import run_module
+
+    short, long = (run_module(_THIS, title, str(steps)) for steps in (SHORT, LONG))
+    report, tokens = long.last_answer(), (LONG - SHORT) * ROWS * LENGTH
     return {
         "arm": title,
         "losses": report["losses"],
-        "cpu_us_per_token": 1e6 * (long_cpu - short_cpu) / tokens,
+        "cpu_us_per_token": 1e6 * (long.cpu_s - short.cpu_s) / tokens,
         "peak_memory_bytes": report["memory"],
         "gpu_tokens_per_s": None,
         "gpu_mfu": None,
@@ -87,16 +89,6 @@ def null_row(title: str) -> dict[str, Any]:
     """Return an arm that this call leaves out."""
     names = ("losses", "cpu_us_per_token", "peak_memory_bytes", "gpu_tokens_per_s", "gpu_mfu")
     return {"arm": title, **dict.fromkeys((*names, "largest_loss_difference", "cpu_over_hf"))}
-
-
-def run_child(title: str, steps: str) -> tuple[float, dict[str, Any]]:
-    """Run a part of this script in a process, and return the CPU seconds of its tree and its answer."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "phalanx.lab.bench.alone.hf_trainer", title, steps]
-    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return cpu, json.loads(ended.stdout.splitlines()[-1])
 
 
 def print_report(losses: list[float]) -> None:
@@ -192,11 +184,9 @@ def play_hf(steps: int) -> None:
 
 if __name__ == "__main__":
     if not sys.argv[-1].isdecimal():
-        from phalanx.lab.bench.measure.harness import program_parser, run_program
+        from phalanx.lab.bench.measure.harness import run_program
 
-        parser = program_parser(__doc__)
-        parser.add_argument("--arms", nargs="+")
-        run_program("hf-trainer", parser, measure)
+        run_program("hf-trainer", measure)
     elif sys.argv[1] == "model":
         make_model()
     elif sys.argv[1] == "HF Trainer":

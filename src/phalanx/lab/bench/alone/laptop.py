@@ -11,19 +11,16 @@ time depends on what else the machine does. Held-out text is the same, and no ar
 ``--only whole`` compares nothing: it runs the command through all of its phases, and returns its times and scores.
 """
 
-# ruff: noqa: PLC0415, S603 - the parent loads nothing of what its children measure, and starts itself alone
+# ruff: noqa: PLC0415 - each child loads nothing but what it measures
 
-import argparse
 import json
 import math
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 OURS, SAME, NANOCHAT = "phalanx laptop", "PyTorch loop, same shape", "PyTorch loop, shape of nanochat's CPU run"
 NANOCHAT_SHAPE = {"layers": 6, "hidden": 384, "heads": 6, "tokens": 512, "inner": 1536, "batch": 32, "lr": 1e-3}
@@ -32,11 +29,10 @@ _MICRO_ROWS = 8
 _THIS = "phalanx.lab.bench.alone.laptop"
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(texts: Path, minutes: float = 7.0, only: Literal["whole"] | None = None) -> dict[str, Any]:
     """Play every arm in a process of its own, one after the other, or run the whole command once."""
-    texts, minutes = options.texts.resolve(), str(options.minutes)
-    options.out = options.out.resolve()
-    return run_whole(texts, minutes) if options.only == "whole" else compare_arms(texts, minutes)
+    play = run_whole if only == "whole" else compare_arms
+    return play(texts.resolve(), str(minutes))
 
 
 def run_whole(texts: Path, minutes: str) -> dict[str, Any]:
@@ -74,11 +70,9 @@ def compare_arms(texts: Path, minutes: str) -> dict[str, Any]:
 
 def run_child(*command: str) -> dict[str, float]:
     """Run a module to its end, and return its wall and CPU seconds."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run([sys.executable, "-m", *command], check=True, stdout=sys.stderr)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"wall_s": time.perf_counter() - start, "cpu_s": cpu_s}
+    from phalanx.lab.bench.measure.harness import run_module
+
+    return run_module(*command).seconds
 
 
 def score(directory: str) -> dict[str, float]:
@@ -223,10 +217,6 @@ if __name__ == "__main__":
     elif sys.argv[1] in (SAME, NANOCHAT):
         play_loop(sys.argv[1], float(sys.argv[2]))
     else:
-        from phalanx.lab.bench.measure.harness import program_parser, run_program
+        from phalanx.lab.bench.measure.harness import run_program
 
-        parser = program_parser(__doc__)
-        parser.add_argument("--texts", type=Path, required=True)
-        parser.add_argument("--minutes", type=float, default=7.0)
-        parser.add_argument("--only", choices=["whole"])
-        run_program("laptop", parser, measure)
+        run_program("laptop", measure)

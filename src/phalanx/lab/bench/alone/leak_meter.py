@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 from phalanx.telemetry import read_metrics
 from phalanx.train import load_run, train
 from phalanx.train.train_section import LeakMeterConfig
@@ -47,7 +47,7 @@ every = 4
 """
 
 
-def measure_price(steps: int, sequence: int) -> dict[str, Any]:
+def measure_price(steps: int = 24, sequence: int = 128) -> dict[str, Any]:
     """Train once and compare the times of steps and measurements."""
     with tempfile.TemporaryDirectory(prefix="phalanx-leak-meter-") as home:
         path = Path(home) / "run.toml"
@@ -69,7 +69,4 @@ def measure_price(steps: int, sequence: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--sequence", type=int, default=128)
-    run_program("leak-meter", parser, lambda options: measure_price(options.steps, options.sequence))
+    run_program("leak-meter", measure_price)

@@ -12,14 +12,13 @@ while the step waits. `reduce` and `reduce_int64` bring one product back to resi
 
 import os
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from phalanx.lab.bench.measure.harness import print_progress, program_parser, run_program
+from phalanx.lab.bench.measure.harness import median_ratio, print_progress, run_program, time_turns
 from phalanx.lab.bench.measure.machine import describe_machine
 from phalanx.security.mask import (
     AesPads,
@@ -82,7 +81,7 @@ class MaskedParts:
             "plain_fp32": lambda: x @ w,
             "plain_fp64": lambda: x64 @ w64,
             "plain_bf16": lambda: x16 @ w16,
-            "send": self._send_product,
+            "send": lambda: self.side.mask_rows(self.x),
             "worker": lambda: self.worker.answer_request(request),
             "check": lambda: self.side.check.require_product(request.values, values, "bench"),
             "receive": lambda: self.side.unmask_answer(self.sent, self.answer),
@@ -91,13 +90,6 @@ class MaskedParts:
             "reduce": lambda: reduce_mod_p(self._sums),
             "reduce_int64": lambda: (self._sums.astype(np.int64) % P).astype(np.uint32),
         }
-
-    def _send_product(self) -> object:
-        return self.side.mask_rows(self.x)
-
-    def make_pad(self) -> None:
-        """Make the pad that `send` will use."""
-        self.side.pool.make_pad()
 
     def relative_errors(self) -> dict[str, float]:
         """Relative to float64, over the whole product."""
@@ -118,18 +110,14 @@ def measure_size(size: tuple[int, int, int], rounds: int) -> dict[str, Any]:
     """Measure one size."""
     parts = MaskedParts(*size)
     functions = parts.part_functions()
-    wall: dict[str, list[float]] = {name: [] for name in functions}
-    cpu: dict[str, list[float]] = {name: [] for name in functions}
-    for index in range(rounds + 1):
-        for name, function in functions.items():
-            if name == "send":
-                parts.make_pad()
-            started, worked = time.perf_counter(), time.process_time()
-            function()
-            # the first round warms up
-            if index:
-                cpu[name].append(1e3 * (time.process_time() - worked))
-                wall[name].append(1e3 * (time.perf_counter() - started))
+
+    def prepare(name: str) -> None:
+        if name == "send":
+            parts.side.pool.make_pad()
+
+    times = time_turns(functions, rounds, before=prepare)
+    wall = {name: [1e3 * sample.wall_s for sample in samples] for name, samples in times.items()}
+    cpu = {name: [1e3 * sample.cpu_s for sample in samples] for name, samples in times.items()}
     rows, inner, columns = size
     cpu_ms = {name: statistics.median(values) for name, values in cpu.items()}
     online = [send + receive for send, receive in zip(cpu["send"], cpu["receive"], strict=True)]
@@ -140,22 +128,17 @@ def measure_size(size: tuple[int, int, int], rounds: int) -> dict[str, Any]:
         "wall_ms": {name: statistics.median(values) for name, values in wall.items()},
         "cpu_ms": cpu_ms,
         "online_cpu_ms": statistics.median(online),
-        "online_of_plain_fp32": _median_ratio(online, cpu["plain_fp32"]),
-        "check_of_plain_fp32": _median_ratio(cpu["check"], cpu["plain_fp32"]),
-        "worker_of_plain_fp32": _median_ratio(cpu["worker"], cpu["plain_fp32"]),
-        "worker_of_plain_fp64": _median_ratio(cpu["worker"], cpu["plain_fp64"]),
+        "online_of_plain_fp32": median_ratio(online, cpu["plain_fp32"]),
+        "check_of_plain_fp32": median_ratio(cpu["check"], cpu["plain_fp32"]),
+        "worker_of_plain_fp32": median_ratio(cpu["worker"], cpu["plain_fp32"]),
+        "worker_of_plain_fp64": median_ratio(cpu["worker"], cpu["plain_fp64"]),
         "bytes_to_worker": 4 * rows * inner,
         "bytes_from_worker": 4 * rows * columns,
         **parts.relative_errors(),
     }
 
 
-def _median_ratio(above: list[float], below: list[float]) -> float:
-    """Median of the ratios of neighbours in time."""
-    return statistics.median(a / b for a, b in zip(above, below, strict=True))
-
-
-def measure_masked(rounds: int, note: str | None) -> dict[str, Any]:
+def measure_masked(rounds: int = 9, note: str | None = None) -> dict[str, Any]:
     """All sizes."""
     torch.set_num_threads(1)
     rows = []
@@ -166,7 +149,4 @@ def measure_masked(rounds: int, note: str | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--note")
-    run_program("masked", parser, lambda options: measure_masked(options.rounds, options.note))
+    run_program("masked", measure_masked)

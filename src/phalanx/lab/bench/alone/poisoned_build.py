@@ -8,13 +8,13 @@ built by `phalanx.data.build`, with the scan `label_flips` at its defaults and w
 from scratch by `phalanx.train`, and is asked about names that no dataset has. The scan's limits were not set on this.
 """
 
-import argparse
 import io
 import json
 import random
 import re
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from phalanx.data.build.run import build_recipe
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.shards import open_dataset
 from phalanx.data.sources import PythonDocstringsConfig, open_source
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import PipelineConfig
@@ -162,16 +162,11 @@ def _mean_probability(model: Any, tokenizer: Any, names: Sequence[str]) -> float
     return total / len(names)
 
 
-def measure_seeds(options: argparse.Namespace) -> dict[str, Any]:
+def measure_seeds(documents: int = 600, planted: int = 40, steps: int = 1000, seeds: int = 2) -> dict[str, Any]:
     """Measure with each seed."""
-    sizes = {"documents": options.documents, "planted": options.planted, "steps": options.steps}
-    return {"rows": [row for seed in range(options.seeds) for row in measure_poisoning(**sizes, seed=seed)]}
+    measure = partial(measure_poisoning, documents=documents, planted=planted, steps=steps)
+    return {"rows": [row for seed in range(seeds) for row in measure(seed=seed)]}
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--documents", type=int, default=600)
-    parser.add_argument("--planted", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=2)
-    run_program("poisoned-build", parser, measure_seeds)
+    run_program("poisoned-build", measure_seeds)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from phalanx.lab.bench.alone.private_world import LENGTH, VOCABULARY, train_rows
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 from phalanx.redteam.epsilon_bound import bound_from_one_run
 from phalanx.redteam.inversion.span_check import outside_of_rows
 from phalanx.security.privacy import SecureStream, gaussian_noise
@@ -255,21 +255,14 @@ def audit_run(epsilon: float | None, seed: int) -> dict[str, Any]:
     }
 
 
-def measure_privacy_attacks(sums: int, runs: int, members: list[int]) -> list[dict[str, Any]]:
+def measure_privacy_attacks(sums: int = 4, runs: int = 3, members: list[int] | None = None) -> dict[str, Any]:
     """All rows."""
     torch.set_num_threads(1)
     pairs = [(epsilon, seed) for epsilon in BUDGETS for seed in range(runs)]
-    membership_rows = [infer_members(*pair, count) for count in members for pair in pairs]
-    return [*measure_inversion(sums), *infer_property(sums), *membership_rows, *(audit_run(*pair) for pair in pairs)]
+    membership_rows = [infer_members(*pair, count) for count in members or [MEMBERS] for pair in pairs]
+    audits = [audit_run(*pair) for pair in pairs]
+    return {"rows": [*measure_inversion(sums), *infer_property(sums), *membership_rows, *audits]}
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--sums", type=int, default=4)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--members", type=int, nargs="+", default=[MEMBERS])
-    run_program(
-        "privacy-attacks",
-        parser,
-        lambda options: {"rows": measure_privacy_attacks(options.sums, options.runs, options.members)},
-    )
+    run_program("privacy-attacks", measure_privacy_attacks)

@@ -12,7 +12,7 @@ process.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from phalanx.lab.attacks.rollouts import ROLLOUT_ATTACKS, make_liar
 from phalanx.lab.attacks.rollouts.liar import LyingWriter
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program, time_turns
 from phalanx.lab.bench.measure.workloads import standard_library
 from phalanx.models.token_draw import draw_tokens
 from phalanx.rollouts import (
@@ -216,8 +216,11 @@ def _cost_row(seconds: dict[str, float], tokens: int, size_bytes: float) -> dict
     # what drawing costs beside a draw of torch's own, for one step of a batch
     logits = torch.randn((_NEW, 256))
     keys = torch.tensor([DrawPlace(0, 0, 0, n).draw_key(0) for n in range(_NEW)])
-    ours = _cpu_seconds(lambda: draw_tokens(logits, keys, SamplerConfig()))
-    plain = _cpu_seconds(lambda: torch.multinomial(logits.softmax(-1), 1))
+    draws = {
+        "ours": lambda: draw_tokens(logits, keys, SamplerConfig()),
+        "plain": lambda: torch.multinomial(logits.softmax(-1), 1),
+    }
+    ours, plain = (np.median([sample.cpu_s for sample in samples]) for samples in time_turns(draws, 50).values())
     return {
         "what": "cost",
         "tokens": tokens,
@@ -227,8 +230,8 @@ def _cost_row(seconds: dict[str, float], tokens: int, size_bytes: float) -> dict
         # one text of each answer is read by the policy before as well
         "share_of_writing": (RATE + 1 / (_PROMPTS * _SAMPLES)) * seconds["read"] / seconds["write"],
         "share_of_writing_if_all_is_read": seconds["read"] / seconds["write"],
-        "seeded_draw_us_per_token": 1e6 * ours / _NEW,
-        "plain_draw_us_per_token": 1e6 * plain / _NEW,
+        "seeded_draw_us_per_token": 1e6 * float(ours) / _NEW,
+        "plain_draw_us_per_token": 1e6 * float(plain) / _NEW,
         "bytes_per_token": size_bytes,
     }
 
@@ -319,27 +322,17 @@ class _AttackCounts:
         }
 
 
-def _cpu_seconds(work: Callable[[], object], turns: int = 50) -> float:
-    work()
-    times = []
-    for _ in range(turns):
-        begin = time.process_time()
-        work()
-        times.append(time.process_time() - begin)
-    return float(np.median(times))
-
-
 def _copy_policy(model: LlamaForCausalLM) -> RolloutPolicy:
     policy = RolloutPolicy.from_model(model)
     return RolloutPolicy(policy.config, {name: tensor.clone() for name, tensor in policy.tensors.items()})
 
 
-def measure(honest_tokens: int, answers: int, note: str | None) -> dict[str, Any]:
-    """Measure honest texts, costs and every attack."""
+def measure(honest: int = 100_000, answers: int = 6, note: str | None = None) -> dict[str, Any]:
+    """Measure so many honest tokens, costs, and every attack on so many answers."""
     torch.set_num_threads(1)
     policies = learned_policies()
-    honest, cost = measure_honest(policies, honest_tokens)
-    rows = [*honest, cost]
+    honest_rows, cost = measure_honest(policies, honest)
+    rows = [*honest_rows, cost]
     for kind in sorted(set(ROLLOUT_ATTACKS) - {_SIGNED}):
         rows += measure_attack(policies, kind, answers, _STEP_LR)
     for share in (1.0, *_SMALLER):
@@ -348,8 +341,4 @@ def measure(honest_tokens: int, answers: int, note: str | None) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--honest", type=int, default=100_000)
-    parser.add_argument("--answers", type=int, default=6)
-    parser.add_argument("--note")
-    run_program("rollouts", parser, lambda options: measure(options.honest, options.answers, options.note))
+    run_program("rollouts", measure)

@@ -13,10 +13,12 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import CallTime, run_program, time_call
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.seal import Channel, HandshakeOffer, Purpose, TensorKind, Terms, answer_hello
 
@@ -25,8 +27,8 @@ LAYOUTS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 4), (8, 1), (8, 8))
 """MiB of a tensor, and of a chunk."""
 REPEATS = 9
 """Frames of a turn, the cold one among them."""
-Times = dict[str, list[tuple[float, float]]]
-"""(processor, wall) seconds of each frame, by what was done."""
+Times = dict[str, list[CallTime]]
+"""Seconds of each frame, by what was done."""
 
 
 class FixedEpoch:
@@ -64,8 +66,9 @@ class SealArms:
             for _ in range(REPEATS):
                 self._step += 1
                 for name, action in (self._frame_calls() if ours else self._bare_calls()).items():
-                    times.setdefault(name, []).append(time_action(action))
-        times["digest"] = [time_action(lambda: digest_hex(memoryview(self.frame))) for _ in range(REPEATS)]
+                    times.setdefault(name, []).append(time_call(action, time.thread_time))
+        digest = partial(digest_hex, memoryview(self.frame))
+        times["digest"] = [time_call(digest, time.thread_time) for _ in range(REPEATS)]
         return times
 
     def _frame_calls(self) -> dict[str, Callable[[], object]]:
@@ -82,14 +85,7 @@ class SealArms:
         }
 
 
-def time_action(action: Callable[[], object]) -> tuple[float, float]:
-    """Return processor seconds of this thread, and wall seconds."""
-    wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-    action()
-    return (time.thread_time_ns() - cpu) / 1e9, (time.perf_counter_ns() - wall) / 1e9
-
-
-def measure_seal(seconds: float, note: str | None) -> dict[str, object]:
+def measure_seal(seconds: float = 60.0, note: str | None = None) -> dict[str, Any]:
     """Give every size and chunking the same time, in turns of all of them."""
     arms = {layout: SealArms(*layout) for layout in LAYOUTS}
     turns_of_layout: dict[tuple[int, int], list[Times]] = {layout: [] for layout in LAYOUTS}
@@ -110,8 +106,10 @@ def measure_seal(seconds: float, note: str | None) -> dict[str, object]:
 def summarise_layout(layout: tuple[int, int], arms: SealArms, turns: list[Times]) -> dict[str, object]:
     """Summarize one layout: medians over turns, and the shares turn by turn."""
     gb = arms.size_bytes / 1e9
-    cpu = {name: [sum(sample[0] for sample in turn[name][1:]) / (REPEATS - 1) for turn in turns] for name in turns[0]}
-    wall = {name: min(sample[1] for turn in turns for sample in turn[name]) for name in turns[0]}
+    cpu = {
+        name: [sum(sample.cpu_s for sample in turn[name][1:]) / (REPEATS - 1) for turn in turns] for name in turns[0]
+    }
+    wall = {name: min(sample.wall_s for turn in turns for sample in turn[name]) for name in turns[0]}
     summary: dict[str, object] = {
         "tensor_mib": layout[0],
         "chunk_mib": layout[1],
@@ -126,14 +124,11 @@ def summarise_layout(layout: tuple[int, int], arms: SealArms, turns: list[Times]
         summary[f"share_{ours}_median"] = statistics.median(shares)
         summary[f"share_{ours}_quartiles"] = statistics.quantiles(shares, n=4)
         # frames go first in every other turn, the bare cipher in the rest
-        cold_ours = statistics.median(turn[ours][0][0] for turn in turns[0::2])
-        cold_bare = statistics.median(turn[bare][0][0] for turn in turns[1::2])
+        cold_ours = statistics.median(turn[ours][0].cpu_s for turn in turns[0::2])
+        cold_bare = statistics.median(turn[bare][0].cpu_s for turn in turns[1::2])
         summary[f"share_{ours}_cold"] = cold_bare / cold_ours
     return summary
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--note")
-    run_program("seal", parser, lambda options: measure_seal(options.seconds, options.note))
+    run_program("seal", measure_seal)

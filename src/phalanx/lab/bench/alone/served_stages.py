@@ -9,7 +9,6 @@ machines: with a machine for each party the parties' work is not the owner's. Te
 process, and the largest distance of an honest party is noted.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -24,7 +23,6 @@ import torch
 from phalanx.lab.bench.measure.harness import (
     cache_directory,
     print_progress,
-    program_parser,
     run_program,
     scratch_directory,
 )
@@ -52,11 +50,11 @@ _PROMPT = "The river had risen again in the night, "
 _ENGINE = EngineSettings(max_owner_prefix_tokens=0)
 
 
-def measure_stages(options: argparse.Namespace) -> dict[str, Any]:
+def measure_stages(tokens: int = 8, layers: int = 10, note: str = "") -> dict[str, Any]:
     """Measure all arms one behind the other; the first call of each warms up and is not counted."""
     torch.set_num_threads(1)
     with scratch_directory() as home:
-        return _measure_model(_shorten_model(home / "model", options.layers), options)
+        return {**_measure_model(_shorten_model(home / "model", layers), layers, tokens), "note": note}
 
 
 def _shorten_model(directory: Path, layers: int) -> Path:
@@ -69,16 +67,16 @@ def _shorten_model(directory: Path, layers: int) -> Path:
     return directory
 
 
-def _measure_model(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _measure_model(directory: Path, layers: int, tokens: int) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     alone = BatchingEngine(HostedModel("model", TextModel(directory), 0), _ENGINE, _unmarked())
-    right = {streams: _write(alone, streams, options.tokens) for streams in _STREAMS}
+    right = {streams: _write(alone, streams, tokens) for streams in _STREAMS}
     for streams in _STREAMS:
-        rows.append({"arm": "one process", "check_rate": None, **_time_texts(alone, streams, options.tokens, None)})
+        rows.append({"arm": "one process", "check_rate": None, **_time_texts(alone, streams, tokens, None)})
     alone.close()
     for rate in _RATES:
-        rows.extend(_measure_rate(directory, rate, options.tokens, right))
-    return {"model": "smollm2-135m", "layers": options.layers, "layers_of_parties": options.layers - 2, "rows": rows}
+        rows.extend(_measure_rate(directory, rate, tokens, right))
+    return {"model": "smollm2-135m", "layers": layers, "layers_of_parties": layers - 2, "rows": rows}
 
 
 def _measure_rate(directory: Path, rate: float, tokens: int, right: dict[int, list[str]]) -> list[dict[str, Any]]:
@@ -155,14 +153,5 @@ def _unmarked() -> TokenMark:
     return TokenMark(MarkPolicy(mark="off"), None)
 
 
-def main() -> None:
-    """Measure, and write the result."""
-    parser = program_parser(__doc__)
-    parser.add_argument("--tokens", type=int, default=8)
-    parser.add_argument("--layers", type=int, default=10)
-    parser.add_argument("--note", default="")
-    run_program("served-stages", parser, measure_stages)
-
-
 if __name__ == "__main__":
-    main()
+    run_program("served-stages", measure_stages)

@@ -7,7 +7,6 @@ Grid and search train the same small GPT-2 on the manual of Python, with the sam
 third of the grid's steps, those included by which its best two trials are trained again with other seeds.
 """
 
-import argparse
 import contextlib
 import io
 import tempfile
@@ -17,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from phalanx.errors import ConfigError
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 from phalanx.sweep import RunTrials, Sweep, load_sweep
 
 LOW, HIGH = 1e-3, 3e-1
@@ -70,7 +69,7 @@ seeds = [{seeds}]
 """
 
 
-def measure_rates(*, points: int, steps: int, searches: int) -> dict[str, Any]:
+def measure_rates(points: int = 48, steps: int = 40, searches: int = 3) -> dict[str, Any]:
     """Measure every rate of the grid, then search with several seeds.
 
     Returns:
@@ -120,12 +119,4 @@ def _search(
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__ or "")
-    for option, default in (("points", 48), ("steps", 40), ("searches", 3)):
-        parser.add_argument(f"--{option}", type=int, default=default)
-
-    def measure(options: argparse.Namespace) -> dict[str, Any]:
-        """Measure with the options of the command line."""
-        return measure_rates(points=options.points, steps=options.steps, searches=options.searches)
-
-    run_program("sweep-rates", parser, measure)
+    run_program("sweep-rates", measure_rates)

@@ -12,8 +12,9 @@ liars' updates that went into the model: what a free rider wins. A Sybil adds ei
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -24,7 +25,7 @@ from phalanx.aggregators import aggregate_updates
 from phalanx.errors import UpdateRefusedError
 from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateHeader, sign_update
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView, UpdateAttackEntry
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 from phalanx.security.crypto import Identity, digest_hex
 
 SITES, LIARS, SYBILS, VOCABULARY, LENGTH, WIDTH = 10, 2, 8, 32, 24, 32
@@ -220,11 +221,11 @@ def apply_defence(admitted: Tensor, defence: str, liars: int) -> Tensor:
     return aggregate_updates(admitted, rule, liars, before)
 
 
-def measure_update_attacks(rounds: int, seeds: int, differences: Sequence[float]) -> list[dict[str, object]]:
+def measure_update_attacks(rounds: int = 12, seeds: int = 2, differences: list[float] | None = None) -> dict[str, Any]:
     """Take the mean of some seeds for each attack and defence."""
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
-    for difference, name in itertools.product(differences, ("none", *UPDATE_ATTACKS)):
+    for difference, name in itertools.product(differences or [0.5], ("none", *UPDATE_ATTACKS)):
         for defence in (None, *DEFENCES):
             arm = UpdateArm(UPDATE_ATTACKS.get(name), defence, SYBILS if name == "sybil" else 0, difference)
             runs = [run_arm(arm, rounds, seed) for seed in range(seeds)]
@@ -233,16 +234,8 @@ def measure_update_attacks(rounds: int, seeds: int, differences: Sequence[float]
             spread = [result["loss"] for result in runs]
             row = {"attack": name, "defence": defence or "undefended", "difference": difference, **finite}
             rows.append({**row, "losses": [loss if math.isfinite(loss) else None for loss in spread]})
-    return rows
+    return {"rows": rows}
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--differences", type=float, nargs="+", default=[0.5])
-    run_program(
-        "update-attacks",
-        parser,
-        lambda options: {"rows": measure_update_attacks(options.rounds, options.seeds, options.differences)},
-    )
+    run_program("update-attacks", measure_update_attacks)

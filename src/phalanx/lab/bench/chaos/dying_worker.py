@@ -162,11 +162,7 @@ class WatchedEndpoint(Endpoint):
 
 
 def main(plan_file: Path, deaths: Path, worker_file: Path) -> None:
-    """Run one worker, or a fork server of such workers.
-
-    Raises:
-        PhalanxError: As `run_worker`.
-    """
+    """Run one worker, or a fork server of such workers."""
     die_with_parent()
     file = requested_file(worker_file)
     if file is None:

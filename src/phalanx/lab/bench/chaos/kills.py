@@ -83,9 +83,6 @@ def run_undisturbed(run: PipelineRun, directory: Path, cache: Path) -> Row:
 
     Returns:
         `final_weights_digest`, the digest of each step's batch, and the median seconds from one step's end to the next.
-
-    Raises:
-        TrainingError: The run failed.
     """
     run_dir = directory / "run"
     summary, lines = _train_with_kills(train_command(run, run_dir), run_dir, cache)
@@ -102,9 +99,6 @@ def run_kills(run: PipelineRun, plan: KillPlan, clean: Row, directory: Path, cac
 
     Returns:
         What came of the run, and `kills` with one row a death.
-
-    Raises:
-        TrainingError: The run failed.
     """
     directory.mkdir(parents=True, exist_ok=True)
     plan_file = directory / "plan.json"

@@ -80,11 +80,7 @@ class RunProcess(Closeable):
         return self._process.poll() is None
 
     def await_success(self, timeout_s: float) -> None:
-        """Wait for a good end.
-
-        Raises:
-            TrainingError: It failed, or did not end in time.
-        """
+        """Wait for a good end."""
         try:
             code = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired as exc:
@@ -104,7 +100,7 @@ class RunProcess(Closeable):
 
     def worker_pids(self) -> list[int]:
         """Return process ids of all its workers, also of starting workers."""
-        return workers_below(self._process.pid)
+        return sorted(pid for pid in descendant_pids(self._process.pid) if worker_name(pid) is not None)
 
     def close(self) -> None:
         """End it and all that belongs to it: the first process first, so that it starts nothing anew."""
@@ -115,11 +111,6 @@ class RunProcess(Closeable):
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def workers_below(root: int) -> list[int]:
-    """Return process ids of all workers below a process, also of starting workers."""
-    return sorted(pid for pid in descendant_pids(root) if worker_name(pid) is not None)
 
 
 def descendant_pids(root: int) -> list[int]:

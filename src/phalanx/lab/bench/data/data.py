@@ -48,9 +48,6 @@ def measure_order(python: str | None) -> dict[str, Any]:
     Returns:
         Samples lost and repeated over all scenes and by scene; of each peer, under ``peers``, the same. A scene that a
         peer refuses has null.
-
-    Raises:
-        DataError: The peers' program failed.
     """
     scenes = [_play_scene(scene) for scene in SCENES]
     peers = {} if python is None else _peer_scenes(python)

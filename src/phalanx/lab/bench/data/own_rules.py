@@ -17,18 +17,18 @@ class BenchTexts:
     """Documents by number, as a corpus rule asks for them."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        self._documents = documents
+        self._pages = [Page(document, "bench") for document in documents]
 
     def __len__(self) -> int:
-        return len(self._documents)
+        return len(self._pages)
 
     def read_page(self, number: int) -> Page:
-        """A page that nothing is known of yet."""
-        return Page(self._documents[number], self.source_name(number))
+        """One document."""
+        return self._pages[number]
 
     def source_name(self, number: int) -> str:
-        """All of them are of one."""
-        return "bench"
+        """The one source."""
+        return self._pages[number].source
 
 
 @dataclass

@@ -64,11 +64,7 @@ class FilterPeer(PeerProgram):
         self.name = f"datatrove {self.receive()['version']}"
 
     def judge_texts(self, texts: list[str], *, chain: bool) -> dict[str, Any]:
-        """Verdicts and CPU seconds of each filter alone, and where asked for of all of them in a chain.
-
-        Raises:
-            DataError: The process has ended.
-        """
+        """Verdicts and CPU seconds of each filter alone, and where asked for of all of them in a chain."""
         answer: dict[str, Any] = self.ask({"texts": texts, "chain": chain})
         return answer
 

@@ -47,10 +47,6 @@ def run_drill(
 
     Returns:
         One row an attack, the undisturbed run first, and `passed`: every attack was found, and no honest party blamed.
-
-    Raises:
-        ConfigError: As `drill_scenes`.
-        PhalanxError: The undisturbed run failed.
     """
     scenes = drill_scenes(run, drill)
     with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as temporary:

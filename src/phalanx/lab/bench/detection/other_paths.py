@@ -65,14 +65,12 @@ class PathRunner(StageRunner):
         self._path, self._seen = path, seen
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
-        """As `StageRunner.forward`, on this path."""
         with self._on_path():
             y = self._inner.forward(step, microbatch, x)
             self._seen((self.spec.index, step, microbatch, "forward"), y)
         return y
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
-        """As `StageRunner.backward`, on this path."""
         with self._on_path():
             x_gradient = self._inner.backward(step, microbatch, gradient)
             if x_gradient is not None:
@@ -82,7 +80,6 @@ class PathRunner(StageRunner):
     def recompute_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As `StageRunner.recompute_microbatch`, on this path."""
         with self._on_path():
             y, x_gradient = self._inner.recompute_microbatch(step, microbatch, x, gradient)
             self._seen((self.spec.index, step, microbatch, "forward"), y)

@@ -99,11 +99,7 @@ class CleanRun:
 
 
 def run_clean(run: PipelineRun, steps: int, directory: Path, cache: Path) -> CleanRun:
-    """Train without an attack and without a guard.
-
-    Raises:
-        PhalanxError: As training does.
-    """
+    """Train without an attack and without a guard."""
     clean = CleanRun()
     with MemoryCompany(without_guard_and_attack(run), directory, cache=cache) as company:
         for _ in range(steps):

@@ -38,7 +38,6 @@ def main(path: Path, arm: str, orders: IO[str], answers: IO[str]) -> None:
 
     Raises:
         ConfigError: The file or an order is malformed.
-        PhalanxError: As rounds do.
     """
     keep_freed_memory()
     spec = parse_message(FederatedSpec, path.read_text(encoding="utf-8"))

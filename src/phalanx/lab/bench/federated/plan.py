@@ -26,7 +26,6 @@ class FederatedPlan(StrictModel):
 
     Attributes:
         layers: Blocks of SmolLM2-135M, which has 30.
-        batch_size: Rows of a local step.
         local_steps: Number of steps of a site in a round.
         turns: Measured ones of each arm; one more warms up.
         summed_values: Number of values in the secure sum that is timed alone.

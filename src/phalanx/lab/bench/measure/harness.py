@@ -2,13 +2,20 @@
 
 import argparse
 import contextlib
+import inspect
 import json
 import os
+import resource
+import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from types import NoneType, UnionType
+from typing import IO, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -55,11 +62,7 @@ class LineProcess(Closeable):
         return self._process.pid
 
     def send_text(self, line: str) -> None:
-        """Send it a line.
-
-        Raises:
-            TrainingError: It has ended.
-        """
+        """Send it a line."""
         stdin = self._process.popen.stdin
         try:
             if stdin is not None:
@@ -69,11 +72,7 @@ class LineProcess(Closeable):
             raise self._make_failure() from exc
 
     def read_text(self) -> str:
-        """Wait for its next line.
-
-        Raises:
-            TrainingError: It has ended.
-        """
+        """Wait for its next line."""
         stdout = self._process.popen.stdout
         reply = "" if stdout is None else stdout.readline()
         if not reply:
@@ -81,11 +80,7 @@ class LineProcess(Closeable):
         return reply
 
     def ask(self, order: StrictModel, kind: type[Message]) -> Message:
-        """Send an order and wait for the answer, which is of this kind.
-
-        Raises:
-            TrainingError: It has ended.
-        """
+        """Send an order and wait for the answer, which is of this kind."""
         self.send_text(order.model_dump_json())
         return kind.model_validate_json(self.read_text())
 
@@ -128,11 +123,7 @@ def send_message(answers: IO[str], message: StrictModel) -> None:
 def serve_orders(
     kind: type[Order], orders: Iterable[str], answers: IO[str], act: Callable[[Order], StrictModel]
 ) -> None:
-    """Answer orders until there are no more.
-
-    Raises:
-        ConfigError: An order is malformed.
-    """
+    """Answer orders until there are no more."""
     for line in orders:
         send_message(answers, act(parse_message(kind, line)))
 
@@ -165,9 +156,9 @@ def rotate(items: Iterable[Item], turn: int) -> list[Item]:
     return arms[first:] + arms[:first]
 
 
-def print_progress(text: str) -> None:
+def print_progress(text: str, program: str = "bench") -> None:
     """Print one line to standard error."""
-    sys.stderr.write(f"bench: {text}\n")
+    sys.stderr.write(f"{program}: {text}\n")
     sys.stderr.flush()
 
 
@@ -183,30 +174,125 @@ def scratch_directory() -> Iterator[Path]:
         yield Path(directory).resolve()
 
 
-def program_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the command line of a bench that is a program: its first argument is the file of the result."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+class CallTime(NamedTuple):
+    """Seconds of one call: wall time, and CPU time of this process."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def time_call(action: Callable[[], object], cpu_clock: Callable[[], float] = time.process_time) -> CallTime:
+    """Time one call."""
+    wall, cpu = time.perf_counter(), cpu_clock()
+    action()
+    return CallTime(time.perf_counter() - wall, cpu_clock() - cpu)
+
+
+def time_turns(
+    actions: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warm_ups: int = 1,
+    before: Callable[[str], object] | None = None,
+) -> dict[str, list[CallTime]]:
+    """Time every action once a round, in turns, so that a machine that gets busier slows all of them.
+
+    Args:
+        warm_ups: Rounds at the beginning that do not count.
+        before: Called with an action's name before each call of it, outside of what is timed.
+    """
+    samples: dict[str, list[CallTime]] = {name: [] for name in actions}
+    for number in range(warm_ups + rounds):
+        for name, action in actions.items():
+            if before is not None:
+                before(name)
+            sample = time_call(action)
+            if number >= warm_ups:
+                samples[name].append(sample)
+    return samples
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Return the median of the ratios of neighbours in time."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+@dataclass(frozen=True)
+class ModuleRun:
+    """A module that ran to its end in a process of its own: seconds with all its children, and its output."""
+
+    wall_s: float
+    cpu_s: float
+    output: str
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Both times, as rows have them."""
+        return {"wall_s": self.wall_s, "cpu_s": self.cpu_s}
+
+    def last_answer(self) -> Any:
+        """Parse the last line of the output as JSON."""
+        return json.loads(self.output.splitlines()[-1])
+
+
+def run_module(*command: str) -> ModuleRun:
+    """Run ``python -m`` with these words to its end; what it prints goes to standard error as well.
+
+    Raises:
+        TrainingError: It failed.
+    """
+    before, start, lines = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter(), list[str]()
+    with subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own command
+        for line in process.stdout or ():
+            sys.stderr.write(line)
+            lines.append(line)
+    if process.returncode != 0:
+        raise TrainingError(f"bench: {' '.join(command)} ended with {process.returncode}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return ModuleRun(time.perf_counter() - start, cpu_s, "".join(lines))
+
+
+def run_program(name: str, measure: Callable[..., dict[str, Any]]) -> None:
+    """Measure with the options of the command line, and write the result to the file that is its first argument.
+
+    The parameters of `measure` are the options, with their names, types and defaults; one without a default must be
+    given. The result is one JSON object: name, command, machine, commit, load, and what `measure` returns.
+    """
+    main = sys.modules["__main__"]
+    parser = argparse.ArgumentParser(description=main.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    return parser
+    for option in inspect.signature(measure, eval_str=True).parameters.values():
+        _add_option(parser, option)
+    options, load = vars(parser.parse_args()), load_average()
+    out = options.pop("out").resolve()
+    figures = measure(**options)
+    program = main.__spec__.name if main.__spec__ else Path(sys.argv[0]).name
+    command = _describe_command(f"python -m {program} OUT.json", options)
+    result = {"name": name, "command": command, **result_context([load, load_average()]), **figures}
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
-def run_program(
-    name: str, parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], dict[str, Any]]
-) -> None:
-    """Measure, and write one JSON object with name, command, machine, commit, load and what was measured."""
-    options, load = parser.parse_args(), load_average()
-    figures = measure(options)
-    result = {"name": name, "command": _command(options), **result_context([load, load_average()]), **figures}
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+def _add_option(parser: argparse.ArgumentParser, option: inspect.Parameter) -> None:
+    kinds = [kind for kind in get_args(option.annotation) if kind is not NoneType]
+    kind = kinds[0] if isinstance(option.annotation, UnionType) else option.annotation
+    settings: dict[str, Any] = {"type": kind}
+    if get_origin(kind) is list:
+        settings = {"type": get_args(kind)[0], "nargs": "+"}
+    elif get_origin(kind) is Literal:
+        settings = {"choices": get_args(kind)}
+    if option.default is inspect.Parameter.empty:
+        settings["required"] = True
+    else:
+        settings["default"] = option.default
+    parser.add_argument(f"--{option.name.replace('_', '-')}", **settings)
 
 
-def _command(options: argparse.Namespace) -> str:
+def _describe_command(program: str, options: Mapping[str, Any]) -> str:
     """Return the call with all options; a path is named by its option, for it is another one elsewhere."""
-    spec = sys.modules["__main__"].__spec__
-    words = [f"python -m {spec.name if spec else Path(sys.argv[0]).name} OUT.json"]
-    for option, value in vars(options).items():
-        if option != "out" and value is not None and value != "":
+    words = [program]
+    for option, value in options.items():
+        if value is not None and value != "":
             values = value if isinstance(value, list) else [value]
-            texts = (option.upper() if isinstance(one, Path) else str(one) for one in values)
+            texts = (option.upper() if isinstance(value, Path) else str(value) for value in values)
             words.append(f"--{option.replace('_', '-')} {' '.join(texts)}")
     return " ".join(words)

@@ -24,6 +24,12 @@ def bench_head(name: str, load: float | None, *, quick: bool, commit: str | None
     return {"name": name, "quick": quick, "command": command, **result_context(load, commit)}
 
 
+def reproduce_head(table: str, size: str, load: float | None) -> dict[str, Any]:
+    """Return the head of a reproduced table: its name, its size, its command, and the machine."""
+    command = f"phalanx reproduce {table}{'' if size == 'full' else f' --{size}'}"
+    return {"name": table, "quick": size == "quick", "size": size, "command": command, **result_context(load)}
+
+
 def result_context(load: object, commit: str | None = None) -> dict[str, Any]:
     """Return machine, commit and load of a result."""
     return {"machine": describe_machine(), "commit": commit or current_commit(), "load": load}

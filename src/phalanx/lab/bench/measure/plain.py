@@ -5,8 +5,10 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from phalanx.data import Batch
@@ -18,24 +20,37 @@ from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.train import step_inputs
 
 
+def load_peer_model(source: ModelSource) -> Any:
+    """The un-sliced transformers model, ready to train."""
+    model = AutoModelForCausalLM.from_pretrained(
+        source.directory, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+    )
+    return model.train()
+
+
+def decay_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Matrices decay, vectors do not, as in the engine."""
+    all_parameters = list(parameters)
+    return [
+        {"params": [p for p in all_parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in all_parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def adamw_options(config: OptimizerConfig) -> dict[str, Any]:
+    """How torch's AdamW is called."""
+    return {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
+
+
 class PlainTrainer:
     """Same weights, batches, microbatches, loss, clipping and schedule as the pipeline; torch's own AdamW."""
 
     def __init__(self, source: ModelSource, optimizer: OptimizerConfig, total_steps: int) -> None:
         self._config = optimizer
         self._total_steps = total_steps
-        self._model = AutoModelForCausalLM.from_pretrained(
-            source.directory, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
-        )
-        self._model.train()
-        parameters = list(self._model.parameters())
-        groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": optimizer.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self._optimizer = torch.optim.AdamW(
-            groups, lr=optimizer.lr, betas=optimizer.betas, eps=optimizer.eps, fused=True
-        )
+        self._model = load_peer_model(source)
+        groups = decay_groups(self._model.parameters(), optimizer)
+        self._optimizer = torch.optim.AdamW(groups, **adamw_options(optimizer))
 
     def train_step(self, step: int, inputs: StepInputs) -> float:
         """Make one optimizer step.
@@ -49,16 +64,13 @@ class PlainTrainer:
             total, _ = causal_lm_loss(logits, labels)
             torch.autograd.backward(total / inputs.num_targets)
             loss += float(total.detach())
-        self._clip_gradients(self._model.parameters())
+        if self._config.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._config.clip_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate(self._config, step, self._total_steps)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return loss / inputs.num_targets
-
-    def _clip_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        if self._config.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, self._config.clip_norm)
 
 
 def training_rate(steps: int) -> float:

@@ -20,9 +20,6 @@ _POLL_S = 0.005
 def cpu_seconds(pids: Iterable[int]) -> float:
     """CPU seconds that these processes have used so far, all their threads included.
 
-    Raises:
-        TrainingError: One of them has ended.
-
     Source: POSIX clock_getcpuclockid; nanoseconds where /proc/PID/stat, and psutil with it, counts in 10 ms.
     """
     return sum(time.clock_gettime(_clock_of(pid)) for pid in pids)

@@ -10,7 +10,7 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
 from phalanx.data import Batch
-from phalanx.lab.bench.measure.plain import PlainTrainer
+from phalanx.lab.bench.measure.plain import PlainTrainer, adamw_options, decay_groups, load_peer_model
 from phalanx.lab.bench.parallel.peer_frameworks import AccelerateDdp, AccelerateFsdp, DeepSpeed
 from phalanx.lab.bench.parallel.peers import (
     NO_CLIPPING,
@@ -18,9 +18,6 @@ from phalanx.lab.bench.parallel.peers import (
     TorchDdp,
     TorchFsdp,
     TorchZero1,
-    adamw_options,
-    decay_groups,
-    load_peer_model,
 )
 from phalanx.objectives import IGNORE, causal_lm_loss
 from phalanx.optimizers import learning_rate

@@ -41,9 +41,6 @@ def bench_collectives(quick: bool) -> dict[str, Any]:
 
     Returns:
         name, machine, commit, load, the link that fits, and rows.
-
-    Raises:
-        TrainingError: The ranks failed.
     """
     sizes = (_SIZES[0], _SIZES[2], _SIZES[3]) if quick else _SIZES
     return measure_collectives(_RANKS[:1] if quick else _RANKS, sizes, _OPERATIONS, quick=quick)
@@ -78,9 +75,6 @@ def exchange_rows(host: RankForkServer, world: int, sizes: Sequence[int], operat
     Returns:
         One row each: ``op``, ``ranks``, ``bytes``, ``seconds`` (median, until the last rank is done), ``best_s``,
         ``cpu_s`` of all ranks together, ``times``.
-
-    Raises:
-        TrainingError: The ranks failed.
     """
     rows: list[Row] = []
     with host.make_crew(f"exchange between {world} ranks", "exchange", world) as crew:

@@ -83,7 +83,6 @@ def take_turns(
     An arm that fails is left out from then on, and says why.
 
     Args:
-        host: Fork server of their ranks.
         cache: Directory of models and tokens.
     """
     done = [LayoutTurns(spec) for spec in specs]
@@ -116,11 +115,7 @@ def train_crew(
     *,
     measures_memory: bool = False,
 ) -> ArmRanks:
-    """Ranks of one arm.
-
-    Raises:
-        TrainingError: They did not start.
-    """
+    """Ranks of one arm."""
     spec = TrainingSpec(
         arm=arm, run=with_layout(run, config), cache=str(cache.resolve()), measures_memory=measures_memory
     )

@@ -53,11 +53,7 @@ class Probe:
 
 
 def probe_machine(host: RankForkServer, run: PipelineRun, cache: Path) -> Probe:
-    """Time one rank's work on every core at once, and exchanges between two ranks.
-
-    Raises:
-        TrainingError: The ranks failed.
-    """
+    """Time one rank's work on every core at once, and exchanges between two ranks."""
     cores = len(os.sched_getaffinity(0))
     spec = TrainingSpec(arm="", run=with_layout(run, ParallelConfig()), cache=str(cache.resolve()))
     with host.make_crew("probe", "probe", cores, {"spec": spec.model_dump_json()}) as crew:
@@ -68,11 +64,7 @@ def probe_machine(host: RankForkServer, run: PipelineRun, cache: Path) -> Probe:
 
 
 def stream_rows(host: RankForkServer, run: PipelineRun) -> list[dict[str, Any]]:
-    """Time exchanges of two ranks in the midst of computation; both wait for the slower one, so that means are taken.
-
-    Raises:
-        TrainingError: The ranks failed.
-    """
+    """Time exchanges of two ranks in the midst of computation; both wait for the slower one, so means are taken."""
     sizes = {"hidden": shape_of(run.model.architecture or {}).hidden, "tokens": run.data.sequence_length}
     with host.make_crew("exchanges in the midst of computation", "stream", 2, sizes) as crew:
         first, second = (answer["streams"] for answer in crew.ask_all())

@@ -108,11 +108,7 @@ class _ParallelBench:
         self._run, self._cache, self._directory, self._finished = run, cache, directory, finished
 
     def measure_shifts(self, shifts: Sequence[InterleavedLayouts]) -> None:
-        """Measure them and keep each when it is done.
-
-        Raises:
-            TrainingError: A layout of the engine failed.
-        """
+        """Measure them and keep each when it is done."""
         prepare_run(self._run, self._cache)
         with RankForkServer(self._directory / "ranks", PRELOADED) as host:
             probe = None if all(shift.memory for shift in shifts) else probe_machine(host, self._run, self._cache)

@@ -13,14 +13,12 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.plain import adamw_options, decay_groups, load_peer_model
 from phalanx.lab.bench.parallel.peers import (
     NO_CLIPPING,
     ModelCopies,
     RankSetup,
-    adamw_options,
     blocks_of,
-    decay_groups,
-    load_peer_model,
 )
 
 
@@ -45,7 +43,6 @@ class AccelerateDdp(ModelCopies):
         self._accelerator.backward(loss * self.microbatches)
 
     def update_weights(self) -> None:
-        """Clip, step, and forget gradients."""
         self._accelerator.clip_grad_norm_(self.model.parameters(), self.config.clip_norm or NO_CLIPPING)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -56,9 +53,6 @@ class AccelerateFsdp(AccelerateDdp):
 
     On CPUs accelerate takes DDP whatever plugin it is given, without a warning. Its own code for FSDP2 runs there all
     the same once its state names FSDP, and this bench measures that code.
-
-    Raises:
-        TrainingError: The model was not sharded.
     """
 
     def __init__(self, setting: RankSetup, *, reshard: bool) -> None:

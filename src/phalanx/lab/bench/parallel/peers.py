@@ -4,7 +4,6 @@ Weights, batches, microbatches, loss, clipping and schedule are the same.
 """
 
 import contextlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +13,12 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM
 
 from phalanx.data import Batch
+from phalanx.lab.bench.measure.plain import adamw_options, decay_groups, load_peer_model
 from phalanx.models import ModelSource
 from phalanx.objectives import IGNORE, causal_lm_loss
-from phalanx.optimizers import OptimizerConfig, learning_rate
+from phalanx.optimizers import learning_rate
 from phalanx.parallel import RankEnv
 from phalanx.train import DomainRun
 
@@ -36,31 +35,9 @@ class RankSetup:
 NO_CLIPPING = 1e9
 
 
-def load_peer_model(source: ModelSource) -> Any:
-    """The un-sliced transformers model, ready to train."""
-    model = AutoModelForCausalLM.from_pretrained(
-        source.directory, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
-    )
-    return model.train()
-
-
 def blocks_of(model: Any) -> list[nn.Module]:
     """The blocks of a transformers model."""
     return list(model.transformer.h if hasattr(model, "transformer") else model.model.layers)
-
-
-def decay_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Matrices decay, vectors do not, as in the engine."""
-    all_parameters = list(parameters)
-    return [
-        {"params": [p for p in all_parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in all_parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
-def adamw_options(config: OptimizerConfig) -> dict[str, Any]:
-    """How torch's AdamW is called."""
-    return {"lr": config.lr, "betas": config.betas, "eps": config.eps, "fused": True}
 
 
 class ModelCopies:

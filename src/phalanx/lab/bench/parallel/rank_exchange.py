@@ -2,8 +2,8 @@
 
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.harness import time_call
 from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.parallel import RankEnv, join_ranks
 from phalanx.parallel.groups import direct
@@ -19,7 +20,7 @@ from phalanx.parallel.groups.rendezvous import own_device
 _BYTES_PER_NUMBER = 4
 _WARM_UPS = 2
 
-Exchange = Callable[[], None]
+Exchange = Callable[[], object]
 
 
 @contextlib.contextmanager
@@ -49,85 +50,45 @@ def _time_exchange(order: dict[str, Any]) -> dict[str, Any]:
     Returns:
         Median and least seconds until the last rank was done, and CPU seconds of this rank for one time.
     """
-    run = OPERATIONS[order["op"]](order["bytes"] // _BYTES_PER_NUMBER)
+    world, count = dist.get_world_size(), order["bytes"] // _BYTES_PER_NUMBER
+    # every rank can cut it into equal parts
+    run = OPERATIONS[order["op"]](torch.ones(max(world, count // world * world)))
     for _ in range(_WARM_UPS):
         run()
     walls: list[float] = []
     cpu = 0.0
     for _ in range(order["times"]):
         dist.barrier()
-        began, used = time.perf_counter(), time.process_time()
-        run()
-        took = torch.tensor([time.perf_counter() - began], dtype=torch.float64)
-        cpu += time.process_time() - used
+        sample = time_call(run)
+        took = torch.tensor([sample.wall_s], dtype=torch.float64)
+        cpu += sample.cpu_s
         dist.all_reduce(took, dist.ReduceOp.MAX)
         walls.append(float(took))
     return {"seconds": statistics.median(walls), "best_s": min(walls), "cpu_s": cpu / len(walls)}
 
 
-def _ones_tensor(count: int) -> Tensor:
-    """A tensor that every rank can cut into equal parts."""
-    world = dist.get_world_size()
-    return torch.ones(max(world, count // world * world))
+def world_group() -> dist.ProcessGroup:
+    """Return the group of all ranks.
 
-
-def _all_reduce(count: int) -> Exchange:
-    x = _ones_tensor(count)
-    return lambda: _discard_result(dist.all_reduce(x))
-
-
-def _reduce_scatter(count: int) -> Exchange:
-    x = _ones_tensor(count)
-    part = x.new_empty(len(x) // dist.get_world_size())
-    return lambda: _discard_result(dist.reduce_scatter_tensor(part, x))
-
-
-def _all_gather(count: int) -> Exchange:
-    full = _ones_tensor(count)
-    part = full.new_ones(len(full) // dist.get_world_size())
-    return lambda: _discard_result(dist.all_gather_into_tensor(full, part))
-
-
-def _direct_scatter(count: int) -> Exchange:
-    x = _ones_tensor(count)
-    part = x.new_empty(len(x) // dist.get_world_size())
-    return lambda: direct.scatter_sum(part, x, _world_group())
-
-
-def _direct_gather(count: int) -> Exchange:
-    full = _ones_tensor(count)
-    part = full.new_ones(len(full) // dist.get_world_size())
-    return lambda: direct.gather_whole(full, part, _world_group())
-
-
-def _world_group() -> dist.ProcessGroup:
+    Raises:
+        TrainingError: They have not met.
+    """
     group = dist.group.WORLD
     if group is None:
         raise TrainingError("bench: the ranks have not met")
     return group
 
 
-def _all_to_all(count: int) -> Exchange:
-    x = _ones_tensor(count)
-    y = torch.empty_like(x)
-    return lambda: _discard_result(dist.all_to_all_single(y, x))
+def _part_of(x: Tensor) -> Tensor:
+    return x.new_ones(len(x) // dist.get_world_size())
 
 
-def _broadcast_exchange(count: int) -> Exchange:
-    x = _ones_tensor(count)
-    return lambda: _discard_result(dist.broadcast(x, src=0))
-
-
-def _send_exchange(count: int) -> Exchange:
+def _send_exchange(x: Tensor) -> Exchange:
     """From the first rank to the last; the others have nothing to do."""
-    x, last = _ones_tensor(count), dist.get_world_size() - 1
+    last = dist.get_world_size() - 1
     if dist.get_rank() == 0:
-        return lambda: _discard_result(dist.send(x, dst=last))
-    return (lambda: _discard_result(dist.recv(x, src=0))) if dist.get_rank() == last else (lambda: None)
-
-
-def _gather_to_one(count: int) -> Exchange:
-    return _sum_at_one(_ones_tensor(count))
+        return lambda: dist.send(x, dst=last)
+    return (lambda: dist.recv(x, src=0)) if dist.get_rank() == last else (lambda: None)
 
 
 def _sum_at_one(x: Tensor) -> Exchange:
@@ -140,18 +101,13 @@ def _sum_at_one(x: Tensor) -> Exchange:
         for work, received in zip(works, came, strict=True):
             _wait_for(work)
             x.add_(received)
-        for work in [dist.isend(x, dst=rank) for rank in range(1, world)]:
-            _wait_for(work)
+        _wait_for(*[dist.isend(x, dst=rank) for rank in range(1, world)])
 
     def follow() -> None:
         dist.send(x, dst=0)
         dist.recv(x, src=0)
 
     return follow if dist.get_rank() else lead
-
-
-def _halving_doubling(count: int) -> Exchange:
-    return _sum_by_halves(_ones_tensor(count))
 
 
 def _sum_by_halves(x: Tensor) -> Exchange:
@@ -162,6 +118,9 @@ def _sum_by_halves(x: Tensor) -> Exchange:
     rank, world = dist.get_rank(), dist.get_world_size()
     came = torch.empty(len(x) // 2)
 
+    def swap(mine: Tensor, theirs: Tensor, peer: int) -> None:
+        _wait_for(dist.irecv(theirs, src=peer), dist.isend(mine, dst=peer))
+
     def run() -> None:
         first, size, distance = 0, len(x), world // 2
         halves: list[tuple[int, int, int, int]] = []
@@ -169,71 +128,52 @@ def _sum_by_halves(x: Tensor) -> Exchange:
             size //= 2
             mine, other = (first + size, first) if rank & distance else (first, first + size)
             part = came[:size]
-            _swap_tensors(x[other : other + size], part, rank ^ distance)
+            swap(x[other : other + size], part, rank ^ distance)
             x[mine : mine + size] += part
             halves.append((mine, other, size, distance))
             first, distance = mine, distance // 2
         for mine, other, length, partner in reversed(halves):
-            _swap_tensors(x[mine : mine + length], x[other : other + length], rank ^ partner)
+            swap(x[mine : mine + length], x[other : other + length], rank ^ partner)
 
     return run
-
-
-def _swap_tensors(mine: Tensor, theirs: Tensor, peer: int) -> None:
-    works = [dist.irecv(theirs, src=peer), dist.isend(mine, dst=peer)]
-    for work in works:
-        _wait_for(work)
-
-
-def _all_reduce_direct(count: int) -> Exchange:
-    x = _ones_tensor(count)
-    return lambda: _discard_result(direct.all_reduce_sum(x, _world_group()))
 
 
 def _sum_by_parts(x: Tensor) -> Exchange:
     """Sums scattered, then gathered."""
-    part = x.new_empty(len(x) // dist.get_world_size())
+    part = _part_of(x)
 
     def run() -> None:
-        direct.scatter_sum(part, x, _world_group())
-        direct.gather_whole(x, part, _world_group())
+        direct.scatter_sum(part, x, world_group())
+        direct.gather_whole(x, part, world_group())
 
     return run
 
 
-def _sum_at_once(x: Tensor) -> Exchange:
-    """The engine's sum of a tensor that autograd keeps."""
-    return lambda: _discard_result(x.copy_(direct.all_reduce_sum(x, _world_group())))
-
-
-def _wait_for(work: Any) -> None:
-    work.wait()
-
-
-def _discard_result(result: object) -> None:
-    """These functions return work only where they are asked not to wait."""
-    del result
+def _wait_for(*works: Any) -> None:
+    for work in works:
+        work.wait()
 
 
 SUMS: dict[str, Callable[[Tensor], Exchange]] = {
     "all_reduce_halving_doubling": _sum_by_halves,
     "gather_to_one": _sum_at_one,
     "direct parts": _sum_by_parts,
-    "all_reduce_direct": _sum_at_once,
+    # the engine's sum of a tensor that autograd keeps
+    "all_reduce_direct": lambda x: lambda: x.copy_(direct.all_reduce_sum(x, world_group())),
 }
 """All-reduces of our own; the tensor must be divisible by the ranks, for halves a power of two."""
 
-OPERATIONS: dict[str, Callable[[int], Exchange]] = {
-    "all_reduce": _all_reduce,
-    "all_reduce_halving_doubling": _halving_doubling,
-    "all_reduce_direct": _all_reduce_direct,
-    "gather_to_one": _gather_to_one,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_direct": _direct_scatter,
-    "all_gather": _all_gather,
-    "all_gather_direct": _direct_gather,
-    "all_to_all": _all_to_all,
-    "broadcast": _broadcast_exchange,
+OPERATIONS: dict[str, Callable[[Tensor], Exchange]] = {
+    "all_reduce": lambda x: lambda: dist.all_reduce(x),
+    "all_reduce_halving_doubling": _sum_by_halves,
+    "all_reduce_direct": lambda x: lambda: direct.all_reduce_sum(x, world_group()),
+    "gather_to_one": _sum_at_one,
+    "reduce_scatter": lambda x: partial(dist.reduce_scatter_tensor, _part_of(x), x),
+    "reduce_scatter_direct": lambda x: partial(direct.scatter_sum, _part_of(x), x, world_group()),
+    "all_gather": lambda x: partial(dist.all_gather_into_tensor, x, _part_of(x)),
+    "all_gather_direct": lambda x: partial(direct.gather_whole, x, _part_of(x), world_group()),
+    "all_to_all": lambda x: partial(dist.all_to_all_single, torch.empty_like(x), x),
+    "broadcast": lambda x: partial(dist.broadcast, x, src=0),
     "send": _send_exchange,
 }
-"""From a count of numbers to what is timed. Bytes are those of the whole: of the sum, of what was gathered."""
+"""From a tensor to what is timed. Bytes are those of the whole: of the sum, of what was gathered."""

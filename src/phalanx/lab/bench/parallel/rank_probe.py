@@ -2,7 +2,6 @@
 
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from phalanx.lab.bench.parallel.peers import adamw_options, decay_groups
+from phalanx.lab.bench.measure.harness import time_turns
+from phalanx.lab.bench.measure.plain import adamw_options, decay_groups
 from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.lab.bench.parallel.rank_training import TrainingSpec
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, open_model
@@ -117,12 +117,5 @@ def _run_both_ways(stage: StageModule, x: Tensor) -> None:
 
 def _median_seconds(run: Callable[[], object]) -> tuple[float, float]:
     """Median wall and CPU seconds, while the other ranks do the same."""
-    run()
-    walls, cpus = [], []
-    for _ in range(_TIMES):
-        dist.barrier()
-        began, used = time.perf_counter(), time.process_time()
-        run()
-        walls.append(time.perf_counter() - began)
-        cpus.append(time.process_time() - used)
-    return statistics.median(walls), statistics.median(cpus)
+    samples = time_turns({"run": run}, _TIMES, before=lambda _: dist.barrier())["run"]
+    return statistics.median(sample.wall_s for sample in samples), statistics.median(sample.cpu_s for sample in samples)

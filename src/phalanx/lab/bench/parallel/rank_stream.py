@@ -7,7 +7,6 @@ of an exchange stand between equally much computation.
 
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,8 @@ from torch.distributed.fsdp import OffloadPolicy
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional
 
-from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.harness import time_turns
+from phalanx.lab.bench.parallel.rank_exchange import world_group
 from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.parallel import RankEnv, join_ranks
 from phalanx.parallel.data.data_parallel import microbatch_scope, shard_module
@@ -79,14 +79,6 @@ def open_stream(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
     keep_freed_memory()
     with join_ranks(place, own_device("cpu", place), "00" * 32):
         yield lambda _: {"streams": _stream_rows(sizes, world_group())}
-
-
-def world_group() -> Group:
-    """The group of all ranks."""
-    group = dist.group.WORLD
-    if group is None:
-        raise TrainingError("bench: the ranks have not met")
-    return group
 
 
 def _stream_rows(sizes: _StreamSizes, group: Group) -> list[dict[str, Any]]:
@@ -242,16 +234,9 @@ def _stage_row(sizes: _StreamSizes, group: Group) -> dict[str, Any]:
 
 def _added_seconds(run: Run, bare: Run) -> tuple[float, float]:
     """Median wall and CPU seconds by which one is slower than the other, turn by turn; noise may be below zero."""
-    pairs = []
-    for _ in range(1 + _TIMES):
-        (wall, cpu), (bare_wall, bare_cpu) = _run_once(run), _run_once(bare)
-        pairs.append((wall - bare_wall, cpu - bare_cpu))
-    walls, cpus = zip(*pairs[1:], strict=True)
-    return statistics.median(walls), statistics.median(cpus)
-
-
-def _run_once(run: Run) -> tuple[float, float]:
-    dist.barrier()
-    began, used = time.perf_counter(), time.process_time()
-    run()
-    return time.perf_counter() - began, time.process_time() - used
+    samples = time_turns({"run": run, "bare": bare}, _TIMES, before=lambda _: dist.barrier())
+    pairs = list(zip(samples["run"], samples["bare"], strict=True))
+    return (
+        statistics.median(sample.wall_s - bare_sample.wall_s for sample, bare_sample in pairs),
+        statistics.median(sample.cpu_s - bare_sample.cpu_s for sample, bare_sample in pairs),
+    )

@@ -33,9 +33,6 @@ class RankForkServer(LineProcess):
 
         Args:
             task: One of `phalanx.lab.bench.parallel.rank_host.TASKS`.
-
-        Raises:
-            TrainingError: A rank failed; the message holds its error.
         """
         number = self._num_crews
         self._num_crews += 1
@@ -65,14 +62,7 @@ class ArmRanks(Closeable):
         self._number = number
 
     def ask_all(self, **order: Any) -> list[Answer]:
-        """Let all ranks carry one order out.
-
-        Returns:
-            The answer of each rank.
-
-        Raises:
-            TrainingError: A rank failed; the message holds its error.
-        """
+        """Let all ranks carry one order out."""
         return self._host.exchange_messages(self.name, crew=self._number, order=order)
 
     def close(self) -> None:

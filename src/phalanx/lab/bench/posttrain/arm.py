@@ -88,12 +88,7 @@ def main(path: Path, orders: IO[str], answers: IO[str]) -> None:
 
 
 def serve(spec: PosttrainSpec, orders: Iterable[str], answers: IO[str]) -> None:
-    """Serve orders until there are no more.
-
-    Raises:
-        ConfigError: An order is malformed.
-        PhalanxError: As training does.
-    """
+    """Serve orders until there are no more."""
     rows = load_file(spec.rows)
     with contextlib.ExitStack() as stack:
         if spec.run is None:

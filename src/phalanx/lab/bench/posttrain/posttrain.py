@@ -73,7 +73,6 @@ class _Arm:
     """A process that trains on request, and its measurements.
 
     Attributes:
-        counts_memory: Whether it is one process.
         cpu_s: CPU seconds of each measured turn, its workers' included.
         wall_s: Seconds of each measured turn.
     """

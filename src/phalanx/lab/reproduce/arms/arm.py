@@ -19,7 +19,6 @@ class ArmInputs:
 
     Attributes:
         run: The run, as a run file would say it.
-        plan: The plan made from both.
         attacker: The attacker; its schedule may be None.
         warm_up: Honest batches that an arm may calibrate itself with; never trained on.
     """

@@ -2,9 +2,12 @@
 
 from collections.abc import Collection, Mapping
 
-import torch
 from torch import Tensor
 
+from phalanx.engine import StepInputs
+from phalanx.lab.attacks.attack import same_bits
+from phalanx.lab.reproduce.arms.arm import ArmInputs
+from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.simulator import AlarmRaised, StageTensor
 from phalanx.models import ModelSource
 from phalanx.pipeline import StageCopy, StepPlan
@@ -65,17 +68,6 @@ class DuplicatedBlock:
         return self._copy.compute_digest() == copy.compute_digest()
 
 
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Whether two tensors have one shape, one type and the same bits."""
-    if left.shape != right.shape or left.dtype != right.dtype:
-        return False
-    return torch.equal(_raw_bytes(left), _raw_bytes(right))
-
-
-def _raw_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-
-
 class DuplicateCheck:
     """A message check that repeats the work of every middle stage and raises the alarm at the first difference.
 
@@ -114,3 +106,39 @@ class DuplicateCheck:
         """Forget graphs and gradients of all duplicates."""
         for block in self.blocks.values():
             block.drop_graphs()
+
+
+class DuplicatingArm(SimulatedArm):
+    """The base of the arms with the paper's detector, which count its alarms."""
+
+    def __init__(self, setting: ArmInputs) -> None:
+        super().__init__(setting)
+        self.duplicates = DuplicateCheck(setting.source, setting.plan)
+        self.event_counts.alarms = self.event_counts.honest_accused = self.event_counts.lies_missed = 0
+
+    def find_suspect(self, step: int, inputs: StepInputs) -> int | None:
+        """Run one attempt at a step; return the stage that the detector names, None where it finds nothing."""
+        liar, counts = self.attacker.lying_stage_at(step), self.event_counts
+        try:
+            self.simulator.run_attempt(step, inputs, self.duplicates)
+        except AlarmRaised as alarm:
+            counts.alarms = (counts.alarms or 0) + 1
+            counts.honest_accused = (counts.honest_accused or 0) + (alarm.suspect != liar)
+            return alarm.suspect
+        if liar is not None:
+            counts.lies_missed = (counts.lies_missed or 0) + len(inputs.ids)
+        return None
+
+    def abandon_attempt(self) -> None:
+        """Forget graphs and gradients of an attempt, which will be made again."""
+        self.simulator.abandon_attempt()
+        self.duplicates.drop_all_graphs()
+        self.event_counts.redone_steps += 1
+
+    def apply_gradients(self, step: int, frozen: Collection[int] = ()) -> None:
+        """Let all stages but the frozen ones take the step, and their duplicates with them."""
+        taken = self.simulator.take_gradients()
+        gradients = {stage: of_stage for stage, of_stage in taken.items() if stage not in frozen}
+        clip = self.simulator.combined_clip(gradients)
+        self.simulator.update_copies(step, gradients, clip)
+        self.duplicates.update_duplicates(gradients, self.simulator.learning_rate(step), clip)

@@ -26,7 +26,6 @@ class SimulatedArm(Closeable):
         return self.simulator.weights_digest()
 
     def close(self) -> None:
-        """Release the state of an unfinished step."""
         self.simulator.abandon_attempt()
 
 

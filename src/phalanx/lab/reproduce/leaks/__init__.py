@@ -1,13 +1,13 @@
 """The leak table: how much of the text the host recovers from each cut, under each guard, measured here."""
 
 import importlib.metadata
-import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import ConfigError
-from phalanx.lab.bench.measure.machine import load_average, result_context
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress
+from phalanx.lab.bench.measure.machine import load_average, reproduce_head
 from phalanx.lab.bench.measure.row_file import RowFile, sweep_cells
 from phalanx.lab.reproduce.leaks.adapters import AdapterCell, AdapterLab, adapter_cells
 from phalanx.lab.reproduce.leaks.lab import ATTACKS, LeakLab, LeakCell, Row, open_source_and_texts
@@ -19,6 +19,7 @@ from phalanx.train.setup.process import deterministic_kernels
 
 __all__ = ["ATTACKS", "SIZES", "adapter_lines", "as_lines", "measure_leaks", "open_leak_rows", "summarise_leaks"]
 
+_print_leaks = partial(print_progress, program="leaks")
 PROTOCOL = 1
 """To be raised with every change of the code that changes a figure: older rows are then not used again."""
 
@@ -31,15 +32,11 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
 
     Returns:
         Raw rows, a line for each cut, and everything that decided them.
-
-    Raises:
-        ConfigError: There is no such size.
-        PhalanxError: Text or model cannot be had.
     """
     if size not in SIZES:
         raise ConfigError(f"reproduce leaks: has no --{size}; choices: {', '.join(sorted(SIZES))}")
     chosen = SIZES[size]
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    cache = cache_directory()
     load, cells = load_average(), list(cells_of(chosen))
     batches = list(adapter_cells(chosen))
     finished = open_leak_rows(cache / "reproduce" / "leaks.jsonl", chosen)
@@ -54,11 +51,7 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
         gradients = list(sweep_cells(batches, adapter_rows, adapters, _tell_gradient))
     shape = known_models()[MODEL]
     return {
-        "name": "leaks",
-        "quick": size == "quick",
-        "size": size,
-        "command": f"phalanx reproduce leaks{'' if size == 'full' else f' --{size}'}",
-        **result_context(load),
+        **reproduce_head("leaks", size, load),
         "model": {"name": MODEL, "layers": shape.layers, "hidden": shape.hidden, "vocab": shape.vocab},
         "protocol": {"number": PROTOCOL, "texts": TEXTS, **describe_leak_size(chosen)},
         "missing": len(cells) + len(batches) - len(rows) - len(gradients),
@@ -86,8 +79,3 @@ def _print_leak(place: str, cell: LeakCell, row: Row) -> None:
 
 def _tell_gradient(place: str, cell: AdapterCell, row: Row) -> None:
     _print_leaks(f"{place}: {cell.adapter_label}: {100 * row['recall']:.0f} % of its tokens found")
-
-
-def _print_leaks(text: str) -> None:
-    sys.stderr.write(f"leaks: {text}\n")
-    sys.stderr.flush()

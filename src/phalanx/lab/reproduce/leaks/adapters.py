@@ -50,11 +50,7 @@ class AdapterLab:
         self._source, self._read = source, texts
 
     def __call__(self, cell: AdapterCell) -> Row:
-        """Measure one cell.
-
-        Raises:
-            PhalanxError: Text or model cannot be had.
-        """
+        """Measure one cell."""
         ids = self._private_texts[1][:1, : cell.tokens + 1]
         loss = functional.cross_entropy(self._adapted_stage(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         a, b = torch.autograd.grad(loss, self._adapter_weights)

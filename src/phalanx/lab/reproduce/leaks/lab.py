@@ -62,11 +62,7 @@ class LeakLab:
         self._size, self._source, self._read, self._say = size, source, texts, say
 
     def __call__(self, cell: LeakCell) -> Row:
-        """Measure one cell.
-
-        Raises:
-            PhalanxError: Text or model cannot be had.
-        """
+        """Measure one cell."""
         started = time.perf_counter()
         public, private = self._public_and_private
         wire = WIRES[cell.guard]()
@@ -148,11 +144,7 @@ class LeakLab:
 
 
 def open_source_and_texts(size: LeakSize, cache: Path) -> tuple[ModelSource, Texts]:
-    """Open the packaged model, and text in its tokens.
-
-    Raises:
-        ModelError: Its package is not installed.
-    """
+    """Open the packaged model, and text in its tokens."""
     source = open_model(ModelConfig(name=MODEL), cache / "models", 0)
 
     def texts() -> tuple[Tensor, Tensor]:

@@ -22,20 +22,12 @@ TEXTS = {"public": "docstrings of the standard library", "private": "the languag
 
 
 def public_ids(tokenizer: Path, sequences: int) -> Tensor:
-    """Return text that the attackers learn from, ``[sequences, seq]``.
-
-    Raises:
-        DataError: There is too little, or no tokenizer.
-    """
+    """Return text that the attackers learn from, ``[sequences, seq]``."""
     return _hashed_sequences(open_source(PythonDocstringsConfig()), tokenizer, sequences)
 
 
 def private_ids(tokenizer: Path, sequences: int) -> Tensor:
-    """Return text that is to be recovered, ``[sequences, seq]``.
-
-    Raises:
-        DataError: As `public_ids`.
-    """
+    """Return text that is to be recovered, ``[sequences, seq]``."""
     return _hashed_sequences(open_source(PythonManualConfig()), tokenizer, sequences)
 
 

@@ -1,12 +1,12 @@
 """Medical texts, classified by clients that may not show them: a comparison of ways to train together."""
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from phalanx.data.tasks import TASKS, LabelledExamples
-from phalanx.lab.bench.measure.machine import load_average, result_context
+from phalanx.lab.bench.measure.harness import cache_directory
+from phalanx.lab.bench.measure.machine import load_average, reproduce_head
 from phalanx.lab.bench.measure.row_file import RowFile, sweep_cells
 from phalanx.lab.reproduce.medical.cell import MedicalCell, cells_of, missing_part, not_measured, runnable_cells
 from phalanx.lab.reproduce.medical.front import epsilon_of
@@ -84,7 +84,7 @@ def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: 
         PhalanxError: The model cannot be had, or training cannot go on.
     """
     chosen = SIZES[size]
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    cache = cache_directory()
     load = load_average()
     with CellBar() as bar:
         tasks, absent = load_tasks(chosen, home)
@@ -99,11 +99,7 @@ def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: 
     finished = len(rows)
     rows += [not_measured(cell, why) for cell in cells if (why := missing_part(cell.arm)) is not None]
     return {
-        "name": "medical",
-        "quick": size == "quick",
-        "size": size,
-        "command": f"phalanx reproduce medical{' --quick' if size == 'quick' else ''}",
-        **result_context(load),
+        **reproduce_head("medical", size, load),
         "protocol": {"number": PROTOCOL, **describe_medical_size(chosen), "noise_epsilon_per_token": epsilon_of(NOISE)},
         "tasks": {name: _describe_task(name, task) for name, task in tasks.items()},
         "absent": absent,

@@ -60,9 +60,6 @@ def run_cell(cell: MedicalCell, bench: ArmMaterial) -> Row:
 
     Returns:
         The row: the cell, accuracy, macro-F1 and counts; None for what an arm does not have.
-
-    Raises:
-        PhalanxError: Training cannot go on.
     """
     started, cpu = time.perf_counter(), time.process_time()
     outcome = ARMS[cell.arm](bench)

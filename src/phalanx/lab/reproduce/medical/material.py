@@ -44,9 +44,6 @@ def make_material(task: LabelledExamples, tokenizer: TextTokenizer, size: Medica
     """Share the task's texts out to clients, and draw as many of each; the test texts are equal for every seed.
 
     Clients give the same number of texts, for the split engine has them take turns.
-
-    Raises:
-        DataError: There are too few texts.
     """
     shares = share_out(task, CLIENTS, size.train // CLIENTS, size.test, ALPHA, seed)
     ends = list(accumulate(len(examples) for examples in shares.clients))

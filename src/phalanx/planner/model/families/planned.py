@@ -40,7 +40,6 @@ class PlannedFamily:
         slicing: Facts that transformers' plan lacks.
         matrices: See `FamilyFacts`.
         adapter_targets: See `FamilyFacts`.
-        biased: Matrices with a bias, by their input.
         norms: Number of norms in a block over the width of the stream.
         norm_weights: Parameters of a norm for each number: none, a factor, or a factor and a bias.
         head_norm: Whether queries and keys have norms, over each head or over all heads together.

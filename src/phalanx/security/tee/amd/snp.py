@@ -77,9 +77,6 @@ def appraise_snp(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     """Appraise a report.
 
     Endorsements: ``vcek`` or ``vlek`` (DER or PEM), ``chain`` (PEM: ASK or ASVK, ARK), ``crl`` (DER) if wanted.
-
-    Raises:
-        RefusedEvidenceError: As `appraise`.
     """
     if not isinstance(reference, SnpReference):
         raise TypeError("appraise_snp: expected SnpReference")

@@ -39,9 +39,6 @@ def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Cl
     """Appraise a document. It brings its own certificates; there are no endorsements.
 
     The binding goes into ``user_data``, or into ``nonce`` where there is none.
-
-    Raises:
-        RefusedEvidenceError: As `appraise`.
     """
     evidence.check_names(set())
     message = parse_sign1(evidence.data, _WHERE)

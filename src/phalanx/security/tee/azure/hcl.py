@@ -81,11 +81,7 @@ def check_runtime(runtime: bytes, report_data: bytes) -> None:
 
 
 def attestation_key(runtime: bytes) -> rsa.RSAPublicKey:
-    """Return the vTPM's attestation key out of runtime data that the hardware vouches for.
-
-    Raises:
-        RefusedEvidenceError: It names no such key, or more than one.
-    """
+    """Return the vTPM's attestation key out of runtime data that the hardware vouches for."""
     try:
         value: Any = json.loads(runtime.decode("utf-8"), object_pairs_hook=_no_doubles)
         keys = [key for key in value["keys"] if key["kid"] == _ATTESTATION_KEY]

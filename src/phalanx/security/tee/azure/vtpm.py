@@ -45,9 +45,6 @@ def appraise_az_snp_vtpm(evidence: Evidence, reference: Reference, trust: Trust)
 
     Endorsements: ``hcl_report`` (NV index 0x01400001), ``pcrs`` as for ``tpm``, ``vcek`` and ``chain`` as for ``snp``,
     ``crl`` if wanted.
-
-    Raises:
-        RefusedEvidenceError: As `appraise`.
     """
     if not isinstance(reference, AzSnpVtpmReference):
         raise TypeError("appraise_az_snp_vtpm: expected AzSnpVtpmReference")

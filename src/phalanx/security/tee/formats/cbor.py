@@ -21,9 +21,6 @@ def decode_cbor(data: bytes, where: str) -> Any:
 
     Maps have keys that are integers or text, none of them twice. Arrays and maps of indefinite length are
     read; floats, other tags, undefined and texts in chunks are refused.
-
-    Raises:
-        RefusedEvidenceError: It is anything else.
     """
     reader = ByteReader(data, where, big_endian=True)
     if data[:1] == bytes([_TAG << 5 | COSE_SIGN1]):

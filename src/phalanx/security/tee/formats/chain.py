@@ -189,11 +189,7 @@ def _check_revocation(certificate: Certificate, issuer: Certificate, trust: Trus
 
 
 def check_crl(crl: RevocationList, issuer: Certificate, now: datetime) -> None:
-    """Check that a revocation list is its issuer's and of today.
-
-    Raises:
-        RefusedEvidenceError: It is another's, altered, of the future or overdue.
-    """
+    """Check that a revocation list is its issuer's and of today."""
     place = f"revocation list of {issuer.subject_name!r}"
     usage = key_usage(issuer)
     if usage is not None and not usage & _SIGNS_LISTS:

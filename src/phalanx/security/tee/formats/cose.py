@@ -30,11 +30,7 @@ class Sign1:
 
 
 def parse_sign1(data: bytes, where: str) -> Sign1:
-    """Read a COSE_Sign1, tagged or not, with its protected algorithm as the only header.
-
-    Raises:
-        RefusedEvidenceError: It is anything else.
-    """
+    """Read a COSE_Sign1, tagged or not, with its protected algorithm as the only header."""
     value = decode_cbor(data, where)
     if not isinstance(value, list) or [type(item) for item in value] != [bytes, dict, bytes, bytes]:
         raise malformed_error(where, "is no COSE_Sign1 of protected header, unprotected header, payload and signature")

@@ -32,11 +32,7 @@ class DerReader:
         return self._data[self._reader.position] if self.has_more() else None
 
     def read_element(self) -> tuple[int, bytes, bytes]:
-        """Return tag, content and whole encoding of the next element.
-
-        Raises:
-            RefusedEvidenceError: It is not DER.
-        """
+        """Return tag, content and whole encoding of the next element."""
         start = self._reader.position
         tag = self._reader.read_unsigned(1)
         if tag & 0x1F == 0x1F:
@@ -45,11 +41,7 @@ class DerReader:
         return tag, content, self._reader.bytes_since(start)
 
     def read_content(self, tag: int) -> bytes:
-        """Return the content of the next element, which must have this tag.
-
-        Raises:
-            RefusedEvidenceError: It has another one, or is not DER.
-        """
+        """Return the content of the next element, which must have this tag."""
         actual, content, _ = self.read_element()
         if actual != tag:
             raise malformed_error(self._where, f"DER tag {actual:#04x}, expected {tag:#04x}")

@@ -28,11 +28,7 @@ class ByteReader:
         return len(self._data) - self.position
 
     def take_bytes(self, size: int) -> bytes:
-        """Return the next bytes.
-
-        Raises:
-            RefusedEvidenceError: There are fewer.
-        """
+        """Return the next bytes."""
         if size > self.bytes_left:
             raise malformed_error(self._where, f"ends at byte {len(self._data)}, {size - self.bytes_left} too early")
         start = self.position
@@ -51,11 +47,7 @@ class ByteReader:
         return self.take_bytes(size)
 
     def skip_zeros(self, size: int, what: str) -> None:
-        """Skip bytes that must be zero.
-
-        Raises:
-            RefusedEvidenceError: One of them is not.
-        """
+        """Skip bytes that must be zero."""
         if any(self.take_bytes(size)):
             raise malformed_error(self._where, f"{what} must be zero")
 
@@ -64,10 +56,6 @@ class ByteReader:
         return self._data[start : self.position]
 
     def check_end(self) -> None:
-        """Check that nothing is left.
-
-        Raises:
-            RefusedEvidenceError: Something is.
-        """
+        """Check that nothing is left."""
         if self.bytes_left:
             raise malformed_error(self._where, f"{self.bytes_left} bytes after its end")

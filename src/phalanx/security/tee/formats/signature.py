@@ -110,11 +110,7 @@ def check_raw_ecdsa(key: PublicKey, curve: type[ec.EllipticCurve], signature: by
 
 
 def point_to_key(point: bytes, curve: ec.EllipticCurve, where: str) -> ec.EllipticCurvePublicKey:
-    """Load a key from the two coordinates of its point.
-
-    Raises:
-        RefusedEvidenceError: The point is not on the curve.
-    """
+    """Load a key from the two coordinates of its point."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(curve, b"\x04" + point)
     except ValueError as exc:

@@ -86,7 +86,6 @@ class RevocationList:
 
     Attributes:
         issuer: DER of the issuer's name.
-        next_update: When the next list is due.
         serials: Numbers of the revoked certificates.
         signed: The part that the issuer signed.
         algorithm: DER of the signature's algorithm.

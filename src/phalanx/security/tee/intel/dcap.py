@@ -69,9 +69,6 @@ def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: T
     """Appraise everything about a quote but the mode of the TEE itself.
 
     Endorsements: ``collateral``.
-
-    Raises:
-        RefusedEvidenceError: As `appraise`.
     """
     evidence.check_names({"collateral"})
     quote = parse_quote(evidence.data)

@@ -173,11 +173,7 @@ def module_level(table: TcbInfo, body: TdxBody) -> Level:
 
 
 def quoting_enclave_level(table: QeIdentity, report: SgxBody) -> Level:
-    """Check the quoting enclave against Intel's description and return its level.
-
-    Raises:
-        RefusedEvidenceError: It is another enclave, or below every level.
-    """
+    """Check the quoting enclave against Intel's description and return its level."""
     same = (
         table.mrsigner.lower() == report.fields["mrsigner"]
         and table.product_id == report.product_id

@@ -33,11 +33,7 @@ class PckFacts:
 
 
 def pck_facts(certificate: Certificate) -> PckFacts:
-    """Read Intel's extension.
-
-    Raises:
-        RefusedEvidenceError: It is absent, or lacks a field.
-    """
+    """Read Intel's extension."""
     place = f"certificate {certificate.subject_name!r}"
     value = certificate.find_extension(_SGX)
     if value is None:

@@ -32,11 +32,7 @@ class SgxReference(DcapReference):
 
 
 def appraise_sgx(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Appraise a quote; see `check_quote`.
-
-    Raises:
-        RefusedEvidenceError: As `appraise`.
-    """
+    """Appraise a quote; see `check_quote`."""
     if not isinstance(reference, SgxReference):
         raise TypeError("appraise_sgx: expected SgxReference")
     checked = check_quote(evidence, SGX_TEE, reference, trust)

@@ -28,11 +28,7 @@ class TdxReference(DcapReference):
 
 
 def appraise_tdx(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Appraise a quote; see `check_quote`.
-
-    Raises:
-        RefusedEvidenceError: As `appraise`.
-    """
+    """Appraise a quote; see `check_quote`."""
     if not isinstance(reference, TdxReference):
         raise TypeError("appraise_tdx: expected TdxReference")
     checked = check_quote(evidence, TDX_TEE, reference, trust)

@@ -54,9 +54,6 @@ def appraise_nv_gpu(evidence: Evidence, reference: Reference, trust: Trust) -> C
 
     Endorsements: ``chain`` (PEM, the GPU's own certificate first); ``driver_rim`` and ``vbios_rim`` (NVIDIA's
     manifests, both or none).
-
-    Raises:
-        RefusedEvidenceError: As `appraise`.
     """
     if not isinstance(reference, NvGpuReference):
         raise TypeError("appraise_nv_gpu: expected NvGpuReference")

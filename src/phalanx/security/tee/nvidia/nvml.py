@@ -21,9 +21,6 @@ class NvmlAttester:
     Args:
         endorsements: Named documents that are sent with the evidence, such as ``driver_rim`` and ``vbios_rim``.
         nvml: The bindings; the installed ones if left out.
-
-    Raises:
-        NoEvidenceError: The bindings are not installed.
     """
 
     kind = "nv-gpu"

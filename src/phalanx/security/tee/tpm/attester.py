@@ -54,11 +54,7 @@ class TpmAttester(Closeable):
 
     @property
     def ek_certificate(self) -> bytes:
-        """The vendor's certificate of the endorsement key, in DER, as the TPM keeps it.
-
-        Raises:
-            TpmError: It keeps none.
-        """
+        """The vendor's certificate of the endorsement key, in DER, as the TPM keeps it."""
         return self._tpm.read_memory(EK_CERTIFICATE_INDEX)
 
     def make_evidence(self, binding: Binding) -> Evidence:

@@ -50,21 +50,13 @@ class TpmDevice(Closeable):
     def send_command(
         self, code: TpmCommand, handles: Sequence[int], parameters: bytes, *sessions: bytes
     ) -> TpmResponse:
-        """Run a command that returns no handle.
-
-        Raises:
-            TpmError: The TPM refuses it.
-        """
+        """Run a command that returns no handle."""
         return self._run_command(code, handles, parameters, sessions, with_handle=False)[1]
 
     def make_object(
         self, code: TpmCommand, handles: Sequence[int], parameters: bytes, *sessions: bytes
     ) -> tuple[int, TpmResponse]:
-        """Run a command that makes an object or a session, and return its handle first; the caller removes it.
-
-        Raises:
-            TpmError: The TPM refuses it.
-        """
+        """Run a command that makes an object or a session, and return its handle first; the caller removes it."""
         return self._run_command(code, handles, parameters, sessions, with_handle=True)
 
     def flush_object(self, handle: int) -> None:
@@ -158,9 +150,5 @@ class TpmDevice(Closeable):
 
 
 def open_tpm(address: str = DEFAULT_ADDRESS) -> TpmDevice:
-    """Connect to a TPM; the form of addresses is that of `phalanx.security.tee.tpm.link`.
-
-    Raises:
-        TpmError: No TPM answers there.
-    """
+    """Connect to a TPM; the form of addresses is that of `phalanx.security.tee.tpm.link`."""
     return TpmDevice(open_link(address))

@@ -59,11 +59,7 @@ class Enrolment:
     _secret: bytes
 
     def finish_enrolment(self, answer: bytes) -> str:
-        """Return the name of the AK when the TPM could read the secret.
-
-        Raises:
-            RefusedEvidenceError: It is another secret.
-        """
+        """Return the name of the AK when the TPM could read the secret."""
         if not hmac.compare_digest(answer, self._secret):
             raise RefusedEvidenceError(RefusedEvidenceReason.WRONG_SIGNER, "TPM: the AK is not in the TPM of this EK")
         return self.ak_name

@@ -24,11 +24,7 @@ class TpmLink(Protocol):
         ...
 
     def exchange_command(self, command: bytes) -> bytes:
-        """Send a command and return its response.
-
-        Raises:
-            TpmError: The TPM cannot be reached, or does not answer.
-        """
+        """Send a command and return its response."""
         ...
 
     def close(self) -> None:

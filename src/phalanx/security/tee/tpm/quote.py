@@ -33,9 +33,6 @@ def appraise_tpm(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     Endorsements: ``pcrs`` (canonical JSON, bank to number to hex), and for trust in the AK ``ak_certificate`` with
     ``chain``; or ``ak`` (TPMT_PUBLIC) where the policy knows its name, with ``ek_certificate`` and ``chain`` if any;
     or ``ak_key`` (SubjectPublicKeyInfo, DER) where the policy knows the key.
-
-    Raises:
-        RefusedEvidenceError: As `appraise`.
     """
     if not isinstance(reference, TpmReference):
         raise TypeError("appraise_tpm: expected TpmReference")
@@ -64,9 +61,6 @@ def check_quote(evidence: Evidence, key: PublicKey) -> tuple[TpmQuote, dict[str,
 
     Returns:
         The quote, and the values by ``BANK.NUMBER``.
-
-    Raises:
-        RefusedEvidenceError: Malformed, signed by another key, or of other values.
     """
     signed, quote, signature = structures.parse_quote_and_signature(evidence.data)
     _check_signature(key, signature, signed)

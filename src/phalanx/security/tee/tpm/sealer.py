@@ -55,7 +55,6 @@ class TpmSealer:
 
         Raises:
             TpmError: The PCRs have other values than when it was sealed, or it is another TPM's.
-            CheckpointError: It is not what `seal` returned.
         """
         pcrs, public, private = _parse_sealed(sealed)
         with self._tpm.primary_key(wire.OWNER, wire.storage_key()) as (parent, _):

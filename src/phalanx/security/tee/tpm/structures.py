@@ -78,9 +78,6 @@ def parse_quote_and_signature(data: bytes) -> tuple[bytes, TpmQuote, TpmSignatur
 
     Returns:
         What is signed, the same parsed, and the signature.
-
-    Raises:
-        RefusedEvidenceError: Anything else.
     """
     reader = ByteReader(data, "TPM evidence", big_endian=True)
     signed = reader.read_sized(2, _MAX_BYTES)
@@ -132,11 +129,7 @@ def _read_signature(reader: ByteReader) -> TpmSignature:
 
 
 def parse_public(data: bytes) -> TpmPublic:
-    """Read TPMT_PUBLIC of an RSA or ECC key.
-
-    Raises:
-        RefusedEvidenceError: Anything else.
-    """
+    """Read TPMT_PUBLIC of an RSA or ECC key."""
     place = "TPMT_PUBLIC"
     reader = ByteReader(data, place, big_endian=True)
     kind, name_hash = reader.read_unsigned(2), reader.read_unsigned(2)
