@@ -83,7 +83,7 @@ def bench_serve(quick: bool) -> dict[str, Any]:
         **head,
         "load": [load, load_average()],
         "model": MODEL,
-        "precision": "weights as a row says, float32 keys and values; one thread an arm",
+        "precision": "weights as a row says; keys and values float32, of llama.cpp 16 bits; one thread an arm",
         "versions": versions,
         "not_measured": {"vllm": "its wheel for this Python wants CUDA and other versions of torch; not installed"},
         "rows": rows,
