@@ -68,7 +68,7 @@ async def collect_events(events: EventStream) -> list[Event]:
 
 
 @dataclass(eq=False)
-class TextRow:
+class ChoiceRow:
     """One choice while it is written.
 
     Attributes:
@@ -85,6 +85,7 @@ class TextRow:
 
     @property
     def num_written(self) -> int:
+        """Tokens that the text has beside its prompt."""
         return len(self.ids) - len(self.job.prompt)
 
 
@@ -99,15 +100,17 @@ class TextJob:
     stream: EventStream
     choosers: Sequence[TokenChooser]
     writers: Sequence[TextAssembler]
-    rows: list[TextRow] = field(default_factory=list)
+    rows: list[ChoiceRow] = field(default_factory=list)
     scores: list[TokenScore | None] = field(default_factory=list)
     reused_tokens: int = 0
     num_open: int = 0
 
     @property
     def is_left(self) -> bool:
+        """Whether nobody waits for the answer any more."""
         return self.stream.is_closed
 
     @property
     def num_reserved(self) -> int:
+        """Tokens for which keys and values may be needed."""
         return (len(self.prompt) + self.max_tokens) * self.request.n

@@ -2,8 +2,8 @@
 
 Every arm has one thread, the same weights, the same prompts of token ids, takes the likeliest token, and writes on
 where the model would end, so that all write equally many tokens. Weights are float32, or have 8 bits: here one scale an
-output, in llama.cpp (Q8_0) one for 32 weights. llama.cpp has its own cache of 16 bits: with one of float32 it is two
-to three times as slow.
+output, in llama.cpp (Q8_0) one for 32 weights. llama.cpp has its own cache of 16 bits: with one of float32 it is
+about half as fast.
 """
 
 import asyncio
