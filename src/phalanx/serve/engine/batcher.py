@@ -14,7 +14,7 @@ from phalanx.errors import ModelError, PhalanxError
 from phalanx.serve.engine.attention import Segment, run_step
 from phalanx.serve.engine.chooser import TokenChooser, check_finite, choose_tokens, score_token
 from phalanx.serve.engine.hosted_model import HostedModel
-from phalanx.serve.engine.jobs import EventStream, TextJob, ChoiceRow
+from phalanx.serve.engine.jobs import EventStream, TextJob, WrittenChoice
 from phalanx.serve.engine.packed import check_fixed_rows
 from phalanx.serve.engine.request import (
     BadRequestError,
@@ -74,7 +74,7 @@ class BatchingEngine:
         self._prefixes = PrefixStore(settings.max_owner_prefix_tokens)
         self._waiting: deque[TextJob] = deque()
         self._states = StatesQueue(served, settings.max_waiting, settings.max_step_tokens)
-        self._rows: list[ChoiceRow] = []
+        self._rows: list[WrittenChoice] = []
         self._reserved = 0
         self._change = threading.Condition()
         self._is_closing = False
@@ -241,7 +241,7 @@ class BatchingEngine:
         cache = cache or RowCache(self.served.num_layers)
         job.reused_tokens = cache.length
         job.num_open = request.n
-        row = ChoiceRow(job, 0, list(job.prompt), cache, job.choosers[0], job.writers[0], cache.length)
+        row = WrittenChoice(job, 0, list(job.prompt), cache, job.choosers[0], job.writers[0], cache.length)
         job.rows = [row]
         self._rows.append(row)
         self._reserved += job.num_reserved
@@ -252,7 +252,7 @@ class BatchingEngine:
             with self.served.choose_adapter(adapter):
                 self._run_group([row for row in self._rows if row.job.adapter == adapter])
 
-    def _run_group(self, rows: Sequence[ChoiceRow]) -> None:
+    def _run_group(self, rows: Sequence[WrittenChoice]) -> None:
         ids, positions, segments, parts = self._plan_step(rows)
         wanted: list[int] = []
         for row, segment, is_last in parts:
@@ -263,7 +263,7 @@ class BatchingEngine:
         rows_of_head = torch.tensor(wanted + [0] * self._num_padding(len(wanted)), dtype=torch.int64)
         logits = run_step(self.served.module, ids, positions, segments, rows_of_head)[: len(wanted)].float()
         check_finite(logits)
-        ready: list[tuple[ChoiceRow, Tensor]] = []
+        ready: list[tuple[WrittenChoice, Tensor]] = []
         taken = 0
         for row, segment, is_last in parts:
             count = int(is_last)
@@ -280,12 +280,12 @@ class BatchingEngine:
         self._choose_tokens(ready)
 
     def _plan_step(
-        self, rows: Sequence[ChoiceRow]
-    ) -> tuple[Tensor, Tensor, list[Segment], list[tuple[ChoiceRow, Segment, bool]]]:
+        self, rows: Sequence[WrittenChoice]
+    ) -> tuple[Tensor, Tensor, list[Segment], list[tuple[WrittenChoice, Segment, bool]]]:
         """Lay out the next tokens of rows: one of each that writes, and chunks of prompts as far as a step goes."""
         ids: list[int] = []
         positions: list[int] = []
-        parts: list[tuple[ChoiceRow, Segment, bool]] = []
+        parts: list[tuple[WrittenChoice, Segment, bool]] = []
         writing = [row for row in rows if row.cached == len(row.ids) - 1]
         reading = [row for row in rows if row.cached < len(row.ids) - 1]
         room = max(self.settings.max_step_tokens - len(writing), CHUNK)
@@ -313,7 +313,7 @@ class BatchingEngine:
             return 0
         return _FIXED_ROWS - rows if is_padded else 0
 
-    def _score_prompt(self, row: ChoiceRow, logits: Tensor) -> None:
+    def _score_prompt(self, row: WrittenChoice, logits: Tensor) -> None:
         job = row.job
         if not job.scores:
             job.scores.append(None)
@@ -321,9 +321,9 @@ class BatchingEngine:
         for offset, token in enumerate(job.prompt[row.cached + 1 : row.cached + 1 + len(logits)]):
             job.scores.append(score_token(logits[offset], token, num_top))
 
-    def _choose_tokens(self, ready: Sequence[tuple[ChoiceRow, Tensor]]) -> None:
+    def _choose_tokens(self, ready: Sequence[tuple[WrittenChoice, Tensor]]) -> None:
         """Write the next token of rows whose logits are there; a prompt that is read becomes a row for each choice."""
-        rows: list[tuple[ChoiceRow, Tensor]] = []
+        rows: list[tuple[WrittenChoice, Tensor]] = []
         for row, logits in ready:
             beginnings = [row] if row.num_written else self._begin_choices(row)
             rows.extend((beginning, logits) for beginning in beginnings)
@@ -339,7 +339,7 @@ class BatchingEngine:
             else:
                 self._write_token(row, score)
 
-    def _begin_choices(self, row: ChoiceRow) -> list[ChoiceRow]:
+    def _begin_choices(self, row: WrittenChoice) -> list[WrittenChoice]:
         """Return every choice of a prompt that is read, each with a cache of its own."""
         job = row.job
         number = self.served.find_text_number(row.cache)
@@ -348,7 +348,9 @@ class BatchingEngine:
             self._store_prefix(row, job.prompt)
         copies = [row.cache.copy_prefix(row.cache.length) for _ in range(job.request.n - 1)]
         for choice, cache in enumerate(copies, start=1):
-            other = ChoiceRow(job, choice, list(job.prompt), cache, job.choosers[choice], job.writers[choice], row.cached)
+            other = WrittenChoice(
+                job, choice, list(job.prompt), cache, job.choosers[choice], job.writers[choice], row.cached
+            )
             job.rows.append(other)
             self._rows.append(other)
         if job.max_tokens > 0:
@@ -357,7 +359,7 @@ class BatchingEngine:
             self._end_row(beginning, "length")
         return []
 
-    def _write_token(self, row: ChoiceRow, score: TokenScore) -> None:
+    def _write_token(self, row: WrittenChoice, score: TokenScore) -> None:
         row.ids.append(score.token)
         if score.token in self.served.ends:
             # who scores a prompt drops the last score, which is the written token's: it has to be there
@@ -374,7 +376,7 @@ class BatchingEngine:
         elif row.num_written >= row.job.max_tokens:
             self._end_row(row, "length")
 
-    def _end_row(self, row: ChoiceRow, finish: FinishReason, last_scores: tuple[TokenScore, ...] = ()) -> None:
+    def _end_row(self, row: WrittenChoice, finish: FinishReason, last_scores: tuple[TokenScore, ...] = ()) -> None:
         job = row.job
         text, scores = row.writer.close()
         scores += last_scores
@@ -390,7 +392,7 @@ class BatchingEngine:
         if job.num_open == 0:
             self._end_job(job, None)
 
-    def _store_prefix(self, row: ChoiceRow, ids: Sequence[int]) -> None:
+    def _store_prefix(self, row: WrittenChoice, ids: Sequence[int]) -> None:
         request = row.job.request
         if request.reuses_prompt:
             self._prefixes.put_prefix(request.owner, (row.job.adapter, request.cache_salt), ids, row.cache)

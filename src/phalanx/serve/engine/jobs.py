@@ -68,7 +68,7 @@ async def collect_events(events: EventStream) -> list[Event]:
 
 
 @dataclass(eq=False)
-class ChoiceRow:
+class WrittenChoice:
     """One choice while it is written.
 
     Attributes:
@@ -100,7 +100,7 @@ class TextJob:
     stream: EventStream
     choosers: Sequence[TokenChooser]
     writers: Sequence[TextAssembler]
-    rows: list[ChoiceRow] = field(default_factory=list)
+    rows: list[WrittenChoice] = field(default_factory=list)
     scores: list[TokenScore | None] = field(default_factory=list)
     reused_tokens: int = 0
     num_open: int = 0
