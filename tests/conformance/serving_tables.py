@@ -10,6 +10,7 @@ from phalanx.serve.filters.table import INPUTS, OUTPUTS
 MARKS, FILTERS = "marks-cpu-2cores-busy.json", "filters-cpu-2cores-busy.json"
 ALERTS, SERVE = "alerts-cpu-2cores-busy.json", "serve-cpu-2cores-busy.json"
 SERVE_QUICK = "serve-cpu-2cores-quick.json"
+LAPTOP_ARMS = "laptop-arms-cpu-2cores-busy.json"
 MARKS_PAGE, FILTERS_PAGE, WATCH_PAGE = "docs/marked_text.md", "docs/filters.md", "docs/serving_watch.md"
 GATEWAY_SENTENCE = (
     "Through the gateway a request took **{:.2f} ms** longer at the median and **{:.2f} ms** at the 99th percentile "
@@ -28,6 +29,10 @@ CROWD_SENTENCE = (
     "Of {:,} open streams {:,} were answered whole by the server, in {:.0f} s and {:.0f} MiB more than before, and "
     "{:,} through the gateway, in {:.1f} s and {:.0f} MiB. Of {} servers that were killed under load none lost a "
     "count: {} requests and {:,} tokens were counted where clients had got {} and {}."
+)
+LAPTOP_SENTENCE = (
+    "After {:.0f}, {:.0f} and {:.0f} CPU seconds `phalanx laptop` had {:.2f} bits a byte, the loop of PyTorch in the same "
+    "shape {:.2f}, and the loop in the shape of nanochat's CPU script, {:.1f} million parameters and {} steps, {:.2f}."
 )
 ALARM_SENTENCE = (
     "{:,} documents, each judged by one of 32 keys; {:,} were too short for a verdict. Of the others {} had a p-value "
@@ -90,6 +95,12 @@ def crowd_sentence(result: Result) -> Sequence[object]:
         kills["answered_requests"],
         kills["received_tokens"],
     ]
+
+
+def laptop_sentence(result: Result) -> Sequence[object]:
+    *_, shaped = rows = result["rows"]
+    first, second, third = (row["bits_per_byte"] for row in rows)
+    return [*(row["cpu_s"] for row in rows), first, second, shaped["parameters"] / 1e6, shaped["steps"], third]
 
 
 def serve_arms(result: Result) -> Iterator[str]:
@@ -212,6 +223,7 @@ SENTENCES = (
     ("docs/benchmarks.md", SERVE_QUICK, GATEWAY_SENTENCE, gateway_sentence),
     ("docs/benchmarks.md", SERVE, BUSY_GATEWAY_SENTENCE, busy_gateway_sentence),
     ("docs/benchmarks.md", SERVE, RATIO_SENTENCE, ratio_sentence),
+    ("docs/laptop.md", LAPTOP_ARMS, LAPTOP_SENTENCE, laptop_sentence),
     ("docs/benchmarks.md", SERVE, CROWD_SENTENCE, crowd_sentence),
     (WATCH_PAGE, ALERTS, DRIFT_SENTENCE, drift_sentence),
     (MARKS_PAGE, MARKS, ALARM_SENTENCE, alarm_sentence),
