@@ -32,7 +32,8 @@ CROWD_SENTENCE = (
 )
 LAPTOP_SENTENCE = (
     "After {:.0f}, {:.0f} and {:.0f} CPU seconds `phalanx laptop` had {:.2f} bits a byte, the loop of PyTorch in the "
-    "same shape {:.2f}, and the loop in the shape of nanochat's CPU script, {:.1f} million parameters and {} steps, {:.2f}."
+    "same shape {:.2f}, and the loop in the shape of nanochat's CPU script, {:.1f} million parameters and {} steps, "
+    "{:.2f}."
 )
 ALARM_SENTENCE = (
     "{:,} documents, each judged by one of 32 keys; {:,} were too short for a verdict. Of the others {} had a p-value "
