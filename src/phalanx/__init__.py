@@ -7,6 +7,8 @@
 Importing this package loads no torch; the first use of ``train`` does.
 """
 
+import os
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
     from phalanx.train import load_run as load_run
 
 __version__ = "0.1.0"
+
+if sys.argv[:1] == ["-m"] and sys.path[:1] == [os.getcwd()]:
+    # `python -m phalanx` puts the working directory before all packages; a downloaded model there may bring a torch.py
+    del sys.path[0]
 
 
 class TrainPackage(ModuleType):

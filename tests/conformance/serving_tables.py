@@ -1,5 +1,6 @@
 """How the tables and sentences of the pages on marks and filters are made from their raw results."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -7,11 +8,32 @@ from phalanx.serve.filters.config import InputFilters, OutputFilters
 from phalanx.serve.filters.table import INPUTS, OUTPUTS
 
 MARKS, FILTERS = "marks-cpu-2cores-busy.json", "filters-cpu-2cores-busy.json"
-ALERTS, SERVE = "alerts-cpu-2cores-busy.json", "serve-cpu-2cores-quick.json"
+ALERTS, SERVE = "alerts-cpu-2cores-busy.json", "serve-cpu-2cores-busy.json"
+SERVE_QUICK = "serve-cpu-2cores-quick.json"
+LAPTOP_ARMS = "laptop-arms-cpu-2cores-busy.json"
 MARKS_PAGE, FILTERS_PAGE, WATCH_PAGE = "docs/marked_text.md", "docs/filters.md", "docs/serving_watch.md"
 GATEWAY_SENTENCE = (
     "Through the gateway a request took **{:.2f} ms** longer at the median and **{:.2f} ms** at the 99th percentile "
     "(goal 2), {:.2f} ms of CPU each; with eight streams the gateway took {:.1f} % of the engine's CPU."
+)
+BUSY_GATEWAY_SENTENCE = (
+    "Beside other work at load {:.0f} the same were {:.2f} and {:.2f} ms, which is what processes waited for a "
+    "processor; with eight streams {:.1f} % of the throughput was lost (goal 3)."
+)
+RATIO_SENTENCE = (
+    "By CPU seconds this engine wrote {:.2f}, {:.2f} and {:.2f} times as many tokens as the best other one with 1, 8 "
+    "and 32 streams in float32 (goal .9 of llama.cpp with 8), and {:.2f}, {:.2f} and {:.2f} times as many as llama.cpp "
+    "with weights of 8 bits."
+)
+CROWD_SENTENCE = (
+    "Of {:,} open streams {:,} were answered whole by the server, in {:.0f} s and {:.0f} MiB more than before, and "
+    "{:,} through the gateway, in {:.1f} s and {:.0f} MiB. Of {} servers that were killed under load none lost a "
+    "count: {} requests and {:,} tokens were counted where clients had got {} and {}."
+)
+LAPTOP_SENTENCE = (
+    "After {:.0f}, {:.0f} and {:.0f} CPU seconds `phalanx laptop` had {:.2f} bits a byte, the loop of PyTorch in the "
+    "same shape {:.2f}, and the loop in the shape of nanochat's CPU script, {:.1f} million parameters and {} steps, "
+    "{:.2f}."
 )
 ALARM_SENTENCE = (
     "{:,} documents, each judged by one of 32 keys; {:,} were too short for a verdict. Of the others {} had a p-value "
@@ -45,10 +67,51 @@ def gateway_sentence(result: Result) -> Sequence[object]:
     return [*times, 100 * share["cpu_share"]]
 
 
+def busy_gateway_sentence(result: Result) -> Sequence[object]:
+    latency = result["gateway_latency"]
+    lost = 100 * max(0.0, result["gateway_share"]["lost_share"])
+    return [max(result["load"]), latency["added_p50_ms"], latency["added_p99_ms"], lost]
+
+
+def ratio_sentence(result: Result) -> Sequence[object]:
+    ratios = {(row["precision"], row["streams"], row["unit"]): row["best_peer"] for row in result["ratios"]}
+    return [ratios[kind, streams, "tokens_per_cpu_s"] for kind in ("float32", "8 bits") for streams in (1, 8, 32)]
+
+
+def crowd_sentence(result: Result) -> Sequence[object]:
+    server, gateway = result["crowd"]
+    kills = result["kills"]
+    assert (kills["lost_requests"], kills["lost_tokens"]) == (0, 0)
+    return [
+        server["streams"],
+        server["whole"],
+        server["wall_s"],
+        server["grown_mib"],
+        gateway["whole"],
+        gateway["wall_s"],
+        gateway["grown_mib"],
+        kills["kills"],
+        kills["counted_requests"],
+        kills["counted_tokens"],
+        kills["answered_requests"],
+        kills["received_tokens"],
+    ]
+
+
+def laptop_sentence(result: Result) -> Sequence[object]:
+    *_, shaped = rows = result["rows"]
+    first, second, third = (row["bits_per_byte"] for row in rows)
+    return [*(row["cpu_s"] for row in rows), first, second, shaped["parameters"] / 1e6, shaped["steps"], third]
+
+
 def serve_arms(result: Result) -> Iterator[str]:
-    for row in result["rows"]:
-        rates = (f"{row[unit]:.1f}" for unit in ("tokens_per_cpu_s", "tokens_per_s"))
-        yield line(row["arm"], row["streams"], *rates, f"{row['first_ms']:,.0f}", f"{row['token_ms']:,.0f}")
+    for kind in dict.fromkeys((row["precision"], row["arm"], row["streams"]) for row in result["rows"]):
+        turns = [row for row in result["rows"] if (row["precision"], row["arm"], row["streams"]) == kind]
+        units = ("tokens_per_cpu_s", "tokens_per_s", "first_ms", "token_ms")
+        middles = (statistics.median(row[unit] for row in turns) for unit in units)
+        yield line(
+            *kind, *(f"{middle:,.1f}" if number < 2 else f"{middle:,.0f}" for number, middle in enumerate(middles))
+        )
 
 
 def marginal(result: Result) -> Iterator[str]:
@@ -158,7 +221,11 @@ def drift_sentence(result: Result) -> Sequence[object]:
 
 
 SENTENCES = (
-    ("docs/benchmarks.md", SERVE, GATEWAY_SENTENCE, gateway_sentence),
+    ("docs/benchmarks.md", SERVE_QUICK, GATEWAY_SENTENCE, gateway_sentence),
+    ("docs/benchmarks.md", SERVE, BUSY_GATEWAY_SENTENCE, busy_gateway_sentence),
+    ("docs/benchmarks.md", SERVE, RATIO_SENTENCE, ratio_sentence),
+    ("docs/laptop.md", LAPTOP_ARMS, LAPTOP_SENTENCE, laptop_sentence),
+    ("docs/benchmarks.md", SERVE, CROWD_SENTENCE, crowd_sentence),
     (WATCH_PAGE, ALERTS, DRIFT_SENTENCE, drift_sentence),
     (MARKS_PAGE, MARKS, ALARM_SENTENCE, alarm_sentence),
     (MARKS_PAGE, MARKS, COST_SENTENCE, cost_sentence),

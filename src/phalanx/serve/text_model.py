@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import tokenizers
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -78,7 +79,7 @@ class TextModel:
                 if stages == 1
                 else self._start_stages(directory, device, stages)
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as exc:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as exc:
             raise ModelError(f"{directory}: no model that can write texts ({str(exc)[:300]})") from exc
         rows = self._model.get_input_embeddings().weight.shape[0]
         if len(self._tokenizer) > rows:

@@ -29,8 +29,9 @@ def directory(tmp_path_factory):
     return write_random_model(parse_hub_config(config, "tiny"), 1, tmp_path_factory.mktemp("models"), None)
 
 
-def say_orders(directory, arm, *orders):
-    spec = TextArmSpec(arm=arm, model=str(directory), gguf="", max_streams=4, prompt_tokens=5, new_tokens=6)
+def say_orders(directory, arm, *orders, precision="float32"):
+    sizes = {"max_streams": 4, "prompt_tokens": 5, "new_tokens": 6}
+    spec = TextArmSpec(arm=arm, precision=precision, model=str(directory), gguf="", **sizes)
     answers = io.StringIO()
     serve_arm(spec, [json.dumps(order) for order in orders], answers)
     return [LoadReport.model_validate_json(line) for line in answers.getvalue().splitlines()]
@@ -60,16 +61,19 @@ def test_a_row_counts_by_wall_and_processor_and_takes_medians():
 def test_the_ratio_is_to_the_fastest_peer_at_the_same_number_of_streams():
     rates = {"phalanx": (80.0, 90.0, 10.0), "transformers": (20.0, 20.0, 20.0), "llama.cpp": (100.0, 101.0, 99.0)}
     rows = [
-        {"arm": arm, "streams": 8, "turn": turn, "tokens_per_s": 1.0, "tokens_per_cpu_s": rate}
+        {"arm": arm, "precision": "float32", "streams": 8, "turn": turn, "tokens_per_s": 1.0, "tokens_per_cpu_s": rate}
         for arm, turns in rates.items()
         for turn, rate in enumerate(turns)
     ]
+    # 8 bits are compared with 8 bits alone
+    others = [row | {"precision": "8 bits", "tokens_per_cpu_s": 1e3} for row in rows if row["arm"] != "transformers"]
 
-    by_cpu, by_wall = make_ratios(rows)
+    by_cpu, by_wall, coarse, _ = make_ratios([*rows, *others])
 
     assert (by_cpu["streams"], by_cpu["unit"], by_wall["unit"]) == (8, "tokens_per_cpu_s", "tokens_per_s")
     assert (by_cpu["best_peer"], by_cpu["llama.cpp"], by_cpu["transformers"]) == (0.8, 0.8, 4.0)
     assert by_wall["best_peer"] == 1.0
+    assert (coarse["precision"], coarse["best_peer"]) == ("8 bits", 1.0)
 
 
 def test_the_bench_has_a_short_form_and_asks_at_the_numbers_of_the_claim():
@@ -79,12 +83,16 @@ def test_the_bench_has_a_short_form_and_asks_at_the_numbers_of_the_claim():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ["phalanx", "transformers"])
-def test_an_arm_writes_all_tokens_of_all_streams(directory, arm, tmp_path):
+@pytest.mark.parametrize(
+    ("arm", "precision"), [("phalanx", "float32"), ("phalanx", "8 bits"), ("transformers", "float32")]
+)
+def test_an_arm_writes_all_tokens_of_all_streams(directory, arm, precision, tmp_path):
     tokenizer_files = pytest.importorskip("tiny_served")
     model = tokenizer_files.write_model(tmp_path, vocab_size=20_000)
 
-    ready, report, again = say_orders(model, arm, {"streams": 3, "turn": 1}, {"streams": 1, "turn": 2})
+    ready, report, again = say_orders(
+        model, arm, {"streams": 3, "turn": 1}, {"streams": 1, "turn": 2}, precision=precision
+    )
 
     assert ready.version
     assert (report.tokens, again.tokens) == (18, 6)

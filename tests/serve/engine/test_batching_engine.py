@@ -28,7 +28,9 @@ from phalanx.serve.engine import (
     Tool,
     batcher,
     collect_events,
+    text_states,
 )
+from phalanx.serve.engine.chooser import check_finite
 from phalanx.serve.engine.int8 import Int8Linear
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
 from tiny_served import END, UNMARKED, serve_model, write_model
@@ -465,15 +467,15 @@ def record_steps(monkeypatch) -> list[tuple[str, int]]:
     """Return a list that fills with the steps of a decode thread: their kind and number of tokens."""
     steps = []
 
-    def record(kind, original):
-        def run(module, ids, *rest):
+    def record(module, kind, original):
+        def run(model, ids, *rest):
             steps.append((kind, ids.shape[1]))
-            return original(module, ids, *rest)
+            return original(model, ids, *rest)
 
-        monkeypatch.setattr(batcher, kind, run)
+        monkeypatch.setattr(module, kind, run)
 
-    record("run_states", batcher.run_states)
-    record("run_step", batcher.run_step)
+    record(text_states, "run_states", text_states.run_states)
+    record(batcher, "run_step", batcher.run_step)
     return steps
 
 
@@ -613,3 +615,14 @@ def test_integer_sums_are_those_of_float_numbers_within_rounding():
 def test_integer_weights_take_no_adapter(directory, adapters):
     with pytest.raises(ModelError, match="float weights alone"):
         HostedModel("tiny", TextModel(directory), 0, adapters, "int8")
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_one_logit_that_is_no_finite_number_ends_a_step(number):
+    logits = torch.zeros(3, 5)
+    logits[1, 4] = number
+
+    with pytest.raises(ModelError, match="no finite number"):
+        check_finite(logits)
+    check_finite(logits[:1])
+    check_finite(logits[:0])

@@ -193,3 +193,28 @@ def test_tls_and_certificates_of_clients_are_asked_for(shared_lab, tmp_path, pki
     with gateway.client(None, verify=trusting) as keyless:
         assert keyless.get("/v1/models").status_code == 401
     assert gateway.stop() == 0
+
+
+@pytest.mark.parametrize(("wish", "is_padded"), [(None, True), (True, True), (False, False)])
+def test_a_stream_of_the_gateway_over_tls_has_events_of_one_length(shared_lab, tmp_path, pki, wish, is_padded):
+    """Attacker: somebody on the way, who sees the length of each encrypted piece."""
+    keys = make_access(tmp_path / "access")
+    _, secret = keys.make(limits=WIDE)
+    names = {"certificate": "certificate.pem", "private_key": "tls.key"}
+    listen = {key: str(pki / "gateway" / name) for key, name in names.items()}
+    engines = backends(shared_lab.local, shared_lab.cloud)
+    gateway = RunningGateway(tmp_path, keys, {"listen": listen, "backends": engines})
+    trusting = ssl.create_default_context(cafile=str(pki / "authority.pem"))
+    content = "a wordthatislongerthanmostotherwordsare b, " * 3
+    body = {"model": "small", "messages": [{"role": "user", "content": content}], "stream": True}
+    body |= {} if wish is None else {"stream_options": {"include_obfuscation": wish}}
+
+    with gateway.client(secret, verify=trusting) as client:
+        answer = client.post("/v1/chat/completions", json=body)
+
+    events = [part for part in answer.text.split("\n\n") if part.startswith("data: {")]
+    texts = [json.loads(part[6:])["choices"][0]["delta"].get("content") for part in events]
+    lengths = {len(part) for part, text in zip(events, texts, strict=True) if text}
+    assert len({len(text) for text in texts if text}) > 1
+    assert (len(lengths) == 1) == is_padded
+    assert gateway.stop() == 0

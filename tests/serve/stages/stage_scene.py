@@ -9,7 +9,7 @@ from phalanx.models import ModelSource
 from phalanx.rollouts.evidence import EvidenceDirectory
 from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.serve.engine import BatchingEngine, EngineSettings, GenerationRequest, SamplingSettings, TextPiece
-from phalanx.serve.engine.batcher import collect_events
+from phalanx.serve.engine.jobs import collect_events
 from phalanx.serve.stages import StageHolder, StageRelay, StagesConfig, StageService, StageWorkerConfig
 from phalanx.serve.stages.ends import load_ends
 from phalanx.serve.stages.examiner import StageExaminer

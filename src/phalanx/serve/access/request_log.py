@@ -20,6 +20,7 @@ from phalanx.serve.access.request_notes import note_facts
 
 LOG_FOLDER, LOG_RUN = "log", "serve"
 _FILE_NAME = re.compile(r"requests-([0-9]{6})\.jsonl")
+_SECRET_START = re.compile(r"phx_[a-z2-7]{4,}(_[a-z2-7]*)?")
 _MAX_LINES = 5000
 _MAX_WORD, _MAX_WORDS = 100, 50
 _CONTINUES, _REQUEST, _REFUSED = "continues", "request", "refused"
@@ -197,4 +198,5 @@ def _name_of(number: int) -> str:
 
 
 def _word(text: str) -> str:
-    return printable_text(text, _MAX_WORD)
+    # a client may send its key in the place of a name
+    return printable_text(_SECRET_START.sub("phx_...", text), _MAX_WORD)

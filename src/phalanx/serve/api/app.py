@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
 from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestFacts, RequestRefused, error_body
+from phalanx.serve.access.event_padding import EventPadder, wants_padding
 from phalanx.serve.access.refusals import App
 from phalanx.serve.api.chat import ChatBody, ChatReplyWriter
 from phalanx.serve.api.completions import CompletionBody, CompletionWriter
@@ -99,7 +100,10 @@ class _Routes:
             writer = route.writer(body, opened, names)
             headers = {"x-request-id": make_id("req_")}
             if body.is_streamed:
-                return _ReplyStream(writer, opened, route.path, headers | _EVENT_STREAM)
+                options = getattr(body, "stream_options", None)
+                wish = None if options is None else options.include_obfuscation
+                padder = EventPadder() if wants_padding(wish, request.url.scheme) else None
+                return _ReplyStream(_guard_stream(writer, route.path, padder), opened, headers | _EVENT_STREAM)
             try:
                 whole = await _unless_left(request, writer.write_whole)
             except PhalanxError as exc:
@@ -258,8 +262,8 @@ class _LastAnswer(JSONResponse):
 class _ReplyStream(StreamingResponse):
     """The events of an answer; the reply is closed however the response ends, also before its first event."""
 
-    def __init__(self, writer: ReplyWriter, reply: ModelReply, path: str, headers: dict[str, str]) -> None:
-        super().__init__(_guard_stream(writer, path), media_type="text/event-stream", headers=headers)
+    def __init__(self, events: AsyncGenerator[str, None], reply: ModelReply, headers: dict[str, str]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=headers)
         self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -269,11 +273,11 @@ class _ReplyStream(StreamingResponse):
             await self._reply.close()
 
 
-async def _guard_stream(writer: ReplyWriter, path: str) -> AsyncGenerator[str, None]:
+async def _guard_stream(writer: ReplyWriter, path: str, padder: EventPadder | None) -> AsyncGenerator[str, None]:
     """Yield the events of an answer; what goes wrong becomes an event."""
     try:
         async for event in writer.write_stream():
-            yield event
+            yield event if padder is None else padder.pad_event(event)
     except PhalanxError as exc:
         _log.error("%s: %s", path, exc)
         refusal = refusal_of(exc)

@@ -55,10 +55,14 @@ FINISH = {"stop_sequence": "stop"}
 
 
 class StreamOptions(StrictModel):
-    """What a stream holds beside the pieces."""
+    """What a stream holds beside the pieces.
+
+    Attributes:
+        include_obfuscation: Give all events one length; where it is left out, streams over TLS have that.
+    """
 
     include_usage: bool = False
-    include_obfuscation: bool = False
+    include_obfuscation: bool | None = None
 
 
 class CalledFunction(StrictModel):

@@ -18,12 +18,8 @@ from phalanx.serve.engine.request import (
 )
 
 if TYPE_CHECKING:
-    from phalanx.serve.engine.batcher import (
-        BatchingEngine as BatchingEngine,
-        EngineSettings as EngineSettings,
-        EventStream as EventStream,
-        collect_events as collect_events,
-    )
+    from phalanx.serve.engine.batcher import BatchingEngine as BatchingEngine, EngineSettings as EngineSettings
+    from phalanx.serve.engine.jobs import EventStream as EventStream, collect_events as collect_events
     from phalanx.serve.engine.pool import EnginePool as EnginePool, UnknownModelError as UnknownModelError
     from phalanx.serve.engine.hosted_model import HostedModel as HostedModel, ModelCard as ModelCard
     from phalanx.serve.engine.tools import ToolReader as ToolReader, describe_call as describe_call

@@ -111,24 +111,27 @@ def attend_rows(
     if softcap is not None or s_aux is not None:
         raise ModelError("its attention has a soft cap or sinks, which this engine does not compute")
     heads, groups = query.shape[1], query.shape[1] // key.shape[1]
-    output = query.new_zeros(query.shape[2], heads, value.shape[3])
-    for segment in _STEP.segments:
-        row, stop, length = segment.row, segment.row + segment.length, segment.length
-        keys, values = segment.cache.write_layer(
-            module.layer_idx, segment.start, key[0, :, row:stop], value[0, :, row:stop]
-        )
-        if sliding_window is not None and length == 1:
+    segments, num_padding = _STEP.segments, query.shape[2] - sum(segment.length for segment in _STEP.segments)
+    # segments lie behind one another and padding after them: one call makes the views of all texts
+    lengths = [*(segment.length for segment in segments), num_padding]
+    parts = zip(segments, *(torch.split(tensor[0], lengths, dim=1) for tensor in (query, key, value)), strict=False)
+    outputs: list[Tensor] = []
+    for segment, queries, new_keys, new_values in parts:
+        keys, values = segment.cache.write_layer(module.layer_idx, segment.start, new_keys, new_values)
+        if sliding_window is not None and segment.length == 1:
             keys, values = keys[:, -sliding_window:], values[:, -sliding_window:]
             mask = None
         else:
             mask = segment.mask(sliding_window)
         # heads that share keys stand behind one another as if they were further tokens: nothing is copied
-        packed = query[0, :, row:stop].reshape(1, heads // groups, groups * length, query.shape[3])
+        packed = queries.reshape(1, heads // groups, groups * segment.length, query.shape[3])
         if mask is not None and groups > 1:
             mask = mask.repeat(groups, 1)
         attended = scaled_dot_product_attention(packed, keys[None], values[None], mask, scale=scaling)
-        output[row:stop] = attended.reshape(heads, length, -1).transpose(0, 1)
-    return output[None], None
+        outputs.append(attended.view(heads, segment.length, -1).transpose(0, 1))
+    if num_padding:
+        outputs.append(query.new_zeros(num_padding, heads, value.shape[3]))
+    return torch.cat(outputs)[None], None
 
 
 def adopt_attention(model: Any) -> None:

@@ -1,5 +1,6 @@
 """The next tokens of choices: penalties, grammar, draw or mark, and log-probabilities."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -136,7 +137,8 @@ def check_finite(logits: Tensor) -> None:
     Raises:
         ModelError: One is not.
     """
-    if not bool(torch.isfinite(logits).all()):
+    # one pass: the extremes of numbers of which one is NaN are NaN
+    if logits.numel() and not all(map(math.isfinite, map(float, logits.aminmax()))):
         raise ModelError("a logit is no finite number; the weights are damaged or training had diverged")
 
 

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 from phalanx.closing import Closeable
 from phalanx.errors import ConfigError, ModelError
-from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings, EventStream
+from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings
 from phalanx.serve.engine.hosted_model import HostedModel, ModelCard
+from phalanx.serve.engine.jobs import EventStream
 from phalanx.serve.engine.request import GenerationRequest
 from phalanx.serve.marks import TokenMark
 

@@ -41,10 +41,10 @@ class RowCache:
         if keys is None or values is None:
             keys = self._keys[layer] = key.new_empty(key.shape[0], self._capacity, key.shape[2])
             values = self._values[layer] = value.new_empty(value.shape[0], self._capacity, value.shape[2])
-        stop = start + key.shape[1]
-        keys[:, start:stop] = key
-        values[:, start:stop] = value
-        return keys[:, :stop], values[:, :stop]
+        length = key.shape[1]
+        keys.narrow(1, start, length).copy_(key)
+        values.narrow(1, start, length).copy_(value)
+        return keys.narrow(1, 0, start + length), values.narrow(1, 0, start + length)
 
     def copy_prefix(self, length: int) -> "RowCache":
         """Return a cache of its own memory with the first tokens."""

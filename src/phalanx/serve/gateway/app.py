@@ -27,6 +27,7 @@ from phalanx.serve.access import (
     make_server,
     model_quarantined,
 )
+from phalanx.serve.access.event_padding import EventPadder, wants_padding
 from phalanx.serve.access.refusals import App
 from phalanx.serve.access.request_notes import note_budget, note_prompts
 from phalanx.serve.filters import TextFilters
@@ -125,7 +126,9 @@ class Gateway:
                 facts = RequestFacts(route.path, "", refusal.status, verdicts=verdicts)
                 self._access.request_log.record_request(caller, facts)
                 raise
-            return await self._forward(_Entry(self._access.request_log, caller, forwarded, reservation), forwarded)
+            entry = _Entry(self._access.request_log, caller, forwarded, reservation)
+            padder = EventPadder() if wants_padding(forwarded.wants_padding, request.url.scheme) else None
+            return await self._forward(entry, forwarded, padder)
 
         return answer_request
 
@@ -143,7 +146,7 @@ class Gateway:
             message = f"The budget {exc.limit} of this key is used up."
             raise RequestRefused(429, "budget_exceeded", message, retry_after_s=exc.retry_after_s) from exc
 
-    async def _forward(self, entry: "_Entry", forwarded: ForwardedRequest) -> Response:
+    async def _forward(self, entry: "_Entry", forwarded: ForwardedRequest, padder: EventPadder | None) -> Response:
         """Send a request to an engine and return its answer; the entry is closed once, however this ends."""
         limits = self._config.limits
         max_bytes, max_s = limits.max_answer_bytes, limits.max_answer_s
@@ -154,7 +157,7 @@ class Gateway:
                 entry.backend = backend
                 await check_status(answer, forwarded, max_bytes, max_s)
                 if forwarded.is_stream and not forwarded.is_collected:
-                    relay = AnswerStream(forwarded, self._filters, entry.facts, limits)
+                    relay = AnswerStream(forwarded, self._filters, entry.facts, limits, padder)
                     # what is open ends with the stream
                     return _ClosingStream(relay.relay(answer, entry.finish), stack.pop_all())
                 content = await read_whole(answer, max_bytes, max_s)
@@ -202,11 +205,14 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
                 entry.completion if completion is None else min(completion, entry.completion),
             )
         sizes = {"prompt_tokens": facts.prompt_tokens, "completion_tokens": facts.completion_tokens}
+        # a name that is none of a model is a text of the client
+        has_model = self.refusal is None or self.refusal.code != "model_not_found"
+        model = self._forwarded.model if has_model else "unknown"
         self._request_log.record_request(
             self._caller,
             RequestFacts(
                 route=self._forwarded.route.path,
-                model_digest=f"{self._forwarded.model} at {self.backend.config.name if self.backend else 'no engine'}",
+                model_digest=f"{model} at {self.backend.config.name if self.backend else 'no engine'}",
                 status=self.refusal.status if self.refusal else 200 if facts.is_complete else _LEFT,
                 sizes={**{name: count for name, count in sizes.items() if count is not None}, "bytes": facts.num_bytes},
                 verdicts=tuple(facts.verdicts),

@@ -82,6 +82,7 @@ class ForwardedRequest:
         is_sensitive: It holds personal data, or token ids, which nobody here can read.
         has_scores: The client asked for log-probabilities.
         wants_usage: The client asked for the last chunk of a stream that counts tokens.
+        wants_padding: Whether the client wants events of one length; None where it does not say.
         notes: Remarks of filters on texts that passed.
     """
 
@@ -97,6 +98,7 @@ class ForwardedRequest:
     is_collected: bool
     has_scores: bool
     wants_usage: bool
+    wants_padding: bool | None
     notes: tuple[str, ...]
 
     def prompt_words(self) -> list[list[str]]:
@@ -132,10 +134,9 @@ def read_request(
     choices, completion_tokens = _bound_completion(route, payload, limits)
     num_prompts = _count_prompts(payload.get("prompt"))
     is_stream = bool(payload.get("stream"))
-    wants_usage = bool((payload.get("stream_options") or {}).get("include_usage"))
+    options = payload.pop("stream_options", None) or {}
     has_scores = payload.get("logprobs") is not None and payload["logprobs"] is not False
     is_collected = is_stream and (has_scores or route.name == "responses")
-    payload.pop("stream_options", None)
     if route.name != "embeddings":
         payload["stream"] = is_stream and not is_collected
     if route.name == "responses":
@@ -154,7 +155,8 @@ def read_request(
         is_stream=is_stream,
         is_collected=is_collected,
         has_scores=has_scores,
-        wants_usage=wants_usage,
+        wants_usage=bool(options.get("include_usage")),
+        wants_padding=options.get("include_obfuscation"),
         notes=tuple(dict.fromkeys(notes)),
     )
 

@@ -85,6 +85,7 @@ class _ResponseFormat(StrictModel):
 
 class _StreamOptions(StrictModel):
     include_usage: bool = False
+    include_obfuscation: bool | None = None
 
 
 class _Sampled(StrictModel):

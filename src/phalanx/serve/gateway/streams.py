@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx2
 
+from phalanx.serve.access.event_padding import EventPadder
 from phalanx.serve.access.refusals import RequestRefused, error_body
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.answers import (
@@ -34,9 +35,15 @@ class AnswerStream:
     """
 
     def __init__(
-        self, request: ForwardedRequest, filters: TextFilters, facts: AnswerFacts, limits: GatewayLimits
+        self,
+        request: ForwardedRequest,
+        filters: TextFilters,
+        facts: AnswerFacts,
+        limits: GatewayLimits,
+        padder: EventPadder | None = None,
     ) -> None:
         self._request, self._filters, self._facts, self._limits = request, filters, facts, limits
+        self._padder = padder
         self._streams: dict[tuple[int, tuple[str, ...]], StreamFilter] = {}
         self._is_messages = request.route.name == "messages"
         self._block_type = "text_delta"
@@ -182,8 +189,9 @@ class AnswerStream:
         yield {"id": "refused", "object": kind, "created": 0, "model": self._request.model, "choices": [choice]}
 
     def _encode_part(self, part: dict[str, Any]) -> bytes:
-        event = f"event: {part['type']}\n".encode() if self._is_messages and "type" in part else b""
-        return event + b"data: " + json.dumps(part).encode() + b"\n\n"
+        head = f"event: {part['type']}\n" if self._is_messages and "type" in part else ""
+        event = f"{head}data: {json.dumps(part)}\n\n"
+        return (event if self._padder is None else self._padder.pad_event(event)).encode()
 
 
 def stream_whole_answer(answer: dict[str, Any], request: ForwardedRequest) -> Iterator[bytes]:

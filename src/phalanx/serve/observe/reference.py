@@ -8,7 +8,7 @@ from pathlib import Path
 from phalanx.errors import InputError, ModelError, PhalanxError
 from phalanx.security.crypto import digest_hex
 from phalanx.serve.engine import EnginePool, GenerationRequest, ModelCard, PromptRead
-from phalanx.serve.engine.batcher import collect_events
+from phalanx.serve.engine.jobs import collect_events
 
 _MAX_TEXTS, _MAX_FILE_BYTES = 1000, 4 * 1024 * 1024
 _MAX_MEAN = 709.0

