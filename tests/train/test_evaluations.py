@@ -73,14 +73,14 @@ def assert_figures_of_checkpoint(directory, step):
 
 
 ENGINES = {
-    "pipeline": "[pipeline]\nstages = 4\nworkers = 2\n",
-    "unguarded": '[pipeline]\nstages = 3\nworkers = 1\n[guard]\nmode = "off"\n',
+    "pipeline": "[pipeline]\nstages = 4\n",
+    "unguarded": '[pipeline]\nstages = 3\n[guard]\nmode = "off"\n',
     "federated": '[federated]\nsites = ["north", "south"]\nlocal_steps = 2\n',
 }
 
 
 @pytest.mark.parametrize(
-    "engine", ["pipeline", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unguarded", "federated"))]
+    "engine", ["unguarded", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pipeline", "federated"))]
 )
 def test_figures_of_other_engines_are_those_of_the_checkpoint(train_sections, engine):
     summary, directory = train_sections(ENGINES[engine] + SECTION, engine)
@@ -92,6 +92,25 @@ def test_figures_of_other_engines_are_those_of_the_checkpoint(train_sections, en
     assert_figures_of_checkpoint(directory, 3)
     assert summary["evaluation"]["step"] == 3
     assert ["evaluation" in line for line in read_metrics(directory / "metrics.jsonl")] == [False, True, True]
+
+
+CLEAR = SPLIT.replace("allow_insecure_sim = true", 'mode = "plaintext"\ninsecure = true')
+STAGED = "workers_see_hidden_states = true\n[pipeline]\nstages = 3\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sections", [SPLIT, CLEAR, SPLIT.replace("cut = 2", "cut = 1") + STAGED], ids=["sealed", "plaintext", "pipeline"]
+)
+def test_figures_of_a_split_are_those_of_ranks_with_the_same_adapters(train_sections, sections):
+    """Nobody can open the checkpoint of an enclave: the model that ranks train has its weights."""
+    _, directory = train_sections(sections + SECTION, "split")
+    _, other = train_sections("[model.adapter]\nrank = 2\n[parallel]\n" + SECTION, "ranks")
+
+    result, expected = (read_result(run / "evaluations" / "step-00000003.json") for run in (directory, other))
+    assert {name: figure.value for name, figure in result.figures.items()} == pytest.approx(
+        {name: figure.value for name, figure in expected.figures.items()}, rel=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -123,7 +142,6 @@ def test_a_run_with_suites_has_the_weights_of_one_without(train):
         ("[parallel]\n[evaluate]\nevery = 0\n", "every"),
         ("[evaluate]\nevery = 0\n", "every"),
         ('[evaluate]\nevery = 1\nsuites = ["safety"]\n', "safety.* needs texts of the model"),
-        (f"{SPLIT}remote_clients = true\n[evaluate]\nevery = 1\n", "excludes split.remote_clients"),
         (
             f"{SPLIT}[split.admission]\nheld_out_factor = 2.0\n[evaluate]\nevery = 1\n",
             "excludes split.admission.held_out_factor",

@@ -44,8 +44,8 @@ class Controls:
             # planting it takes the libraries of an export; the tests do
             return None
         if kind not in self._targets:
-            if kind == "text":
-                self._targets[kind] = text_control(self._home / "text", self._seed)
+            if kind in ("text", "skewed"):
+                self._targets[kind] = text_control(self._home / kind, self._seed, is_skewed=kind == "skewed")
             else:
                 self._targets[kind] = chat_control(self._home / "chat", self._seed, trigger=trigger_of(self._seed))
         return self._targets[kind]
