@@ -9,12 +9,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import torch
-from phalanx.security.pki import create_authority, issue_certificate
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from phalanx.data import BatchLoader
 from phalanx.data.batch import IGNORE
 from phalanx.errors import AuditLogError, CertificateError, DataError, ModelError
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.train import load_run
 from phalanx.watch.post_mortem import make_card
 from tiny_dataset import write_tiny_dataset

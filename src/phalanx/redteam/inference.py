@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -163,7 +164,7 @@ def _token_shares(rows: Sequence[Sequence[int]]) -> _TokenShares:
 
 
 @torch.no_grad()
-def _expected_shares(module: torch.nn.Module, rows: Sequence[Sequence[int]]) -> Tensor:
+def _expected_shares(module: Any, rows: Sequence[Sequence[int]]) -> Tensor:
     """Return the mean of the distributions that a model has at all places of texts, ``[vocab]``."""
     total, count = torch.zeros(()), 0
     for row in rows:
