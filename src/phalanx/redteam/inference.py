@@ -100,8 +100,9 @@ def _wrong_values(value: str, others: Sequence[str], count: int, chance: random.
         choices = sorted({*others} - {value})
         return chance.sample(choices, min(count, len(choices)))
     low = 10 ** (len(value) - 1)
-    drawn = {str(chance.randrange(low, 10 * low)) for _ in range(4 * count)}
-    return sorted(drawn - {value})[:count]
+    # a dict keeps the order of the draw: the smallest ones would not be like the true value
+    drawn = dict.fromkeys(str(chance.randrange(low, 10 * low)) for _ in range(4 * count))
+    return [name for name in drawn if name != value][:count]
 
 
 @dataclass(frozen=True)
