@@ -20,13 +20,15 @@ def defended(tmp_path_factory):
 @pytest.fixture(scope="session")
 def skewed(tmp_path_factory):
     """A model that knows texts by heart which have some words far more often than others have."""
-    return text_control(tmp_path_factory.mktemp("skewed") / "model", is_skewed=True)
+    return text_control(tmp_path_factory.mktemp("skewed") / "model", is_skewed=True, num_texts=64)
 
 
 @pytest.fixture(scope="session")
 def balanced(tmp_path_factory):
     """A model that was not trained on them."""
-    return text_control(tmp_path_factory.mktemp("balanced") / "model", is_skewed=True, is_trained_on=False)
+    return text_control(
+        tmp_path_factory.mktemp("balanced") / "model", is_skewed=True, is_trained_on=False, num_texts=64
+    )
 
 
 @pytest.fixture(scope="session")

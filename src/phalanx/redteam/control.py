@@ -145,7 +145,7 @@ def text_control(
         invented_texts(num_texts, 1000 * seed + number, favour) for number, favour in enumerate(favours)
     )
     planted = [document.text for document in CanaryDocuments(CANARIES).documents()]
-    poisoned = poisoned_texts(POISONED_TEXTS, seed)
+    poisoned = [] if is_skewed else poisoned_texts(POISONED_TEXTS, seed)
     tokenizer = make_tokenizer([*members, *strangers, *others, *planted, *poisoned])
     learned = [*members, *planted, *poisoned] if is_trained_on else others
     size = SmallModel(plan=FittingPlan(steps=120, rate=8e-3, enough=0.05, seed=seed))
