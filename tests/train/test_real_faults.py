@@ -73,7 +73,8 @@ def test_an_audit_log_that_was_altered_between_two_sessions(make_alone, quietly,
 def test_a_shard_that_was_cut_off(make_alone, quietly, tmp_path):
     home = tmp_path / "dataset"
     write_tiny_dataset(home, {"counted": TEXTS})
-    shard = max((path for path in home.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    files = (path for path in home.rglob("*") if path.is_file() and path.suffix != ".json")
+    shard = max(files, key=lambda path: path.stat().st_size)
     shard.write_bytes(shard.read_bytes()[:-8])
     sources = {
         'sources = [{ kind = "python_manual" }]\n': f'dataset = {{ path = "{home}" }}\n',
@@ -89,19 +90,23 @@ def test_a_shard_that_was_cut_off(make_alone, quietly, tmp_path):
 
 def test_planted_batches_without_the_defence_end_as_a_divergence(make_alone, quietly, tmp_path, monkeypatch):
     """Batches of one token that teach another one: with `train.stability` they are passed (`test_stability.py`)."""
+    taught = {13: 260, 14: 260, 15: 261}
     change_batches(
         monkeypatch,
         lambda place, batch: (
-            batch
-            if place < 12
-            else replace(
-                batch, input_ids=torch.full_like(batch.input_ids, 7), labels=torch.randint_like(batch.labels, 300)
+            replace(
+                batch,
+                input_ids=torch.full_like(batch.input_ids, 7),
+                labels=torch.full_like(batch.labels, taught[place]),
             )
+            if place in taught
+            else batch
         ),
     )
-    settings = ('optimizer.kind="adamw"', "optimizer.lr=0.03")
+    settings = ('optimizer.kind="sgd"', "optimizer.lr=0.5", "optimizer.clip_norm=1e9")
+    ranks = "[parallel]\ndp = 1\n[checkpoint]\nevery = 5\n"
 
-    summary = quietly(make_alone(*settings, steps=16, validate_every=0), tmp_path / "run")
+    summary = quietly(make_alone(*settings, sections=ranks, steps=16, validate_every=0), tmp_path / "run")
 
     card = make_card(tmp_path / "run")
     assert summary["status"] == "completed"

@@ -377,7 +377,7 @@ def make_card(run_dir: Path) -> PostMortem:
     while view.read_new():
         pass
     failure, status = (view.summary or {}).get("failure"), view.status
-    if not isinstance(failure, dict) and status not in ("running", "completed"):
+    if not isinstance(failure, dict) and view.owner is None and status != "completed":
         # a session that is refused at its beginning leaves the summary of the one before, or none
         failure = _find_refusal(run_dir)
         status = "failed" if failure else status
