@@ -65,7 +65,7 @@ def test_what_is_common_in_the_training_data_is_told(skewed):
     finding = PropertyInference().run(skewed)
 
     assert finding.outcome == "found"
-    assert finding.score.value >= 0.9
+    assert finding.score.value >= 0.75
     assert finding.examples
 
 

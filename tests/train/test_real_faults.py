@@ -70,12 +70,13 @@ def test_an_audit_log_that_was_altered_between_two_sessions(make_alone, quietly,
     assert make_card(tmp_path / "run").cause == "altered_log"
 
 
-def test_a_shard_that_was_cut_off(make_alone, quietly, tmp_path):
+def test_a_shard_with_one_wrong_bit(make_alone, quietly, tmp_path):
     home = tmp_path / "dataset"
     write_tiny_dataset(home, {"counted": TEXTS})
-    files = (path for path in home.rglob("*") if path.is_file() and path.suffix != ".json")
-    shard = max(files, key=lambda path: path.stat().st_size)
-    shard.write_bytes(shard.read_bytes()[:-8])
+    shard = home / "shards" / "counted.train" / "tokens-00000"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
     sources = {
         'sources = [{ kind = "python_manual" }]\n': f'dataset = {{ path = "{home}" }}\n',
         BPE: BPE.replace('"bpe", vocab_size = 300', f'"file", path = "{home}/tokenizer.json"'),
@@ -90,7 +91,7 @@ def test_a_shard_that_was_cut_off(make_alone, quietly, tmp_path):
 
 def test_planted_batches_without_the_defence_end_as_a_divergence(make_alone, quietly, tmp_path, monkeypatch):
     """Batches of one token that teach another one: with `train.stability` they are passed (`test_stability.py`)."""
-    taught = {13: 260, 14: 260, 15: 261}
+    taught = {**dict.fromkeys(range(4, 15), 260), 15: 261}
     change_batches(
         monkeypatch,
         lambda place, batch: (
