@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from phalanx.redteam.finding import Score
 from phalanx.redteam.inference import AttributeInference, PropertyInference
 from phalanx.redteam.opening import TargetChoice, open_target
@@ -61,6 +63,7 @@ def test_texts_without_values_are_not_judged(undefended):
     assert "fewer than 8" in finding.why_not
 
 
+@pytest.mark.slow
 def test_what_is_common_in_the_training_data_is_told(skewed):
     finding = PropertyInference().run(skewed)
 
@@ -69,6 +72,7 @@ def test_what_is_common_in_the_training_data_is_told(skewed):
     assert finding.examples
 
 
+@pytest.mark.slow
 def test_a_model_of_other_data_tells_no_property(balanced):
     finding = PropertyInference().run(balanced)
 
