@@ -20,11 +20,6 @@ def no_large_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
 
 
-def little_memory() -> None:
-    """Let this process address 3 GiB: its libraries take two of them."""
-    resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
-
-
 def no_network() -> None:
     """Move this process into a network of its own, with only a loopback that is up."""
     flags = _CLONE_NEWNET if os.geteuid() == 0 else _CLONE_NEWNET | _CLONE_NEWUSER
@@ -35,7 +30,7 @@ def no_network() -> None:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP_RUNNING))
 
 
-RESTRICTIONS = {restriction.__name__: restriction for restriction in (no_large_files, little_memory, no_network)}
+RESTRICTIONS = {restriction.__name__: restriction for restriction in (no_large_files, no_network)}
 
 if __name__ == "__main__":
     RESTRICTIONS[sys.argv[1]]()

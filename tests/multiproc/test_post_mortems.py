@@ -82,17 +82,6 @@ def test_a_full_disk_is_the_cause(place):
     assert "cause            full_disk" in process.text
 
 
-def test_a_batch_that_does_not_fit_into_memory_is_the_cause(place):
-    alone = ("pipeline.stages=2", "train.microbatches=1", "train.batch_size=131072", "train.validate_every=0")
-    process = place.train(*alone, restriction="little_memory")
-
-    assert process.wait() != 0, process.text
-
-    card = card_of(place)
-    assert (card["cause"], card["party"], card["status"]) == ("out_of_memory", "owner", "failed")
-    assert "train.batch_size" in card["next_command"]
-
-
 def test_numbers_that_are_none_are_the_cause(place):
     process = place.train("optimizer.lr=1e30")
 
