@@ -1,4 +1,4 @@
-"""Inference of what training records hold: an attribute of one record, and a property of all of them."""
+"""Inference about training records: an attribute of one record, and a property of all of them."""
 
 import math
 import random
@@ -25,9 +25,9 @@ _MIN_COUNT, _MIN_SIDE, _MIN_GAP = 8, 5, math.log(2)
 class AttributeInference:
     """An attacker knows a record but for one value, and takes the value that the model finds likeliest in its place.
 
-    The value is the one that a line of the texts names (``attribute``), else the last number of two digits or more. It
-    is compared with other records' values, or with other numbers of as many digits. What any model guesses from the
-    rest of a record is no leak: strangers' records are asked for too, and members must be told better than they.
+    The value is the ``attribute`` of a line of the texts, else the last number of two digits or more. It is compared
+    with other records' values, or with other numbers of as many digits. A guess that any model makes from the rest of
+    a record is no leak: strangers' records are attacked too, and members must have a higher score.
 
     Attributes:
         candidates: Wrong values beside each true one.
@@ -107,12 +107,12 @@ def _wrong_values(value: str, others: Sequence[str], count: int, chance: random.
 
 @dataclass(frozen=True)
 class PropertyInference:
-    """An attacker tells what is common in the training data as a whole, from what the model expects in other texts.
+    """An attacker infers the common words of the training data from the words that the model expects in other texts.
 
     The property of a token is how often it stands in the training texts. The attacker's half of the strangers says how
-    often it stands in such texts elsewhere; the other half, which the attack does not see, decides what is true.
+    often it stands in such texts elsewhere; the attack does not see the other half, which gives the true answer.
 
-    Source: Zhou et al. 2022, who read properties off the texts that a generative model makes.
+    Source: Zhou et al. 2022, by samples of a generative model.
     """
 
     name: str = "property_inference"

@@ -24,10 +24,6 @@ class SuiteEvaluator:
     Their rows are the same at every step, so all of them are measured at once: the weights of each stage of a pipeline
     are fetched once an evaluation.
 
-    Args:
-        tokenizer_path: Of the run's vocabulary.
-        eos_id: End of text in it.
-
     Raises:
         DataError: A row of a suite is malformed, or longer than the run's sequences.
     """
