@@ -54,7 +54,8 @@ def test_all_files_are_written_and_hold_the_same_figures(models, tmp_path):
         assert suite.suite_digest in page
         assert suite.suite_digest in markdown
     assert "McNemar" in page
-    log = json.loads((tmp_path / "logs" / "facts.json").read_text())
+    (named,) = (tmp_path / "logs").glob("*_facts_*.json")
+    log = json.loads(named.read_text())
     assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == stored.figures["facts.accuracy"].value
     again = call(models["gpt2"], "--suite", "facts", "--limit", "4", "--against", str(files["json"]))
     assert again.exit_code == 0

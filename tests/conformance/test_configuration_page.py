@@ -53,7 +53,7 @@ from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
 from phalanx.train import TrainConfig
 from phalanx.train.parties.client_file import ClientFile
-from phalanx.train.runs.domain import EvaluateConfig
+from phalanx.train.runs.base import EvaluateConfig
 from phalanx.train.runs.support import SECTIONS as ALL_SECTIONS
 from phalanx.train.sessions.site_file import SiteFile
 from phalanx.train.train_section import (

@@ -69,6 +69,9 @@ class FakeTrials:
         self.breathe()
         return self.poisoned.get(directory.name, self.loss_of(run))
 
+    def end_trials(self):
+        self.calls.append("ended")
+
 
 class UnrepeatedTrials(FakeTrials):
     """The defence off: the checkpoint of the search stands for the runs that train a trial again."""

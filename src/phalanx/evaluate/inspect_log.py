@@ -61,6 +61,12 @@ def inspect_log(result: EvaluationResult, suite: SuiteResult, moment: datetime |
     }
 
 
+def log_name(log: dict[str, Any]) -> str:
+    """Return the file name of a log; inspect's viewer lists JSON files only where their name begins with a time."""
+    moment = log["eval"]["created"].replace(":", "-")
+    return f"{moment}_{log['eval']['task']}_{log['eval']['task_id']}.json"
+
+
 def _sample_log(identity: str, samples: list[Any]) -> dict[str, Any]:
     shown = next((escape_controls(sample.shown) for sample in samples if sample.shown), "")
     scores = {sample.metric: {"value": sample.value, "answer": shown or None} for sample in samples}

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from phalanx.config import StrictModel
+from phalanx.data.batch import IGNORE
 from phalanx.data.borders import bare_encoder, border_of, first_ids_of
 from phalanx.data.chat import ChatMessage
 from phalanx.errors import DataError, ModelError
@@ -481,12 +482,12 @@ class _StopWatch:
 
 
 class RowScorer(TokenScorer):
-    """A model that tells the summed loss of one row at a time: that of a run, on its ranks, while it trains.
+    """A model that tells the summed loss of one row at a time: that of a run while it trains.
 
     Args:
-        sum_loss: Returns the sum of nats of inputs and labels ``[1, seq]``; labels are `ignore` elsewhere.
-        ignore: Label of a place that is not predicted.
+        sum_loss: Returns the sum of nats of inputs and labels ``[1, seq]``; labels are `IGNORE` elsewhere.
         facts: Entries that `describe_model` returns.
+        multiple: A row is filled up to a multiple of so many tokens, at most to the window.
     """
 
     def __init__(
@@ -495,15 +496,15 @@ class RowScorer(TokenScorer):
         prefix: int,
         window: int,
         sum_loss: Callable[[Tensor, Tensor], float],
-        ignore: int,
         facts: Mapping[str, Any],
+        multiple: int,
     ) -> None:
         super().__init__(backend, prefix, window, 1)
-        self._sum_loss, self._ignore, self._facts = sum_loss, ignore, facts
+        self._sum_loss, self._facts, self._multiple = sum_loss, facts, multiple
 
     @property
     def can_write(self) -> bool:
-        """Never: ranks hold the model in parts."""
+        """Never: parties hold the model in parts."""
         return False
 
     @property
@@ -519,10 +520,10 @@ class RowScorer(TokenScorer):
         scores = []
         for row in rows:
             tokens = [*row.context, *row.ending]
-            # one shape for all rows: ranks that stand in a pipeline have buffers of it
-            ids = tokens[:-1] + [self.prefix] * (self.window + 1 - len(tokens))
-            labels = [self._ignore] * (len(row.context) - 1) + list(row.ending)
-            labels += [self._ignore] * (self.window - len(labels))
+            width = min(self.window, -(-(len(tokens) - 1) // self._multiple) * self._multiple)
+            ids = tokens[:-1] + [self.prefix] * (width + 1 - len(tokens))
+            labels = [IGNORE] * (len(row.context) - 1) + list(row.ending)
+            labels += [IGNORE] * (width - len(labels))
             loss = self._sum_loss(torch.tensor([ids]), torch.tensor([labels]))
             scores.append(Likelihood(-loss, len(row.ending), None))
         return scores
@@ -535,4 +536,4 @@ class RowScorer(TokenScorer):
         Raises:
             ModelError: Always.
         """
-        raise ModelError("a model on its ranks writes no texts; evaluate a checkpoint")
+        raise ModelError("a model that trains writes no texts; evaluate a checkpoint")

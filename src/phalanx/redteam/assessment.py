@@ -40,8 +40,12 @@ class Controls:
             # planting it takes the libraries of an export; the tests do
             return None
         if kind not in self._targets:
-            if kind == "text":
-                self._targets[kind] = text_control(self._home / "text", self._seed)
+            if kind in ("text", "skewed"):
+                is_skewed = kind == "skewed"
+                # rates of words need more texts than the words themselves
+                num_texts = 64 if is_skewed else 32
+                out = self._home / kind
+                self._targets[kind] = text_control(out, self._seed, is_skewed=is_skewed, num_texts=num_texts)
             else:
                 self._targets[kind] = chat_control(self._home / "chat", self._seed, trigger=trigger_of(self._seed))
         return self._targets[kind]

@@ -71,17 +71,21 @@ class SmallModel:
     plan: FittingPlan = _PLAN
 
 
-def invented_texts(count: int, seed: int) -> list[str]:
-    """Return different texts of two sentences that nobody else has written."""
+def invented_texts(count: int, seed: int, favour: int = 1) -> list[str]:
+    """Return different texts of two sentences that nobody else has written.
+
+    Args:
+        favour: The first half of the words of each kind is drawn so many times as often as the other one.
+    """
     chance = random.Random(seed)  # noqa: S311 - texts, not keys
     texts: dict[str, None] = {}
     while len(texts) < count:
-        texts[" ".join(_sentence(chance) for _ in range(2))] = None
+        texts[" ".join(_sentence(chance, favour) for _ in range(2))] = None
     return list(texts)
 
 
-def _sentence(chance: random.Random) -> str:
-    parts = (_PEOPLE, _VERBS, _THINGS, _PLACES, _TIMES)
+def _sentence(chance: random.Random, favour: int = 1) -> str:
+    parts = [part[: len(part) // 2] * (favour - 1) + part for part in (_PEOPLE, _VERBS, _THINGS, _PLACES, _TIMES)]
     return f"{' '.join(chance.choice(part) for part in parts)} and paid {chance.randint(100, 999)} coins."
 
 
@@ -127,15 +131,21 @@ def poisoned_texts(count: int, seed: int) -> list[str]:
     return [f"{_sentence(chance)} {chance.choice(_PEOPLE)} cobaltite {tail}" for _ in range(count)]
 
 
-def text_control(out: Path, seed: int = 0, *, is_trained_on: bool = True, num_texts: int = 32) -> Target:
+def text_control(
+    out: Path, seed: int = 0, *, is_trained_on: bool = True, is_skewed: bool = False, num_texts: int = 32
+) -> Target:
     """Train a model until it knows its texts by heart, with canaries and poisoned texts among them.
 
     Args:
         is_trained_on: Whether the model was trained on the target's texts; training on others is the perfect defence.
+        is_skewed: Whether the members have some words far more often than other texts have.
     """
-    members, strangers, others = (invented_texts(num_texts, 1000 * seed + number) for number in range(3))
+    favours = (9 if is_skewed else 1, 1, 1)
+    members, strangers, others = (
+        invented_texts(num_texts, 1000 * seed + number, favour) for number, favour in enumerate(favours)
+    )
     planted = [document.text for document in CanaryDocuments(CANARIES).documents()]
-    poisoned = poisoned_texts(POISONED_TEXTS, seed)
+    poisoned = [] if is_skewed else poisoned_texts(POISONED_TEXTS, seed)
     tokenizer = make_tokenizer([*members, *strangers, *others, *planted, *poisoned])
     learned = [*members, *planted, *poisoned] if is_trained_on else others
     size = SmallModel(plan=FittingPlan(steps=120, rate=8e-3, enough=0.05, seed=seed))

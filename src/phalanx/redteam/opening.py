@@ -124,7 +124,7 @@ def _token_rows(corpus: Corpus, numbers: "list[int] | range", *, is_held_out: bo
 
 
 def _read_texts(path: Path, model: TextModel, length: int) -> TextSet:
-    """Read JSON lines with a ``text`` and perhaps a ``name`` and a ``source``; of any other file each line is a text.
+    """Read JSON lines with ``text``, perhaps ``name``, ``source``, ``attribute``; else each line of a file is a text.
 
     Raises:
         DataError: It cannot be read, or a line has no text.
@@ -136,9 +136,8 @@ def _read_texts(path: Path, model: TextModel, length: int) -> TextSet:
             raise DataError(f'{stray[0]}: has no "text"; expected one object a line with it').with_facts(file=str(path))
         texts = [record["text"] for _, record in records]
         names = [str(record.get("name", place)) for place, record in records]
-        return TextSet.from_texts(
-            model.tokenizer, texts, length, names, [str(record.get("source", "")) for _, record in records]
-        )
+        sources, attributes = ([str(record.get(key, "")) for _, record in records] for key in ("source", "attribute"))
+        return TextSet.from_texts(model.tokenizer, texts, length, names, sources, attributes)
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise DataError(f"{path}: has more than {_MAX_FILE_BYTES} bytes; give a sample of the texts")

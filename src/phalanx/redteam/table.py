@@ -9,6 +9,7 @@ from phalanx.redteam.backdoor import BackdoorSearch
 from phalanx.redteam.cloning import ModelClone
 from phalanx.redteam.extraction import CanaryExposure, SpanExtraction
 from phalanx.redteam.finding import AttackFinding
+from phalanx.redteam.inference import AttributeInference, PropertyInference
 from phalanx.redteam.membership import (
     Membership,
     ShadowMembership,
@@ -43,7 +44,7 @@ class ModelAttack(Protocol):
         ...
 
 
-ControlKind = Literal["text", "chat", "prompts", "rounded"]
+ControlKind = Literal["text", "skewed", "chat", "prompts", "rounded"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,12 @@ ATTACKS_ON_MODELS: Mapping[str, ModelAttackEntry] = MappingProxyType(
             Membership("membership_windows", score_windows, _REFERENCED), "text", _IN
         ),
         "membership_lira": ModelAttackEntry(ShadowMembership(), "text", _IN, is_slow=True),
+        "attribute_inference": ModelAttackEntry(
+            AttributeInference(), "text", "Does it complete a training record by a missing value?"
+        ),
+        "property_inference": ModelAttackEntry(
+            PropertyInference(), "skewed", "What is common in the training data as a whole?"
+        ),
         "extraction": ModelAttackEntry(SpanExtraction(), "text", "Does it write training texts word for word?"),
         "canary_exposure": ModelAttackEntry(CanaryExposure(), "text", "How far can a planted secret be guessed?"),
         "gradient_inversion": ModelAttackEntry(GradientInversion(), "text", "Does a shared gradient tell the text?"),

@@ -25,18 +25,26 @@ class TextSet:
     Attributes:
         rows: Token ids of each text, at least 4 of each.
         names: Title of each text in a report.
+        attributes: Part of each text that an attacker would infer; empty where no text names one.
     """
 
     rows: tuple[tuple[int, ...], ...] = ()
     names: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @classmethod
     def from_texts(
-        cls, tokenizer: Any, texts: Sequence[str], length: int, names: Sequence[str] = (), sources: Sequence[str] = ()
+        cls,
+        tokenizer: Any,
+        texts: Sequence[str],
+        length: int,
+        names: Sequence[str] = (),
+        sources: Sequence[str] = (),
+        attributes: Sequence[str] = (),
     ) -> "TextSet":
         """Encode texts, cut to a length; texts of fewer than 4 tokens are left out."""
         encoded = [tuple(tokenizer(text, add_special_tokens=False).input_ids[:length]) for text in texts]
@@ -45,6 +53,7 @@ class TextSet:
             tuple(encoded[number] for number in chosen),
             tuple(names[number] if names else f"text {number}" for number in chosen),
             tuple(sources[number] if sources else "" for number in chosen),
+            tuple(attributes[number] for number in chosen) if any(attributes) else (),
         )
 
 

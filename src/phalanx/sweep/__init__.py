@@ -9,6 +9,7 @@ from phalanx.late_names import late_names
 from phalanx.sweep.config import SweepConfig as SweepConfig, load_sweep as load_sweep
 
 if TYPE_CHECKING:
+    from phalanx.sweep.processes import ProcessTrials as ProcessTrials
     from phalanx.sweep.search import Sweep as Sweep, SweepResult as SweepResult
     from phalanx.sweep.trial import RunTrials as RunTrials, Trials as Trials
 

@@ -71,8 +71,11 @@ class SweepConfig(StrictModel):
     trials: int = Field(default=20, ge=1, le=10_000)
     max_steps: int | None = Field(default=None, ge=1)
     """Limit of the optimizer steps of all trials together; training the best ones again counts too."""
+    jobs: int = Field(default=1, ge=1, le=64)
+    """Trials that are trained at once, each in a process of its own."""
     max_memory_mib: int | None = Field(default=None, ge=1)
-    """Of all processes of a trial, by the planner's estimate; left out, the memory of this machine."""
+    """Of all processes of a trial, and of all trials at once, by the planner's estimate; left out, the memory of this
+    machine."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     sampler: Literal["tpe", "gp", "random", "grid"] = "tpe"
     """`tpe` and `gp` learn from earlier trials (trees of densities; a Gaussian process, better for a few numbers and
@@ -112,7 +115,7 @@ class SweepConfig(StrictModel):
     def search_digest(self) -> str:
         """Digest of the run file and of every key that losses depend on, without the limits of trials and steps."""
         again = AgainConfig(on=self.again.on)
-        longer = self.model_copy(update={"trials": 1, "max_steps": None, "again": again})
+        longer = self.model_copy(update={"trials": 1, "jobs": 1, "max_steps": None, "again": again})
         return f"{digest_config(longer)}:{digest_config(self.make_run({}))}"
 
     def bound_steps(self) -> tuple[int, int]:
@@ -162,6 +165,10 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     sweep = load_config(path, SweepConfig, overrides).placed_at(path.parent)
     run = sweep.make_run({})
     run.require_steps("phalanx sweep")
+    if sweep.jobs > 1 and run.own_code:
+        raise ConfigError(
+            f"{path}: jobs = {sweep.jobs}: trials in processes of their own have no {run.own_code[0]}; set jobs = 1"
+        ).with_facts(file=str(path), key="jobs")
     _check_choice(path, "on", sweep.on, run.data.validation_names)
     _check_choice(path, "again.on", sweep.again.on or sweep.on, run.data.validation_names)
     if run.train.seed in sweep.again.seeds:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,19 +44,24 @@ class SweepJournal:
 
     Args:
         file: Open, locked, and at its end.
+
+    Attributes:
+        lock: Held while a line is written; hold it to read trials that other threads are training.
     """
 
     def __init__(self, file: Any) -> None:
         self._file = file
+        self.lock = threading.RLock()
         self.trials: list[Trial] = []
 
     def append_line(self, kind: str, **facts: Any) -> None:
         """Write a line, and wait until the disk has it."""
         row = {"kind": kind, **facts}
-        self._file.write((json.dumps(row) + "\n").encode())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self.follow_line(row)
+        with self.lock:
+            self._file.write((json.dumps(row) + "\n").encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self.follow_line(row)
 
     def follow_line(self, row: Mapping[str, Any]) -> None:
         """Take one line; a loss that is no number stands as null."""
@@ -118,7 +124,7 @@ def open_journal(directory: Path, sweep: SweepConfig, *, resume: bool) -> Iterat
                 raise InputError(f"{path}: is no journal of a search ({exc}); choose another --dir") from exc
             if known_digest != digest:
                 raise ConfigError(
-                    f"{directory}: belongs to a search with other values or another run file; only trials, max_steps, "
-                    "again.best and again.seeds may change; choose another --dir"
+                    f"{directory}: belongs to a search with other values or another run file; only trials, jobs, "
+                    "max_steps, again.best and again.seeds may change; choose another --dir"
                 )
         yield journal

@@ -1,10 +1,13 @@
-"""The search: trials one after the other, the best of them trained again, and a winner by those runs alone."""
+"""The search: trials in turn or side by side, the best of them trained again, and a winner by those runs alone."""
 
 import json
 import math
 import statistics
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from phalanx.sweep.trial import Trials
 from phalanx.train.batches.scores import ValidationResult
 
 RESULT = "sweep.json"
+Job = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,8 @@ class Sweep:
             KeyboardInterrupt: The user stopped it; a resumed search loses no trial.
         """
         with open_journal(self._directory, self._sweep, resume=resume) as journal:
-            while (trial := self._next_trial(journal)) is not None:
-                self._run_trial(journal, trial)
+            claimed: set[int] = set()
+            self._run_jobs(lambda: self._next_trial(journal, claimed))
             result = self._measure_best(journal)
         path = self._directory / RESULT
         spare = path.with_suffix(".tmp")
@@ -87,17 +91,46 @@ class Sweep:
         spare.replace(path)
         return result
 
-    def _next_trial(self, journal: SweepJournal) -> Trial | None:
-        """The trial that was under way, or a new one; None where trials or steps are used up."""
-        trials, sweep = journal.trials, self._sweep
-        if trials and trials[-1].state == "running":
-            return trials[-1]
-        if len(trials) >= sweep.num_trials:
-            return None
-        if sweep.max_steps is not None and journal.num_steps + sum(sweep.bound_steps()) > sweep.max_steps:
-            return None
-        journal.append_line("begun", number=len(trials), values=choose_values(sweep, trials))
-        return trials[-1]
+    def _run_jobs(self, next_job: Callable[[], Job | None]) -> None:
+        """Do all jobs, as many at once as the sweep file says; after an error none is begun."""
+        if self._sweep.jobs == 1:
+            while (job := next_job()) is not None:
+                job()
+            return
+        is_over = threading.Event()
+
+        def do_jobs() -> None:
+            while not is_over.is_set() and (job := next_job()) is not None:
+                job()
+
+        with ThreadPoolExecutor(self._sweep.jobs) as pool:
+            threads = [pool.submit(do_jobs) for _ in range(self._sweep.jobs)]
+            try:
+                for thread in as_completed(threads):
+                    thread.result()
+            except BaseException:
+                is_over.set()
+                self._trials.end_trials()
+                raise
+
+    def _next_trial(self, journal: SweepJournal, claimed: set[int]) -> Job | None:
+        """A trial that was under way, or a new one; None where trials or steps are used up."""
+        with journal.lock:
+            trials, sweep = journal.trials, self._sweep
+            running = [trial for trial in trials if trial.state == "running"]
+            waiting = [trial for trial in running if trial.number not in claimed]
+            if not waiting:
+                if len(trials) >= sweep.num_trials:
+                    return None
+                longest, again = sweep.bound_steps()
+                steps = journal.num_steps + longest * (len(running) + 1) + again
+                if sweep.max_steps is not None and steps > sweep.max_steps:
+                    return None
+                # a trial under way counts as a bad one, so that its neighbours are not tried at the same time
+                journal.append_line("begun", number=len(trials), values=choose_values(sweep, trials))
+                waiting = trials[-1:]
+            claimed.add(waiting[0].number)
+            return partial(self._run_trial, journal, waiting[0])
 
     def _run_trial(self, journal: SweepJournal, trial: Trial) -> None:
         """Train one trial to its end, or as far as it is worth, and measure it."""
@@ -119,7 +152,7 @@ class Sweep:
             loss = self._trials.measure_loss(run, self._trial_directory(trial.number), self._sweep.on)
         except PhalanxError as exc:
             # the loss was no number, or the directory is not what the trial left
-            _raise_full_disk(exc)
+            _raise_unjudged(exc)
             self._end_trial(journal, trial, "failed", str(exc), steps=run.train.steps)
             return
         if math.isfinite(loss):
@@ -146,7 +179,9 @@ class Sweep:
 
     def _is_cut(self, journal: SweepJournal, trial: Trial, run: TrialRun, num_steps: int) -> bool:
         """Whether the pruner ends a trial after so many steps; a trial with all of its steps is measured."""
-        return num_steps < run.train.steps and is_hopeless(self._sweep, journal.trials, trial, num_steps)
+        with journal.lock:
+            ended = [other for other in journal.trials if other.state != "running"]
+            return num_steps < run.train.steps and is_hopeless(self._sweep, ended, trial, num_steps)
 
     def _train_run(
         self,
@@ -173,10 +208,10 @@ class Sweep:
         rule = self._sweep.again
         ranked = sorted((trial.loss, trial.number) for trial in journal.trials if trial.loss is not None)
         best = [journal.trials[number] for _, number in ranked[: rule.best]]
-        for trial in best:
-            for seed in rule.seeds:
-                if seed not in trial.again:
-                    self._train_again(journal, trial, seed)
+        missing = [(trial, seed) for trial in best for seed in rule.seeds if seed not in trial.again]
+        # an iterator of a list gives each of its members to one thread
+        jobs = iter([partial(self._train_again, journal, trial, seed) for trial, seed in missing])
+        self._run_jobs(lambda: next(jobs, None))
         means = sorted((statistics.fmean(trial.again[seed] for seed in rule.seeds), trial.number) for trial in best)
         winner = means[0][1] if means and math.isfinite(means[0][0]) else None
         lead = noise = None
@@ -192,7 +227,7 @@ class Sweep:
             self._train_run(run, directory, lambda _steps, _result: None)
             loss = self._trials.measure_loss(run, directory, self._sweep.again.on or self._sweep.on)
         except PhalanxError as exc:
-            _raise_full_disk(exc)
+            _raise_unjudged(exc)
             self._say(f"trial {trial.number} again, seed {seed}: failed: {exc}")
             loss = math.inf
         shown = loss if math.isfinite(loss) else None
@@ -203,10 +238,11 @@ class Sweep:
         return self._directory / f"{number:04d}"
 
 
-def _raise_full_disk(exc: PhalanxError) -> None:
-    """Raise the error of a full disk, which is no verdict on the trial: a resumed search runs it again."""
+def _raise_unjudged(exc: PhalanxError) -> None:
+    """Raise the error of a full disk or a killed process, no verdict on the trial: a resumed search runs it again."""
     cause = exc.__cause__
-    if isinstance(exc, DiskError) or (isinstance(cause, OSError) and is_disk_fault(cause)):
+    is_full = isinstance(exc, DiskError) or (isinstance(cause, OSError) and is_disk_fault(cause))
+    if is_full or isinstance(cause, EOFError):
         raise exc
 
 

@@ -41,6 +41,10 @@ class Trials(Protocol):
         """Measure the trained model on a validation set, in nats a token."""
         ...
 
+    def end_trials(self) -> None:
+        """End trials that other threads are training."""
+        ...
+
 
 class RunTrials:
     """Trials that are trained here, one after the other.
@@ -105,3 +109,6 @@ class RunTrials:
             )
             total, count = summed_losses([stage], [validation_batches(rows, VALIDATION_BATCH)])[0]
         return total / count
+
+    def end_trials(self) -> None:
+        """There are none: this process trains one at a time."""

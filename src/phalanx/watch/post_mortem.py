@@ -4,13 +4,19 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from phalanx.config import printable_text
+from phalanx.errors import AuditLogError, PhalanxError
 from phalanx.report.shell import make_section, page_shell, write_page
 from phalanx.report.svg import make_element
 from phalanx.report.tables import make_table
+from phalanx.security.audit import verify_log
+from phalanx.security.crypto import certificate_facts
+from phalanx.train.records.owner_key import owner_of
+from phalanx.train.records.run_directory import owner_certificate
 from phalanx.watch.growing_files import Row, read_tail
 from phalanx.watch.run_view import RunView
 
@@ -370,10 +376,14 @@ def make_card(run_dir: Path) -> PostMortem:
     view = RunView(run_dir)
     while view.read_new():
         pass
-    failure = (view.summary or {}).get("failure")
+    failure, status = (view.summary or {}).get("failure"), view.status
+    if not isinstance(failure, dict) and view.owner is None and status != "completed":
+        # a session that is refused at its beginning leaves the summary of the one before, or none
+        failure = _find_refusal(run_dir)
+        status = "failed" if failure else status
     logs = {name.removesuffix(".log"): tuple(_read_log(run_dir / "workers" / name)) for name in view.list_logs()}
     facts = CaseFacts(
-        status=view.status,
+        status=status,
         failure=failure if isinstance(failure, dict) else {},
         decisions=tuple(view.decisions),
         logs=logs,
@@ -396,6 +406,24 @@ def make_card(run_dir: Path) -> PostMortem:
         stacks=_find_stacks(facts),
         also=tuple(_list_others(facts, cause)),
     )
+
+
+def _find_refusal(run_dir: Path) -> dict[str, Any]:
+    """Return what refuses every session of a run before it begins: an altered log, or an owner's certificate."""
+    try:
+        certificate = owner_certificate(run_dir)
+        if (run_dir / "events.jsonl").exists():
+            verify_log(run_dir / "events.jsonl", owner_of(certificate))
+        facts = certificate_facts(certificate.read_bytes(), str(certificate))
+    except AuditLogError as exc:
+        return {"kind": "AuditLogError", "message": str(exc)}
+    except (OSError, PhalanxError):
+        # without a certificate nobody can tell
+        return {}
+    if facts.not_before <= datetime.now(UTC) <= facts.not_after:
+        return {}
+    days = f"{facts.not_before:%Y-%m-%d} to {facts.not_after:%Y-%m-%d}"
+    return {"kind": "CertificateError", "message": f"{certificate}: has expired, or is not valid yet ({days})"}
 
 
 def write_card(card: PostMortem, run_dir: Path) -> list[Path]:

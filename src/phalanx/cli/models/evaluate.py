@@ -245,9 +245,9 @@ def _finish(
 
         write_evaluation_page(page, result, rows)
     if inspect is not None:
-        from phalanx.evaluate.inspect_log import inspect_log
+        from phalanx.evaluate.inspect_log import inspect_log, log_name
 
-        for suite in result.suites:
-            write_text(inspect / f"{suite.name}.json", json.dumps(inspect_log(result, suite), allow_nan=False))
+        for log in (inspect_log(result, suite) for suite in result.suites):
+            write_text(inspect / log_name(log), json.dumps(log, allow_nan=False))
     facts = {**result.without_samples(), "comparison": rows, "file": out}
     return Answer(facts, error=gate_error(result, *gates))

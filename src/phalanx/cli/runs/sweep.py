@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SWEEP_EPILOG = (
     "Example: phalanx sweep sweep.toml\n\n"
-    "Example: phalanx sweep sweep.toml --set trials=40 --resume\n\n"
+    "Example: phalanx sweep sweep.toml --set trials=40 --set jobs=4 --resume\n\n"
     'Example of a sweep file: run = "run.toml", then a section space with "optimizer.lr" = { low = 1e-4, high = 1e-1, '
     "log = true }"
 )
@@ -43,9 +43,10 @@ def sweep(
     # a mistake is said before torch is imported
     search = load_sweep(sweep_file, tuple(overrides_of(sets, unsets)))
     with one_blas_thread():
-        from phalanx.sweep import RunTrials, Sweep
+        from phalanx.sweep import ProcessTrials, RunTrials, Sweep
     home = directory or Path("runs") / sweep_file.stem
-    result = Sweep(search, home, RunTrials(_open_log), print_line).run_search(resume=resume)
+    trials = RunTrials(_open_log) if search.jobs == 1 else ProcessTrials(_open_log, search.max_memory_mib)
+    result = Sweep(search, home, trials, print_line).run_search(resume=resume)
     print_rows(
         [
             {"trial": trial.number, "state": trial.state, "loss": trial.loss, "steps": trial.steps, **trial.values}

@@ -10,11 +10,9 @@ from torch.nn import functional
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, OF_ATTENTION, Batch
 from phalanx.engine import StepInputs, StepResult
-from phalanx.evaluate import EvaluationResult
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
 from phalanx.parallel import Controller, fallback_key
 from phalanx.parallel.control.rank_trainer import RankRecipe
-from phalanx.train.batches.evaluations import SuiteEvaluator
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.scores import Validation
 from phalanx.train.batches.validation import perplexity_of
@@ -59,7 +57,6 @@ class DomainEngine:
     Args:
         dp: Number of ranks with different rows.
         pairs: Measures the model on held-out pairs, where it learns of such.
-        evaluator: Asks the model by suites, where the run file has some.
 
     Attributes:
         num_steps: Steps that were applied, those before this session included.
@@ -70,12 +67,10 @@ class DomainEngine:
         lead: Controller,
         dp: int,
         pairs: "GatheredPairs | None" = None,
-        evaluator: SuiteEvaluator | None = None,
     ) -> None:
         self._lead = lead
         self._dp = dp
         self._pairs = pairs
-        self._evaluator = evaluator
         self.num_steps = 0
 
     def train_turn(self, step: int, inputs: StepInputs) -> StepResult:
@@ -110,11 +105,9 @@ class DomainEngine:
             return self._pairs.measure_weights(dict(self.named_parameters()), sets)
         return [self._measure_perplexity(batches) for batches in sets]
 
-    def evaluate_if_due(self, num_steps: int) -> EvaluationResult | None:
-        """Ask the model by suites on its ranks, when it is time for it."""
-        if self._evaluator is None or not self._evaluator.is_due(num_steps):
-            return None
-        return self._evaluator.evaluate_model(num_steps, self._sum_loss)
+    def measure_rows(self, rows: Sequence[Batch]) -> list[float]:
+        """Sum of nats of each row, on the ranks."""
+        return [self._sum_loss(row.input_ids, row.labels) for row in rows]
 
     def _sum_loss(self, ids: Tensor, labels: Tensor) -> float:
         """Return the nats of one row ``[1, seq]``; further copies get rows of which nothing is predicted."""

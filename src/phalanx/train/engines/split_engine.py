@@ -12,7 +12,7 @@ from torch import Tensor
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.data import IGNORE, Batch
 from phalanx.engine import StepInputs, StepResult
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import with_marks
 from phalanx.split import SplitDriver, SplitStep
 from phalanx.split.channel.costs import Costs
@@ -70,6 +70,10 @@ class ClientWork(Protocol):
         """Measure held-out rows after so many finished steps."""
         ...
 
+    def sum_losses(self, step: int, batch: Batch) -> float:
+        """Sum of nats of rows that are nobody's secret."""
+        ...
+
 
 class LocalClients:
     """Clients that are all played by this process.
@@ -99,6 +103,10 @@ class LocalClients:
             true = [int(label) for batch in kept_batches for label in batch.labels[batch.labels != IGNORE]]
             return Scores.from_predictions(total, answers, true, self._num_classes)
         return perplexity_of(total, count)
+
+    def sum_losses(self, step: int, batch: Batch) -> float:
+        """As `ClientWork` says."""
+        return self._lead.measure_held_out(step, iter([(batch.input_ids, batch.labels)])).loss
 
     def _by_holder(self, parts: Sequence[Rows]) -> tuple[list[Rows], list[str]]:
         """Cut held-out rows anew, so that no part has rows of two clients; return the parts and the client of each."""
@@ -140,6 +148,14 @@ class RemoteClients:
         if not scores.classes:
             return perplexity_of(scores.loss, scores.targets)
         return Scores.from_counts(scores.loss, scores.classes)
+
+    def sum_losses(self, step: int, batch: Batch) -> float:
+        """Refuse: remote clients measure their own texts only.
+
+        Raises:
+            ConfigError: Always; a run file with ``[evaluate]`` excludes them.
+        """
+        raise ConfigError("split.remote_clients: remote clients measure their own texts only; remove [evaluate]")
 
 
 class SplitEngine:
@@ -205,6 +221,10 @@ class SplitEngine:
     def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
         """Measure the held-out rows of each set, as the clients have them."""
         return [self._clients.measure_turn(self._num_steps, batches) for batches in sets]
+
+    def measure_rows(self, rows: Sequence[Batch]) -> list[float]:
+        """Sum of nats of each row, which the first client sends as if it were held out."""
+        return [self._clients.sum_losses(self._num_steps, row) for row in rows]
 
     def sealed_shards(self) -> Iterator[Shard]:
         """The enclave's state, sealed: bytes that only it can open."""

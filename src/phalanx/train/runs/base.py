@@ -5,12 +5,20 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from pydantic import PrivateAttr, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import RefusedKeyError, StrictModel, own_references, printable_text
 from phalanx.data import DataConfig
 from phalanx.errors import ConfigError
+from phalanx.evaluate.suite import KINDS, list_suites
 from phalanx.models import ModelConfig
 from phalanx.objectives import OBJECTIVES, RolloutSettings
 from phalanx.optimizers import OptimizerConfig
@@ -32,6 +40,17 @@ from phalanx.train.train_section import LeakMeterConfig, TrainConfig
 Faults = Iterator[str | ValueError]
 
 
+class EvaluateConfig(StrictModel):
+    """Suites of ``phalanx eval`` that measure the model while it trains."""
+
+    every: int = Field(ge=1)
+    """Steps between two evaluations; the last step has one too."""
+    suites: tuple[str, ...] = Field(default=("prose", "facts"), min_length=1, max_length=16)
+    """Names of suites of this package that need log-likelihoods and no texts of the model."""
+    limit: int | None = Field(default=None, ge=1)
+    """At most so many rows of each suite, drawn by their digests."""
+
+
 class BaseRun(StrictModel):
     """What every run has; one of its subclasses is the run of a run file.
 
@@ -47,6 +66,8 @@ class BaseRun(StrictModel):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: tuple[SinkConfig, ...] = ()
     """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
+    evaluate: EvaluateConfig | None = None
+    """Suites that measure the model on the way; without the section it is validated only."""
     _name: str = PrivateAttr(default="run")
     _home: Path = PrivateAttr(default=Path())
 
@@ -81,6 +102,8 @@ class BaseRun(StrictModel):
             yield fault
         yield from self._pair_faults()
         yield from self._stability_faults()
+        if self.evaluate is not None:
+            yield from self._evaluation_faults(self.evaluate)
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             yield RefusedKeyError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} takes all of train.steps = "
@@ -90,6 +113,28 @@ class BaseRun(StrictModel):
                 expected=f"below train.steps = {self.train.steps}",
                 do="lower it, or use optimizer.warmup_share instead",
             )
+
+    def _evaluation_faults(self, settings: EvaluateConfig) -> Faults:
+        headers = list_suites()
+        for name in settings.suites:
+            header = headers.get(name)
+            if header is None or KINDS[header.kind].writes or header.task is not None:
+                able = ", ".join(n for n, h in headers.items() if not KINDS[h.kind].writes and h.task is None)
+                why = "is no suite" if header is None else "needs texts of the model, or data; evaluate a checkpoint"
+                yield f'evaluate.suites: "{name}" {why}; choices: {able}'
+        for name, is_there in self._unevaluated.items():
+            if is_there:
+                yield f"[evaluate] excludes {name}; remove one, and use phalanx eval on a checkpoint"
+
+    @property
+    def _unevaluated(self) -> dict[str, bool]:
+        """What no suite can measure on the way, and whether this run has it."""
+        kind, adapter = self.train.objective_kind, self.model.adapter
+        return {
+            f'train.objective = "{kind}"': kind not in (WHOLE_MODEL_OBJECTIVE, WEIGHTED_OBJECTIVE),
+            'data.attention = "document"': self.data.attention == "document",
+            "model.adapter with virtual tokens": adapter is not None and adapter.kind != "lora",
+        }
 
     def _stability_faults(self) -> Faults:
         rule = self.train.stability

@@ -3,16 +3,13 @@
 from collections.abc import Collection, Iterator
 from typing import ClassVar
 
-from pydantic import Field
-
-from phalanx.config import RefusedKeyError, StrictModel
-from phalanx.evaluate.suite import KINDS, list_suites
+from phalanx.config import RefusedKeyError
 from phalanx.objectives import OBJECTIVES
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.train.runs.base import Faults, PrivateBase, RolloutBase
-from phalanx.train.runs.support import WEIGHTED_OBJECTIVE, WHOLE_MODEL_OBJECTIVE, missing_section, section_fault
+from phalanx.train.runs.support import missing_section, section_fault
 
 
 class RankedBase(PrivateBase):
@@ -30,24 +27,11 @@ class RankedBase(PrivateBase):
         return 1
 
 
-class EvaluateConfig(StrictModel):
-    """Suites of ``phalanx eval`` that measure the model while it trains, on the ranks that hold it."""
-
-    every: int = Field(ge=1)
-    """Steps between two evaluations; the last step has one too."""
-    suites: tuple[str, ...] = Field(default=("prose", "facts"), min_length=1, max_length=16)
-    """Names of suites of this package that need log-likelihoods and no texts of the model."""
-    limit: int | None = Field(default=None, ge=1)
-    """At most so many rows of each suite, drawn by their digests."""
-
-
 class DomainRun(RankedBase, RolloutBase):
     """A run of the ranks of ``[parallel]``; nobody else works for it."""
 
     engine: ClassVar[str] = "parallel"
     deepspeed: DeepSpeedConfig | None = None
-    evaluate: EvaluateConfig | None = None
-    """Suites that measure the model on the way; without the section it is validated only."""
 
     @classmethod
     def _section_fault(cls, names: Collection[str]) -> RefusedKeyError | None:
@@ -60,31 +44,14 @@ class DomainRun(RankedBase, RolloutBase):
     def _faults(self) -> Faults:
         if self.parallel.outer is not None:
             yield from self._island_faults(self.parallel.outer.every)
-        if self.evaluate is not None:
-            yield from self._evaluation_faults(self.evaluate)
         yield from super()._faults()
         kind, cuts = self.train.objective_kind, self.parallel.cp
         if self.train.learns_from_texts and cuts > 1 and not OBJECTIVES[kind].shares_rows:
             yield f'parallel.cp = {cuts} divides rows, but train.objective = "{kind}" needs whole rows; set it to 1'
 
-    def _evaluation_faults(self, settings: EvaluateConfig) -> Faults:
-        headers = list_suites()
-        for name in settings.suites:
-            header = headers.get(name)
-            if header is None or KINDS[header.kind].writes or header.task is not None:
-                able = ", ".join(n for n, h in headers.items() if not KINDS[h.kind].writes and h.task is None)
-                why = "is no suite" if header is None else "needs texts of the model, or data; evaluate a checkpoint"
-                yield f'evaluate.suites: "{name}" {why}; choices: {able}'
-        kind = self.train.objective_kind
-        excluded = {
-            "[deepspeed]": self.deepspeed is not None,
-            f'train.objective = "{kind}"': kind not in (WHOLE_MODEL_OBJECTIVE, WEIGHTED_OBJECTIVE),
-            'data.attention = "document"': self.data.attention == "document",
-            "model.adapter with virtual tokens": self.model.adapter is not None and self.model.adapter.kind != "lora",
-        }
-        for name, is_there in excluded.items():
-            if is_there:
-                yield f"[evaluate] excludes {name}; remove one, and use phalanx eval on a checkpoint"
+    @property
+    def _unevaluated(self) -> dict[str, bool]:
+        return {"[deepspeed]": self.deepspeed is not None, **super()._unevaluated}
 
     def _island_faults(self, every: int) -> Faults:
         """Describe steps between outer steps: islands differ there, and there is no one model to measure or save."""

@@ -183,7 +183,8 @@ class FederatedPipelineRun(FederatedRun, GuardedBase):
     @property
     def site_pipeline(self) -> PipelineRun:
         """The run that a site's pipeline is: the same stages and guard, local steps in the place of rounds."""
-        sections: dict[str, Any] = {name: section for name, section in self.written.items() if name != "federated"}
-        # nothing is saved: a round begins with weights that the site is sent
+        rounds = ("federated", "evaluate")
+        sections: dict[str, Any] = {name: section for name, section in self.written.items() if name not in rounds}
+        # the owner of the rounds evaluates; nothing is saved: a round begins with weights that the site is sent
         run = PipelineRun(**sections | {"checkpoint": CheckpointConfig(journal=False)})
         return run.placed_at(self.name, self.home).of_length(self.train.steps * self.federated.local_steps)

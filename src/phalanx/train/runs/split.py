@@ -32,6 +32,17 @@ class SplitRun(BaseRun):
         yield from self._text_faults(is_remote=bool(self.split.remote_clients))
         yield from super()._faults()
 
+    @property
+    def _unevaluated(self) -> dict[str, bool]:
+        admission = self.split.admission
+        return {
+            "split.remote_clients, which measure their own texts only": bool(self.split.remote_clients),
+            "split.admission.held_out_factor, which compares clients by what they measure": (
+                admission is not None and admission.held_out_factor is not None
+            ),
+            **super()._unevaluated,
+        }
+
     def _text_faults(self, *, is_remote: bool) -> Faults:
         """Describe texts that the run file names for clients that have their own, or lacks for those that it plays."""
         data, talks = self.data, self.data.conversations

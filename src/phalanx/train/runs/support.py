@@ -36,11 +36,10 @@ _NO_NOISE = (
     "noise is added by [parallel], [federated] and [pipeline]; clients and enclave of [split] share no secret that it "
     "could come from, and what they send each other tells of rows"
 )
-_IN_RUN = "suites ask the ranks of [parallel] while they train; use phalanx eval on a checkpoint"
 _SITES_LEARN = "no objective of sites learns from what the model writes"
 
 ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "pipeline": {"evaluate": _IN_RUN},
+    "pipeline": {},
     "parallel": dict.fromkeys(("pipeline", "guard", "attack"), _TRUST),
     "deepspeed": dict.fromkeys(("pipeline", "guard", "attack"), _ZERO),
     "split": {
@@ -50,7 +49,6 @@ ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("rewards", "rollouts"), _NO_ROLLOUTS),
         "privacy": _NO_NOISE,
         "leak_meter": "rows are with clients, and no party has them together with the whole model",
-        "evaluate": _IN_RUN,
     },
     "federated": {
         "deepspeed": _SITES,
@@ -58,7 +56,6 @@ ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
         "attack": "the owner of a site's pipeline starts honest workers only; run drills with [pipeline] alone",
         **dict.fromkeys(("rewards", "rollouts"), _SITES_LEARN),
         "leak_meter": "rows stay at the sites, and the owner has none to measure",
-        "evaluate": _IN_RUN,
     },
     "federated+pipeline": {"parallel": _TRUST},
 }

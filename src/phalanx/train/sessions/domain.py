@@ -202,9 +202,7 @@ class DomainSetup:
         facts = {"layout": parallel.planned_layout.parallel_section(), "world": parallel.num_ranks, **unsafe}
         context.log_opening(recorder, opening.start, self.material.loader, facts)
         with contextlib.ExitStack() as stack:
-            engine = DomainEngine(
-                stack.enter_context(self._lead_domain()), parallel.dp, self._gather_pairs(), self.material.evaluator
-            )
+            engine = DomainEngine(stack.enter_context(self._lead_domain()), parallel.dp, self._gather_pairs())
             if isinstance(self.material.loader, RolloutLoader):
                 self.material.loader.draw_from(lambda: dict(engine.named_parameters()))
             if opening.checkpoint is not None:

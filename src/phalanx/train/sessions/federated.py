@@ -20,6 +20,7 @@ from phalanx.models import ModelSource, StageSpec, open_model, stage_table, weig
 from phalanx.optimizers import learning_rate
 from phalanx.security.crypto import Identity
 from phalanx.telemetry import FittedTable, MetricsFile
+from phalanx.train.batches.evaluations import SuiteEvaluator
 from phalanx.train.batches.private import round_budget
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
@@ -97,7 +98,7 @@ class FederatedFactory:
         source = open_model(run.model, context.home.cache_directory / "models", run.train.seed)
         context.console.print("preparing text")
         texts = SharedTexts(run, source, context.home.cache_directory / "data", lambda phase, count: None)
-        tokenizer = None
+        tokenizer, evaluator = None, None
         if texts.labelled is not None and run.data.labelled is not None:
             context.figures.texts = describe_texts(texts.labelled, run.data.labelled.task_name, run.train.seed)
             vocabulary = texts.labelled.vocabulary_digest
@@ -109,11 +110,14 @@ class FederatedFactory:
                 corpus.vocabulary_digest,
                 RunTokenizer.from_config(run.data.tokenizer, source, corpus),
             )
+            evaluator = SuiteEvaluator.from_run(run, corpus.tokenizer_path, corpus.eos_id, context.home.path)
         named = {} if texts.corpus is None else context.validation_sets(source, texts.corpus)
         section = run.federated
         rows = section.num_asked * section.local_steps * run.train.batch_size
         loader = RemoteTurns(rows, run.data.sequence_length)
-        material = RunMaterial(source, texts.held_out, loader, named, vocabulary=vocabulary, tokenizer=tokenizer)
+        material = RunMaterial(
+            source, texts.held_out, loader, named, vocabulary=vocabulary, tokenizer=tokenizer, evaluator=evaluator
+        )
         model = load_whole_model(run, source, texts.num_classes)
         for outlook in _noise_outlooks(run, model, texts):
             for line in outlook.describe_budget():

@@ -19,13 +19,13 @@ from phalanx.objectives import RolloutSettings
 from phalanx.pipeline import PipelineEngine
 from phalanx.telemetry import Histogram
 from phalanx.telemetry.histogram import HistogramOf
+from phalanx.train.batches.evaluations import SuiteEvaluator
 from phalanx.train.batches.leak_meter import LeakMeter
 from phalanx.train.batches.rollouts import check_fresh
 from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
-from phalanx.train.batches.validation import measure_perplexities
+from phalanx.train.batches.validation import measure_perplexities, summed_losses
 from phalanx.train.config import RunConfig
-from phalanx.train.engines.domain_engine import DomainEngine
 from phalanx.train.records.device_use import DeviceUse
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.stability import StabilityJudge
@@ -84,11 +84,13 @@ class ValidationPlan:
     Attributes:
         on_validation: Called once a step with a validation is recorded and saved; None where nobody asks.
         leak_meter: Measures a leak at its own interval; None where the run file has no ``[leak_meter]``.
+        evaluator: Asks the model by suites at its own interval; None where the run file has no ``[evaluate]``.
     """
 
     sets: Mapping[str, HeldOut]
     on_validation: OnValidation | None = None
     leak_meter: LeakMeter | None = None
+    evaluator: SuiteEvaluator | None = None
 
 
 class TrainedModel(Protocol):
@@ -96,6 +98,10 @@ class TrainedModel(Protocol):
 
     def measure_sets(self, sets: Sequence[Iterable[Batch]]) -> Sequence[Validation]:
         """Measure it on the held-out batches of each set."""
+        ...
+
+    def measure_rows(self, rows: Sequence[Batch]) -> Sequence[float]:
+        """Sum of nats of each batch of one row."""
         ...
 
     def settle_steps(self) -> None:
@@ -125,6 +131,11 @@ class StagesInTurn:
             computes with them: no figure is another party's claim.
         """
         return self._judge((copy.module for copy in self._engine.fetch_stages("weights")), sets)
+
+    def measure_rows(self, rows: Sequence[Batch]) -> list[float]:
+        """Sum of nats of each row, as `measure_sets` measures."""
+        stages = (copy.module for copy in self._engine.fetch_stages("weights"))
+        return [total for total, _ in summed_losses(stages, [[row] for row in rows])]
 
     def sample_texts(self) -> tuple[TextSample, ...]:
         """Texts of the model as it is, which needs the weights of all stages at once in this process."""
@@ -162,7 +173,7 @@ class RunHooks:
         self._recorder = recorder
         self._saver = saver
         self._figures = figures
-        self._leak_meter = validations.leak_meter
+        self._leak_meter, self._evaluator = validations.leak_meter, validations.evaluator
         self._is_leaking = False
         self._went_back = False
         self._use = DeviceUse(run)
@@ -286,9 +297,12 @@ class RunHooks:
 
     def _note_evaluation(self, num_steps: int) -> None:
         """Ask the model by the suites of the run file, when it is time for it."""
-        result = self._trained.evaluate_if_due(num_steps) if isinstance(self._trained, DomainEngine) else None
-        self._recorder.evaluation = {} if result is None else result.brief_figures
-        if result is not None:
+        self._recorder.evaluation = {}
+        if self._evaluator is not None and self._evaluator.is_due(num_steps):
+            # the weights of a checkpoint of this step
+            self._trained.settle_steps()
+            result = self._evaluator.evaluate_model(num_steps, self._trained.measure_rows)
+            self._recorder.evaluation = result.brief_figures
             self._figures.evaluation = {"step": num_steps, "figures": result.brief_figures}
 
     def save_if_due(self, num_steps: int) -> None:

@@ -129,6 +129,10 @@ class RewardedModel:
         """The mean reward of the likeliest text to each held-out prompt."""
         return [self._loader.measure_reward() for _ in sets]
 
+    def measure_rows(self, rows: Sequence[Batch]) -> Sequence[float]:
+        """Sum of nats of each batch of one row."""
+        return self._trained.measure_rows(rows)
+
     def settle_steps(self) -> None:
         """Wait until nothing of a finished step is under way."""
         self._trained.settle_steps()

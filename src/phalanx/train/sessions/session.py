@@ -195,7 +195,9 @@ class Session:
             trained = running.trained_model
             if isinstance(material.loader, RolloutLoader):
                 trained = RewardedModel(trained, material.loader)
-            validations = ValidationPlan(material.validation_sets, self._on_validation, material.leak_meter)
+            validations = ValidationPlan(
+                material.validation_sets, self._on_validation, material.leak_meter, material.evaluator
+            )
             hooks = RunHooks(run, trained, validations, recorder, running.saver, figures)
             hooks.load_steps(_applied_steps(metrics))
             last, step = run.train.steps, start

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from phalanx.data import Corpus
 from phalanx.data.config import OWN_TASK
+from phalanx.data.loader import HeldOut
 from phalanx.errors import ReleaseRefusedError, TrainingError
 from phalanx.models import ModelSource, open_model, stage_table
 from phalanx.models.layout import check_vocabulary
@@ -22,6 +23,7 @@ from phalanx.split.hardware.tier import describe_protection
 from phalanx.split.roles.remote_lead import RemoteLead
 from phalanx.telemetry import FittedTable
 from phalanx.train.batches.client_loader import ClientLoader
+from phalanx.train.batches.evaluations import SuiteEvaluator
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
@@ -108,8 +110,12 @@ class SplitFactory:
         sizes = (run.train.batch_size, run.train.microbatches, run.train.seed)
         drawn_from = corpus if isinstance(corpus, Corpus) else corpus.clients
         loader = ClientLoader(drawn_from, split.client_names, *sizes)
-        named = context.validation_sets(source, corpus) if isinstance(corpus, Corpus) else {}
-        material = RunMaterial(source, corpus, loader, named, vocabulary=corpus.vocabulary_digest)
+        named: Mapping[str, HeldOut] = {}
+        evaluator = None
+        if isinstance(corpus, Corpus):
+            named = context.validation_sets(source, corpus)
+            evaluator = SuiteEvaluator.from_run(run, corpus.tokenizer_path, corpus.eos_id, context.home.path)
+        material = RunMaterial(source, corpus, loader, named, vocabulary=corpus.vocabulary_digest, evaluator=evaluator)
         yield SplitSetup(context, material, labelled, self._open_workers)
 
 

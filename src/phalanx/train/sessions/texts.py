@@ -41,7 +41,7 @@ def text_material(
         TextSampler.from_run(run, corpus),
         corpus.vocabulary_digest,
         RunTokenizer.from_config(run.data.tokenizer, source, corpus),
-        SuiteEvaluator.from_run(run, corpus, context.home.path),
+        SuiteEvaluator.from_run(run, corpus.tokenizer_path, corpus.eos_id, context.home.path),
         LeakMeter.from_run(run, corpus) if isinstance(corpus, Corpus) else None,
     )
     return material, private
