@@ -231,6 +231,10 @@ class ReleaseRefusedError(VerificationError, ReasonedError, code="PHX-V120"):
     """The release policy keeps an update sealed; `reason` is of `phalanx.security.seal.ReleaseRefusal`."""
 
 
+class PolicyError(VerificationError, code="PHX-V170"):
+    """A clause of the organisation's policy is broken, or the policy is not the one that its owner signed."""
+
+
 class AggregationError(VerificationError, ReasonedError, code="PHX-V140"):
     """A secure sum or one of its messages is refused; `reason` is of `phalanx.security.aggregate.SumRefusal`.
 

@@ -34,6 +34,7 @@ from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.parties.workers import client, rollout_worker, stage_worker
 from phalanx.cli.plan import plan
+from phalanx.cli.policy import policy_app
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
 from phalanx.cli.runs.interpret import interpret_app
@@ -128,6 +129,6 @@ app.command(epilog="Example: phalanx reproduce defence --quick --out defence.jso
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
 GROUPS |= {"enclave": enclave_app, "incident": incident_app, "keys": keys_app, "mark": mark_app, "model": model_app}
-GROUPS |= {"interpret": interpret_app, "pki": pki_app, "tokenizer": tokenizer_app}
+GROUPS |= {"interpret": interpret_app, "pki": pki_app, "policy": policy_app, "tokenizer": tokenizer_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

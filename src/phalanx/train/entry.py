@@ -21,6 +21,7 @@ from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.epochs import describe_length, settle_steps
 from phalanx.train.config import DomainRun, FederatedRun, PipelineRun, RunConfig, SplitPipelineRun, SplitRun, StagedRun
 from phalanx.train.data_outlook import data_outlook
+from phalanx.train.records.policy_facts import open_policy
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory, kept_preparations
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import StartingPoint
@@ -153,7 +154,10 @@ def train(
             kept = kept_preparations(_run_directory(run, run_dir))
             console.print(f"interrupted while preparing; {kept}", markup=False, highlight=False, soft_wrap=True)
             raise
+        policy = open_policy(run, cache_beside(_run_directory(run, run_dir)))
         with RunDirectory(_run_directory(run, run_dir), run, resume=resume) as home:
+            if policy is not None:
+                policy.write_copy(home.path)
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start finished no step; the run begins again")
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
@@ -197,6 +201,7 @@ def describe_run(run: RunConfig, run_dir: str | Path | None = None) -> Renderabl
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_run_directory(run, run_dir))
+    open_policy(run, cache)
     given_run, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
     length_note = describe_length(given_run, run)
