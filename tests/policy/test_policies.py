@@ -11,10 +11,10 @@ from phalanx.data.shards import fingerprint_of
 from phalanx.errors import ConfigError, PolicyError
 from phalanx.policy import (
     Approval,
-    Policy,
-    ReleaseFacts,
+    EndFacts,
     RunFacts,
-    SourceFacts,
+    SourceShare,
+    TrainingPolicy,
     approve_release,
     check_release,
     check_start,
@@ -28,16 +28,16 @@ from phalanx.security.crypto import Identity
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "policies"
 OWNER = Identity.without_certificate("owner")
-START = RunFacts("pipeline", "standard", None, (), True, "3" * 64, (SourceFacts("a", "MIT", 50),) * 2, 1.0, 1e-7, True)
-END = ReleaseFacts(False, 1.0, {"facts.accuracy": 0.4, "prose.bits_per_byte": 1.5}, ("alice", "bob"))
+START = RunFacts("pipeline", "standard", None, (), True, "3" * 64, (SourceShare("a", "MIT", 50),) * 2, 1.0, 1e-7, True)
+END = EndFacts(False, 1.0, {"facts.accuracy": 0.4, "prose.bits_per_byte": 1.5}, ("alice", "bob"))
 FIGURES = {"facts.accuracy": 0.29, "prose.bits_per_byte": 1.5}
-COPYLEFT = (SourceFacts("nc", "CC-BY-NC-4.0", 1), SourceFacts("b", "MIT", 999))
-UNEVEN = (SourceFacts("a", "MIT", 51), SourceFacts("b", "MIT", 49))
+COPYLEFT = (SourceShare("nc", "CC-BY-NC-4.0", 1), SourceShare("b", "MIT", 999))
+UNEVEN = (SourceShare("a", "MIT", 51), SourceShare("b", "MIT", 49))
 BOTH = ("medical-lead", "data-protection")
 BROKEN = {
     "verified_strangers": ({"preset": "light"}, {}, "train.presets"),
     "hospital": ({"engine": "split", "tier": "process"}, {"approvals": BOTH}, "train.tiers"),
-    "open_licences": ({"sources": (SourceFacts("web", "not stated", 9),)}, {}, "data.licences"),
+    "open_licences": ({"sources": (SourceShare("web", "not stated", 9),)}, {}, "data.licences"),
     "non_commercial_limit": ({"sources": COPYLEFT}, {}, "data.max_shares.CC-BY-NC-4.0"),
     "balanced_sources": ({"sources": UNEVEN}, {}, "data.max_source_share"),
     "measured_leaks": ({}, {"exposure_bits": 6.1}, "privacy.max_exposure_bits"),
@@ -57,7 +57,7 @@ def signed(tmp_path):
 
 
 def breaches_of(name, start=START, end=END):
-    policy = load_config(EXAMPLES / f"{name}.toml", Policy)
+    policy = load_config(EXAMPLES / f"{name}.toml", TrainingPolicy)
     return [one.clause for one in (*check_start(policy, start), *check_release(policy, end))]
 
 
@@ -100,7 +100,7 @@ def test_what_is_not_known_breaks_a_clause(name, start, end, clause):
 
 
 def test_a_breach_tells_policy_clause_value_and_limit():
-    policy = load_config(EXAMPLES / "differential_privacy.toml", Policy)
+    policy = load_config(EXAMPLES / "differential_privacy.toml", TrainingPolicy)
 
     with pytest.raises(
         PolicyError, match=r"policy differential-privacy forbids the run: privacy.max_epsilon: found 9, allowed 3"
@@ -173,7 +173,7 @@ def test_an_unknown_clause_is_refused(tmp_path):
 )
 def test_approvals_that_cannot_be_had_or_told_apart_are_refused(release):
     with pytest.raises(ValueError, match="releasers"):
-        Policy.model_validate({"name": "x", "release": release}, strict=False)
+        TrainingPolicy.model_validate({"name": "x", "release": release}, strict=False)
 
 
 @pytest.fixture
@@ -181,7 +181,9 @@ def people():
     keys = {name: Identity.without_certificate(name) for name in ("alice", "alice2", "bob", "mallory")}
     prints = {name: fingerprint_of(key) for name, key in keys.items()}
     releasers = {"alice": (prints["alice"], prints["alice2"]), "bob": (prints["bob"],)}
-    policy = Policy.model_validate({"name": "x", "release": {"approvals": 2, "releasers": releasers}}, strict=False)
+    policy = TrainingPolicy.model_validate(
+        {"name": "x", "release": {"approvals": 2, "releasers": releasers}}, strict=False
+    )
     return policy, keys
 
 

@@ -12,7 +12,7 @@ from phalanx.data.shards import fingerprint_of, load_signer
 from phalanx.errors import ConfigError, PolicyError
 from phalanx.evaluate import read_result
 from phalanx.governance.release import approve_run, check_run, require_release
-from phalanx.policy import POLICY_FILE, Policy, sign_policy
+from phalanx.policy import POLICY_FILE, TrainingPolicy, sign_policy
 from phalanx.security.crypto import Identity
 from phalanx.train import PastRun, load_run
 from tiny_run_file import tiny_run_file
@@ -117,7 +117,7 @@ def test_figures_count_when_they_were_measured_on_these_weights(run_under, tmp_p
     result = run_dir / "evaluation.json"
     assert call("eval", run_dir, "--text", f"note={tmp_path / 'note.txt'}", "--out", result).exit_code == 0
     figure = next(name for name in read_result(result).figures if name.startswith("note."))
-    policy = load_config(run_dir / POLICY_FILE, Policy)
+    policy = load_config(run_dir / POLICY_FILE, TrainingPolicy)
     policy = policy.model_copy(update={"release": policy.release.model_copy(update={"max_figures": {figure: 1e9}})})
 
     assert check_run(PastRun(run_dir), policy)[1] == []

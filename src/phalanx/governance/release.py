@@ -12,8 +12,8 @@ from phalanx.policy import (
     POLICY_FILE,
     Approval,
     Breach,
-    Policy,
-    ReleaseFacts,
+    EndFacts,
+    TrainingPolicy,
     approve_release,
     check_release,
     check_start,
@@ -34,7 +34,7 @@ __all__ = ["approve_run", "check_run", "require_release"]
 def require_release(
     where: Path, certificate: Path | None = None, *, step: int | None = None, best: bool = False
 ) -> None:
-    """Return when a place is no run, or a run without a policy, or one whose model may leave by its policy.
+    """Return when a place is no run, or a run without a policy, or a run whose policy lets its model out.
 
     Args:
         where: A run, a checkpoint in one, or a directory of a model.
@@ -42,8 +42,8 @@ def require_release(
         best: The one with the best validation is to leave.
 
     Raises:
-        PolicyError: A clause is broken, the policy is not the one that its owner signed, or it is asked for other
-            weights than those that it speaks of: those of the run's end.
+        PolicyError: A clause is broken, the policy is not as its owner signed it, or other weights than
+            those of the run's end are asked for.
     """
     place = checkpoint_place(where)
     if place is not None and step is None and not best:
@@ -61,8 +61,8 @@ def require_release(
 
 
 def check_run(
-    past: PastRun, policy: Policy | None = None, evaluations: Sequence[Path] = ()
-) -> tuple[Policy, list[Breach]]:
+    past: PastRun, policy: TrainingPolicy | None = None, evaluations: Sequence[Path] = ()
+) -> tuple[TrainingPolicy, list[Breach]]:
     """Compare a run with its policy, or with another one.
 
     Args:
@@ -73,7 +73,7 @@ def check_run(
         The policy, and every clause that is broken: those of a start, and those of a release.
 
     Raises:
-        PolicyError: The run has no policy, or it is not the signed one.
+        PolicyError: The run has no policy, or its signature does not hold.
     """
     if policy is None:
         reference = past.config.policy
@@ -102,12 +102,12 @@ def _approval_of(past: PastRun) -> Approval:
     return Approval(past.run_id, past.final_weights_digest or "")
 
 
-def _facts_of_end(past: PastRun, policy: Policy, evaluations: Sequence[Path]) -> ReleaseFacts:
+def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[Path]) -> EndFacts:
     summary = _read_summary(past)
     leak = summary.get("leak")
     wanted = {*policy.release.min_figures, *policy.release.max_figures}
     paths = [*evaluations] or sorted(past.path.glob("evaluation*.json"))
-    return ReleaseFacts(
+    return EndFacts(
         is_in_doubt=summary.get("in_doubt"),
         exposure_bits=leak.get("exposure_bits") if isinstance(leak, dict) else None,
         figures=_read_figures(past, paths) if wanted and paths else {},

@@ -7,9 +7,9 @@ from phalanx.policy.approvals import (
 )
 from phalanx.policy.clauses import (
     Breach as Breach,
-    ReleaseFacts as ReleaseFacts,
+    EndFacts as EndFacts,
     RunFacts as RunFacts,
-    SourceFacts as SourceFacts,
+    SourceShare as SourceShare,
     check_exposure as check_exposure,
     check_release as check_release,
     check_start as check_start,
@@ -17,8 +17,8 @@ from phalanx.policy.clauses import (
 )
 from phalanx.policy.policy_file import (
     POLICY_FILE as POLICY_FILE,
-    Policy as Policy,
-    PolicyConfig as PolicyConfig,
+    TrainingPolicy as TrainingPolicy,
+    PolicyReference as PolicyReference,
     SignedPolicy as SignedPolicy,
     read_policy as read_policy,
     sign_policy as sign_policy,

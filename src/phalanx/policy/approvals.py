@@ -7,7 +7,7 @@ from pathlib import Path
 from phalanx.config import canonical_json
 from phalanx.data.shards import fingerprint_of
 from phalanx.errors import PolicyError
-from phalanx.policy.policy_file import Policy, open_signature, write_signature
+from phalanx.policy.policy_file import TrainingPolicy, open_signature, write_signature
 from phalanx.security.crypto import Identity, in_domain
 
 APPROVALS = "approvals"
@@ -28,12 +28,12 @@ class Approval:
     run: str
     weights: str
 
-    def signed_bytes(self, policy: Policy, person: str) -> bytes:
+    def signed_bytes(self, policy: TrainingPolicy, person: str) -> bytes:
         """Return the statement of one person: of another run, weights, policy or person it has other bytes."""
         return in_domain(_DOMAIN, canonical_json([self.run, self.weights, policy.digest, person]))
 
 
-def approve_release(run_dir: Path, policy: Policy, approval: Approval, signer: Identity) -> str:
+def approve_release(run_dir: Path, policy: TrainingPolicy, approval: Approval, signer: Identity) -> str:
     """Sign an approval into a run directory.
 
     Returns:
@@ -52,7 +52,7 @@ def approve_release(run_dir: Path, policy: Policy, approval: Approval, signer: I
     return person
 
 
-def count_approvals(run_dir: Path, policy: Policy, approval: Approval) -> list[str]:
+def count_approvals(run_dir: Path, policy: TrainingPolicy, approval: Approval) -> list[str]:
     """Return the people whose approvals hold: one for each person, whatever files are there.
 
     An approval of earlier weights, of another policy or by another key counts for nothing.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from phalanx.config import printable_text
 from phalanx.errors import PolicyError
-from phalanx.policy.policy_file import Policy
+from phalanx.policy.policy_file import TrainingPolicy
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,8 @@ class Breach:
 
     Attributes:
         clause: Key of the policy file, such as ``privacy.max_epsilon``.
-        value: What the run has.
-        allowed: What the clause allows.
+        value: Value of the run, as text.
+        allowed: Values that the clause would let pass, as text.
     """
 
     clause: str
@@ -27,7 +27,7 @@ class Breach:
 
 
 @dataclass(frozen=True)
-class SourceFacts:
+class SourceShare:
     """One source of a dataset, as its manifest states it.
 
     Attributes:
@@ -51,7 +51,6 @@ class RunFacts:
         signer: Key that the dataset was verified with; None where the run file names none, or no dataset.
         sources: Sources of the dataset; None where the run has no dataset with a manifest.
         epsilon: Budget of differential privacy; None without.
-        measures_leak: Whether canaries are measured.
     """
 
     engine: str
@@ -60,14 +59,14 @@ class RunFacts:
     own_code: Sequence[str]
     encrypts: bool
     signer: str | None
-    sources: Sequence[SourceFacts] | None
+    sources: Sequence[SourceShare] | None
     epsilon: float | None
     delta: float | None
     measures_leak: bool
 
 
 @dataclass(frozen=True)
-class ReleaseFacts:
+class EndFacts:
     """What is known of a run after its end.
 
     Attributes:
@@ -83,12 +82,12 @@ class ReleaseFacts:
     approvals: Sequence[str]
 
 
-def check_start(policy: Policy, facts: RunFacts) -> list[Breach]:
+def check_start(policy: TrainingPolicy, facts: RunFacts) -> list[Breach]:
     """Return the clauses that a run breaks before it starts."""
     return [*_train_breaches(policy, facts), *_data_breaches(policy, facts), *_privacy_breaches(policy, facts)]
 
 
-def _train_breaches(policy: Policy, facts: RunFacts) -> Iterator[Breach]:
+def _train_breaches(policy: TrainingPolicy, facts: RunFacts) -> Iterator[Breach]:
     train = policy.train
     if train.engines and facts.engine not in train.engines:
         yield Breach("train.engines", facts.engine, ", ".join(train.engines))
@@ -102,7 +101,7 @@ def _train_breaches(policy: Policy, facts: RunFacts) -> Iterator[Breach]:
         yield Breach("train.encrypted_checkpoints", "checkpoint.encrypt = false", "true, with checkpoint.key")
 
 
-def _data_breaches(policy: Policy, facts: RunFacts) -> Iterator[Breach]:
+def _data_breaches(policy: TrainingPolicy, facts: RunFacts) -> Iterator[Breach]:
     data = policy.data
     if data.signers and facts.signer not in data.signers:
         yield Breach("data.signers", facts.signer or "no dataset with a named signer", ", ".join(data.signers))
@@ -127,7 +126,7 @@ def _data_breaches(policy: Policy, facts: RunFacts) -> Iterator[Breach]:
             yield Breach(f"data.max_shares.{licence}", f"{share:.3f} of all tokens", f"{max_share:g}")
 
 
-def _privacy_breaches(policy: Policy, facts: RunFacts) -> Iterator[Breach]:
+def _privacy_breaches(policy: TrainingPolicy, facts: RunFacts) -> Iterator[Breach]:
     privacy = policy.privacy
     for clause, value, limit in (
         ("privacy.max_epsilon", facts.epsilon, privacy.max_epsilon),
@@ -140,7 +139,7 @@ def _privacy_breaches(policy: Policy, facts: RunFacts) -> Iterator[Breach]:
         yield Breach("privacy.max_exposure_bits", "no [leak_meter]", f"{privacy.max_exposure_bits:g} bits, measured")
 
 
-def check_exposure(policy: Policy, exposure_bits: float | None) -> list[Breach]:
+def check_exposure(policy: TrainingPolicy, exposure_bits: float | None) -> list[Breach]:
     """Return the clause that a measured exposure breaks; None is no measurement, and breaks it too."""
     limit = policy.privacy.max_exposure_bits
     if limit is None or (exposure_bits is not None and exposure_bits <= limit):
@@ -149,7 +148,7 @@ def check_exposure(policy: Policy, exposure_bits: float | None) -> list[Breach]:
     return [Breach("privacy.max_exposure_bits", value, f"{limit:g}")]
 
 
-def check_release(policy: Policy, facts: ReleaseFacts) -> list[Breach]:
+def check_release(policy: TrainingPolicy, facts: EndFacts) -> list[Breach]:
     """Return the clauses that a model breaks when it is to leave."""
     release = policy.release
     breaches = check_exposure(policy, facts.exposure_bits)
@@ -175,11 +174,11 @@ def _shown(value: float | None) -> str:
     return "not measured on these weights" if value is None else f"{value:g}"
 
 
-def raise_breaches(policy: Policy, breaches: Iterable[Breach], what: str) -> None:
+def raise_breaches(policy: TrainingPolicy, breaches: Iterable[Breach], what: str) -> None:
     """Refuse what breaks a clause.
 
     Args:
-        what: What is refused, such as ``the run``.
+        what: Name of the refused act, such as ``the run``.
 
     Raises:
         PolicyError: Names every broken clause.

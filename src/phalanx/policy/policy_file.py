@@ -108,7 +108,7 @@ class ReleaseClauses(StrictModel):
         return self
 
 
-class Policy(StrictModel):
+class TrainingPolicy(StrictModel):
     """All clauses of an organisation.
 
     Attributes:
@@ -127,7 +127,7 @@ class Policy(StrictModel):
         return digest_config(self)
 
 
-class PolicyConfig(StrictModel):
+class PolicyReference(StrictModel):
     """``[policy]`` of a run file.
 
     Attributes:
@@ -153,7 +153,7 @@ class SignedPolicy:
         signer: Fingerprint of the key that signed it.
     """
 
-    policy: Policy
+    policy: TrainingPolicy
     text: bytes
     signature: bytes
     signer: str
@@ -170,14 +170,14 @@ def signature_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.sig")
 
 
-def sign_policy(path: Path, signer: Identity) -> Policy:
+def sign_policy(path: Path, signer: Identity) -> TrainingPolicy:
     """Sign a policy file; its signature is written beside it.
 
     Raises:
         ConfigError: The file is no policy.
         PolicyError: The signature cannot be written.
     """
-    policy = load_config(path, Policy)
+    policy = load_config(path, TrainingPolicy)
     write_signature(signature_file(path), signer, in_domain(_DOMAIN, bytes.fromhex(policy.digest)))
     return policy
 
@@ -213,7 +213,7 @@ def read_policy(path: Path, signer: str) -> SignedPolicy:
         raise PolicyError(
             f"{exc.filename}: cannot be read ({exc.strerror}); sign the policy with phalanx policy sign"
         ) from exc
-    policy = load_config(path, Policy)
+    policy = load_config(path, TrainingPolicy)
     open_signature(signature, beside, signer, in_domain(_DOMAIN, bytes.fromhex(policy.digest)))
     return SignedPolicy(policy, text, signature, signer)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from phalanx.data.run_dataset import local_dataset
 from phalanx.data.shards import open_dataset
-from phalanx.policy import RunFacts, SignedPolicy, SourceFacts, check_start, raise_breaches
+from phalanx.policy import RunFacts, SignedPolicy, SourceShare, check_start, raise_breaches
 from phalanx.train.config import RunConfig, SplitRun
 
 
@@ -37,7 +37,7 @@ def facts_of_run(run: RunConfig, cache: Path) -> RunFacts:
     sources = None
     if dataset is not None:
         manifest = open_dataset(local_dataset(dataset, cache / "data"), dataset.signer).manifest
-        sources = tuple(SourceFacts(source.name, source.licence, source.tokens) for source in manifest.sources)
+        sources = tuple(SourceShare(source.name, source.licence, source.tokens) for source in manifest.sources)
     return RunFacts(
         engine=type(run).engine,
         preset=guard.preset_in_force if guard is not None and guard.is_enabled else None,
