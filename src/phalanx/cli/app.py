@@ -33,6 +33,7 @@ from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.parties.workers import client, rollout_worker, stage_worker
+from phalanx.cli.passport import PASSPORT_EPILOG, VERIFY_EPILOG, passport, verify
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
@@ -118,6 +119,8 @@ app.command(
 )(serve)
 app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
 app.command(epilog=DEPLOY_EPILOG)(deploy)
+app.command(epilog=PASSPORT_EPILOG)(passport)
+app.command(epilog=VERIFY_EPILOG)(verify)
 app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog=EXPORT_EPILOG)(export)
 app.command(epilog=REDTEAM_EPILOG)(redteam)
