@@ -156,7 +156,13 @@ class _PassportReader:
     def _check_seal(self) -> dict[str, Any]:
         """Compare every member with the seal, which the log's own key signed."""
         with _Place(SEAL):
-            statement = open_statement(self._read_data(SEAL), by_ed25519_key(self._owner.key), PASSPORT_PREDICATE)
+            data = self._read_data(SEAL)
+            (signature,) = parse(data)["signatures"]
+            # the signature covers the payload alone: the rest of the envelope has one form
+            expected = {"keyid": self._owner.fingerprint, "sig": signature["sig"]}
+            require(signature == expected, "another key than the log's")
+            statement = open_statement(data, by_ed25519_key(self._owner.key), PASSPORT_PREDICATE)
+            require(set(parse(data)) == {"payload", "payloadType", "signatures"}, "other keys than those of a seal")
             sealed = [(subject["name"], subject["digest"]) for subject in statement["subject"]]
             require([name for name, _ in sealed] == [name for name in self._members if name != SEAL], "other members")
             for name, value in sealed:
@@ -303,6 +309,7 @@ class _PassportReader:
                 self._require_subject(statement, self._signature)
                 predicate = statement["predicate"]
                 notes = predicate["configuration"][0]["annotations"]
+                require(name == f"{TESTS}{notes['kind']}.dsse.json", "has the name of another result")
                 require(predicate["result"] == judge_tests(predicate), "its result is not that of its tests")
                 require(notes["run"] == self._log.run, "is of another run")
                 if notes["weights"] is None:
