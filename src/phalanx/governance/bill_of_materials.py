@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.governance.statements import MeasuredTests, ModelFiles
 from phalanx.verifier.passport import list_sources
-from phalanx.verifier.shards import DatasetManifest
+from phalanx.verifier.shards import SignedManifest
 
 _DATASET = "dataset"
 
@@ -16,7 +16,7 @@ def make_bill(
     files: ModelFiles,
     architecture: Mapping[str, Any],
     approach: str,
-    manifest: DatasetManifest | None,
+    manifest: SignedManifest | None,
     tests: Sequence[MeasuredTests],
     parts: Mapping[str, str],
 ) -> bytes:
@@ -74,7 +74,7 @@ def _describe_model(
     return {"modelParameters": parameters, "quantitativeAnalysis": {"performanceMetrics": metrics}}
 
 
-def _describe_dataset(manifest: DatasetManifest) -> dict[str, Any]:
+def _describe_dataset(manifest: SignedManifest) -> dict[str, Any]:
     body = manifest.body
     counts = {"documents": str(body["documents"]), "tokens": str(body["tokens"]), "signer": manifest.signer}
     return {

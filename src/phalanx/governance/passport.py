@@ -38,7 +38,7 @@ from phalanx.verifier.forms import Member, RefusedError
 from phalanx.verifier.kinds import EXPORT_FILE
 from phalanx.verifier.log import LogFindings, read_owner, read_summary_head, verify_log
 from phalanx.verifier.passport import PassportFindings, verify_passport
-from phalanx.verifier.shards import DatasetManifest, read_manifest
+from phalanx.verifier.shards import SignedManifest, read_manifest
 from phalanx.verifier.statement import digest_weights
 
 _PARTS = ("torch", "transformers", "safetensors", "cryptography", "blake3")
@@ -150,7 +150,7 @@ class _PassportMaker:
         owner = read_owner(self._owner.certificate_pem.decode("ascii"))
         return verify_log(present[form.EVENTS_FILE], present.get(form.LEAVES_FILE), owner, read_summary_head(path))
 
-    def _collect_data(self) -> DatasetManifest | None:
+    def _collect_data(self) -> SignedManifest | None:
         try:
             path, named = dataset_of(self._past)
         except DataError:
@@ -167,7 +167,7 @@ class _PassportMaker:
         return read_manifest(content)
 
     def _collect_model(
-        self, scratch: Path, log: LogFindings, manifest: DatasetManifest | None
+        self, scratch: Path, log: LogFindings, manifest: SignedManifest | None
     ) -> dict[str, Any] | None:
         past, directory = self._past, self._choice.model
         if not log.certified:
@@ -209,7 +209,7 @@ class _PassportMaker:
             return "reinforcement-learning"
         return "self-supervised" if data.labelled is None and data.preferences is None else "supervised"
 
-    def _build_facts(self, manifest: DatasetManifest | None) -> BuildFacts:
+    def _build_facts(self, manifest: SignedManifest | None) -> BuildFacts:
         past = self._past
         lines = self._members[form.EVENTS_FILE].splitlines()
         first, last = (json.loads(line) for line in (lines[0], lines[-1]))

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from .forms import RefusedError, UnreadableError
-from .kinds import Expectations, Report, verify_path
+from .kinds import Expectations, PathReport, verify_path
 
 EXIT_CODES = (
     "exit codes: 0 it holds, 2 wrong command line, 3 unreadable, 5 refused, 7 it holds, but something is missing"
@@ -47,7 +47,7 @@ def _verify_one(path: Path, options: argparse.Namespace) -> int:
     return 7 if report.doubts else 0
 
 
-def _print_report(path: Path, report: Report, *, is_json: bool) -> None:
+def _print_report(path: Path, report: PathReport, *, is_json: bool) -> None:
     verdict = "holds, but something is missing" if report.doubts else "holds"
     facts = {"kind": report.kind, "verdict": verdict, "remarks": report.remarks, "doubts": report.doubts}
     _print_line(json.dumps({"path": str(path), **facts, "facts": report.facts}, default=str), is_wanted=is_json)

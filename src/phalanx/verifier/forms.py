@@ -171,7 +171,7 @@ def check_ecdsa_signature(key: ec.EllipticCurvePublicKey, signature: bytes, data
 
 
 @dataclass(frozen=True)
-class Party:
+class CertifiedParty:
     """The party that a certificate names.
 
     Attributes:
@@ -190,7 +190,7 @@ class Party:
         return self.key.hex()
 
 
-def party_of(pem: str) -> Party:
+def party_of(pem: str) -> CertifiedParty:
     """Read a party's certificate; its dates are not judged, because a log outlives certificates.
 
     Raises:
@@ -206,10 +206,10 @@ def party_of(pem: str) -> Party:
     key = certificate.public_key()
     if match is None or not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("a certificate names no party")
-    return Party(match[1], bytes.fromhex(match[2]), key, certificate)
+    return CertifiedParty(match[1], bytes.fromhex(match[2]), key, certificate)
 
 
-def check_issuer(party: Party, authority_pem: str) -> None:
+def check_issuer(party: CertifiedParty, authority_pem: str) -> None:
     """Return when an authority signed the certificate of a party.
 
     Raises:

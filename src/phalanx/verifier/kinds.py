@@ -36,7 +36,7 @@ class Expectations:
 
 
 @dataclass
-class Report:
+class PathReport:
     """What was checked.
 
     Attributes:
@@ -54,7 +54,7 @@ class Report:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def verify_path(path: Path, expected: Expectations) -> Report:
+def verify_path(path: Path, expected: Expectations) -> PathReport:
     """Check a passport, run directory, dataset, export, signed model, evidence file or proof about a document.
 
     Raises:
@@ -81,14 +81,14 @@ def verify_path(path: Path, expected: Expectations) -> Report:
     raise RefusedError(f"{path}: is no passport, evidence or proof")
 
 
-def _verify_passport(path: Path, expected: Expectations) -> Report:
+def _verify_passport(path: Path, expected: Expectations) -> PathReport:
     found = verify_passport(path, expected.owner, expected.certificate, expected.model)
     rows = {"owner": f"{found.owner}, {'as expected' if found.is_expected else 'not compared'}", **found.rows}
     facts = {**found.facts, "owner": found.owner, "is_expected": found.is_expected}
-    return Report("passport of a run", rows, found.remarks, found.doubts, facts)
+    return PathReport("passport of a run", rows, found.remarks, found.doubts, facts)
 
 
-def _verify_run(path: Path, expected: Expectations) -> Report:
+def _verify_run(path: Path, expected: Expectations) -> PathReport:
     certificate = expected.certificate
     if certificate is None:
         certificate = Member.from_file(path / "owner.pem").read_all(2**20).decode("ascii", "replace")
@@ -108,10 +108,10 @@ def _verify_run(path: Path, expected: Expectations) -> Report:
     }
     doubts = log.doubts if log.is_guarded else [*log.doubts, "the guard was off: no step was verified"]
     facts = {"run": log.run, "owner": owner.fingerprint, "proven": len(log.proven), "recorded": len(log.recorded)}
-    return Report("log of a run", rows, [], doubts, {**facts, "audits": log.audits, "events": len(log.lines)})
+    return PathReport("log of a run", rows, [], doubts, {**facts, "audits": log.audits, "events": len(log.lines)})
 
 
-def _verify_dataset(path: Path, expected: Expectations) -> Report:
+def _verify_dataset(path: Path, expected: Expectations) -> PathReport:
     reader = DatasetReader(path, expected.signer)
     reader.check_all()
     manifest = reader.manifest
@@ -120,10 +120,10 @@ def _verify_dataset(path: Path, expected: Expectations) -> Report:
         "signer": f"{manifest.signer}, {'as expected' if expected.signer else 'not compared'}",
         "files": f"{manifest.body['documents']} documents, {manifest.body['tokens']} tokens: every byte as signed",
     }
-    return Report("dataset", rows, facts={"dataset": manifest.digest, "signer": manifest.signer})
+    return PathReport("dataset", rows, facts={"dataset": manifest.digest, "signer": manifest.signer})
 
 
-def _verify_export(path: Path, expected: Expectations) -> Report:
+def _verify_export(path: Path, expected: Expectations) -> PathReport:
     key, statement = open_export(Member.from_file(path / EXPORT_FILE).read_all(2**20))
     if expected.signer not in (None, key):
         raise RefusedError(f"{path}: signed with key {key}, expected {expected.signer}")
@@ -134,10 +134,10 @@ def _verify_export(path: Path, expected: Expectations) -> Report:
         "signer": f"{key}, {'as expected' if expected.signer else 'not compared'}",
         "made from": f"run {predicate['source']['run']}, step {predicate['source']['step']}",
     }
-    return Report("export", rows, facts={"signer": key, **predicate})
+    return PathReport("export", rows, facts={"signer": key, **predicate})
 
 
-def _verify_model(path: Path, expected: Expectations) -> Report:
+def _verify_model(path: Path, expected: Expectations) -> PathReport:
     if expected.certificate is None:
         raise RefusedError(f"{path}: give the certificate of the key that signed {SIGNATURE_FILE}")
     owner = party_of(expected.certificate)
@@ -145,10 +145,10 @@ def _verify_model(path: Path, expected: Expectations) -> Report:
     signature = open_model_signature(data, owner.release_key)
     compare_model(path, signature)
     rows = {"model": f"{signature.name}, {len(signature.files)} files as signed, root {signature.root}"}
-    return Report("signed model", rows, facts={"root": signature.root, "name": signature.name})
+    return PathReport("signed model", rows, facts={"root": signature.root, "name": signature.name})
 
 
-def _verify_evidence(path: Path, expected: Expectations) -> Report:
+def _verify_evidence(path: Path, expected: Expectations) -> PathReport:
     found, value = verify_evidence_file(path, expected.session)
     rows = {
         "accused": f"{found.party}: {found.offence}",
@@ -158,10 +158,10 @@ def _verify_evidence(path: Path, expected: Expectations) -> Report:
         "file": f"SHA-256 {value}",
     }
     doubts = [] if found.is_contradiction else ["the lie itself is recomputed by `phalanx audit explain`"]
-    return Report("evidence", rows, [], doubts, {"party": found.party, "offence": found.offence, "sha256": value})
+    return PathReport("evidence", rows, [], doubts, {"party": found.party, "offence": found.offence, "sha256": value})
 
 
-def _verify_proof(path: Path, expected: Expectations) -> Report:
+def _verify_proof(path: Path, expected: Expectations) -> PathReport:
     proof = check_proof(Member.from_file(path).read_all(MAX_PROOF_BYTES), expected.signer)
     places = "; ".join(f"{group}.{split}, document {number}" for group, split, number in proof.places)
     rows = {
@@ -169,7 +169,7 @@ def _verify_proof(path: Path, expected: Expectations) -> Report:
         "dataset": f"{proof.dataset}, signed by {proof.signer}",
         "places": (places or "none (proven)") + ("" if proof.is_complete else ", and perhaps more"),
     }
-    return Report("proof about a document", rows, facts={"document": proof.digest, "places": proof.places})
+    return PathReport("proof about a document", rows, facts={"document": proof.digest, "places": proof.places})
 
 
 _DIRECTORIES = {

@@ -12,7 +12,7 @@ from typing import Any
 
 from .forms import (
     Member,
-    Party,
+    CertifiedParty,
     RefusedError,
     canonical,
     check_issuer,
@@ -96,7 +96,7 @@ def verify(run_dir: Path, owner_pem: str, heads: Iterable[Mapping[str, Any]] = (
     )
 
 
-def read_owner(owner_pem: str) -> Party:
+def read_owner(owner_pem: str) -> CertifiedParty:
     """Read the owner's certificate."""
     owner = party_of(owner_pem)
     require(owner.name == "owner", "that is no owner's certificate")
@@ -104,7 +104,7 @@ def read_owner(owner_pem: str) -> Party:
 
 
 def verify_log(
-    events: Member, leaves: Member | None, owner: Party, heads: Iterable[Mapping[str, Any]] = ()
+    events: Member, leaves: Member | None, owner: CertifiedParty, heads: Iterable[Mapping[str, Any]] = ()
 ) -> LogFindings:
     """Check every line, draw the audits of every step again, and check that all were done.
 
@@ -125,7 +125,7 @@ def verify_log(
     return findings
 
 
-def _check_known_head(head: Mapping[str, Any], findings: LogFindings, owner: Party) -> bool:
+def _check_known_head(head: Mapping[str, Any], findings: LogFindings, owner: CertifiedParty) -> bool:
     """Compare the log with a head; return whether it is the log's end."""
     try:
         check_head(owner.key, head)
@@ -190,7 +190,7 @@ class _Session:
     """From one opening to the next; `names` are those that its steps were signed for."""
 
     def __init__(
-        self, opening: Line, number: int, keys: Mapping[str, tuple[bytes, int]], owner: Party, earlier: set[str]
+        self, opening: Line, number: int, keys: Mapping[str, tuple[bytes, int]], owner: CertifiedParty, earlier: set[str]
     ) -> None:
         self.opening, self.earlier, self.names = opening, earlier, set[str]()
         self.doubts: list[str] = []
@@ -198,20 +198,20 @@ class _Session:
         self.is_guarded = commitment is not None
         self.has_records = self.is_guarded and opening.get("leaves_format") == 1
         self.keys: dict[str, bytes] = {}
-        self.draw: Draw | None = None
+        self.draw: LoggedDraw | None = None
         self.told_at = _NEVER
         if self.has_records:
             self.keys = _session_keys(opening, owner)
             key, self.told_at = keys.get(str(commitment), (b"", _NEVER))
             if key:
-                self.draw = Draw(key, bytes.fromhex(opening["audit_nonce"]), opening["guard"])
+                self.draw = LoggedDraw(key, bytes.fromhex(opening["audit_nonce"]), opening["guard"])
             else:
                 self.doubts.append(f"line {number}: the key of the audits is not revealed")
         elif self.is_guarded:
             self.doubts.append(f"line {number}: verdicts only")
 
 
-def _session_keys(opening: Line, owner: Party) -> dict[str, bytes]:
+def _session_keys(opening: Line, owner: CertifiedParty) -> dict[str, bytes]:
     keys = {}
     for name, pem in opening["certificates"].items():
         party = party_of(pem)
@@ -226,7 +226,7 @@ class _LogReader:
     """Follow sessions and steps through the lines of a log."""
 
     def __init__(
-        self, leaves: Member | None, owner: Party, keys: Mapping[str, tuple[bytes, int]], findings: LogFindings
+        self, leaves: Member | None, owner: CertifiedParty, keys: Mapping[str, tuple[bytes, int]], findings: LogFindings
     ) -> None:
         self._leaves, self._owner, self._keys, self._findings = leaves, owner, keys, findings
         self._session: _Session | None = None
@@ -331,7 +331,7 @@ def _read_leaves(leaves: Member, body: Line) -> list[Leaf]:
     return [parse(row) for row in rows]
 
 
-class Draw:
+class LoggedDraw:
     """The draw of audits from a revealed key."""
 
     def __init__(self, key: bytes, nonce: bytes, guard: Mapping[str, Any]) -> None:
@@ -359,7 +359,7 @@ class Draw:
 class _StepRecord:
     """The leaves of one step."""
 
-    def __init__(self, leaves: list[Leaf], opening: Line, keys: Mapping[str, bytes], draw: Draw | None) -> None:
+    def __init__(self, leaves: list[Leaf], opening: Line, keys: Mapping[str, bytes], draw: LoggedDraw | None) -> None:
         self._opening, self._keys, self._draw, self.guard = opening, keys, draw, opening["guard"]
         self._by_kind: dict[str, list[Leaf]] = {}
         for leaf in leaves:
@@ -409,7 +409,7 @@ class _StepRecord:
         if is_whole:
             require((stage, auditor) in self._whole_audits, f"stage {stage}: weight gradient drawn and not audited")
 
-    def _draw_again(self, draw: Draw, asked: set[tuple[int, int, str]]) -> None:
+    def _draw_again(self, draw: LoggedDraw, asked: set[tuple[int, int, str]]) -> None:
         for stage in sorted(self._shadows):
             is_owners = draw.coin(self.step, self.epoch, stage, -2) < self.guard["owner_audit_rate"]
             is_done = not is_owners or stage in self._owner_audits
@@ -421,7 +421,7 @@ class _StepRecord:
                 require(is_same, f"stage {stage}: another draw than the key's")
                 self._demand(stage, auditor, microbatches, is_whole=is_whole)
 
-    def _drawn_work(self, draw: Draw, stage: int) -> tuple[list[int], bool]:
+    def _drawn_work(self, draw: LoggedDraw, stage: int) -> tuple[list[int], bool]:
         count, is_lockstep = self._opening["microbatches"], self.guard["shadow"] == "lockstep"
         is_whole = not is_lockstep and draw.coin(self.step, self.epoch, stage, -1) < self.guard["step_audit_rate"]
         if is_whole or is_lockstep:

@@ -14,7 +14,7 @@ from .bundle import SEAL, read_bundle
 from .evidence import verify_evidence
 from .forms import (
     Member,
-    Party,
+    CertifiedParty,
     RefusedError,
     canonical,
     check_issuer,
@@ -25,7 +25,7 @@ from .forms import (
     sha256,
 )
 from .log import LogFindings, read_owner, verify_log
-from .shards import DatasetManifest, check_proof, corpus_digest, read_manifest
+from .shards import SignedManifest, check_proof, corpus_digest, read_manifest
 from .statement import (
     SLSA_PREDICATE,
     TEST_PREDICATE,
@@ -115,7 +115,7 @@ class _PassportReader:
         is_expected = owner is not None or certificate_pem is not None
         self._findings = PassportFindings(self._owner.fingerprint, is_expected)
 
-    def _read_owner(self, expected: str | None, certificate_pem: str | None) -> Party:
+    def _read_owner(self, expected: str | None, certificate_pem: str | None) -> CertifiedParty:
         with _Place(OWNER_FILE):
             owner = read_owner(self._read_text(OWNER_FILE))
             check_issuer(owner, self._read_text(AUTHORITY_FILE))
@@ -238,7 +238,7 @@ class _PassportReader:
             findings.doubts.append("its tensors have other names than the run's: `phalanx model verify` compares them")
         return signature
 
-    def _check_data(self) -> DatasetManifest | None:
+    def _check_data(self) -> SignedManifest | None:
         findings, corpora = self._findings, self._seal["corpora"]
         if MANIFEST_MEMBER not in self._members:
             require(self._seal["dataset"] is None, f"member {MANIFEST_MEMBER} is missing")
@@ -250,7 +250,7 @@ class _PassportReader:
         body = manifest.body
         findings.rows["data"] = f"{body['documents']} documents, {body['tokens']} tokens, signed by {manifest.signer}"
         data = self._run_file().get("data", {})
-        given = corpus_digest(manifest.digest, str(data.get("packing")), int(data.get("sequence_length", 0)))
+        given = corpus_digest(manifest.digest, str(data.get("packing", "concatenate")), int(data.get("sequence_length", 0)))
         if not corpora:
             findings.doubts.append("the log names no training data")
         else:
@@ -472,7 +472,7 @@ def list_verdicts(log: LogFindings) -> list[dict[str, Any]]:
     return [{name: body.get(name) for name in names} for body in log.verdicts]
 
 
-def list_sources(manifest: DatasetManifest) -> list[tuple[str, str, str, str, str]]:
+def list_sources(manifest: SignedManifest) -> list[tuple[str, str, str, str, str]]:
     """Return name, licence, documents, tokens and share of each source, in the order of the manifest."""
     total = manifest.body["tokens"]
     return [

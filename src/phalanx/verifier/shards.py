@@ -36,7 +36,7 @@ _NODE_RECORDS = 1024
 
 
 @dataclass(frozen=True)
-class DatasetManifest:
+class SignedManifest:
     """A manifest with signatures that hold.
 
     Attributes:
@@ -51,7 +51,7 @@ class DatasetManifest:
     statement: dict[str, Any]
 
 
-def read_manifest(data: bytes, signer: str | None = None) -> DatasetManifest:
+def read_manifest(data: bytes, signer: str | None = None) -> SignedManifest:
     """Check the signatures and sums of a manifest.
 
     Args:
@@ -79,7 +79,7 @@ def read_manifest(data: bytes, signer: str | None = None) -> DatasetManifest:
         require(sha256(recipe["content"].encode()) == recipe["digest"], "its recipe has another digest")
     except (RefusedError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RefusedError(f"no manifest of a dataset, or altered: {exc}") from exc
-    return DatasetManifest(body, statement["dataset"], envelope["signer"], statement)
+    return SignedManifest(body, statement["dataset"], envelope["signer"], statement)
 
 
 def _read_key(stated: str, expected: str | None) -> bytes:
@@ -173,7 +173,7 @@ class DatasetReader:
 
 
 @dataclass(frozen=True)
-class DocumentProof:
+class PlaceProof:
     """What a proof about one document shows.
 
     Attributes:
@@ -190,7 +190,7 @@ class DocumentProof:
     is_complete: bool
 
 
-def check_proof(data: bytes, signer: str | None = None) -> DocumentProof:
+def check_proof(data: bytes, signer: str | None = None) -> PlaceProof:
     """Check a proof of ``phalanx data where --proof``, without the dataset.
 
     Raises:
@@ -203,7 +203,7 @@ def check_proof(data: bytes, signer: str | None = None) -> DocumentProof:
         raise RefusedError(f"no proof about a document, or altered: {exc}") from exc
 
 
-def _check_leaves(proof: Mapping[str, Any], signer: str | None) -> DocumentProof:
+def _check_leaves(proof: Mapping[str, Any], signer: str | None) -> PlaceProof:
     statement, wanted = proof["statement"], bytes.fromhex(proof["digest"])
     require(proof["format"] == "phalanx-document-proof" and proof["version"] == 1, "of another format")
     key = _read_key(proof["signer"], signer)
@@ -223,7 +223,7 @@ def _check_leaves(proof: Mapping[str, Any], signer: str | None) -> DocumentProof
     rows = [_INDEX_RECORD.unpack(record) for record in records]
     places = tuple((*statement["parts"][part], number) for name, part, _, number, _, _ in rows if name == wanted)
     require(bool(places) or (begins and ends), "the records on both sides of the digest are missing")
-    return DocumentProof(proof["digest"], statement["dataset"], proof["signer"], places, begins and ends)
+    return PlaceProof(proof["digest"], statement["dataset"], proof["signer"], places, begins and ends)
 
 
 # --- encrypted datasets ---------------------------------------------------------------------------------
