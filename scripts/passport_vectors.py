@@ -6,6 +6,7 @@ Its owner's keys are published beside it, so that tests can forge what an owner 
 """
 
 import hashlib
+import json
 import os
 import shutil
 import sys
@@ -29,6 +30,7 @@ from phalanx.data.shards import (
     load_signer,
 )
 from phalanx.data.tokenizers.training import train_bpe
+from phalanx.security.crypto import load_identity
 
 TEXTS = [f"the hoplite number {n} holds {n * n} shields and {n + 7} spears" for n in range(40)]
 LIAR = """
@@ -90,8 +92,8 @@ def run_file(dataset: str, signer: str, sections: str = LIAR, steps: int = 6) ->
     text = tiny_run_file(sections, steps=steps, validate_every=3)
     made = 'sources = [{ kind = "python_manual" }]\ntokenizer = { kind = "bpe", vocab_size = 300 }\n'
     text = text.replace(made, f'dataset = {{ path = "{dataset}", signer = "{signer}" }}\n')
-    text = text.replace("validation_share = 0.2\nmax_documents = 12\n", "").replace("vocab_size = 300", "vocab_size = 280")
-    return text.replace("n_embd = 32", "n_embd = 16")
+    text = text.replace("validation_share = 0.2\nmax_documents = 12\n", "")
+    return text.replace("vocab_size = 300", "vocab_size = 280").replace("n_embd = 32", "n_embd = 16")
 
 
 def call(*words: str) -> None:
@@ -116,8 +118,9 @@ def make_vector(out: Path) -> None:
         if target.is_dir():
             shutil.rmtree(target)
         (shutil.copytree if Path(name).is_dir() else shutil.copyfile)(name, target)
-    shutil.rmtree(out / "owner", ignore_errors=True)
-    shutil.copytree("run/pki/owner", out / "owner")
+    owner = load_identity(Path("run/pki/owner"))
+    keys = {"signing_key": owner.signing_key.private_bytes_raw().hex(), "release_key": owner.tls_key_pem.decode()}
+    (out / "owner.json").write_text(json.dumps(keys, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

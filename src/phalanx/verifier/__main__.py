@@ -63,5 +63,10 @@ def _print_line(text: str, *, is_wanted: bool) -> None:
         sys.stdout.write("".join(character if character.isprintable() else "?" for character in text) + "\n")
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """Start the program as its script does."""
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()
