@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from tiny_run_file import tiny_run_file
 
 from phalanx.cli.outcome import run_command
 from phalanx.data import BpeConfig
@@ -31,6 +30,7 @@ from phalanx.data.shards import (
 )
 from phalanx.data.tokenizers.training import train_bpe
 from phalanx.security.crypto import load_identity
+from tiny_run_file import tiny_run_file
 
 TEXTS = [f"the hoplite number {n} holds {n * n} shields and {n + 7} spears" for n in range(40)]
 LIAR = """
@@ -111,7 +111,17 @@ def make_vector(out: Path) -> None:
     call("train", "run.toml", "--run-dir", "run")
     call("checkpoint", "export", "run", "model")
     call("eval", "model", "--text", "notes=notes.txt", "--out", "run/evaluation.json")
-    call("redteam", "run", "--attacks", "membership_loss,membership_zlib", "--no-controls", "--out", "run/redteam", "--rows", "16")
+    call(
+        "redteam",
+        "run",
+        "--attacks",
+        "membership_loss,membership_zlib",
+        "--no-controls",
+        "--out",
+        "run/redteam",
+        "--rows",
+        "16",
+    )
     call("passport", "run", "--model", "model", "--out", "small.passport", "--document", "hoplite/7")
     for name in ("small.passport", "model"):
         target = out / name

@@ -50,7 +50,9 @@ def cut_last_line(forger: Forger) -> None:
 
 
 OUTSIDERS: dict[str, Callable[[Forger], object]] = {
-    "a line of the log is changed": lambda f: f.members.update({EVENTS: f.members[EVENTS].replace(b"worker-1", b"worker-2")}),
+    "a line of the log is changed": lambda f: f.members.update(
+        {EVENTS: f.members[EVENTS].replace(b"worker-1", b"worker-2")}
+    ),
     "the log is cut": cut_last_line,
     "leaves are cut": lambda f: f.members.update({LEAVES: f.members[LEAVES][:-100]}),
     "the evidence is taken out": lambda f: f.members.pop(name_in(f, "evidence/")),
@@ -347,9 +349,7 @@ OWNERS: dict[str, Callable[[Forger], object]] = {
     "an evaluation of other weights": in_notes(lambda notes: notes.update(weights="0" * 64)),
     "an evaluation of another run": in_notes(lambda notes: notes.update(run="another")),
     "a better figure": in_notes(lambda notes: notes["figures"].update({"notes.perplexity": "1.0"})),
-    "a failed attack passes": in_statement(
-        "tests/redteam.dsse.json", lambda s: s["predicate"].update(result="PASSED")
-    ),
+    "a failed attack passes": in_statement("tests/redteam.dsse.json", lambda s: s["predicate"].update(result="PASSED")),
     # bill of materials and data
     "a better figure in the bill": in_json(
         BOM,

@@ -21,7 +21,9 @@ PACKAGES = ("cryptography", "blake3", "cffi", "_cffi_backend")
 
 def imported_roots(file: Path) -> set[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    roots = {alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    roots = {
+        alias.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    }
     absolute = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
     assert all(node.level <= 1 for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     return roots | {str(node.module).partition(".")[0] for node in absolute}

@@ -166,9 +166,7 @@ class _PassportMaker:
             self._members[f"{form.LINEAGE}{proof.digest}.proof.json"] = proof.to_bytes()
         return read_manifest(content)
 
-    def _collect_model(
-        self, scratch: Path, log: LogFindings, manifest: SignedManifest | None
-    ) -> dict[str, Any] | None:
+    def _collect_model(self, scratch: Path, log: LogFindings, manifest: SignedManifest | None) -> dict[str, Any] | None:
         past, directory = self._past, self._choice.model
         if not log.certified:
             return None

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .forms import (
-    Member,
     CertifiedParty,
+    Member,
     RefusedError,
     canonical,
     check_issuer,
@@ -190,7 +190,12 @@ class _Session:
     """From one opening to the next; `names` are those that its steps were signed for."""
 
     def __init__(
-        self, opening: Line, number: int, keys: Mapping[str, tuple[bytes, int]], owner: CertifiedParty, earlier: set[str]
+        self,
+        opening: Line,
+        number: int,
+        keys: Mapping[str, tuple[bytes, int]],
+        owner: CertifiedParty,
+        earlier: set[str],
     ) -> None:
         self.opening, self.earlier, self.names = opening, earlier, set[str]()
         self.doubts: list[str] = []

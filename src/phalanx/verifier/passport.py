@@ -13,8 +13,8 @@ from typing import Any
 from .bundle import SEAL, read_bundle
 from .evidence import verify_evidence
 from .forms import (
-    Member,
     CertifiedParty,
+    Member,
     RefusedError,
     canonical,
     check_issuer,
@@ -250,7 +250,8 @@ class _PassportReader:
         body = manifest.body
         findings.rows["data"] = f"{body['documents']} documents, {body['tokens']} tokens, signed by {manifest.signer}"
         data = self._run_file().get("data", {})
-        given = corpus_digest(manifest.digest, str(data.get("packing", "concatenate")), int(data.get("sequence_length", 0)))
+        packing, length = str(data.get("packing", "concatenate")), int(data.get("sequence_length", 0))
+        given = corpus_digest(manifest.digest, packing, length)
         if not corpora:
             findings.doubts.append("the log names no training data")
         else:
