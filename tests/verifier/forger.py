@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from phalanx.governance.statements import ReleaseSigner
 from phalanx.security.crypto import Identity
 from phalanx.verifier.bundle import BLOCK, SEAL, hash_members, make_header, read_bundle, write_bundle
-from phalanx.verifier.forms import canonical, digest, in_domain, merkle_root
+from phalanx.verifier.forms import canonical, digest, in_domain, merkle_root, sha256
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "passport"
 SMALL, MODEL = VECTOR / "small.passport", VECTOR / "model"
@@ -74,7 +74,7 @@ class Forger:
         change_leaves: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda leaves: leaves,
     ) -> None:
         """Write the log anew, signed, chained and with roots; the seal then names its new end."""
-        rows, leaves, offset = [], [], 0
+        rows, leaves, offset, digests = [], [], 0, []
         previous = digest(in_domain("log-start/1", lines[0]["run"].encode()))
         for number, line in enumerate(lines):
             if line["kind"] == "step":
@@ -84,14 +84,32 @@ class Forger:
                 line["body"] = {**line["body"], **place}
                 leaves += texts
                 offset += size
+            if line["kind"] == "checkpoint_saved":
+                self._rewrite_manifest(line["body"], digests)
             fresh = {key: value for key, value in line.items() if key != "signature"}
             fresh |= {"sequence": number, "previous": previous}
             signature = self.owner.sign_data(in_domain("log/1", canonical(fresh))).hex()
             rows.append(canonical({**fresh, "signature": signature}))
             previous = digest(rows[-1])
+            digests.append(previous)
         self.members["log/events.jsonl"] = b"".join(row + b"\n" for row in rows)
         self.members["log/steps.jsonl"] = b"".join(leaf + b"\n" for leaf in leaves)
         self.facts["log"] = {"num_events": len(rows), "digest": previous}
+
+    def _rewrite_manifest(self, body: dict[str, Any], digests: list[str]) -> None:
+        """Let the manifest of a checkpoint know the new lines before it."""
+        name = f"checkpoints/step-{body['step']:08}.json"
+        if name in self.members:
+            manifest = json.loads(self.members[name])["body"]
+            count = min(manifest["audit_log"]["num_events"], len(digests))
+            manifest["audit_log"] = {"num_events": count, "digest": digests[count - 1]}
+            self.members[name] = self.sign_manifest(manifest)
+            body["manifest"] = sha256(self.members[name])
+
+    def sign_manifest(self, body: dict[str, Any]) -> bytes:
+        signature = self.owner.sign_data(in_domain("checkpoint-manifest/1", canonical(body)))
+        signer = self.owner.public.public_key.hex()
+        return canonical({"body": body, "signature": signature.hex(), "signer": signer})
 
 
 def raw_bundle(members: list[tuple[str, bytes]], behind: bytes = b"") -> bytes:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from forger import MODEL, SMALL, Forger, payload_of, raw_bundle
 
 from phalanx.governance.statements import ModelFiles
 from phalanx.security.crypto import Identity
 from phalanx.verifier.bundle import SEAL, hash_members, write_bundle
-from phalanx.verifier.forms import RefusedError, canonical, in_domain, sha256
+from phalanx.verifier.forms import RefusedError, canonical, digest, in_domain, sha256
 from phalanx.verifier.passport import verify_passport
 from phalanx.verifier.statement import digest_weights
 
@@ -178,9 +179,7 @@ def other_model(forger: Forger) -> None:
 
 def foreign_signature(forger: Forger) -> None:
     stranger = Forger()
-    stranger.signer._key = type(stranger.signer._key.curve) and __import__(
-        "cryptography.hazmat.primitives.asymmetric.ec", fromlist=["ec"]
-    ).generate_private_key(stranger.signer._key.curve)
+    stranger.signer._key = ec.generate_private_key(ec.SECP256R1())
     statement = payload_of(json.dumps(json.loads(forger.members[SIGNATURE])["dsseEnvelope"]).encode())
     digests = {row["name"]: row["digest"] for row in statement["predicate"]["resources"]}
     files = ModelFiles("model", forger.facts["model"]["root"], digests)
@@ -204,18 +203,13 @@ def older_manifest(forger: Forger) -> None:
     old, new = sorted(name for name in forger.members if name.startswith("checkpoints/"))
     body = json.loads(forger.members[old])["body"]
     body["step"] = json.loads(forger.members[new])["body"]["step"]
-    forger.members[new] = sign_manifest(forger, body)
-
-
-def sign_manifest(forger: Forger, body: dict[str, Any]) -> bytes:
-    signature = forger.owner.sign_data(in_domain("checkpoint-manifest/1", canonical(body)))
-    return canonical({"body": body, "signature": signature.hex(), "signer": OWNER})
+    forger.members[new] = forger.sign_manifest(body)
 
 
 def change_manifest(**values: Any) -> Callable[[Forger], None]:
     def change(forger: Forger) -> None:
         name = name_in(forger, "checkpoints/")
-        forger.members[name] = sign_manifest(forger, {**json.loads(forger.members[name])["body"], **values})
+        forger.members[name] = forger.sign_manifest({**json.loads(forger.members[name])["body"], **values})
 
     return change
 
@@ -394,6 +388,49 @@ def test_an_honest_passport_that_is_sealed_anew_holds(tmp_path: Path) -> None:
     put_export(forger)
 
     assert verify_passport(forger.write_sealed(tmp_path / "anew"), OWNER, model=MODEL).doubts == []
+
+
+def rewrite_history(forger: Forger) -> None:
+    """Take every trace of the conviction out of log, seal and evidence; all of it is signed by the owner alone."""
+    gone = ("verdict", "evicted", "alarm", "screen_hit", "takeover")
+    forger.write_log([line for line in forger.lines if line["kind"] not in gone])
+    forger.facts["verdicts"] = []
+    for name in [name for name in forger.members if name.startswith("evidence/")]:
+        del forger.members[name]
+
+
+def kept_head(forger: Forger, count: int) -> bytes:
+    """The public head that a worker kept after so many lines that it knows of, all of them on the owner's disk."""
+    kinds = ("run_started", "run_resumed", "step", "evicted", "run_completed")
+    rows = [row for row in forger.members[EVENTS].splitlines() if json.loads(row)["kind"] in kinds]
+    entry = {"number": count, "digest": digest(rows[count - 1])}
+    head = {"boot": None, "forced": entry, "last": entry, "run": forger.facts["run"]}
+    signature = forger.owner.sign_data(in_domain("log-public-head/1", canonical(head))).hex()
+    return canonical({**head, "signature": signature})
+
+
+def test_another_history_is_refused_by_whoever_knows_a_head_of_the_first(tmp_path: Path) -> None:
+    """The owner alone could write its log anew; that is what heads in the hands of others are for."""
+    forger = Forger()
+    heads = [kept_head(forger, count) for count in (2, 5, 10)]
+    assert verify_passport(SMALL, OWNER, heads=heads).rows["heads that others kept"] == "3, all in the log"
+    rewrite_history(forger)
+    path = forger.write_sealed(tmp_path / "forged")
+
+    alone = verify_passport(path, OWNER)
+
+    assert any("wrote no other log is its word" in remark for remark in alone.remarks)
+    assert verify_passport(path, OWNER, heads=heads[:1]).rows["convicted"] == "nobody"
+    with pytest.raises(RefusedError, match="lacks public line"):
+        verify_passport(path, OWNER, heads=heads)
+
+
+def test_a_head_of_another_run_or_of_nobody_is_refused() -> None:
+    forger = Forger()
+    head = json.loads(kept_head(forger, 2))
+    for change in ({"run": "0" * 32}, {"signature": "0" * 128}, {"forced": None}):
+        with pytest.raises(RefusedError):
+            verify_passport(SMALL, OWNER, heads=[canonical({**head, **change})])
 
 
 def test_evidence_that_was_left_out_is_named(tmp_path: Path) -> None:

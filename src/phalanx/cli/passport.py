@@ -91,6 +91,9 @@ def verify(
         Path | None, typer.Option("--model", metavar="DIR", help="Model that came with the passport.")
     ] = None,
     session: Annotated[str | None, typer.Option(metavar="NAME", help="Session of evidence, from the log.")] = None,
+    head: Annotated[
+        list[Path] | None, typer.Option("--head", metavar="FILE", help="Head of the log that others have kept.")
+    ] = None,
 ) -> Answer:
     """Check what you were handed, offline and without torch; the same program is published as phalanx-verify.
 
@@ -103,7 +106,8 @@ def verify(
 
     pem = None if certificate is None else read_file(certificate).decode("ascii", "replace")
     try:
-        report = verify_path(path, Expectations(owner, pem, signer, model, session))
+        heads = tuple(map(read_file, head or ()))
+        report = verify_path(path, Expectations(owner, pem, signer, model, session, heads))
     except RefusedError as exc:
         raise VerificationError(str(exc)) from exc
     except UnreadableError as exc:

@@ -170,6 +170,18 @@ def check_ecdsa_signature(key: ec.EllipticCurvePublicKey, signature: bytes, data
         raise ValueError("the signature does not hold") from None
 
 
+_CERTIFICATE_ERRORS = (
+    x509.InvalidVersion,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+    UnsupportedAlgorithm,
+    InvalidSignature,
+    TypeError,
+)
+"""What cryptography raises of a malformed or foreign certificate beside ValueError."""
+
+
 @dataclass(frozen=True)
 class CertifiedParty:
     """The party that a certificate names.
@@ -196,14 +208,13 @@ def party_of(pem: str) -> CertifiedParty:
     Raises:
         ValueError: It is not the certificate of a party.
     """
-    certificate = x509.load_pem_x509_certificate(pem.encode())
     try:
+        certificate = x509.load_pem_x509_certificate(pem.encode())
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        raise ValueError("a certificate names no party") from None
-    uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+        uris, key = names.get_values_for_type(x509.UniformResourceIdentifier), certificate.public_key()
+    except _CERTIFICATE_ERRORS as exc:
+        raise ValueError(f"a malformed certificate, or one that names no party: {exc}") from exc
     match = _PARTY_URI.fullmatch(uris[0]) if len(uris) == 1 else None
-    key = certificate.public_key()
     if match is None or not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("a certificate names no party")
     return CertifiedParty(match[1], bytes.fromhex(match[2]), key, certificate)
@@ -215,19 +226,22 @@ def check_issuer(party: CertifiedParty, authority_pem: str) -> None:
     Raises:
         ValueError: It did not, or it is no authority.
     """
-    authority = x509.load_pem_x509_certificate(authority_pem.encode())
     try:
-        basic = authority.extensions.get_extension_for_class(x509.BasicConstraints).value
-        if not basic.ca:
-            raise ValueError("the authority's certificate is none of an authority")
+        authority = x509.load_pem_x509_certificate(authority_pem.encode())
+        is_authority = authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         party.certificate.verify_directly_issued_by(authority)
-    except (InvalidSignature, TypeError, UnsupportedAlgorithm, x509.ExtensionNotFound) as exc:
+    except _CERTIFICATE_ERRORS as exc:
         raise ValueError(f"the certificate of {party.name} is not from the authority") from exc
+    if not is_authority:
+        raise ValueError("the authority's certificate is none of an authority")
 
 
 def certificate_fingerprint(pem: str) -> str:
     """Return the SHA-256 of a certificate in hex."""
-    return x509.load_pem_x509_certificate(pem.encode()).fingerprint(hashes.SHA256()).hex()
+    try:
+        return x509.load_pem_x509_certificate(pem.encode()).fingerprint(hashes.SHA256()).hex()
+    except x509.InvalidVersion as exc:
+        raise ValueError(str(exc)) from exc
 
 
 # --- Merkle trees -------------------------------------------------------------------------------------

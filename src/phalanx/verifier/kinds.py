@@ -8,7 +8,7 @@ from typing import Any
 from .bundle import BLOCK
 from .evidence import MAX_RECORD_BYTES, verify_evidence_file
 from .forms import Member, RefusedError, UnreadableError, party_of, read_json
-from .log import read_summary_head, verify
+from .log import check_kept_head, read_summary_head, verify
 from .passport import verify_passport
 from .shards import MANIFEST_FILE, MAX_PROOF_BYTES, DatasetReader, check_proof
 from .statement import SIGNATURE_FILE, compare_export, compare_model, open_export, open_model_signature
@@ -26,6 +26,7 @@ class Expectations:
         signer: Fingerprint of the key that signs data or exports.
         model: Directory of the model that came with a passport.
         session: Session of evidence.
+        heads: Heads of the log that others have kept.
     """
 
     owner: str | None = None
@@ -33,6 +34,7 @@ class Expectations:
     signer: str | None = None
     model: Path | None = None
     session: str | None = None
+    heads: tuple[bytes, ...] = ()
 
 
 @dataclass
@@ -82,7 +84,7 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
 
 
 def _verify_passport(path: Path, expected: Expectations) -> PathReport:
-    found = verify_passport(path, expected.owner, expected.certificate, expected.model)
+    found = verify_passport(path, expected.owner, expected.certificate, expected.model, expected.heads)
     rows = {"owner": f"{found.owner}, {'as expected' if found.is_expected else 'not compared'}", **found.rows}
     facts = {**found.facts, "owner": found.owner, "is_expected": found.is_expected}
     return PathReport("passport of a run", rows, found.remarks, found.doubts, facts)
@@ -106,6 +108,8 @@ def _verify_run(path: Path, expected: Expectations) -> PathReport:
         "audits": f"{len(log.proven)} of {len(log.recorded)} steps: each drawn audit was drawn again",
         "convicted": ", ".join(sorted({str(body["party"]) for body in log.verdicts})) or "nobody",
     }
+    gaps = [check_kept_head(head, log, owner) for head in expected.heads]
+    log.doubts += [gap for gap in gaps if gap is not None]
     doubts = log.doubts if log.is_guarded else [*log.doubts, "the guard was off: no step was verified"]
     facts = {"run": log.run, "owner": owner.fingerprint, "proven": len(log.proven), "recorded": len(log.recorded)}
     return PathReport("log of a run", rows, [], doubts, {**facts, "audits": log.audits, "events": len(log.lines)})

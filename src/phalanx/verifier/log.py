@@ -26,6 +26,8 @@ from .forms import (
 )
 
 OPENINGS = ("run_started", "run_resumed")
+PUBLIC_KINDS = ("run_started", "run_resumed", "step", "evicted", "run_completed")
+"""Kinds of lines that workers of other machines know of, and keep the last one of."""
 _LINE_KEYS = {"sequence", "time", "run", "kind", "body", "previous", "signature"}
 _MAX_LINE_BYTES = 4 * 2**20
 _MAX_BATCH_BYTES = 64 * 2**20
@@ -54,6 +56,7 @@ class LogFindings:
         weights: Digest of the final weights.
         session_names: Names that the messages of sessions were signed for, as far as steps show them.
         lines: Digests of all lines.
+        public: Digests of the lines that workers know of.
     """
 
     run: str = ""
@@ -71,6 +74,7 @@ class LogFindings:
     weights: str | None = None
     session_names: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
+    public: list[str] = field(default_factory=list)
 
 
 def check_head(key: bytes, head: Mapping[str, Any]) -> None:
@@ -112,7 +116,10 @@ def verify_log(
         RefusedError: Names the first line or step that does not hold.
     """
     lines = read_lines(events, owner.key)
-    findings = LogFindings(lines=[line_digest for _, line_digest in lines])
+    findings = LogFindings(
+        lines=[line_digest for _, line_digest in lines],
+        public=[line_digest for line, line_digest in lines if line["kind"] in PUBLIC_KINDS],
+    )
     findings.run, findings.end = (lines[0][0]["run"], lines[-1][1]) if lines else ("", "")
     is_end_told = False
     for head in heads:
@@ -136,6 +143,36 @@ def _check_known_head(head: Mapping[str, Any], findings: LogFindings, owner: Cer
     require(number <= len(findings.lines), f"line {number} is missing")
     require(not number or findings.lines[number - 1] == head["digest"], f"line {number} is another one than was signed")
     return bool(number == len(findings.lines))
+
+
+def check_kept_head(data: bytes, findings: LogFindings, owner: CertifiedParty) -> str | None:
+    """Compare a log with a head that somebody else kept; return what may honestly be missing at its end.
+
+    Args:
+        data: A head as a worker saves it (``log_heads/RUN-KEY.json``), or a signed head of the whole log.
+
+    Raises:
+        RefusedError: The log lacks a line that its owner has shown to others: it was cut, or written anew.
+    """
+    try:
+        head = parse(data)
+        if "num_events" in head:
+            _check_known_head(head, findings, owner)
+            return None
+        signed = canonical({name: head[name] for name in ("boot", "forced", "last", "run")})
+        check_signature(owner.key, head["signature"], "log-public-head/1", signed)
+        require(head["run"] == findings.run, f"is of run {head['run']!r:.80}")
+        forced, last = head["forced"], head["last"]
+        if forced is not None:
+            is_there = findings.public[forced["number"] - 1 : forced["number"]] == [forced["digest"]]
+            require(is_there, f"the log lacks public line {forced['number']}, which its owner has shown to others")
+        found = findings.public[last["number"] - 1 : last["number"]]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise RefusedError(f"no head of this log: {exc}") from exc
+    require(
+        found in ([], [last["digest"]]), f"public line {last['number']} is another one than its owner showed to others"
+    )
+    return None if found else f"public line {last['number']}, which others know: only a crash can have taken it"
 
 
 def read_lines(events: Member, key: bytes) -> list[tuple[Line, str]]:

@@ -5,7 +5,7 @@ nothing can be changed that workers have signed, that the log has certified befo
 owner alone knows stays the owner's word, and `PassportFindings.remarks` says which facts these are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from .forms import (
     require,
     sha256,
 )
-from .log import LogFindings, read_owner, verify_log
+from .log import LogFindings, check_kept_head, read_owner, verify_log
 from .shards import SignedManifest, check_proof, corpus_digest, read_manifest
 from .statement import (
     SLSA_PREDICATE,
@@ -85,7 +85,11 @@ class PassportFindings:
 
 
 def verify_passport(
-    path: Path, owner: str | None = None, certificate_pem: str | None = None, model: Path | None = None
+    path: Path,
+    owner: str | None = None,
+    certificate_pem: str | None = None,
+    model: Path | None = None,
+    heads: Sequence[bytes] = (),
 ) -> PassportFindings:
     """Check a passport offline.
 
@@ -93,12 +97,13 @@ def verify_passport(
         owner: Fingerprint of the owner's key that you expect; None accepts any, and the result says so.
         certificate_pem: Certificate of the owner that you have kept.
         model: Directory of the model that you were given; it is compared with the passport.
+        heads: Heads of the log that others have kept; without them an owner can write another history.
 
     Raises:
         RefusedError: Something does not hold; the message names the member.
         UnreadableError: The file, or the model, cannot be read.
     """
-    return _PassportReader(read_bundle(path), owner, certificate_pem).check_members(model)
+    return _PassportReader(read_bundle(path), owner, certificate_pem).check_members(model, heads)
 
 
 class _PassportReader:
@@ -126,11 +131,12 @@ class _PassportReader:
                 require(is_same, "the certificate is another one than yours")
         return owner
 
-    def check_members(self, model: Path | None) -> PassportFindings:
+    def check_members(self, model: Path | None, heads: Sequence[bytes]) -> PassportFindings:
         """Check all members."""
         findings = self._findings
         self._seal = findings.facts = self._check_seal()
         self._log = self._check_log()
+        self._check_heads(heads)
         self._signature = self._check_model(model)
         self._manifest = self._check_data()
         self._check_provenance()
@@ -202,6 +208,16 @@ class _PassportReader:
             findings.doubts.append("the guard was off: no step was verified")
         findings.rows["convicted"] = ", ".join(sorted({str(body["party"]) for body in log.verdicts})) or "nobody"
         return log
+
+    def _check_heads(self, heads: Sequence[bytes]) -> None:
+        findings = self._findings
+        with _Place(EVENTS_FILE):
+            gaps = [check_kept_head(head, self._log, self._owner) for head in heads]
+        findings.doubts += [gap for gap in gaps if gap is not None]
+        if heads:
+            findings.rows["heads that others kept"] = f"{len(heads)}, all in the log"
+        else:
+            findings.remarks.append("that its owner wrote no other log is its word: give heads that others have kept")
 
     def _check_model(self, directory: Path | None) -> ModelSignature | None:
         """Check the signature of the model, and the weights where the model is at hand."""
