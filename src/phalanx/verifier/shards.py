@@ -100,11 +100,14 @@ class DatasetReader:
         self.manifest = read_manifest(Member.from_file(home / MANIFEST_FILE).read_all(MAX_MANIFEST_BYTES), signer)
         self.body = self.manifest.body
         self._data_key = None
-        if self.body.get("seal") is not None:
-            require(open_key is not None, f"{home}: is encrypted; its key is needed")
-            if open_key is not None:
-                wrapped = Member.from_file(home / "dataset.key.json").read_all(2**16)
-                self._data_key = open_key(wrapped, self.manifest.digest)
+        seal = self.body.get("seal")
+        if seal is not None:
+            if open_key is None:
+                raise RefusedError(f"{home}: is encrypted; its key is needed")
+            wrapped = Member.from_file(home / "dataset.key.json").read_all(2**16)
+            self._data_key = open_key(wrapped, seal["dataset"])
+            commitment = derive_key(self._data_key, seal["dataset"], "commitment").hex()
+            require(commitment == seal["commitment"], f"{home}: the key is another one than the manifest's")
 
     def read_file(self, file: str, record: Mapping[str, Any]) -> bytes:
         """Return the content of a file after comparing every leaf and the root."""
@@ -128,7 +131,7 @@ class DatasetReader:
     def _open_leaf(self, file: str, number: int, leaf: bytes) -> bytes:
         if self._data_key is None:
             return leaf
-        return open_leaf(self._data_key, self.manifest.digest, file, number, leaf)
+        return open_leaf(self._data_key, self.body["seal"]["dataset"], file, number, leaf)
 
     def read_documents(self, number: int) -> Iterator[dict[str, Any]]:
         """Yield every document of a part: digest, source, start, tokens, name and fields."""
