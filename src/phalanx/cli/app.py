@@ -33,10 +33,12 @@ from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.parties.workers import client, rollout_worker, stage_worker
+from phalanx.cli.passport import PASSPORT_EPILOG, VERIFY_EPILOG, passport, verify
 from phalanx.cli.plan import plan
 from phalanx.cli.policy import policy_app
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
+from phalanx.cli.runs.erase import ERASE_EPILOG, erase
 from phalanx.cli.runs.interpret import interpret_app
 from phalanx.cli.runs.listing import COMPARE_EPILOG, RUNS_EPILOG, compare, runs
 from phalanx.cli.runs.sweep import SWEEP_EPILOG, sweep
@@ -119,6 +121,9 @@ app.command(
 )(serve)
 app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
 app.command(epilog=DEPLOY_EPILOG)(deploy)
+app.command(epilog=ERASE_EPILOG)(erase)
+app.command(epilog=PASSPORT_EPILOG)(passport)
+app.command(epilog=VERIFY_EPILOG)(verify)
 app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog=EXPORT_EPILOG)(export)
 app.command(epilog=REDTEAM_EPILOG)(redteam)

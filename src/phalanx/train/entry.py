@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from phalanx.checkpoint import Checkpoint
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError, IsolationError
 from phalanx.interrupts import allow_interrupts
@@ -155,16 +156,40 @@ def train(
             console.print(f"interrupted while preparing; {kept}", markup=False, highlight=False, soft_wrap=True)
             raise
         policy = open_policy(run, cache_beside(_run_directory(run, run_dir)))
+        beginning = StartingPoint(from_step, origin)
         with RunDirectory(_run_directory(run, run_dir), run, resume=resume) as home:
             if policy is not None:
                 policy.write_copy(home.path)
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start finished no step; the run begins again")
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
-            session = Session(
-                run, home, console, factory, StartingPoint(from_step, origin), on_validation=on_validation
+            return Session(run, home, console, factory, beginning, on_validation=on_validation).run_session(
+                resume=resume
             )
-            return session.run_session(resume=resume)
+
+
+def replay(
+    run: RunConfig, run_dir: str | Path, origin: Checkpoint | None, console: Console | None = None
+) -> dict[str, Any]:
+    """Train a new run from a verified checkpoint of another, whose data may differ from there on.
+
+    Args:
+        origin: Names where in the order of the new data it goes on; None begins anew.
+
+    Returns:
+        As `train`.
+    """
+    if origin is None:
+        return train(run, run_dir, console=console)
+    check_inputs(run)
+    with (
+        deterministic_kernels(run.train.threads),
+        allow_interrupts(),
+        RunDirectory(Path(run_dir), run, resume=False) as home,
+    ):
+        factory = _factory_of(run, LocalWorkers, None)
+        session = Session(run, home, console or Console(), factory, StartingPoint(None, origin))
+        return session.run_session(resume=False)
 
 
 def _print_plain(console: Console, text: str) -> None:
