@@ -16,6 +16,9 @@ from phalanx.cli.data.tokenizer import tokenizer_app
 from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
+from phalanx.cli.governance.erase import ERASE_EPILOG, erase
+from phalanx.cli.governance.passport import PASSPORT_EPILOG, VERIFY_EPILOG, passport, verify
+from phalanx.cli.governance.policy import policy_app
 from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
@@ -33,12 +36,9 @@ from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.parties.workers import client, rollout_worker, stage_worker
-from phalanx.cli.passport import PASSPORT_EPILOG, VERIFY_EPILOG, passport, verify
 from phalanx.cli.plan import plan
-from phalanx.cli.policy import policy_app
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
-from phalanx.cli.runs.erase import ERASE_EPILOG, erase
 from phalanx.cli.runs.interpret import interpret_app
 from phalanx.cli.runs.listing import COMPARE_EPILOG, RUNS_EPILOG, compare, runs
 from phalanx.cli.runs.sweep import SWEEP_EPILOG, sweep

@@ -19,8 +19,8 @@ Certificate = Annotated[
 ]
 
 
-@policy_app.command(epilog="Example: phalanx policy sign policy.toml --key keys/steward.key")
-def sign(
+@policy_app.command("sign", epilog="Example: phalanx policy sign policy.toml --key keys/steward.key")
+def sign_file(
     policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="The policy.")], key: KeyFile = None
 ) -> Answer:
     """Sign a policy; the signature is written beside it, and run files name the fingerprint that is printed."""
@@ -35,11 +35,12 @@ def sign(
 
 
 @policy_app.command(
+    "check",
     epilog="Example: phalanx policy check runs/first\n\n"
     "Example: phalanx policy check runs/first --policy ours.toml --signer 9c2f... --certificate pinned/owner.pem\n\n"
-    "Exit codes: 0 every clause holds, 5 one is broken."
+    "Exit codes: 0 every clause holds, 5 one is broken.",
 )
-def check(
+def check_run_directory(
     run_dir: RunDir,
     *,
     policy: Annotated[
@@ -75,8 +76,8 @@ def check(
     return Answer(facts)
 
 
-@policy_app.command(epilog="Example: phalanx policy approve runs/first --key keys/alice.key")
-def approve(run_dir: RunDir, key: KeyFile = None, certificate: Certificate = None) -> Answer:
+@policy_app.command("approve", epilog="Example: phalanx policy approve runs/first --key keys/alice.key")
+def approve_run_directory(run_dir: RunDir, key: KeyFile = None, certificate: Certificate = None) -> Answer:
     """Approve the release of a run's final weights, as a person whom its policy names."""
     from phalanx.data.shards import default_signing_key, load_signer
     from phalanx.governance.release import approve_run
