@@ -33,6 +33,7 @@
     │   ├── TranscriptError                         two ends of a sealed channel saw different frames
     │   ├── ReleaseRefusedError                     the policy keeps an update sealed
     │   ├── AggregationError                        a secure sum, or a message of it, is refused
+    │   ├── PolicyError                             a clause of a policy is broken, or the policy is not as signed
     │   ├── KeyFileError                            the file of API keys is missing, altered or older than before
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
@@ -229,6 +230,10 @@ class TranscriptError(VerificationError, code="PHX-V110"):
 
 class ReleaseRefusedError(VerificationError, ReasonedError, code="PHX-V120"):
     """The release policy keeps an update sealed; `reason` is of `phalanx.security.seal.ReleaseRefusal`."""
+
+
+class PolicyError(VerificationError, code="PHX-V170"):
+    """A clause of the organisation's policy is broken, or its signature does not hold."""
 
 
 class AggregationError(VerificationError, ReasonedError, code="PHX-V140"):

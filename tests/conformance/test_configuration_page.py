@@ -42,6 +42,7 @@ from phalanx.parallel.config import OuterConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.parallel.deepspeed.config import AioConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PartyLayout, PipelineConfig, WorkerConfig
+from phalanx.policy import PolicyReference
 from phalanx.rewards import RewardsConfig
 from phalanx.rewards.config import REWARDS, OwnReward
 from phalanx.rollouts import RolloutCheck, RolloutsConfig, RolloutTolerance, RolloutWorkerConfig
@@ -77,6 +78,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "model.adapter prompt_encoder": PromptEncoderConfig,
     "privacy": PrivacyConfig,
     "leak_meter": LeakMeterConfig,
+    "policy": PolicyReference,
     "data": DataConfig,
     "data.dataset": DatasetConfig,
     "data.conversations": ConversationsConfig,

@@ -1,9 +1,7 @@
 """Real runs under certificates of `phalanx pki`: what their logs prove to two verifiers, and what neither believes."""
 
-import importlib.util
 import json
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +15,8 @@ from phalanx.security.audit.leaves import LeafFile
 from phalanx.security.audit.line import first_head, next_head, signed_part
 from phalanx.security.crypto import Identity, load_identity
 from phalanx.train.records.proof import verify_run
+from phalanx.verifier.forms import RefusedError
+from phalanx.verifier.log import verify
 
 # a guarded run of real processes is trained for all of them
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("audit proof")]
@@ -25,21 +25,6 @@ STEPS = 10
 OFTEN = ("guard.audit_rate=0.25", "guard.step_audit_rate=0.5", "guard.owner_audit_rate=0.9", f"train.steps={STEPS}")
 """Rates of a draw that no test foresees: that no step of a stage is audited whole, or every one is, which would hide a
 higher rate, is one chance in a million each."""
-
-
-def second_implementation():
-    path = Path(__file__).resolve().parents[1] / "conformance" / "independent_verifier.py"
-    spec = importlib.util.spec_from_file_location("independent_verifier", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # dataclasses look their module up
-    sys.modules["independent_verifier"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-INDEPENDENT = second_implementation()
 
 
 @dataclass
@@ -85,14 +70,14 @@ def spoiled(guarded, tmp_path, request):
 def independent(run_dir):
     summary = run_dir / "summary.json"
     heads = (json.loads(summary.read_text())["audit_log_head_signed"],) if summary.exists() else ()
-    return INDEPENDENT.verify(run_dir, (run_dir / "owner.pem").read_text(), heads)
+    return verify(run_dir, (run_dir / "owner.pem").read_text(), heads)
 
 
 def refused_by_both(ran):
     """What both verifiers say; the summary's head is left out where the owner has written the log anew."""
     with pytest.raises(AuditLogError) as ours:
         verify_run(ran.run_dir)
-    with pytest.raises(INDEPENDENT.RefusedError) as theirs:
+    with pytest.raises(RefusedError) as theirs:
         independent(ran.run_dir)
     return str(ours.value), str(theirs.value)
 
@@ -278,7 +263,7 @@ def test_a_tail_that_was_cut_off_is_never_passed_over(spoiled):
         assert run_command(["audit", "verify", str(spoiled.run_dir)]) == 5, keep
         try:
             assert independent(spoiled.run_dir).doubts != [], keep
-        except INDEPENDENT.RefusedError:
+        except RefusedError:
             assert (spoiled.run_dir / "summary.json").exists() or keep < len(lines)
 
 

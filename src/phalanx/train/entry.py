@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from phalanx.checkpoint import Checkpoint
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError, IsolationError
 from phalanx.interrupts import allow_interrupts
@@ -21,6 +22,7 @@ from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.epochs import describe_length, settle_steps
 from phalanx.train.config import DomainRun, FederatedRun, PipelineRun, RunConfig, SplitPipelineRun, SplitRun, StagedRun
 from phalanx.train.data_outlook import data_outlook
+from phalanx.train.records.policy_facts import open_policy
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory, kept_preparations
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import StartingPoint
@@ -153,14 +155,41 @@ def train(
             kept = kept_preparations(_run_directory(run, run_dir))
             console.print(f"interrupted while preparing; {kept}", markup=False, highlight=False, soft_wrap=True)
             raise
+        policy = open_policy(run, cache_beside(_run_directory(run, run_dir)))
+        beginning = StartingPoint(from_step, origin)
         with RunDirectory(_run_directory(run, run_dir), run, resume=resume) as home:
+            if policy is not None:
+                policy.write_copy(home.path)
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start finished no step; the run begins again")
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
-            session = Session(
-                run, home, console, factory, StartingPoint(from_step, origin), on_validation=on_validation
+            return Session(run, home, console, factory, beginning, on_validation=on_validation).run_session(
+                resume=resume
             )
-            return session.run_session(resume=resume)
+
+
+def replay(
+    run: RunConfig, run_dir: str | Path, origin: Checkpoint | None, console: Console | None = None
+) -> dict[str, Any]:
+    """Train a new run from a verified checkpoint of another, whose data may differ from there on.
+
+    Args:
+        origin: Names where in the order of the new data it goes on; None begins anew.
+
+    Returns:
+        As `train`.
+    """
+    if origin is None:
+        return train(run, run_dir, console=console)
+    check_inputs(run)
+    with (
+        deterministic_kernels(run.train.threads),
+        allow_interrupts(),
+        RunDirectory(Path(run_dir), run, resume=False) as home,
+    ):
+        factory = _factory_of(run, LocalWorkers, None)
+        session = Session(run, home, console or Console(), factory, StartingPoint(None, origin))
+        return session.run_session(resume=False)
 
 
 def _print_plain(console: Console, text: str) -> None:
@@ -193,6 +222,7 @@ def describe_run(run: RunConfig, run_dir: str | Path | None = None) -> Renderabl
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_run_directory(run, run_dir))
+    open_policy(run, cache)
     given_run, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
     length_note = describe_length(given_run, run)

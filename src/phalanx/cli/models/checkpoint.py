@@ -59,8 +59,10 @@ def export(
 ) -> Answer:
     """Export the model or adapter of a verified checkpoint for transformers and peft."""
     _require_run(run_dir)
+    from phalanx.governance.release import require_release
     from phalanx.train import PastRun, export_run
 
+    require_release(run_dir, certificate, step=step, best=best)
     past = PastRun(run_dir, certificate)
     last_step = export_run(past, out, step=step, best=best, merge=merge, own_code=own_code)
     typer.echo(f"{out}: weights of step {last_step}")

@@ -85,8 +85,10 @@ def _open_directory(
         yield source, origin
         return
     from phalanx.checkpoint import manifest_digest, step_directory
+    from phalanx.governance.release import require_release
     from phalanx.train import PastRun, export_run
 
+    require_release(source, certificate)
     with tempfile.TemporaryDirectory(prefix="phalanx-export-") as scratch:
         model = Path(scratch) / "model"
         past = PastRun(source, certificate)

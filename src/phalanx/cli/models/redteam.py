@@ -1,7 +1,7 @@
 """``phalanx redteam``: attack a model, and say what the findings mean."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,6 +71,7 @@ def redteam(
         raise ConfigError("--with-garak: asks a server; start `phalanx serve` and give its address")
     with open_target(choice) as target, open_controls(controls, seed) as undefended:
         findings = attack_model(target, names, undefended, lambda name: print_error(f"redteam: {name}"))
+        digest = None if target.model is None else target.model.model_digest
     probes: list[GarakRow] = []
     if with_garak is not None:
         key = key_file.read_text(encoding="utf-8").strip() if key_file else ""
@@ -83,7 +84,8 @@ def redteam(
         kind: sum(finding.outcome == kind for finding in findings) for kind in ("found", "not found", "not judged")
     }
     print_line(", ".join(f"{kind}: {count}" for kind, count in counts.items()))
-    facts = {"target": where, "seed": seed, "counts": counts, "findings": [finding.to_json() for finding in findings]}
+    facts: dict[str, Any] = {"target": where, "model_digest": digest, "seed": seed}
+    facts |= {"counts": counts, "findings": [finding.to_json() for finding in findings]}
     facts |= {"garak": [row.to_json() for row in probes]} if with_garak is not None else {}
     if out is not None:
         facts["report"] = write_report(out, where, facts, findings, probes)

@@ -85,6 +85,7 @@ def serve(
     for directory in further.values():
         check_place(directory)
     from phalanx.config import load_config
+    from phalanx.governance.release import require_release
     from phalanx.serve.access import ListenConfig
     from phalanx.serve.engine import EngineSettings
     from phalanx.serve.filters import FiltersConfig
@@ -130,6 +131,8 @@ def serve(
         stages=None if stages is None else load_config(stages, StagesConfig),
     )
 
+    for directory in plan.models.values():
+        require_release(directory)
     run_server(plan, partial(_announce_server, page=page))
     return Answer({"event": "stopped"})
 

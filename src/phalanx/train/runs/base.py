@@ -23,6 +23,7 @@ from phalanx.models import ModelConfig
 from phalanx.objectives import OBJECTIVES, RolloutSettings
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.config import GuardConfig
+from phalanx.policy.policy_file import PolicyReference
 from phalanx.rewards import RewardsConfig
 from phalanx.rollouts import RolloutsConfig
 from phalanx.security.privacy.config import PrivacyConfig
@@ -64,6 +65,8 @@ class BaseRun(StrictModel):
     train: TrainConfig
     optimizer: OptimizerConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
+    policy: PolicyReference | None = None
+    """The organisation's policy, which the run must keep from its start to its release."""
     tracking: tuple[SinkConfig, ...] = ()
     """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
     evaluate: EvaluateConfig | None = None

@@ -17,7 +17,7 @@ WEIGHTED_OBJECTIVE = "weighted_causal_lm"
 
 SECTIONS = (
     *("model", "data", "train", "optimizer", "parallel", "deepspeed", "split", "federated", "pipeline", "guard"),
-    *("attack", "checkpoint", "rewards", "rollouts", "privacy", "leak_meter", "tracking", "evaluate"),
+    *("attack", "checkpoint", "rewards", "rollouts", "privacy", "leak_meter", "policy", "tracking", "evaluate"),
 )
 """Every section of a run file, in the order in which a run directory keeps them."""
 

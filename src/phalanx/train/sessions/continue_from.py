@@ -63,16 +63,21 @@ def open_origin(run: RunConfig, path: Path, say: Callable[[str], None]) -> Check
     past = PastRun(path)
     check_adoption(run, past)
     checkpoint = past.open_verified()
-    record = _record_of(checkpoint)
-    for verdict in past.verdicts:
-        # a party may have been convicted after the checkpoint was written
-        record.observe("verdict", verdict)
-    checkpoint.state["figures"]["checks"] = record.to_json()
+    note_verdicts(checkpoint, past)
     note = describe_schedule_change(run, past.config, checkpoint.step)
     if note is not None:
         checkpoint.state[_STEPS_BEFORE] = past.config.train.steps
         say(note)
     return checkpoint
+
+
+def note_verdicts(checkpoint: Checkpoint, past: PastRun) -> None:
+    """Add to a checkpoint's record what its run has found out since it was written."""
+    record = _record_of(checkpoint)
+    for verdict in past.verdicts:
+        # a party may have been convicted after the checkpoint was written
+        record.observe("verdict", verdict)
+    checkpoint.state["figures"]["checks"] = record.to_json()
 
 
 def adopted_state(checkpoint: Checkpoint, run: RunConfig, run_id: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from phalanx.errors import FailedBatchError, SpikeError
 from phalanx.models import StageModule
 from phalanx.objectives import RolloutSettings
 from phalanx.pipeline import PipelineEngine
+from phalanx.policy import check_exposure, raise_breaches
 from phalanx.telemetry import Histogram
 from phalanx.telemetry.histogram import HistogramOf
 from phalanx.train.batches.evaluations import SuiteEvaluator
@@ -175,6 +176,7 @@ class RunHooks:
         self._figures = figures
         self._leak_meter, self._evaluator = validations.leak_meter, validations.evaluator
         self._is_leaking = False
+        self._policy = None if run.policy is None else run.policy.read_policy().policy
         self._went_back = False
         self._use = DeviceUse(run)
         rule = run.train.stability
@@ -361,6 +363,9 @@ class RunHooks:
                 "leak_price", {**price, "share": reading.wall_s / steps_s if steps_s else None}
             )
         self._figures.note_leak(step, reading.figures, reading.wall_s)
+        if self._policy is not None:
+            breaches = check_exposure(self._policy, reading.figures.get("exposure_bits"))
+            raise_breaches(self._policy, breaches, f"to go on after step {step}")
         if meter.is_above(reading):
             self._is_leaking = meter.config.action == "stop"
             body: dict[str, object] = {"step": step, "exposure_bits": reading.figures["exposure_bits"]}

@@ -1,0 +1,1 @@
+"""Commands about what a run may do and hand over: policies, passports, erasure."""

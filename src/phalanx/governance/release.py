@@ -1,0 +1,141 @@
+"""Whether a run's model may leave: the facts of its end against the policy that it was begun with."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from phalanx.config.text import parse_strict_json
+from phalanx.errors import InputError, PolicyError
+from phalanx.evaluate import read_result
+from phalanx.policy import (
+    POLICY_FILE,
+    Approval,
+    Breach,
+    EndFacts,
+    TrainingPolicy,
+    approve_release,
+    check_release,
+    check_start,
+    count_approvals,
+    raise_breaches,
+    read_policy,
+)
+from phalanx.security.crypto import Identity
+from phalanx.serve import TextModel
+from phalanx.serve.place import checkpoint_place, is_run
+from phalanx.train import PastRun, export_run
+from phalanx.train.records.policy_facts import facts_of_run
+from phalanx.train.records.run_directory import cache_beside
+
+__all__ = ["approve_run", "check_run", "require_release"]
+
+
+def require_release(
+    where: Path, certificate: Path | None = None, *, step: int | None = None, best: bool = False
+) -> None:
+    """Return when a place is no run, or a run without a policy, or a run whose policy lets its model out.
+
+    Args:
+        where: A run, a checkpoint in one, or a directory of a model.
+        step: Checkpoint that is to leave; None: the newest.
+        best: The one with the best validation is to leave.
+
+    Raises:
+        PolicyError: A clause is broken, the policy is not as its owner signed it, or other weights than
+            those of the run's end are asked for.
+    """
+    place = checkpoint_place(where)
+    if place is not None and step is None and not best:
+        where, step = place
+    if not is_run(where):
+        return
+    past = PastRun(where, certificate)
+    if past.config.policy is None:
+        return
+    policy, breaches = check_run(past)
+    chosen = past.best_step if best else step
+    if chosen is not None and chosen != past.certified_steps[0]:
+        raise PolicyError(f"{where}: policy {policy.name} speaks of the run's end, not of step {chosen}; leave it out")
+    raise_breaches(policy, breaches, f"the release of {where}")
+
+
+def check_run(
+    past: PastRun, policy: TrainingPolicy | None = None, evaluations: Sequence[Path] = ()
+) -> tuple[TrainingPolicy, list[Breach]]:
+    """Compare a run with its policy, or with another one.
+
+    Args:
+        policy: A policy of the reader's own; None takes the run's, signed by the key that its config names.
+        evaluations: Results of ``phalanx eval --out``; none: the files ``evaluation*.json`` of the run directory.
+
+    Returns:
+        The policy, and every clause that is broken: those of a start, and those of a release.
+
+    Raises:
+        PolicyError: The run has no policy, or its signature does not hold.
+    """
+    if policy is None:
+        reference = past.config.policy
+        if reference is None:
+            raise PolicyError(f"{past.path}: the run file names no policy; give one with --policy and --signer")
+        policy = read_policy(past.path / POLICY_FILE, reference.signer).policy
+    facts = _facts_of_end(past, policy, evaluations)
+    start = facts_of_run(past.config, cache_beside(past.path))
+    return policy, [*check_start(policy, start), *check_release(policy, facts)]
+
+
+def approve_run(past: PastRun, signer: Identity) -> str:
+    """Approve the release of a run's final weights, by the run's own policy; return the person's name.
+
+    Raises:
+        PolicyError: The policy names nobody with this key, the run has not ended, or it has no policy.
+    """
+    reference = past.config.policy
+    if reference is None:
+        raise PolicyError(f"{past.path}: the run file names no policy, so nobody needs to approve")
+    policy = read_policy(past.path / POLICY_FILE, reference.signer).policy
+    return approve_release(past.path, policy, _approval_of(past), signer)
+
+
+def _approval_of(past: PastRun) -> Approval:
+    return Approval(past.run_id, past.final_weights_digest or "")
+
+
+def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[Path]) -> EndFacts:
+    summary = _read_summary(past)
+    leak = summary.get("leak")
+    wanted = {*policy.release.min_figures, *policy.release.max_figures}
+    paths = [*evaluations] or sorted(past.path.glob("evaluation*.json"))
+    return EndFacts(
+        is_in_doubt=summary.get("in_doubt"),
+        exposure_bits=leak.get("exposure_bits") if isinstance(leak, dict) else None,
+        figures=_read_figures(past, paths) if wanted and paths else {},
+        approvals=count_approvals(past.path, policy, _approval_of(past)),
+    )
+
+
+def _read_summary(past: PastRun) -> dict[str, Any]:
+    """Read a run's summary, which speaks of the end that the signed log knows."""
+    path = past.path / "summary.json"
+    try:
+        summary = parse_strict_json(path.read_bytes())
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read ({exc.strerror}); a run that has not ended cannot leave") from exc
+    except (ValueError, RecursionError) as exc:
+        raise InputError(f"{path}: is no summary ({exc})") from exc
+    if not isinstance(summary, dict) or summary.get("final_weights_digest") != past.final_weights_digest:
+        raise PolicyError(f"{path}: speaks of other weights than the signed log of the run")
+    return summary
+
+
+def _read_figures(past: PastRun, paths: Sequence[Path]) -> dict[str, float]:
+    """Return the figures that were measured on the final weights; results of other models count for nothing."""
+    with tempfile.TemporaryDirectory(prefix="phalanx-release-") as scratch:
+        directory = Path(scratch) / "model"
+        export_run(past, directory, merge=past.config.model.adapter is not None)
+        digest = TextModel(directory).model_digest
+    results = [result for result in map(read_result, paths) if result.model.get("model_digest") == digest]
+    return {
+        name: figure.value for result in results for name, figure in result.figures.items() if figure.value is not None
+    }

@@ -1,0 +1,26 @@
+"""An organisation's rules for training and release: a signed file whose clauses stop a run, an export or a server."""
+
+from phalanx.policy.approvals import (
+    Approval as Approval,
+    approve_release as approve_release,
+    count_approvals as count_approvals,
+)
+from phalanx.policy.clauses import (
+    Breach as Breach,
+    EndFacts as EndFacts,
+    RunFacts as RunFacts,
+    SourceShare as SourceShare,
+    check_exposure as check_exposure,
+    check_release as check_release,
+    check_start as check_start,
+    raise_breaches as raise_breaches,
+)
+from phalanx.policy.policy_file import (
+    POLICY_FILE as POLICY_FILE,
+    TrainingPolicy as TrainingPolicy,
+    PolicyReference as PolicyReference,
+    SignedPolicy as SignedPolicy,
+    read_policy as read_policy,
+    sign_policy as sign_policy,
+    signature_file as signature_file,
+)

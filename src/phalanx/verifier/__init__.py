@@ -1,0 +1,1 @@
+"""Checks for strangers: passports, logs, evidence, data sets and proofs, with cryptography and blake3 alone."""

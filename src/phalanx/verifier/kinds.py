@@ -1,0 +1,184 @@
+"""Whatever a stranger is handed: recognise what it is, and check it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .bundle import BLOCK
+from .evidence import MAX_RECORD_BYTES, verify_evidence_file
+from .forms import Member, RefusedError, UnreadableError, party_of, read_json
+from .log import check_kept_head, read_summary_head, verify
+from .passport import verify_passport
+from .shards import MANIFEST_FILE, MAX_PROOF_BYTES, DatasetReader, check_proof
+from .statement import SIGNATURE_FILE, compare_export, compare_model, open_export, open_model_signature
+
+EXPORT_FILE = "statement.dsse.json"
+
+
+@dataclass(frozen=True)
+class Expectations:
+    """What a reader knows beforehand; None accepts anything, and the report says so.
+
+    Attributes:
+        owner: Fingerprint of the key of a run's owner.
+        certificate: PEM of the owner's certificate.
+        signer: Fingerprint of the key that signs data or exports.
+        model: Directory of the model that came with a passport.
+        session: Session of evidence.
+        heads: Heads of the log that others have kept.
+    """
+
+    owner: str | None = None
+    certificate: str | None = None
+    signer: str | None = None
+    model: Path | None = None
+    session: str | None = None
+    heads: tuple[bytes, ...] = ()
+
+
+@dataclass
+class PathReport:
+    """What was checked.
+
+    Attributes:
+        kind: What it is.
+        rows: Findings by name.
+        remarks: Facts that hold and prove less than one may think.
+        doubts: What should be there and could not be shown; none of them makes a forgery pass.
+        facts: Findings for programs.
+    """
+
+    kind: str
+    rows: dict[str, str]
+    remarks: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def verify_path(path: Path, expected: Expectations) -> PathReport:
+    """Check a passport, run directory, dataset, export, signed model, evidence file or proof about a document.
+
+    Raises:
+        RefusedError: It does not hold, or it is nothing of these.
+        UnreadableError: It cannot be read.
+    """
+    if path.is_dir():
+        for name, check in _DIRECTORIES.items():
+            if (path / name).is_file():
+                return check(path, expected)
+        raise UnreadableError(f"{path}: is no run, dataset, export or signed model")
+    file = Member.from_file(path)
+    if file.size >= BLOCK and file.read_range(257, 8) == b"ustar\x0000":
+        return _verify_passport(path, expected)
+    try:
+        value = read_json(file.read_all(max(MAX_RECORD_BYTES, MAX_PROOF_BYTES)))
+        is_proof, is_evidence = value.get("format") == "phalanx-document-proof", "verdict" in value
+    except (ValueError, AttributeError) as exc:
+        raise RefusedError(f"{path}: is no passport, evidence or proof, or was altered") from exc
+    if is_proof:
+        return _verify_proof(path, expected)
+    if is_evidence:
+        return _verify_evidence(path, expected)
+    raise RefusedError(f"{path}: is no passport, evidence or proof")
+
+
+def _verify_passport(path: Path, expected: Expectations) -> PathReport:
+    found = verify_passport(path, expected.owner, expected.certificate, expected.model, expected.heads)
+    rows = {"owner": f"{found.owner}, {'as expected' if found.is_expected else 'not compared'}", **found.rows}
+    facts = {**found.facts, "owner": found.owner, "is_expected": found.is_expected}
+    return PathReport("passport of a run", rows, found.remarks, found.doubts, facts)
+
+
+def _verify_run(path: Path, expected: Expectations) -> PathReport:
+    certificate = expected.certificate
+    if certificate is None:
+        certificate = Member.from_file(path / "owner.pem").read_all(2**20).decode("ascii", "replace")
+    try:
+        owner = party_of(certificate)
+    except ValueError as exc:
+        raise RefusedError(f"{path}: the owner's certificate: {exc}") from exc
+    if expected.owner not in (None, owner.fingerprint):
+        raise RefusedError(f"{path}: the owner's key is {owner.fingerprint}, not {expected.owner}")
+    log = verify(path, certificate, read_summary_head(path))
+    is_expected = expected.owner is not None or expected.certificate is not None
+    rows = {
+        "owner": f"{owner.fingerprint}, {'as expected' if is_expected else 'not compared'}",
+        "log": f"{len(log.lines)} lines, signed, in order; run {log.run}",
+        "audits": f"{len(log.proven)} of {len(log.recorded)} steps: each drawn audit was drawn again",
+        "convicted": ", ".join(sorted({str(body["party"]) for body in log.verdicts})) or "nobody",
+    }
+    gaps = [check_kept_head(head, log, owner) for head in expected.heads]
+    log.doubts += [gap for gap in gaps if gap is not None]
+    doubts = log.doubts if log.is_guarded else [*log.doubts, "the guard was off: no step was verified"]
+    facts = {"run": log.run, "owner": owner.fingerprint, "proven": len(log.proven), "recorded": len(log.recorded)}
+    return PathReport("log of a run", rows, [], doubts, {**facts, "audits": log.audits, "events": len(log.lines)})
+
+
+def _verify_dataset(path: Path, expected: Expectations) -> PathReport:
+    reader = DatasetReader(path, expected.signer)
+    reader.check_all()
+    manifest = reader.manifest
+    rows = {
+        "dataset": manifest.digest,
+        "signer": f"{manifest.signer}, {'as expected' if expected.signer else 'not compared'}",
+        "files": f"{manifest.body['documents']} documents, {manifest.body['tokens']} tokens: every byte as signed",
+    }
+    return PathReport("dataset", rows, facts={"dataset": manifest.digest, "signer": manifest.signer})
+
+
+def _verify_export(path: Path, expected: Expectations) -> PathReport:
+    key, statement = open_export(Member.from_file(path / EXPORT_FILE).read_all(2**20))
+    if expected.signer not in (None, key):
+        raise RefusedError(f"{path}: signed with key {key}, expected {expected.signer}")
+    compare_export(path, statement)
+    predicate = statement["predicate"]
+    rows = {
+        "export": f"{predicate['format']} {predicate['precision']}, {predicate['state']}",
+        "signer": f"{key}, {'as expected' if expected.signer else 'not compared'}",
+        "made from": f"run {predicate['source']['run']}, step {predicate['source']['step']}",
+    }
+    return PathReport("export", rows, facts={"signer": key, **predicate})
+
+
+def _verify_model(path: Path, expected: Expectations) -> PathReport:
+    if expected.certificate is None:
+        raise RefusedError(f"{path}: give the certificate of the key that signed {SIGNATURE_FILE}")
+    owner = party_of(expected.certificate)
+    data = Member.from_file(path / SIGNATURE_FILE).read_all(2**26)
+    signature = open_model_signature(data, owner.release_key)
+    compare_model(path, signature)
+    rows = {"model": f"{signature.name}, {len(signature.files)} files as signed, root {signature.root}"}
+    return PathReport("signed model", rows, facts={"root": signature.root, "name": signature.name})
+
+
+def _verify_evidence(path: Path, expected: Expectations) -> PathReport:
+    found, value = verify_evidence_file(path, expected.session)
+    rows = {
+        "accused": f"{found.party}: {found.offence}",
+        "signatures": ", ".join(f"{role} by {sender}" for role, sender in found.signers.items()) or "none",
+        "session": found.session,
+        "authority": f"{found.authority}, not compared",
+        "file": f"SHA-256 {value}",
+    }
+    doubts = [] if found.is_contradiction else ["the lie itself is recomputed by `phalanx audit explain`"]
+    return PathReport("evidence", rows, [], doubts, {"party": found.party, "offence": found.offence, "sha256": value})
+
+
+def _verify_proof(path: Path, expected: Expectations) -> PathReport:
+    proof = check_proof(Member.from_file(path).read_all(MAX_PROOF_BYTES), expected.signer)
+    places = "; ".join(f"{group}.{split}, document {number}" for group, split, number in proof.places)
+    rows = {
+        "document": proof.digest,
+        "dataset": f"{proof.dataset}, signed by {proof.signer}",
+        "places": (places or "none (proven)") + ("" if proof.is_complete else ", and perhaps more"),
+    }
+    return PathReport("proof about a document", rows, facts={"document": proof.digest, "places": proof.places})
+
+
+_DIRECTORIES = {
+    "events.jsonl": _verify_run,
+    MANIFEST_FILE: _verify_dataset,
+    EXPORT_FILE: _verify_export,
+    SIGNATURE_FILE: _verify_model,
+}

@@ -1,0 +1,286 @@
+"""Statements of others' formats: in-toto in DSSE envelopes, and model signatures of the OpenSSF (OMS v1.0)."""
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from .forms import (
+    DIGEST,
+    Member,
+    RefusedError,
+    UnreadableError,
+    canonical,
+    check_ecdsa_signature,
+    check_raw_signature,
+    read_json,
+    require,
+)
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+OMS_MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+OMS_PREDICATE = "https://model_signing/signature/v1.0"
+SLSA_PREDICATE = "https://slsa.dev/provenance/v1"
+TEST_PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
+EXPORT_PREDICATE = "urn:phalanx:edge-export:1"
+GIT_FILES = (".git", ".gitattributes", ".github", ".gitignore")
+"""Left out of a model signature at the top of the directory."""
+SIGNATURE_FILE = "model.sig"
+_MAX_STATEMENT_BYTES = 2**26
+_MAX_HEADER_BYTES = 2**27
+_PIECE = 2**20
+_ADAPTER_PREFIX = "base_model.model."
+_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+CheckPayload = Callable[[bytes, bytes], None]
+"""Takes a signature and the signed bytes, and raises ValueError where it does not hold."""
+
+
+def signed_bytes(payload: bytes) -> bytes:
+    """Return the bytes that a DSSE signature covers (its pre-authentication encoding)."""
+    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+
+
+def by_release_key(key: ec.EllipticCurvePublicKey) -> CheckPayload:
+    """Return a check of ECDSA signatures."""
+    return lambda signature, data: check_ecdsa_signature(key, signature, data)
+
+
+def by_ed25519_key(key: bytes) -> CheckPayload:
+    """Return a check of Ed25519 signatures."""
+    return lambda signature, data: check_raw_signature(key, signature, data)
+
+
+def open_statement(data: bytes, check: CheckPayload, predicate_type: str) -> dict[str, Any]:
+    """Check the one signature of a DSSE envelope, and return its in-toto statement.
+
+    Raises:
+        RefusedError: It is malformed, of another kind, or another key signed it.
+    """
+    try:
+        return _open_envelope(read_json(data), check, predicate_type)
+    except (ValueError, KeyError, TypeError, binascii.Error) as exc:
+        raise RefusedError(f"no statement of this kind, or altered: {exc}") from exc
+
+
+def _open_envelope(envelope: Any, check: CheckPayload, predicate_type: str) -> dict[str, Any]:
+    if envelope["payloadType"] != PAYLOAD_TYPE:
+        raise ValueError(f"payload type {envelope['payloadType']!r:.80}")
+    (signature,) = envelope["signatures"]
+    payload = _decode(envelope["payload"])
+    check(_decode(signature["sig"]), signed_bytes(payload))
+    statement = read_json(payload)
+    if statement["_type"] != STATEMENT_TYPE or statement["predicateType"] != predicate_type:
+        raise ValueError(f"a statement of {statement['predicateType']!r:.80}, expected {predicate_type}")
+    for subject in statement["subject"]:
+        if not isinstance(subject["name"], str) or not subject["digest"]:
+            raise ValueError("a subject without name or digest")
+    if not isinstance(statement["predicate"], dict) or not statement["subject"]:
+        raise ValueError("a statement about nothing")
+    return dict(statement)
+
+
+def _decode(text: str) -> bytes:
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data).decode() != text:
+        raise ValueError("base64 in another form than the usual one")
+    return data
+
+
+def read_key_id(data: bytes) -> str:
+    """Return the key that an envelope says it is signed with; nothing is checked."""
+    try:
+        key_id = read_json(data)["signatures"][0]["keyid"]
+    except (ValueError, KeyError, TypeError, IndexError) as exc:
+        raise RefusedError(f"no DSSE envelope: {exc}") from exc
+    require(isinstance(key_id, str) and DIGEST.fullmatch(key_id) is not None, "the envelope names no key")
+    return str(key_id)
+
+
+# --- model signatures -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelSignature:
+    """What a model signature covers.
+
+    Attributes:
+        root: SHA-256 over the digests of all files, in hex.
+        files: Algorithm and digest of each file, by its path.
+        ignored: Paths beside it that the signature leaves out.
+    """
+
+    name: str
+    root: str
+    files: dict[str, tuple[str, str]]
+    ignored: tuple[str, ...]
+
+
+def open_model_signature(data: bytes, key: ec.EllipticCurvePublicKey) -> ModelSignature:
+    """Check a model signature of the method `key`, without the model.
+
+    Raises:
+        RefusedError: It is malformed, not in the form of OMS v1.0, or another key signed it.
+    """
+    try:
+        bundle = read_json(data)
+        if bundle["mediaType"] != OMS_MEDIA_TYPE:
+            raise ValueError(f"media type {bundle['mediaType']!r:.80}")  # noqa: TRY301
+        material = bundle["verificationMaterial"]
+        if not isinstance(material, dict) or "publicKey" not in material:
+            raise ValueError("no public key named in it")  # noqa: TRY301
+        statement = _open_envelope(bundle["dsseEnvelope"], by_release_key(key), OMS_PREDICATE)
+        return _read_model_statement(statement)
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as exc:
+        raise RefusedError(f"no model signature, or altered: {exc}") from exc
+
+
+def _read_model_statement(statement: Mapping[str, Any]) -> ModelSignature:
+    (subject,) = statement["subject"]
+    serialization, resources = statement["predicate"]["serialization"], statement["predicate"]["resources"]
+    if serialization["method"] != "files" or serialization.get("allow_symlinks") is not False:
+        raise ValueError("files are not hashed one by one, or links are followed")
+    names = [resource["name"] for resource in resources]
+    if not names or names != sorted(set(names)):
+        raise ValueError("its files are not in order, or there are none")
+    total, files = hashlib.sha256(), {}
+    for resource in resources:
+        name, algorithm, value = resource["name"], resource["algorithm"], resource["digest"]
+        if algorithm not in ("sha256", "blake3") or DIGEST.fullmatch(value) is None or not _is_plain_path(name):
+            raise ValueError(f"file {name!r:.80} has no usable path or digest")
+        total.update(bytes.fromhex(value))
+        files[name] = (algorithm, value)
+    if subject["digest"] != {"sha256": total.hexdigest()}:
+        raise ValueError("the digest of all files is not that of these files")
+    return ModelSignature(subject["name"], total.hexdigest(), files, tuple(serialization.get("ignore_paths", ())))
+
+
+def _is_plain_path(name: str) -> bool:
+    parts = name.split("/")
+    return not name.startswith("/") and "\\" not in name and all(part not in ("", ".", "..") for part in parts)
+
+
+def compare_model(directory: Path, signature: ModelSignature) -> None:
+    """Compare a model's directory with its signature.
+
+    Raises:
+        RefusedError: A file was changed, added or taken away, or is a link.
+        UnreadableError: A file cannot be read.
+    """
+    ignored = {*GIT_FILES, *(path.removeprefix("./") for path in signature.ignored), SIGNATURE_FILE}
+    present = set(_list_files(directory, directory, ignored))
+    require(present == set(signature.files), _describe_difference(directory, present, set(signature.files)))
+    for name, (algorithm, value) in signature.files.items():
+        actual = hash_file(directory / name, algorithm)
+        require(actual == value, f"{directory / name}: was changed: {algorithm} {actual}, signed {value}")
+
+
+def _describe_difference(directory: Path, present: set[str], signed: set[str]) -> str:
+    return f"{directory}: not signed: {sorted(present - signed)[:5]}; missing: {sorted(signed - present)[:5]}"
+
+
+def _list_files(root: Path, directory: Path, ignored: set[str]) -> Iterator[str]:
+    try:
+        for path in sorted(directory.iterdir()):
+            name = path.relative_to(root).as_posix()
+            if name in ignored:
+                continue
+            require(not path.is_symlink(), f"{path}: is a link")
+            if path.is_dir():
+                yield from _list_files(root, path, ignored)
+            else:
+                yield name
+    except OSError as exc:
+        raise UnreadableError(f"{directory}: cannot be read ({exc.strerror})") from exc
+
+
+def hash_file(path: Path, algorithm: str = "sha256") -> str:
+    """Return the digest of a file in hex."""
+    member = Member.from_file(path)
+    total: Any = hashlib.sha256() if algorithm == "sha256" else blake3()
+    for offset in range(0, member.size, _PIECE):
+        total.update(member.read_range(offset, min(_PIECE, member.size - offset)))
+    return str(total.hexdigest())
+
+
+# --- weights --------------------------------------------------------------------------------------------
+
+
+def digest_weights(directory: Path) -> str:
+    """Return the digest of the tensors in a model's safetensors files, as a run signs it at its end.
+
+    It is that of the run where the files have the names of the run's own parameters, which `phalanx passport` states.
+
+    Raises:
+        RefusedError: A file is no safetensors file, or a tensor is there twice.
+    """
+    tensors: dict[str, tuple[str, list[int], Member]] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        for name, tensor in _read_tensors(path):
+            require(name not in tensors, f"{path}: tensor {name!r:.80} is there twice")
+            tensors[name] = tensor
+    require(bool(tensors), f"{directory}: has no tensors")
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        dtype, shape, content = tensors[name]
+        total.update(canonical([name, f"torch.{dtype}", shape, content.size]) + b"\n")
+        for offset in range(0, content.size, _PIECE):
+            total.update(content.read_range(offset, min(_PIECE, content.size - offset)))
+    return total.hexdigest()
+
+
+def _read_tensors(path: Path) -> Iterator[tuple[str, tuple[str, list[int], Member]]]:
+    file = Member.from_file(path)
+    (size,) = struct.unpack("<Q", file.read_range(0, 8))
+    require(size <= _MAX_HEADER_BYTES, f"{path}: no safetensors file")
+    try:
+        header = json.loads(file.read_range(8, size))
+        for name, facts in header.items():
+            if name != "__metadata__":
+                begin, end = facts["data_offsets"]
+                content = Member(path, 8 + size + begin, end - begin)
+                require(0 <= begin <= end <= file.size - 8 - size, f"{path}: no safetensors file")
+                short_name = name.removeprefix(_ADAPTER_PREFIX) if path.name.startswith("adapter_") else name
+                yield short_name, (_DTYPES[facts["dtype"]], facts["shape"], content)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise RefusedError(f"{path}: no safetensors file ({exc})") from exc
+
+
+# --- exports --------------------------------------------------------------------------------------------
+
+
+def open_export(data: bytes) -> tuple[str, dict[str, Any]]:
+    """Check the statement of an export; return the key that signed it and the statement.
+
+    Raises:
+        RefusedError: It is malformed or altered.
+    """
+    key = read_key_id(data)
+    return key, open_statement(data, by_ed25519_key(bytes.fromhex(key)), EXPORT_PREDICATE)
+
+
+def compare_export(directory: Path, statement: Mapping[str, Any]) -> None:
+    """Compare the files of an export with its statement.
+
+    Raises:
+        RefusedError: A file was changed, added or taken away.
+    """
+    signed = {subject["name"]: subject["digest"].get("sha256") for subject in statement["subject"]}
+    require(all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}", name) for name in signed), "a file's name is a path")
+    present = set(_list_files(directory, directory, {"statement.dsse.json"}))
+    require(present == set(signed), _describe_difference(directory, present, set(signed)))
+    for name, value in signed.items():
+        require(hash_file(directory / name) == value, f"{directory / name}: was changed")

@@ -1,0 +1,166 @@
+"""A policy stops a run before it starts, while it runs, and when its model is to leave."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from phalanx.cli import run_command
+from phalanx.cli.app import app
+from phalanx.config import load_config
+from phalanx.data.shards import fingerprint_of, load_signer
+from phalanx.errors import ConfigError, PolicyError
+from phalanx.evaluate import read_result
+from phalanx.governance.release import approve_run, check_run, require_release
+from phalanx.policy import POLICY_FILE, TrainingPolicy, sign_policy
+from phalanx.security.crypto import Identity
+from phalanx.train import PastRun, load_run
+from tiny_run_file import tiny_run_file
+
+OWNER, ALICE = Identity.without_certificate("owner"), Identity.without_certificate("alice")
+METER = "\n[leak_meter]\nevery = 2\nrows = 4\ncandidates = 3\n"
+CANARIES = 'sources = [{ kind = "python_manual" }, { kind = "canaries", count = 1, copies = 40 }]'
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "120"})
+
+
+@pytest.fixture
+def run_under(tmp_path, quietly):
+    def run(clauses, sections="[parallel]\ndp = 1\n", name="run", *, with_canaries=False):
+        policy = tmp_path / "ours.toml"
+        policy.write_text(f'name = "ours"\n{clauses}')
+        sign_policy(policy, OWNER)
+        text = tiny_run_file(sections, steps=4, validate_every=0)
+        text += f'\n[policy]\nfile = "{policy}"\nsigner = "{fingerprint_of(OWNER)}"\n'
+        if with_canaries:
+            text = text.replace('sources = [{ kind = "python_manual" }]', CANARIES).replace("max_documents = 12\n", "")
+            text = text.replace("sequence_length = 16", "sequence_length = 48").replace(
+                "n_positions = 16", "n_positions = 64"
+            )
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text)
+        return quietly(load_run(path), tmp_path / name), tmp_path / name
+
+    return run
+
+
+def test_a_run_that_breaks_a_clause_leaves_nothing_behind(run_under, tmp_path):
+    with pytest.raises(PolicyError, match=r"policy ours forbids the run run: privacy\.max_epsilon: found no .privacy"):
+        run_under("[privacy]\nmax_epsilon = 1.0\n")
+
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_that_was_changed_after_its_signature_starts_no_run(run_under, tmp_path, quietly):
+    run_under("")
+    (tmp_path / "ours.toml").write_text('name = "easy"\n')
+
+    with pytest.raises(PolicyError, match="changed since"):
+        quietly(load_run(tmp_path / "run.toml"), tmp_path / "second")
+
+
+def test_an_exposed_canary_ends_the_run_with_its_clause(run_under, tmp_path):
+    with pytest.raises(PolicyError, match=r"forbids to go on after step 1: privacy\.max_exposure_bits"):
+        run_under("[privacy]\nmax_exposure_bits = 0.0\n", f"[parallel]\ndp = 1\n{METER}", with_canaries=True)
+
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "max_exposure_bits" in json.dumps(summary["failure"])
+
+
+def test_a_model_leaves_when_every_clause_of_its_policy_holds(run_under):
+    _, run_dir = run_under("[train]\nown_code = false\n")
+
+    require_release(run_dir)
+
+
+def test_a_release_needs_the_approvals_of_its_policy(run_under):
+    clauses = f'[release]\napprovals = 1\nreleasers = {{ alice = ["{fingerprint_of(ALICE)}"] }}\n'
+    _, run_dir = run_under(clauses)
+
+    with pytest.raises(PolicyError, match=r"release\.approvals: found approved by nobody, allowed 1 of alice"):
+        require_release(run_dir)
+    with pytest.raises(PolicyError, match="nobody with the key"):
+        approve_run(PastRun(run_dir), OWNER)
+    assert approve_run(PastRun(run_dir), ALICE) == "alice"
+    require_release(run_dir)
+
+
+def test_a_policy_in_the_run_directory_that_was_changed_lets_nothing_out(run_under):
+    # the attacker: somebody with write access to the run directory, who makes the policy easier
+    _, run_dir = run_under("[release]\nundoubted = true\n")
+    with pytest.raises(PolicyError, match=r"release\.undoubted"):
+        require_release(run_dir)
+    (run_dir / POLICY_FILE).write_text('name = "ours"\n')
+
+    with pytest.raises(PolicyError, match="changed since"):
+        require_release(run_dir)
+
+
+def test_other_weights_than_those_of_the_end_do_not_leave(run_under):
+    _, run_dir = run_under("", "[parallel]\ndp = 1\n[checkpoint]\nevery = 2\n")
+
+    require_release(run_dir, step=4)
+    with pytest.raises(PolicyError, match="not of step 2"):
+        require_release(run_dir, step=2)
+    with pytest.raises(PolicyError, match="not of step 2"):
+        require_release(run_dir / "checkpoints" / "step-00000002")
+
+
+def test_figures_count_when_they_were_measured_on_these_weights(run_under, tmp_path):
+    _, run_dir = run_under('[release]\nmax_figures = { "note.perplexity" = 1e9 }\n')
+    (tmp_path / "note.txt").write_text("The owner checks each stage.\n" * 20)
+    with pytest.raises(PolicyError, match="not measured on these weights"):
+        require_release(run_dir)
+    result = run_dir / "evaluation.json"
+    assert call("eval", run_dir, "--text", f"note={tmp_path / 'note.txt'}", "--out", result).exit_code == 0
+    figure = next(name for name in read_result(result).figures if name.startswith("note."))
+    policy = load_config(run_dir / POLICY_FILE, TrainingPolicy)
+    policy = policy.model_copy(update={"release": policy.release.model_copy(update={"max_figures": {figure: 1e9}})})
+
+    assert check_run(PastRun(run_dir), policy)[1] == []
+    # the attacker: a trainer who brings the figures of another model
+    fields = json.loads(result.read_text())
+    fields["model"]["model_digest"] = "0" * 64
+    result.write_text(json.dumps(fields))
+    assert [one.clause for one in check_run(PastRun(run_dir), policy)[1]] == [f"release.max_figures.{figure}"]
+
+
+def test_a_run_without_a_policy_leaves_freely(tmp_path, quietly):
+    path = tmp_path / "free.toml"
+    path.write_text(tiny_run_file("[parallel]\ndp = 1\n", steps=1, validate_every=0))
+    quietly(load_run(path), tmp_path / "free")
+
+    require_release(tmp_path / "free")
+    with pytest.raises(PolicyError, match="names no policy"):
+        check_run(PastRun(tmp_path / "free"))
+
+
+def test_the_commands_sign_check_approve_and_export(run_under, tmp_path):
+    key = tmp_path / "alice.key"
+    alice = load_signer(key)
+    clauses = f'[release]\napprovals = 1\nreleasers = {{ alice = ["{fingerprint_of(alice)}"] }}\n'
+    _, run_dir = run_under(clauses)
+    out = tmp_path / "model"
+
+    broken = call("policy", "check", run_dir)
+    refused = call("checkpoint", "export", run_dir, out)
+    served = call("serve", run_dir, "--access", tmp_path / "access", "--port", 0)
+
+    assert "release.approvals: found approved by nobody, allowed 1 of alice" in broken.stdout
+    assert run_command(["policy", "check", str(run_dir)]) == PolicyError.exit_code
+    assert [type(result.exception) for result in (refused, served)] == [PolicyError] * 2
+    assert not out.exists()
+    assert "release approved by alice" in call("policy", "approve", run_dir, "--key", key).stdout
+    assert "keeps every clause of policy ours" in call("policy", "check", run_dir).stdout
+    assert call("checkpoint", "export", run_dir, out).exit_code == 0
+    assert (out / "config.json").is_file()
+    # a reader's own policy, signed by a key that the reader knows
+    own = tmp_path / "own.toml"
+    own.write_text('name = "own"\n[release]\nundoubted = true\n')
+    assert f"signed by {fingerprint_of(alice)}" in call("policy", "sign", own, "--key", key).stdout
+    checked = call("policy", "check", run_dir, "--policy", own, "--signer", fingerprint_of(alice))
+    assert "release.undoubted: found no guard says so" in checked.stdout
+    assert isinstance(call("policy", "check", run_dir, "--policy", own).exception, ConfigError)
