@@ -80,7 +80,8 @@ class Player:
         self._account.findings.setdefault(
             finding.sign, {"fault": finding.fault, "schedule": schedule, "commit": self._commit}
         )
-        print(describe(finding), flush=True)
+        sys.stdout.write(f"{describe(finding)}\n")
+        sys.stdout.flush()
 
 
 def _git(*words: str) -> str:
@@ -104,7 +105,7 @@ def main() -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, player.end_soon)
         num_findings = player.play(60 * arguments.cpu_minutes, arguments.only)
-    print(account.sums())
+    sys.stdout.write(f"{account.sums()}\n")
     return 1 if num_findings else 0
 
 

@@ -4,7 +4,7 @@ import ast
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,17 +25,18 @@ _VALUES = {
 def short_text(value: Any) -> str:
     """Write a schedule, or a part of one, as the call that makes it, without fields that have their usual value."""
     if is_dataclass(value) and not isinstance(value, type):
-        usual = {
-            each.name: each.default_factory() if callable(each.default_factory) else each.default
-            for each in fields(value)
-        }  # type: ignore[misc]
-        told = [(name, getattr(value, name)) for name in usual if getattr(value, name) != usual[name]]
-        return f"{type(value).__name__}({', '.join(f'{name}={short_text(each)}' for name, each in told)})"
+        blank = {each.name: _usual_value(each) for each in fields(value)}
+        changed = [(name, getattr(value, name)) for name, usual in blank.items() if getattr(value, name) != usual]
+        return f"{type(value).__name__}({', '.join(f'{name}={short_text(each)}' for name, each in changed)})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{short_text(key)}: {short_text(each)}' for key, each in value.items())}}}"
     if isinstance(value, tuple):
         return f"({', '.join(map(short_text, value))}{',' if len(value) == 1 else ''})"
     return repr(value)
+
+
+def _usual_value(place: Field[Any]) -> Any:
+    return place.default if place.default_factory is MISSING else place.default_factory()
 
 
 def read_schedule(text: str) -> Schedule:
@@ -46,7 +47,7 @@ def read_schedule(text: str) -> Schedule:
     """
     schedule = _value_of(ast.parse(text, mode="eval").body)
     if not isinstance(schedule, Schedule):
-        raise ValueError(f"no schedule: {text[:80]}")
+        raise ValueError(f"no schedule: {text[:80]}")  # noqa: TRY004 - the text is wrong, not the caller
     return schedule
 
 
