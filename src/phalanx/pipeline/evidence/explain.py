@@ -41,9 +41,7 @@ _AboutGradient = TypeVar("_AboutGradient", GradientHeld, StepAudited)
 UNPROVED = "not proved by this file alone"
 """The conclusion where a verdict rests on what only the owner has seen."""
 
-_NOISE_BELIEVED = (
-    "that the noise of this attempt follows from the epoch's key, which would open the noise of applied steps"
-)
+_NOISE_BELIEVED = "that the seeds of the noise follow from the epoch's key, which opens applied steps and is not shown"
 
 _OWNER_ONLY = "the owner's word in its signed audit log; its observations are not in this file"
 
@@ -249,10 +247,12 @@ def _weigh_distant_claim(
         raise checked.refusal_error(f"the gradient that it shows is not the one that {guilty} signed")
     if not same_norm(claims[0].norm_squared, finite_norm_squared(claimed), alike=False):
         return _proved_conclusion(checked, "signed a norm that its signed weight gradient does not have", None)
-    again, exact = redo_gradient(checked, committed), redo_exactly(checked, committed)
-    if again is None or exact is None or checked.record.plan.privacy is not None:
+    again, plan = redo_gradient(checked, committed), checked.record.plan
+    if again is None:
         return _believed_conclusion(f"that {guilty} was wrong: the owner recomputed it")
-    weighed = weigh_distant_gradient(again, claimed, checked.record.plan.guard.tolerance, lambda: exact)
+    weighed = weigh_distant_gradient(
+        again, claimed, plan.guard.tolerance, None if plan.privacy else lambda: redo_exactly(checked, committed)
+    )
     if not weighed.is_off:
         raise checked.refusal_error(
             f"the gradient that {guilty} signed is {weighed.distance:.1e} away from the one recomputed here "
@@ -265,8 +265,9 @@ def _weigh_distant_claim(
     }
     if not signers:
         return {**facts, **_believed_conclusion("which weights the stage had")}
-    what = "signed a weight gradient that is further from its signed inputs' than rounding allows"
-    return {**facts, **_proved_conclusion(checked, what, "that the plan belongs to this run")}
+    believed = ["that the plan belongs to this run", *([_NOISE_BELIEVED] if plan.privacy else [])]
+    what = "signed a weight gradient that is further than rounding from the one that its signed inputs lead to"
+    return {**facts, **_proved_conclusion(checked, what, "; ".join(believed))}
 
 
 def _compare_gradients(checked: CheckedEvidence, shown: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> str:
@@ -342,9 +343,8 @@ def _explain_vouched_gradient(checked: CheckedEvidence) -> _Explained:
         return _believed_conclusion(f"that the gradient of {claim.party} is wrong: the owner recomputed it")
     if weigh_gradient((transfer_digest(shown), finite_norm_squared(shown)), claim, None) is None:
         raise checked.refusal_error(f"the gradient that {party} vouches for equals the recomputed one")
-    return _proved_conclusion(
-        checked, f"vouched for a weight gradient of {claim.party} that does not follow from its signed inputs", None
-    )
+    what = f"vouched for a weight gradient of {claim.party} that does not follow from its signed inputs"
+    return _proved_conclusion(checked, what, _NOISE_BELIEVED if checked.record.plan.privacy else None)
 
 
 def _explain_state(checked: CheckedEvidence) -> _Explained:

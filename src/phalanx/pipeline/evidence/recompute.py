@@ -104,11 +104,11 @@ def redo_gradient(checked: CheckedEvidence, committed: Statement[Commit]) -> dic
         return seeded_mean(copy.runner.take_gradients(), privacy, seeds)
 
 
-def redo_exactly(checked: CheckedEvidence, committed: Statement[Commit]) -> dict[str, Tensor] | None:
-    """As `redo_gradient`, in float64."""
+def redo_exactly(checked: CheckedEvidence, committed: Statement[Commit]) -> dict[str, Tensor]:
+    """As `redo_gradient`, in float64 and without noise; empty when weights or inputs are not in the evidence."""
     step = _committed_step(checked, committed)
     if step is None:
-        return None
+        return {}
     with _threads_of_run(checked):
         return exact_gradient(step[0].runner, committed.message.step, step[1])
 

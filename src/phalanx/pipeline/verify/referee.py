@@ -120,10 +120,8 @@ class RedoneStep:
     @property
     def input_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Input and gradient of the output of each microbatch."""
-        x_names, gradient_names = (
-            sorted(each for each in self.inputs if each.startswith(f"{name}-")) for name in MICROBATCH_INPUTS
-        )
-        return [(self.inputs[x], self.inputs[gradient]) for x, gradient in zip(x_names, gradient_names, strict=True)]
+        shown = [sorted(name for name in self.inputs if name.startswith(f"{kind}-")) for kind in MICROBATCH_INPUTS]
+        return [(self.inputs[x], self.inputs[gradient]) for x, gradient in zip(*shown, strict=True)]
 
     def compared_tensors(self, copy: StageCopy, claimed: Mapping[str, Tensor] = NO_TENSORS) -> ComparedTensors:
         """Return the tensors that prove the gradient to others: weights, inputs, seeds of the noise, and results.
