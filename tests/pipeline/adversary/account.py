@@ -176,7 +176,7 @@ class Account:
             "commits": list(dict.fromkeys(part.commit for part in self.parts)),
             "schedules": sum(part.schedules for part in self.parts),
             "pairs": sum(part.pairs for part in self.parts),
-            **lists,
+            "lists": lists,
             "singles_in_all": sum(each.total.get("singles", 0) for each in self.settings.values()),
             "states": sum(len(each.states) for each in self.settings.values()),
             "cpu_s": round(sum(part.cpu_s for part in self.parts)),
