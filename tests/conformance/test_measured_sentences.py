@@ -314,8 +314,8 @@ FIGURES = (
     Figures(
         "docs/fuzzing.md",
         "adversary.json",
-        "in its last account {} schedules, {} of them with two acts or more, in {} seconds of CPU, with {} findings; {} "
-        "schedules in accounts of earlier protocols, with {} findings",
+        "in its last account {} schedules, {} of them with two acts or more, in {} seconds of CPU, with {} findings; "
+        "{} schedules in accounts of earlier protocols, with {} findings",
         searched,
     ),
     Figures("docs/benchmarks.md", STRICT, "`strict` met {} of {} in the first step with a lie", met_by("strict")),

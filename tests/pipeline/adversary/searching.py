@@ -28,9 +28,9 @@ MAX_ACTS = 3
 """Acts of a schedule."""
 SHARES = {"singles": 0.4, "crashes": 0.1, "words": 0.1, "pairs": 0.4}
 """Of the schedules of a setting, while each list has any left."""
-POOLS = {"crashes": 0.25, "answers": 0.2, "fresh": 0.35, "usual": 0.1, "lies": 0.1}
+POOLS = {"crashes": 0.25, "answers": 0.2, "fresh": 0.3, "usual": 0.1, "lies": 0.1, "moves": 0.05}
 """Shares of what is done beside a schedule: an honest party ends; words that no honest run has; acts at points that
-no honest run has, and at all others; lies in computations.
+no honest run has, and at all others; lies in computations; parties that leave, die or come back between two steps.
 """
 PAIRS_IN_A_ROW = 16
 """Beside one schedule, before another one is drawn."""
@@ -92,7 +92,7 @@ class _Seed:
 
     def __init__(self, record: SeedRecord, schedule: Schedule, outcome: Outcome) -> None:
         self.record, self.schedule, self.outcome = record, schedule, outcome
-        self.acts: list[tuple[int, Act]] = []
+        self.beside: list[Schedule] = []
 
 
 class Search:
@@ -264,26 +264,25 @@ class Search:
         weights = [seed.fresh**2 for seed in seeds]
         (record,) = random.Random(number // PAIRS_IN_A_ROW).choices(seeds, weights)
         seed = self._seed_of(record)
-        if seed is None or record.done >= len(seed.acts):
+        if record.done >= len(seed.beside):
             return self._next_pair()
-        who, act = seed.acts[record.done]
         record.done += 1
-        return seed.schedule.and_also(who, act)
+        return seed.beside[record.done - 1]
 
     def _acts_left(self, record: SeedRecord) -> bool:
         seed = self._seeds.get(record.schedule)
-        return seed is None or record.done < len(seed.acts)
+        return seed is None or record.done < len(seed.beside)
 
     def _seed_of(self, record: SeedRecord) -> _Seed:
         if record.schedule not in self._seeds:
             schedule = read_schedule(record.schedule)
             outcome = self._judge(schedule)
             seed = self._seeds[record.schedule] = _Seed(record, schedule, outcome or Outcome())
-            seed.acts = self._acts_beside(seed) if outcome is not None else []
+            seed.beside = self._schedules_beside(seed) if outcome is not None else []
         return self._seeds[record.schedule]
 
-    def _acts_beside(self, seed: _Seed) -> list[tuple[int, Act]]:
-        """All acts that can be done beside a schedule, mixed by `POOLS`; as a rule where no honest run comes by."""
+    def _schedules_beside(self, seed: _Seed) -> list[Schedule]:
+        """A schedule with each act more that can be done, mixed by `POOLS`; as a rule where no honest run comes by."""
         insider, random_ = self._setting.insider, random.Random(seed.record.schedule)
         points = distinct(seed.outcome.points[f"worker-{insider}"])
         usual = {point.context for point in self._points[insider]}
@@ -301,12 +300,30 @@ class Search:
         }
         for pool in pools.values():
             random_.shuffle(pool)
-        order: dict[tuple[int, Act], None] = {}
-        while any(pools.values()):
-            names = [name for name in pools if pools[name]]
+        moved = list(self._moved(seed.schedule))
+        random_.shuffle(moved)
+        order = set[tuple[int, Act]]()
+        schedules: list[Schedule] = []
+        while any(pools.values()) or moved:
+            names = [name for name in pools if pools[name]] + ["moves"] * bool(moved)
             (name,) = random_.choices(names, [POOLS[name] for name in names])
-            order[pools[name].pop()] = None
-        return list(order)
+            if name == "moves":
+                schedules.append(moved.pop())
+                continue
+            who, act = pools[name].pop()
+            if (who, act) not in order:
+                order.add((who, act))
+                schedules.append(seed.schedule.and_also(who, act))
+        return schedules
+
+    def _moved(self, schedule: Schedule) -> Iterator[Schedule]:
+        """The schedule with a party that leaves, dies, or leaves and comes back between two steps; once."""
+        for who in () if schedule.moves else range(1, len(self._names) + 1):
+            for step in range(1, schedule.steps):
+                for what in ("leave", "kill"):
+                    yield schedule.moved((step, what, who))
+                    for later in range(step + 1, schedule.steps):
+                        yield schedule.moved((step, what, who), (later, "return", who))
 
     def _done_at(self, points: list[Point], kinds: set[str]) -> Iterator[Act]:
         for point in points:
