@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 RECORD = ROOT / "benchmarks" / "results" / "adversary.json"
 PROTOCOL = "src/phalanx/pipeline"
-SLICE_S = 60.0
+SLICE_S = 20.0
 """Seconds of CPU in one setting before the one that has had the least is next, and the account is written."""
 
 sys.path.insert(0, str(HERE.parent))
