@@ -247,12 +247,11 @@ def _weigh_distant_claim(
         raise checked.refusal_error(f"the gradient that it shows is not the one that {guilty} signed")
     if not same_norm(claims[0].norm_squared, finite_norm_squared(claimed), alike=False):
         return _proved_conclusion(checked, "signed a norm that its signed weight gradient does not have", None)
-    again, plan = redo_gradient(checked, committed), checked.record.plan
+    again = redo_gradient(checked, committed)
     if again is None:
         return _believed_conclusion(f"that {guilty} was wrong: the owner recomputed it")
-    weighed = weigh_distant_gradient(
-        again, claimed, plan.guard.tolerance, None if plan.privacy else lambda: redo_exactly(checked, committed)
-    )
+    tolerance = checked.record.plan.guard.tolerance
+    weighed = weigh_distant_gradient(again, claimed, tolerance, lambda: redo_exactly(checked, committed))
     if not weighed.is_off:
         raise checked.refusal_error(
             f"the gradient that {guilty} signed is {weighed.distance:.1e} away from the one recomputed here "
@@ -265,9 +264,8 @@ def _weigh_distant_claim(
     }
     if not signers:
         return {**facts, **_believed_conclusion("which weights the stage had")}
-    believed = ["that the plan belongs to this run", *([_NOISE_BELIEVED] if plan.privacy else [])]
     what = "signed a weight gradient that is further than rounding from the one that its signed inputs lead to"
-    return {**facts, **_proved_conclusion(checked, what, "; ".join(believed))}
+    return {**facts, **_proved_conclusion(checked, what, "that the plan belongs to this run")}
 
 
 def _compare_gradients(checked: CheckedEvidence, shown: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> str:

@@ -144,7 +144,6 @@ class GradientDistance:
     """How far a signed weight gradient is from the recomputed one, where bits do not decide.
 
     Attributes:
-        distance: As `gradient_distance`.
         allowed: The largest distance that is no lie.
     """
 
@@ -161,15 +160,13 @@ def weigh_distant_gradient(
     truth: Mapping[str, Tensor],
     claimed: Mapping[str, Tensor],
     tolerance: float,
-    redo_exactly: Callable[[], Mapping[str, Tensor]] | None,
+    redo_exactly: Callable[[], Mapping[str, Tensor]],
 ) -> GradientDistance:
     """Judge a weight gradient across numeric classes, or of a party of several ranks.
 
     Args:
         truth: The judge's own recomputation.
-        tolerance: Tau.
-        redo_exactly: Recomputes in float64; called where the distance is beyond tau. None where rows are hidden: rows
-            are clipped and noise is added, so that tau alone decides.
+        redo_exactly: Recomputes in float64; called where the distance is beyond tau.
 
     Returns:
         The distance, and what is allowed: tau, or eight times the rounding error of `truth` where that is more. Where
@@ -180,8 +177,7 @@ def weigh_distant_gradient(
         return GradientDistance(distance, tolerance)
     if not all(bool(tensor.isfinite().all()) for tensor in truth.values()):
         return GradientDistance(0.0, tolerance)
-    noise = 0.0 if redo_exactly is None else gradient_distance(truth, redo_exactly())
-    return GradientDistance(distance, max(tolerance, MARGIN * noise))
+    return GradientDistance(distance, max(tolerance, MARGIN * gradient_distance(truth, redo_exactly())))
 
 
 def weigh_update(truth: StateDigest, signed: Mapping[str, StateDigest]) -> tuple[str, ...]:

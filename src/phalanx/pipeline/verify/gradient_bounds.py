@@ -76,9 +76,10 @@ class GradientBounds:
         Args:
             copy: The stage with which the owner has computed.
         """
-        plan = self._facts.plan
-        redo_exactly = None if plan.privacy else lambda: exact_gradient(copy.runner, step, redone.input_pairs)
-        weighed = weigh_distant_gradient(redone.gradients, claimed, plan.guard.tolerance, redo_exactly)
+        tolerance = self._facts.plan.guard.tolerance
+        weighed = weigh_distant_gradient(
+            redone.gradients, claimed, tolerance, lambda: exact_gradient(copy.runner, step, redone.input_pairs)
+        )
         return not weighed.is_off
 
     async def _fetch_audited(self, ledger: StepLedger, stage: int, auditor: str) -> dict[str, Tensor] | None:

@@ -304,18 +304,25 @@ class Referee:
 
     @owner_task
     async def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> Ruling:
-        """Compute the norm of a gradient that both agree on; the party with the wrong norm is guilty."""
+        """Compute the norm of a gradient that both agree on; a party with a wrong norm is guilty.
+
+        Two norms that differ by more than rounding allows may both be within that of the true one.
+        """
         commit = ledger.commits[stage]
         gradients = await self._fetch_gradient(
             (shadow,), StageCopy.build_empty(self._plan, stage), ledger.step, commit.gradient
         )
         if gradients is None:
             return Ruling(shadow, "transfer")
-        alike = self._bits_decide(holder)
-        prefix = TRUTH_PREFIX if alike else CLAIM_PREFIX
-        compared = ComparedTensors({f"{prefix}{name}": tensor for name, tensor in gradients.items()})
-        is_right = same_norm(finite_norm_squared(gradients), commit.norm_squared, alike=alike)
-        return Ruling(shadow if is_right else holder, "gradient", compared)
+        truth, held = finite_norm_squared(gradients), ledger.held.get(stage)
+        signed = {holder: commit.norm_squared} | ({} if held is None else {shadow: held.norm_squared})
+        for party, norm in signed.items():
+            alike = self._bits_decide(party)
+            if not same_norm(truth, norm, alike=alike):
+                prefix = TRUTH_PREFIX if alike else CLAIM_PREFIX
+                compared = ComparedTensors({f"{prefix}{name}": tensor for name, tensor in gradients.items()})
+                return Ruling(party, "gradient", compared)
+        return Ruling(None, "gradient")
 
     async def _fetch_gradient(
         self, parties: Sequence[str], copy: StageCopy, step: int, digest: str

@@ -84,7 +84,10 @@ class StateJudgement:
                 ledger.gradients_agreed.add(stage)
                 continue
             ruling = await self._judge_held(stage, report)
-            guilty = ruling.party or shadow
+            guilty = ruling.party
+            if guilty is None:
+                ledger.gradients_agreed.add(stage)
+                continue
             reason = (
                 f"stage {stage}: {guilty} reported a weight gradient or norm that differs from the sent or computed one"
             )
