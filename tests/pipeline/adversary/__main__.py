@@ -101,7 +101,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     account = Account.open(arguments.record, _git("rev-parse", f"HEAD:{PROTOCOL}"))
     with tempfile.TemporaryDirectory() as directory:
-        player = Player(account, arguments.record, _git("rev-parse", "--short=12", "HEAD"), Theatre(Path(directory)))
+        player = Player(account, arguments.record, _git("rev-parse", "HEAD"), Theatre(Path(directory)))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, player.end_soon)
         num_findings = player.play(60 * arguments.cpu_minutes, arguments.only)

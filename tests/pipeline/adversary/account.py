@@ -198,6 +198,8 @@ class Account:
         parts = [{**vars(part), "cpu_s": round(part.cpu_s, 1)} for part in self.parts]
         body = {
             "format": FORMAT,
+            "command": "python tests/pipeline/adversary",
+            "commit": self.parts[-1].commit,
             "protocol": self.protocol,
             "sum": self.sums(),
             "parts": parts,

@@ -165,7 +165,6 @@ def weigh_distant_gradient(
     """Judge a weight gradient across numeric classes, or of a party of several ranks.
 
     Args:
-        truth: The judge's own recomputation.
         redo_exactly: Recomputes in float64; called where the distance is beyond tau.
 
     Returns:

@@ -315,7 +315,7 @@ class Referee:
         if gradients is None:
             return Ruling(shadow, "transfer")
         truth, held = finite_norm_squared(gradients), ledger.held.get(stage)
-        signed = {holder: commit.norm_squared} | ({} if held is None else {shadow: held.norm_squared})
+        signed = {holder: commit.norm_squared, shadow: None if held is None else held.norm_squared}
         for party, norm in signed.items():
             alike = self._bits_decide(party)
             if not same_norm(truth, norm, alike=alike):
