@@ -144,6 +144,13 @@ def explained_offline(result):
     return sum(counts.values()), counts["proved"], counts["refuted"], counts["not_provable"]
 
 
+def searched(result: Result) -> Sequence[object]:
+    """What the adversary has played, on the protocol of the account and on earlier ones."""
+    total, earlier = result["sum"], result["earlier"]
+    counts = total["schedules"], total["pairs"], total["cpu_s"], total["findings"]
+    return [*counts, sum(each["schedules"] for each in earlier), sum(each["findings"] for each in earlier)]
+
+
 def preset_costs(result: Result) -> Sequence[object]:
     """Extra CPU time of each preset, in percent of an unguarded run."""
     return [percent(one(result, preset=name)["extra_compute"]) for name in ("light", "standard", "strict")]
@@ -328,6 +335,13 @@ FIGURES = (
         "of {} held-out pairs it prefers {} the right way round after {} steps, {:.2f} ({:.0f} % interval {:.2f} to "
         "{:.2f}), after {:.2f} at step {} and {:.2f} before, at a divergence of {:.2f} from the untouched model",
         preferred,
+    ),
+    Figures(
+        "docs/fuzzing.md",
+        "adversary.json",
+        "in its last account {} schedules, {} of them with two acts or more, in {} seconds of CPU, with {} findings; "
+        "{} schedules in accounts of earlier protocols, with {} findings",
+        searched,
     ),
     Figures("docs/benchmarks.md", STRICT, "`strict` met {} of {} in the first step with a lie", met_by("strict")),
     Figures("docs/benchmarks.md", STRICT, "`light` met {} of {} at once", met_by("light")),

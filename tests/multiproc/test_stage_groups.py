@@ -14,6 +14,9 @@ ANY_CLASS = ("guard.audit_rate=1.0", "guard.classes='mixed'", "pipeline.transpor
 
 
 PROVED = "holds: north signed a message that does not follow from its signed inputs"
+PROVED_GRADIENT = (
+    "holds: north signed a weight gradient that is further than rounding from the one that its signed inputs lead to"
+)
 ALIKE = ("dp = 2, zero = 2", "dp = 2, zero = 2")
 
 
@@ -79,7 +82,7 @@ def test_a_stage_on_two_ranks_trains_as_on_one_and_nobody_is_accused(place, clea
         # the party's voice, one rank's rows, and the gradient sums that one rank keeps
         ("kind = 'forward_sign_flip'", (), 0, "message", PROVED),
         ("kind = 'forward_sign_flip'", (), 1, "message", PROVED),
-        ("kind = 'gradient_sign'", ("guard.step_audit_rate=1.0",), 1, "gradient", "not proved by this file alone"),
+        ("kind = 'gradient_sign'", ("guard.step_audit_rate=1.0",), 1, "gradient", PROVED_GRADIENT),
     ],
 )
 def test_a_lying_rank_has_its_party_named_and_the_bits_are_those_of_honest_ones(

@@ -1,20 +1,25 @@
 """Single rows are hidden in a verified pipeline: every stage clips them, and adds noise that auditors compute again."""
 
+import hashlib
+import json
 import math
 from copy import copy as shallow
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from phalanx.data import IGNORE
+from phalanx.errors import EvidenceError
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.pipeline import GuardConfig, PipelineConfig, RowPrivacy, StageRunner
+from phalanx.pipeline.evidence.explain import UNPROVED, explain_evidence
 from phalanx.pipeline.stage.stage_copy import noisy_mean
 from phalanx.redteam.epsilon_bound import bound_from_many_runs
-from phalanx.security.privacy import NoiseSecret, PoissonGaussian
+from phalanx.security.privacy import NoiseSecret, PoissonGaussian, noise_seed
 from phalanx.testing import Actor, tiny_run
 from phalanx.testing import company as company_module
 from phalanx.testing.tiny import random_batch
@@ -225,6 +230,32 @@ def test_a_stage_that_hides_rows_otherwise_is_named_before_its_step_is_applied(s
     assert (verdict.party, verdict.offence, verdict.step) == ("worker-1", "gradient", 0)
     assert company.evicted == ["worker-1"]
     assert result.guard.attempts == 2
+    facts = explain_evidence(company.run_dir / verdict.evidence)
+    assert facts["conclusion"].startswith("holds: worker-1 signed a weight gradient")
+    assert facts["recomputed here"] == "bit-equal to the referee's result"
+
+
+@pytest.mark.parametrize("seeds", ["absent", "others"])
+def test_a_gradient_with_noise_is_redone_with_its_seeds_alone(start, seeds):
+    company = start(private_run(spares=1), {1: Actor(wrap_copy=without_noise)})
+    company.run(1)
+    path = company.run_dir / company.verdicts[0].evidence
+    record, beside = json.loads(path.read_text()), path.with_suffix(".safetensors")
+    tensors = load_file(beside)
+    for name in [name for name in tensors if name.startswith("noise/")]:
+        if seeds == "absent":
+            del tensors[name]
+        else:
+            tensors[name] = tensors[name].flip(0)
+    save_file(tensors, beside)
+    record["tensors"]["sha256"] = hashlib.sha256(beside.read_bytes()).hexdigest()
+    path.write_text(json.dumps(record))
+
+    if seeds == "absent":
+        assert explain_evidence(path)["conclusion"] == UNPROVED
+    else:
+        with pytest.raises(EvidenceError, match="away from the claim"):
+            explain_evidence(path)
 
 
 def test_evidence_of_a_stage_without_noise_holds_no_key(start, known_noise):
@@ -235,6 +266,15 @@ def test_evidence_of_a_stage_without_noise_holds_no_key(start, known_noise):
     assert any(path.is_file() for path in (company.run_dir / "evidence").iterdir())
     for key in (known_noise.key_of(epoch, stage) for epoch in range(3) for stage in range(4)):
         assert not any(key in found or key.hex().encode() in found for found in files)
+    # seeds of the attempt that was convicted are there, and of no step that was applied
+    shown = [
+        (epoch, step)
+        for epoch in range(3)
+        for step in range(2)
+        for name in weights_of(company)[1]
+        if any(noise_seed(known_noise.key_of(epoch, 1), step, name) in found for found in files)
+    ]
+    assert {*shown} == {(0, 0)}
 
 
 def test_a_step_that_is_attempted_again_has_other_noise(start):
@@ -253,6 +293,9 @@ def test_a_stage_and_its_shadow_that_leave_the_noise_out_together_are_found_by_t
     company.run(1)
 
     assert {verdict.party for verdict in company.verdicts} == {"worker-1", "worker-2"}
+    for verdict in company.verdicts:
+        facts = explain_evidence(company.run_dir / verdict.evidence)
+        assert facts["conclusion"].startswith(f"holds: {verdict.party}")
 
 
 def test_without_a_guard_what_comes_out_has_no_noise(start, known_noise):

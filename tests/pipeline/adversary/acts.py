@@ -139,6 +139,10 @@ class Schedule:
         """The same with one act more, of one party."""
         return replace(self, acts={**self.acts, number: (*self.acts.get(number, ()), act)})
 
+    def moved(self, *moves: tuple[int, str, int]) -> "Schedule":
+        """The same with parties that leave or come back between two steps."""
+        return replace(self, moves=(*self.moves, *moves))
+
     @property
     def looks_back(self) -> bool:
         """Whether an act shows something of an earlier session."""
@@ -151,8 +155,8 @@ class Schedule:
 
     @property
     def num_acts(self) -> int:
-        """Acts of all parties."""
-        return sum(len(acts) for acts in self.acts.values())
+        """Acts and moves of all parties."""
+        return sum(len(acts) for acts in self.acts.values()) + bool(self.moves)
 
     @property
     def liars(self) -> set[str]:

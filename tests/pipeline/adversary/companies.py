@@ -104,5 +104,9 @@ COMPANIES = {
         is_exact=False,
         steps=10,
     ),
+    "K3 economy": Company(4, 2, {"preset": "economy"}, is_exact=False),
+    "K4 economy, late": Company(
+        4, 3, {"preset": "economy"}, draw=LateDraw, leaves_no_doubt=True, is_exact=False, steps=10
+    ),
 }
 """By name; a name says how many parties there are."""

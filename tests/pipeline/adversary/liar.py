@@ -10,6 +10,7 @@ from acts import Act, At, Crash, Lie, Say, Send, Withhold
 from neighbours import Seen, altered, template
 from turns import TurnCompany, TurnEndpoint, TurnOwnersEndpoint
 
+from phalanx.pipeline.protocol.messages import parse_message
 from phalanx.security.crypto import certified_name
 from phalanx.testing import Actor, OutgoingMessage, RewritingEndpoint, TamperedRunner, WorkerCrash
 from phalanx.transport import CheckedFrame
@@ -279,6 +280,14 @@ class LyingEndpoint(TurnEndpoint):
                 break
             item = super().receive_item(0.0)
         return item
+
+    def put_aside(self, receiver, kind, body, payload=()):
+        """What the owner is to carry is altered as well; without its own bytes it would not be carried."""
+        if self.liar is not None and not self.turns.is_over:
+            told = self.liar.rewrite(OutgoingMessage(receiver, parse_message(kind, body), b"".join(payload)))
+            kept = [each for each in told if each.receiver == receiver and each.message.kind == kind]
+            body = kept[-1].message.body if kept else body
+        return super().put_aside(receiver, kind, body, payload)
 
 
 class WatchedOwnersEndpoint(TurnOwnersEndpoint):

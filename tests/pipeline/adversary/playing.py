@@ -1,5 +1,6 @@
 """Plays a schedule in a whole company, and says which invariants did not hold."""
 
+import contextlib
 import gc
 import re
 import shutil
@@ -16,7 +17,15 @@ from liar import Liar, LyingCompany
 from neighbours import Seen
 from turns import EndlessError, Turns
 
-from phalanx.errors import AuditLogError, EvidenceError, FrameError, NoHolderError, OutOfBoundsError, PhalanxError
+from phalanx.errors import (
+    AuditLogError,
+    EvidenceError,
+    FrameError,
+    NoHolderError,
+    OutOfBoundsError,
+    PeerRefusedError,
+    PhalanxError,
+)
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.proof.step_proof import SessionRules, check_step
@@ -328,9 +337,11 @@ def _move(company, what, name):
         case "leave":
             company.ask_to_leave(name)
         case "return":
-            company.come_back(name)
+            # whoever was convicted, or comes too often, may not
+            with contextlib.suppress(PeerRefusedError):
+                company.come_back(name)
         case "kill":
-            company.kill(name)
+            company.kill_worker(name)
 
 
 _ATOMS = frozenset({int, float, bool, type(None), type, torch.Tensor, torch.dtype, torch.nn.Parameter})

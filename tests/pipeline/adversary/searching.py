@@ -1,13 +1,12 @@
 """The search: all single acts, then pairs of acts that lead to what no run before has led to."""
 
-import itertools
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from acts import Act, At, Crash, Schedule, Send, Withhold
+from account import LISTS, SeedRecord, SettingRecord, read_schedule, short_hash, short_text
+from acts import Act, At, Schedule, Send, Withhold
 from companies import COMPANIES
 from generating import (
     JOINING,
@@ -27,8 +26,14 @@ from turns import EndlessError
 
 MAX_ACTS = 3
 """Acts of a schedule."""
-CRASHES, FRESH, LYING = 0.3, 0.5, 0.1
-"""Shares of pairs in which an honest party crashes; the insider acts at a point that no honest run has; it lies."""
+SHARES = {"singles": 0.4, "crashes": 0.1, "words": 0.1, "pairs": 0.4}
+"""Of the schedules of a setting, while each list has any left."""
+POOLS = {"crashes": 0.25, "answers": 0.2, "fresh": 0.3, "usual": 0.1, "lies": 0.1, "moves": 0.05}
+"""Shares of what is done beside a schedule: an honest party ends; words that no honest run has; acts at points that
+no honest run has, and at all others; lies in computations; parties that leave, die or come back between two steps.
+"""
+PAIRS_IN_A_ROW = 16
+"""Beside one schedule, before another one is drawn."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,8 @@ SETTINGS = (
     Setting("K3 two stages", 2),
     Setting("K4 two stages", 1),
     Setting("K4 spare", 3),
+    Setting("K3 economy", 1),
+    Setting("K4 economy, late", 1),
 )
 """One insider with one stage, one with two, a shadow without a stage; with and without a party to spare."""
 
@@ -80,60 +87,78 @@ class Finding:
     times: int = 1
 
 
-@dataclass
 class _Seed:
     """A schedule that led to something new, and where its parties came by."""
 
-    schedule: Schedule
-    outcome: Outcome
-    fresh: set = field(default_factory=set)
+    def __init__(self, record: SeedRecord, schedule: Schedule, outcome: Outcome) -> None:
+        self.record, self.schedule, self.outcome = record, schedule, outcome
+        self.beside: list[Schedule] = []
 
 
 class Search:
-    """A search in one setting.
+    """A search in one setting, which goes on where its record ends.
 
     Args:
         theatre: Plays schedules.
         setting: Company and insider.
-        seed: Of what is drawn.
         note: Told of each finding that is new.
+        record: What was played before; a new one by default.
+
+    Attributes:
+        num_played: Schedules of this process, without those that were played again for what they lead to.
+        num_pairs: Of these, with two acts or more.
     """
 
     def __init__(
-        self, theatre: Theatre, setting: Setting, seed: int = 1, note: Callable[[Finding], None] = lambda finding: None
+        self,
+        theatre: Theatre,
+        setting: Setting,
+        *,
+        note: Callable[[Finding], None] = lambda finding: None,
+        record: SettingRecord | None = None,
     ) -> None:
         self.findings: dict[str, Finding] = {}
-        self.num_played = 0
-        self.seeds: list[_Seed] = []
+        self.num_played = self.num_pairs = 0
+        self.record = record or SettingRecord()
         self._theatre, self._setting, self._note = theatre, setting, note
-        self._random = random.Random(seed)
         self._names = COMPANIES[setting.company].names
-        self._coverage: set = set()
         self._traces: set[str] = set()
-        self._played: set[str] = set()
+        self._seeds: dict[str, _Seed] = {}
+        self._lists: dict[str, list[Schedule]] = {}
         numbers = range(1, len(self._names) + 1)
         self._plain = Schedule(setting.company, {n: () for n in numbers}, steps=COMPANIES[setting.company].steps)
-        self._honest = self.play(self._plain)
+        self._honest = self._judge(self._plain)
         self._points = {n: self._honest.points[f"worker-{n}"] for n in numbers}
+        self._note_states(self._plain, self._honest)
 
     def play(self, schedule: Schedule) -> Outcome | None:
         """Play a schedule, and keep it where it led to something new."""
         self.num_played += 1
+        self.num_pairs += schedule.num_acts > 1
+        outcome = self._judge(schedule)
+        if outcome is not None:
+            self._note_states(schedule, outcome)
+        return outcome
+
+    def _judge(self, schedule: Schedule) -> Outcome | None:
         try:
             outcome = self._theatre.play(schedule)
         except EndlessError as exc:
-            self._find(f"without an end: {exc}", schedule)
+            self._note_fault(f"without an end: {exc}", schedule)
             return None
         for fault in self._theatre.faults(schedule, outcome):
-            self._find(fault, schedule)
-        fresh = outcome.coverage - self._coverage
-        if fresh and outcome.trace not in self._traces and schedule.num_acts < MAX_ACTS:
-            self._coverage |= fresh
-            self.seeds.append(_Seed(schedule, outcome, fresh))
-        self._traces.add(outcome.trace)
+            self._note_fault(fault, schedule)
         return outcome
 
-    def _find(self, fault: str, schedule: Schedule) -> None:
+    def _note_states(self, schedule: Schedule, outcome: Outcome) -> None:
+        fresh = {*map(short_hash, outcome.coverage)} - self.record.states
+        if fresh and outcome.trace not in self._traces and schedule.num_acts < MAX_ACTS:
+            self.record.states |= fresh
+            if schedule.num_acts:
+                self.record.keep_seed(schedule, len(fresh))
+        self._traces.add(outcome.trace)
+
+    def _note_fault(self, fault: str, schedule: Schedule) -> None:
         sign = sign_of(fault, schedule)
         if sign in self.findings:
             self.findings[sign].times += 1
@@ -143,33 +168,59 @@ class Search:
 
     @property
     def num_traces(self) -> int:
-        """Runs that did not go like another one."""
+        """Runs of this process that did not go like another one."""
         return len(self._traces)
 
-    def all_singles(self) -> list[Act]:
+    def play_next(self) -> bool:
+        """Play the next schedule of the list that is furthest behind its share; False when all are at their end."""
+        names = self._open_lists()
+        if names:
+            self.play_list(min(names, key=lambda name: self.record.done[name] / SHARES[name]), 1)
+        return bool(names)
+
+    def _open_lists(self) -> list[str]:
+        ending = [name for name in LISTS if name != "pairs"]
+        is_open = {name: self.record.done[name] < len(self._list(name)) for name in ending}
+        is_open["pairs"] = any(self._acts_left(seed) for seed in self.record.seeds)
+        return [name for name in LISTS if is_open[name]]
+
+    def play_list(self, name: str, number: int) -> None:
+        """Play the next schedules of one list, at most so many."""
+        for _ in range(number):
+            done = self.record.done[name]
+            schedule = self._next_pair() if name == "pairs" else next(iter(self._list(name)[done : done + 1]), None)
+            if schedule is None:
+                return
+            self.record.done[name] += 1
+            self.play(schedule)
+
+    def _list(self, name: str) -> list[Schedule]:
+        if name not in self._lists:
+            makers = {
+                "singles": self._all_singles,
+                "crashes": self._lies_with_crashes,
+                "words": self._lies_with_words,
+            }
+            self._lists[name] = makers[name]()
+            self.record.total[name] = len(self._lists[name])
+        return self._lists[name]
+
+    def _all_singles(self) -> list[Schedule]:
         """Every single act of the insider, spread so that a beginning of them is a cut through all."""
-        return spread(singles(self._points[self._setting.insider], self._names))
+        insider = self._setting.insider
+        return [self._plain.and_also(insider, act) for act in spread(singles(self._points[insider], self._names))]
 
-    def play_singles(self, most: int, *, first: int = 0, until: float | None = None) -> int:
-        """Play single acts in their order, from a number on, up to a number or a time; returns how many."""
-        acts = self.all_singles()[first : first + most]
-        for number, act in enumerate(acts):
-            if until is not None and time.monotonic() > until:
-                return number
-            self.play(self._plain.and_also(self._setting.insider, act))
-        return len(acts)
-
-    def lies_with_crashes(self) -> list[Schedule]:
+    def _lies_with_crashes(self) -> list[Schedule]:
         """Each lie of the insider with the end of each other party at each point where that one says something."""
-        lying = self._lies()
         found = []
         for victim in self._setting.others:
             ends = [act for act in crashes(self._points[victim]) if act.at.event == "sends" or act.at.kind == "apply"]
-            found += [(victim, end, lie) for end in ends for lie in lying]
-        self._random.shuffle(found)
-        return [self._plain.and_also(self._setting.insider, lie).and_also(victim, end) for victim, end, lie in found]
+            found += [(victim, end, lie) for end in ends for lie in self._lies()]
+        random.Random(1).shuffle(found)
+        insider = self._setting.insider
+        return [self._plain.and_also(insider, lie).and_also(victim, end) for victim, end, lie in found]
 
-    def lies_with_words(self) -> list[Schedule]:
+    def _lies_with_words(self) -> list[Schedule]:
         """Each lie with each thing that the insider does to all of its messages of a kind.
 
         They are withheld, have other bytes, or there is one beside each that has another identity. Each lie is played
@@ -178,10 +229,10 @@ class Search:
         found, insider = [], self._setting.insider
         for lie in self._lies():
             lying = self._plain.and_also(insider, lie)
-            outcome = self.play(lying)
+            outcome = self._judge(lying)
             points = [] if outcome is None else outcome.points[f"worker-{insider}"]
             found += [lying.and_also(insider, act) for act in self._lasting(points)]
-        self._random.shuffle(found)
+        random.Random(2).shuffle(found)
         return found
 
     def _lasting(self, points: list[Point]) -> list[Act]:
@@ -203,86 +254,90 @@ class Search:
     def _is_about_others(act: Act) -> bool:
         return all(alter.path[0] in IDENTITY[act.at.kind] for alter in act.deed.alters)
 
-    def answers(self) -> list[Schedule]:
-        """Words that are said in a schedule and in no honest run, said by the insider as well.
+    def _next_pair(self) -> Schedule | None:
+        """An act more beside those of a schedule that led to something new; each once, in an order of that schedule."""
+        number = self.record.done["pairs"]
+        seeds = [seed for seed in self.record.seeds if self._acts_left(seed)]
+        if not seeds:
+            return None
+        # the more a schedule has led to, the more is to be found beside it; some in a row spare its being played again
+        weights = [seed.fresh**2 for seed in seeds]
+        (record,) = random.Random(number // PAIRS_IN_A_ROW).choices(seeds, weights)
+        seed = self._seed_of(record)
+        if record.done >= len(seed.beside):
+            return self._next_pair()
+        record.done += 1
+        return seed.beside[record.done - 1]
 
-        Of all schedules with the same new words the first one; the insider speaks at each point that it comes by only
-        there, about that thing and about each neighbouring one.
-        """
-        usual = {statement[1] for statement in self._honest.coverage}
-        groups: dict[frozenset[str], _Seed] = {}
-        for seed in self.seeds:
-            new = frozenset(each[1] for each in seed.outcome.coverage if each[1] not in {*usual, "event"})
-            if new and not is_crashing(seed.schedule):
-                groups.setdefault(new, seed)
-        found = [list(self._answers_of(seed, kinds)) for kinds, seed in groups.items()]
-        return [each for row in itertools.zip_longest(*found) for each in row if each is not None]
+    def _acts_left(self, record: SeedRecord) -> bool:
+        seed = self._seeds.get(record.schedule)
+        return seed is None or record.done < len(seed.beside)
 
-    def _answers_of(self, seed: _Seed, kinds: frozenset[str]) -> Iterator[Schedule]:
-        insider = self._setting.insider
+    def _seed_of(self, record: SeedRecord) -> _Seed:
+        if record.schedule not in self._seeds:
+            schedule = read_schedule(record.schedule)
+            outcome = self._judge(schedule)
+            seed = self._seeds[record.schedule] = _Seed(record, schedule, outcome or Outcome())
+            seed.beside = self._schedules_beside(seed) if outcome is not None else []
+        return self._seeds[record.schedule]
+
+    def _schedules_beside(self, seed: _Seed) -> list[Schedule]:
+        """A schedule with each act more that can be done, mixed by `POOLS`; as a rule where no honest run comes by."""
+        insider, random_ = self._setting.insider, random.Random(seed.record.schedule)
+        points = distinct(seed.outcome.points[f"worker-{insider}"])
         usual = {point.context for point in self._points[insider]}
-        fresh = [point for point in seed.outcome.points[f"worker-{insider}"] if point.context not in usual]
-        for point in distinct(fresh):
+        fresh = [point for point in points if point.context not in usual]
+        kinds = {each[1] for each in seed.outcome.coverage if each[1] != "event"}
+        new_kinds = kinds - {each[1] for each in self._honest.coverage}
+        pools: dict[str, list[tuple[int, Act]]] = {
+            "crashes": [
+                (who, act) for who in self._setting.others for act in crashes(seed.outcome.points[f"worker-{who}"])
+            ],
+            "answers": [(insider, act) for act in self._words_at(fresh, new_kinds)],
+            "fresh": [(insider, act) for act in self._done_at(fresh, kinds)],
+            "usual": [(insider, act) for act in self._done_at(points, kinds)],
+            "lies": [(insider, act) for point in points for act in lies(point.at)],
+        }
+        for pool in pools.values():
+            random_.shuffle(pool)
+        moved = list(self._moved(seed.schedule))
+        random_.shuffle(moved)
+        order = set[tuple[int, Act]]()
+        schedules: list[Schedule] = []
+        while any(pools.values()) or moved:
+            names = [name for name in pools if pools[name]] + ["moves"] * bool(moved)
+            (name,) = random_.choices(names, [POOLS[name] for name in names])
+            if name == "moves":
+                schedules.append(moved.pop())
+                continue
+            who, act = pools[name].pop()
+            if (who, act) not in order:
+                order.add((who, act))
+                schedules.append(seed.schedule.and_also(who, act))
+        return schedules
+
+    def _moved(self, schedule: Schedule) -> Iterator[Schedule]:
+        """The schedule with a party that leaves, dies, or leaves and comes back between two steps; once."""
+        for who in () if schedule.moves else range(1, len(self._names) + 1):
+            for step in range(1, schedule.steps):
+                for what in ("leave", "kill"):
+                    yield schedule.moved((step, what, who))
+                    for later in range(step + 1, schedule.steps):
+                        yield schedule.moved((step, what, who), (later, "return", who))
+
+    def _done_at(self, points: list[Point], kinds: set[str]) -> Iterator[Act]:
+        for point in points:
+            if point.at.event == "sends":
+                yield from sent_otherwise(point.at, self._names)
+        yield from self._words_at(points, kinds)
+
+    def _words_at(self, points: list[Point], kinds: set[str]) -> Iterator[Act]:
+        """Words of these kinds, about the thing at each point and about each neighbouring one."""
+        for point in points:
             if point.at.event == "gets" and point.at.kind not in JOINING:
                 for kind in sorted(kinds):
-                    for act in (*said(point.at, kind, self._names), *said_about_others(point.at, kind, self._names)):
-                        yield seed.schedule.and_also(insider, act)
-
-    def play_all(self, schedules: list[Schedule], *, until: float | None = None) -> int:
-        """Play schedules in their order until a time; returns how many."""
-        for number, schedule in enumerate(schedules):
-            if until is not None and time.monotonic() > until:
-                return number
-            self.play(schedule)
-        return len(schedules)
-
-    def play_pairs(self, most: int | None = None, until: float | None = None) -> int:
-        """Play pairs: an act more beside those of a schedule that led to something new; none twice."""
-        number = misses = 0
-        while (most is None or number < most) and (until is None or time.monotonic() < until) and misses < 1000:
-            schedule = self._draw_pair()
-            if schedule is None or repr(schedule) in self._played:
-                misses += 1
-                continue
-            misses, number = 0, number + 1
-            self._played.add(repr(schedule))
-            self.play(schedule)
-        return number
-
-    def _draw_pair(self) -> Schedule | None:
-        # the more a schedule has led to, the more is to be found beside it
-        (seed,) = self._random.choices(self.seeds, [len(seed.fresh) ** 2 for seed in self.seeds])
-        chance = self._random.random()
-        if chance < CRASHES:
-            who = self._random.choice(self._setting.others)
-            acts = list(crashes(seed.outcome.points[f"worker-{who}"]))
-        else:
-            who = self._setting.insider
-            acts = self._acts_beside(seed, chance)
-        return seed.schedule.and_also(who, self._random.choice(acts)) if acts else None
-
-    def _acts_beside(self, seed: _Seed, chance: float) -> list[Act]:
-        """Acts of the insider at one point of a seed's run; as a rule one that it comes by only there."""
-        points = seed.outcome.points[f"worker-{self._setting.insider}"]
-        usual = {point.context for point in self._points[self._setting.insider]}
-        fresh = [point.at for point in points if point.context not in usual]
-        at = self._random.choice(fresh if fresh and chance < CRASHES + FRESH else [point.at for point in points])
-        if at.event == "sends":
-            return list(sent_otherwise(at, self._names))
-        if chance > 1 - LYING:
-            return list(lies(at))
-        kind = self._random.choice(self._kinds(seed))
-        return [*said(at, kind, self._names), *said_about_others(at, kind, self._names)]
-
-    def _kinds(self, seed: _Seed) -> list[str]:
-        """Kinds that are said in what is new with a seed; where there are none, all that it has."""
-        spoken = [statement[1] for statement in seed.fresh if statement[1] != "event"]
-        return sorted({*spoken}) or sorted({each[1] for each in seed.outcome.coverage if each[1] != "event"})
-
-
-def is_crashing(schedule: Schedule) -> bool:
-    """Whether a party's process ends."""
-    return any(isinstance(act.deed, Crash) for acts in schedule.acts.values() for act in acts)
+                    yield from said(point.at, kind, self._names)
+                    yield from said_about_others(point.at, kind, self._names)
 
 
 def sign_of(fault: str, schedule: Schedule) -> str:
@@ -296,4 +351,4 @@ def sign_of(fault: str, schedule: Schedule) -> str:
 
 def describe(finding: Finding) -> str:
     """A finding as lines that can be pasted."""
-    return f"after {finding.number} schedules: {finding.fault}\n    {finding.schedule!r}"
+    return f"after {finding.number} schedules: {finding.fault}\n    {short_text(finding.schedule)}"

@@ -1,10 +1,7 @@
 """An insider that tries everything: each single act in its turn, then pairs of acts that lead to something new."""
 
-import os
-import time
-from pathlib import Path
-
 import pytest
+from account import Account, Part, SettingRecord, read_schedule, short_text
 from acts import Act, Alter, At, Crash, Lie, Schedule, Send
 from companies import COMPANIES
 from generating import MANY, singles, spread
@@ -16,9 +13,6 @@ from searching import SETTINGS, Search, describe
 QUICK = SETTINGS[:3]
 QUICK_SINGLES, QUICK_PAIRS = 16, 6
 FEWER_SINGLES, FEWER_PAIRS = 8, 2
-SINGLES_OF_A_SEED = 500
-SINGLES, PRODUCTS = 0.4, 0.7
-"""Shares of the time of a company after which single acts, and pairs of a list, are over."""
 
 
 @pytest.mark.parametrize(
@@ -34,43 +28,62 @@ SINGLES, PRODUCTS = 0.4, 0.7
 def test_a_cut_through_all_acts_harms_nobody_honest(theatre, setting, num_singles, num_pairs):
     search = Search(theatre, setting)
 
-    search.play_singles(num_singles)
-    search.play_all(search.lies_with_crashes()[:num_pairs])
-    search.play_all(search.lies_with_words()[:num_pairs])
-    search.play_pairs(num_pairs)
+    search.play_list("singles", num_singles)
+    for name in ("crashes", "words", "pairs"):
+        search.play_list(name, num_pairs)
 
     assert [describe(finding) for finding in search.findings.values()] == []
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(0)
-def test_all_acts_harm_nobody_honest_for_as_long_as_is_asked(theatre):
-    minutes = float(os.environ.get("PHALANX_FUZZ_MINUTES", "5"))
-    seed = int(os.environ.get("PHALANX_FUZZ_SEED", "1"))
-    findings = []
-    for number, setting in enumerate(SETTINGS):
-        began, cpu_s, share_s = time.monotonic(), time.process_time(), 60 * minutes / len(SETTINGS)
-        search = Search(theatre, setting, seed, note=lambda finding: _log(describe(finding)))
-        num_singles = len(search.all_singles())
-        first, until = SINGLES_OF_A_SEED * (seed - 1), began + SINGLES * share_s
-        singles_played = search.play_singles(SINGLES_OF_A_SEED, first=first, until=until)
-        for pairs in (search.answers(), search.lies_with_crashes(), search.lies_with_words()):
-            until += (PRODUCTS - SINGLES) * share_s / 3
-            search.play_all(pairs, until=until)
-        search.play_pairs(until=began + share_s)
-        findings += [describe(finding) for finding in search.findings.values()]
-        _log(
-            f"seed {seed}, setting {number} {setting}: {singles_played} of {num_singles} singles, "
-            f"{search.num_played} schedules, {search.num_traces} traces, {time.process_time() - cpu_s:.0f} s of CPU, "
-            f"{len(findings)} findings"
-        )
-    assert findings == []
+def test_a_search_goes_on_where_its_account_ends(theatre, tmp_path):
+    path = tmp_path / "adversary.json"
+    whole, parts = _NotedTheatre(theatre), _NotedTheatre(theatre)
+    _play(whole, Account("a protocol"), 4, path)
+
+    _play(parts, Account("a protocol"), 2, path)
+    _play(parts, Account.open(path, "a protocol"), 2, path)
+
+    assert whole.schedules == parts.schedules
+    assert Account.open(path, "a protocol").sums()["schedules"] == 8
+    assert Account.open(path, "another protocol").sums()["schedules"] == 0
+    assert Account.open(path, "another protocol").earlier[0]["schedules"] == 8
 
 
-def _log(line):
-    if "PHALANX_FUZZ_LOG" in os.environ:
-        with Path(os.environ["PHALANX_FUZZ_LOG"]).open("a", encoding="utf-8") as log:
-            log.write(f"{time.strftime('%H:%M:%S')} {line}\n")
+class _NotedTheatre:
+    """Notes which schedules with acts are played."""
+
+    def __init__(self, theatre):
+        self._theatre, self.schedules = theatre, set()
+
+    def play(self, schedule):
+        if schedule.num_acts:
+            self.schedules.add(short_text(schedule))
+        return self._theatre.play_once(schedule)
+
+    def faults(self, schedule, outcome):
+        return self._theatre.faults(schedule, outcome)
+
+
+def _play(theatre, account, number, path):
+    record = account.settings.setdefault("K3 / 1", SettingRecord())
+    search = Search(theatre, SETTINGS[0], record=record)
+    for name in ("singles", "crashes"):
+        search.play_list(name, number)
+    account.parts.append(Part("a commit", search.num_played, search.num_pairs, search.num_traces))
+    account.write(path)
+
+
+def test_a_schedule_is_read_as_it_was_written():
+    acts = singles([Point(At("tensor", 0, peer="owner"), (1, None, None, None))], ("worker-1", "worker-2"))
+    for act in acts:
+        schedule = Schedule("K3", {1: (act,), 2: (Act(At("commit", 1), Crash()),)}, moves=((1, "leave", 2),))
+        assert read_schedule(short_text(schedule)) == schedule
+
+
+@pytest.mark.parametrize("text", ["print()", "Schedule(company=open('x'))", "Act.at", "Schedule('K3')", "(1, 2)"])
+def test_what_is_no_schedule_is_not_read(text):
+    with pytest.raises((ValueError, TypeError)):
+        read_schedule(text)
 
 
 @pytest.mark.parametrize("company", COMPANIES)

@@ -39,6 +39,8 @@ def false_state(message):
 AUDITED = GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0, screen=False)
 BY_OWNER = GuardConfig(step_audit_rate=0.0, owner_audit_rate=1.0, screen=False)
 LOCKSTEP = GuardConfig(shadow="lockstep", owner_audit_rate=0.0, screen=False)
+MIXED = GuardConfig(step_audit_rate=1.0, owner_audit_rate=0.0, screen=False, classes="mixed")
+MIXED_BY_OWNER = GuardConfig(step_audit_rate=0.0, owner_audit_rate=1.0, screen=False, classes="mixed")
 SCENES = {
     "stage, by its auditor": (AUDITED, {"worker-1": DOUBLED}, "worker-1", "gradient"),
     "auditor": (
@@ -50,11 +52,17 @@ SCENES = {
     "norm": (AUDITED, {"worker-1": in_step(Commit, lambda m: {"norm_squared": 1e-9})}, "worker-1", "gradient"),
     "stage, by the owner": (BY_OWNER, {"worker-1": DOUBLED}, "worker-1", "gradient"),
     "stage, in lockstep": (LOCKSTEP, {"worker-1": DOUBLED}, "worker-1", "gradient"),
+    "stage, across classes": (MIXED, {"worker-1": DOUBLED}, "worker-1", "gradient"),
+    "stage, across classes, by the owner": (MIXED_BY_OWNER, {"worker-1": DOUBLED}, "worker-1", "gradient"),
+    "norm, across classes": (
+        MIXED_BY_OWNER,
+        {"worker-1": in_step(Commit, lambda m: {"norm_squared": 1e-9})},
+        "worker-1",
+        "gradient",
+    ),
     "update of the holder": (AUDITED, {"worker-1": in_step(UpdateReport, false_state)}, "worker-1", "state"),
     "update of the shadow": (AUDITED, {"worker-2": in_step(UpdateReport, false_state)}, "worker-2", "state"),
 }
-REDONE = [name for name in SCENES if name != "norm"]
-"""The norm of a gradient that both agree on needs no weights."""
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +142,10 @@ def nudge(prefix):
         ("stage, by its auditor", "gradient-", "differs from the stage's commitment"),
         ("auditor", "truth/", "signed and recomputed values accuse worker-1"),
         ("stage, by its auditor", "truth/", "away from the claim"),
+        ("stage, across classes", "claim/", "is not the one that worker-1 signed"),
+        ("stage, across classes, by the owner", "claim/", "is not the one that worker-1 signed"),
+        ("stage, across classes", "input-", "differs from the stage's commitment"),
+        ("norm, across classes", "claim/", "is not the one that worker-1 signed"),
         ("update of the holder", "stage/", "its state differs from the one signed before the step"),
         ("update of the holder", "truth/", "its gradient is not the committed one"),
         ("update of the shadow", "truth/", "its gradient is not the committed one"),
@@ -160,13 +172,26 @@ def setting(*keys, to):
         ("auditor", "worker-1"),
         ("norm", "worker-2"),
         ("stage, in lockstep", "worker-2"),
+        ("stage, across classes", "worker-2"),
+        ("stage, across classes, by the owner", "worker-2"),
         ("update of the holder", "worker-2"),
         ("update of the shadow", "worker-1"),
     ],
 )
 def test_evidence_does_not_speak_against_another_party_that_signed_the_truth(altered, name, party):
-    with pytest.raises(EvidenceError, match=r"speaks? against|accuses|follows from the update"):
+    with pytest.raises(EvidenceError, match=r"speaks? against|accuses|follows from the update|is not the one"):
         explain_evidence(altered(name, setting("verdict", "party", to=party)))
+
+
+@pytest.mark.parametrize("name", ["stage, across classes", "stage, across classes, by the owner"])
+def test_a_gradient_within_rounding_convicts_nobody_across_classes(altered, name):
+    # the auditor signed the very gradient that is recomputed; in the second scene it signed none
+    def show_truth(tensors):
+        for each in [each for each in tensors if each.startswith("truth/")]:
+            tensors[each.replace("truth/", "claim/")] = tensors[each].clone()
+
+    with pytest.raises(EvidenceError, match=r"it is not guilty|accuses worker-2"):
+        explain_evidence(altered(name, setting("verdict", "party", to="worker-2"), show_truth))
 
 
 def swapped(one, other):
@@ -230,6 +255,8 @@ def without(*prefixes):
         ("stage, by its auditor", ("stage/",)),
         ("stage, by its auditor", ("truth/", "stage/")),
         ("stage, in lockstep", ("stage/",)),
+        ("stage, across classes", ("stage/",)),
+        ("stage, across classes", ("gradient-",)),
         ("update of the holder", ("stage/",)),
         ("update of the shadow", ("truth/",)),
     ],

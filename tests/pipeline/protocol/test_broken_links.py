@@ -4,12 +4,13 @@ import pytest
 
 from phalanx.errors import FrameError, PeerGoneError, PeerRefusedError, SignatureError
 from phalanx.pipeline import PipelineConfig
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.greetings import Leave
 from phalanx.pipeline.protocol.mailbox import LinkRelay
 from phalanx.pipeline.protocol.messages import Apply, Carry
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.security.crypto import Identity
-from phalanx.testing import Actor, tampering, tiny_run
+from phalanx.testing import Actor, OutgoingMessage, tampering, tiny_run
 from phalanx.testing.endpoint import MemoryNetwork, MemoryWire
 from phalanx.transport import CheckedFrame, Endpoint, TransportConfig, outbox
 
@@ -112,6 +113,38 @@ def test_a_lie_that_was_carried_convicts_its_author(make_company, honest_digest,
 
     assert (company.evicted, company.lost) == (["worker-1"], [])
     assert company.weights_digest() == honest_digest(run, 2)
+
+
+class Raw:
+    """A body as it goes over the wire."""
+
+    def __init__(self, kind, body):
+        self.kind, self.body = kind, body
+
+    def model_dump(self, mode):
+        return self.body
+
+
+@pytest.mark.parametrize("field", ["microbatch", "step"])
+def test_an_impossible_value_that_the_owner_was_to_carry_convicts_its_author(make_company, honest_digest, cut, field):
+    def rewrite(outgoing):
+        message = outgoing.message
+        if message.kind != "tensor" or message.step != 0 or outgoing.receiver != "worker-2":
+            return [outgoing]
+        body = message.model_dump(mode="json") | {field: -1}
+        return [OutgoingMessage(outgoing.receiver, Raw("tensor", body), outgoing.payload)]
+
+    run = patient_run()
+    company = make_company(run, {1: Actor(rewrite=rewrite)})
+    cut["worker-1", "worker-2"] = PeerGoneError("cut")
+
+    company.run(2)
+
+    assert (company.evicted, company.lost) == (["worker-1"], [])
+    assert company.weights_digest() == honest_digest(run, 2)
+    (verdict,) = company.verdicts
+    facts = explain_evidence(company.run_dir / verdict.evidence)
+    assert facts["conclusion"].startswith("holds: worker-1 signed an impossible value")
 
 
 @pytest.fixture

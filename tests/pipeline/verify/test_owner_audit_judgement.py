@@ -382,11 +382,11 @@ def test_across_classes_a_gradient_or_norm_beyond_rounding_names_the_stage(mixed
     assert named(mixed.judge_page(audits_of(mixed).audit_stage(STAGE))) == [(HOLDER, "gradient")]
 
 
-def test_across_classes_a_gradient_that_nobody_brings_names_the_stage_and_leaves_no_state(mixed):
+def test_across_classes_a_stage_whose_gradient_nobody_brings_is_to_be_replaced_and_leaves_no_state(mixed):
     audits = audits_of(mixed)
     for party in (HOLDER, SHADOW):
         mixed.bulks[(party, "gradient")] = None
-    assert named(mixed.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "gradient")]
+    assert named(mixed.judge_page(audits.audit_stage(STAGE))) == [(HOLDER, "transfer")]
 
     mixed.facts.agreed_states[STAGE] = after_the_update(mixed).model_copy(update={"moments": "cc" * 32})
     assert audits.weigh_states() == []

@@ -129,10 +129,14 @@ def test_an_update_that_a_league_bent_is_undone_from_kept_states(make_company, h
 
 
 @pytest.mark.parametrize(
-    ("classes", "purpose"), [("mixed", "gradient"), pytest.param("one", "state", marks=pytest.mark.slow)]
+    ("classes", "purpose", "what"),
+    [
+        ("mixed", "gradient", "send its signed data"),
+        pytest.param("one", "state", "answer", marks=pytest.mark.slow),
+    ],
 )
 def test_honest_copies_that_are_cut_off_while_the_owner_audits_them_are_replaced_and_not_blamed(
-    make_company, honest_digest, classes, purpose
+    make_company, honest_digest, classes, purpose, what
 ):
     def cut_off(outgoing):
         """Leave unsent what the owner asks both copies of stage 1 for, as two machines without power would."""
@@ -152,5 +156,5 @@ def test_honest_copies_that_are_cut_off_while_the_owner_audits_them_are_replaced
     assert (company.verdicts, company.evicted) == ([], [])
     assert company.lost != []
     assert [body["why"] for body in company.event_bodies("verdict_refused")] == [
-        "it did not answer, which does not prove a lie"
+        f"it did not {what}, which does not prove a lie"
     ]

@@ -155,6 +155,22 @@ def test_a_norm_that_the_gradient_does_not_have_names_the_one_that_reported_it(w
     assert world.judge_page(judge.weigh_gradients()).verdict.party == HOLDER
 
 
+@pytest.mark.parametrize(("stage_off", "shadow_off"), [(0.97e-5, -0.05e-5), (-0.97e-5, 0.05e-5)])
+def test_across_classes_a_norm_at_the_edge_of_rounding_does_not_convict_the_honest_shadow(
+    model_cache, stage_off, shadow_off
+):
+    # an insider that says the largest norm that rounding allows, beside a shadow that rounds the other way
+    world = make_world(model_cache, classes="mixed")
+    true = finite_norm_squared(world.gradients)
+    commit(world, norm_squared=true * (1 + stage_off))
+    hold(world, norm_squared=true * (1 + shadow_off))
+    referee = Referee(world.plan, world.facts.bits_decide)
+    judge = StateJudgement(world.facts, referee, GradientBounds(world.facts, referee))
+
+    assert world.judge_page(judge.weigh_gradients()) is None
+    assert world.facts.ledger.gradients_agreed == {STAGE}
+
+
 def test_a_shadow_that_has_another_gradient_and_cannot_show_that_it_was_sent_it_is_named(world, judge):
     hold(world, gradient="bb" * 32)
 

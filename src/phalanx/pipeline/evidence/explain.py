@@ -13,13 +13,21 @@ from phalanx.pipeline.evidence.checked import CheckedEvidence, Pins, open_eviden
 from phalanx.pipeline.evidence.forgery import explain_forgery
 from phalanx.pipeline.evidence.message_dispute import explain_message
 from phalanx.pipeline.evidence.recompute import (
+    redo_exactly,
     redo_gradient,
     redo_update,
+    shown_claim,
     shown_truth,
     state_of_header,
     weights_vouched_by,
 )
-from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient, weigh_update
+from phalanx.pipeline.evidence.weighing import (
+    GradientClaim,
+    same_norm,
+    weigh_distant_gradient,
+    weigh_gradient,
+    weigh_update,
+)
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Activation, Apply, Commit, GradientHeld, StateDigest, StepAudited
 from phalanx.pipeline.protocol.signed import Statement, statements_in
@@ -32,6 +40,8 @@ _Explained = dict[str, Any]
 _AboutGradient = TypeVar("_AboutGradient", GradientHeld, StepAudited)
 UNPROVED = "not proved by this file alone"
 """The conclusion where a verdict rests on what only the owner has seen."""
+
+_NOISE_BELIEVED = "that the seeds of the noise follow from the epoch's key, which opens applied steps and is not shown"
 
 _OWNER_ONLY = "the owner's word in its signed audit log; its observations are not in this file"
 
@@ -202,6 +212,8 @@ def _weigh_gradient(
 ) -> _Explained:
     """Judge the weight gradient by the run's own function, from a recomputation of the shown inputs."""
     guilty, shown = checked.record.verdict.party, shown_truth(checked)
+    if shown_claim(checked):
+        return _weigh_distant_claim(checked, committed, [claim for claim in claims if claim.party == guilty])
     again = redo_gradient(checked, committed)
     truth = (transfer_digest(shown), finite_norm_squared(shown))
     # the norm of a gradient that all of them signed needs no recomputation
@@ -219,9 +231,41 @@ def _weigh_gradient(
         facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
         if not signers:
             return {**facts, **_believed_conclusion("which weights the stage had")}
-    believed = "that the plan belongs to this run; that owner and guilty party have one numeric class"
+    believed = ["that the plan belongs to this run", "that owner and guilty party have one numeric class"]
+    if checked.record.plan.privacy is not None:
+        believed.append(_NOISE_BELIEVED)
     what = "signed a weight gradient or norm that does not follow from its signed inputs"
-    return {**facts, **_proved_conclusion(checked, what, believed)}
+    return {**facts, **_proved_conclusion(checked, what, "; ".join(believed))}
+
+
+def _weigh_distant_claim(
+    checked: CheckedEvidence, committed: Statement[Commit], claims: Sequence[GradientClaim]
+) -> _Explained:
+    """Judge a gradient of a party that need not have the owner's bits, by the distance that rounding allows."""
+    claimed, guilty = shown_claim(checked), checked.record.verdict.party
+    if not claims or transfer_digest(claimed) != claims[0].digest:
+        raise checked.refusal_error(f"the gradient that it shows is not the one that {guilty} signed")
+    if not same_norm(claims[0].norm_squared, finite_norm_squared(claimed), alike=False):
+        return _proved_conclusion(checked, "signed a norm that its signed weight gradient does not have", None)
+    again = redo_gradient(checked, committed)
+    if again is None:
+        return _believed_conclusion(f"that {guilty} was wrong: the owner recomputed it")
+    tolerance = checked.record.plan.guard.tolerance
+    weighed = weigh_distant_gradient(again, claimed, tolerance, lambda: redo_exactly(checked, committed))
+    if not weighed.is_off:
+        raise checked.refusal_error(
+            f"the gradient that {guilty} signed is {weighed.distance:.1e} away from the one recomputed here "
+            f"(allowed {weighed.allowed:.1e}): it is not guilty"
+        )
+    signers = weights_vouched_by(checked)
+    facts = {
+        "distance of the gradient": f"{weighed.distance:.3e}, allowed {weighed.allowed:.1e}",
+        "weights": f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed",
+    }
+    if not signers:
+        return {**facts, **_believed_conclusion("which weights the stage had")}
+    what = "signed a weight gradient that is further than rounding from the one that its signed inputs lead to"
+    return {**facts, **_proved_conclusion(checked, what, "that the plan belongs to this run")}
 
 
 def _compare_gradients(checked: CheckedEvidence, shown: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> str:
@@ -290,14 +334,15 @@ def _explain_vouched_gradient(checked: CheckedEvidence) -> _Explained:
     claim = _claim_of(committed)
     if _signed_gradient(committed.message) != _signed_gradient(statement.message):
         raise checked.refusal_error(f"{party} signed another gradient than the stage")
+    if shown_claim(checked):
+        return _weigh_distant_claim(checked, committed, [_claim_of(statement)])
     shown = shown_truth(checked)
     if not shown or redo_gradient(checked, committed) is None:
         return _believed_conclusion(f"that the gradient of {claim.party} is wrong: the owner recomputed it")
     if weigh_gradient((transfer_digest(shown), finite_norm_squared(shown)), claim, None) is None:
         raise checked.refusal_error(f"the gradient that {party} vouches for equals the recomputed one")
-    return _proved_conclusion(
-        checked, f"vouched for a weight gradient of {claim.party} that does not follow from its signed inputs", None
-    )
+    what = f"vouched for a weight gradient of {claim.party} that does not follow from its signed inputs"
+    return _proved_conclusion(checked, what, _NOISE_BELIEVED if checked.record.plan.privacy else None)
 
 
 def _explain_state(checked: CheckedEvidence) -> _Explained:

@@ -26,6 +26,10 @@ STAGE_PREFIX = "stage/"
 """Names of the stage's weights, or its whole state, in the tensor file start with this."""
 TRUTH_PREFIX = "truth/"
 """Names of the tensors of a weight gradient start with this: recomputed, or the one that was applied."""
+CLAIM_PREFIX = "claim/"
+"""Names of the tensors of the weight gradient that the guilty party signed, where bits do not decide."""
+NOISE_PREFIX = "noise/"
+"""Names of the seeds of the noise on each tensor of a weight gradient, in this step of this attempt alone."""
 MICROBATCH_INPUTS = ("input", "gradient")
 """Names of what a microbatch was computed from; its number follows where all of a step are shown."""
 

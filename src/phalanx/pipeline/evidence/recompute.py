@@ -9,11 +9,13 @@ from torch import Tensor
 from phalanx.errors import FrameError, ModelError, SignatureError
 from phalanx.models import made_one_by_one, shared_hub_config, stage_table
 from phalanx.pipeline.evidence.checked import CheckedEvidence
-from phalanx.pipeline.evidence.files import MICROBATCH_INPUTS, STAGE_PREFIX, TRUTH_PREFIX
+from phalanx.pipeline.evidence.files import CLAIM_PREFIX, MICROBATCH_INPUTS, NOISE_PREFIX, STAGE_PREFIX, TRUTH_PREFIX
 from phalanx.pipeline.protocol.messages import Activation, Commit, Ready, StateDigest, UpdateReport
 from phalanx.pipeline.protocol.signed import Statement
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
+from phalanx.pipeline.stage.float64 import exact_gradient
+from phalanx.pipeline.stage.stage_copy import StageCopy, seeded_mean, stage_spec
+from phalanx.security.privacy import SEED_BYTES
 
 MAX_LAYERS = 1024
 """Layers, or labels, of a model that a file of others may claim; whole models are built of them, without memory."""
@@ -81,19 +83,56 @@ def redo_gradient(checked: CheckedEvidence, committed: Statement[Commit]) -> dic
     Raises:
         EvidenceError: Weights, inputs or plan are not the signed ones, or do not fit together.
     """
-    plan, commit = checked.record.plan, committed.message
-    copy = _shown_stage(checked)
-    if copy is None or plan.privacy is not None:
+    step = _committed_step(checked, committed)
+    if step is None:
         return None
-    received = _committed_inputs(checked, committed)
+    copy, inputs = step
+    privacy, number = checked.record.plan.privacy, committed.message.step
+    seeds = None if privacy is None else _noise_seeds(checked, copy)
+    if privacy is not None and seeds is None:
+        return None
     with _threads_of_run(checked):
-        for m in range(plan.microbatches):
-            tensors = [_committed_input(checked, received, direction, m) for direction in ("forward", "backward")]
-            if tensors[0] is None or tensors[1] is None:
-                return None
-            copy.runner.forward(commit.step, m, tensors[0])
-            copy.runner.backward(commit.step, m, tensors[1])
-        return copy.weight_gradient(commit.step, None)
+        for microbatch, (x, gradient) in enumerate(inputs):
+            copy.runner.forward(number, microbatch, x)
+            copy.runner.backward(number, microbatch, gradient)
+        if privacy is None or seeds is None:
+            return copy.weight_gradient(number, None)
+        return seeded_mean(copy.runner.take_gradients(), privacy, seeds)
+
+
+def redo_exactly(checked: CheckedEvidence, committed: Statement[Commit]) -> dict[str, Tensor]:
+    """As `redo_gradient`, in float64 and without noise; empty when weights or inputs are not in the evidence."""
+    step = _committed_step(checked, committed)
+    if step is None:
+        return {}
+    with _threads_of_run(checked):
+        return exact_gradient(step[0].runner, committed.message.step, step[1])
+
+
+def _committed_step(
+    checked: CheckedEvidence, committed: Statement[Commit]
+) -> tuple[StageCopy, list[tuple[Tensor, Tensor]]] | None:
+    """The stage and what it committed to have computed from; None when either is not in the evidence."""
+    copy = _shown_stage(checked)
+    if copy is None:
+        return None
+    received, inputs = _committed_inputs(checked, committed), list[tuple[Tensor, Tensor]]()
+    for m in range(checked.record.plan.microbatches):
+        x, gradient = (_committed_input(checked, received, direction, m) for direction in ("forward", "backward"))
+        if x is None or gradient is None:
+            return None
+        inputs.append((x, gradient))
+    return copy, inputs
+
+
+def _noise_seeds(checked: CheckedEvidence, copy: StageCopy) -> dict[str, bytes] | None:
+    """The seeds of the noise in this step, by tensor; None when one of them is not in the evidence."""
+    shown = _tensors_under(checked, NOISE_PREFIX)
+    if shown.keys() != copy.module.trainable_parameters().keys():
+        return None
+    if any(tensor.dtype != torch.uint8 or tensor.shape != (SEED_BYTES,) for tensor in shown.values()):
+        raise checked.refusal_error("a seed of its noise has another type or size")
+    return {name: bytes(tensor.tolist()) for name, tensor in shown.items()}
 
 
 def redo_update(checked: CheckedEvidence, before: StateDigest, gradient: str, clip: float) -> StateDigest | None:
@@ -124,6 +163,11 @@ def redo_update(checked: CheckedEvidence, before: StateDigest, gradient: str, cl
     with _threads_of_run(checked):
         copy.apply_update(before.step, applied, clip)
     return copy.compute_digest()
+
+
+def shown_claim(checked: CheckedEvidence) -> dict[str, Tensor]:
+    """Return the weight gradient that the guilty party signed, by name; empty where its digest is enough."""
+    return _tensors_under(checked, CLAIM_PREFIX)
 
 
 def shown_truth(checked: CheckedEvidence) -> dict[str, Tensor]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from phalanx.engine import Offence
 from phalanx.pipeline.protocol.messages import StateDigest
-from phalanx.pipeline.tolerance.distance import distance_to_truth, token_distance
+from phalanx.pipeline.stage.rounding import MARGIN
+from phalanx.pipeline.tolerance.distance import distance_to_truth, gradient_distance, token_distance
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
 
@@ -125,6 +126,57 @@ def weigh_gradient(
         if claim is not None and (claim.digest, claim.norm_squared) != truth:
             return claim.party
     return None
+
+
+_NORM_TOLERANCE = 1e-5
+"""Relative, of squared norms that were added up in another order; the clip coefficient moves by half of it at most."""
+
+
+def same_norm(one: float | None, other: float | None, *, alike: bool) -> bool:
+    """Whether two parties may both have got these squared norms from the same numbers."""
+    if alike or one is None or other is None:
+        return one == other
+    return abs(one - other) <= _NORM_TOLERANCE * max(abs(one), abs(other))
+
+
+@dataclass(frozen=True)
+class GradientDistance:
+    """How far a signed weight gradient is from the recomputed one, where bits do not decide.
+
+    Attributes:
+        allowed: The largest distance that is no lie.
+    """
+
+    distance: float
+    allowed: float
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the distance, which may be no number, is more than any honest party's."""
+        return not self.distance <= self.allowed
+
+
+def weigh_distant_gradient(
+    truth: Mapping[str, Tensor],
+    claimed: Mapping[str, Tensor],
+    tolerance: float,
+    redo_exactly: Callable[[], Mapping[str, Tensor]],
+) -> GradientDistance:
+    """Judge a weight gradient across numeric classes, or of a party of several ranks.
+
+    Args:
+        redo_exactly: Recomputes in float64; called where the distance is beyond tau.
+
+    Returns:
+        The distance, and what is allowed: tau, or eight times the rounding error of `truth` where that is more. Where
+        honest numbers overflow, rounding decides which: any gradient is allowed then.
+    """
+    distance = gradient_distance(claimed, truth)
+    if distance <= tolerance:
+        return GradientDistance(distance, tolerance)
+    if not all(bool(tensor.isfinite().all()) for tensor in truth.values()):
+        return GradientDistance(0.0, tolerance)
+    return GradientDistance(distance, max(tolerance, MARGIN * gradient_distance(truth, redo_exactly())))
 
 
 def weigh_update(truth: StateDigest, signed: Mapping[str, StateDigest]) -> tuple[str, ...]:

@@ -43,8 +43,12 @@ class LinkRelay:
         for header, payload in self._endpoint.take_undelivered(receiver):
             self._send_to_owner(receiver, header, (payload,))
 
-    def forward_frame(self, frame: CheckedFrame, carry: Carry) -> None:
+    def forward_frame(self, frame: CheckedFrame, carry: Carry) -> SignedHeader | None:
         """As the owner: pass a frame on to its receiver.
+
+        Returns:
+            The frame's header where it has a value that nothing can have: such a frame convicts its bringer, which has
+            signed it, and is not passed on.
 
         Raises:
             FrameError: It is not its bringer's own, of another session, altered or malformed.
@@ -53,12 +57,17 @@ class LinkRelay:
         receiver = header.fields.receiver
         if header.fields.payload_digest != digest_hex(frame.payload):
             raise FrameError(f"{frame.sender!r} asks to relay an altered frame")
-        # the receiver complains of what cannot be read
-        with contextlib.suppress(FrameError):
+        try:
             self.carried_frames.note_frame(parse_message(header.fields.kind, header.fields.body), header)
+        except OutOfBoundsError:
+            return header
+        except FrameError:
+            # the receiver complains of what cannot be read
+            pass
         # a receiver that is gone by now, or has lost its link to the owner too, is being replaced
         with contextlib.suppress(TransportError):
             self._endpoint.send_frame(receiver, carry.kind, carry.model_dump(mode="json"), (frame.payload,))
+        return None
 
     def unwrap_frame(self, frame: CheckedFrame, carry: Carry) -> tuple[CheckedFrame, Message]:
         """As the receiver: take a frame out of the owner's hands as if it had come over its own link.
@@ -217,16 +226,22 @@ class Mailbox:
         try:
             message = parse_message(frame.kind, frame.body)
             if isinstance(message, Carry) and self._name == OWNER:
-                self._link_relay.forward_frame(frame, message)
+                nonsense = self._link_relay.forward_frame(frame, message)
+                if nonsense is not None:
+                    self._refuse_frame(item, OutOfBoundsError("it asks to relay an impossible value"), nonsense)
                 return
             if isinstance(message, Carry):
                 frame, message = self._link_relay.unwrap_frame(frame, message)
         except PhalanxError as exc:
             # what a peer sends must not stop its reader
             # a value that nothing can have, under its sender's own signature, speaks for itself
-            evidence = to_signed(frame.header) if isinstance(exc, OutOfBoundsError) and item is frame else None
-            self._endpoint.count_refusal(item.sender, len(item.header.header_bytes))
-            fault = Fault(epoch=0, about=frame.sender, error=type(exc).__name__, reason=str(exc), evidence=evidence)
-            self._waiting.append(ReceivedMessage(self._name, fault, memoryview(b""), None))
+            self._refuse_frame(item, exc, frame.header if isinstance(exc, OutOfBoundsError) and item is frame else None)
             return
         self._waiting.append(ReceivedMessage(frame.sender, message, frame.payload, frame.header))
+
+    def _refuse_frame(self, item: CheckedFrame, error: PhalanxError, nonsense: SignedHeader | None) -> None:
+        """Report a frame, with the header that convicts its signer where there is one."""
+        self._endpoint.count_refusal(item.sender, len(item.header.header_bytes))
+        evidence = None if nonsense is None else to_signed(nonsense)
+        fault = Fault(epoch=0, about=item.sender, error=type(error).__name__, reason=str(error), evidence=evidence)
+        self._waiting.append(ReceivedMessage(self._name, fault, memoryview(b""), None))

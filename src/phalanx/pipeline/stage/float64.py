@@ -1,6 +1,7 @@
 """Recompute one microbatch in a wider type: a referee without rounding of its own, for the grey zone."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,6 +58,20 @@ def recompute_in(
         The output, and the gradient of the input when `gradient` is given, both in `dtype`.
     """
     return WideRunner(runner, dtype).recompute_microbatch(step, microbatch, x, gradient)
+
+
+def exact_gradient(runner: StageRunner, step: int, inputs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Redo a stage's whole step in float64 and return its weight gradient by name.
+
+    Args:
+        runner: Holds the weights that both sides have signed, and no gradient.
+        inputs: Of each microbatch, input and gradient of the output, ``[batch, seq, dim]`` each.
+    """
+    wide = WideRunner(runner)
+    for microbatch, (x, gradient) in enumerate(inputs):
+        wide.forward(step, microbatch, x)
+        wide.backward(step, microbatch, gradient)
+    return wide.take_gradients()
 
 
 class _WideCasts(TorchFunctionMode):

@@ -13,7 +13,7 @@ from phalanx.pipeline.plan import RowPrivacy, StepPlan
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.runner import StageRunner
-from phalanx.security.privacy import gaussian_noise, noise_stream
+from phalanx.security.privacy import SecureStream, gaussian_noise, noise_seed
 
 
 @torch.no_grad()
@@ -36,9 +36,15 @@ def noisy_mean(
     """
     if noise_key is None:
         raise TrainingError(f"privacy: the noise key of step {step} is missing; the owner sends one with each epoch")
+    return seeded_mean(total, privacy, {name: noise_seed(noise_key, step, name) for name in total})
+
+
+@torch.no_grad()
+def seeded_mean(total: Mapping[str, Tensor], privacy: RowPrivacy, seeds: Mapping[str, bytes]) -> dict[str, Tensor]:
+    """As `noisy_mean`, from the seeds of this step alone, which open no other step's noise."""
     noisy = {}
     for name in sorted(total):
-        stream, like = noise_stream(noise_key, step, name), total[name]
+        stream, like = SecureStream(seeds[name]), total[name]
         noise = torch.from_numpy(gaussian_noise(stream, like.numel(), privacy.noise_deviation)).view_as(like)
         noisy[name] = like.add(noise.to(like.device)).div_(privacy.mean_rows)
     return noisy

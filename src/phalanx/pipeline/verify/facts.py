@@ -35,9 +35,6 @@ MessageKey = tuple[int, Direction, int]
 AuditKey = tuple[int, int, str]
 """(stage, microbatch, auditor)."""
 
-_NORM_TOLERANCE = 1e-5
-"""Relative, of squared norms that were added up in another order; the clip coefficient moves by half of it at most."""
-
 
 @dataclass(frozen=True)
 class CommittedMessage:
@@ -55,13 +52,6 @@ class CommittedMessage:
     def from_statement(cls, said: Statement[Activation], shown_by: str) -> "CommittedMessage":
         """Return the message that a statement announces."""
         return cls(said.payload_digest, to_signed(said.header), shown_by)
-
-
-def same_norm(one: float | None, other: float | None, *, alike: bool) -> bool:
-    """Whether two parties may both have got these squared norms from the same numbers."""
-    if alike or one is None or other is None:
-        return one == other
-    return abs(one - other) <= _NORM_TOLERANCE * max(abs(one), abs(other))
 
 
 @dataclass

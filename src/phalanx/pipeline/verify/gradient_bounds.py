@@ -2,16 +2,15 @@
 
 from torch import Tensor
 
+from phalanx.pipeline.evidence.weighing import weigh_distant_gradient
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose
 from phalanx.pipeline.protocol.needs import TensorsNeed, owner_task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
-from phalanx.pipeline.stage.float64 import WideRunner
-from phalanx.pipeline.stage.rounding import MARGIN
-from phalanx.pipeline.stage.runner import StageRunner
+from phalanx.pipeline.stage.float64 import exact_gradient
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import gradient_distance
 from phalanx.pipeline.verify.facts import StepFacts, StepLedger
-from phalanx.pipeline.verify.referee import Referee, Ruling
+from phalanx.pipeline.verify.referee import RedoneStep, Referee, Ruling
 
 
 class GradientBounds:
@@ -52,60 +51,36 @@ class GradientBounds:
         copy = await self._referee.fetch_weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
         if copy is None:
             return Ruling(auditor, "transfer")
-        truth = await self.redo_gradient(copy.runner, ledger, stage)
-        if truth is None:
+        redone = await self._referee.redo_step(copy, ledger, stage, facts.assignment)
+        if redone is None:
             return Ruling(holder, "transfer")
-        if facts.bits_decide(holder):
-            holder_off = transfer_digest(truth) != ledger.commits[stage].gradient
-        else:
-            claimed = await self.fetch_claimed(ledger, stage)
+        for party, signed in ((holder, ledger.commits[stage]), (auditor, ledger.step_audits[(stage, auditor)])):
+            if facts.bits_decide(party):
+                if transfer_digest(redone.gradients) != signed.gradient:
+                    return Ruling(party, "gradient", redone.compared_tensors(copy))
+                continue
+            claimed = (
+                await self.fetch_claimed(ledger, stage)
+                if party == holder
+                else await self._fetch_audited(ledger, stage, auditor)
+            )
             if claimed is None:
-                return Ruling(holder, "transfer")
-            holder_off = not await self.is_allowed(copy, ledger, claimed, truth)
-        if holder_off:
-            return Ruling(holder, "gradient")
-        if facts.bits_decide(auditor):
-            auditor_off = transfer_digest(truth) != ledger.step_audits[(stage, auditor)].gradient
-        else:
-            audited = await self._fetch_audited(ledger, stage, auditor)
-            if audited is None:
-                return Ruling(auditor, "transfer")
-            auditor_off = not await self.is_allowed(copy, ledger, audited, truth)
-        return Ruling(auditor if auditor_off else None, "gradient")
+                return Ruling(party, "transfer")
+            if not self.is_allowed(copy, ledger.step, claimed, redone):
+                return Ruling(party, "gradient", redone.compared_tensors(copy, claimed))
+        return Ruling(None, "gradient")
 
-    @owner_task
-    async def is_allowed(
-        self,
-        copy: StageCopy,
-        ledger: StepLedger,
-        claimed: dict[str, Tensor] | None,
-        truth: dict[str, Tensor],
-    ) -> bool:
-        """Whether an honest party of another class may have got `claimed` where the owner got `truth`.
+    def is_allowed(self, copy: StageCopy, step: int, claimed: dict[str, Tensor], redone: RedoneStep) -> bool:
+        """Whether an honest party of another class may have got `claimed` where the owner got the redone gradient.
 
         Args:
             copy: The stage with which the owner has computed.
-            claimed: Claimed gradient; None when no party has brought it.
         """
-        if not all(bool(tensor.isfinite().all()) for tensor in truth.values()):
-            # where honest numbers overflow, rounding decides which; nothing is applied of such a step
-            return True
-        distance = float("inf") if claimed is None else gradient_distance(claimed, truth)
-        if distance <= self._facts.plan.guard.tolerance:
-            return True
-        exact = None if claimed is None else await self.redo_gradient(WideRunner(copy.runner), ledger, copy.spec.index)
-        return exact is not None and distance <= MARGIN * gradient_distance(truth, exact)
-
-    @owner_task
-    async def redo_gradient(self, runner: StageRunner, ledger: StepLedger, stage: int) -> dict[str, Tensor] | None:
-        """Recompute the weight gradient of a stage from committed inputs; None when no party brings one of them."""
-        for microbatch in range(self._facts.plan.microbatches):
-            tensors = await self._referee.fetch_inputs(ledger, stage, microbatch, self._facts.assignment)
-            if tensors is None:
-                return None
-            runner.forward(ledger.step, microbatch, tensors[0])
-            runner.backward(ledger.step, microbatch, tensors[1])
-        return runner.take_gradients()
+        tolerance = self._facts.plan.guard.tolerance
+        weighed = weigh_distant_gradient(
+            redone.gradients, claimed, tolerance, lambda: exact_gradient(copy.runner, step, redone.input_pairs)
+        )
+        return not weighed.is_off
 
     async def _fetch_audited(self, ledger: StepLedger, stage: int, auditor: str) -> dict[str, Tensor] | None:
         statement = ledger.step_audits.get((stage, auditor))

@@ -85,11 +85,15 @@ class FaultReports:
         return facts.make_judgement("shape", fault.about, stage, fault.reason, accuser=sender, headers=headers)
 
     def _find_nonsense(self, sender: str, fault: Fault) -> SignedHeader | None:
-        """A header of this session that went from one party to the other with a value that nothing can have."""
+        """A header of this session that went from one party to the other with a value that nothing can have.
+
+        What the owner was to carry went to whomever.
+        """
         if fault.evidence is None or fault.about == OWNER:
             return None
         try:
-            header = self._facts.statements.open_frame_header(fault.evidence, (fault.about, sender))
+            link = (fault.about, None if sender == OWNER else sender)
+            header = self._facts.statements.open_frame_header(fault.evidence, link)
         except (FrameError, SignatureError):
             return None
         return None if out_of_bounds(header) is None else header

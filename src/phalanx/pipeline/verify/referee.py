@@ -3,17 +3,25 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from phalanx.engine import Offence, Verdict
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.files import MICROBATCH_INPUTS, TRUTH_PREFIX, ComparedTensors
+from phalanx.pipeline.evidence.files import (
+    CLAIM_PREFIX,
+    MICROBATCH_INPUTS,
+    NOISE_PREFIX,
+    TRUTH_PREFIX,
+    ComparedTensors,
+)
 from phalanx.pipeline.evidence.weighing import (
     GradientClaim,
     Limit,
     MessageClaim,
     MessageFinding,
+    same_norm,
     weigh_gradient,
     weigh_message,
     weigh_update,
@@ -25,14 +33,16 @@ from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.rounding import MARGIN, PROBES, rounding_noise
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.verify.facts import CommittedMessage, MessageKey, RefereeWork, StepLedger, same_norm
+from phalanx.pipeline.verify.facts import CommittedMessage, MessageKey, RefereeWork, StepLedger
 from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
+from phalanx.security.privacy import noise_seed
 from phalanx.transport.tensors import tensor_from
 
 NoiseKeyOf = Callable[[int, int], bytes | None]
 """Tells the key of the noise of an epoch and a stage; None where there is none."""
 
+NO_TENSORS: Mapping[str, Tensor] = {}
 _OTHER_WEIGHTS = "sent weights that differ from the signed ones"
 
 
@@ -86,11 +96,13 @@ class RedoneStep:
     Attributes:
         inputs: Inputs of each microbatch, by name in evidence.
         outputs: The messages that come out, by direction and microbatch.
+        noise_seeds: Of the noise on each tensor, in this step alone; nothing where rows are not hidden.
     """
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[tuple[Direction, int], Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    noise_seeds: dict[str, bytes] = field(default_factory=dict)
 
     def add_microbatch(self, microbatch: int, inputs: Sequence[Tensor], y: Tensor, x_gradient: Tensor | None) -> None:
         """Take one microbatch."""
@@ -105,10 +117,30 @@ class RedoneStep:
         """Digest and squared norm of the weight gradient, as an honest party signs them."""
         return transfer_digest(self.gradients), finite_norm_squared(self.gradients)
 
-    def compared_tensors(self, copy: StageCopy) -> ComparedTensors:
-        """Return the tensors that prove the gradient to others: weights, inputs and results."""
+    @property
+    def input_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Input and gradient of the output of each microbatch."""
+        shown = [sorted(name for name in self.inputs if name.startswith(f"{kind}-")) for kind in MICROBATCH_INPUTS]
+        return [(self.inputs[x], self.inputs[gradient]) for x, gradient in zip(*shown, strict=True)]
+
+    def compared_tensors(self, copy: StageCopy, claimed: Mapping[str, Tensor] = NO_TENSORS) -> ComparedTensors:
+        """Return the tensors that prove the gradient to others: weights, inputs, seeds of the noise, and results.
+
+        Args:
+            claimed: The gradient that the guilty party signed, where bits do not decide.
+        """
         truth = {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in self.gradients.items()}
-        return ComparedTensors({**self.inputs, **truth}, copy.weights_digest(), copy.weight_tensors())
+        seeds = {
+            f"{NOISE_PREFIX}{name}": torch.frombuffer(bytearray(seed), dtype=torch.uint8)
+            for name, seed in self.noise_seeds.items()
+        }
+        tensors = {**self.inputs, **truth, **seeds, **claim_tensors(claimed)}
+        return ComparedTensors(tensors, copy.weights_digest(), copy.weight_tensors())
+
+
+def claim_tensors(claimed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Name the tensors of a signed gradient as evidence does."""
+    return {f"{CLAIM_PREFIX}{name}": tensor for name, tensor in claimed.items()}
 
 
 class Referee:
@@ -272,19 +304,25 @@ class Referee:
 
     @owner_task
     async def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> Ruling:
-        """Compute the norm of a gradient that both agree on; the party with the wrong norm is guilty."""
+        """Compute the norm of a gradient that both agree on; a party with a wrong norm is guilty.
+
+        Two norms that differ by more than rounding allows may both be within that of the true one.
+        """
         commit = ledger.commits[stage]
         gradients = await self._fetch_gradient(
             (shadow,), StageCopy.build_empty(self._plan, stage), ledger.step, commit.gradient
         )
         if gradients is None:
             return Ruling(shadow, "transfer")
-        alike = self._bits_decide(holder)
-        compared = ComparedTensors(
-            {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in gradients.items()} if alike else {}
-        )
-        is_right = same_norm(finite_norm_squared(gradients), commit.norm_squared, alike=alike)
-        return Ruling(shadow if is_right else holder, "gradient", compared)
+        truth, held = finite_norm_squared(gradients), ledger.held.get(stage)
+        signed = {holder: commit.norm_squared, shadow: None if held is None else held.norm_squared}
+        for party, norm in signed.items():
+            alike = self._bits_decide(party)
+            if not same_norm(truth, norm, alike=alike):
+                prefix = TRUTH_PREFIX if alike else CLAIM_PREFIX
+                compared = ComparedTensors({f"{prefix}{name}": tensor for name, tensor in gradients.items()})
+                return Ruling(party, "gradient", compared)
+        return Ruling(None, "gradient")
 
     async def _fetch_gradient(
         self, parties: Sequence[str], copy: StageCopy, step: int, digest: str
@@ -329,7 +367,10 @@ class Referee:
                 return None
             y = copy.runner.forward(ledger.step, m, tensors[0])
             redone.add_microbatch(m, tensors, y, copy.runner.backward(ledger.step, m, tensors[1]))
-        redone.gradients = copy.weight_gradient(ledger.step, self._noise_key(ledger.epoch, stage))
+        key = self._noise_key(ledger.epoch, stage)
+        redone.gradients = copy.weight_gradient(ledger.step, key)
+        if key is not None:
+            redone.noise_seeds = {name: noise_seed(key, ledger.step, name) for name in redone.gradients}
         return redone
 
     epoch = 0

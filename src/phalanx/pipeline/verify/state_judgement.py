@@ -8,7 +8,7 @@ from torch import Tensor
 from phalanx.errors import NoHolderError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import ComparedTensors
-from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient
+from phalanx.pipeline.evidence.weighing import GradientClaim, same_norm, weigh_gradient
 from phalanx.pipeline.protocol.messages import Apply, AuditReport, GradientHeld, StateDigest
 from phalanx.pipeline.protocol.needs import owner_task
 from phalanx.pipeline.protocol.signed import WHOLE_MODEL, StatementKey
@@ -26,10 +26,9 @@ from phalanx.pipeline.verify.facts import (
     StepLedger,
     UnwitnessedUpdate,
     present_headers,
-    same_norm,
 )
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
-from phalanx.pipeline.verify.referee import Dispute, RedoneStep, Referee, Ruling
+from phalanx.pipeline.verify.referee import NO_TENSORS, Dispute, RedoneStep, Referee, Ruling
 from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
@@ -85,7 +84,10 @@ class StateJudgement:
                 ledger.gradients_agreed.add(stage)
                 continue
             ruling = await self._judge_held(stage, report)
-            guilty = ruling.party or shadow
+            guilty = ruling.party
+            if guilty is None:
+                ledger.gradients_agreed.add(stage)
+                continue
             reason = (
                 f"stage {stage}: {guilty} reported a weight gradient or norm that differs from the sent or computed one"
             )
@@ -377,8 +379,10 @@ class OwnerAudits:
                 return named
         # what both copies apply: where bits may differ that is the stage's own gradient, once it is known to be close
         applied = truth if facts.bits_decide(holder) else await self._bounds.fetch_claimed(ledger, stage)
-        guilty = await self._compare_gradient(copy, redone, applied)
-        if not guilty and applied is not None:
+        if applied is None:
+            return [self._judge_missing_state(stage)]
+        guilty = self._compare_gradient(copy, redone, applied)
+        if not guilty:
             self._redone[stage] = _OwnerRedoneStep(ledger.step, copy, applied, (holder, shadow))
         return guilty
 
@@ -485,22 +489,19 @@ class OwnerAudits:
         second = judge_accomplice(facts, culprit)
         return [culprit] if second is None else [culprit, second]
 
-    async def _compare_gradient(
-        self, copy: StageCopy, redone: RedoneStep, claimed: dict[str, Tensor] | None
-    ) -> list[Judgement]:
+    def _compare_gradient(self, copy: StageCopy, redone: RedoneStep, claimed: dict[str, Tensor]) -> list[Judgement]:
         """Convict a stage of a gradient that its work does not lead to, and a shadow that claims the same."""
         facts, ledger, stage = self._facts, self._facts.ledger, copy.spec.index
-        commit, truth, compared = ledger.commits[stage], redone.gradients, ComparedTensors()
-        if claimed is truth:
+        commit, has_same_bits = ledger.commits[stage], claimed is redone.gradients
+        if has_same_bits:
             claim = GradientClaim(facts.holder_of(stage), commit.gradient, commit.norm_squared)
             is_right = weigh_gradient(redone.signed_gradient, claim, None) is None
-            compared = redone.compared_tensors(copy)
         else:
-            norm = None if claimed is None else finite_norm_squared(claimed)
-            is_right = same_norm(commit.norm_squared, norm, alike=False)
-            is_right = is_right and await self._bounds.is_allowed(copy, ledger, claimed, truth)
+            is_right = same_norm(commit.norm_squared, finite_norm_squared(claimed), alike=False)
+            is_right = is_right and self._bounds.is_allowed(copy, ledger.step, claimed, redone)
         if is_right:
             return []
+        compared = redone.compared_tensors(copy, NO_TENSORS if has_same_bits else claimed)
         holder, step = facts.holder_of(stage), ledger.step
         reason = f"stage {stage}: {holder} committed to a weight gradient or norm that does not follow from step {step}"
         headers = {"commit": ledger.commit_header(stage), **facts.agreed_headers(stage, ledger)}

@@ -29,6 +29,7 @@ from phalanx.security.privacy.config import PrivacyConfig as PrivacyConfig
 from phalanx.security.privacy.derived import (
     NoiseSecret as NoiseSecret,
     noise_commitment as noise_commitment,
+    noise_seed as noise_seed,
     noise_stream as noise_stream,
 )
 from phalanx.security.privacy.distributed import (

@@ -38,10 +38,15 @@ def noise_commitment(key: bytes) -> str:
     return hashlib.sha256(in_domain("privacy-noise-commitment/1", key)).hexdigest()
 
 
-def noise_stream(key: bytes, step: int, name: str) -> SecureStream:
-    """Return the randomness of the noise on one tensor in one step.
+def noise_seed(key: bytes, step: int, name: str) -> bytes:
+    """Return the seed of the noise on one tensor in one step; it tells nothing about any other tensor or step.
 
     Args:
         key: Key of the tensor's stage, in the epoch of the step.
     """
-    return SecureStream(hmac.digest(key, in_domain("privacy-noise/1", canonical_json([step, name])), "sha256"))
+    return hmac.digest(key, in_domain("privacy-noise/1", canonical_json([step, name])), "sha256")
+
+
+def noise_stream(key: bytes, step: int, name: str) -> SecureStream:
+    """Return the randomness that follows from `noise_seed`."""
+    return SecureStream(noise_seed(key, step, name))
