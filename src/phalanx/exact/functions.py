@@ -55,7 +55,7 @@ def _sum_powers(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     return total.add_(coefficients[-1])
 
 
-def _exp(x: Tensor) -> Tensor:
+def exp_block(x: Tensor) -> Tensor:
     """In float32, to about a unit in the last place; 0 below -87.7, infinite above 88.4. Source: Cephes, expf."""
     x = x.clamp(-88.1, 89.0)
     n = (x * _LOG2E).round_()
@@ -66,7 +66,7 @@ def _exp(x: Tensor) -> Tensor:
 
 def exp(x: Tensor) -> Tensor:
     """Return e to the power of x."""
-    return _in_blocks(x, _exp, torch.float32)
+    return _in_blocks(x, exp_block, torch.float32)
 
 
 def _wide_exp(x: Tensor) -> Tensor:
@@ -99,8 +99,7 @@ def log(x: Tensor) -> Tensor:
 
 def power(base: Tensor, exponent: Tensor) -> Tensor:
     """Return positive bases to the power of exponents, by float64 logarithms, broadcast."""
-    base, exponent = torch.broadcast_tensors(base.to(torch.float64), exponent.to(torch.float64))
-    return _wide_exp(_log(base.contiguous()) * exponent)
+    return _wide_exp(_log(base.to(torch.float64)) * exponent.to(torch.float64))
 
 
 def integer_power(x: Tensor, exponent: int) -> Tensor:
@@ -150,7 +149,7 @@ def cos(x: Tensor) -> Tensor:
 
 def sigmoid(x: Tensor) -> Tensor:
     """Return ``1 / (1 + exp(-x))``."""
-    return _in_blocks(x, lambda block: 1.0 / _exp(-block).add_(1.0), torch.float32)
+    return _in_blocks(x, lambda block: 1.0 / exp_block(-block).add_(1.0), torch.float32)
 
 
 def _tanh(x: Tensor) -> Tensor:
@@ -240,3 +239,13 @@ def exact_sum(x: Tensor, dims: tuple[int, ...], *, keepdim: bool = False) -> Ten
         return result
     kept = [size for dim, size in enumerate(x.shape) if dim not in {d % x.dim() for d in dims}]
     return result.reshape(kept)
+
+
+def rounded_cosine(angle: float) -> float:
+    """Return the cosine of an angle from 0 to pi by a series of float64 operations, to about 1e-15."""
+    is_far = angle > math.pi / 2
+    near = math.pi - angle if is_far else angle
+    total = 0.0
+    for n in range(14, -1, -1):
+        total = total * (near * near) + (-1) ** n / math.factorial(2 * n)
+    return -total if is_far else total

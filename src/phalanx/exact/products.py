@@ -24,6 +24,9 @@ _DIGITS = {21: 3, 14: 2}
 _MIN_WORK = 2**21
 """Multiplications below which digits cost more than they save."""
 
+_ROWS = 256
+"""Rows of a result that are made at once, to stay in a core's cache."""
+
 
 @dataclass
 class FixedPoint:
@@ -74,29 +77,45 @@ def multiply(left: FixedPoint, right: FixedPoint) -> Tensor:
     """
     rows, inner, columns = left.integers.shape[-2], left.integers.shape[-1], right.integers.shape[-2]
     in_digits = left.integers.dim() == 2 and rows * inner * columns >= _MIN_WORK and digits_are_exact()
-    product = _digit_product if in_digits else _wide_product
-    total = product(left, right, slice(0, RUN))
+    if not in_digits:
+        return _scale_total(_wide_sum(left, right), left.scale, right.scale)
+    result = torch.empty(rows, columns, dtype=torch.float32, device=left.integers.device)
+    for first in range(0, rows, _ROWS):
+        block = slice(first, first + _ROWS)
+        result[block] = _scale_total(_digit_sum(left, right, block), left.scale[block], right.scale)
+    return result
+
+
+def _scale_total(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    return total.mul_(left).mul_(right.mT).to(torch.float32)
+
+
+def _wide_sum(left: FixedPoint, right: FixedPoint) -> Tensor:
+    inner = left.integers.shape[-1]
+    total = left.wide[..., :RUN] @ right.wide[..., :RUN].mT
     for first in range(RUN, inner, RUN):
-        total.add_(product(left, right, slice(first, first + RUN)))
-    return total.mul_(left.scale).mul_(right.scale.mT).to(torch.float32)
+        total.add_(left.wide[..., first : first + RUN] @ right.wide[..., first : first + RUN].mT)
+    return total
 
 
-def _wide_product(left: FixedPoint, right: FixedPoint, run: slice) -> Tensor:
-    return left.wide[..., run] @ right.wide[..., run].mT
+def _digit_sum(left: FixedPoint, right: FixedPoint, block: slice) -> Tensor:
+    """As `_wide_sum`, of some rows, by products of digits."""
+    runs = (slice(first, first + RUN) for first in range(0, left.integers.shape[-1], RUN))
+    return functools.reduce(Tensor.add_, (_digit_product(left, right, block, run) for run in runs))
 
 
-def _digit_product(left: FixedPoint, right: FixedPoint, run: slice) -> Tensor:
-    """As `_wide_product`, by products of digits: their sums stay below ``2**31``, and Horner's below ``2**53``."""
+def _digit_product(left: FixedPoint, right: FixedPoint, block: slice, run: slice) -> Tensor:
+    """The integer of one run: sums of digits' products stay below ``2**31``, those of Horner's rule at most 2**53."""
     sums: dict[int, Tensor] = {}
     for i, low in enumerate(left.digits):
         for j, high in enumerate(right.digits):
-            part = torch._int_mm(low[:, run], high[:, run].mT)
+            part = torch._int_mm(low[block, run], high[:, run].mT)
             sums[i + j] = sums[i + j].add_(part) if i + j in sums else part
     places = sorted(sums, reverse=True)
-    total = sums[places[0]].to(torch.float64)
+    product = sums[places[0]].to(torch.float64)
     for place in places[1:]:
-        total.mul_(256.0).add_(sums[place].to(torch.float64))
-    return total
+        product.mul_(256.0).add_(sums[place])
+    return product
 
 
 @functools.cache

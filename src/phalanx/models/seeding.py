@@ -31,7 +31,7 @@ def draw_score(name: str, weight: Tensor, seed: int) -> None:
     fill_normal(weight, _SPREAD, seeded_generator(seed, name))
 
 
-class NormalDraws(TorchDispatchMode):
+class NormalDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which ``normal_`` of tensors on the CPU is `fill_normal`: for first values that transformers draws."""
 
     def __torch_dispatch__(
@@ -39,6 +39,6 @@ class NormalDraws(TorchDispatchMode):
     ) -> Any:
         if func is not torch.ops.aten.normal_.default or args[0].device.type != "cpu":
             return func(*args, **(kwargs or {}))
-        mean, deviation, *_ = (*args[1:], *(0.0, 1.0)[len(args) - 1 :])
+        mean, deviation = args[1] if len(args) > 1 else 0.0, args[2] if len(args) > 2 else 1.0
         fill_normal(args[0], deviation, (kwargs or {}).get("generator"), mean)
         return args[0]

@@ -67,7 +67,7 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
 
 
 def _draw_model(hub_config: Any, seed: int) -> Any:
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet_transformers(), NormalDraws():
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet_transformers(), NormalDraws():  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
         try:
             return family_of(hub_config.model_type, "model config").whole_model(hub_config)

@@ -203,7 +203,7 @@ def _weigh_gradient(
     """Judge the weight gradient by the run's own function, from a recomputation of the shown inputs."""
     guilty, shown = checked.record.verdict.party, shown_truth(checked)
     again = redo_gradient(checked, committed)
-    truth = (transfer_digest(shown), finite_norm_squared(shown))
+    truth = (transfer_digest(shown), finite_norm_squared(shown, checked.record.plan.numerics))
     # the norm of a gradient that all of them signed needs no recomputation
     if not shown or (again is None and any(claim.digest != truth[0] for claim in claims)):
         return _believed_conclusion(f"that {guilty} was wrong: the owner recomputed it")
@@ -219,7 +219,9 @@ def _weigh_gradient(
         facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
         if not signers:
             return {**facts, **_believed_conclusion("which weights the stage had")}
-    believed = "that the plan belongs to this run; that owner and guilty party have one numeric class"
+    one_law = checked.record.plan.numerics != "float"
+    believed = "that the plan belongs to this run; that owner and guilty party "
+    believed += "follow the run's law of arithmetic" if one_law else "have one numeric class"
     what = "signed a weight gradient or norm that does not follow from its signed inputs"
     return {**facts, **_proved_conclusion(checked, what, believed)}
 
@@ -293,7 +295,10 @@ def _explain_vouched_gradient(checked: CheckedEvidence) -> _Explained:
     shown = shown_truth(checked)
     if not shown or redo_gradient(checked, committed) is None:
         return _believed_conclusion(f"that the gradient of {claim.party} is wrong: the owner recomputed it")
-    if weigh_gradient((transfer_digest(shown), finite_norm_squared(shown)), claim, None) is None:
+    if (
+        weigh_gradient((transfer_digest(shown), finite_norm_squared(shown, checked.record.plan.numerics)), claim, None)
+        is None
+    ):
         raise checked.refusal_error(f"the gradient that {party} vouches for equals the recomputed one")
     return _proved_conclusion(
         checked, f"vouched for a weight gradient of {claim.party} that does not follow from its signed inputs", None

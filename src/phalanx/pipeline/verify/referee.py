@@ -18,7 +18,7 @@ from phalanx.pipeline.evidence.weighing import (
     weigh_message,
     weigh_update,
 )
-from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
+from phalanx.pipeline.plan import BOUNDARY_DTYPE, Numerics, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, owner_task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
@@ -88,6 +88,7 @@ class RedoneStep:
         outputs: The messages that come out, by direction and microbatch.
     """
 
+    numerics: Numerics
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[tuple[Direction, int], Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class RedoneStep:
     @property
     def signed_gradient(self) -> tuple[str, float | None]:
         """Digest and squared norm of the weight gradient, as an honest party signs them."""
-        return transfer_digest(self.gradients), finite_norm_squared(self.gradients)
+        return transfer_digest(self.gradients), finite_norm_squared(self.gradients, self.numerics)
 
     def compared_tensors(self, copy: StageCopy) -> ComparedTensors:
         """Return the tensors that prove the gradient to others: weights, inputs and results."""
@@ -283,7 +284,7 @@ class Referee:
         compared = ComparedTensors(
             {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in gradients.items()} if alike else {}
         )
-        is_right = same_norm(finite_norm_squared(gradients), commit.norm_squared, alike=alike)
+        is_right = same_norm(finite_norm_squared(gradients, self._plan.numerics), commit.norm_squared, alike=alike)
         return Ruling(shadow if is_right else holder, "gradient", compared)
 
     async def _fetch_gradient(
@@ -322,7 +323,7 @@ class Referee:
         self, copy: StageCopy, ledger: StepLedger, stage: int, assignment: Assignment
     ) -> RedoneStep | None:
         """Run all microbatches of a stage again; None when no party brings an input that the stage committed to."""
-        redone = RedoneStep()
+        redone = RedoneStep(self._plan.numerics)
         for m in range(self._plan.microbatches):
             tensors = await self.fetch_inputs(ledger, stage, m, assignment)
             if tensors is None:

@@ -496,7 +496,7 @@ class OwnerAudits:
             is_right = weigh_gradient(redone.signed_gradient, claim, None) is None
             compared = redone.compared_tensors(copy)
         else:
-            norm = None if claimed is None else finite_norm_squared(claimed)
+            norm = None if claimed is None else finite_norm_squared(claimed, facts.plan.numerics)
             is_right = same_norm(commit.norm_squared, norm, alike=False)
             is_right = is_right and await self._bounds.is_allowed(copy, ledger, claimed, truth)
         if is_right:
