@@ -36,7 +36,11 @@ def test_first_values_are_those_of_every_instruction_set():
     for level in LEVELS:
         result = subprocess.run(
             [sys.executable, __file__],
-            env={**os.environ, "ATEN_CPU_CAPABILITY": level, "MKL_CBWR": "COMPATIBLE" if level == "default" else "AUTO"},
+            env={
+                **os.environ,
+                "ATEN_CPU_CAPABILITY": level,
+                "MKL_CBWR": "COMPATIBLE" if level == "default" else "AUTO",
+            },
             capture_output=True,
             text=True,
             check=True,

@@ -77,6 +77,11 @@ def _wide_exp(x: Tensor) -> Tensor:
     return _sum_powers(r, tuple(1 / math.factorial(i) for i in range(13, -1, -1))).mul_(power_of_two(n))
 
 
+def expm1(x: Tensor) -> Tensor:
+    """Return e to the power of x, less one, from float64."""
+    return _in_blocks(x, lambda block: _wide_exp(block).sub_(1.0))
+
+
 def _log(x: Tensor) -> Tensor:
     """In float64, to about 1e-14; -inf of 0, NaN below."""
     bits = x.contiguous().view(torch.int64)

@@ -469,6 +469,7 @@ def normal(x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.G
 LAW.update(
     {
         aten.exp.default: functions.exp,
+        aten.expm1.default: functions.expm1,
         aten.log.default: functions.log,
         aten.sin.default: functions.sin,
         aten.cos.default: functions.cos,

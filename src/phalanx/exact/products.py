@@ -76,8 +76,9 @@ def multiply(left: FixedPoint, right: FixedPoint) -> Tensor:
         right: ``[..., columns, inner]``, of as many bits.
     """
     rows, inner, columns = left.integers.shape[-2], left.integers.shape[-1], right.integers.shape[-2]
-    in_digits = left.integers.dim() == 2 and rows * inner * columns >= _MIN_WORK and digits_are_exact()
-    if not in_digits:
+    # with strides of a single column oneDNN takes rows for columns
+    in_digits = left.integers.dim() == 2 and rows * inner * columns >= _MIN_WORK and inner % RUN != 1
+    if not (in_digits and digits_are_exact()):
         return _scale_total(_wide_sum(left, right), left.scale, right.scale)
     result = torch.empty(rows, columns, dtype=torch.float32, device=left.integers.device)
     for first in range(0, rows, _ROWS):
@@ -91,11 +92,8 @@ def _scale_total(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _wide_sum(left: FixedPoint, right: FixedPoint) -> Tensor:
-    inner = left.integers.shape[-1]
-    total = left.wide[..., :RUN] @ right.wide[..., :RUN].mT
-    for first in range(RUN, inner, RUN):
-        total.add_(left.wide[..., first : first + RUN] @ right.wide[..., first : first + RUN].mT)
-    return total
+    runs = (slice(first, first + RUN) for first in range(0, max(1, left.integers.shape[-1]), RUN))
+    return functools.reduce(Tensor.add_, (left.wide[..., run] @ right.wide[..., run].mT for run in runs))
 
 
 def _digit_sum(left: FixedPoint, right: FixedPoint, block: slice) -> Tensor:
