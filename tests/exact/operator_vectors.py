@@ -1,4 +1,4 @@
-"""Inputs and digests of every operator of the law; ``python tests/exact/operator_vectors.py`` writes the vectors anew."""
+"""Inputs and digests of every operator of the law; run as a program it writes the vectors anew."""
 
 import hashlib
 import json
@@ -64,6 +64,9 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "aten.div.Scalar": ((x, 3.0), {}),
         "aten.add.Tensor": ((x, y), {"alpha": 0.3}),
         "aten.sub.Tensor": ((x, y), {"alpha": 0.3}),
+        "aten.add.Scalar": ((x, 0.7, 0.3), {}),
+        "aten.sub.Scalar": ((x, 0.7, 0.3), {}),
+        "aten.rsub.Scalar": ((x, 1.0, 0.3), {}),
         "aten.add_.Tensor": ((x.clone(), y), {"alpha": 0.3}),
         "aten.addcmul.default": ((x, x, y), {"value": 0.3}),
         "aten.pow.Tensor_Scalar": ((x, 3), {}),
@@ -108,7 +111,7 @@ def digests() -> dict[str, str]:
 if __name__ == "__main__":
     text = json.dumps(digests(), indent=1, sort_keys=True) + "\n"
     if sys.argv[1:] == ["--print"]:
-        print(text)
+        sys.stdout.write(text)
     else:
         VECTORS.parent.mkdir(parents=True, exist_ok=True)
         VECTORS.write_text(text)

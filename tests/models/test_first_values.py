@@ -74,4 +74,4 @@ def test_the_mode_leaves_other_draws_and_the_meta_device_alone():
 
 
 if __name__ == "__main__":
-    print(first_values())
+    sys.stdout.write(first_values())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.pipeline import GuardConfig, PipelineConfig
+from phalanx.pipeline import PipelineConfig
 from phalanx.testing import tiny_run
 
 

@@ -17,8 +17,8 @@ class Decay:
     """The way in which a learning rate goes down from its peak.
 
     Attributes:
-        share: Maps progress from 0 to 1, and a cosine function, to a share of the way from the least rate to the peak; None: the rate stays at
-            its peak.
+        share: Maps progress from 0 to 1, and a cosine function, to a share of the way from the least rate to the peak;
+            None: the rate stays at its peak.
         is_late: Whether the rate stays at its peak until the last `decay_share` of the run's steps.
     """
 

@@ -8,7 +8,7 @@ from torch.optim.adamw import adamw
 
 from phalanx.config.extras import require_bitsandbytes
 from phalanx.errors import CheckpointError, ModelError, NonFiniteLossError, TrainingError
-from phalanx.exact import vector_norm
+from phalanx.exact import compute_norm
 from phalanx.optimizers.config import OptimizerConfig
 from phalanx.optimizers.few_bits import apply_in_few_bits, new_moments
 from phalanx.optimizers.single_rounding import UpdateRule
@@ -274,7 +274,7 @@ def gradient_norm_squared(gradients: Mapping[str, torch.Tensor], *, exact: bool 
     total = 0.0
     for name in sorted(gradients):
         gradient = gradients[name].detach()
-        norm = float(vector_norm(gradient) if exact else torch.linalg.vector_norm(gradient, dtype=torch.float32))
+        norm = float(compute_norm(gradient) if exact else torch.linalg.vector_norm(gradient, dtype=torch.float32))
         total += norm * norm
     return total
 

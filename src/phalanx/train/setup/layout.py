@@ -195,7 +195,7 @@ def _check_masters(run: StagedRun, source: ModelSource) -> None:
 
 
 def _check_exact(run: StagedRun, source: ModelSource) -> None:
-    """Refuse what the law of exact arithmetic does not cover; an operator without a law is refused where it is called."""
+    """Refuse what the law of exact arithmetic does not cover; other operators without a law are refused when called."""
     if run.train.numerics == "float":
         return
     adapter = run.model.adapter

@@ -3,7 +3,7 @@
 ``python -m phalanx.lab.bench.alone.exact_numerics OUT.json --part digests|losses|price [--steps N]``
 
 - `digests`: a llama of width 64 trains under every kernel that this machine can be told to use.
-- `losses`: a llama of width 128 (2 blocks) on bytes, 8 sequences of 64 a step; in float32 with first values of two seeds.
+- `losses`: a llama of width 128 (2 blocks) on bytes, 8 sequences of 64 a step; in float32 with two seeds.
 - `price`: CPU time of steps of a llama of width 768 (2 blocks, 4 microbatches of 2 sequences of 256 tokens), in turns.
 """
 
@@ -111,7 +111,7 @@ def measure_digests(steps: int) -> list[dict[str, Any]]:
     rows = []
     for name, variables in KERNELS.items():
         command = [sys.executable, "-m", __spec__.name, "unused", "--part", "one-digest", "--steps", str(steps)]
-        process = subprocess.run(
+        process = subprocess.run(  # noqa: S603 - this program itself
             command, env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=False, timeout=3600
         )
         if process.returncode:
@@ -192,6 +192,6 @@ if __name__ == "__main__":
     parser.add_argument("--part", choices=("digests", "losses", "price", "one-digest"), required=True)
     parser.add_argument("--steps", type=int, default=50)
     if "one-digest" in sys.argv:
-        print(json.dumps(train_once(parser.parse_args().steps)))
+        sys.stdout.write(json.dumps(train_once(parser.parse_args().steps)) + "\n")
     else:
         run_program("exact-numerics", parser, lambda options: measure_part(options.part, options.steps))
