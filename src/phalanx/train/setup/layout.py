@@ -222,6 +222,7 @@ def _check_exact(run: StagedRun, source: ModelSource) -> None:
         "model.adapter: norms of DoRA's and choices of spf's first values have no law; use plain lora": (
             isinstance(adapter, SpfConfig) or (isinstance(adapter, LoraConfig) and adapter.dora)
         ),
+        "[rollouts]: texts are drawn by torch's own arithmetic; remove it": getattr(run, "rollouts", None) is not None,
         "[privacy]: noise of stages has no law; remove it": getattr(run, "privacy", None) is not None,
     }
     for feature, holds in faults.items():
