@@ -216,7 +216,7 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
     },
     "train.numerics": dict.fromkeys(
         ("parallel", "deepspeed", "split", "federated"),
-        ValueLimit("only stages of [pipeline] follow the law of exact arithmetic", 'set it to "float"', only=("float",)),
+        ValueLimit("only stages of [pipeline] follow that law", 'set it to "float"', only=("float",)),
     ),
     "train.device": {
         "split": ValueLimit("enclaves do not support accelerators", only=("cpu",)),

@@ -25,6 +25,7 @@ from phalanx.exact import products
 from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.lab.bench.measure.workloads import standard_library
 from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, open_model, weights_digest
+from phalanx.models.config import Attention
 from phalanx.optimizers import OptimizerConfig, StageOptimizer, clip_coefficient, gradient_norm_squared
 from phalanx.pipeline.plan import Numerics
 from phalanx.pipeline.stage.runner import StageRunner
@@ -55,7 +56,7 @@ class PlainTraining:
 
     def __init__(self, source: ModelSource, numerics: Numerics, rows: Tensor, microbatch_size: int) -> None:
         spec = StageSpec(0, 1, 0, source.num_layers)
-        attention = "sdpa" if numerics == "float" else "eager"
+        attention: Attention = "sdpa" if numerics == "float" else "eager"
         self.module = build_stage(
             source, spec, adapter=None, activation_checkpointing=False, attention=attention, seed=0
         )
