@@ -10,7 +10,7 @@ from phalanx.exact import ExactArithmetic
 from phalanx.models import StageSpec
 from phalanx.models.build import build_empty_stage
 from phalanx.models.families import FAMILIES, hub_config_dict, parse_hub_config
-from phalanx.objectives import OBJECTIVES
+from phalanx.objectives import OBJECTIVES, objective_of
 
 QUICK = ("llama", "gpt2", "bloom", "falcon", "gemma2")
 MODELS = ARCHITECTURES | PLANNED
@@ -71,10 +71,11 @@ def test_experts_are_refused_by_the_operator_that_has_no_law():
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
 def test_an_objective_under_the_law_has_the_loss_and_gradient_of_float32(name):
-    objective, generator = OBJECTIVES[name], torch.Generator().manual_seed(3)
+    objective, generator = objective_of(name), torch.Generator().manual_seed(3)
     width = {"lm": VOCAB, "score": 1, "lm_and_score": VOCAB + 1}[objective.head]
     logits = torch.rand(ROWS, TOKENS, width, generator=generator) * 6 - 3
     labels = torch.randint(0, VOCAB, (ROWS, TOKENS), generator=generator)
+    labels[:, -1] = -100
     if name == "classification":
         labels = torch.full_like(labels, -100).index_fill_(1, torch.tensor([TOKENS - 1]), 3)
     extras = {}
