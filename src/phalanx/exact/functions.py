@@ -242,8 +242,8 @@ def exact_sum(x: Tensor, dims: tuple[int, ...], *, keepdim: bool = False) -> Ten
     result = torch.where(torch.isfinite(greatest), result, math.nan)
     if keepdim:
         return result
-    kept = [size for dim, size in enumerate(x.shape) if dim not in {d % x.dim() for d in dims}]
-    return result.reshape(kept)
+    outer_shape = [size for dim, size in enumerate(x.shape) if dim not in {d % x.dim() for d in dims}]
+    return result.reshape(outer_shape)
 
 
 def rounded_cosine(angle: float) -> float:

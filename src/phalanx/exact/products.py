@@ -124,7 +124,7 @@ def digits_are_exact() -> bool:
     low[::2] = 127
     high[:, ::3] = -128
     try:
-        found = torch._int_mm(low, high)
+        product = torch._int_mm(low, high)
     except RuntimeError:
         return False
-    return torch.equal(found.to(torch.float64), low.to(torch.float64) @ high.to(torch.float64))
+    return torch.equal(product.to(torch.float64), low.to(torch.float64) @ high.to(torch.float64))
