@@ -124,8 +124,8 @@ class TrainConfig(StrictModel):
     def _omit_unset_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out keys that came later where they say nothing, so that an older run file keeps its digest."""
         later = {("neftune_alpha", None), ("histograms", None), ("stability", None), ("numerics", "float")}
-        fields = write(self).items()
-        return {name: value for name, value in fields if not isinstance(value, str | None) or (name, value) not in later}
+        keys = write(self).items()
+        return {name: value for name, value in keys if not isinstance(value, str | None) or (name, value) not in later}
 
     @property
     def objective_kind(self) -> str:
