@@ -116,7 +116,7 @@ class World:
             stage=STAGE,
             received=(),
             sent=(),
-            norm_squared=finite_norm_squared(gradients),
+            norm_squared=finite_norm_squared(gradients, "float"),
             gradient=transfer_digest(gradients),
         )
         for party in (HOLDER, SHADOW):

@@ -26,6 +26,7 @@ from phalanx.models.families import (
 from phalanx.models.hub_files import copy_tokenizer, find_tokenizer, tokenizer_companions
 from phalanx.models.packaged import open_packaged
 from phalanx.models.quiet import quiet_transformers
+from phalanx.models.seeding import NormalDraws
 from phalanx.models.weights import WeightFiles
 from phalanx.planner.model.shape import HeadKind
 
@@ -48,6 +49,7 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
         "config": hub_config_dict(hub_config),
         "seed": seed,
         "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer and has_tokenizer else None,
+        "normal_draws": "inverse distribution function",
         "versions": [importlib.metadata.version(name) for name in ("torch", "transformers")],
     }
     companions = list(tokenizer_companions(tokenizer.parent)) if tokenizer and has_tokenizer else []
@@ -65,7 +67,7 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
 
 
 def _draw_model(hub_config: Any, seed: int) -> Any:
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet_transformers():
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet_transformers(), NormalDraws():  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
         try:
             return family_of(hub_config.model_type, "model config").whole_model(hub_config)

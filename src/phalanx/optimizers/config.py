@@ -17,21 +17,21 @@ class Decay:
     """The way in which a learning rate goes down from its peak.
 
     Attributes:
-        share: Maps progress from 0 to 1 to a share of the way from the least rate to the peak; None: the rate stays at
-            its peak.
+        share: Maps progress from 0 to 1, and a cosine function, to a share of the way from the least rate to the peak;
+            None: the rate stays at its peak.
         is_late: Whether the rate stays at its peak until the last `decay_share` of the run's steps.
     """
 
-    share: Callable[[float], float] | None
+    share: Callable[[float, Callable[[float], float]], float] | None
     is_late: bool = False
 
 
-def _decay_linear(progress: float) -> float:
+def _decay_linear(progress: float, cosine: Callable[[float], float]) -> float:
     return 1.0 - progress
 
 
-def _decay_cosine(progress: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * progress))
+def _decay_cosine(progress: float, cosine: Callable[[float], float]) -> float:
+    return 0.5 * (1.0 + cosine(math.pi * progress))
 
 
 DECAYS: dict[str, Decay] = {
@@ -114,13 +114,16 @@ class OptimizerConfig(StrictModel):
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
 
-def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
+def learning_rate(
+    config: OptimizerConfig, step: int, total_steps: int, cosine: Callable[[float], float] = math.cos
+) -> float:
     """Return the learning rate of one step: linear warm-up, then the schedule.
 
     Args:
         step: Counts from 0; the first step of a warm-up of n has ``lr / n``, the n-th ``lr``.
         total_steps: Steps of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is
             constant.
+        cosine: Of angles from 0 to pi; that of a C library may differ in its last bit from another's.
 
     Raises:
         TrainingError: `step` is negative or `total_steps` is not positive.
@@ -135,4 +138,4 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     if decay.share is None or step < start:
         return config.lr
     progress = min(1.0, (step - start) / max(1, total_steps - 1 - start))
-    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * decay.share(progress))
+    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * decay.share(progress, cosine))

@@ -8,6 +8,7 @@ from torch.optim.adamw import adamw
 
 from phalanx.config.extras import require_bitsandbytes
 from phalanx.errors import CheckpointError, ModelError, NonFiniteLossError, TrainingError
+from phalanx.exact import compute_norm
 from phalanx.optimizers.config import OptimizerConfig
 from phalanx.optimizers.few_bits import apply_in_few_bits, new_moments
 from phalanx.optimizers.single_rounding import UpdateRule
@@ -256,15 +257,16 @@ def _describe_mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | Non
 _EPS = 1e-6
 
 
-def gradient_norm_squared(gradients: Mapping[str, torch.Tensor]) -> float:
+def gradient_norm_squared(gradients: Mapping[str, torch.Tensor], *, exact: bool = False) -> float:
     """Squared Euclidean norm of one stage's gradient; the sum over all stages is that of the whole gradient.
 
     Norms per tensor in float32, squared and added in float64 in the order of the names, so two holders of the
-    same gradient get the same number. NaN or infinity when the gradient holds one.
+    same gradient get the same number; with `exact` on any two processors. NaN or infinity when the gradient holds one.
     """
     total = 0.0
     for name in sorted(gradients):
-        norm = float(torch.linalg.vector_norm(gradients[name].detach(), dtype=torch.float32))
+        gradient = gradients[name].detach()
+        norm = float(compute_norm(gradient) if exact else torch.linalg.vector_norm(gradient, dtype=torch.float32))
         total += norm * norm
     return total
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
 from phalanx.errors import FrameError
+from phalanx.exact import rounded_cosine
 from phalanx.models import MARKED_KINDS, Attention, AttentionKind, SlicedAdapter, rows_before
 from phalanx.objectives import ObjectiveChoice
 from phalanx.optimizers import OptimizerConfig, learning_rate
@@ -18,6 +19,7 @@ from phalanx.planner.model.families import FAMILIES
 from phalanx.planner.schedules import verifiable_schedules
 
 Precision = Literal["fp32", "bf16", "bf16_weights"]
+Numerics = Literal["float", "exact", "exact_fast"]
 
 DEFAULT_OBJECTIVE = "causal_lm"
 
@@ -66,6 +68,8 @@ class StepPlan(StrictModel):
     total_steps: int
     seed: int
     precision: Precision
+    numerics: Numerics = "float"
+    """The law of arithmetic; all but "float" give every party the same bits."""
     device: str
     attention: Attention
     activation_checkpointing: bool
@@ -90,7 +94,8 @@ class StepPlan(StrictModel):
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step."""
         round_steps = self.steps_a_round or 1
-        return learning_rate(self.optimizer, step // round_steps, self.total_steps // round_steps)
+        cosine = math.cos if self.numerics == "float" else rounded_cosine
+        return learning_rate(self.optimizer, step // round_steps, self.total_steps // round_steps, cosine)
 
     @property
     def effective_attention(self) -> AttentionKind:

@@ -98,6 +98,9 @@ class TrainConfig(StrictModel):
     precision: Literal["fp32", "bf16", "fp16", "bf16_weights"] = "fp32"
     """What matrix products are computed in while training; weights, moments and messages are in fp32 either way. With
     "bf16_weights" the stages of `[pipeline]` hold and compute everything in bf16, and update fp32 masters."""
+    numerics: Literal["float", "exact", "exact_fast"] = "float"
+    """The law of arithmetic: torch's own, whose bits depend on the processor; or fixed-point products and functions of
+    single roundings, with the same bits everywhere: "exact" with float32's accuracy, "exact_fast" with bfloat16's."""
     objective: ObjectiveChoice = "causal_lm"
     """What is learned: the next token; or the class of a text of `data.labelled`. Not all engines learn all of them. A
     table with ``kind`` and settings, where the objective has settings."""
@@ -120,8 +123,9 @@ class TrainConfig(StrictModel):
     @model_serializer(mode="wrap")
     def _omit_unset_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out keys that came later where they say nothing, so that an older run file keeps its digest."""
-        later = {("neftune_alpha", None), ("histograms", None), ("stability", None)}
-        return {name: value for name, value in write(self).items() if value is not None or (name, value) not in later}
+        later = {("neftune_alpha", None), ("histograms", None), ("stability", None), ("numerics", "float")}
+        keys = write(self).items()
+        return {name: value for name, value in keys if not isinstance(value, str | None) or (name, value) not in later}
 
     @property
     def objective_kind(self) -> str:

@@ -98,7 +98,7 @@ def train(made, actor_of_stage_1=None):
             for copy in reversed(copies):
                 gradient = copy.runner.backward(step, m, gradient)
         gradients = [copy.runner.take_gradients() for copy in copies]
-        norm = math.sqrt(sum(finite_norm_squared(each) for each in gradients))
+        norm = math.sqrt(sum(finite_norm_squared(each, "float") for each in gradients))
         for copy, each in zip(copies, gradients, strict=True):
             copy.apply_update(step, each, clip_coefficient(norm, plan.optimizer.clip_norm))
     return copies

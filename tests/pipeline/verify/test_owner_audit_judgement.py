@@ -357,7 +357,7 @@ def test_across_classes_a_stage_whose_message_nobody_brings_is_to_be_replaced(mi
 def claim(world, factor, norm_factor=1.0):
     """Let the stage have committed to its gradient times a factor, and to a norm that is so far off that one's."""
     gradients = {name: tensor * factor for name, tensor in world.gradients.items()}
-    norm = finite_norm_squared(gradients)
+    norm = finite_norm_squared(gradients, "float")
     commit(world, gradient=transfer_digest(gradients), norm_squared=norm and norm_factor * norm)
     for party in (HOLDER, SHADOW):
         world.bulks[(party, "gradient")] = (gradients, STEP)

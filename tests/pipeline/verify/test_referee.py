@@ -164,7 +164,7 @@ def commit(world, **changes):
 
 def claim(world, **changes):
     """What the shadow claims about the weight gradient: the truth, but for what a test changes."""
-    true = {"digest": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
+    true = {"digest": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients, "float")}
     return GradientClaim(SHADOW, **true | changes)
 
 
@@ -222,7 +222,7 @@ def judge_norm(world, referee):
 def test_of_two_norms_of_one_gradient_the_wrong_one_is_named(world, referee):
     assert judge_norm(world, referee) == (SHADOW, "gradient")
 
-    commit(world, norm_squared=2 * finite_norm_squared(world.gradients))
+    commit(world, norm_squared=2 * finite_norm_squared(world.gradients, "float"))
     assert judge_norm(world, referee) == (HOLDER, "gradient")
 
     # the shadow says that it has the very gradient, and then brings another one

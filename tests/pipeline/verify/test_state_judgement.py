@@ -129,7 +129,7 @@ def test_where_nothing_was_applied_yet_the_copy_of_the_shadow_is_not_the_one_it_
 
 def hold(world, **changes):
     ledger = world.facts.ledger
-    true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
+    true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients, "float")}
     ledger.held[STAGE] = GradientHeld(**PLACE, **{"parts": (), **true} | changes)
 
 
@@ -208,7 +208,7 @@ def test_before_the_state_is_agreed_on_no_gradient_is_weighed(world, judge):
 def audit(world, **changes):
     ledger = world.facts.ledger
     ledger.awaited_step_audits.add((STAGE, SHADOW))
-    true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients)}
+    true = {"gradient": transfer_digest(world.gradients), "norm_squared": finite_norm_squared(world.gradients, "float")}
     ledger.step_audits[(STAGE, SHADOW)] = StepAudited(**PLACE, order=1, **true | changes)
 
 

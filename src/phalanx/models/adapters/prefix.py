@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from phalanx.errors import ModelError
 from phalanx.models.config import PrefixConfig
-from phalanx.models.seeding import seeded_generator
+from phalanx.models.seeding import fill_normal, seeded_generator
 from phalanx.models.stage import PREFIX, StageModule
 
 _KEY, _VALUE = f".{PREFIX}.key", f".{PREFIX}.value"
@@ -51,8 +51,7 @@ def is_prefix(name: str) -> bool:
 
 def draw_prefix(name: str, values: Tensor, seed: int) -> None:
     """Fill keys or values from a normal distribution that depends on seed and canonical name alone."""
-    drawn = torch.empty(values.shape, dtype=torch.float32, device="cpu")
-    values.detach().copy_(drawn.normal_(0.0, _STANDARD_DEVIATION, generator=seeded_generator(seed, name)))
+    fill_normal(values, _STANDARD_DEVIATION, seeded_generator(seed, name))
 
 
 def _head_shape(hub_config: Any) -> tuple[int, int]:

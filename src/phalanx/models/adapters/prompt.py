@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from phalanx.errors import ModelError
 from phalanx.models.config import PromptEncoderConfig
-from phalanx.models.seeding import seeded_generator
+from phalanx.models.seeding import fill_normal, seeded_generator
 from phalanx.models.stage import PROMPT, StageModule
 
 PROMPT_TABLE = f"{PROMPT}.embedding.weight"
@@ -95,13 +95,13 @@ def draw_prompt(name: str, values: Tensor, seed: int) -> None:
     if values.ndim < 2:
         values.detach().zero_()
         return
-    drawn, generator = torch.empty(values.shape, dtype=torch.float32, device="cpu"), seeded_generator(seed, name)
+    generator = seeded_generator(seed, name)
     if name == PROMPT_TABLE:
-        drawn.normal_(generator=generator)
-    else:
-        bound = 1.0 / math.sqrt(values.shape[1])
-        drawn.uniform_(-bound, bound, generator=generator)
-    values.detach().copy_(drawn)
+        fill_normal(values, 1.0, generator)
+        return
+    bound = 1.0 / math.sqrt(values.shape[1])
+    drawn = torch.empty(values.shape, dtype=torch.float32, device="cpu")
+    values.detach().copy_(drawn.uniform_(-bound, bound, generator=generator))
 
 
 @torch.no_grad()

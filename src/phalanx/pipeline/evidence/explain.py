@@ -215,7 +215,7 @@ def _weigh_gradient(
     if shown_claim(checked):
         return _weigh_distant_claim(checked, committed, [claim for claim in claims if claim.party == guilty])
     again = redo_gradient(checked, committed)
-    truth = (transfer_digest(shown), finite_norm_squared(shown))
+    truth = (transfer_digest(shown), finite_norm_squared(shown, checked.record.plan.numerics))
     # the norm of a gradient that all of them signed needs no recomputation
     if not shown or (again is None and any(claim.digest != truth[0] for claim in claims)):
         return _believed_conclusion(f"that {guilty} was wrong: the owner recomputed it")
@@ -231,7 +231,9 @@ def _weigh_gradient(
         facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
         if not signers:
             return {**facts, **_believed_conclusion("which weights the stage had")}
-    believed = ["that the plan belongs to this run", "that owner and guilty party have one numeric class"]
+    one_law = checked.record.plan.numerics != "float"
+    shared = "follow the run's law of arithmetic" if one_law else "have one numeric class"
+    believed = ["that the plan belongs to this run", f"that owner and guilty party {shared}"]
     if checked.record.plan.privacy is not None:
         believed.append(_NOISE_BELIEVED)
     what = "signed a weight gradient or norm that does not follow from its signed inputs"
@@ -245,7 +247,8 @@ def _weigh_distant_claim(
     claimed, guilty = shown_claim(checked), checked.record.verdict.party
     if not claims or transfer_digest(claimed) != claims[0].digest:
         raise checked.refusal_error(f"the gradient that it shows is not the one that {guilty} signed")
-    if not same_norm(claims[0].norm_squared, finite_norm_squared(claimed), alike=False):
+    norm = finite_norm_squared(claimed, checked.record.plan.numerics)
+    if not same_norm(claims[0].norm_squared, norm, alike=False):
         return _proved_conclusion(checked, "signed a norm that its signed weight gradient does not have", None)
     again = redo_gradient(checked, committed)
     if again is None:
@@ -339,7 +342,10 @@ def _explain_vouched_gradient(checked: CheckedEvidence) -> _Explained:
     shown = shown_truth(checked)
     if not shown or redo_gradient(checked, committed) is None:
         return _believed_conclusion(f"that the gradient of {claim.party} is wrong: the owner recomputed it")
-    if weigh_gradient((transfer_digest(shown), finite_norm_squared(shown)), claim, None) is None:
+    if (
+        weigh_gradient((transfer_digest(shown), finite_norm_squared(shown, checked.record.plan.numerics)), claim, None)
+        is None
+    ):
         raise checked.refusal_error(f"the gradient that {party} vouches for equals the recomputed one")
     what = f"vouched for a weight gradient of {claim.party} that does not follow from its signed inputs"
     return _proved_conclusion(checked, what, _NOISE_BELIEVED if checked.record.plan.privacy else None)

@@ -45,8 +45,8 @@ class Admission:
 
     @property
     def is_needed(self) -> bool:
-        """Whether any party's bits are ever compared."""
-        return self._plan.guard.is_enabled
+        """Whether kernels are measured: where bits are compared and depend on the party that computes them."""
+        return self._plan.guard.is_enabled and self._plan.numerics == "float"
 
     def answer_as_owner(self, measurement: ClassMeasurement) -> None:
         """Compute the kernel fingerprint here."""
@@ -63,6 +63,11 @@ class Admission:
         same = (name for name in measured if measurement.answers[name] == measurement.answers[party])
         first = next(same, None)
         self.classes[party] = party if first is None else self.classes[first]
+
+    def admit_by_law(self, party: str) -> None:
+        """Count a party to the owner's class where the law of arithmetic gives all parties the same bits."""
+        if self._plan.numerics != "float":
+            self.classes[party] = OWNER
 
     def foreign_class_parties(self, present: Collection[str]) -> list[str]:
         """Return one present party of each class but the owner's."""

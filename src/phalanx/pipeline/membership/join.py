@@ -83,6 +83,8 @@ def admit_workers(
     addresses = {name: hello.address for name, hello in joining.hellos.items()}
     rooms: dict[str, Rooms] = {name: hello.memory for name, hello in joining.hellos.items()}
     names = [name for name in expected.known_certificates if name in addresses]
+    for name in names:
+        admission.admit_by_law(name)
     # last of all: what the others on this machine took for themselves is no longer free
     rooms[OWNER] = measure_own_memory(endpoint.session_name, plan.device)
     authority = authority_pem.decode("ascii")

@@ -150,5 +150,6 @@ class LateJoins:
             newcomer = self._newcomers.pop(name)
             if self._members.admission.is_needed:
                 self._members.admission.assign_class(name, newcomer.measurement)
+            self._members.admission.admit_by_law(name)
             self._members.admit_member(name, newcomer.hello)
         return names

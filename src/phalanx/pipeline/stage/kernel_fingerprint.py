@@ -64,7 +64,7 @@ def fingerprint_kernels(plan: StepPlan, nonce: str, kernels: WrapCopy = leave_un
         forward=tensors_digest({"y": y, "plain": plain}),
         backward=tensors_digest(_drop_missing({"x": x_gradient, "audited": audited})),
         gradient=tensors_digest(
-            {**weight_gradient, "norm": _gradient_norm(weight_gradient), **_draw_noise(plan, nonce)}
+            {**weight_gradient, "norm": _gradient_norm(weight_gradient, plan), **_draw_noise(plan, nonce)}
         ),
         update=tensors_digest(copy.optimizer.state_tensors()),
     )
@@ -93,8 +93,8 @@ def _draw_noise(plan: StepPlan, nonce: str) -> dict[str, Tensor]:
     return {"noise": torch.from_numpy(noise_stream(key, 0, "battery").next_normals(_VALUES))}
 
 
-def _gradient_norm(gradients: Mapping[str, Tensor]) -> Tensor:
-    value = finite_norm_squared(gradients)
+def _gradient_norm(gradients: Mapping[str, Tensor], plan: StepPlan) -> Tensor:
+    value = finite_norm_squared(gradients, plan.numerics)
     return torch.tensor(float("inf") if value is None else value, dtype=torch.float64)
 
 

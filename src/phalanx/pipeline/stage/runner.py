@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ModelError
+from phalanx.exact import ExactArithmetic
 from phalanx.models import StageModule, StageSpec
 from phalanx.objectives import OBJECTIVES, Objective
 from phalanx.optimizers import gradient_norm_squared
+from phalanx.pipeline.plan import Numerics
 
 # as where the whole gradient is clipped
 _EPS = 1e-6
@@ -55,6 +57,7 @@ class StageRunner:
         precision: str,
         device: str,
         row_clip: float | None = None,
+        numerics: Numerics = "float",
     ) -> None:
         # its readers have a whole stage; of slices a runner needs no more than is promised
         self.module = cast("StageModule", module)
@@ -62,6 +65,11 @@ class StageRunner:
         self.seed = seed
         self._bf16 = precision == "bf16"
         self.device = device
+        self._law: ExactArithmetic | None = None
+        if numerics != "float":
+            self._law = ExactArithmetic(numerics, self.module.parameters())
+            with self._law:
+                self.module.family.restore_buffers(self.module.trunk, self.module.hub_config)
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}
         self._head: StageRunner | None = None
         self._shared = module.shared_head
@@ -115,8 +123,10 @@ class StageRunner:
             The sum of the token losses of this microbatch, in nats.
         """
         x, logits = self._graphs[microbatch]
-        total, own_targets = objective(logits, labels.to(logits.device), extras)
-        self._graphs[microbatch] = (x, total / (num_targets if self._row_clip is None else max(1, own_targets)))
+        with self._law or nullcontext():
+            total, own_targets = objective(logits, labels.to(logits.device), extras)
+            loss = total / (num_targets if self._row_clip is None else max(1, own_targets))
+        self._graphs[microbatch] = (x, loss)
         return float(total.detach())
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
@@ -130,7 +140,8 @@ class StageRunner:
         """
         x, y = self._graphs.pop(microbatch)
         self._swap_shared()
-        torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
+        with self._law or nullcontext():
+            torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
         self._widen_gradients()
         self._swap_shared()
         if self._row_clip is not None:
@@ -150,7 +161,8 @@ class StageRunner:
                 _, y = self._run_microbatch(step, microbatch, x)
             return y.cpu(), None
         x, y = self._run_microbatch(step, microbatch, x)
-        (x_gradient,) = torch.autograd.grad(y, x, gradient.to(y.device, y.dtype))
+        with self._law or nullcontext():
+            (x_gradient,) = torch.autograd.grad(y, x, gradient.to(y.device, y.dtype))
         return y.detach().cpu(), x_gradient.cpu()
 
     def redo_microbatch(
@@ -236,7 +248,7 @@ class StageRunner:
         self._seed_dropout(dropout_seed(self.seed, step, self.spec.index, microbatch))
         if self._noise is not None:
             self._noise.begin_step(self.seed, step)
-        with self._autocast_context():
+        with self._law or self._autocast_context():
             return x, self.module(x)
 
     def _seed_dropout(self, seed: int) -> None:
@@ -257,7 +269,7 @@ def dropout_seed(seed: int, step: int, stage: int, microbatch: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
-def finite_norm_squared(gradients: Mapping[str, Tensor]) -> float | None:
+def finite_norm_squared(gradients: Mapping[str, Tensor], numerics: Numerics) -> float | None:
     """Squared norm of all gradients together; None when it is not finite, for JSON has no word for that."""
-    value = gradient_norm_squared(dict(gradients))
+    value = gradient_norm_squared(dict(gradients), exact=numerics != "float")
     return value if value < float("inf") else None

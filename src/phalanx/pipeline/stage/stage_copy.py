@@ -66,7 +66,13 @@ class StageCopy:
         add_embedding_noise(module, plan.neftune_alpha)
         self.optimizer = optimizer
         self.runner = StageRunner(
-            module, spec, seed=plan.seed, precision=plan.precision, device=plan.device, row_clip=plan.row_clip
+            module,
+            spec,
+            seed=plan.seed,
+            precision=plan.precision,
+            device=plan.device,
+            row_clip=plan.row_clip,
+            numerics=plan.numerics,
         )
         self._frozen_digest: str | None = None
 
@@ -95,7 +101,7 @@ class StageCopy:
             module.trainable_parameters(),
             plan.optimizer,
             has_moments=has_moments,
-            single_rounding=plan.guard.classes == "mixed",
+            single_rounding=plan.guard.classes == "mixed" or plan.numerics != "float",
             renewed_every=plan.steps_a_round,
         )
         return cls(plan, spec, module, optimizer)

@@ -26,7 +26,7 @@ from phalanx.pipeline.evidence.weighing import (
     weigh_message,
     weigh_update,
 )
-from phalanx.pipeline.plan import BOUNDARY_DTYPE, StepPlan
+from phalanx.pipeline.plan import BOUNDARY_DTYPE, Numerics, StepPlan
 from phalanx.pipeline.protocol.messages import AuditReport, Fetch, FetchBulk, PassedOnHeader, StateDigest
 from phalanx.pipeline.protocol.needs import MessageNeed, TensorsNeed, owner_task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
@@ -99,6 +99,7 @@ class RedoneStep:
         noise_seeds: Of the noise on each tensor, in this step alone; nothing where rows are not hidden.
     """
 
+    numerics: Numerics
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[tuple[Direction, int], Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class RedoneStep:
     @property
     def signed_gradient(self) -> tuple[str, float | None]:
         """Digest and squared norm of the weight gradient, as an honest party signs them."""
-        return transfer_digest(self.gradients), finite_norm_squared(self.gradients)
+        return transfer_digest(self.gradients), finite_norm_squared(self.gradients, self.numerics)
 
     @property
     def input_pairs(self) -> list[tuple[Tensor, Tensor]]:
@@ -314,7 +315,7 @@ class Referee:
         )
         if gradients is None:
             return Ruling(shadow, "transfer")
-        truth, held = finite_norm_squared(gradients), ledger.held.get(stage)
+        truth, held = finite_norm_squared(gradients, self._plan.numerics), ledger.held.get(stage)
         signed = {holder: commit.norm_squared, shadow: None if held is None else held.norm_squared}
         for party, norm in signed.items():
             alike = self._bits_decide(party)
@@ -360,7 +361,7 @@ class Referee:
         self, copy: StageCopy, ledger: StepLedger, stage: int, assignment: Assignment
     ) -> RedoneStep | None:
         """Run all microbatches of a stage again; None when no party brings an input that the stage committed to."""
-        redone = RedoneStep()
+        redone = RedoneStep(self._plan.numerics)
         for m in range(self._plan.microbatches):
             tensors = await self.fetch_inputs(ledger, stage, m, assignment)
             if tensors is None:

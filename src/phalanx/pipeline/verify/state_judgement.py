@@ -497,7 +497,8 @@ class OwnerAudits:
             claim = GradientClaim(facts.holder_of(stage), commit.gradient, commit.norm_squared)
             is_right = weigh_gradient(redone.signed_gradient, claim, None) is None
         else:
-            is_right = same_norm(commit.norm_squared, finite_norm_squared(claimed), alike=False)
+            norm = finite_norm_squared(claimed, facts.plan.numerics)
+            is_right = same_norm(commit.norm_squared, norm, alike=False)
             is_right = is_right and self._bounds.is_allowed(copy, ledger.step, claimed, redone)
         if is_right:
             return []

@@ -180,7 +180,7 @@ class ServedStages:
                     for (direction, m), out in sorted(holder.sent.items())
                     if out.header is not None and context.is_guarded
                 ),
-                norm_squared=finite_norm_squared(gradients),
+                norm_squared=finite_norm_squared(gradients, context.plan.numerics),
                 gradient=digest,
             )
             context.post(OWNER, commit, ())

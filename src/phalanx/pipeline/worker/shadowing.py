@@ -85,7 +85,7 @@ class ShadowedStages:
             epoch=self._roles.epoch,
             step=self._roles.step,
             stage=shadow.stage_index,
-            norm_squared=finite_norm_squared(gradients),
+            norm_squared=finite_norm_squared(gradients, self._context.plan.numerics),
             gradient=digest_of_parts([part.fields.payload_digest for part in shadow.parts]),
             parts=tuple(to_signed(part) for part in shadow.parts),
         )
@@ -227,7 +227,11 @@ class ShadowedStages:
         if self._guard.classes == "mixed":
             shadow.audited = gradients
         place = {"epoch": self._roles.epoch, "step": shadow.copy.step_count, "stage": shadow.stage_index}
-        fields = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
+        fields = {
+            **place,
+            "norm_squared": finite_norm_squared(gradients, self._context.plan.numerics),
+            "gradient": digest,
+        }
         if self._guard.shadow_upkeep.in_lockstep:
             shadow.gradients = gradients
             self._context.post(OWNER, GradientHeld.model_validate({**fields, "parts": ()}), ())

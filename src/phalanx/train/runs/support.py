@@ -211,6 +211,10 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "split": ValueLimit("both parts compute in float32", only=("fp32",)),
         "federated": ValueLimit("sites compute in float32", only=("fp32",)),
     },
+    "train.numerics": dict.fromkeys(
+        ("parallel", "deepspeed", "split", "federated"),
+        ValueLimit("only stages of [pipeline] follow that law", 'set it to "float"', only=("float",)),
+    ),
     "train.device": {
         "split": ValueLimit("enclaves do not support accelerators", only=("cpu",)),
         "federated": ValueLimit(_NOT_TRIED, 'set it to "cpu"', only=("cpu",)),

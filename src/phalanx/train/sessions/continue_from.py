@@ -15,7 +15,7 @@ from phalanx.train.setup.stage_source import StageLibrary
 
 _SAME_SECTIONS = ("model", "data", "optimizer")
 _STEPS_BEFORE = "train_steps_before"
-_SAME_IN_TRAIN = ("seed", "batch_size", "precision", "objective")
+_SAME_IN_TRAIN = ("seed", "batch_size", "precision", "numerics", "objective")
 
 
 def check_adoption(run: RunConfig, past: PastRun) -> None:

@@ -16,6 +16,7 @@ from phalanx.models import (
     partition_layers,
     without_path,
 )
+from phalanx.models.config import LoraConfig, SpfConfig
 from phalanx.models.layout import check_length
 from phalanx.objectives import objective_of
 from phalanx.pipeline import StageRange, StepPlan
@@ -118,6 +119,7 @@ def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
     check_private_model(run, source)
     _check_masters(run, source)
     _check_few_bits(run)
+    _check_exact(run, source)
     return StepPlan(
         family=run.model.family,
         run_digest=digest_config(run),
@@ -131,8 +133,9 @@ def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
         total_steps=run.train.steps,
         seed=run.train.seed,
         precision="fp32" if run.train.precision == "fp16" else run.train.precision,
+        numerics=run.train.numerics,
         device=run.train.device,
-        attention=run.model.attention,
+        attention=run.model.attention if run.train.numerics == "float" else "eager",
         activation_checkpointing=run.model.activation_checkpointing,
         adapter=without_path(run.model.sliced_adapter),
         optimizer=run.optimizer,
@@ -189,6 +192,42 @@ def _check_masters(run: StagedRun, source: ModelSource) -> None:
     for feature, holds in faults.items():
         if holds:
             raise ConfigError(f'train.precision = "bf16_weights" with {feature}; or use "bf16"')
+
+
+def _check_exact(run: StagedRun, source: ModelSource) -> None:
+    """Refuse what the law of exact arithmetic does not cover; other operators without a law are refused when called."""
+    if run.train.numerics == "float":
+        return
+    adapter = run.model.adapter
+    faults = {
+        f'train.precision = "{run.train.precision}": exact products are of float32 numbers; set "fp32"': (
+            run.train.precision != "fp32"
+        ),
+        f'train.device = "{run.train.device}": no accelerator has been held to its bits yet; set "cpu"': (
+            run.train.device != "cpu"
+        ),
+        f'optimizer.kind = "{run.optimizer.kind}": bitsandbytes rounds moments by its own kernels; set "adamw"': (
+            run.optimizer.kind != "adamw"
+        ),
+        'guard.classes = "mixed": all parties compute the same bits, which are one class; set "one"': (
+            run.guard.classes == "mixed"
+        ),
+        "pipeline.layout: ranks of a party sum floating-point numbers; remove it": (
+            run.pipeline.layout is not None or bool(run.pipeline.layouts)
+        ),
+        f"model_type {source.hub_config.model_type}: products of experts have no law; take a model without experts": (
+            FAMILIES[source.hub_config.model_type].facts.routed
+        ),
+        "model.adapter.quantize: unpacking of nf4 has no law; remove it": run.model.base_quantization is not None,
+        "model.adapter: norms of DoRA's and choices of spf's first values have no law; use plain lora": (
+            isinstance(adapter, SpfConfig) or (isinstance(adapter, LoraConfig) and adapter.dora)
+        ),
+        "[rollouts]: texts are drawn by torch's own arithmetic; remove it": getattr(run, "rollouts", None) is not None,
+        "[privacy]: noise of stages has no law; remove it": getattr(run, "privacy", None) is not None,
+    }
+    for feature, holds in faults.items():
+        if holds:
+            raise ConfigError(f'train.numerics = "{run.train.numerics}" with {feature}; or use numerics = "float"')
 
 
 def _check_few_bits(run: StagedRun) -> None:
