@@ -65,6 +65,7 @@ def witnesses(tmp_path, keys):
         process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_quorum_of_two_of_three_survives_one_dead_witness_and_not_two(tmp_path, witnesses):
     run, policy, public = tmp_path / "run", ("--policy", tmp_path / "policy"), tmp_path / "public"
     printed = call("publish", run, *policy, "--to", public)
@@ -81,6 +82,7 @@ def test_a_quorum_of_two_of_three_survives_one_dead_witness_and_not_two(tmp_path
     call("verify", tmp_path / "1.tlog-proof", *policy, code=5)
 
 
+@pytest.mark.slow
 def test_witnesses_refuse_a_second_history_and_two_readers_prove_it(tmp_path, keys, witnesses):
     policy = ("--policy", tmp_path / "policy")
     make_run(tmp_path / "lie", ["a", "x", "c", "d"], keys)

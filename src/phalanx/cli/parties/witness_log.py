@@ -151,7 +151,7 @@ def mirror(
 def _open_signer(run_dir: Path, origin: str | None) -> "tuple[Peer, CheckpointSigner]":
     from phalanx.pipeline.config import OWNER
     from phalanx.security.crypto import load_identity
-    from phalanx.security.crypto.ml_dsa import load_ml_dsa_key, make_ml_dsa_key
+    from phalanx.security.crypto.ml_dsa import ML_DSA_KEY, load_ml_dsa_key, make_ml_dsa_key
     from phalanx.security.witness import log_signer
     from phalanx.train.records.run_directory import run_name
 
@@ -164,8 +164,8 @@ def _open_signer(run_dir: Path, origin: str | None) -> "tuple[Peer, CheckpointSi
             raise CertificateError(f"{run_dir}: the owner's keys are not here; publish where the run was trained")
         home = Path(pki) / OWNER
     owner = load_identity(home)
-    if load_ml_dsa_key(home) is None:
-        make_ml_dsa_key(home)
+    if load_ml_dsa_key(home / ML_DSA_KEY) is None:
+        make_ml_dsa_key(home / ML_DSA_KEY)
     return owner.public, log_signer(owner, origin or f"phalanx/{run_name(run_dir)}", home)
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 from phalanx.closing import Closeable
 from phalanx.errors import AuditLogError, PhalanxError, SignatureError
 from phalanx.security.crypto import Identity, load_signer, make_signer, write_public
-from phalanx.security.crypto.ml_dsa import load_ml_dsa_key, make_ml_dsa_key
+from phalanx.security.crypto.ml_dsa import ML_DSA_KEY, load_ml_dsa_key, make_ml_dsa_key
 from phalanx.security.witness.notes import (
     CheckpointSigner,
     NoteKey,
@@ -57,7 +57,7 @@ def make_witness(home: Path, name: str, party: str = "witness") -> CheckpointSig
     """
     check_key_name(name)
     identity = make_signer(home, home / "signer.json", party)
-    ml_dsa_key = make_ml_dsa_key(home)
+    ml_dsa_key = make_ml_dsa_key(home / ML_DSA_KEY)
     write_public(home / "name", name.encode() + b"\n")
     return CheckpointSigner(name, identity.signing_key, ml_dsa_key)
 
@@ -68,14 +68,16 @@ def log_signer(identity: Identity, origin: str, home: Path | None = None) -> Che
     Args:
         home: Where the ML-DSA-44 key of the log's owner is; None where it has none.
     """
-    return CheckpointSigner(origin, identity.signing_key, None if home is None else load_ml_dsa_key(home), is_log=True)
+    return CheckpointSigner(
+        origin, identity.signing_key, None if home is None else load_ml_dsa_key(home / ML_DSA_KEY), is_log=True
+    )
 
 
 def load_witness(home: Path) -> CheckpointSigner:
     """Load the keys that `make_witness` made."""
     name = (home / "name").read_text(encoding="utf-8").strip() if (home / "name").exists() else ""
     return CheckpointSigner(
-        check_key_name(name), load_signer(home, home / "signer.json").signing_key, load_ml_dsa_key(home)
+        check_key_name(name), load_signer(home, home / "signer.json").signing_key, load_ml_dsa_key(home / ML_DSA_KEY)
     )
 
 
