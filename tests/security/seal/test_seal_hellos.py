@@ -12,14 +12,14 @@ from phalanx.security.seal.direction import MAX_EPOCH
 from phalanx.security.seal.header import SealRefusal
 from phalanx.security.seal.hello import MAX_HELLO_BYTES, HandshakeHello, read_hello
 
-HELLO = HandshakeHello(TERMS, b"\x01" * 16, 1, b"\x02" * 32, b"\x03" * 32)
+HELLO = HandshakeHello(TERMS, b"\x01" * 16, 1, b"\x02" * 32, b"\x03" * 1216)
 
 
 def altered(**changes) -> bytes:
     """The hello with other contents, signed by the client; None takes a key out."""
     body = json.loads(HELLO.sign_hello(CLIENT))["body"] | changes
     body = {name: value for name, value in body.items() if value is not None}
-    signature = CLIENT.sign_data(in_domain("seal-hello/1", canonical_json(body)))
+    signature = CLIENT.sign_data(in_domain("seal-hello/2", canonical_json(body)))
     return canonical_json({"body": body, "signature": signature.hex()})
 
 
