@@ -295,7 +295,6 @@ def test_without_a_fresh_epoch_there_is_no_handshake():
 def test_a_hello_holds_no_secret():
     mine = offer()
 
-    private = mine._private.private_bytes_raw()
-
-    assert private.hex().encode() not in mine.hello
-    assert hashlib.sha256(private).hexdigest().encode() not in mine.hello
+    for private in (mine._private.curve.private_bytes_raw(), mine._private.lattice.private_bytes_raw()):
+        assert private.hex().encode() not in mine.hello
+        assert hashlib.sha256(private).hexdigest().encode() not in mine.hello
