@@ -35,14 +35,19 @@ Observation = tuple[float, float, int, int]
 """Size, seconds, label, length of the text."""
 
 
+def draw_texts(texts: int) -> list[tuple[int, int]]:
+    """Draw label and length of each text, the same ones for every arm."""
+    rng = np.random.default_rng(6)
+    labels = [int(label) for label in rng.integers(2, size=texts)]
+    return [(one, int(np.clip(rng.normal(TYPICAL_LENGTHS[one], 8), 4, SEQUENCE))) for one in labels]
+
+
 def observe_split(texts: int, *, padded: bool) -> list[Observation]:
     """Seal the activations of texts, one frame each."""
     rng = np.random.default_rng(7)
     sender = shake_hands(2**20)[0].sender
     seen = []
-    for step in range(texts):
-        label = int(rng.integers(2))
-        length = int(np.clip(rng.normal(TYPICAL_LENGTHS[label], 8), 4, SEQUENCE))
+    for step, (label, length) in enumerate(draw_texts(texts)):
         rows = SEQUENCE if padded else length
         kind = TensorKind(Purpose.ACTIVATION, "cut", "float32", (rows, WIDTH))
         plain = rng.standard_normal((rows, WIDTH), np.float32).tobytes()
@@ -56,9 +61,8 @@ def observe_sums(texts: int, *, padded: bool) -> list[Observation]:
     """Mask updates of two kinds of clients, or send them deflated instead, which shows how many values have changed."""
     rng = np.random.default_rng(8)
     seen = []
-    for _ in range(texts):
-        label = int(rng.integers(2))
-        changed = int(np.clip(rng.normal(TYPICAL_LENGTHS[label], 8), 4, SEQUENCE)) * (VALUES // SEQUENCE)
+    for label, length in draw_texts(texts):
+        changed = length * (VALUES // SEQUENCE)
         update = np.zeros(VALUES, "<u4")
         update[:changed] = rng.integers(1, 2**20, changed)
         started = time.perf_counter()
@@ -99,7 +103,7 @@ def time_arithmetic(calls: int) -> list[Row]:
     """Time pad and mask arithmetic on values of two classes, which alternate at random."""
     rng = np.random.default_rng(9)
     pad = rng.integers(0, 2**31 - 1, VALUES).astype(np.int32)
-    classes = {"zeros": np.zeros(VALUES, np.int32), "large": np.full(VALUES, 2**31 - 2, np.int32)}
+    classes = {"zeros": np.full(VALUES, 0, np.int32), "large": np.full(VALUES, 2**31 - 2, np.int32)}
     words = {name: values.astype("<u4") for name, values in classes.items()}
     mask = Mask(bytes(range(32)), True)
     actions: dict[str, Callable[[str], object]] = {
