@@ -11,9 +11,8 @@ RESULT = json.loads(
 
 
 def table_of_sizes():
-    lines = [
-        "| channel | padded | sizes seen | label by size | by time | without | length error by size | by time | without |"
-    ]
+    head = "| channel | padded | sizes seen | label by size | by time | without "
+    lines = [f"{head}| length error by size | by time | without |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for row in RESULT["sizes"]:
         accuracies = [f"{row[f'label_accuracy_{signal}']:.2f}" for signal in ("size", "time", "without")]

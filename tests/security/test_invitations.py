@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from phalanx.config import canonical_json
 from phalanx.errors import CertificateError, ConfigError, FrameError, PeerGoneError, PeerRefusedError
 from phalanx.security.crypto import (
-    SealKey,
+    HybridSealKey,
     certificate_fingerprint,
     create_authority,
     issue_certificate,
@@ -176,7 +176,7 @@ class Impostor:
     """A TLS server that stands where the token points to; it answers all it is asked, and keeps what it hears."""
 
     def __init__(self, home, authority):
-        self.heard, self._authority, self.seal_key = [], authority, SealKey.generate()
+        self.heard, self._authority, self.seal_key = [], authority, HybridSealKey.generate()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._context = server_context(home)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -247,7 +247,7 @@ def test_with_the_check_of_the_authority_off_the_same_impostor_is_told_the_secre
 
 
 def test_the_secret_is_not_in_what_tls_carries_nor_open_to_who_exchanges_the_key(owner, tmp_path, monkeypatch):
-    questions, other = [], SealKey.generate()
+    questions, other = [], HybridSealKey.generate()
     ask = clients._ask_owner
 
     def listen(connection, question):

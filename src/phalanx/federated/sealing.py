@@ -11,7 +11,7 @@ from typing import Any
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError, SignatureError
 from phalanx.security.aggregate import SumRefusal
-from phalanx.security.crypto import SealKey, in_domain, seal_for
+from phalanx.security.crypto import HybridSealKey, in_domain, seal_for
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def seal_bytes(place: SealedPlace, public: bytes, data: bytes) -> bytes:
         raise AggregationError(SumRefusal.MALFORMED, f"{place.site}: a key is not one to seal for") from exc
 
 
-def unseal_bytes(place: SealedPlace, private: SealKey, sealed: bytes) -> bytes:
+def unseal_bytes(place: SealedPlace, private: HybridSealKey, sealed: bytes) -> bytes:
     """Open sealed bytes."""
     try:
         return private.open_sealed(sealed, _place_info(place))

@@ -10,7 +10,7 @@ from sealed_pair import CLIENT, CUT, SERVER, TERMS, CountingEpochs, other_terms,
 
 from phalanx.config import canonical_json
 from phalanx.errors import PhalanxError, RollbackError, SealError, SignatureError
-from phalanx.security.crypto import Identity, SealKey, in_domain
+from phalanx.security.crypto import HybridSealKey, Identity, in_domain
 from phalanx.security.seal import HandshakeOffer, answer_hello, handshake
 from phalanx.security.seal.header import SealRefusal
 
@@ -56,7 +56,7 @@ def test_each_handshake_raises_the_epoch_of_both_sides():
 
 
 def test_where_shares_sessions_and_epochs_repeat_fresh_salts_still_give_other_keys(monkeypatch):
-    fresh, private = secrets.token_bytes, SealKey.generate()
+    fresh, private = secrets.token_bytes, HybridSealKey.generate()
     encapsulated = private.lattice.public_key().encapsulate()
 
     class Same:
@@ -66,7 +66,7 @@ def test_where_shares_sessions_and_epochs_repeat_fresh_salts_still_give_other_ke
         generate = staticmethod(lambda: private.curve)
 
     monkeypatch.setattr(handshake.secrets, "token_bytes", lambda size: bytes(16) if size == 16 else fresh(size))
-    monkeypatch.setattr(handshake, "SealKey", Same)
+    monkeypatch.setattr(handshake, "HybridSealKey", Same)
     monkeypatch.setattr(handshake, "X25519PrivateKey", SameCurve)
     monkeypatch.setattr(handshake, "_encapsulate", lambda key: encapsulated)
     first, second = shake_hands(), shake_hands()

@@ -24,7 +24,7 @@ from phalanx.security.witness import (
     read_history,
 )
 from phalanx.security.witness import client as witness_client
-from phalanx.security.witness.notes import Checkpoint, encode_hash
+from phalanx.security.witness.notes import LogCheckpoint, encode_hash
 from phalanx.security.witness.published import tile_path, tile_paths
 from phalanx.security.witness.tree import TreeHead
 
@@ -50,7 +50,7 @@ def history_of(*lines):
 
 
 def signed_head(signer, history, time=1_000):
-    checkpoint = Checkpoint(signer.name, history.tree.head_at(len(history.tree)))
+    checkpoint = LogCheckpoint(signer.name, history.tree.head_at(len(history.tree)))
     return SignedCheckpoint(checkpoint, tuple(signer.sign_checkpoint(checkpoint, time)))
 
 
@@ -319,10 +319,10 @@ def test_both_signatures_of_the_log_are_demanded_where_both_are(owner):
 
 
 def test_a_cosignature_is_for_one_name_one_head_and_one_time(owner):
-    checkpoint = Checkpoint(ORIGIN, TreeHead(3, bytes(32)))
+    checkpoint = LogCheckpoint(ORIGIN, TreeHead(3, bytes(32)))
     signer = CheckpointSigner("w", owner.ed25519_key, owner.ml_dsa_key)
     lines = signer.sign_checkpoint(checkpoint, 9)
-    others = [Checkpoint(ORIGIN, TreeHead(4, bytes(32))), Checkpoint("phalanx/4", checkpoint.head)]
+    others = [LogCheckpoint(ORIGIN, TreeHead(4, bytes(32))), LogCheckpoint("phalanx/4", checkpoint.head)]
     for key, line in zip(signer.keys, lines, strict=True):
         assert key.verify_checkpoint(checkpoint, line.signature) == 9
         for other in others:

@@ -9,7 +9,14 @@ import typer
 
 from phalanx.cli.answers.answer import Answer, for_programs, print_object
 from phalanx.cli.console import print_line
-from phalanx.cli.parties.witness_log import compare, keys, mirror, prove, publish, verify
+from phalanx.cli.parties.witness_log import (
+    compare_logs,
+    mirror_log,
+    print_keys,
+    prove_line,
+    publish_log,
+    verify_line,
+)
 from phalanx.errors import ConfigError
 
 Home = Annotated[Path, typer.Argument(metavar="HOME", help="Directory of the witness: its keys and its memory.")]
@@ -21,23 +28,26 @@ witness_app = typer.Typer(
     "phalanx witness serve w1 --port 7100",
     no_args_is_help=True,
 )
-witness_app.command(epilog="Example: phalanx witness keys runs/first > first.vkey")(keys)
-witness_app.command(epilog="Example: phalanx witness publish runs/first --policy policy --to public/first")(publish)
-witness_app.command(
-    epilog="Example: phalanx witness prove runs/first --from public/first --line 12 --out line.tlog-proof"
-)(prove)
-witness_app.command(epilog="Example: phalanx witness verify line.tlog-proof --policy policy")(verify)
-witness_app.command(
-    epilog="Example: phalanx witness compare public/first https://example.org/first --policy policy --out fork.json\n\n"
-    "Example: phalanx witness compare fork.json --policy policy"
-)(compare)
-witness_app.command(epilog="Example: phalanx witness mirror w1 https://owner.example.org/first copy --policy policy")(
-    mirror
+witness_app.command("keys", epilog="Example: phalanx witness keys runs/first > first.vkey")(print_keys)
+witness_app.command("publish", epilog="Example: phalanx witness publish runs/first --policy policy --to public/first")(
+    publish_log
 )
+witness_app.command(
+    "prove", epilog="Example: phalanx witness prove runs/first --from public/first --line 12 --out line.tlog-proof"
+)(prove_line)
+witness_app.command("verify", epilog="Example: phalanx witness verify line.tlog-proof --policy policy")(verify_line)
+witness_app.command(
+    "compare",
+    epilog="Example: phalanx witness compare public/first https://example.org/first --policy policy --out fork.json\n\n"
+    "Example: phalanx witness compare fork.json --policy policy",
+)(compare_logs)
+witness_app.command(
+    "mirror", epilog="Example: phalanx witness mirror w1 https://owner.example.org/first copy --policy policy"
+)(mirror_log)
 
 
-@witness_app.command(epilog="Example: phalanx witness init w1 --name example.org/w1")
-def init(
+@witness_app.command("init", epilog="Example: phalanx witness init w1 --name example.org/w1")
+def make_home(
     home: Home,
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name in signatures, such as HOST/PATH.")],
 ) -> Answer:
@@ -50,8 +60,8 @@ def init(
     return Answer({"home": home, "name": name, "keys": keys})
 
 
-@witness_app.command(epilog="Example: phalanx witness trust w1 first.vkey")
-def trust(
+@witness_app.command("trust", epilog="Example: phalanx witness trust w1 first.vkey")
+def trust_log(
     home: Home,
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Keys of a log, a line each, as phalanx witness keys prints them.")
@@ -70,8 +80,8 @@ def trust(
     return Answer({"home": home, "origin": keys[0].name, "keys": len(keys)})
 
 
-@witness_app.command(epilog="Example: phalanx witness serve w1 --port 7100")
-def serve(
+@witness_app.command("serve", epilog="Example: phalanx witness serve w1 --port 7100")
+def serve_witness(
     home: Home,
     *,
     host: Annotated[

@@ -23,7 +23,7 @@ Origin = Annotated[str | None, typer.Option("--origin", metavar="NAME", help="Na
 Both = Annotated[bool, typer.Option("--both", help="Demand Ed25519 and ML-DSA-44 of the log, ML-DSA-44 of witnesses.")]
 
 
-def keys(run_dir: RunDir, origin: Origin = None) -> Answer:
+def print_keys(run_dir: RunDir, origin: Origin = None) -> Answer:
     """Print the public keys of a run's log, for witnesses and policy files; its ML-DSA-44 key is made where missing."""
     lines = [key.to_text() for key in _open_signer(run_dir, origin)[1].keys]
     for line in lines:
@@ -31,7 +31,7 @@ def keys(run_dir: RunDir, origin: Origin = None) -> Answer:
     return Answer({"keys": lines})
 
 
-def publish(
+def publish_log(
     run_dir: RunDir,
     *,
     policy: Policy,
@@ -57,7 +57,7 @@ def publish(
     return Answer({**figures, "quorum": quorum, "witnesses": outcomes, "accusations": accusations}, error=missed)
 
 
-def prove(
+def prove_line(
     run_dir: RunDir,
     *,
     source: Annotated[str, typer.Option("--from", metavar="DIR_OR_URL", help="Where the log is published.")],
@@ -77,7 +77,7 @@ def prove(
     return Answer({"file": out, "line": line, "entries": signed.checkpoint.head.size})
 
 
-def verify(
+def verify_line(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A proof that prove wrote.")],
     *,
     policy: Policy,
@@ -96,7 +96,7 @@ def verify(
     return Answer({**figures, "cosigned_by": status.signed_by, "text": proof.line.decode("utf-8", "replace")})
 
 
-def compare(
+def compare_logs(
     first: Annotated[
         str, typer.Argument(metavar="PLACE", help="Published log, one head, or a proof of two histories.")
     ],
@@ -125,11 +125,11 @@ def compare(
         print_line(contradiction.text)
     if not guilty:
         print_line("no contradiction between the two")
-    facts = {"guilty": [{"name": one.key.name, "kind": one.kind, "key": one.key.to_text()} for one in guilty]}
+    facts = {"guilty": [{"name": entry.key.name, "kind": entry.kind, "key": entry.key.to_text()} for entry in guilty]}
     return Answer(facts, error=AuditLogError(f"{guilty[0].text}") if guilty else None)
 
 
-def mirror(
+def mirror_log(
     home: Annotated[Path, typer.Argument(metavar="HOME", help="Keys of the mirror, as witness init makes them.")],
     source: Annotated[str, typer.Argument(metavar="URL", help="Where the log is published.")],
     copy: Annotated[Path, typer.Argument(metavar="DIR", help="The copy, for another web server.")],

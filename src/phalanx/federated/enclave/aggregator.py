@@ -20,7 +20,7 @@ from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.sealing import SealedPlace, unseal_bytes
 from phalanx.federated.vectors import Shapes, flatten_tensors
 from phalanx.security.aggregate import MIN_CONTRIBUTORS, SumRefusal
-from phalanx.security.crypto import SealKey
+from phalanx.security.crypto import HybridSealKey
 from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
 from phalanx.security.tee import Attester
 
@@ -88,7 +88,7 @@ class AggregatorState:
         if self._path.exists():
             self._load_state()
         else:
-            self.private = SealKey.generate()
+            self.private = HybridSealKey.generate()
             self._write_state()
 
     def note_members(self, model: str, number: int, members: tuple[str, ...]) -> None:
@@ -127,7 +127,7 @@ class AggregatorState:
         plain = self._sealer.open_blob(BlobPlace(self._run, "aggregator", 0), blob, unsafe_accept_behind=behind)
         try:
             body = json.loads(bytes(plain))
-            self.private = SealKey.from_bytes(bytes.fromhex(body["private"]))
+            self.private = HybridSealKey.from_bytes(bytes.fromhex(body["private"]))
             self._members = dict(body["members"])
         except (ValueError, KeyError, TypeError) as exc:
             raise CheckpointError(f"{self._path}: is not a state of this release") from exc

@@ -23,7 +23,7 @@ from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.sealing import SealedPlace, seal_bytes, unseal_bytes
 from phalanx.security.aggregate import SumRefusal, Values
-from phalanx.security.crypto import Identity, SealKey, digest_hex, in_domain
+from phalanx.security.crypto import HybridSealKey, Identity, digest_hex, in_domain
 from phalanx.security.homomorphic import (
     MODULUS,
     HomomorphicTerms,
@@ -243,7 +243,7 @@ class KeeperSumSite:
     def __init__(self, identity: Identity, terms: RunTerms, length: int, directory: Path) -> None:
         self._identity, self._terms, self._length = identity, terms, length
         self._opened = ReleasedSums(directory)
-        self._keys: tuple[SumKey, SealKey] | None = None
+        self._keys: tuple[SumKey, HybridSealKey] | None = None
         self._held: tuple[SumPlace, dict[str, bytes]] | None = None
 
     def handle_phase(self, order: m.SumOrder, payload: bytes) -> bytes:
@@ -251,7 +251,7 @@ class KeeperSumSite:
         if self._identity.name not in self._terms.config.keepers:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: this site is not a keeper")
         if self._keys is None:
-            self._keys = new_key(), SealKey.generate()
+            self._keys = new_key(), HybridSealKey.generate()
         key, private = self._keys
         place = SumPlace(order.round, order.model, order.number)
         if order.phase == "key":
@@ -262,7 +262,7 @@ class KeeperSumSite:
             return self._open_sum(key, place, payload)
         raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: not a phase of a homomorphic sum")
 
-    def _key_advert(self, key: SumKey, private: SealKey) -> bytes:
+    def _key_advert(self, key: SumKey, private: HybridSealKey) -> bytes:
         seal_key = private.public_bytes.hex()
         header = KeyHeader(run=self._terms.digest, keeper=self._identity.name, key=key.public_digest, seal=seal_key)
         return pack_items([(sign_header(header, self._identity), key.public)])
@@ -292,7 +292,7 @@ class KeeperSumSite:
             parts.append((sign_header(header, self._identity), sealed))
         return pack_items(parts)
 
-    def _check_part_list(self, keys: tuple[SumKey, SealKey], place: SumPlace, payload: bytes) -> bytes:
+    def _check_part_list(self, keys: tuple[SumKey, HybridSealKey], place: SumPlace, payload: bytes) -> bytes:
         """Keep the parts that are fit to be added; return the names of their sites."""
         (key, private), terms = keys, sum_terms(self._terms, place.round, keys[0].public_digest, self._length)
         fit: dict[str, bytes] = {}

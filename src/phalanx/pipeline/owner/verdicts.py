@@ -1,6 +1,5 @@
 """The verdicts of a run, from judgements: what cannot be read out of the evidence offline convicts no party."""
 
-import hashlib
 import shutil
 from collections import Counter
 from collections.abc import Collection
@@ -76,8 +75,6 @@ class Verdicts:
         self.confirmed_verdicts.append(verdict)
         details: dict[str, object] = {"referee": judgement.work.model_dump()}
         details |= {"undone": True} if judgement.is_undone else {}
-        # a head of the log that others have cosigned then speaks for the evidence as well
-        details |= {"evidence_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         self._files.observe("verdict", verdict.model_dump(mode="json") | details)
         return verdict
 

@@ -66,7 +66,7 @@ def bound_keys(party_uri: str, tls_key: bytes, ml_dsa_key: bytes, authority: str
     """Return what binds the keys of a party together: the authority signs it, and in a request the party.
 
     Args:
-        tls_key: SubjectPublicKeyInfo in DER.
+        tls_key: SubjectPublicKeyInfo of the ECDSA key, in DER.
         authority: Fingerprint of the authority that is asked, in a request.
     """
     lines = (party_uri, tls_key.hex(), ml_dsa_key.hex(), authority)

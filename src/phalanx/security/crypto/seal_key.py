@@ -31,7 +31,7 @@ _SUITE = Suite(KEM.MLKEM768_X25519, KDF.HKDF_SHA256, AEAD.AES_256_GCM)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class SealKey:
+class HybridSealKey:
     """The private key of one holder, of two halves."""
 
     lattice: MLKEM768PrivateKey

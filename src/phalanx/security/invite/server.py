@@ -21,7 +21,7 @@ from phalanx.errors import (
     SignatureError,
     TransportError,
 )
-from phalanx.security.crypto import SealKey, load_authority, load_identity, read_public, steady_now
+from phalanx.security.crypto import HybridSealKey, load_authority, load_identity, read_public, steady_now
 from phalanx.security.invite.line import EXCHANGE_S, read_text_field, receive_object, send_object, server_context
 from phalanx.security.invite.lobby import ConnectionServer, ServedConnection
 from phalanx.security.invite.reachability import probe_reachability
@@ -81,7 +81,7 @@ class EnrolmentServer(Closeable):
         load_identity(directory / "owner")
         self._authority = load_authority(directory / "authority.pem").decode("ascii")
         self._context = server_context(directory / "owner")
-        self._seal_key = SealKey.generate()
+        self._seal_key = HybridSealKey.generate()
         self._invitations, self._terms, self._say, self._clock = invitations, terms, say, clock
         self._failed_probes: dict[str, deque[float]] = {}
         self._told_refusals: set[str] = set()

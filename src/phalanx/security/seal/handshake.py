@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from phalanx.errors import SealError
-from phalanx.security.crypto import Identity, Peer, SealKey, in_domain
+from phalanx.security.crypto import HybridSealKey, Identity, Peer, in_domain
 from phalanx.security.seal.context import SESSION_BYTES, Context, Direction, Terms
 from phalanx.security.seal.direction import BoundToProcess, DirectionState
 from phalanx.security.seal.epochs import EpochSource
@@ -50,7 +50,7 @@ class HandshakeOffer(BoundToProcess):
         super().__init__()
         _check_name(identity.name, terms.client)
         self._lock = threading.Lock()
-        self._private: SealKey | None = SealKey.generate()
+        self._private: HybridSealKey | None = HybridSealKey.generate()
         self._sent_hello = HandshakeHello(
             terms,
             secrets.token_bytes(SESSION_BYTES),

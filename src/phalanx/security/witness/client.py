@@ -11,8 +11,8 @@ from pathlib import Path
 from phalanx.errors import AuditLogError, DiskError, SignatureError
 from phalanx.security.witness.notes import (
     MAX_NOTE_BYTES,
-    Checkpoint,
     CheckpointSigner,
+    LogCheckpoint,
     NoteKey,
     NoteSignature,
     SignedCheckpoint,
@@ -77,7 +77,7 @@ def publish_head(
         AuditLogError: What was published in `directory` is no prefix of this history; nothing is signed then.
         DiskError: The disk refuses.
     """
-    checkpoint = Checkpoint(signer.name, history.tree.head_at(len(history.tree)))
+    checkpoint = LogCheckpoint(signer.name, history.tree.head_at(len(history.tree)))
     for memory in (_SIGNED, CHECKPOINT):
         _check_continues(directory / memory, checkpoint, history)
     signed = SignedCheckpoint(checkpoint, tuple(signer.sign_checkpoint(checkpoint, max(1, int(unix_time())))))
@@ -100,7 +100,7 @@ def _write_note(path: Path, signed: SignedCheckpoint) -> None:
         raise DiskError(f"{path}: cannot be written ({exc.strerror})") from exc
 
 
-def _check_continues(path: Path, checkpoint: Checkpoint, history: HistoryCopy) -> None:
+def _check_continues(path: Path, checkpoint: LogCheckpoint, history: HistoryCopy) -> None:
     if not path.exists():
         return
     last = read_checkpoint(str(path)).checkpoint

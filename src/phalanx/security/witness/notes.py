@@ -49,7 +49,7 @@ class NoteKey:
 
     Attributes:
         name: Name in the signature line; that of a log is its origin.
-        public_key: Raw bytes.
+        public_key: Raw bytes, 32 of Ed25519 or 1312 of ML-DSA-44.
     """
 
     name: str
@@ -90,7 +90,7 @@ class NoteKey:
         """Return the key as a line for a policy file."""
         return f"{self.name}+{self.key_id.hex()}+{_base64(bytes([self.kind]) + self.public_key)}"
 
-    def verify_checkpoint(self, checkpoint: "Checkpoint", signature: bytes) -> int:
+    def verify_checkpoint(self, checkpoint: "LogCheckpoint", signature: bytes) -> int:
         """Check one signature and return its time, seconds since 1970; 0 for a kind that has none.
 
         Raises:
@@ -113,7 +113,7 @@ class NoteKey:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class LogCheckpoint:
     """The unsigned text of a head: the name of a log, its size, its root.
 
     Attributes:
@@ -180,7 +180,7 @@ class NoteSignature:
 class SignedCheckpoint:
     """A checkpoint with its signature lines; nothing is believed before `check_signatures`."""
 
-    checkpoint: Checkpoint
+    checkpoint: LogCheckpoint
     signatures: tuple[NoteSignature, ...]
 
     @classmethod
@@ -202,7 +202,7 @@ class SignedCheckpoint:
         lines = rest[:-1].split("\n")
         if len(lines) > MAX_SIGNATURES:
             raise AuditLogError(f"note: {len(lines)} signatures, at most {MAX_SIGNATURES} are read")
-        return cls(Checkpoint.from_text(text + "\n"), tuple(NoteSignature.from_line(line) for line in lines))
+        return cls(LogCheckpoint.from_text(text + "\n"), tuple(NoteSignature.from_line(line) for line in lines))
 
     def to_bytes(self) -> bytes:
         """Return the note."""
@@ -252,7 +252,7 @@ class CheckpointSigner:
             keys.append(NoteKey(self.name, SignatureKind.COSIGNATURE_ML_DSA, public_key))
         return keys
 
-    def sign_checkpoint(self, checkpoint: Checkpoint, time: int) -> list[NoteSignature]:
+    def sign_checkpoint(self, checkpoint: LogCheckpoint, time: int) -> list[NoteSignature]:
         """Sign with every key.
 
         Args:
@@ -266,11 +266,11 @@ class CheckpointSigner:
         return [NoteSignature(self.name, key.key_id, one) for key, one in zip(self.keys, raw, strict=True)]
 
 
-def _ed25519_message(checkpoint: Checkpoint, time: int) -> bytes:
+def _ed25519_message(checkpoint: LogCheckpoint, time: int) -> bytes:
     return f"cosignature/v1\ntime {time}\n{checkpoint.text}".encode()
 
 
-def _ml_dsa_message(cosigner: str, checkpoint: Checkpoint, time: int) -> bytes:
+def _ml_dsa_message(cosigner: str, checkpoint: LogCheckpoint, time: int) -> bytes:
     names = [name.encode() for name in (cosigner, checkpoint.origin)]
     if not all(1 <= len(name) <= 255 for name in names):
         raise SignatureError(f"{cosigner[:80]}: a name has more than 255 bytes")

@@ -39,7 +39,7 @@ def draw_texts(texts: int) -> list[tuple[int, int]]:
     """Draw label and length of each text, the same ones for every arm."""
     rng = np.random.default_rng(6)
     labels = [int(label) for label in rng.integers(2, size=texts)]
-    return [(one, int(np.clip(rng.normal(TYPICAL_LENGTHS[one], 8), 4, SEQUENCE))) for one in labels]
+    return [(label, int(np.clip(rng.normal(TYPICAL_LENGTHS[label], 8), 4, SEQUENCE))) for label in labels]
 
 
 def observe_split(texts: int, *, padded: bool) -> list[Observation]:
@@ -78,37 +78,44 @@ def observe_sums(texts: int, *, padded: bool) -> list[Observation]:
 def infer_facts(name: str, seen: Sequence[Observation], *, padded: bool) -> Row:
     """Attack one half of what was seen with the other half's labels."""
     half = len(seen) // 2
-    known, asked = seen[:half], seen[half:]
-    row: Row = {"channel": name, "padded": padded, "messages": len(asked), "sizes": len({one[0] for one in seen})}
+    learned, asked = seen[:half], seen[half:]
+    row: Row = {
+        "channel": name,
+        "padded": padded,
+        "messages": len(asked),
+        "sizes": len({message[0] for message in seen}),
+    }
     for signal, place in (("size", 0), ("time", 1)):
-        guesses = [_nearest_facts(known, one[place], place) for one in asked]
-        row[f"label_accuracy_{signal}"] = statistics.mean(g[0] == one[2] for g, one in zip(guesses, asked, strict=True))
-        errors = [abs(g[1] - one[3]) / one[3] for g, one in zip(guesses, asked, strict=True)]
+        guesses = [_nearest_facts(learned, message[place], place) for message in asked]
+        row[f"label_accuracy_{signal}"] = statistics.mean(
+            g[0] == message[2] for g, message in zip(guesses, asked, strict=True)
+        )
+        errors = [abs(g[1] - message[3]) / message[3] for g, message in zip(guesses, asked, strict=True)]
         row[f"length_error_{signal}"] = statistics.median(errors)
-    labels = [one[2] for one in asked]
+    labels = [message[2] for message in asked]
     row["label_accuracy_without"] = max(labels.count(0), labels.count(1)) / len(labels)
-    typical = statistics.median(one[3] for one in known)
-    row["length_error_without"] = statistics.median(abs(typical - one[3]) / one[3] for one in asked)
+    typical = statistics.median(message[3] for message in learned)
+    row["length_error_without"] = statistics.median(abs(typical - message[3]) / message[3] for message in asked)
     return row
 
 
-def _nearest_facts(known: Sequence[Observation], signal: float, place: int) -> tuple[int, float]:
+def _nearest_facts(learned: Sequence[Observation], signal: float, place: int) -> tuple[int, float]:
     """Return the commonest label and the median length among the 15 nearest; equal signals all count."""
-    distances = sorted(abs(one[place] - signal) for one in known)
-    near = [one for one in known if abs(one[place] - signal) <= distances[min(14, len(distances) - 1)]]
-    return int(sum(one[2] for one in near) * 2 > len(near)), statistics.median(one[3] for one in near)
+    distances = sorted(abs(message[place] - signal) for message in learned)
+    near = [message for message in learned if abs(message[place] - signal) <= distances[min(14, len(distances) - 1)]]
+    return int(sum(message[2] for message in near) * 2 > len(near)), statistics.median(message[3] for message in near)
 
 
 def time_arithmetic(calls: int) -> list[Row]:
     """Time pad and mask arithmetic on values of two classes, which alternate at random."""
     rng = np.random.default_rng(9)
-    pad = rng.integers(0, 2**31 - 1, VALUES).astype(np.int32)
-    classes = {"zeros": np.full(VALUES, 0, np.int32), "large": np.full(VALUES, 2**31 - 2, np.int32)}
-    words = {name: values.astype("<u4") for name, values in classes.items()}
+    pad = rng.integers(0, 2**31 - 1, VALUES).astype(np.uint32)
+    classes = {"zeros": np.full(VALUES, 0, np.uint32), "large": np.full(VALUES, 2**31 - 2, np.uint32)}
+    masked = {name: values.astype("<u4") for name, values in classes.items()}
     mask = Mask(bytes(range(32)), True)
     actions: dict[str, Callable[[str], object]] = {
         "pad added mod p": lambda name: add_mod_p(classes[name], pad),
-        "mask added mod 2^32": lambda name: add_masks(words[name].copy(), [mask]),
+        "mask added mod 2^32": lambda name: add_masks(masked[name].copy(), [mask]),
     }
     rows = []
     for action, call in actions.items():
@@ -118,9 +125,9 @@ def time_arithmetic(calls: int) -> list[Row]:
             started = time.perf_counter()
             call(name)
             times[name].append(time.perf_counter() - started)
-        cut = float(np.quantile([one for kind in times.values() for one in kind], 0.9))
-        kept = {name: [one for one in kind if one <= cut] for name, kind in times.items()}
-        rows.append({"operation": action, "values": VALUES, "calls": calls, "welch_t": welch_t(*kept.values())})
+        cut = float(np.quantile([seconds for kind in times.values() for seconds in kind], 0.9))
+        common = {name: [seconds for seconds in kind if seconds <= cut] for name, kind in times.items()}
+        rows.append({"operation": action, "values": VALUES, "calls": calls, "welch_t": welch_t(*common.values())})
         rows[-1] |= {f"median_us_{name}": statistics.median(kind) * 1e6 for name, kind in times.items()}
     return rows
 
@@ -133,7 +140,7 @@ def welch_t(first: Sequence[float], second: Sequence[float]) -> float:
 
 def put_states_back() -> list[Row]:
     """Seal states, put an older one back, and count what is refused."""
-    rows = []
+    rows: list[Row] = []
     for arm in ("state alone", "state and counter's file"):
         refused = 0
         for _ in range(STATES):
