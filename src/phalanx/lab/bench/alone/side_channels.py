@@ -107,28 +107,36 @@ def _nearest_facts(learned: Sequence[Observation], signal: float, place: int) ->
 
 
 def time_arithmetic(calls: int) -> list[Row]:
-    """Time pad and mask arithmetic on values of two classes, which alternate at random."""
+    """Time pad and mask arithmetic on values of two classes, and of one class in two arrays as a control."""
+    zeros, large = (np.full(VALUES, value, np.uint32) for value in (0, 2**31 - 2))
+    return [
+        row
+        for name, second in (("zeros and large", large), ("control: zeros and zeros", zeros.copy()))
+        for row in _time_classes(name, (zeros, second), calls)
+    ]
+
+
+def _time_classes(classes: str, arrays: tuple[np.ndarray, np.ndarray], calls: int) -> list[Row]:
     rng = np.random.default_rng(9)
     pad = rng.integers(0, 2**31 - 1, VALUES).astype(np.uint32)
-    classes = {"zeros": np.full(VALUES, 0, np.uint32), "large": np.full(VALUES, 2**31 - 2, np.uint32)}
-    masked = {name: values.astype("<u4") for name, values in classes.items()}
-    mask = Mask(bytes(range(32)), True)
-    actions: dict[str, Callable[[str], object]] = {
-        "pad added mod p": lambda name: add_mod_p(classes[name], pad),
-        "mask added mod 2^32": lambda name: add_masks(masked[name].copy(), [mask]),
+    # both classes are copied to one place first: where an array lies changes its time as well
+    place, mask = np.empty(VALUES, np.uint32), Mask(bytes(range(32)), True)
+    actions: dict[str, Callable[[], object]] = {
+        "pad added mod p": lambda: add_mod_p(place, pad),
+        "mask added mod 2^32": lambda: add_masks(place, [mask]),
     }
-    rows = []
+    rows: list[Row] = []
     for action, call in actions.items():
-        times: dict[str, list[float]] = {name: [] for name in classes}
+        times: tuple[list[float], list[float]] = ([], [])
         for number in rng.integers(2, size=calls):
-            name = ("zeros", "large")[number]
+            place[:] = arrays[number]
             started = time.perf_counter()
-            call(name)
-            times[name].append(time.perf_counter() - started)
-        cut = float(np.quantile([seconds for kind in times.values() for seconds in kind], 0.9))
-        common = {name: [seconds for seconds in kind if seconds <= cut] for name, kind in times.items()}
-        rows.append({"operation": action, "values": VALUES, "calls": calls, "welch_t": welch_t(*common.values())})
-        rows[-1] |= {f"median_us_{name}": statistics.median(kind) * 1e6 for name, kind in times.items()}
+            call()
+            times[number].append(time.perf_counter() - started)
+        cut = float(np.quantile([*times[0], *times[1]], 0.9))
+        common = [[seconds for seconds in kind if seconds <= cut] for kind in times]
+        medians = {f"median_us_{number}": statistics.median(kind) * 1e6 for number, kind in enumerate(times, 1)}
+        rows.append({"operation": action, "classes": classes, "calls": calls, "welch_t": welch_t(*common)} | medians)
     return rows
 
 
