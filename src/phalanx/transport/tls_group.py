@@ -46,13 +46,15 @@ def _catch_hello(authority: bytes, identity: Identity) -> bytes:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(_TIMEOUT_S)
         channel = open_channel(identity, identity.name, f"127.0.0.1:{listener.getsockname()[1]}", TransportConfig())
-        channel.subscribe(lambda state: None, try_to_connect=True)
+        # a call makes the channel connect, and is ended before it can be sent
+        call = channel.unary_unary("/phalanx.Transport/Describe").future(b"")
         try:
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(_TIMEOUT_S)
                 return _receive_record(connection)
         finally:
+            call.cancel()
             channel.close()
 
 
