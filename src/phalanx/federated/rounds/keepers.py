@@ -68,7 +68,7 @@ class PartHeader(StrictModel):
         part: Digest of the sealed ciphertexts, which follow.
     """
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     run: _Digest
     round: Annotated[int, Field(ge=1, lt=2**53)]
     model: _Digest
@@ -349,5 +349,5 @@ def _parse_signed(header: bytes) -> _Signed:
 
 
 def _signed_bytes(header: KeyHeader | PartHeader) -> bytes:
-    domain = "homomorphic-key/2" if isinstance(header, KeyHeader) else "homomorphic-part/2"
+    domain = "homomorphic-key/3" if isinstance(header, KeyHeader) else "homomorphic-part/3"
     return in_domain(domain, canonical_json(header.model_dump(mode="json")))
