@@ -282,10 +282,10 @@ def test_a_state_that_is_put_back_missing_or_altered_is_refused(tmp_path):
 
 
 def test_a_seal_is_for_one_key_and_place():
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    from phalanx.security.crypto import HybridSealKey
 
-    private, place = X25519PrivateKey.generate(), SealedPlace(SEAL, bytes(32), 1, "a" * 64, "site-0")
-    sealed = seal_bytes(place, private.public_key().public_bytes_raw(), b"update")
+    private, place = HybridSealKey.generate(), SealedPlace(SEAL, bytes(32), 1, "a" * 64, "site-0")
+    sealed = seal_bytes(place, private.public_bytes, b"update")
 
     assert unseal_bytes(place, private, sealed) == b"update"
     for other in (
@@ -297,7 +297,7 @@ def test_a_seal_is_for_one_key_and_place():
         with pytest.raises(AggregationError):
             unseal_bytes(other, private, sealed)
     with pytest.raises(AggregationError):
-        unseal_bytes(place, X25519PrivateKey.generate(), sealed)
+        unseal_bytes(place, HybridSealKey.generate(), sealed)
     with pytest.raises(AggregationError):
         seal_bytes(place, bytes(32), b"update")
 

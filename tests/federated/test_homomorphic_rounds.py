@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import ValidationError
 from rounds_scene import IDENTITIES, Scene, parabolas
 
@@ -15,6 +14,7 @@ from phalanx.federated.carriers.messages import KEPT_PHASES
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.rounds.keepers import KeeperSumSite, SiteNames, pack_items, unpack_items
 from phalanx.federated.rounds.released import ReleasedSums
+from phalanx.security.crypto import HybridSealKey
 from phalanx.security.homomorphic import MODULUS, share_out
 
 pytest.importorskip("tenseal", reason="needs the extra `he`")
@@ -284,7 +284,7 @@ def test_a_key_that_no_keeper_has_signed_is_refused_by_sites_and_owner(tmp_path)
     first, second = unpack_items(keys, 2)
     site = scene.carrier.sites["site-4"]
     stranger = KeeperSumSite(IDENTITIES["site-4"], scene.terms, 2, tmp_path / "site-4")
-    own = stranger._key_advert(stranger_key(), X25519PrivateKey.generate())
+    own = stranger._key_advert(stranger_key(), HybridSealKey.generate())
 
     for forged in ([first, first], [second, first], [first], [(second[0], first[1]), second], unpack_items(own, 1) * 2):
         reply, _ = site(order, pack_items(forged))

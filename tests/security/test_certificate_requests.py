@@ -88,6 +88,7 @@ def test_a_party_is_certified_and_its_keys_are_on_its_own_machine_only(keys, ali
     assert identity.name == "alice"
     assert sorted(path.name for path in home.iterdir()) == ["authority.pem", "certificate.pem"]
     assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in alice.glob("*.key")} == {
+        "signing-ml-dsa-44.key": 0o600,
         "signing.key": 0o600,
         "tls.key": 0o600,
     }

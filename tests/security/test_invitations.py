@@ -1,6 +1,7 @@
 """Joining by a token: over real TLS on this machine, with attackers that hold some of what it takes."""
 
 import contextlib
+import json
 import socket
 import ssl
 import stat
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from phalanx.config import canonical_json
 from phalanx.errors import CertificateError, ConfigError, FrameError, PeerGoneError, PeerRefusedError
 from phalanx.security.crypto import (
+    HybridSealKey,
     certificate_fingerprint,
     create_authority,
     issue_certificate,
@@ -23,6 +25,7 @@ from phalanx.security.crypto import (
 from phalanx.security.invite import EnrolmentServer, Invitations, JoinTerms, JoinToken, enrol_machine
 from phalanx.security.invite import client as clients
 from phalanx.security.invite.line import MAX_BYTES, client_context, server_context
+from phalanx.security.invite.token import secret_purpose
 
 DAY = timedelta(days=1)
 
@@ -173,7 +176,7 @@ class Impostor:
     """A TLS server that stands where the token points to; it answers all it is asked, and keeps what it hears."""
 
     def __init__(self, home, authority):
-        self.heard, self._authority = [], authority
+        self.heard, self._authority, self.seal_key = [], authority, HybridSealKey.generate()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._context = server_context(home)
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -186,7 +189,10 @@ class Impostor:
                 with self._context.wrap_socket(connection, server_side=True) as secure:
                     while line := secure.recv(65536):
                         self.heard.append(line)
-                        secure.sendall(canonical_json({"authority": self._authority}) + b"\n")
+                        secure.sendall(
+                            canonical_json({"authority": self._authority, "seal": self.seal_key.public_bytes.hex()})
+                            + b"\n"
+                        )
             except OSError:
                 connection.close()
 
@@ -236,7 +242,26 @@ def test_with_the_check_of_the_authority_off_the_same_impostor_is_told_the_secre
     with pytest.raises(FrameError, match="certificate: missing"):
         enrol_machine(token, tmp_path / "alice")
 
-    assert any(token.secret.encode() in line for line in impostor.heard)
+    sealed = bytes.fromhex(json.loads(impostor.heard[-1])["sealed"])
+    assert impostor.seal_key.open_sealed(sealed, secret_purpose(token.name)) == token.secret.encode()
+
+
+def test_the_secret_is_not_in_what_tls_carries_nor_open_to_who_exchanges_the_key(owner, tmp_path, monkeypatch):
+    questions, other = [], HybridSealKey.generate()
+    ask = clients._ask_owner
+
+    def listen(connection, question):
+        questions.append(question)
+        answer = ask(connection, question)
+        return answer | ({"seal": other.public_bytes.hex()} if "seal" in answer else {})
+
+    token = owner.invite()
+    monkeypatch.setattr(clients, "_ask_owner", listen)
+
+    with pytest.raises(PeerRefusedError, match="not sealed for this owner"):
+        enrol_machine(token, tmp_path / "alice")
+
+    assert token.secret not in json.dumps(questions)
 
 
 def test_wrong_tokens_of_a_neighbour_at_the_same_address_keep_nobody_out(owner, tmp_path):

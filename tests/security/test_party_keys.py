@@ -15,13 +15,15 @@ from phalanx.security.crypto.keys import (
     new_tls_key,
     private_pem,
 )
+from phalanx.security.crypto.ml_dsa import ML_DSA_KEY, load_ml_dsa_key
 
 
 def test_keys_are_loaded_as_they_were_made(tmp_path):
-    tls_key, signing_key = make_party_keys(tmp_path / "alice")
+    tls_key, signing_key, ml_dsa_key = make_party_keys(tmp_path / "alice")
 
     assert load_tls_key(tmp_path / "alice" / TLS_KEY).private_numbers() == tls_key.private_numbers()
     assert load_signing_key(tmp_path / "alice" / SIGNING_KEY).private_bytes_raw() == signing_key.private_bytes_raw()
+    assert load_ml_dsa_key(tmp_path / "alice" / ML_DSA_KEY).private_bytes_raw() == ml_dsa_key.private_bytes_raw()
     assert isinstance(tls_key.curve, ec.SECP256R1)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "alice").iterdir()} == {0o600}
     assert (tmp_path / "alice").stat().st_mode & 0o777 == 0o700

@@ -89,11 +89,10 @@ def step_of(name: str) -> int | None:
 
 
 def sign_manifest(manifest: CheckpointManifest, identity: Identity) -> bytes:
-    """Return the bytes of ``manifest.json``: canonical JSON with an Ed25519 signature over its body."""
+    """Return the bytes of ``manifest.json``: canonical JSON with a signature over its body by each key of the party."""
     body = manifest.model_dump(mode="json", exclude_none=True)
-    signature = identity.sign_data(in_domain(_DOMAIN, canonical_json(body)))
-    signer = identity.public.public_key.hex()
-    return canonical_json({"body": body, "signature": signature.hex(), "signer": signer})
+    signatures = identity.signature_fields(in_domain(_DOMAIN, canonical_json(body)))
+    return canonical_json({"body": body, **signatures, "signer": identity.public.public_key.hex()})
 
 
 def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
@@ -108,7 +107,7 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
         envelope = parse_canonical(data)
     except ValueError as exc:
         raise CheckpointError(f"{where}: truncated or altered: {exc}").with_facts(code="PHX-I052") from exc
-    if set(envelope) != {"body", "signature", "signer"}:
+    if set(envelope) - {"ml_dsa_44"} != {"body", "signature", "signer"}:
         raise CheckpointError(f"{where}: found keys {sorted(envelope)}, expected body, signature, signer")
     if envelope["signer"] != peer.public_key.hex():
         raise CheckpointError(
@@ -116,8 +115,8 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
             f"{peer.name}, {peer.public_key.hex()[:8]}...; resume with the identity that began the run"
         ).with_facts(code="PHX-I053")
     try:
-        peer.verify_signature(_decode_hex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
-    except (SignatureError, ValueError) as exc:
+        peer.verify_fields(envelope, in_domain(_DOMAIN, canonical_json(envelope["body"])))
+    except SignatureError as exc:
         raise CheckpointError(f"{where}: altered: the signature of {peer.name} does not match").with_facts(
             code="PHX-I052"
         ) from exc
@@ -185,9 +184,3 @@ def _read_body(body: Any, where: Path) -> CheckpointManifest:
             f"{where}: stages {stages} do not belong to files {sorted(manifest.files)}; use an older checkpoint"
         )
     return manifest
-
-
-def _decode_hex(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise ValueError("not hex")  # noqa: TRY004 - becomes a CheckpointError where it is caught
-    return bytes.fromhex(value)

@@ -35,6 +35,7 @@ from phalanx.cli.parties.join import join
 from phalanx.cli.parties.peers import peers
 from phalanx.cli.parties.pki import pki_app
 from phalanx.cli.parties.site import flower_app, nvflare_job, site
+from phalanx.cli.parties.witness import witness_app
 from phalanx.cli.parties.workers import client, rollout_worker, stage_worker
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
@@ -135,5 +136,6 @@ app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick 
 GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
 GROUPS |= {"enclave": enclave_app, "incident": incident_app, "keys": keys_app, "mark": mark_app, "model": model_app}
 GROUPS |= {"interpret": interpret_app, "pki": pki_app, "policy": policy_app, "tokenizer": tokenizer_app}
+GROUPS |= {"witness": witness_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

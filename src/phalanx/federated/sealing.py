@@ -1,27 +1,17 @@
 """Sealing: messages from one site to one key holder, for one place, through parties that neither read nor alter them.
 
-X25519 with a fresh key, HKDF-SHA256 and AES-256-GCM; the place and both keys are in the derivation. No party
-but the two ends can make other bytes of it that open, for this place or another one.
+HPKE with ML-KEM-768 and X25519; the place is in the derivation. What was sealed for one place opens for no other, and
+a later quantum computer does not open what it finds recorded.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from phalanx.config import canonical_json
-from phalanx.errors import AggregationError
+from phalanx.errors import AggregationError, SignatureError
 from phalanx.security.aggregate import SumRefusal
-from phalanx.security.crypto import in_domain
-
-_KEY_BYTES = 32
-_NONCE = bytes(12)
-"""A key seals once."""
+from phalanx.security.crypto import HybridSealKey, in_domain, seal_for
 
 
 @dataclass(frozen=True)
@@ -50,35 +40,28 @@ def seal_bytes(place: SealedPlace, public: bytes, data: bytes) -> bytes:
     Raises:
         AggregationError: The key is none.
     """
-    ephemeral_key = X25519PrivateKey.generate()
-    ephemeral = ephemeral_key.public_key().public_bytes_raw()
-    return ephemeral + _open_cipher(ephemeral_key, public, (ephemeral, public), place).encrypt(_NONCE, data, None)
-
-
-def unseal_bytes(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
-    """Open sealed bytes."""
-    ephemeral, rest = sealed[:_KEY_BYTES], sealed[_KEY_BYTES:]
-    ends = (ephemeral, private.public_key().public_bytes_raw())
     try:
-        return _open_cipher(private, ephemeral, ends, place).decrypt(_NONCE, rest, None)
-    except InvalidTag as exc:
+        return seal_for(public, data, _place_info(place))
+    except ValueError as exc:
+        raise AggregationError(SumRefusal.MALFORMED, f"{place.site}: a key is not one to seal for") from exc
+
+
+def unseal_bytes(place: SealedPlace, private: HybridSealKey, sealed: bytes) -> bytes:
+    """Open sealed bytes."""
+    try:
+        return private.open_sealed(sealed, _place_info(place))
+    except SignatureError as exc:
         raise AggregationError(
             SumRefusal.MALFORMED, f"{place.site}: its sealed data does not open for this place and key"
         ) from exc
 
 
-def _open_cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: SealedPlace) -> AESGCM:
-    try:
-        secret = private.exchange(X25519PublicKey.from_public_bytes(other))
-    except ValueError as exc:
-        raise AggregationError(SumRefusal.MALFORMED, f"{place.site}: a key is not an X25519 key") from exc
+def _place_info(place: SealedPlace) -> bytes:
     facts: Mapping[str, Any] = {
         "terms": place.terms.hex(),
         "round": place.round,
         "model": place.model,
         "site": place.site,
         "number": place.number,
-        "ends": [party.hex() for party in ends],
     }
-    info = in_domain(place.purpose, canonical_json(dict(facts)))
-    return AESGCM(HKDF(SHA256(), 32, None, info).derive(secret))
+    return in_domain(place.purpose, canonical_json(dict(facts)))

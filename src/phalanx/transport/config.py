@@ -2,7 +2,7 @@
 
 import os
 import socket
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,6 +21,8 @@ class TransportConfig(StrictModel):
         max_queued_bytes: Bound of each link's queue, on the sender's and on the receiver's side; frames
             without payload pass until twice this much.
         keepalive_s: A silent connection is probed after this time and dropped after as long again.
+        post_quantum: With ``demand`` a link needs X25519MLKEM768, and each party a certificate with an ML-DSA-44 key;
+            with ``offer`` both are used where the other end has them.
     """
 
     bind: str = "127.0.0.1"
@@ -29,6 +31,7 @@ class TransportConfig(StrictModel):
     max_frame_bytes: Annotated[int, Field(ge=4096, le=2**30)] = 64 * 1024 * 1024
     max_queued_bytes: Annotated[int, Field(ge=4096)] = 256 * 1024 * 1024
     keepalive_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 10.0
+    post_quantum: Literal["offer", "demand"] = "offer"
 
 
 def check_port(config: TransportConfig, key: str) -> None:

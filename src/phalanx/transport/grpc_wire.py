@@ -36,6 +36,7 @@ from phalanx.transport.grpc_tls import (
     server_credentials,
     server_options,
 )
+from phalanx.transport.tls_group import check_hybrid_group
 from phalanx.transport.wire import Handle
 
 _SERVICE = "phalanx.Transport"
@@ -95,12 +96,14 @@ class GrpcWire:
     """
 
     def __init__(self, identity: Identity, config: TransportConfig) -> None:
+        check_second_key(identity.public, config)
         self._identity, self._config = identity, config
+        self._checked: set[str] = set()
         self.name_of: Callable[[str, bool], str | None] = lambda certified, begins: certified
         self.awaited: Callable[[], Sequence[str]] = tuple
         self._handle: Handle | None = None
         self._run = ""
-        self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable]] = {}
+        self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable, str]] = {}
         self._joined: dict[str, JoinedPeer] = {}
         self._known: dict[bytes, tuple[Peer, datetime]] = {}
         self._calls: Counter[str] = Counter()
@@ -129,6 +132,8 @@ class GrpcWire:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.bind, self._config.bind)  # noqa: S104
         try:
             check_refuses_tls12(host, self._port)
+            if self._config.post_quantum == "demand":
+                check_hybrid_group(self._identity, host, self._port)
         except TransportError:
             self.close()
             raise
@@ -139,7 +144,7 @@ class GrpcWire:
         channel = open_channel(self._identity, name, address, self._config)
         with self._changed:
             old = self._channels.get(name)
-            self._channels[name] = (channel, channel.unary_unary(f"/{_SERVICE}/Deliver"))
+            self._channels[name] = (channel, channel.unary_unary(f"/{_SERVICE}/Deliver"), address)
         if old is not None:
             old[0].close()
 
@@ -154,6 +159,9 @@ class GrpcWire:
             route = self._channels.get(receiver)
         if route is None:
             raise PeerLostError(f"{receiver}: no address is known for it")
+        if route[2] not in self._checked:
+            _check_route(self._identity, route[2], self._config)
+            self._checked.add(route[2])
         return _call_method(route[1], raw, timeout_s, receiver)
 
     def wait_joined(self, name: str, timeout_s: float) -> JoinedPeer | None:
@@ -166,7 +174,7 @@ class GrpcWire:
         """Stop listening and sending at once."""
         with self._changed:
             channels, self._channels = self._channels, {}
-        for channel, _ in channels.values():
+        for channel, _, _ in channels.values():
             channel.close()
         # gRPC gives a port back when its server stops, and only one that has started does; it serves nobody meanwhile
         self._start_server()
@@ -228,6 +236,7 @@ class GrpcWire:
             return entry[0]
         try:
             peer = peer_from_certificate(pem, self._identity.authority_pem, where="client certificate")
+            check_second_key(peer, self._config)
         except CertificateError as exc:
             _abort_call(context, grpc.StatusCode.UNAUTHENTICATED, printable_text(str(exc)))
         if len(self._known) >= _MAX_CACHED_CERTIFICATES:
@@ -270,12 +279,14 @@ def ask_peer_run(
         CertificateError, FrameError: The answer is malformed or names another party.
     """
     limits = config or TransportConfig()
+    check_second_key(identity.public, limits)
     channel = open_channel(identity, party, address, limits)
     try:
         question = canonical_json({"address": own_address, "begins": begins})
         method = channel.unary_unary(f"/{_SERVICE}/Describe")
         deadline = time.monotonic() + (limits.timeout_s if patience_s is None else patience_s)
         answer = _call_until(method, question, deadline, party)
+        _check_route(identity, address, limits)
     finally:
         channel.close()
     try:
@@ -284,10 +295,31 @@ def ask_peer_run(
         raise FrameError(f"description of {party}: {exc}") from exc
     certificate = _read_text(values, "certificate", 65536).encode()
     peer = peer_from_certificate(certificate, identity.authority_pem, where=f"certificate of {party}")
+    check_second_key(peer, limits)
     if peer.name != party or _read_text(values, "party") != party:
         raise CertificateError(f"description of {party}: names {peer.name!r}")
     run, calls_us = _read_text(values, "run"), check_session_name(_read_text(values, "you"))
     return JoinedPeer(peer, address, run, calls_us, certificate, _read_awaited(values))
+
+
+def check_second_key(peer: Peer, config: TransportConfig) -> None:
+    """Refuse a party that a quantum computer could imitate, where the configuration demands more.
+
+    Raises:
+        CertificateError: Its certificate has no ML-DSA-44 key that the authority's own such key has signed for.
+    """
+    if config.post_quantum == "demand" and not peer.ml_dsa_key:
+        raise CertificateError(
+            f"{peer.name}: its certificate has no ML-DSA-44 key, and transport.post_quantum demands one; make a new "
+            "authority and certificates with phalanx pki"
+        )
+
+
+def _check_route(identity: Identity, address: str, config: TransportConfig) -> None:
+    """Refuse a server that would not negotiate the hybrid group, where the configuration demands it."""
+    if config.post_quantum == "demand":
+        host, _, port = address.rpartition(":")
+        check_hybrid_group(identity, host.strip("[]"), int(port))
 
 
 def _read_awaited(values: Mapping[str, object]) -> tuple[str, ...]:

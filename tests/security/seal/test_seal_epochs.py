@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sealed_pair import CLIENT, CUT, SERVER, TERMS, CountingEpochs, plain
 
 from phalanx.errors import RollbackError
+from phalanx.security.crypto import HybridSealKey
 from phalanx.security.seal import (
     EpochStore,
     HandshakeOffer,
@@ -371,14 +372,20 @@ def test_no_nonce_is_used_twice_in_ten_thousand_schedules(schedule):
 @contextmanager
 def nothing_random():
     """Take the fresh numbers out of handshakes."""
-    private = handshake.X25519PrivateKey.from_private_bytes(b"\x07" * 32)
+    private = HybridSealKey.from_bytes(b"\x07" * 96)
+    encapsulated = private.lattice.public_key().encapsulate()
 
     class Same:
         generate = staticmethod(lambda: private)
 
+    class SameCurve:
+        generate = staticmethod(lambda: private.curve)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(handshake.secrets, "token_bytes", bytes)
-        patch.setattr(handshake, "X25519PrivateKey", Same)
+        patch.setattr(handshake, "HybridSealKey", Same)
+        patch.setattr(handshake, "X25519PrivateKey", SameCurve)
+        patch.setattr(handshake, "_encapsulate", lambda key: encapsulated)
         yield
 
 

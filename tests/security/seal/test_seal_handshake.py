@@ -10,7 +10,7 @@ from sealed_pair import CLIENT, CUT, SERVER, TERMS, CountingEpochs, other_terms,
 
 from phalanx.config import canonical_json
 from phalanx.errors import PhalanxError, RollbackError, SealError, SignatureError
-from phalanx.security.crypto import Identity, in_domain
+from phalanx.security.crypto import HybridSealKey, Identity, in_domain
 from phalanx.security.seal import HandshakeOffer, answer_hello, handshake
 from phalanx.security.seal.header import SealRefusal
 
@@ -32,7 +32,7 @@ def reason_of(action):
 def signed_again(data, identity, **changes):
     """The same hello with other contents, signed by the party that changed them."""
     body = json.loads(data)["body"] | changes
-    signature = identity.sign_data(in_domain("seal-hello/1", canonical_json(body)))
+    signature = identity.sign_data(in_domain("seal-hello/2", canonical_json(body)))
     return canonical_json({"body": body, "signature": signature.hex()})
 
 
@@ -56,13 +56,19 @@ def test_each_handshake_raises_the_epoch_of_both_sides():
 
 
 def test_where_shares_sessions_and_epochs_repeat_fresh_salts_still_give_other_keys(monkeypatch):
-    fresh, private = secrets.token_bytes, handshake.X25519PrivateKey.generate()
+    fresh, private = secrets.token_bytes, HybridSealKey.generate()
+    encapsulated = private.lattice.public_key().encapsulate()
 
     class Same:
         generate = staticmethod(lambda: private)
 
+    class SameCurve:
+        generate = staticmethod(lambda: private.curve)
+
     monkeypatch.setattr(handshake.secrets, "token_bytes", lambda size: bytes(16) if size == 16 else fresh(size))
-    monkeypatch.setattr(handshake, "X25519PrivateKey", Same)
+    monkeypatch.setattr(handshake, "HybridSealKey", Same)
+    monkeypatch.setattr(handshake, "X25519PrivateKey", SameCurve)
+    monkeypatch.setattr(handshake, "_encapsulate", lambda key: encapsulated)
     first, second = shake_hands(), shake_hands()
 
     frame = first[0].sender.seal_tensor(CUT, 0, 0, plain())
@@ -194,9 +200,40 @@ def test_a_side_whose_machine_was_turned_back_is_known_by_its_epoch():
 
 
 def test_a_share_of_low_order_is_refused():
-    for share in (bytes(32), b"\x01" + bytes(31)):
+    for share in (bytes(32 + 1184), b"\x01" + bytes(31 + 1184)):
         hello = signed_again(offer().hello, CLIENT, share=share.hex())
         assert reason_of(lambda hello=hello: answered(hello)) == SealRefusal.MALFORMED
+
+
+@pytest.mark.parametrize("place", [10, -10], ids=["curve", "lattice"])
+def test_no_half_of_the_key_exchange_can_be_exchanged(place):
+    mine = offer()
+    reply, server = answered(mine.hello)
+    share = bytearray.fromhex(json.loads(reply)["body"]["share"])
+    share[place] ^= 1
+    client = mine.accept_reply(signed_again(reply, SERVER, share=share.hex()), SERVER.public)
+
+    frame = client.sender.seal_tensor(CUT, 0, 0, plain())
+
+    # the transcript differs as well: this shows that such a reply gives no common keys, not which secret did it
+    assert reason_of(lambda: server.receiver.open_tensor(frame, CUT, 0, 0)) == SealRefusal.ALTERED
+
+
+def test_the_keys_need_both_secrets(monkeypatch):
+    lattice = handshake._encapsulate
+    monkeypatch.setattr(handshake, "_encapsulate", lambda key: (bytes(32), lattice(key)[1]))
+    client, server = shake_hands()
+    frame = client.sender.seal_tensor(CUT, 0, 0, plain())
+
+    assert reason_of(lambda: server.receiver.open_tensor(frame, CUT, 0, 0)) == SealRefusal.ALTERED
+
+
+def test_a_hello_of_one_half_is_refused():
+    for share in ("07" * 32, "07" * (32 + 1088), "07" * 1184):
+        assert (
+            reason_of(lambda share=share: answered(signed_again(offer().hello, CLIENT, share=share)))
+            == SealRefusal.MALFORMED
+        )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +256,7 @@ def test_a_signed_hello_with_odd_contents_is_refused(changes):
 
 
 def test_a_hello_of_another_version_is_refused():
-    hello = signed_again(offer().hello, CLIENT, version=2)
+    hello = signed_again(offer().hello, CLIENT, version=1)
 
     assert reason_of(lambda: answered(hello)) == SealRefusal.OTHER_VERSION
 
@@ -258,7 +295,6 @@ def test_without_a_fresh_epoch_there_is_no_handshake():
 def test_a_hello_holds_no_secret():
     mine = offer()
 
-    private = mine._private.private_bytes_raw()
-
-    assert private.hex().encode() not in mine.hello
-    assert hashlib.sha256(private).hexdigest().encode() not in mine.hello
+    for private in (mine._private.curve.private_bytes_raw(), mine._private.lattice.private_bytes_raw()):
+        assert private.hex().encode() not in mine.hello
+        assert hashlib.sha256(private).hexdigest().encode() not in mine.hello

@@ -12,14 +12,14 @@ from phalanx.security.seal.direction import MAX_EPOCH
 from phalanx.security.seal.header import SealRefusal
 from phalanx.security.seal.hello import MAX_HELLO_BYTES, HandshakeHello, read_hello
 
-HELLO = HandshakeHello(TERMS, b"\x01" * 16, 1, b"\x02" * 32, b"\x03" * 32)
+HELLO = HandshakeHello(TERMS, b"\x01" * 16, 1, b"\x02" * 32, b"\x03" * 1216)
 
 
 def altered(**changes) -> bytes:
     """The hello with other contents, signed by the client; None takes a key out."""
     body = json.loads(HELLO.sign_hello(CLIENT))["body"] | changes
     body = {name: value for name, value in body.items() if value is not None}
-    signature = CLIENT.sign_data(in_domain("seal-hello/1", canonical_json(body)))
+    signature = CLIENT.sign_data(in_domain("seal-hello/2", canonical_json(body)))
     return canonical_json({"body": body, "signature": signature.hex()})
 
 
@@ -31,7 +31,8 @@ def refusal_of(data: bytes) -> SealRefusal:
 
 @pytest.mark.parametrize("reply_to", [b"", b"\x04" * 32])
 def test_a_hello_is_read_as_it_was_signed(reply_to):
-    hello = HandshakeHello(TERMS, b"\x01" * 16, MAX_EPOCH, b"\x02" * 32, b"\x03" * 32, reply_to)
+    share = b"\x03" * (1120 if reply_to else 1216)
+    hello = HandshakeHello(TERMS, b"\x01" * 16, MAX_EPOCH, b"\x02" * 32, share, reply_to)
 
     assert read_hello(hello.sign_hello(CLIENT), TERMS, CLIENT.public) == hello
 
@@ -65,7 +66,7 @@ def test_a_hello_under_other_terms_is_refused_by_what_differs(change, reason):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": 2}, SealRefusal.OTHER_VERSION),
+        ({"version": 1}, SealRefusal.OTHER_VERSION),
         ({"version": 0}, SealRefusal.OTHER_VERSION),
         ({"version": True}, SealRefusal.MALFORMED),
         ({"epoch": 0}, SealRefusal.MALFORMED),

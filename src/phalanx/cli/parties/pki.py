@@ -77,6 +77,7 @@ def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> Answer
         shown = {"authority": facts.subject, "fingerprint": certificate_fingerprint(pem, str(file))}
     else:
         shown = {"party": facts.peer.name, "message_key": facts.peer.public_key.hex()}
+        shown |= {"ml_dsa_44": "has a second key" if facts.peer.ml_dsa_key else "none: classical signatures alone"}
         shown |= {"hosts": ", ".join(facts.hosts) or "none"}
     shown |= {"valid_from": facts.not_before.isoformat(), "valid_until": facts.not_after.isoformat()}
     for name, value in shown.items():

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from phalanx.aggregators import aggregate_updates
@@ -21,6 +20,7 @@ from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.sealing import SealedPlace, unseal_bytes
 from phalanx.federated.vectors import Shapes, flatten_tensors
 from phalanx.security.aggregate import MIN_CONTRIBUTORS, SumRefusal
+from phalanx.security.crypto import HybridSealKey
 from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
 from phalanx.security.tee import Attester
 
@@ -86,7 +86,7 @@ class AggregatorState:
         if self._path.exists():
             self._load_state()
         else:
-            self.private = X25519PrivateKey.generate()
+            self.private = HybridSealKey.generate()
             self._write_state()
 
     def note_members(self, model: str, number: int, members: tuple[str, ...]) -> None:
@@ -100,7 +100,7 @@ class AggregatorState:
         self._write_state()
 
     def _write_state(self) -> None:
-        body = {"private": self.private.private_bytes_raw().hex(), "members": self._members}
+        body = {"private": self.private.secret_bytes.hex(), "members": self._members}
         blob = self._sealer.seal_blob(BlobPlace(self._run, "aggregator", 0), canonical_json(body))
         number, beside = self._sealed.read_count(), self._path.with_suffix(".tmp")
         try:
@@ -120,7 +120,7 @@ class AggregatorState:
         plain = self._sealer.open_blob(BlobPlace(self._run, "aggregator", 0), blob, unsafe_accept_behind=behind)
         try:
             body = json.loads(bytes(plain))
-            self.private = X25519PrivateKey.from_private_bytes(bytes.fromhex(body["private"]))
+            self.private = HybridSealKey.from_bytes(bytes.fromhex(body["private"]))
             self._members = dict(body["members"])
         except (ValueError, KeyError, TypeError) as exc:
             raise CheckpointError(f"{self._path}: is not a state of this release") from exc
@@ -141,7 +141,7 @@ class EnclaveAggregator:
 
     def __init__(self, terms: RunTerms, shapes: Shapes, attester: Attester, state: AggregatorState) -> None:
         self._terms, self._shapes, self._attester, self._state = terms, dict(shapes), attester, state
-        self._public = state.private.public_key().public_bytes_raw()
+        self._public = state.private.public_bytes
         self._bound = bound_terms(terms)
 
     def get_evidence(self, nonce: bytes) -> tuple[bytes, bytes]:

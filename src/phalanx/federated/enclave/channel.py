@@ -9,13 +9,13 @@ from phalanx.errors import AggregationError, RefusedEvidenceError
 from phalanx.federated.config import EnclaveSumsConfig
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.aggregate import SumRefusal
-from phalanx.security.crypto import digest_hex, in_domain, steady_now
+from phalanx.security.crypto import SEAL_PUBLIC_BYTES, digest_hex, in_domain, steady_now
 from phalanx.security.tee import Binding, Policy, Verifier, parse_evidence
 from phalanx.split.config import SplitConfig
 from phalanx.split.hardware.measure import policy_of
 
 ROLE = "aggregator"
-KEY_BYTES = 32
+KEY_BYTES = SEAL_PUBLIC_BYTES
 SEAL = "aggregator-seal/1"
 """Purpose of a sealed update."""
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from pydantic import Field, ValidationError, model_validator
 
 from phalanx.config import StrictModel, canonical_json
@@ -24,7 +23,7 @@ from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.sealing import SealedPlace, seal_bytes, unseal_bytes
 from phalanx.security.aggregate import SumRefusal, Values
-from phalanx.security.crypto import Identity, digest_hex, in_domain
+from phalanx.security.crypto import HybridSealKey, Identity, digest_hex, in_domain
 from phalanx.security.homomorphic import (
     MODULUS,
     HomomorphicTerms,
@@ -40,7 +39,7 @@ from phalanx.security.homomorphic import (
 
 _COUNT_BYTES, _SIZE_BYTES, _MAX_HEADER = 4, 8, 4096
 _MAX_SITES, _MAX_NAME_BYTES = 1000, 2**17
-_SEAL = "keeper-seal/1"
+_SEAL = "keeper-seal/2"
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\z")]
 
@@ -50,14 +49,14 @@ class KeyHeader(StrictModel):
 
     Attributes:
         key: Digest of the public key, which follows.
-        seal: X25519 public key that parts for it are sealed for, in hex.
+        seal: Public key that parts for it are sealed for, in hex.
     """
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     run: _Digest
     keeper: _Name
     key: _Digest
-    seal: _Digest
+    seal: Annotated[str, Field(pattern=r"^[0-9a-f]{2432}\z")]
 
 
 class PartHeader(StrictModel):
@@ -69,7 +68,7 @@ class PartHeader(StrictModel):
         part: Digest of the sealed ciphertexts, which follow.
     """
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     run: _Digest
     round: Annotated[int, Field(ge=1, lt=2**53)]
     model: _Digest
@@ -109,7 +108,7 @@ class KeeperKey:
 
     Attributes:
         public: BFV public key, for encrypting shares.
-        seal: X25519 public key, for sealing ciphertexts.
+        seal: Public key for sealing ciphertexts.
     """
 
     public: bytes
@@ -240,7 +239,7 @@ class KeeperSumSite:
     def __init__(self, identity: Identity, terms: RunTerms, length: int, directory: Path) -> None:
         self._identity, self._terms, self._length = identity, terms, length
         self._opened = ReleasedSums(directory)
-        self._keys: tuple[SumKey, X25519PrivateKey] | None = None
+        self._keys: tuple[SumKey, HybridSealKey] | None = None
         self._held: tuple[SumPlace, dict[str, bytes]] | None = None
 
     def handle_phase(self, order: m.SumOrder, payload: bytes) -> bytes:
@@ -248,7 +247,7 @@ class KeeperSumSite:
         if self._identity.name not in self._terms.config.keepers:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: this site is not a keeper")
         if self._keys is None:
-            self._keys = new_key(), X25519PrivateKey.generate()
+            self._keys = new_key(), HybridSealKey.generate()
         key, private = self._keys
         place = SumPlace(order.round, order.model, order.number)
         if order.phase == "key":
@@ -259,8 +258,8 @@ class KeeperSumSite:
             return self._open_sum(key, place, payload)
         raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: not a phase of a homomorphic sum")
 
-    def _key_advert(self, key: SumKey, private: X25519PrivateKey) -> bytes:
-        seal_key = private.public_key().public_bytes_raw().hex()
+    def _key_advert(self, key: SumKey, private: HybridSealKey) -> bytes:
+        seal_key = private.public_bytes.hex()
         header = KeyHeader(run=self._terms.digest, keeper=self._identity.name, key=key.public_digest, seal=seal_key)
         return pack_items([(sign_header(header, self._identity), key.public)])
 
@@ -289,7 +288,7 @@ class KeeperSumSite:
             parts.append((sign_header(header, self._identity), sealed))
         return pack_items(parts)
 
-    def _check_part_list(self, keys: tuple[SumKey, X25519PrivateKey], place: SumPlace, payload: bytes) -> bytes:
+    def _check_part_list(self, keys: tuple[SumKey, HybridSealKey], place: SumPlace, payload: bytes) -> bytes:
         """Keep the parts that are fit to be added; return the names of their sites."""
         (key, private), terms = keys, sum_terms(self._terms, place.round, keys[0].public_digest, self._length)
         fit: dict[str, bytes] = {}
@@ -346,5 +345,5 @@ def _parse_signed(header: bytes) -> _Signed:
 
 
 def _signed_bytes(header: KeyHeader | PartHeader) -> bytes:
-    domain = "homomorphic-key/2" if isinstance(header, KeyHeader) else "homomorphic-part/2"
+    domain = "homomorphic-key/3" if isinstance(header, KeyHeader) else "homomorphic-part/3"
     return in_domain(domain, canonical_json(header.model_dump(mode="json")))

@@ -39,10 +39,12 @@ class SignedHead(HeadEntry):
 
     Attributes:
         signature: Its owner's, over all of it.
+        ml_dsa_44: The same by the owner's second key; None where it has none.
     """
 
     run: str
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
+    ml_dsa_44: Annotated[str, Field(pattern=r"^[0-9a-f]{4840}\z")] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class KnownHead:
 def sign_head(identity: Identity, run: str, head: LogHead) -> dict[str, Any]:
     """Return a signed head, as JSON data, that every holder of the owner's public key can check."""
     statement = {"run": run, "num_events": head.num_events, "digest": head.digest}
-    return {**statement, "signature": identity.sign_data(in_domain(_DOMAIN, canonical_json(statement))).hex()}
+    return {**statement, **identity.signature_fields(in_domain(_DOMAIN, canonical_json(statement)))}
 
 
 def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
@@ -76,8 +78,8 @@ def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
     """
     try:
         signed = SignedHead.model_validate(found)
-        statement = signed.model_dump(exclude={"signature"})
-        peer.verify_signature(bytes.fromhex(signed.signature), in_domain(_DOMAIN, canonical_json(statement)))
+        statement = signed.model_dump(exclude={"signature", "ml_dsa_44"})
+        peer.verify_fields(signed.model_dump(), in_domain(_DOMAIN, canonical_json(statement)))
     except (ValidationError, SignatureError) as exc:
         raise AuditLogError(f"{where}: holds no head of an audit log that {peer.name!r} signed") from exc
     if run is not None and signed.run != run:

@@ -47,6 +47,11 @@ from phalanx.security.crypto.pki import (
     sign_request as sign_request,
 )
 from phalanx.security.crypto.request import make_request as make_request, read_request as read_request
+from phalanx.security.crypto.seal_key import (
+    SEAL_PUBLIC_BYTES as SEAL_PUBLIC_BYTES,
+    HybridSealKey as HybridSealKey,
+    seal_for as seal_for,
+)
 from phalanx.security.crypto.revocation import Revocation as Revocation, RevokedParties as RevokedParties
 from phalanx.security.crypto.identity import (
     load_signer as load_signer,

@@ -1,6 +1,6 @@
 """Phalanx's certificates: their facts, and the checks before any of them is believed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -9,11 +9,14 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, NameOID
 
-from phalanx.errors import CertificateError
+from phalanx.errors import CertificateError, SignatureError
 from phalanx.security.crypto.clock import steady_now
 from phalanx.security.crypto.identity import Peer, check_party_name
+from phalanx.security.crypto.ml_dsa import bound_keys, read_ml_dsa_extension, verify_ml_dsa
 
 _Extension = TypeVar("_Extension", bound=x509.ExtensionType)
 DIGEST_LENGTH = 64
@@ -94,7 +97,27 @@ def peer_from_certificate(
     if peer is None:
         raise CertificateError(f"{where}: is an authority's, expected a party's")
     _check_party_form(certificate, where)
-    return peer
+    return _with_trusted_key(peer, certificate, authority, where)
+
+
+def _with_trusted_key(peer: Peer, certificate: x509.Certificate, authority: x509.Certificate, where: str) -> Peer:
+    """Return the peer with its ML-DSA-44 key where the authority has signed for that by its own, else without."""
+    trusted, _ = read_ml_dsa_extension(authority, f"authority of {where}")
+    key, signature = read_ml_dsa_extension(certificate, where)
+    if not (trusted and key):
+        return replace(peer, ml_dsa_key=b"")
+    try:
+        verify_ml_dsa(trusted, signature, bound_keys(party_uri(peer), public_der(certificate.public_key()), key), where)
+    except SignatureError as exc:
+        raise CertificateError(
+            f"{where}: the authority's ML-DSA-44 key did not sign for its keys; let the authority issue one"
+        ) from exc
+    return replace(peer, ml_dsa_key=key)
+
+
+def public_der(key: PublicKeyTypes) -> bytes:
+    """Return a public key as SubjectPublicKeyInfo in DER."""
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _check_authority(authority: x509.Certificate, now: datetime | None, where: str) -> None:
@@ -139,6 +162,8 @@ def _read_facts(certificate: x509.Certificate, where: str) -> CertificateFacts:
         if extension.critical and extension.oid not in _UNDERSTOOD:
             raise CertificateError(f"{where}: critical extension {extension.oid.dotted_string} is not understood")
     peer, hosts = (None, ()) if constraints.ca else _read_names(certificate, where)
+    if peer is not None:
+        peer = replace(peer, ml_dsa_key=read_ml_dsa_extension(certificate, where)[0])
     return CertificateFacts(
         subject=_common_name(certificate),
         is_authority=constraints.ca,

@@ -1,22 +1,26 @@
 """The identity of a party: a name, and an Ed25519 key that signs, or verifies, the party's statements."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
 from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import CertificateError, SignatureError
 from phalanx.security.crypto.files import make_private_directory, read_public, write_private, write_public
 from phalanx.security.crypto.keys import SIGNING_KEY, load_signing_key, private_pem
+from phalanx.security.crypto.ml_dsa import verify_ml_dsa
 
 _NAME, _LIFE = r"[a-z0-9][a-z0-9-]{0,62}", r"\.(?:[2-9]|[1-9][0-9]{1,4})"
 SESSION_NAME = f"{_NAME}(?:{_LIFE})?"
 """Regular expression of the names that `check_session_name` accepts."""
+SIGNATURE_FIELDS = ("signature", "ml_dsa_44")
 _PARTY_NAME, _LATER_LIFE = re.compile(_NAME), re.compile(_LIFE)
 
 
@@ -68,10 +72,12 @@ class Peer:
     Attributes:
         name: Party name, as in a session.
         public_key: Raw Ed25519 public key, 32 bytes.
+        ml_dsa_key: Raw ML-DSA-44 public key, 1312 bytes; empty for a party without one, or where it was not told.
     """
 
     name: str
     public_key: bytes
+    ml_dsa_key: bytes = field(default=b"", repr=False, compare=False)
     _key: Ed25519PublicKey = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +107,7 @@ class Peer:
         Raises:
             CertificateError: That is the name of another certificate.
         """
-        return type(self)(_of_same_certificate(self.name, name), self.public_key)
+        return replace(self, name=_of_same_certificate(self.name, name))
 
     def verify_signature(self, signature: bytes, data: bytes) -> None:
         """Return when the peer signed exactly this data.
@@ -113,6 +119,23 @@ class Peer:
             self._key.verify(signature, data)
         except InvalidSignature as exc:
             raise SignatureError(f"{self.name}: the signature does not match the data") from exc
+
+    def verify_fields(self, fields: Mapping[str, object], data: bytes) -> None:
+        """Return when `fields` has a good signature of this data by each key of the peer.
+
+        Args:
+            fields: As `Identity.signature_fields` makes them, and anything else.
+
+        Raises:
+            SignatureError: One is missing, malformed or false.
+        """
+        try:
+            signatures = [bytes.fromhex(str(fields.get(name) or "")) for name in SIGNATURE_FIELDS]
+        except ValueError as exc:
+            raise SignatureError(f"{self.name}: a signature is no hex") from exc
+        self.verify_signature(signatures[0], data)
+        if self.ml_dsa_key:
+            verify_ml_dsa(self.ml_dsa_key, signatures[1], data, self.name)
 
     def __repr__(self) -> str:
         return f"Peer({self.name!r}, {self.public_key.hex()[:8]}...)"
@@ -127,6 +150,7 @@ class Identity:
         tls_key_pem: ECDSA P-256 key for TLS; empty for an identity that never opens a network link.
         certificate_pem: Certificate that binds the name to both keys.
         authority_pem: Certificate of the authority that issued it, and that peers must have too.
+        ml_dsa_key: Second key, for what must hold against a quantum computer; None for a party without one.
     """
 
     name: str
@@ -134,11 +158,13 @@ class Identity:
     tls_key_pem: bytes = b""
     certificate_pem: bytes = b""
     authority_pem: bytes = b""
+    ml_dsa_key: MLDSA44PrivateKey | None = None
     public: Peer = field(init=False)
 
     def __post_init__(self) -> None:
         public_key = self.signing_key.public_key().public_bytes_raw()
-        object.__setattr__(self, "public", Peer(self.name, public_key))
+        second_key = b"" if self.ml_dsa_key is None else self.ml_dsa_key.public_key().public_bytes_raw()
+        object.__setattr__(self, "public", Peer(self.name, public_key, second_key))
 
     @classmethod
     def without_certificate(cls, name: str) -> Self:
@@ -156,6 +182,15 @@ class Identity:
     def sign_data(self, data: bytes) -> bytes:
         """Return the 64-byte Ed25519 signature; callers separate purposes with `in_domain`."""
         return self.signing_key.sign(data)
+
+    def sign_ml_dsa(self, data: bytes) -> bytes:
+        """Return the ML-DSA-44 signature, 2420 bytes; empty for an identity without such a key."""
+        return b"" if self.ml_dsa_key is None else self.ml_dsa_key.sign(data)
+
+    def signature_fields(self, data: bytes) -> dict[str, str]:
+        """Return the signatures of data by every key, in hex, as fields of JSON."""
+        raw = (self.sign_data(data), self.sign_ml_dsa(data))
+        return {name: signature.hex() for name, signature in zip(SIGNATURE_FIELDS, raw, strict=True) if signature}
 
     def __repr__(self) -> str:
         return f"Identity({self.name!r})"

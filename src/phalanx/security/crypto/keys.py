@@ -4,6 +4,7 @@ from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
@@ -14,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from phalanx.errors import CertificateError
 from phalanx.security.crypto.files import make_private_directory, read_private, write_private
+from phalanx.security.crypto.ml_dsa import ML_DSA_KEY, make_ml_dsa_key
 
 TLS_KEY, SIGNING_KEY = "tls.key", "signing.key"
 
@@ -23,8 +25,8 @@ def new_tls_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def make_party_keys(home: Path) -> tuple[ec.EllipticCurvePrivateKey, ed25519.Ed25519PrivateKey]:
-    """Make the two keys of a party in a directory that no other user can enter, and return them.
+def make_party_keys(home: Path) -> tuple[ec.EllipticCurvePrivateKey, ed25519.Ed25519PrivateKey, MLDSA44PrivateKey]:
+    """Make the three keys of a party in a directory that no other user can enter, and return them.
 
     Raises:
         CertificateError: Others have access to the directory, or there are keys already.
@@ -33,7 +35,7 @@ def make_party_keys(home: Path) -> tuple[ec.EllipticCurvePrivateKey, ed25519.Ed2
     make_private_directory(home)
     write_private(home / TLS_KEY, private_pem(tls_key))
     write_private(home / SIGNING_KEY, private_pem(signing_key))
-    return tls_key, signing_key
+    return tls_key, signing_key, make_ml_dsa_key(home / ML_DSA_KEY)
 
 
 def load_tls_key(path: Path) -> ec.EllipticCurvePrivateKey:

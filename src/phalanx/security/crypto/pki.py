@@ -2,11 +2,13 @@
 
 DIR/authority.pem       certificate of the authority, public
 DIR/authority.key       its key, 0600
+DIR/authority-ml-dsa-44.key   its second key, 0600
 DIR/NAME/               0700
     certificate.pem     binds NAME to both keys
     authority.pem       a copy
     tls.key             ECDSA P-256, 0600; only where `issue` made the keys, for parties of this machine
     signing.key         Ed25519, 0600; the same
+    signing-ml-dsa-44.key   ML-DSA-44, 0600; the same
 """
 
 import ipaddress
@@ -28,6 +30,7 @@ from phalanx.security.crypto.certificate import (
     parse_authority,
     party_uri,
     peer_from_certificate,
+    public_der,
     tls_server_name,
 )
 from phalanx.security.crypto.counter import lock_file
@@ -42,10 +45,18 @@ from phalanx.security.crypto.keys import (
     new_tls_key,
     private_pem,
 )
+from phalanx.security.crypto.ml_dsa import (
+    ML_DSA_EXTENSION,
+    ML_DSA_KEY,
+    bound_keys,
+    load_ml_dsa_key,
+    make_ml_dsa_key,
+)
 from phalanx.security.crypto.request import CheckedRequest, read_request
 from phalanx.security.crypto.revocation import RevokedParties
 
 CERTIFICATE = "certificate.pem"
+_AUTHORITY_ML_DSA_KEY = "authority-ml-dsa-44.key"
 LOCAL_HOSTS = ("localhost", "127.0.0.1")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
 # machines with clocks that differ by less than this can still talk from the first second
@@ -71,8 +82,10 @@ def create_authority(directory: Path, days: int = 365, now: datetime | None = No
     subject = _x509_name(f"phalanx authority {secrets.token_hex(4)}")
     start, expiry = _validity_period(days, now)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    ml_dsa_key = make_ml_dsa_key(directory / _AUTHORITY_ML_DSA_KEY).public_key().public_bytes_raw()
     certificate = (
         _certificate_builder(subject, subject, key.public_key(), start, expiry)
+        .add_extension(x509.UnrecognizedExtension(ML_DSA_EXTENSION, ml_dsa_key), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
@@ -106,8 +119,8 @@ def issue_certificate(
         raise CertificateError(f"{home}: exists already and is not overwritten; choose another name or move it away")
     names = [_general_name(host) for host in hosts]
     period = authority.validity_period(name, days, now)
-    tls_key, signing_key = make_party_keys(home)
-    peer = Identity(name, signing_key).public
+    tls_key, signing_key, ml_dsa_key = make_party_keys(home)
+    peer = Identity(name, signing_key, ml_dsa_key=ml_dsa_key).public
     write_private(home / "authority.pem", authority.pem)
     write_private(home / CERTIFICATE, authority.certify_party(peer, tls_key.public_key(), names, period))
     return home
@@ -191,6 +204,7 @@ class _Authority:
         self._key = load_tls_key(directory / "authority.key")
         if self._key.public_key() != self._certificate.public_key():
             raise CertificateError(f"{directory / 'authority.key'}: is not the key of authority.pem beside it")
+        self._ml_dsa_key = load_ml_dsa_key(directory / _AUTHORITY_ML_DSA_KEY)
 
     def validity_period(self, name: str, days: int, now: datetime | None) -> tuple[datetime, datetime]:
         """Return from when to when a certificate that is made now is valid.
@@ -218,6 +232,10 @@ class _Authority:
             *hosts,
         ]
         builder = _certificate_builder(_x509_name(peer.name), self._certificate.subject, tls_key, *period)
+        if self._ml_dsa_key is not None and peer.ml_dsa_key:
+            statement = bound_keys(party_uri(peer), public_der(tls_key), peer.ml_dsa_key)
+            value = peer.ml_dsa_key + self._ml_dsa_key.sign(statement)
+            builder = builder.add_extension(x509.UnrecognizedExtension(ML_DSA_EXTENSION, value), critical=False)
         certificate = _add_party_extensions(builder, names, self._certificate).sign(self._key, hashes.SHA256())
         return certificate.public_bytes(Encoding.PEM)
 
@@ -248,9 +266,13 @@ def load_identity(directory: Path, now: datetime | None = None) -> Identity:
     tls_key = load_tls_key(directory / TLS_KEY)
     if tls_key.public_key() != x509.load_pem_x509_certificate(certificate_pem).public_key():
         raise CertificateError(f"{directory / TLS_KEY}: is not the key of certificate.pem beside it")
-    identity = Identity(peer.name, signing_key, private_pem(tls_key), certificate_pem, authority_pem)
+    # a key that no authority has signed for is of no use to others
+    ml_dsa_key = load_ml_dsa_key(directory / ML_DSA_KEY) if peer.ml_dsa_key else None
+    identity = Identity(peer.name, signing_key, private_pem(tls_key), certificate_pem, authority_pem, ml_dsa_key)
     if identity.public != peer:
         raise CertificateError(f"{directory / SIGNING_KEY}: is not the message key in certificate.pem beside it")
+    if identity.public.ml_dsa_key != peer.ml_dsa_key:
+        raise CertificateError(f"{directory / ML_DSA_KEY}: is not the ML-DSA-44 key in certificate.pem beside it")
     return identity
 
 

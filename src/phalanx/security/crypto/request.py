@@ -5,24 +5,39 @@ that key's signature over the name, both public keys and the authority that is a
 hand, and that hand meant this name.
 """
 
+import base64
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from phalanx.errors import CertificateError, SignatureError
 from phalanx.security.crypto.canonical import in_domain
-from phalanx.security.crypto.certificate import DIGEST_LENGTH, party_from_names, party_uri, tls_server_name
+from phalanx.security.crypto.certificate import (
+    DIGEST_LENGTH,
+    party_from_names,
+    party_uri,
+    public_der,
+    tls_server_name,
+)
 from phalanx.security.crypto.identity import Identity, Peer, check_party_name
 from phalanx.security.crypto.keys import SIGNING_KEY, TLS_KEY, load_signing_key, load_tls_key, make_party_keys
+from phalanx.security.crypto.ml_dsa import (
+    ML_DSA_KEY,
+    ML_DSA_PUBLIC_BYTES,
+    ML_DSA_REQUEST,
+    bound_keys,
+    load_ml_dsa_key,
+    verify_ml_dsa,
+)
 
-MAX_REQUEST_BYTES = 4096
+MAX_REQUEST_BYTES = 12 * 1024
 _PROOF = x509.ObjectIdentifier("2.25.193045189117995102402193016102027303324")
 _PROOF_FORM = re.compile(rf"1 (?P<authority>[0-9a-f]{{{DIGEST_LENGTH}}}|-) (?P<signature>[0-9a-f]{{128}})", re.ASCII)
 _FIELD = 2**255 - 19
@@ -56,22 +71,26 @@ def make_request(home: Path, name: str, authority: str | None = None) -> bytes:
     check_party_name(name)
     if (home / TLS_KEY).exists() or (home / SIGNING_KEY).exists():
         tls_key, signing_key = load_tls_key(home / TLS_KEY), load_signing_key(home / SIGNING_KEY)
+        ml_dsa_key = load_ml_dsa_key(home / ML_DSA_KEY)
     else:
-        tls_key, signing_key = make_party_keys(home)
-    identity = Identity(name, signing_key)
+        tls_key, signing_key, ml_dsa_key = make_party_keys(home)
+    identity = Identity(name, signing_key, ml_dsa_key=ml_dsa_key)
     names = [
         x509.DNSName(tls_server_name(name)),
         x509.UniformResourceIdentifier(party_uri(identity.public)),
     ]
     proof = identity.sign_data(_proven_bytes(identity.public, tls_key.public_key(), authority))
-    return (
+    builder = (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_attribute(_PROOF, f"1 {authority or '-'} {proof.hex()}".encode("ascii"))
-        .sign(tls_key, hashes.SHA256())
-        .public_bytes(Encoding.PEM)
     )
+    if ml_dsa_key is not None:
+        second = identity.public.ml_dsa_key
+        proof = identity.sign_ml_dsa(_second_bytes(identity.public, tls_key.public_key(), second, authority))
+        builder = builder.add_attribute(ML_DSA_REQUEST, base64.b64encode(second + proof))
+    return builder.sign(tls_key, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def read_request(pem: bytes, where: str = "request") -> CheckedRequest:
@@ -94,7 +113,8 @@ def read_request(pem: bytes, where: str = "request") -> CheckedRequest:
         raise CertificateError(f"{where}: asks for the hosts {', '.join(hosts)[:200]}; hosts are named by who signs")
     if _has_small_order(peer.public_key):
         raise CertificateError(f"{where}: its message key is weak: everybody can sign with it")
-    return CheckedRequest(peer, key, _check_proof(request, peer, key, where))
+    authority = _check_proof(request, peer, key, where)
+    return CheckedRequest(replace(peer, ml_dsa_key=_check_second(request, peer, key, authority, where)), key, authority)
 
 
 def _parse_request(pem: bytes, where: str) -> x509.CertificateSigningRequest:
@@ -148,8 +168,34 @@ def _check_proof(
     return authority
 
 
+def _check_second(
+    request: x509.CertificateSigningRequest,
+    peer: Peer,
+    key: ec.EllipticCurvePublicKey,
+    authority: str | None,
+    where: str,
+) -> bytes:
+    """Return the ML-DSA-44 key of a request, by which the same statement is signed; empty where it has none."""
+    values = [attribute.value for attribute in request.attributes if attribute.oid == ML_DSA_REQUEST]
+    if not values:
+        return b""
+    try:
+        raw = base64.b64decode(values[0], validate=True)
+        second, proof = raw[:ML_DSA_PUBLIC_BYTES], raw[ML_DSA_PUBLIC_BYTES:]
+        verify_ml_dsa(second, proof, _second_bytes(peer, key, second, authority), where)
+    except (ValueError, SignatureError) as exc:
+        raise CertificateError(f"{where}: its ML-DSA-44 key did not sign for this name and these keys") from exc
+    if len(values) > 1:
+        raise CertificateError(f"{where}: has {len(values)} ML-DSA-44 keys")
+    return second
+
+
+def _second_bytes(peer: Peer, key: ec.EllipticCurvePublicKey, second: bytes, authority: str | None) -> bytes:
+    return bound_keys(party_uri(peer), public_der(key), second, authority or "-")
+
+
 def _proven_bytes(peer: Peer, key: ec.EllipticCurvePublicKey, authority: str | None) -> bytes:
-    tls_key = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
+    tls_key = public_der(key).hex()
     return in_domain("certificate-request/1", "\n".join((party_uri(peer), tls_key, authority or "-")).encode("ascii"))
 
 

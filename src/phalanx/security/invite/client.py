@@ -15,12 +15,13 @@ from phalanx.security.crypto import (
     load_identity,
     make_request,
     peer_from_certificate,
+    seal_for,
     steady_now,
     tls_server_name,
     write_public,
 )
 from phalanx.security.invite.line import EXCHANGE_S, client_context, read_text_field, receive_object, send_object
-from phalanx.security.invite.token import JoinToken, split_address
+from phalanx.security.invite.token import JoinToken, secret_purpose, split_address
 
 _OWNER = "owner"
 _MAX_SKEW_S = 240
@@ -91,7 +92,8 @@ def enrol_machine(token: JoinToken, home: Path, offer: JoinOffer | None = None) 
         FrameError: The answer is malformed.
     """
     with _connect_tls(token.address, None, None) as stranger:
-        authority = read_text_field(_ask_owner(stranger, {"ask": "authority"}), "authority").encode()
+        greeting = _ask_owner(stranger, {"ask": "authority"})
+        authority = read_text_field(greeting, "authority").encode()
     if not hmac.compare_digest(certificate_fingerprint(authority, f"authority at {token.address}"), token.authority):
         raise CertificateError(
             f"{token.address}: has another authority than the token names; something else listens there, or somebody "
@@ -101,7 +103,8 @@ def enrol_machine(token: JoinToken, home: Path, offer: JoinOffer | None = None) 
     with _connect_tls(token.address, authority, _OWNER) as connection:
         _check_owner(connection, authority, token.address)
         own_host = str(connection.getsockname()[0])
-        question = {"name": token.name, "secret": token.secret, "request": request.decode("ascii")}
+        sealed = _seal_secret(token, read_text_field(greeting, "seal"))
+        question = {"name": token.name, "sealed": sealed, "request": request.decode("ascii")}
         answer = _ask_owner(connection, question | ({} if offer is None else offer.question_fields(own_host)))
     if "refused" in answer:
         raise PeerRefusedError(
@@ -116,6 +119,18 @@ def enrol_machine(token: JoinToken, home: Path, offer: JoinOffer | None = None) 
     # refuses a certificate of other keys than those that were made here
     load_identity(home)
     return _read_terms(answer, token, own_host)
+
+
+def _seal_secret(token: JoinToken, seal_key: str) -> str:
+    """Seal the secret for the owner: a later quantum computer that opens the recorded TLS session does not read it.
+
+    Nobody has vouched for the key yet. Whoever exchanged it gets nothing: the secret goes to the owner alone, who then
+    cannot open it.
+    """
+    try:
+        return seal_for(bytes.fromhex(seal_key), token.secret.encode("ascii"), secret_purpose(token.name)).hex()
+    except ValueError as exc:
+        raise FrameError(f"{token.address}: its key to seal for is malformed") from exc
 
 
 def _read_terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswer:

@@ -12,12 +12,21 @@ from typing import Any, Self
 
 from phalanx.closing import Closeable
 from phalanx.config import printable_text
-from phalanx.errors import CertificateError, ConfigError, FrameError, PeerRefusedError, PhalanxError, TransportError
-from phalanx.security.crypto import load_authority, load_identity, read_public, steady_now
+from phalanx.errors import (
+    CertificateError,
+    ConfigError,
+    FrameError,
+    PeerRefusedError,
+    PhalanxError,
+    SignatureError,
+    TransportError,
+)
+from phalanx.security.crypto import HybridSealKey, load_authority, load_identity, read_public, steady_now
 from phalanx.security.invite.line import EXCHANGE_S, read_text_field, receive_object, send_object, server_context
 from phalanx.security.invite.lobby import ConnectionServer, ServedConnection
 from phalanx.security.invite.reachability import probe_reachability
 from phalanx.security.invite.register import Invitations
+from phalanx.security.invite.token import secret_purpose
 
 _MAX_VISITORS = 64
 _KNOCKS, _KNOCKS_WINDOW_S = 5, 60.0
@@ -72,6 +81,7 @@ class EnrolmentServer(Closeable):
         load_identity(directory / "owner")
         self._authority = load_authority(directory / "authority.pem").decode("ascii")
         self._context = server_context(directory / "owner")
+        self._seal_key = HybridSealKey.generate()
         self._invitations, self._terms, self._say, self._clock = invitations, terms, say, clock
         self._failed_probes: dict[str, deque[float]] = {}
         self._told_refusals: set[str] = set()
@@ -119,9 +129,10 @@ class EnrolmentServer(Closeable):
 
     def _answer_question(self, question: dict[str, Any], visitor: ServedConnection) -> dict[str, Any]:
         if question == {"ask": "authority"}:
-            return {"authority": self._authority}
+            return {"authority": self._authority, "seal": self._seal_key.public_bytes.hex()}
         try:
-            name, secret = read_text_field(question, "name", 63), read_text_field(question, "secret", 64)
+            name = read_text_field(question, "name", 63)
+            secret = self._open_secret(name, read_text_field(question, "sealed"))
             request = read_text_field(question, "request").encode()
             self._invitations.check_secret(name, secret)
             if self._server is not None:
@@ -140,6 +151,12 @@ class EnrolmentServer(Closeable):
             "needs_mib": self._terms.needs_mib,
             **({"run": self._terms.run} if self._terms.run else {}),
         }
+
+    def _open_secret(self, name: str, sealed: str) -> str:
+        try:
+            return self._seal_key.open_sealed(bytes.fromhex(sealed), secret_purpose(name)).decode("ascii")
+        except (ValueError, SignatureError) as exc:
+            raise FrameError("its secret is not sealed for this owner") from exc
 
     def _probe_address(self, question: dict[str, Any], name: str, secret: str) -> None:
         if "reach" not in question:

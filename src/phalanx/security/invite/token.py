@@ -122,6 +122,11 @@ def secret_digest(secret: str) -> str:
     return digest_hex(in_domain("invitation/1", secret.encode()))
 
 
+def secret_purpose(name: str) -> bytes:
+    """Return what a sealed secret is for: one party's request to be certified."""
+    return in_domain("invitation-seal/1", name.encode())
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port."""
     match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None

@@ -1,14 +1,15 @@
 """The handshake: two signed hellos make one channel.
 
-    client -> server   hello   terms, session, epoch, salt, X25519 share
-    server -> client   reply   the same of its own, and the digest of the client's hello
+    client -> server   hello   terms, session, epoch, salt, X25519 share and ML-KEM-768 key
+    server -> client   reply   the same of its own with an ML-KEM-768 ciphertext, and the digest of the client's hello
 
-Both derive the keys from the X25519 secret, salted with a digest over both hellos as they were signed: so epochs,
-salts, terms and attestation are in every key, and a side that saw other hellos has other keys. The first frame that
-opens is the proof that the peer has them too. Every start of either side is a new handshake, with a new epoch and a new
-salt.
+Both derive the keys from the X25519 secret and the ML-KEM-768 one behind it, salted with a digest over both hellos as
+they were signed: so epochs, salts, terms and attestation are in every key, and a side that saw other hellos has other
+keys. The first frame that opens is the proof that the peer has them too. Every start of either side is a new handshake,
+with a new epoch and a new salt.
 
-Source: Krawczyk 2003 (sign-and-MAC key agreement); RFC 7748 (X25519); RFC 5869 (HKDF).
+Source: Krawczyk 2003 (sign-and-MAC key agreement); RFC 7748 (X25519); FIPS 203 (ML-KEM); RFC 5869 (HKDF); the two
+secrets behind one another as in draft-ietf-tls-hybrid-design.
 """
 
 import hashlib
@@ -16,15 +17,16 @@ import hmac
 import secrets
 import threading
 
+from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from phalanx.errors import SealError
-from phalanx.security.crypto import Identity, Peer, in_domain
+from phalanx.security.crypto import HybridSealKey, Identity, Peer, in_domain
 from phalanx.security.seal.context import SESSION_BYTES, Context, Direction, Terms
 from phalanx.security.seal.direction import BoundToProcess, DirectionState
 from phalanx.security.seal.epochs import EpochSource
 from phalanx.security.seal.header import SealRefusal
-from phalanx.security.seal.hello import SALT_BYTES, HandshakeHello, read_hello
+from phalanx.security.seal.hello import CURVE_BYTES, SALT_BYTES, HandshakeHello, read_hello
 from phalanx.security.seal.keys import derive_ciphers, wipe_buffer
 from phalanx.security.seal.sender import Channel, Receiver, Sender
 
@@ -44,13 +46,14 @@ class HandshakeOffer(BoundToProcess):
         super().__init__()
         _check_name(identity.name, terms.client)
         self._lock = threading.Lock()
-        self._private: X25519PrivateKey | None = X25519PrivateKey.generate()
+        self._private: HybridSealKey | None = HybridSealKey.generate()
         self._sent_hello = HandshakeHello(
             terms,
             secrets.token_bytes(SESSION_BYTES),
             epochs.raise_epoch(),
             secrets.token_bytes(SALT_BYTES),
-            self._private.public_key().public_bytes_raw(),
+            # the curve's half first, as in hellos of the server
+            self._private.public_bytes[-CURVE_BYTES:] + self._private.public_bytes[:-CURVE_BYTES],
         )
         self.hello = self._sent_hello.sign_hello(identity)
 
@@ -76,7 +79,8 @@ class HandshakeOffer(BoundToProcess):
             self.check_process()
             if self._private is None:
                 raise SealError(SealRefusal.CLOSED, "offer: was accepted before; its keys are not used twice")
-            secret = _agree_secret(self._private, heard.share)
+            lattice_secret = self._private.lattice.decapsulate(heard.share[CURVE_BYTES:])
+            secret = _agree_secret(self._private.curve, heard.share, lattice_secret)
             # the keys exist now, and must not come into being a second time
             self._private = None
         return _open_channel(secret, (self.hello, reply), Direction.TO_SERVER, hello, heard)
@@ -110,13 +114,14 @@ def answer_hello(
         raise SealError(SealRefusal.MALFORMED, "hello: is a reply")
     _check_newer(heard, after_epoch)
     private = X25519PrivateKey.generate()
-    secret = _agree_secret(private, heard.share)
+    lattice_secret, ciphertext = _encapsulate(heard.share[CURVE_BYTES:])
+    secret = _agree_secret(private, heard.share, lattice_secret)
     own_hello = HandshakeHello(
         terms,
         heard.session,
         epochs.raise_epoch(),
         secrets.token_bytes(SALT_BYTES),
-        private.public_key().public_bytes_raw(),
+        private.public_key().public_bytes_raw() + ciphertext,
         _hello_digest(hello),
     )
     reply = own_hello.sign_hello(identity)
@@ -137,9 +142,17 @@ def _open_channel(
     return Channel(context, Sender(lanes[0]), Receiver(lanes[1]))
 
 
-def _agree_secret(private: X25519PrivateKey, share: bytes) -> bytearray:
+def _encapsulate(lattice_key: bytes) -> tuple[bytes, bytes]:
     try:
-        return bytearray(private.exchange(X25519PublicKey.from_public_bytes(share)))
+        return MLKEM768PublicKey.from_public_bytes(lattice_key).encapsulate()
+    except ValueError as exc:
+        raise SealError(SealRefusal.MALFORMED, "hello: its ML-KEM-768 key is none") from exc
+
+
+def _agree_secret(private: X25519PrivateKey, share: bytes, lattice_secret: bytes) -> bytearray:
+    try:
+        other = X25519PublicKey.from_public_bytes(share[:CURVE_BYTES])
+        return bytearray(private.exchange(other) + lattice_secret)
     except ValueError as exc:
         raise SealError(SealRefusal.MALFORMED, "hello: its X25519 share is of low order") from exc
 

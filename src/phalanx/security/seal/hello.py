@@ -11,17 +11,17 @@ from phalanx.security.seal.context import DIGEST_BYTES, SESSION_BYTES, Terms
 from phalanx.security.seal.direction import MAX_EPOCH
 from phalanx.security.seal.header import SealRefusal
 
-SALT_BYTES = SHARE_BYTES = 32
+SALT_BYTES = CURVE_BYTES = 32
+_LATTICE_KEY_BYTES, _CIPHERTEXT_BYTES = 1184, 1088
 MAX_HELLO_BYTES = 8192
-_VERSION = 1
-_DOMAIN = "seal-hello/1"
+_VERSION = 2
+_DOMAIN = "seal-hello/2"
 _HEX = re.compile(r"(?:[0-9a-f]{2})*")
 _SIZES = {
     "config_digest": DIGEST_BYTES,
     "attestation": DIGEST_BYTES,
     "session": SESSION_BYTES,
     "salt": SALT_BYTES,
-    "share": SHARE_BYTES,
 }
 _WRONG_TERMS = {
     "run": SealRefusal.FOREIGN_RUN,
@@ -40,7 +40,8 @@ class HandshakeHello:
     Attributes:
         session: 16 bytes; the client's choice, repeated by the server.
         salt: 32 random bytes, drawn for this handshake.
-        share: Its X25519 public key, made for this handshake.
+        share: Its X25519 public key, made for this handshake; behind it the client's ML-KEM-768 key, or the server's
+            ciphertext for that.
         reply_to: SHA-256 of the client's signed hello in the server's; empty in the client's.
     """
 
@@ -96,12 +97,15 @@ _TYPES = {
     "chunk_bytes": int,
     "epoch": int,
     "reply_to": str,
+    "share": str,
 } | dict.fromkeys(_SIZES, str)
 
 
 def _from_json(body: dict[str, Any], terms: Terms) -> HandshakeHello:
     try:
         raw = {name: _from_hex(body[name], size, name) for name, size in _SIZES.items()}
+        lattice_bytes = _CIPHERTEXT_BYTES if body["reply_to"] else _LATTICE_KEY_BYTES
+        raw["share"] = _from_hex(body["share"], CURVE_BYTES + lattice_bytes, "share")
         reply_to = _from_hex(body["reply_to"], len(body["reply_to"]) and DIGEST_BYTES, "reply_to")
     except ValueError as exc:
         raise SealError(SealRefusal.MALFORMED, f"hello: {exc}") from exc

@@ -102,10 +102,10 @@ class Journal:
             stages={str(s): StateFilePlace(party=party, digest=digests.get(s)) for s, party in holders.items()},
         )
         body = entry.model_dump(mode="json")
-        signature = self.owner.sign_data(in_domain(_DOMAIN, canonical_json(body)))
+        signatures = self.owner.signature_fields(in_domain(_DOMAIN, canonical_json(body)))
         path = self.directory / _FILE
         try:
-            path.with_suffix(".writing").write_bytes(canonical_json({"body": body, "signature": signature.hex()}))
+            path.with_suffix(".writing").write_bytes(canonical_json({"body": body, **signatures}))
             path.with_suffix(".writing").replace(path)
         except OSError as exc:
             self._refused = True
@@ -136,9 +136,7 @@ def read_entry(directory: Path, peer: Peer) -> Entry | None:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
     try:
         envelope = parse_canonical(data)
-        peer.verify_signature(
-            bytes.fromhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"]))
-        )
+        peer.verify_fields(envelope, in_domain(_DOMAIN, canonical_json(envelope["body"])))
         return Entry.model_validate(envelope["body"])
     except (SignatureError, ValidationError, ValueError, KeyError, TypeError) as exc:
         raise CheckpointError(f"{path}: altered, or not signed by {peer.name!r}: {type(exc).__name__}") from exc
