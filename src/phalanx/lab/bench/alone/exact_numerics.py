@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from phalanx.errors import TrainingError
 from phalanx.exact import products
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 from phalanx.lab.bench.measure.workloads import standard_library
 from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, open_model, weights_digest
 from phalanx.models.config import Attention
@@ -111,7 +111,7 @@ def measure_digests(steps: int) -> list[dict[str, Any]]:
     """Train under each kind of kernels, in a process of its own."""
     rows = []
     for name, variables in KERNELS.items():
-        command = [sys.executable, "-m", __spec__.name, "unused", "--part", "one-digest", "--steps", str(steps)]
+        command = [sys.executable, "-m", __spec__.name, "one-digest", str(steps)]
         process = subprocess.run(  # noqa: S603 - this program itself
             command, env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=False, timeout=3600
         )
@@ -182,17 +182,14 @@ def measure_price(rounds: int) -> list[dict[str, Any]]:
     ]
 
 
-def measure_part(part: str, steps: int) -> dict[str, object]:
+def measure_part(part: Literal["digests", "losses", "price"], steps: int = 50) -> dict[str, object]:
     """Measure one part."""
     rows = {"digests": measure_digests, "losses": measure_losses, "price": measure_price}[part](steps)
     return {"part": part, "steps": steps, "int8_digits": products.digits_are_exact(), "rows": rows}
 
 
 if __name__ == "__main__":
-    parser = program_parser(__doc__)
-    parser.add_argument("--part", choices=("digests", "losses", "price", "one-digest"), required=True)
-    parser.add_argument("--steps", type=int, default=50)
     if "one-digest" in sys.argv:
-        sys.stdout.write(json.dumps(train_once(parser.parse_args().steps)) + "\n")
+        sys.stdout.write(json.dumps(train_once(int(sys.argv[-1]))) + "\n")
     else:
-        run_program("exact-numerics", parser, lambda options: measure_part(options.part, options.steps))
+        run_program("exact-numerics", measure_part)

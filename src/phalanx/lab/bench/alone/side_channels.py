@@ -21,7 +21,7 @@ import numpy as np
 
 from phalanx.errors import RollbackError
 from phalanx.lab.bench.alone.seal import shake_hands
-from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.harness import run_program
 from phalanx.security.aggregate.masks import Mask, add_masks
 from phalanx.security.crypto import NotRollbackProofCounter
 from phalanx.security.mask.ring import add_mod_p
@@ -173,7 +173,7 @@ def _is_refused(home: Path, *, with_counter: bool) -> bool:
     return False
 
 
-def measure_channels(texts: int, calls: int) -> dict[str, object]:
+def measure_channels(texts: int = 400, calls: int = 4000) -> dict[str, object]:
     """Measure all three."""
     sizes = [
         infer_facts(name, observe(texts, padded=padded), padded=padded)
@@ -185,10 +185,7 @@ def measure_channels(texts: int, calls: int) -> dict[str, object]:
 
 def main() -> None:
     """Run the bench."""
-    parser = program_parser(__doc__ or "")
-    parser.add_argument("--texts", type=int, default=400)
-    parser.add_argument("--calls", type=int, default=4000)
-    run_program("side channels", parser, lambda options: measure_channels(options.texts, options.calls))
+    run_program("side channels", measure_channels)
 
 
 if __name__ == "__main__":
