@@ -57,8 +57,8 @@ def test_the_second_reader_checks_proofs_of_presence_and_of_absence() -> None:
 
     assert check_proof(canonical(present), FINGERPRINT).places == (("web", "train", 1),)
     assert check_proof(canonical(absent), FINGERPRINT).places == ()
-    with pytest.raises(RefusedError):
-        check_proof(canonical({**present, "leaves": present["leaves"][1:]}), FINGERPRINT)
+    # without the record before it, there may be further places
+    assert not check_proof(canonical({**present, "leaves": present["leaves"][1:]}), FINGERPRINT).is_complete
     with pytest.raises(RefusedError):
         turned = [{**one, "path": one["path"][::-1]} for one in present["leaves"]]
         check_proof(canonical({**present, "leaves": turned}), FINGERPRINT)

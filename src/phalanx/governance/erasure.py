@@ -1,6 +1,6 @@
 """Exact erasure: a run is replayed from the checkpoint before a document was first seen, on data without it.
 
-The replayed weights are those of a run that never had the document, bit for bit. Whoever holds the old weights, the old
+The replayed weights equal a run that never had the document, bit for bit. Whoever holds the old weights, the old
 data set or the old checkpoints still holds the document: these are to be deleted, and no program can prove that.
 """
 
@@ -46,13 +46,9 @@ class ErasurePrice:
     """What an erasure costs, known before it begins.
 
     Attributes:
-        document: Digest of the document.
         places: Places of it in the data set.
         first_step: First step that saw it; None where no step did, and then only the data set is written anew.
-        num_seen: Steps that saw it.
         from_step: Step of the checkpoint that the replay begins at; 0 is the beginning.
-        steps: Steps to do again.
-        tokens: Tokens of them.
         seconds: Time that the old run took for as many steps; None where it left no summary.
     """
 
@@ -100,7 +96,7 @@ class Erasure:
         self._lineage = trace_document(past, proof.places)
 
     def estimate_price(self) -> ErasurePrice:
-        """Return what the replay costs."""
+        """Return the cost of the replay."""
         train, seen = self.past.config.train, [step.step for step in self._lineage.steps]
         first = min(seen, default=None)
         begin = self._start_step(first)

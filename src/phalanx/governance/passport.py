@@ -1,4 +1,4 @@
-"""Make the passport of a run: collect what it left, state it in the formats of others, and seal all of it."""
+"""Make the passport of a run: collect its files, state them in the formats of others, and seal all of it."""
 
 import hashlib
 import importlib.metadata
@@ -83,7 +83,7 @@ class PassportChoice:
 
 
 def make_passport(past: PastRun, out: Path, choice: PassportChoice) -> PassportFindings:
-    """Write the passport of a run to a new file, and return what a stranger will find in it.
+    """Write the passport of a run to a new file, and return the findings of a stranger.
 
     Raises:
         ConfigError: There is such a file, or a statement is about something else than the run.
@@ -121,7 +121,7 @@ class _PassportMaker:
         }
 
     def collect_members(self, scratch: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
-        """Return the members but the seal, and what the seal states."""
+        """Return the members but the seal, and the predicate of the seal."""
         log = self._collect_log()
         manifest = self._collect_data()
         model = self._collect_model(scratch, log, manifest)
@@ -131,7 +131,7 @@ class _PassportMaker:
             "status": "completed" if log.is_completed else "unfinished",
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "software": importlib.metadata.version("phalanx-train"),
-            "log": {"num_events": len(log.lines), "digest": log.end},
+            "log": {"num_events": len(log.lines), "digest": log.last_digest},
             "weights": log.weights,
             "audits": {"recorded": len(log.recorded), "proven": len(log.proven), "signed": log.audits},
             "draws": form.list_draws(log),
@@ -210,7 +210,7 @@ class _PassportMaker:
     def _build_facts(self, manifest: SignedManifest | None) -> BuildFacts:
         past = self._past
         lines = self._members[form.EVENTS_FILE].splitlines()
-        first, last = (json.loads(line) for line in (lines[0], lines[-1]))
+        first, last = (json.loads(row) for row in (lines[0], lines[-1]))
         config = past.config.model_dump(mode="json")
         dependencies = {} if manifest is None else {"training data": manifest.digest}
         dependencies |= {

@@ -188,7 +188,6 @@ class MeasuredTests:
     """An evaluation or a red-team report as a test result.
 
     Attributes:
-        name: Name in the passport.
         digest: SHA-256 of the file of the result.
         weights: Digest of the measured weights; None where only the owner knows that they were these.
         figures: Value of each figure as text.

@@ -61,9 +61,9 @@ def read_bundle(path: Path) -> dict[str, Member]:
         RefusedError: A byte outside of the members is another than it must be.
         UnreadableError: It cannot be read.
     """
-    whole, members, offset, last = Member.from_file(path), dict[str, Member](), 0, ""
+    archive, members, offset, last = Member.from_file(path), dict[str, Member](), 0, ""
     while True:
-        header = whole.read_range(offset, BLOCK)
+        header = archive.read_range(offset, BLOCK)
         if header == b"\0" * BLOCK:
             break
         name, size = _read_header(header, offset)
@@ -71,11 +71,11 @@ def read_bundle(path: Path) -> dict[str, Member]:
         is_next = SEAL not in members and (name == SEAL or name > last)
         require(is_next, f"{path}: member {name} is out of order, or there twice")
         last, members[name] = name, Member(path, offset + BLOCK, size)
-        padding = whole.read_range(offset + BLOCK + size, -size % BLOCK)
+        padding = archive.read_range(offset + BLOCK + size, -size % BLOCK)
         require(not any(padding), f"{path}: bytes behind member {name} were changed")
         offset += BLOCK + size + -size % BLOCK
-    require(whole.read_range(offset, 2 * BLOCK) == b"\0" * 2 * BLOCK, f"{path}: its end was changed")
-    require(whole.size == offset + 2 * BLOCK, f"{path}: there are bytes behind its end")
+    require(archive.read_range(offset, 2 * BLOCK) == b"\0" * 2 * BLOCK, f"{path}: its end was changed")
+    require(archive.size == offset + 2 * BLOCK, f"{path}: there are bytes behind its end")
     require(SEAL in members, f"{path}: has no {SEAL}")
     return members
 

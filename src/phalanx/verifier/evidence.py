@@ -27,7 +27,6 @@ class EvidenceFindings:
     """What a file of evidence shows by itself.
 
     Attributes:
-        party: The accused party.
         signers: Sender of each header whose signature holds, by its role.
         authority: SHA-256 of the authority's certificate.
         tensors: Name and SHA-256 of the file of tensors beside it.

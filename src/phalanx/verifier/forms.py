@@ -253,7 +253,7 @@ def merkle_root(leaves: Sequence[bytes]) -> str:
         return digest(b"")
     level = [blake3(b"\x00" + leaf).digest() for leaf in leaves]
     while len(level) > 1:
-        pairs = [blake3(b"\x01" + level[at] + level[at + 1]).digest() for at in range(0, len(level) - 1, 2)]
+        pairs = [blake3(b"\x01" + level[index] + level[index + 1]).digest() for index in range(0, len(level) - 1, 2)]
         # the last node of an odd level is its own parent: the same tree as by the largest power of two
         level = pairs if len(level) % 2 == 0 else [*pairs, level[-1]]
     return level[0].hex()
@@ -269,7 +269,9 @@ def shard_root(level: Sequence[bytes]) -> bytes:
     if not level:
         return hashlib.sha256().digest()
     while len(level) > 1:
-        pairs = [hashlib.sha256(b"\1" + level[at] + level[at + 1]).digest() for at in range(0, len(level) - 1, 2)]
+        pairs = [
+            hashlib.sha256(b"\1" + level[index] + level[index + 1]).digest() for index in range(0, len(level) - 1, 2)
+        ]
         level = pairs if len(level) % 2 == 0 else [*pairs, level[-1]]
     return level[0]
 

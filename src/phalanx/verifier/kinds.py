@@ -1,4 +1,4 @@
-"""Whatever a stranger is handed: recognise what it is, and check it."""
+"""Check of anything that a stranger is handed: its kind is recognised by its content."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,6 @@ class Expectations:
         certificate: PEM of the owner's certificate.
         signer: Fingerprint of the key that signs data or exports.
         model: Directory of the model that came with a passport.
-        session: Session of evidence.
         heads: Heads of the log that others have kept.
     """
 
@@ -42,11 +41,8 @@ class PathReport:
     """What was checked.
 
     Attributes:
-        kind: What it is.
-        rows: Findings by name.
         remarks: Facts that hold and prove less than one may think.
-        doubts: What should be there and could not be shown; none of them makes a forgery pass.
-        facts: Findings for programs.
+        doubts: Missing facts; none of them makes a forgery pass.
     """
 
     kind: str
@@ -84,10 +80,10 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
 
 
 def _verify_passport(path: Path, expected: Expectations) -> PathReport:
-    found = verify_passport(path, expected.owner, expected.certificate, expected.model, expected.heads)
-    rows = {"owner": f"{found.owner}, {'as expected' if found.is_expected else 'not compared'}", **found.rows}
-    facts = {**found.facts, "owner": found.owner, "is_expected": found.is_expected}
-    return PathReport("passport of a run", rows, found.remarks, found.doubts, facts)
+    findings = verify_passport(path, expected.owner, expected.certificate, expected.model, expected.heads)
+    rows = {"owner": f"{findings.owner}, {'as expected' if findings.is_expected else 'not compared'}", **findings.rows}
+    facts = {**findings.facts, "owner": findings.owner, "is_expected": findings.is_expected}
+    return PathReport("passport of a run", rows, findings.remarks, findings.doubts, facts)
 
 
 def _verify_run(path: Path, expected: Expectations) -> PathReport:
@@ -153,16 +149,18 @@ def _verify_model(path: Path, expected: Expectations) -> PathReport:
 
 
 def _verify_evidence(path: Path, expected: Expectations) -> PathReport:
-    found, value = verify_evidence_file(path, expected.session)
+    findings, value = verify_evidence_file(path, expected.session)
     rows = {
-        "accused": f"{found.party}: {found.offence}",
-        "signatures": ", ".join(f"{role} by {sender}" for role, sender in found.signers.items()) or "none",
-        "session": found.session,
-        "authority": f"{found.authority}, not compared",
+        "accused": f"{findings.party}: {findings.offence}",
+        "signatures": ", ".join(f"{role} by {sender}" for role, sender in findings.signers.items()) or "none",
+        "session": findings.session,
+        "authority": f"{findings.authority}, not compared",
         "file": f"SHA-256 {value}",
     }
-    doubts = [] if found.is_contradiction else ["the lie itself is recomputed by `phalanx audit explain`"]
-    return PathReport("evidence", rows, [], doubts, {"party": found.party, "offence": found.offence, "sha256": value})
+    doubts = [] if findings.is_contradiction else ["the lie itself is recomputed by `phalanx audit explain`"]
+    return PathReport(
+        "evidence", rows, [], doubts, {"party": findings.party, "offence": findings.offence, "sha256": value}
+    )
 
 
 def _verify_proof(path: Path, expected: Expectations) -> PathReport:

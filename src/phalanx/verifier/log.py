@@ -42,25 +42,21 @@ class LogFindings:
     """What a log shows.
 
     Attributes:
-        end: Digest of the last line.
-        recorded: Steps with a record.
+        last_digest: BLAKE3 of the last line, in hex, as the next one would name it.
         proven: Those of them with audits that were drawn again and found to be done.
         audits: Recomputed microbatches under the signatures of stage and auditor.
         is_guarded: Whether any session had a guard.
-        is_completed: Whether the run ended.
-        doubts: What should be there and could not be shown, a sentence each.
+        doubts: Missing facts, a sentence each.
         sessions: Opening of each session, with `line`, its number, and `revealed`, whether its key is told.
         certified: Digest of the manifest of each checkpoint that should be on disk, by step.
         manifests: Digests of all manifests that the log ever named, by step.
-        verdicts: Bodies of the verdicts.
         weights: Digest of the final weights.
         session_names: Names that the messages of sessions were signed for, as far as steps show them.
-        lines: Digests of all lines.
         public: Digests of the lines that workers know of.
     """
 
     run: str = ""
-    end: str = ""
+    last_digest: str = ""
     recorded: set[int] = field(default_factory=set)
     proven: set[int] = field(default_factory=set)
     audits: int = 0
@@ -118,9 +114,9 @@ def verify_log(
     lines = read_lines(events, owner.key)
     findings = LogFindings(
         lines=[line_digest for _, line_digest in lines],
-        public=[line_digest for line, line_digest in lines if line["kind"] in PUBLIC_KINDS],
+        public=[line_digest for entry, line_digest in lines if entry["kind"] in PUBLIC_KINDS],
     )
-    findings.run, findings.end = (lines[0][0]["run"], lines[-1][1]) if lines else ("", "")
+    findings.run, findings.last_digest = (lines[0][0]["run"], lines[-1][1]) if lines else ("", "")
     is_end_told = False
     for head in heads:
         is_end_told = _check_known_head(head, findings, owner) or is_end_told
@@ -166,13 +162,12 @@ def check_kept_head(data: bytes, findings: LogFindings, owner: CertifiedParty) -
         if forced is not None:
             is_there = findings.public[forced["number"] - 1 : forced["number"]] == [forced["digest"]]
             require(is_there, f"the log lacks public line {forced['number']}, which its owner has shown to others")
-        found = findings.public[last["number"] - 1 : last["number"]]
+        shown = findings.public[last["number"] - 1 : last["number"]]
     except (ValueError, KeyError, TypeError) as exc:
         raise RefusedError(f"no head of this log: {exc}") from exc
-    require(
-        found in ([], [last["digest"]]), f"public line {last['number']} is another one than its owner showed to others"
-    )
-    return None if found else f"public line {last['number']}, which others know: only a crash can have taken it"
+    is_same = shown in ([], [last["digest"]])
+    require(is_same, f"public line {last['number']} is another one than its owner showed to others")
+    return None if shown else f"public line {last['number']}, which others know: only a crash can have taken it"
 
 
 def read_lines(events: Member, key: bytes) -> list[tuple[Line, str]]:
@@ -183,16 +178,16 @@ def read_lines(events: Member, key: bytes) -> list[tuple[Line, str]]:
     previous, run = "", None
     for number, row in enumerate(rows, 1):
         try:
-            line = parse(row)
-            run = line["run"] if run is None else run
+            entry = parse(row)
+            run = entry["run"] if run is None else run
             if number == 1:
                 previous = digest(in_domain("log-start/1", run.encode()))
-            _check_line(line, row, run, number, previous)
-            check_signature(key, line["signature"], "log/1", canonical(_without_signature(line)))
+            _check_line(entry, row, run, number, previous)
+            check_signature(key, entry["signature"], "log/1", canonical(_without_signature(entry)))
         except (ValueError, TypeError, KeyError, AttributeError) as exc:
             raise RefusedError(f"line {number}: {exc}") from exc
         previous = digest(row)
-        lines.append((line, previous))
+        lines.append((entry, previous))
     return lines
 
 
@@ -212,10 +207,10 @@ def _check_line(line: Line, row: bytes, run: str, number: int, previous: str) ->
 def _revealed_keys(lines: Sequence[tuple[Line, str]]) -> dict[str, tuple[bytes, int]]:
     """Return audit keys by commitment, with the number of the line that tells them."""
     keys: dict[str, tuple[bytes, int]] = {}
-    for number, (line, _) in enumerate(lines, 1):
-        if line["kind"] == "audit_key_revealed":
+    for number, (entry, _) in enumerate(lines, 1):
+        if entry["kind"] == "audit_key_revealed":
             try:
-                key, commitment = bytes.fromhex(line["body"]["key"]), line["body"]["commitment"]
+                key, commitment = bytes.fromhex(entry["body"]["key"]), entry["body"]["commitment"]
             except (ValueError, KeyError, TypeError) as exc:
                 raise RefusedError(f"line {number}: a malformed key") from exc
             require(hashlib.sha256(key).hexdigest() == commitment, f"line {number}: another key than was committed to")
@@ -224,7 +219,7 @@ def _revealed_keys(lines: Sequence[tuple[Line, str]]) -> dict[str, tuple[bytes, 
 
 
 class _Session:
-    """From one opening to the next; `names` are those that its steps were signed for."""
+    """The lines from one opening to the next; its steps were signed for `names`."""
 
     def __init__(
         self,
@@ -276,13 +271,13 @@ class _LogReader:
 
     def read_lines(self, lines: Sequence[tuple[Line, str]]) -> None:
         """Read all lines, in order."""
-        for number, (line, _) in enumerate(lines, 1):
+        for number, (entry, _) in enumerate(lines, 1):
             try:
-                self._read_line(line, number)
+                self._read_line(entry, number)
             except RefusedError as exc:
                 raise RefusedError(f"line {number}: {exc}") from exc
             except (ValueError, KeyError, TypeError, AttributeError) as exc:
-                raise RefusedError(f"line {number}: {line['kind']!r} is malformed ({exc})") from exc
+                raise RefusedError(f"line {number}: {entry['kind']!r} is malformed ({exc})") from exc
 
     def _read_line(self, line: Line, number: int) -> None:
         kind, body, findings = line["kind"], line["body"], self._findings

@@ -70,9 +70,9 @@ class PassportFindings:
     Attributes:
         owner: Fingerprint of the owner's key, which signed log and seal.
         is_expected: Whether the caller named that key.
-        rows: What was checked, by name, for people to read.
+        rows: Results of all checks, by name, for people to read.
         remarks: Facts that hold and prove less than one may think.
-        doubts: What should be there and could not be shown.
+        doubts: Missing facts, which a whole passport has.
         facts: The predicate of the seal; every entry that can be recomputed was.
     """
 
@@ -126,8 +126,8 @@ class _PassportReader:
             check_issuer(owner, self._read_text(AUTHORITY_FILE))
             require(expected in (None, owner.fingerprint), f"the owner's key is {owner.fingerprint}, not {expected}")
             if certificate_pem is not None:
-                kept = read_owner(certificate_pem)
-                is_same = (kept.key, kept.release_key) == (owner.key, owner.release_key)
+                pinned = read_owner(certificate_pem)
+                is_same = (pinned.key, pinned.release_key) == (owner.key, owner.release_key)
                 require(is_same, "the certificate is another one than yours")
         return owner
 
@@ -183,8 +183,8 @@ class _PassportReader:
         with _Place(EVENTS_FILE):
             log = verify_log(members[EVENTS_FILE], members.get(LEAVES_FILE), self._owner)
             # the seal is of the same key as the log, and says where it ended
-            end = {"num_events": len(log.lines), "digest": log.end}
-            require(seal["log"] == end, "the seal says that the log has another end")
+            log_end = {"num_events": len(log.lines), "digest": log.last_digest}
+            require(seal["log"] == log_end, "the seal says that the log has another end")
             require(seal["run"] == log.run, "the seal is of another run")
             opening = log.sessions[-1] if log.sessions else {}
             require(opening.get("authority") in (None, self._read_text(AUTHORITY_FILE)), "has another authority")
@@ -267,12 +267,12 @@ class _PassportReader:
         findings.rows["data"] = f"{body['documents']} documents, {body['tokens']} tokens, signed by {manifest.signer}"
         data = self._run_file().get("data", {})
         packing, length = str(data.get("packing", "concatenate")), int(data.get("sequence_length", 0))
-        given = corpus_digest(manifest.digest, packing, length)
+        corpus = corpus_digest(manifest.digest, packing, length)
         if not corpora:
             findings.doubts.append("the log names no training data")
         else:
             with _Place(MANIFEST_MEMBER):
-                require(corpora == [given], f"gives the corpus {given}, but the log names {corpora}")
+                require(corpora == [corpus], f"gives the corpus {corpus}, but the log names {corpora}")
             findings.rows["data in the log"] = "every session drew from this dataset"
         return manifest
 
@@ -445,8 +445,8 @@ class _PassportReader:
                 proof = check_proof(self._read_data(name), None if self._manifest is None else self._manifest.signer)
                 is_same = self._manifest is not None and proof.dataset == self._manifest.digest
                 require(is_same, "is about another dataset")
-                where = ", ".join(f"{group}.{split} {number}" for group, split, number in proof.places)
-                rows.append(f"{proof.digest[:16]}... {where or 'is not in the data'}")
+                places = ", ".join(f"{group}.{split} {number}" for group, split, number in proof.places)
+                rows.append(f"{proof.digest[:16]}... {places or 'is not in the data'}")
         self._findings.rows["documents"] = "; ".join(rows) or "none"
 
 

@@ -41,7 +41,7 @@ class SignedManifest:
 
     Attributes:
         digest: SHA-256 that names the dataset.
-        signer: Key that signed it, which you compare with the one that you expect.
+        signer: Key that signed it; compare it with the key that you expect.
         statement: Statement about the index alone, signed by the same key.
     """
 
@@ -92,7 +92,7 @@ class DatasetReader:
     """A dataset in a directory; every byte that is returned was checked.
 
     Args:
-        open_key: For an encrypted dataset: returns its data key, from the wrapped one and the digest.
+        open_key: Returns the data key of an encrypted dataset, from the wrapped one and the name in its seal.
     """
 
     def __init__(self, home: Path, signer: str | None = None, open_key: Callable[[bytes, str], bytes] | None = None):
@@ -118,7 +118,7 @@ class DatasetReader:
         stored = Member.from_file(self.home / file)
         require(stored.size == size + tag * count, f"{file}: size")
         require(len(tree) == 32 * count, f"{file}: leaves")
-        hashes = [tree[at : at + 32] for at in range(0, len(tree), 32)]
+        hashes = [tree[begin : begin + 32] for begin in range(0, len(tree), 32)]
         require(shard_root(hashes).hex() == record["root"], f"{file}: root")
         content = bytearray()
         for number, expected in enumerate(hashes):
@@ -165,7 +165,7 @@ class DatasetReader:
         index = self.body["index"]
         require(self.read_file("shards/index/table", index["table"]) == b"".join(records), "index")
         hashes = [shard_leaf(record) for record in records]
-        nodes = [shard_root(hashes[at : at + _NODE_RECORDS]) for at in range(0, len(hashes), _NODE_RECORDS)]
+        nodes = [shard_root(hashes[begin : begin + _NODE_RECORDS]) for begin in range(0, len(hashes), _NODE_RECORDS)]
         require(self.read_file("shards/index/nodes", index["nodes"]) == b"".join(nodes), "nodes of the index")
         require(shard_root(hashes).hex() == index["root"] == shard_root(nodes).hex(), "root of the index")
         for name, record in self.body["files"].items():
@@ -180,8 +180,6 @@ class PlaceProof:
     """What a proof about one document shows.
 
     Attributes:
-        digest: Digest of the document.
-        dataset: Digest of the dataset.
         places: Group, split and number of each of its places; none: it is nowhere in the dataset.
         is_complete: Whether there are no further places.
     """
@@ -207,7 +205,7 @@ def check_proof(data: bytes, signer: str | None = None) -> PlaceProof:
 
 
 def _check_leaves(proof: Mapping[str, Any], signer: str | None) -> PlaceProof:
-    statement, wanted = proof["statement"], bytes.fromhex(proof["digest"])
+    statement, document = proof["statement"], bytes.fromhex(proof["digest"])
     require(proof["format"] == "phalanx-document-proof" and proof["version"] == 1, "of another format")
     key = _read_key(proof["signer"], signer)
     check_signature(key, proof["signature"], "dataset-index/1", canonical(statement))
@@ -221,10 +219,10 @@ def _check_leaves(proof: Mapping[str, Any], signer: str | None) -> PlaceProof:
         require(root.hex() == statement["index"], f"record {leaf['number']} is not in the index")
     digests = [record[:32] for record in records]
     require(digests == sorted(digests), "its records are not in order")
-    begins = numbers[0] == 0 or digests[0] < wanted
-    ends = numbers[-1] == count - 1 or digests[-1] > wanted
+    begins = numbers[0] == 0 or digests[0] < document
+    ends = numbers[-1] == count - 1 or digests[-1] > document
     rows = [_INDEX_RECORD.unpack(record) for record in records]
-    places = tuple((*statement["parts"][part], number) for name, part, _, number, _, _ in rows if name == wanted)
+    places = tuple((*statement["parts"][part], number) for name, part, _, number, _, _ in rows if name == document)
     require(bool(places) or (begins and ends), "the records on both sides of the digest are missing")
     return PlaceProof(proof["digest"], statement["dataset"], proof["signer"], places, begins and ends)
 

@@ -250,9 +250,9 @@ def _read_tensors(path: Path) -> Iterator[tuple[str, tuple[str, list[int], Membe
         header = json.loads(file.read_range(8, size))
         for name, facts in header.items():
             if name != "__metadata__":
-                begin, end = facts["data_offsets"]
-                content = Member(path, 8 + size + begin, end - begin)
-                require(0 <= begin <= end <= file.size - 8 - size, f"{path}: no safetensors file")
+                begin, stop = facts["data_offsets"]
+                content = Member(path, 8 + size + begin, stop - begin)
+                require(0 <= begin <= stop <= file.size - 8 - size, f"{path}: no safetensors file")
                 short_name = name.removeprefix(_ADAPTER_PREFIX) if path.name.startswith("adapter_") else name
                 yield short_name, (_DTYPES[facts["dtype"]], facts["shape"], content)
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
