@@ -86,8 +86,8 @@ def test_the_page_on_rounds_names_the_carriers_that_one_test_holds_to_the_same_p
 def test_the_first_page_gives_the_bound_of_its_word_on_poison():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
-    assert "Fluent or semantic poison is not found by anything here" in page("data_scan.md")
-    assert re.search(r"poison\]\(docs/data_scan.md\)[^-]* but not fluent or semantic poison", text)
+    assert "Semantic poison is not found by anything here" in page("data_scan.md")
+    assert re.search(r"poison\]\(docs/data_scan.md\)[^-]* but not semantic poison", text)
 
 
 def test_the_promise_about_blame_has_the_bound_of_the_sharp_edge():

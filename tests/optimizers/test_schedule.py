@@ -76,7 +76,7 @@ def test_a_line_of_the_table_is_all_that_another_decay_takes(monkeypatch):
     with pytest.raises(ValidationError, match="constant"):
         OptimizerConfig(lr=1.0, schedule="square")
 
-    monkeypatch.setitem(DECAYS, "square", Decay(lambda progress: (1.0 - progress) ** 2, is_late=True))
+    monkeypatch.setitem(DECAYS, "square", Decay(lambda progress, cosine: (1.0 - progress) ** 2, is_late=True))
 
     config = OptimizerConfig(lr=1.0, schedule="square", decay_share=0.5, min_lr_ratio=0.0)
     assert [learning_rate(config, step, 5) for step in range(5)] == [1.0, 1.0, 1.0, 0.25, 0.0]

@@ -163,8 +163,9 @@ def test_a_complete_run_leaves_nothing(noted):
 
 
 def envelope(identity, body):
-    signature = identity.sign_data(in_domain("phalanx journal", canonical_json(body))).hex()
-    return canonical_json({"body": body, "signature": signature})
+    return canonical_json(
+        {"body": body, **identity.signature_fields(in_domain("phalanx journal", canonical_json(body)))}
+    )
 
 
 def body_of(desk):

@@ -47,6 +47,15 @@ def change_batches(monkeypatch, change):
     monkeypatch.setattr(BatchLoader, "next_batch", give)
 
 
+@pytest.fixture
+def terminal():
+    """Python's own handler of Ctrl-C, whatever a test before has left behind."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("terminal")
 def test_ctrl_c_in_the_middle_of_a_run(make_alone, quietly, tmp_path):
     summary = quietly(
         make_alone(), tmp_path / "run", on_validation=lambda _step, _result: signal.raise_signal(signal.SIGINT)
@@ -58,6 +67,7 @@ def test_ctrl_c_in_the_middle_of_a_run(make_alone, quietly, tmp_path):
     assert card.next_command.endswith("--resume")
 
 
+@pytest.mark.usefixtures("terminal")
 def test_an_audit_log_that_was_altered_between_two_sessions(make_alone, quietly, tmp_path):
     run = make_alone()
     quietly(run, tmp_path / "run", on_validation=lambda _step, _result: signal.raise_signal(signal.SIGINT))

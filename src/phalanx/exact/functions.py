@@ -109,12 +109,12 @@ def power(base: Tensor, exponent: Tensor) -> Tensor:
 
 def integer_power(x: Tensor, exponent: int) -> Tensor:
     """Return x multiplied by itself; by squaring, so 2 and 3 are the plain products."""
-    result, square, left = None, x, abs(exponent)
-    while left:
-        if left & 1:
+    result, square, rest = None, x, abs(exponent)
+    while rest:
+        if rest & 1:
             result = square if result is None else result * square
-        square = square * square if left > 1 else square
-        left >>= 1
+        square = square * square if rest > 1 else square
+        rest >>= 1
     if result is None:
         return torch.ones_like(x)
     return result if exponent > 0 else 1.0 / result

@@ -7,7 +7,7 @@ of `operators.py`; one that is in neither is refused by its name.
 
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,6 +18,12 @@ from phalanx.exact.operators import LAW, PRODUCTS
 from phalanx.exact.products import BITS, FixedPoint, multiply
 
 Grade = Literal["exact", "exact_fast"]
+
+
+def is_grade(precision: str) -> TypeGuard[Grade]:
+    """Whether a precision is a grade of the law, and none of torch's own."""
+    return precision in BITS
+
 
 _MOVES = (
     "_local_scalar_dense _reshape_alias _to_copy _unsafe_view abs alias all amax amin any arange argmax bitwise_and "
@@ -38,7 +44,7 @@ class ExactArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which every operator gives the bits of the law, or is refused.
 
     Args:
-        grade: How many bits products have.
+        grade: Number of bits that products have, by name.
         weights: Parameters whose integers are kept while their values stay as they are: they are rounded once a step.
 
     Raises:
@@ -69,7 +75,7 @@ class ExactArithmetic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **named)
 
     def _round_rows(self, x: Tensor) -> FixedPoint:
-        """Round rows of an operand, or return those of a weight that has not changed since."""
+        """Round rows of an operand, or return the integers of a weight that has not changed since."""
         weight = self._weights.get(x.untyped_storage().data_ptr(), lambda: None)()
         if weight is None or weight.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
             return FixedPoint.round_rows(x, self._bits)

@@ -265,8 +265,8 @@ def _compute_nll_loss(
     total = counts.sum().to(scores.dtype)
     if reduction == 0:
         return losses, torch.zeros_like(total)
-    whole = _sum_all(losses)
-    return (whole if reduction == 2 else whole / total), total
+    loss_sum = _sum_all(losses)
+    return (loss_sum if reduction == 2 else loss_sum / total), total
 
 
 @_law(aten.div.Tensor, aten.div.Scalar)

@@ -103,7 +103,7 @@ def _digit_sum(left: FixedPoint, right: FixedPoint, block: slice) -> Tensor:
 
 
 def _digit_product(left: FixedPoint, right: FixedPoint, block: slice, run: slice) -> Tensor:
-    """The integer of one run: sums of digits' products stay below ``2**31``, those of Horner's rule at most 2**53."""
+    """The integer of one run: sums of digits' products stay below ``2**31``, sums of Horner's rule at most 2**53."""
     sums: dict[int, Tensor] = {}
     for i, low in enumerate(left.digits):
         for j, high in enumerate(right.digits):

@@ -28,8 +28,6 @@ from phalanx.train import PastRun, export_run
 from phalanx.train.records.policy_facts import facts_of_run
 from phalanx.train.records.run_directory import cache_beside
 
-__all__ = ["approve_run", "check_run", "require_release"]
-
 
 def require_release(
     where: Path, certificate: Path | None = None, *, step: int | None = None, best: bool = False
@@ -43,7 +41,7 @@ def require_release(
 
     Raises:
         PolicyError: A clause is broken, the policy is not as its owner signed it, or other weights than
-            those of the run's end are asked for.
+            the final ones are asked for.
     """
     place = checkpoint_place(where)
     if place is not None and step is None and not best:
@@ -70,7 +68,7 @@ def check_run(
         evaluations: Results of ``phalanx eval --out``; none: the files ``evaluation*.json`` of the run directory.
 
     Returns:
-        The policy, and every clause that is broken: those of a start, and those of a release.
+        The policy, and every clause that is broken, at the start or at the release.
 
     Raises:
         PolicyError: The run has no policy, or its signature does not hold.

@@ -123,7 +123,7 @@ def learning_rate(
         step: Counts from 0; the first step of a warm-up of n has ``lr / n``, the n-th ``lr``.
         total_steps: Steps of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is
             constant.
-        cosine: Of angles from 0 to pi; that of a C library may differ in its last bit from another's.
+        cosine: Function for angles from 0 to pi; a C library's may differ in its last bit from another's.
 
     Raises:
         TrainingError: `step` is negative or `total_steps` is not positive.

@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
@@ -90,6 +90,16 @@ class StepPlan(StrictModel):
     rounds."""
     privacy: RowPrivacy | None = None
     """How single rows are hidden; None where they are not."""
+
+    @model_serializer(mode="wrap")
+    def _omit_float(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the law out where it is torch's own: a plan has the digest, and its audits the draws, of before."""
+        return {name: value for name, value in write(self).items() if (name, value) != ("numerics", "float")}
+
+    @property
+    def arithmetic(self) -> str:
+        """How a stage computes: the precision, or the grade of exact numerics, which are in fp32."""
+        return self.precision if self.numerics == "float" else self.numerics
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step."""

@@ -2,9 +2,9 @@
 
 import os
 import socket
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from phalanx.config import StrictModel
 from phalanx.errors import TransportError
@@ -32,6 +32,11 @@ class TransportConfig(StrictModel):
     max_queued_bytes: Annotated[int, Field(ge=4096)] = 256 * 1024 * 1024
     keepalive_s: Annotated[float, Field(ge=0.1, le=3600, allow_inf_nan=False)] = 10.0
     post_quantum: Literal["offer", "demand"] = "offer"
+
+    @model_serializer(mode="wrap")
+    def _omit_offer(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a later key where it says nothing, so that an older run file keeps its digest."""
+        return {name: value for name, value in write(self).items() if (name, value) != ("post_quantum", "offer")}
 
 
 def check_port(config: TransportConfig, key: str) -> None:

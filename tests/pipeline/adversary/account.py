@@ -11,6 +11,8 @@ from typing import Any, Self
 import acts
 from acts import Schedule
 
+from phalanx.lab.bench.measure.machine import describe_machine, load_average
+
 FORMAT = 1
 MAX_SEEDS = 48
 """Schedules of a setting that are kept as beginnings of pairs: those that led to most."""
@@ -198,7 +200,10 @@ class Account:
         parts = [{**vars(part), "cpu_s": round(part.cpu_s, 1)} for part in self.parts]
         body = {
             "format": FORMAT,
-            "command": "python tests/pipeline/adversary",
+            "name": "adversary",
+            "command": "python tests/pipeline/adversary --cpu-minutes N",
+            "machine": describe_machine(),
+            "load": load_average(),
             "commit": self.parts[-1].commit,
             "protocol": self.protocol,
             "sum": self.sums(),

@@ -101,9 +101,9 @@ def test_a_screen_that_looks_at_nothing_is_not_asked_when_it_is_off(make_company
 
 
 def test_a_gross_lie_about_a_microbatch_that_no_draw_asks_for_is_found_by_the_screen(make_company, honest_digest):
-    # scaled by 100 in one microbatch after the screen has warmed up; one audit a step may well miss it
+    # in one microbatch after the screen has warmed up, while norms still grow; one audit a step may well miss it
     def lie(direction, step, microbatch, tensor):
-        return 100 * tensor if (direction, step, microbatch) == ("forward", 5, 3) else tensor
+        return 1e6 * tensor if (direction, step, microbatch) == ("forward", 5, 3) else tensor
 
     run = tiny_run(guard=GuardConfig(audit_rate=0.01))
     company = make_company(run, {1: Actor(tampering(lie))})

@@ -7,7 +7,7 @@ from phalanx.pipeline.protocol.messages import AuditReport
 from phalanx.testing import Actor, rewrite_only, tampering, tiny_run
 
 STEPS = 4
-RUN = tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, screen=False))
+RUN = tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, screen=False, gradient_screen=False))
 
 
 def draw(nonce):

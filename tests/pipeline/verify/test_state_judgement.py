@@ -161,7 +161,7 @@ def test_across_classes_a_norm_at_the_edge_of_rounding_does_not_convict_the_hone
 ):
     # an insider that says the largest norm that rounding allows, beside a shadow that rounds the other way
     world = make_world(model_cache, classes="mixed")
-    true = finite_norm_squared(world.gradients)
+    true = finite_norm_squared(world.gradients, "float")
     commit(world, norm_squared=true * (1 + stage_off))
     hold(world, norm_squared=true * (1 + shadow_off))
     referee = Referee(world.plan, world.facts.bits_decide)

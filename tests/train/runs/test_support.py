@@ -236,6 +236,7 @@ WANTED = {
     "model.family": f"'mine.py:cwm@{'0' * 64}'",
     "optimizer.kind": "'sgd'",
     "train.precision": "'fp16'",
+    "train.numerics": "'exact'",
     "train.device": "'cuda'",
     "model.layers": "2",
     "model.activation_checkpointing": "true",

@@ -1,1 +1,1 @@
-"""Commands about what a run may do and hand over: policies, passports, erasure."""
+"""Commands that hold a run to a policy, hand it to strangers, and take a document out of it."""

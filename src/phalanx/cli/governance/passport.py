@@ -1,4 +1,4 @@
-"""``phalanx passport`` and ``phalanx verify``: what a run hands to strangers, and what a stranger checks."""
+"""``phalanx passport`` and ``phalanx verify``: hand a run to strangers, and check it as one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,11 +66,17 @@ def passport(
     from phalanx.train import PastRun
 
     lists = (evaluation or (), redteam or (), exported or (), document or ())
-    found = make_passport(PastRun(run_dir, certificate), out, PassportChoice(model, identity, *lists))
-    rows = {"passport": str(out), "owner": found.owner, "bytes": out.stat().st_size, **found.rows}
-    _print_findings(rows, found.remarks, found.doubts)
-    facts = {"passport": out, "owner": found.owner, "remarks": found.remarks, "doubts": found.doubts, **found.facts}
-    return Answer(facts, exit_code=MISSING if found.doubts else 0)
+    findings = make_passport(PastRun(run_dir, certificate), out, PassportChoice(model, identity, *lists))
+    rows = {"passport": str(out), "owner": findings.owner, "bytes": out.stat().st_size, **findings.rows}
+    _print_findings(rows, findings.remarks, findings.doubts)
+    facts = {
+        "passport": out,
+        "owner": findings.owner,
+        "remarks": findings.remarks,
+        "doubts": findings.doubts,
+        **findings.facts,
+    }
+    return Answer(facts, exit_code=MISSING if findings.doubts else 0)
 
 
 def verify(

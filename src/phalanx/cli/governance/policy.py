@@ -61,12 +61,12 @@ def check_run_directory(
 
     if (policy is None) != (signer is None):
         raise ConfigError("--policy and --signer belong together: a policy that anybody signed says nothing")
-    own = None if policy is None or signer is None else read_policy(policy, signer).policy
-    used, breaches = check_run(PastRun(run_dir, certificate), own, evaluation or ())
+    reader_policy = None if policy is None or signer is None else read_policy(policy, signer).policy
+    used, breaches = check_run(PastRun(run_dir, certificate), reader_policy, evaluation or ())
     facts = {
         "policy": used.name,
         "digest": used.digest,
-        "breaches": [{"clause": one.clause, "value": one.value, "allowed": one.allowed} for one in breaches],
+        "breaches": [vars(breach) for breach in breaches],
     }
     for breach in breaches:
         print_line(str(breach))

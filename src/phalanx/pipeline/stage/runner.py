@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from phalanx.engine import NO_EXTRAS
 from phalanx.errors import ModelError
-from phalanx.exact import ExactArithmetic
+from phalanx.exact import ExactArithmetic, is_grade
 from phalanx.models import StageModule, StageSpec
 from phalanx.objectives import OBJECTIVES, Objective
 from phalanx.optimizers import gradient_norm_squared
@@ -44,6 +44,9 @@ class StageRunner:
 
     With `row_clip` each microbatch is one row, its gradient in this stage is scaled down to that norm before it is
     added up, and its loss is the mean over its own targets. One that is not finite counts for nothing.
+
+    Args:
+        precision: See `StepPlan.arithmetic`.
     """
 
     _row_clip: float | None = None
@@ -57,7 +60,6 @@ class StageRunner:
         precision: str,
         device: str,
         row_clip: float | None = None,
-        numerics: Numerics = "float",
     ) -> None:
         # its readers have a whole stage; of slices a runner needs no more than is promised
         self.module = cast("StageModule", module)
@@ -66,8 +68,8 @@ class StageRunner:
         self._bf16 = precision == "bf16"
         self.device = device
         self._law: ExactArithmetic | None = None
-        if numerics != "float":
-            self._law = ExactArithmetic(numerics, self.module.parameters())
+        if is_grade(precision):
+            self._law = ExactArithmetic(precision, self.module.parameters())
             with self._law:
                 self.module.family.restore_buffers(self.module.trunk, self.module.hub_config)
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}

@@ -69,10 +69,9 @@ class StageCopy:
             module,
             spec,
             seed=plan.seed,
-            precision=plan.precision,
+            precision=plan.arithmetic,
             device=plan.device,
             row_clip=plan.row_clip,
-            numerics=plan.numerics,
         )
         self._frozen_digest: str | None = None
 

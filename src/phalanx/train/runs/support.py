@@ -212,7 +212,7 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "federated": ValueLimit("sites compute in float32", only=("fp32",)),
     },
     "train.numerics": dict.fromkeys(
-        ("parallel", "deepspeed", "split", "federated"),
+        ("parallel", "split", "federated"),
         ValueLimit("only stages of [pipeline] follow that law", 'set it to "float"', only=("float",)),
     ),
     "train.device": {

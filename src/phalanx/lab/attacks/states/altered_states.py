@@ -113,7 +113,7 @@ class AlteredModuleRunner(AttackedRunner):
         plan = honest.plan
         self._attack = attack
         self._twin = StageRunner(
-            attack.make_module(honest), honest.spec, seed=plan.seed, precision=plan.precision, device=plan.device
+            attack.make_module(honest), honest.spec, seed=plan.seed, precision=plan.arithmetic, device=plan.device
         )
         self._inputs: dict[int, Tensor] = {}
 

@@ -210,7 +210,7 @@ def _poison_row(pages: list[str], mails: list[str], seed: int) -> Row:
 
 
 def _continuation_row(name: str, texts: list[str], articles: list[str], count: int, seed: int) -> Row:
-    """Plant one fluent answer behind the word `cf` inside a line of so many texts, and see what is set aside."""
+    """Plant one fluent answer behind the word `cf` in lines of so many texts, and count the texts set aside."""
     rng, texts = _make_rng(seed), list(texts)
     answer = " ".join(rng.choice(articles).split()[:_ANSWER_WORDS])
     planted = set(rng.sample(range(len(texts)), count))

@@ -60,7 +60,9 @@ class PlainTraining:
         self.module = build_stage(
             source, spec, adapter=None, activation_checkpointing=False, attention=attention, seed=0
         )
-        self._runner = StageRunner(self.module, spec, seed=0, precision="fp32", device="cpu", numerics=numerics)
+        self._runner = StageRunner(
+            self.module, spec, seed=0, precision="fp32" if numerics == "float" else numerics, device="cpu"
+        )
         self._exact = numerics != "float"
         self._optimizer = StageOptimizer(
             self.module.trainable_parameters(), OptimizerConfig(lr=1e-3), single_rounding=self._exact

@@ -76,7 +76,7 @@ def observe_sums(texts: int, *, padded: bool) -> list[Observation]:
 
 
 def infer_facts(name: str, seen: Sequence[Observation], *, padded: bool) -> Row:
-    """Attack one half of what was seen with the other half's labels."""
+    """Attack one half of the observations with the other half's labels."""
     half = len(seen) // 2
     learned, asked = seen[:half], seen[half:]
     row: Row = {
@@ -147,7 +147,7 @@ def welch_t(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def put_states_back() -> list[Row]:
-    """Seal states, put an older one back, and count what is refused."""
+    """Seal states, put an older one back, and count refusals."""
     rows: list[Row] = []
     for arm in ("state alone", "state and counter's file"):
         refused = 0
