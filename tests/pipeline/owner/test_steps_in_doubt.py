@@ -7,7 +7,8 @@ from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import Actor, tampering, tiny_run
 
 STEPS = 8
-NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0}
+NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
+"""No whole step is redone but where a test says so: a shadow that doubts a gradient would ask for one, too."""
 
 
 def made_up_from(first):
@@ -104,8 +105,7 @@ def test_in_lockstep_every_step_is_recomputed_and_none_is_in_doubt(make_company)
 
 
 def test_each_kind_of_check_is_counted_with_its_last_step(make_company):
-    # a shadow that doubts a gradient would redo a whole step that no coin chose
-    guard = GuardConfig(gradient_screen=False, **NO_COIN)
+    guard = GuardConfig(**NO_COIN)
     run = tiny_run(pipeline=PipelineConfig(stages=5, step_timeout_s=30.0), guard=guard)
     company = audit_as_owner(audit_whole(make_company(run), (1, 2), (1, 5)), (1, 3))
 

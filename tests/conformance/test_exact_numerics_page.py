@@ -1,0 +1,21 @@
+"""docs/exact_numerics.md: the table of digests is the raw result's, and shows one law where torch has four."""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "exact_numerics.md").read_text(encoding="utf-8")
+RESULT = ROOT / "benchmarks" / "results" / "exact-numerics-digests-cpu-2cores.json"
+
+
+def test_every_digest_of_the_page_is_the_raw_result_s():
+    rows = [row for row in json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if row["digests"] is not None]
+    digests = [[row["digests"][law] for law in ("float", "exact", "exact_fast")] for row in rows]
+    table = [
+        f"| {row['kernels']} | {' | '.join(digest[:8] for digest in drawn)} |\n"
+        for row, drawn in zip(rows, digests, strict=True)
+    ]
+
+    assert len(rows) == 7
+    assert "".join(table) in PAGE
+    assert [len(set(column)) for column in zip(*digests, strict=True)] == [4, 1, 1]
