@@ -5,11 +5,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "exact_numerics.md").read_text(encoding="utf-8")
-RESULT = ROOT / "benchmarks" / "results" / "exact-numerics-digests-cpu-2cores.json"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def rows_of(part):
+    path = RESULTS / f"exact-numerics-{part}-cpu-2cores.json"
+    return json.loads(path.read_text(encoding="utf-8"))["rows"]
 
 
 def test_every_digest_of_the_page_is_the_raw_result_s():
-    rows = [row for row in json.loads(RESULT.read_text(encoding="utf-8"))["rows"] if row["digests"] is not None]
+    rows = [row for row in rows_of("digests") if row["digests"] is not None]
     digests = [[row["digests"][law] for law in ("float", "exact", "exact_fast")] for row in rows]
     table = [
         f"| {row['kernels']} | {' | '.join(digest[:8] for digest in drawn)} |\n"
@@ -19,3 +24,13 @@ def test_every_digest_of_the_page_is_the_raw_result_s():
     assert len(rows) == 7
     assert "".join(table) in PAGE
     assert [len(set(column)) for column in zip(*digests, strict=True)] == [4, 1, 1]
+
+
+def test_the_price_of_the_page_is_the_raw_result_s():
+    price = {row["numerics"]: row["price"] for row in rows_of("price")}
+
+    assert (
+        f"{price['exact']:.2f} times the CPU time of float32 with `exact` and {price['exact_fast']:.2f} times" in PAGE
+    )
+    assert price["exact"] < 2.0
+    assert price["exact_fast"] < 1.3
