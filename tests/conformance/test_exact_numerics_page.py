@@ -34,3 +34,18 @@ def test_the_price_of_the_page_is_the_raw_result_s():
     )
     assert price["exact"] < 2.0
     assert price["exact_fast"] < 1.3
+
+
+def test_the_losses_of_the_page_are_the_raw_result_s_and_within_the_noise_of_a_seed():
+    rows = {(row["numerics"], row["seed"]): row for row in rows_of("losses")}
+    base = rows["float", 1]
+    apart = {
+        key: max(abs(a - b) for a, b in zip(base["losses"], row["losses"], strict=True)) for key, row in rows.items()
+    }
+    means = [rows[key]["mean_of_last_50"] for key in (("float", 1), ("exact", 1), ("exact_fast", 1), ("float", 2))]
+
+    assert f"than {apart['exact', 1]:.3f} (`exact`) and {apart['exact_fast', 1]:.3f} (`exact_fast`)" in PAGE
+    assert f"from another seed {apart['float', 2]:.3f}; " in PAGE
+    assert "are {:.3f}, {:.3f}, {:.3f} and, from the other seed, {:.3f}".format(*means) in PAGE
+    assert max(apart["exact", 1], apart["exact_fast", 1]) < apart["float", 2]
+    assert len(base["losses"]) == 500
