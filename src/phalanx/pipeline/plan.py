@@ -1,10 +1,11 @@
 """Everything a party must know to build and run a stage; the owner sends it to every worker that joins."""
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import AfterValidator, Field, ValidationError, model_serializer
 
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
@@ -92,7 +93,7 @@ class StepPlan(StrictModel):
     """How single rows are hidden; None where they are not."""
 
     @model_serializer(mode="wrap")
-    def _omit_float(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_float(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave the law out where it is torch's own: a plan has the digest, and its audits the draws, of before."""
         return {name: value for name, value in write(self).items() if (name, value) != ("numerics", "float")}
 

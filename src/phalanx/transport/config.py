@@ -2,9 +2,10 @@
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, model_serializer
 
 from phalanx.config import StrictModel
 from phalanx.errors import TransportError
@@ -34,7 +35,7 @@ class TransportConfig(StrictModel):
     post_quantum: Literal["offer", "demand"] = "offer"
 
     @model_serializer(mode="wrap")
-    def _omit_offer(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _omit_offer(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave out a later key where it says nothing, so that an older run file keeps its digest."""
         return {name: value for name, value in write(self).items() if (name, value) != ("post_quantum", "offer")}
 
