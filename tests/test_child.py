@@ -185,5 +185,9 @@ def test_stacks_of_a_process_that_is_gone_are_not_waited_for(tmp_path):
     process = PythonProcess(("pass",), {}, tmp_path / "child.log", program=(sys.executable, "-c"))
     process.wait(30)
 
+    before = (tmp_path / "child.log").read_bytes()
     request_stacks(process.pid, tmp_path / "child.log")
     request_stacks(process.pid, tmp_path / "none.log")
+
+    assert (tmp_path / "child.log").read_bytes() == before
+    assert not (tmp_path / "none.log").exists()

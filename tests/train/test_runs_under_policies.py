@@ -74,6 +74,7 @@ def test_a_model_leaves_when_every_clause_of_its_policy_holds(run_under):
     _, run_dir = run_under("[train]\nown_code = false\n")
 
     require_release(run_dir)
+    assert check_run(PastRun(run_dir))[1] == []
 
 
 def test_a_release_needs_the_approvals_of_its_policy(run_under):

@@ -36,7 +36,12 @@ def write_files(home: Path, files: dict[str, bytes]) -> Path:
 def test_a_published_signature_holds_for_its_model(name: str, tmp_path: Path) -> None:
     signature = open_model_signature(json.dumps(VECTORS["valid"][name]).encode(), KEY)
 
-    compare_model(write_files(tmp_path, FILES[name]), signature)
+    home = write_files(tmp_path, FILES[name])
+    compare_model(home, signature)
+    # it was no empty comparison
+    write_files(home, {"more.bin": b"x"})
+    with pytest.raises(RefusedError):
+        compare_model(home, signature)
 
 
 @pytest.mark.parametrize("name", VECTORS["invalid"])
@@ -125,4 +130,9 @@ def test_a_changed_model_is_refused(change, tmp_path: Path) -> None:
 def test_files_of_git_at_the_top_are_left_out(tmp_path: Path) -> None:
     home = write_files(tmp_path, {**FILES["key-simple"], ".git/HEAD": b"x", ".gitattributes": b""})
 
-    compare_model(home, open_model_signature(json.dumps(SIMPLE).encode(), KEY))
+    signature = open_model_signature(json.dumps(SIMPLE).encode(), KEY)
+    compare_model(home, signature)
+    # files of git are left out at the top alone
+    write_files(tmp_path, {"sub/.gitattributes": b""})
+    with pytest.raises(RefusedError):
+        compare_model(home, signature)

@@ -360,16 +360,24 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
         **trust_figures(
             figures.checks, figures.drifts, checkpoints, guarded=None if guard is None else guard.is_enabled
         ),
-        **({} if figures.texts is None else {"classification": _classification_fields(figures)}),
         **_preference_fields(figures),
-        **({} if figures.rollouts is None else {"rollouts": figures.rollouts}),
-        **({"tracking": figures.tracking} if figures.tracking else {}),
-        **({"evaluation": figures.evaluation} if figures.evaluation else {}),
-        **({} if figures.split is None else {"split": figures.split}),
-        **({} if figures.budget is None else {"privacy": figures.budget.summary_fields()}),
-        **({} if figures.leak is None else {"leak": figures.leak}),
-        **({} if figures.rounds is None else {"federated": figures.rounds.summary_fields()}),
+        **_optional_sections(figures),
     }
+
+
+def _optional_sections(figures: Figures) -> dict[str, Any]:
+    """Return what only some runs have."""
+    sections = {
+        "classification": None if figures.texts is None else _classification_fields(figures),
+        "rollouts": figures.rollouts,
+        "tracking": figures.tracking or None,
+        "evaluation": figures.evaluation or None,
+        "split": figures.split,
+        "privacy": None if figures.budget is None else figures.budget.summary_fields(),
+        "leak": figures.leak,
+        "federated": None if figures.rounds is None else figures.rounds.summary_fields(),
+    }
+    return {name: section for name, section in sections.items() if section is not None}
 
 
 def _classification_fields(figures: Figures) -> dict[str, Any]:

@@ -200,27 +200,31 @@ class Session:
             )
             hooks = RunHooks(run, trained, validations, recorder, running.saver, figures)
             hooks.load_steps(_applied_steps(metrics))
-            last, step = run.train.steps, start
-            while True:
-                if step == 0:
-                    hooks.measure_untouched(self._console.print)
-                hooks.measure_resumed_leak(step)
-                # where it ended early there is no step left, whatever the run file says
-                steps = range(step, step if hooks.is_over(step) else last)
-                try:
-                    run_loop(
-                        running.engine, material.loader, steps, run.train, rate_schedule(run.optimizer, last), hooks
-                    )
-                    hooks.report_early_stop()
-                    running.record_end()
-                except (NoHolderError, StaleRolloutsError) as exc:
-                    # as often as a stage is left without a holder, or texts without the weights that wrote them
-                    step = running.return_to_checkpoint(exc)
-                    hooks.redo_steps(step, _applied_steps(metrics))
-                except ReturnError as exc:
-                    step = _pass_batches(exc, running, material.loader, metrics, hooks)
-                else:
-                    break
+            self._run_steps(run, start, running, material.loader, metrics, hooks)
+
+    def _run_steps(
+        self, run: RunConfig, step: int, running: RunningEngine, loader: Loader, metrics: MetricsFile, hooks: RunHooks
+    ) -> None:
+        """Run all steps from one on; where weights or texts are lost, go on from the checkpoint before."""
+        last = run.train.steps
+        while True:
+            if step == 0:
+                hooks.measure_untouched(self._console.print)
+            hooks.measure_resumed_leak(step)
+            # where it ended early there is no step left, whatever the run file says
+            steps = range(step, step if hooks.is_over(step) else last)
+            try:
+                run_loop(running.engine, loader, steps, run.train, rate_schedule(run.optimizer, last), hooks)
+                hooks.report_early_stop()
+                running.record_end()
+            except (NoHolderError, StaleRolloutsError) as exc:
+                # as often as a stage is left without a holder, or texts without the weights that wrote them
+                step = running.return_to_checkpoint(exc)
+                hooks.redo_steps(step, _applied_steps(metrics))
+            except ReturnError as exc:
+                step = _pass_batches(exc, running, loader, metrics, hooks)
+            else:
+                break
 
 
 def _pass_batches(
