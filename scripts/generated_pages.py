@@ -76,7 +76,9 @@ _WRITERS = {
         "telemetry/metrics.py": ("append_record",),
     },
     "summary": {
-        "train/records/summary.py": ("summarise_run", "_reward_fields", "_ending_fields", "_preference_fields"),
+        "train/records/summary.py": (
+            *("summarise_run", "_reward_fields", "_ending_fields", "_preference_fields", "_optional_sections"),
+        ),
         "train/records/trust.py": ("trust_figures",),
         "train/sessions/session.py": ("_leave_summary",),
     },

@@ -300,6 +300,8 @@ def test_a_secret_in_a_wrong_place_of_a_request_is_in_no_log(target):
         ask_chat(target, http, model=secret, user=secret)
         http.post(f"/v1/chat/completions?key={secret}", content=secret.encode(), headers=JSON)
         ask_chat(target, http, metadata={"a": secret, MARKER: MARKER})
+        for method in ("GET", "PUT"):
+            http.request(method, f"/v1/models/{MARKER}")
     files = [path for path in target.access.rglob("*.jsonl*") if path.is_file()]
 
     assert files

@@ -72,6 +72,16 @@ class RequestRefused(Exception):  # noqa: N818 - an answer to a client, and no f
         return error_body(path, self.status, self.message, self.code, self.param)
 
 
+def route_of(scope: Scope) -> str:
+    """Return the path of a request's route for a log: with names of parameters, whose values are a client's texts."""
+    if "endpoint" not in scope:
+        return "unknown"
+    path = str(scope["path"])
+    for name, value in scope.get("path_params", {}).items():
+        path = path.removesuffix(str(value)) + f"{{{name}}}"
+    return path
+
+
 async def send_refusal(refusal: RequestRefused, scope: Scope, send: Send) -> None:
     """Send a refusal and have the connection closed: the rest of the request is not read."""
     body = b"" if scope["method"] == "HEAD" else refusal.body(scope["path"])

@@ -20,7 +20,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
 from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestFacts, RequestRefused, error_body
 from phalanx.serve.access.event_padding import EventPadder, wants_padding
-from phalanx.serve.access.refusals import App
+from phalanx.serve.access.refusals import App, route_of
 from phalanx.serve.api.chat import ChatBody, ChatReplyWriter
 from phalanx.serve.api.completions import CompletionBody, CompletionWriter
 from phalanx.serve.api.embeddings import EmbeddingBody
@@ -173,7 +173,7 @@ class _Routes:
 
     async def refuse(self, request: Request, exc: Exception) -> Response:
         """Answer with a refusal, or that there is no such path or method; the log has it too."""
-        route = request.url.path if "endpoint" in request.scope else "unknown"
+        route = route_of(request.scope)
         if isinstance(exc, HTTPException):
             code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
             exc = RequestRefused(exc.status_code, code, "There is no such route, or it has another method.")

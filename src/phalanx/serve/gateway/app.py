@@ -28,7 +28,7 @@ from phalanx.serve.access import (
     model_quarantined,
 )
 from phalanx.serve.access.event_padding import EventPadder, wants_padding
-from phalanx.serve.access.refusals import App
+from phalanx.serve.access.refusals import App, route_of
 from phalanx.serve.access.request_notes import note_budget, note_prompts
 from phalanx.serve.filters import TextFilters
 from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
@@ -251,7 +251,7 @@ def _no_model() -> RequestRefused:
 
 async def _answer_refusal(request: Request, exc: Exception) -> Response:
     if not isinstance(exc, RequestRefused):
-        _log.error("%s: the disk takes no more counts or lines: %s", request.url.path, exc)
+        _log.error("%s: the disk takes no more counts or lines: %s", route_of(request.scope), exc)
         exc = RequestRefused(503, "unavailable", "The gateway cannot record requests at present.")
     headers = {name.decode("ascii"): value.decode("ascii") for name, value in exc.headers()}
     return Response(exc.body(request.url.path), exc.status, headers)
