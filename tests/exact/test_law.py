@@ -110,6 +110,18 @@ def test_zeros_and_numbers_near_the_smallest_are_products_too():
         assert torch.equal(torch.ones(4, 0) @ torch.ones(0, 3), torch.zeros(4, 3))
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 3), (64, 1, 64), (3, 2, 3), (1, 1, 1)])
+def test_a_product_of_zeros_has_the_sign_of_no_library(shape):
+    """With one term, MKL's product keeps -0.0, and its batches do not: equal numbers, and other bytes of a message."""
+    rows, inner, columns = shape
+    with ExactArithmetic("exact"):
+        one = torch.zeros(rows, inner) @ -torch.ones(inner, columns)
+        batch = torch.zeros(2, rows, inner) @ -torch.ones(2, inner, columns)
+        total = torch.full((rows, inner), -0.0).sum(1)
+
+    assert not any(bool(result.signbit().any()) for result in (one, batch, total))
+
+
 @pytest.mark.parametrize(
     "call",
     [

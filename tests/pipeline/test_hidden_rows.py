@@ -235,6 +235,24 @@ def test_a_stage_that_hides_rows_otherwise_is_named_before_its_step_is_applied(s
     assert facts["recomputed here"] == "bit-equal to the referee's result"
 
 
+@pytest.mark.parametrize("liar", LIARS)
+@pytest.mark.parametrize("classes", ["by its auditor", "by the owner"])
+def test_across_classes_a_stage_that_hides_rows_otherwise_is_named(start, liar, classes):
+    """The rounding error that is allowed is that of clipped rows with noise, never of the bare sum."""
+    rates = (1.0, 0.0) if classes == "by its auditor" else (0.0, 1.0)
+    guard = GuardConfig(step_audit_rate=rates[0], owner_audit_rate=rates[1], screen=False, classes="mixed")
+    privacy = RowPrivacy(clip_norm=1e-2, noise_multiplier=1.0, mean_rows=4)
+    company = start(private_run(guard, spares=1), {1: Actor(wrap_copy=LIARS[liar])}, privacy)
+
+    company.run(1)
+    company.engine.settle_last_step()
+
+    assert [(verdict.party, verdict.offence) for verdict in company.verdicts] == [("worker-1", "gradient")]
+    facts = explain_evidence(company.run_dir / company.verdicts[0].evidence)
+    assert facts["conclusion"].startswith("holds: worker-1 signed a weight gradient")
+    assert "seeds of the noise" in facts["rests on the owner's word"]
+
+
 @pytest.mark.parametrize("seeds", ["absent", "others"])
 def test_a_gradient_with_noise_is_redone_with_its_seeds_alone(start, seeds):
     company = start(private_run(spares=1), {1: Actor(wrap_copy=without_noise)})

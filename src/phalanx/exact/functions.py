@@ -237,7 +237,8 @@ def exact_sum(x: Tensor, dims: tuple[int, ...], *, keepdim: bool = False) -> Ten
     greatest = x.abs().amax(dims, keepdim=True).clamp_(min=2.0**-100)
     exponent = exponent_above(greatest)
     total = (x.to(torch.float64) * power_of_two(bits - exponent)).round_().sum(dims, keepdim=True)
-    result = (total * power_of_two(exponent - bits)).to(torch.float32)
+    # + 0.0: one library leaves a sum of negative zeros negative, another does not
+    result = (total * power_of_two(exponent - bits)).to(torch.float32).add_(0.0)
     # of an infinite or undefined term there is no multiple
     result = torch.where(torch.isfinite(greatest), result, math.nan)
     if keepdim:

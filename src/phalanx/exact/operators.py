@@ -125,9 +125,9 @@ def _normalise_layer(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dims, size = tuple(range(-len(shape), 0)), math.prod(shape)
-    mean = exact_sum(x, dims, keepdim=True) / size
+    mean = _divide_numbers(exact_sum(x, dims, keepdim=True), size)
     centred = x - mean
-    inverse = functions.inverse_root(exact_sum(centred * centred, dims, keepdim=True) / size + eps)
+    inverse = functions.inverse_root(_divide_numbers(exact_sum(centred * centred, dims, keepdim=True), size) + eps)
     result = centred * inverse
     result = result if weight is None else result * weight
     return result if bias is None else result + bias, mean, inverse
@@ -148,8 +148,8 @@ def _differentiate_layer_norm(  # noqa: PLR0917 - the signature is torch's
     rows = tuple(range(x.dim() - len(shape)))
     normed = (x - mean) * inverse
     inner = gradient if weight is None else gradient * weight
-    first = exact_sum(inner, dims, keepdim=True) / size
-    second = exact_sum(inner * normed, dims, keepdim=True) / size
+    first = _divide_numbers(exact_sum(inner, dims, keepdim=True), size)
+    second = _divide_numbers(exact_sum(inner * normed, dims, keepdim=True), size)
     return (
         (inner - first - normed * second) * inverse if mask[0] else None,
         exact_sum(gradient * normed, rows) if mask[1] and weight is not None else None,

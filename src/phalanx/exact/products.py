@@ -88,7 +88,8 @@ def multiply(left: FixedPoint, right: FixedPoint) -> Tensor:
 
 
 def _scale_total(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    return total.mul_(left).mul_(right.mT).to(torch.float32)
+    # a sum of zeros has the sign that its library leaves; + 0.0 makes each of them positive
+    return total.mul_(left).mul_(right.mT).to(torch.float32).add_(0.0)
 
 
 def _wide_sum(left: FixedPoint, right: FixedPoint) -> Tensor:

@@ -260,13 +260,15 @@ _EPS = 1e-6
 def gradient_norm_squared(gradients: Mapping[str, torch.Tensor], *, exact: bool = False) -> float:
     """Squared Euclidean norm of one stage's gradient; the sum over all stages is that of the whole gradient.
 
-    Norms per tensor in float32, squared and added in float64 in the order of the names, so two holders of the
-    same gradient get the same number; with `exact` on any two processors. NaN or infinity when the gradient holds one.
+    Norms per tensor in float32 (of float64, in that), squared and added in float64 in the order of the names, so two
+    holders of the same gradient get the same number; with `exact` on any two processors. NaN or infinity when the
+    gradient holds one.
     """
     total = 0.0
     for name in sorted(gradients):
         gradient = gradients[name].detach()
-        norm = float(compute_norm(gradient) if exact else torch.linalg.vector_norm(gradient, dtype=torch.float32))
+        wider = torch.promote_types(gradient.dtype, torch.float32)
+        norm = float(compute_norm(gradient) if exact else torch.linalg.vector_norm(gradient, dtype=wider))
         total += norm * norm
     return total
 

@@ -88,25 +88,26 @@ def redo_gradient(checked: CheckedEvidence, committed: Statement[Commit]) -> dic
         return None
     copy, inputs = step
     privacy, number = checked.record.plan.privacy, committed.message.step
-    seeds = None if privacy is None else _noise_seeds(checked, copy)
-    if privacy is not None and seeds is None:
+    seeds = _noise_seeds(checked, copy)
+    if seeds is None:
         return None
     with _threads_of_run(checked):
         for microbatch, (x, gradient) in enumerate(inputs):
             copy.runner.forward(number, microbatch, x)
             copy.runner.backward(number, microbatch, gradient)
-        if privacy is None or seeds is None:
+        if privacy is None:
             return copy.weight_gradient(number, None)
         return seeded_mean(copy.runner.take_gradients(), privacy, seeds)
 
 
 def redo_exactly(checked: CheckedEvidence, committed: Statement[Commit]) -> dict[str, Tensor]:
-    """As `redo_gradient`, in float64 and without noise; empty when weights or inputs are not in the evidence."""
+    """As `redo_gradient`, in float64; empty when weights, inputs or noise are not in the evidence."""
     step = _committed_step(checked, committed)
-    if step is None:
+    seeds = None if step is None else _noise_seeds(checked, step[0])
+    if step is None or seeds is None:
         return {}
     with _threads_of_run(checked):
-        return exact_gradient(step[0].runner, committed.message.step, step[1])
+        return exact_gradient(step[0], committed.message.step, step[1], seeds)
 
 
 def _committed_step(
@@ -126,7 +127,9 @@ def _committed_step(
 
 
 def _noise_seeds(checked: CheckedEvidence, copy: StageCopy) -> dict[str, bytes] | None:
-    """The seeds of the noise in this step, by tensor; None when one of them is not in the evidence."""
+    """The seeds of the noise in this step, by tensor; None when one of them is missing where rows are hidden."""
+    if checked.record.plan.privacy is None:
+        return {}
     shown = _tensors_under(checked, NOISE_PREFIX)
     if shown.keys() != copy.module.trainable_parameters().keys():
         return None

@@ -1,7 +1,7 @@
 """Recompute one microbatch in a wider type: a referee without rounding of its own, for the grey zone."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from phalanx.pipeline.stage.runner import StageRunner
+from phalanx.pipeline.stage.stage_copy import StageCopy, seeded_mean
 
 
 class WideRunner(StageRunner):
@@ -26,7 +27,14 @@ class WideRunner(StageRunner):
         module = copy.deepcopy(runner.module).to(dtype)
         # a checkpointed block would run a second time outside of `recompute`'s casts
         module.activation_checkpointing = False
-        super().__init__(module, runner.spec, seed=runner.seed, precision="fp32", device=runner.device)
+        super().__init__(
+            module,
+            runner.spec,
+            seed=runner.seed,
+            precision="fp32",
+            device=runner.device,
+            row_clip=runner.row_clip,
+        )
         self._dtype = dtype
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
@@ -60,18 +68,22 @@ def recompute_in(
     return WideRunner(runner, dtype).recompute_microbatch(step, microbatch, x, gradient)
 
 
-def exact_gradient(runner: StageRunner, step: int, inputs: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Redo a stage's whole step in float64 and return its weight gradient by name.
+def exact_gradient(
+    stage: StageCopy, step: int, inputs: Sequence[tuple[Tensor, Tensor]], noise_seeds: Mapping[str, bytes]
+) -> dict[str, Tensor]:
+    """Redo a stage's whole step in float64 and return its weight gradient by name, as a party commits to it.
 
     Args:
-        runner: Holds the weights that both sides have signed, and no gradient.
+        stage: Holds the weights that both sides have signed, and no gradient.
         inputs: Of each microbatch, input and gradient of the output, ``[batch, seq, dim]`` each.
+        noise_seeds: Of the noise on each tensor; nothing where rows are not hidden.
     """
-    wide = WideRunner(runner)
+    wide, privacy = WideRunner(stage.runner), stage.plan.privacy
     for microbatch, (x, gradient) in enumerate(inputs):
         wide.forward(step, microbatch, x)
         wide.backward(step, microbatch, gradient)
-    return wide.take_gradients()
+    gradients = wide.take_gradients()
+    return gradients if privacy is None else seeded_mean(gradients, privacy, noise_seeds)
 
 
 class _WideCasts(TorchFunctionMode):

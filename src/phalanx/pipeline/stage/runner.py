@@ -49,7 +49,7 @@ class StageRunner:
         precision: See `StepPlan.arithmetic`.
     """
 
-    _row_clip: float | None = None
+    row_clip: float | None = None
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class StageRunner:
         self._noise = getattr(module, "embedding_noise", None)
         self._shared_gradient: Tensor | None = None
         self._wide: dict[str, Tensor] = {}
-        self._row_clip = row_clip
+        self.row_clip = row_clip
         self._rows: dict[str, Tensor] = {}
         if row_clip is not None and self._shared is not None and self._shared.requires_grad:
             raise ModelError("privacy: two stages clip parts of the tied head, so a row can change it beyond its bound")
@@ -127,7 +127,7 @@ class StageRunner:
         x, logits = self._graphs[microbatch]
         with self._law or nullcontext():
             total, own_targets = objective(logits, labels.to(logits.device), extras)
-            loss = total / (num_targets if self._row_clip is None else max(1, own_targets))
+            loss = total / (num_targets if self.row_clip is None else max(1, own_targets))
         self._graphs[microbatch] = (x, loss)
         return float(total.detach())
 
@@ -146,8 +146,8 @@ class StageRunner:
             torch.autograd.backward(y, None if gradient is None else gradient.to(y.device, y.dtype))
         self._widen_gradients()
         self._swap_shared()
-        if self._row_clip is not None:
-            self._add_clipped(self._row_clip)
+        if self.row_clip is not None:
+            self._add_clipped(self.row_clip)
         return None if x.grad is None else x.grad.cpu()
 
     def recompute_microbatch(
@@ -184,7 +184,7 @@ class StageRunner:
         taken = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             for name, parameter in parameters.items()
-        } | (self._wide if self._row_clip is None else self._rows)
+        } | (self._wide if self.row_clip is None else self._rows)
         self._clear_gradients()
         if self._head is not None:
             self._head.add_shared(taken, parameters | getattr(self.module, "computing", {}))

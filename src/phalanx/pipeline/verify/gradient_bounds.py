@@ -78,7 +78,10 @@ class GradientBounds:
         """
         tolerance = self._facts.plan.guard.tolerance
         weighed = weigh_distant_gradient(
-            redone.gradients, claimed, tolerance, lambda: exact_gradient(copy.runner, step, redone.input_pairs)
+            redone.gradients,
+            claimed,
+            tolerance,
+            lambda: exact_gradient(copy, step, redone.input_pairs, redone.noise_seeds),
         )
         return not weighed.is_off
 
