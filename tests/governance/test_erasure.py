@@ -67,7 +67,11 @@ def _sha256(content: bytes) -> str:
 
 
 def write_run_file(path: Path, dataset: Path, packing: str, steps: int, every: int) -> Path:
-    text = tiny_run_file(f"[pipeline]\nstages = 2\n\n[checkpoint]\nevery = {every}\nkeep = 20\n", steps=steps, validate_every=max(3, steps // 2))
+    text = tiny_run_file(
+        f"[pipeline]\nstages = 2\n\n[checkpoint]\nevery = {every}\nkeep = 20\n",
+        steps=steps,
+        validate_every=max(3, steps // 2),
+    )
     made = 'sources = [{ kind = "python_manual" }]\ntokenizer = { kind = "bpe", vocab_size = 300 }\n'
     data = f'dataset = {{ path = "{dataset}", signer = "{fingerprint_of(SIGNER)}" }}\npacking = "{packing}"\n'
     text = text.replace(made, data).replace("validation_share = 0.2\nmax_documents = 12\n", "")
