@@ -67,7 +67,11 @@ def _sha256(content: bytes) -> str:
 
 
 def write_run_file(path: Path, dataset: Path, packing: str, steps: int, every: int) -> Path:
-    text = tiny_run_file(f"[pipeline]\nstages = 2\n\n[checkpoint]\nevery = {every}\nkeep = 20\n", steps=steps)
+    text = tiny_run_file(
+        f"[pipeline]\nstages = 2\n\n[checkpoint]\nevery = {every}\nkeep = 20\n",
+        steps=steps,
+        validate_every=max(3, steps // 2),
+    )
     made = 'sources = [{ kind = "python_manual" }]\ntokenizer = { kind = "bpe", vocab_size = 300 }\n'
     data = f'dataset = {{ path = "{dataset}", signer = "{fingerprint_of(SIGNER)}" }}\npacking = "{packing}"\n'
     text = text.replace(made, data).replace("validation_share = 0.2\nmax_documents = 12\n", "")
@@ -164,10 +168,10 @@ def test_an_attack_that_found_the_document_is_at_chance_after(tmp_path: Path, mo
     """The rank of the secret among 199 texts of its kind that nobody trained on; 1 is found, chance is anywhere."""
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
     texts = [
-        text for number, text in enumerate(TEXTS[:36]) for text in ((text, SECRET) if number % 3 == 0 else (text,))
+        text for number, text in enumerate(TEXTS[:36]) for text in ((text, SECRET) if number % 2 == 0 else (text,))
     ]
     home = write_dataset(tmp_path / "data", texts)
-    train(load_run(write_run_file(tmp_path / "run.toml", home, "concatenate", 60, 30)), tmp_path / "old")
+    train(load_run(write_run_file(tmp_path / "run.toml", home, "concatenate", 100, 50)), tmp_path / "old")
     erasure = Erasure(PastRun(tmp_path / "old"), document_digest(SECRET))
     erasure.erase_document(tmp_path / "without", tmp_path / "new")
 

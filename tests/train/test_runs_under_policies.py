@@ -14,7 +14,8 @@ from phalanx.evaluate import read_result
 from phalanx.governance.release import approve_run, check_run, require_release
 from phalanx.policy import POLICY_FILE, TrainingPolicy, sign_policy
 from phalanx.security.crypto import Identity
-from phalanx.train import PastRun, load_run
+from phalanx.train import PastRun, load_run, train
+from phalanx.train.entry import replay
 from tiny_run_file import tiny_run_file
 
 OWNER, ALICE = Identity.without_certificate("owner"), Identity.without_certificate("alice")
@@ -100,6 +101,66 @@ def test_a_policy_in_the_run_directory_that_was_changed_lets_nothing_out(run_und
         require_release(run_dir)
 
 
+def make_easier(tmp_path):
+    """Another policy that the same person has signed, such as last year's."""
+    (tmp_path / "ours.toml").write_text('name = "ours"\n')
+    sign_policy(tmp_path / "ours.toml", OWNER)
+
+
+def test_an_easier_policy_by_the_same_signer_lets_nothing_out(run_under, tmp_path):
+    # the attacker: a trainer with an older or another policy that the steward has signed too
+    _, run_dir = run_under("[release]\nundoubted = true\n")
+    make_easier(tmp_path)
+    for name in (POLICY_FILE, f"{POLICY_FILE}.sig"):
+        (run_dir / name).write_bytes((tmp_path / name.replace(POLICY_FILE, "ours.toml")).read_bytes())
+
+    with pytest.raises(PolicyError, match="another policy than the one that the run's log names"):
+        require_release(run_dir)
+
+
+@pytest.mark.parametrize("has_copy", [True, False])
+def test_a_run_goes_on_under_the_policy_that_it_was_begun_with(run_under, tmp_path, quietly, has_copy):
+    _, run_dir = run_under("[release]\nundoubted = true\n")
+    before = (run_dir / POLICY_FILE).read_bytes()
+    make_easier(tmp_path)
+    longer = load_run(tmp_path / "run.toml", ("train.steps=6",))
+    if not has_copy:
+        (run_dir / POLICY_FILE).unlink()
+
+    with pytest.raises(PolicyError, match="was begun under another policy"):
+        train(longer, run_dir, resume=True)
+
+    if has_copy:
+        assert (run_dir / POLICY_FILE).read_bytes() == before
+    with pytest.raises(PolicyError):
+        require_release(run_dir)
+
+
+def test_a_replay_is_held_to_the_policy_from_its_start(run_under, tmp_path):
+    # the way out: `phalanx erase` replays a run on a dataset of another signer
+    _, run_dir = run_under("", "[parallel]\ndp = 1\n[checkpoint]\nevery = 2\n")
+    run = load_run(tmp_path / "run.toml")
+    (tmp_path / "ours.toml").write_text('name = "ours"\n[data]\nlicences = ["MIT"]\n')
+    sign_policy(tmp_path / "ours.toml", OWNER)
+
+    with pytest.raises(PolicyError, match="text without a manifest"):
+        replay(run, tmp_path / "again", PastRun(run_dir).open_verified(2))
+
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("bits", ["0.0", True, [0.0], {"bits": 0}])
+def test_a_summary_with_an_exposure_that_is_no_number_breaks_the_clause(run_under, tmp_path, bits):
+    _, run_dir = run_under("")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    (run_dir / "summary.json").write_text(json.dumps({**summary, "leak": {"exposure_bits": bits}}))
+    policy = TrainingPolicy.model_validate({"name": "ours", "privacy": {"max_exposure_bits": 6.0}})
+
+    broken = check_run(PastRun(run_dir), policy)[1]
+
+    assert "not measured" in [one.value for one in broken if one.clause == "privacy.max_exposure_bits"]
+
+
 def test_other_weights_than_those_of_the_end_do_not_leave(run_under):
     _, run_dir = run_under("", "[parallel]\ndp = 1\n[checkpoint]\nevery = 2\n")
 
@@ -122,6 +183,17 @@ def test_figures_count_when_they_were_measured_on_these_weights(run_under, tmp_p
     policy = policy.model_copy(update={"release": policy.release.model_copy(update={"max_figures": {figure: 1e9}})})
 
     assert check_run(PastRun(run_dir), policy)[1] == []
+    # the attacker: a trainer who measures until one result is good, and names it so that it is read last
+    good = run_dir / "evaluation-z.json"
+    worse = json.loads(result.read_text())
+    suite, _, metric = figure.partition(".")
+    row = next(row for row in worse["suites"] if row["name"] == suite)
+    next(one for one in row["figures"] if one["metric"] == metric)["value"] = 1e12
+    good.write_bytes(result.read_bytes())
+    result.write_text(json.dumps(worse))
+    assert [one.clause for one in check_run(PastRun(run_dir), policy)[1]] == [f"release.max_figures.{figure}"]
+    result.write_bytes(good.read_bytes())
+    good.unlink()
     # the attacker: a trainer who brings the figures of another model
     fields = json.loads(result.read_text())
     fields["model"]["model_digest"] = "0" * 64

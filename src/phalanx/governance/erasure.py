@@ -153,6 +153,11 @@ class Erasure:
             return record
         run = self._run_without(data_out, fingerprint_of(signer))
         summary = replay(run, run_out, self._find_origin(run, price.from_step), console)
+        if summary["status"] != "completed":
+            raise CheckpointError(
+                f"{run_out}: the replay is {summary['status']}, so nothing is erased yet; "
+                "remove it and the new data set, and erase again"
+            )
         weights = summary["final_weights_digest"]
         record |= {"new_run": PastRun(run_out).run_id, "final_weights_digest": weights}
         (run_out / RECORD_FILE).write_bytes(canonical_json(record) + b"\n")

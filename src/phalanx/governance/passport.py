@@ -96,14 +96,18 @@ def make_passport(past: PastRun, out: Path, choice: PassportChoice) -> PassportF
         maker = _PassportMaker(past, choice)
         with tempfile.TemporaryDirectory(prefix="phalanx-passport-") as scratch:
             members, facts = maker.collect_members(Path(scratch))
-        write_bundle(out, members, maker.signer.seal_members(hash_members(members), facts))
-        # what this program would not believe must not leave the house
-        return verify_passport(out, past.owner.public_key.hex())
+        # nothing half is left beside the new file by a full disk or Ctrl-C
+        with tempfile.TemporaryDirectory(prefix=".phalanx-passport-", dir=out.parent) as scratch:
+            bundle = Path(scratch) / "bundle"
+            write_bundle(bundle, members, maker.signer.seal_members(hash_members(members), facts))
+            # what this program would not believe must not leave the house
+            findings = verify_passport(bundle, past.owner.public_key.hex())
+            bundle.replace(out)
     except RefusedError as exc:
-        out.unlink(missing_ok=True)
         raise VerificationError(f"{past.path}: no passport: {exc}") from exc
     except OSError as exc:
         raise InputError(f"{out}: cannot be written ({exc.strerror})") from exc
+    return findings
 
 
 class _PassportMaker:
@@ -185,8 +189,7 @@ class _PassportMaker:
         self._members[form.PROVENANCE_FILE] = make_provenance(self.signer, files, self._build_facts(manifest))
         tests = [*self._read_evaluations(directory, weights), *self._read_redteams(directory, weights)]
         for result in tests:
-            content = make_test_result(self.signer, files, log.run, result)
-            self._members[f"{form.TESTS}{result.name}.dsse.json"] = content
+            self._add_member(f"{form.TESTS}{result.name}", make_test_result(self.signer, files, log.run, result))
         versions = {name: importlib.metadata.version(name) for name in _PARTS}
         versions["phalanx"] = importlib.metadata.version("phalanx-train")
         architecture = {} if is_adapter else read_config(directory)
@@ -279,7 +282,14 @@ class _PassportMaker:
             file = directory / EXPORT_FILE
             if not file.is_file():
                 raise CheckpointError(f"{file}: missing; export the model again to have a statement")
-            self._members[f"{form.EXPORTS}{_plain_name(directory.resolve().name)}.dsse.json"] = file.read_bytes()
+            self._add_member(f"{form.EXPORTS}{_plain_name(directory.resolve().name)}", file.read_bytes())
+
+    def _add_member(self, name: str, statement: bytes) -> None:
+        """Add a statement; a second one of the name would hide the first, such as a test that failed."""
+        member = f"{name}.dsse.json"
+        if member in self._members:
+            raise ConfigError(f"two statements would have the name {member}; rename the file or directory of one")
+        self._members[member] = statement
 
 
 def _read_report(path: Path) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from phalanx.policy import (
     Approval,
     Breach,
     EndFacts,
+    PolicyReference,
     TrainingPolicy,
     approve_release,
     check_release,
@@ -77,7 +78,7 @@ def check_run(
         reference = past.config.policy
         if reference is None:
             raise PolicyError(f"{past.path}: the run file names no policy; give one with --policy and --signer")
-        policy = read_policy(past.path / POLICY_FILE, reference.signer).policy
+        policy = _read_own_policy(past, reference)
     facts = _facts_of_end(past, policy, evaluations)
     start = facts_of_run(past.config, cache_beside(past.path))
     return policy, [*check_start(policy, start), *check_release(policy, facts)]
@@ -92,8 +93,17 @@ def approve_run(past: PastRun, signer: Identity) -> str:
     reference = past.config.policy
     if reference is None:
         raise PolicyError(f"{past.path}: the run file names no policy, so nobody needs to approve")
+    return approve_release(past.path, _read_own_policy(past, reference), _approval_of(past), signer)
+
+
+def _read_own_policy(past: PastRun, reference: PolicyReference) -> TrainingPolicy:
+    """Read the policy in a run directory, which must be the one that every session in the log was begun under."""
     policy = read_policy(past.path / POLICY_FILE, reference.signer).policy
-    return approve_release(past.path, policy, _approval_of(past), signer)
+    if past.policies != {policy.digest}:
+        raise PolicyError(
+            f"{past.path / POLICY_FILE}: is another policy than the one that the run's log names; restore it"
+        )
+    return policy
 
 
 def _approval_of(past: PastRun) -> Approval:
@@ -103,12 +113,13 @@ def _approval_of(past: PastRun) -> Approval:
 def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[Path]) -> EndFacts:
     summary = _read_summary(past)
     leak = summary.get("leak")
+    exposure = leak.get("exposure_bits") if isinstance(leak, dict) else None
     wanted = {*policy.release.min_figures, *policy.release.max_figures}
     paths = [*evaluations] or sorted(past.path.glob("evaluation*.json"))
     return EndFacts(
         is_in_doubt=summary.get("in_doubt"),
-        exposure_bits=leak.get("exposure_bits") if isinstance(leak, dict) else None,
-        figures=_read_figures(past, paths) if wanted and paths else {},
+        exposure_bits=float(exposure) if type(exposure) in (int, float) else None,
+        figures=_read_figures(past, policy, paths) if wanted and paths else {},
         approvals=count_approvals(past.path, policy, _approval_of(past)),
     )
 
@@ -127,13 +138,25 @@ def _read_summary(past: PastRun) -> dict[str, Any]:
     return summary
 
 
-def _read_figures(past: PastRun, paths: Sequence[Path]) -> dict[str, float]:
-    """Return the figures that were measured on the final weights; results of other models count for nothing."""
+def _read_figures(past: PastRun, policy: TrainingPolicy, paths: Sequence[Path]) -> dict[str, float]:
+    """Return the figures that were measured on the final weights; results of other models count for nothing.
+
+    Of several results with one figure the worst counts, or who measures often enough passes.
+    """
     with tempfile.TemporaryDirectory(prefix="phalanx-release-") as scratch:
         directory = Path(scratch) / "model"
         export_run(past, directory, merge=past.config.model.adapter is not None)
         digest = TextModel(directory).model_digest
-    results = [result for result in map(read_result, paths) if result.model.get("model_digest") == digest]
+    values: dict[str, list[float]] = {}
+    for result in map(read_result, paths):
+        if result.model.get("model_digest") == digest:
+            for name, figure in result.figures.items():
+                if figure.value is not None:
+                    values.setdefault(name, []).append(figure.value)
+    least, most = policy.release.min_figures, policy.release.max_figures
+    # a figure with both limits has no one worst value: it counts where its results agree
     return {
-        name: figure.value for result in results for name, figure in result.figures.items() if figure.value is not None
+        name: (max if name in most else min)(rows)
+        for name, rows in values.items()
+        if len(set(rows)) == 1 or not (name in least and name in most)
     }

@@ -158,9 +158,17 @@ class SignedPolicy:
     signature: bytes
     signer: str
 
-    def write_copy(self, directory: Path) -> None:
-        """Put the policy and its signature into a directory, such as a run's."""
-        path = directory / POLICY_FILE
+    def keep_copy(self, run_dir: Path, *, is_new: bool) -> None:
+        """Put the policy and its signature into the directory of a new run, or compare it with the copy of an old one.
+
+        Raises:
+            PolicyError: The run was begun under another policy, or its copy is gone.
+        """
+        path = run_dir / POLICY_FILE
+        if not is_new:
+            if read_policy(path, self.signer).policy != self.policy:
+                raise PolicyError(f"{run_dir}: was begun under another policy than {self.policy.name} is now")
+            return
         path.write_bytes(self.text)
         signature_file(path).write_bytes(self.signature)
 

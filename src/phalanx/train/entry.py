@@ -159,7 +159,7 @@ def train(
         beginning = StartingPoint(from_step, origin)
         with RunDirectory(_run_directory(run, run_dir), run, resume=resume) as home:
             if policy is not None:
-                policy.write_copy(home.path)
+                policy.keep_copy(home.path, is_new=home.begun_anew or not resume)
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start finished no step; the run begins again")
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
@@ -182,11 +182,14 @@ def replay(
     if origin is None:
         return train(run, run_dir, console=console)
     check_inputs(run)
+    policy = open_policy(run, cache_beside(Path(run_dir)))
     with (
         deterministic_kernels(run.train.threads),
         allow_interrupts(),
         RunDirectory(Path(run_dir), run, resume=False) as home,
     ):
+        if policy is not None:
+            policy.keep_copy(home.path, is_new=True)
         factory = _factory_of(run, LocalWorkers, None)
         session = Session(run, home, console or Console(), factory, StartingPoint(None, origin))
         return session.run_session(resume=False)

@@ -41,17 +41,15 @@ def make_header(name: str, size: int) -> bytes:
 
 
 def write_bundle(path: Path, members: Mapping[str, bytes], seal: bytes) -> None:
-    """Write a bundle in one go.
+    """Write a bundle; where it breaks off, a part of the file is left.
 
     Raises:
         OSError: The disk refuses.
     """
-    spare = path.with_name(f".{path.name}.tmp")
-    with spare.open("wb") as file:
+    with path.open("wb") as file:
         for name, content in [*sorted(members.items()), (SEAL, seal)]:
             file.write(make_header(name, len(content)) + content + b"\0" * (-len(content) % BLOCK))
         file.write(b"\0" * 2 * BLOCK)
-    spare.replace(path)
 
 
 def read_bundle(path: Path) -> dict[str, Member]:

@@ -3,7 +3,7 @@
 import base64
 import binascii
 import hashlib
-import json
+import operator
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -245,12 +245,13 @@ def digest_weights(directory: Path) -> str:
 def _read_tensors(path: Path) -> Iterator[tuple[str, tuple[str, list[int], Member]]]:
     file = Member.from_file(path)
     (size,) = struct.unpack("<Q", file.read_range(0, 8))
+    # a header is the work of whoever hands the model over
     require(size <= _MAX_HEADER_BYTES, f"{path}: no safetensors file")
     try:
-        header = json.loads(file.read_range(8, size))
+        header = read_json(file.read_range(8, size))
         for name, facts in header.items():
             if name != "__metadata__":
-                begin, stop = facts["data_offsets"]
+                begin, stop = map(operator.index, facts["data_offsets"])
                 content = Member(path, 8 + size + begin, stop - begin)
                 require(0 <= begin <= stop <= file.size - 8 - size, f"{path}: no safetensors file")
                 short_name = name.removeprefix(_ADAPTER_PREFIX) if path.name.startswith("adapter_") else name

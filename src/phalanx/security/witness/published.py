@@ -6,8 +6,11 @@ DIR/tile/entries/INDEX[.p/WIDTH]   256 entries, each the BLAKE3 digest of one li
 DIR/cosigned/ID                    the newest head that each witness has cosigned, by the key's ID
 """
 
+import contextlib
 import http.client
 import os
+import socket
+import threading
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from http import HTTPStatus
@@ -171,12 +174,30 @@ def exchange_bytes(method: str, url: str, body: bytes | None, max_bytes: int) ->
         raise ValueError(f"{url[:80]!r}: expected http:// or https://")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=EXCHANGE_TIMEOUT_S)
+    is_late = threading.Event()
     try:
-        connection.request(method, parts.path, body)
-        answer = connection.getresponse()
-        return answer.status, answer.read(max_bytes + 1)
+        connection.connect()
+        # the timeout of a socket begins anew with each byte, and whoever answers may send one at a time
+        timer = threading.Timer(EXCHANGE_TIMEOUT_S, _end_exchange, (connection.sock, is_late))
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.request(method, parts.path, body)
+            answer = connection.getresponse()
+            status, data = answer.status, answer.read(max_bytes + 1)
+        finally:
+            timer.cancel()
+        if is_late.is_set():
+            raise TimeoutError(f"no whole answer within {EXCHANGE_TIMEOUT_S:g} s")
+        return status, data
     finally:
         connection.close()
+
+
+def _end_exchange(connection: socket.socket, is_late: threading.Event) -> None:
+    is_late.set()
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def read_checkpoint(location: str) -> SignedCheckpoint:

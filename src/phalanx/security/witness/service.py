@@ -235,15 +235,16 @@ def witness_app(witness: Witness) -> Callable[..., Awaitable[None]]:
     ) -> None:
         if scope["type"] != "http":
             return
-        body, more = b"", True
+        body, more = bytearray(), True
         while more and len(body) <= MAX_REQUEST_BYTES:
             event = await receive()
-            body, more = body + event.get("body", b""), event.get("more_body", False)
+            body += event.get("body", b"")
+            more = event.get("more_body", False)
         if len(body) > MAX_REQUEST_BYTES:
             reply = WitnessAnswer(413, b"the request is too large\n")
         else:
-            reply = witness.answer_request(scope["method"], scope["path"], body)
-        logger.info("%s %s: %s", scope["method"], scope["path"][:80], reply.status)
+            reply = witness.answer_request(scope["method"], scope["path"], bytes(body))
+        logger.info("%s %r: %s", scope["method"], scope["path"][:80], reply.status)
         headers = [(b"content-type", reply.content_type.encode()), (b"content-length", str(len(reply.body)).encode())]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})

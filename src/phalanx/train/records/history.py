@@ -26,6 +26,7 @@ class RunHistory:
         adopted: Whether the run began where another one was.
         undone_at: Number of events when steps were undone for the last time; 0 when none were.
         configs: Digests of the run files of all sessions: a resumed one may have changed some keys.
+        policies: Digests of the policies of all sessions; a run under a policy has one.
         committed: Digests of audit keys that sessions have drawn with.
         revealed: Those of them with a key that the log tells; no session must draw with them again.
     """
@@ -40,6 +41,7 @@ class RunHistory:
     certified: CertifiedCheckpoints = field(default_factory=CertifiedCheckpoints)
     undone_at: int = 0
     configs: set[str] = field(default_factory=set)
+    policies: set[str] = field(default_factory=set)
     committed: set[str] = field(default_factory=set)
     revealed: set[str] = field(default_factory=set)
     charges: PastCharges = field(default_factory=PastCharges)
@@ -113,6 +115,8 @@ def _note_line(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
         history.convicted.add(certified_name(body["party"]))
     if kind in ("run_started", "run_resumed") and isinstance(body.get("config_digest"), str):
         history.configs.add(body["config_digest"])
+    if kind in ("run_started", "run_resumed") and "policy" in body:
+        history.policies.add(str(body["policy"]))
     if kind == CONFIG_CHANGED:
         history.configs |= {str(body["from"]), str(body["to"])}
     if kind == "revoked":

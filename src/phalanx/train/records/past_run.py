@@ -31,6 +31,7 @@ class PastRun:
 
     Attributes:
         owner: The party that must have signed everything.
+        policies: Digests of the policies that its sessions were begun under, from the log.
         verdicts: Bodies of the events `verdict` of its log, oldest first.
         final_weights_digest: Final digest in its log; None while it has not ended.
     """
@@ -43,6 +44,7 @@ class PastRun:
         self.owner = _read_owner(certificate or owner_certificate(path))
         history = read_history(path / LOG_FILE, self.owner, self.run_id)
         self._certified, self._configs = history.certified, history.configs
+        self.policies = frozenset(history.policies)
         self.final_weights_digest = history.final_weights_digest
         self.verdicts = [body for kind, body in history.decisions if kind == "verdict"]
 

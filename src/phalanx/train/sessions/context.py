@@ -11,7 +11,7 @@ from phalanx.config import digest_config, printable_text
 from phalanx.data import Corpus, prepare_corpus, prepare_validation_sets, unigram_perplexity
 from phalanx.data.loader import HeldOut
 from phalanx.data.preferences import PairCorpus
-from phalanx.errors import CheckpointError, ConfigError
+from phalanx.errors import CheckpointError, ConfigError, PolicyError
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
 from phalanx.pipeline import OWNER, Observe
@@ -235,12 +235,22 @@ class SessionContext(Generic[RunT_co]):
         shared = {
             "config_digest": digest_config(self.run),
             **({"own_code": own_code} if own_code else {}),
+            **self._policy_facts(),
             "step": start,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),
             **({} if corpus is None else {"corpus": corpus}),
         }
         recorder.observe_event("run_started" if self.history.head is None else "run_resumed", {**shared, **facts})
+
+    def _policy_facts(self) -> dict[str, str]:
+        """Return the digest of the policy, which is the same in all sessions of a run."""
+        if self.run.policy is None:
+            return {}
+        digest = self.run.policy.read_policy().policy.digest
+        if self.history.policies - {digest}:
+            raise PolicyError(f"{self.home.path}: was begun under another policy than {self.run.policy.file} is now")
+        return {"policy": digest}
 
     def use_budget(self, ledger: BudgetLedger) -> None:
         """Spend from a privacy budget from now on, and print the rest of it."""
