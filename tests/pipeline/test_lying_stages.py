@@ -155,12 +155,12 @@ def test_a_spare_becomes_the_new_shadow(make_company, honest_digest):
     pipeline = PipelineConfig(stages=4, spares=1, step_timeout_s=30.0)
     company = make_company(tiny_run(pipeline=pipeline), {1: attacker("forward_sign_flip", 1)})
     # a spare is nobody's holder, so it is the first choice from the start
-    assert company.engine.shadows[1] == "worker-3"
+    assert company.engine.stage_shadows[1] == "worker-3"
 
     company.run(STEPS)
 
-    assert company.engine.holders[1] == "worker-3"
-    assert company.engine.shadows[1] == "worker-2"
+    assert company.engine.stage_holders[1] == "worker-3"
+    assert company.engine.stage_shadows[1] == "worker-2"
     assert company.weights_digest() == honest_digest(tiny_run(4), STEPS)
 
 
@@ -169,7 +169,7 @@ def test_a_liar_who_took_over_is_found_in_its_second_stage_too(make_company, hon
     # whoever inherits stage 1 lies from step 2 on, in every stage that it has then
     run = tiny_run(5)
     company = make_company(run, {1: attacker("forward_sign_flip", 1), 2: attacker("forward_sign_flip", 2, from_step=2)})
-    assert company.engine.shadows[1] == "worker-2"
+    assert company.engine.stage_shadows[1] == "worker-2"
 
     company.run(4)
 

@@ -270,6 +270,6 @@ def _happen(company, what, name):
         case "join":
             company.start_worker(name)
         case "leave":
-            company.leave(name)
+            company.ask_to_leave(name)
         case "kill":
             company.kill_worker(name)

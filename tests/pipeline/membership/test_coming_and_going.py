@@ -115,7 +115,7 @@ def test_whoever_gives_two_newcomers_a_false_state_goes_and_the_old_copy_is_stil
     company = make_company(elastic(3), {1: liar})
     company.start_worker("worker-2")
     steps = run_until(company, lambda: company.lost == ["worker-2"])
-    assert dict(company.engine.shadows) == {1: "owner"}
+    assert dict(company.engine.stage_shadows) == {1: "owner"}
 
     company.start_worker("worker-3")
     steps += run_until(company, lambda: "worker-1" in company.lost)
@@ -145,7 +145,7 @@ def test_after_somebody_came_a_run_still_goes_back_to_before_the_first_wrong_ste
     steps = run_until(company, lambda: company.evicted)
     company.run(1)
 
-    assert all(body["to"] <= lies[0] for body in company.bodies("rolled_back"))
+    assert all(body["to"] <= lies[0] for body in company.event_bodies("rolled_back"))
     assert company.evicted == ["worker-1"]
     assert company.weights_digest() == honest_digest(tiny_run(4), steps + 1)
 

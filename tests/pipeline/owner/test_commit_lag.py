@@ -233,7 +233,7 @@ def test_across_numeric_classes_honest_rounding_in_an_applied_step_is_no_alarm(m
 
     company.run(LIE + 2)
 
-    assert (company.verdicts, company.bodies("alarm"), company.lost) == ([], [], [])
+    assert (company.verdicts, company.event_bodies("alarm"), company.lost) == ([], [], [])
 
 
 def test_a_step_that_the_owner_audits_does_not_lag(make_company, honest_digest):

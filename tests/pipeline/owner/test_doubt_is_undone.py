@@ -120,7 +120,7 @@ def test_a_liar_that_leaves_and_comes_back_leaves_no_trace(company_of, honest_di
             company.kill_worker(company.engine.stage_holders[1])
         company.run(1)
         steps += 1
-        assert steps < 12, (company.engine.holders, company.engine.shadows)
+        assert steps < 12, (company.engine.stage_holders, company.engine.stage_shadows)
     company.draw.draws_whole_step = lambda *, step, epoch, stage: (stage, step) == (1, steps)
 
     company.run(2)
@@ -175,13 +175,13 @@ def test_a_party_that_dies_while_all_go_back_is_no_obstacle(company_of, honest_d
     company = company_of(run, {"worker-1": lying_in(1, 2, 4)})
     audited_at(company, (1, 4))
     company.run(4)
-    heir = company.engine.shadows[1]
+    heir = company.engine.stage_shadows[1]
     observe = company._observe
 
     def kill_when_going_back(kind, body):
         observe(kind, body)
         if kind == "rolled_back":
-            company.kill(heir)
+            company.kill_worker(heir)
 
     company.engine._facts.observe = kill_when_going_back
     company.run(3)
@@ -207,5 +207,5 @@ def test_a_holder_that_withholds_the_state_that_is_to_be_kept_is_replaced_and_un
 
     assert company.verdicts == []
     assert company.lost
-    assert company.checks.doubts() == []
+    assert company.checks.list_doubts() == []
     assert company.weights_digest() == honest_digest(run, 7)

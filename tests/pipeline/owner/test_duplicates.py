@@ -142,7 +142,7 @@ def test_a_worker_that_leaves_between_two_steps_costs_a_duplicate_and_no_bit(mak
     company = make_company()
     company.run(1)
     held_up = company.engine.begin_duplicate()
-    company.leave("worker-1")
+    company.ask_to_leave("worker-1")
     for _ in range(20):
         company.run(1)
         if held_up.failure or held_up.is_whole:

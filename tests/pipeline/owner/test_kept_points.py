@@ -66,7 +66,7 @@ def test_a_loss_takes_nothing_back(make_company, honest_digest):
     company = make_company(run)
 
     company.run(6)
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(2)
 
     assert company.lost == ["worker-1"]

@@ -59,13 +59,13 @@ def test_all_workers_die_one_after_the_other_and_the_owner_goes_on_alone(make_co
 def test_a_spare_takes_the_place_of_the_shadow_that_was_promoted(make_company, honest_digest):
     pipeline = PipelineConfig(stages=4, spares=2, step_timeout_s=30.0)
     company = make_company(tiny_run(pipeline=pipeline), {1: Actor(crash_at(1))})
-    successor = company.engine.shadows[1]
+    successor = company.engine.stage_shadows[1]
     assert successor in ("worker-3", "worker-4")
 
     company.run(3)
 
-    assert company.engine.holders[1] == successor
-    assert company.engine.shadows[1] != "worker-1"
+    assert company.engine.stage_holders[1] == successor
+    assert company.engine.stage_shadows[1] != "worker-1"
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 
 
@@ -73,14 +73,14 @@ def test_a_spare_takes_the_place_of_the_shadow_that_was_promoted(make_company, h
 def test_a_spare_that_dies_is_replaced_as_shadow(make_company, honest_digest):
     pipeline = PipelineConfig(stages=3, spares=1, step_timeout_s=30.0)
     company = make_company(tiny_run(pipeline=pipeline))
-    assert dict(company.engine.shadows) == {1: "worker-2"}
+    assert dict(company.engine.stage_shadows) == {1: "worker-2"}
     company.run(1)
-    company.kill("worker-2")
+    company.kill_worker("worker-2")
 
     company.run(2)
 
     assert company.lost == ["worker-2"]
-    assert dict(company.engine.shadows) == {1: "owner"}
+    assert dict(company.engine.stage_shadows) == {1: "owner"}
     assert company.weights_digest() == honest_digest(tiny_run(3), 3)
 
 

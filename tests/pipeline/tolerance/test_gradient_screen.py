@@ -232,13 +232,13 @@ def test_a_shadow_that_doubts_every_step_is_not_followed_without_end(make_compan
 
     results = company.run(MANY)
 
-    followed = [body["step"] for body in company.bodies("gradient_doubted") if body["auditor"] == "worker-2"]
+    followed = [body["step"] for body in company.event_bodies("gradient_doubted") if body["auditor"] == "worker-2"]
     assert DOUBTS_AT_ONCE <= len(followed) <= DOUBTS_AT_ONCE + MANY / STEPS_PER_DOUBT
-    told = [body for body in company.bodies("doubts_not_followed") if body["auditor"] == "worker-2"]
+    told = [body for body in company.event_bodies("doubts_not_followed") if body["auditor"] == "worker-2"]
     # said when it begins, and again only after one was followed in between
     assert 1 <= len(told) <= 1 + len([step for step in followed if step > told[0]["step"]])
     assert (company.verdicts, company.lost) == ([], [])
-    recomputed = {body["step"] for body in company.bodies("gradient_doubted")}
+    recomputed = {body["step"] for body in company.event_bodies("gradient_doubted")}
     assert {result.guard.num_audits for result in results if result.step not in recomputed} == {DRAWN}
     assert company.weights_digest() == honest_digest(run, MANY)
 
@@ -258,11 +258,11 @@ def test_an_honest_shadow_whose_doubt_is_not_followed_goes_on(make_company, hone
 
     company.run(MANY)
 
-    assert {(body["stage"], body["auditor"]) for body in company.bodies("doubts_not_followed")} == {
+    assert {(body["stage"], body["auditor"]) for body in company.event_bodies("doubts_not_followed")} == {
         (1, "worker-2"),
         (2, "worker-1"),
     }
-    assert (company.verdicts, company.lost, company.bodies("refused")) == ([], [], [])
+    assert (company.verdicts, company.lost, company.event_bodies("refused")) == ([], [], [])
     assert company.weights_digest() == honest_digest(run, MANY)
 
 
@@ -275,7 +275,7 @@ def test_after_many_doubts_without_a_cause_a_lie_is_found_within_so_many_steps(m
 
     company.run(MANY)
 
-    assert company.bodies("doubts_not_followed")[0]["step"] < first
+    assert company.event_bodies("doubts_not_followed")[0]["step"] < first
     (verdict,) = company.verdicts
     assert (verdict.party, verdict.offence) == ("worker-1", "gradient")
     assert first <= verdict.step < first + STEPS_PER_DOUBT
@@ -340,9 +340,9 @@ def test_in_an_honest_run_doubts_are_seldom_and_convict_nobody(make_company, hon
     company.run(steps)
 
     assert company.verdicts == []
-    assert company.bodies("alarm") == []
+    assert company.event_bodies("alarm") == []
     # of two weight gradients a step; what was measured is in docs/benchmarks.md
-    assert len(company.bodies("gradient_doubted")) <= steps // 5
+    assert len(company.event_bodies("gradient_doubted")) <= steps // 5
     assert company.weights_digest() == honest_digest(run, steps)
 
 

@@ -127,7 +127,7 @@ def test_a_small_drift_to_one_side_is_seen_in_the_long_run(make_company):
     results = company.run(40)
 
     assert company.verdicts == []
-    drifts = company.bodies("drift")
+    drifts = company.event_bodies("drift")
     assert {(body["party"], body["direction"]) for body in drifts} == {("worker-1", "forward")}
     assert min(body["step"] for body in drifts) >= 20
     # looked at in full from then on: four microbatches instead of two

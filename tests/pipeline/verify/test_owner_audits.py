@@ -109,7 +109,7 @@ def test_what_a_league_did_before_it_was_found_is_undone_from_kept_states(make_c
     company.run(8)
 
     assert [verdict.party for verdict in company.verdicts] == ["worker-1", "worker-2"]
-    assert [(body["to"], body["step"]) for body in company.bodies("rolled_back")] == [(0, 5)]
+    assert [(body["to"], body["step"]) for body in company.event_bodies("rolled_back")] == [(0, 5)]
     assert company.weights_digest() == honest_digest(run, 8)
 
 

@@ -54,7 +54,7 @@ def test_who_knows_the_draws_wins_where_a_session_repeats_them(make_company, hon
 
     company.run(STEPS)
 
-    assert (company.verdicts, company.bodies("alarm")) == ([], [])
+    assert (company.verdicts, company.event_bodies("alarm")) == ([], [])
     assert company.weights_digest() != honest_digest(RUN, STEPS)
 
 

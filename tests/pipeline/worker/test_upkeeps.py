@@ -28,7 +28,7 @@ def test_a_liar_that_trains_adapters_is_named_and_its_shadow_takes_over(make_com
 
 def saved_after(company, num_steps):
     company.run(num_steps)
-    company.save()
+    company.save_step()
     return company
 
 
@@ -77,8 +77,8 @@ def test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_
     run = tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0))
     company = saved_after(make_company(run), 2)
     company.run(2)
-    company.kill("worker-1")
-    company.kill("worker-2")
+    company.kill_worker("worker-1")
+    company.kill_worker("worker-2")
 
     with pytest.raises(NoHolderError):
         company.run(1)
@@ -86,7 +86,7 @@ def test_both_holders_of_a_stage_that_are_lost_at_once_cost_the_steps_since_the_
 
     assert company.engine.next_step == 4
     assert company.fall_back() == 2
-    assert set(company.engine.holders.values()) == {"owner"}
+    assert set(company.engine.stage_holders.values()) == {"owner"}
     company.run(3)
     assert (sorted(company.lost), company.verdicts) == (["worker-1", "worker-2"], [])
     assert company.weights_digest() == honest_digest(run, 5)
