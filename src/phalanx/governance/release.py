@@ -118,7 +118,7 @@ def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[P
     paths = [*evaluations] or sorted(past.path.glob("evaluation*.json"))
     return EndFacts(
         is_in_doubt=summary.get("in_doubt"),
-        exposure_bits=float(exposure) if type(exposure) in (int, float) else None,
+        exposure_bits=float(exposure) if isinstance(exposure, int | float) and exposure is not True else None,
         figures=_read_figures(past, policy, paths) if wanted and paths else {},
         approvals=count_approvals(past.path, policy, _approval_of(past)),
     )
