@@ -269,7 +269,7 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "pipeline": ValueLimit("each stage has a file already", only=(False,)),
         "deepspeed": ValueLimit("it would copy a state that may be on disk", only=(False,)),
         "split": ValueLimit("an enclave saves its state sealed", only=(False,)),
-        "federated": _UNTRIED,
+        "federated": ValueLimit(_NOT_TRIED, only=(False,)),
     },
     "checkpoint.best": {"split": ValueLimit("an enclave opens only its newest state", only=(None,))},
     "parallel.tp": {"deepspeed": _ONE_COPY},
