@@ -1,5 +1,6 @@
 """Whole runs of a domain: what they leave, how they go on under other layouts, how they end when a rank dies."""
 
+import errno
 import io
 import json
 import os
@@ -10,13 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from machine_patience import patience_s
 from phalanx.checkpoint.export import export_model
+from phalanx.checkpoint.save import write_synced
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.models import open_model, weights_digest
+from phalanx.parallel.control import saving
 from phalanx.telemetry import read_metrics
 from phalanx.train import PastRun, load_run, train
 from phalanx.train.records.run_changes import changes_between
@@ -262,6 +266,69 @@ def test_a_checkpoint_of_one_layout_goes_on_under_another(make_run, alone, tmp_p
     assert summary["resumed_from"] == 4
     assert summary["loss_last"] == pytest.approx(alone[0]["loss_last"], rel=1e-5)
     assert summary["validation_perplexity"] == pytest.approx(alone[0]["validation_perplexity"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "beside", "other"),
+    [
+        ("dp = 2\nzero = 3", "true", "[parallel]\ntp = 2\n"),
+        ("tp = 2\ndp = 2\nzero = 1", "false", "[parallel]\ndp = 2\nzero = 3\n"),
+        ("pp = 2", "true", ALONE),
+    ],
+)
+def test_pieces_of_ranks_are_the_same_state_and_go_on_under_another_layout(
+    make_run, tmp_path, monkeypatch, layout, beside, other
+):
+    section, keys = f"[parallel]\n{layout}\n", ("checkpoint.sharded=true", f"checkpoint.asynchronous={beside}")
+    plain = quietly(make_run(section), tmp_path / "plain")
+    pieces = quietly(make_run(section, *keys), tmp_path / "pieces")
+    with monkeypatch.context() as patch:
+        stop_before_saving(patch, 5, interrupt)
+        quietly(make_run(section, *keys), tmp_path / "stopped")
+
+    further = quietly(make_run(other, "checkpoint.journal=false"), tmp_path / "other", from_run=tmp_path / "stopped")
+    again = quietly(make_run(section, *keys), tmp_path / "stopped", resume=True)
+
+    checkpoint = PastRun(tmp_path / "pieces").open_verified()
+    whole = PastRun(tmp_path / "plain").open_verified()
+    names = sorted(path.name for path in checkpoint.path.iterdir() if path.suffix == ".safetensors")
+    assert len(names) >= 2
+    assert all(".rank-" in name for name in names)
+    for stage in whole.stages:
+        assert_same_tensors(checkpoint.stage_tensors(stage), whole.stage_tensors(stage))
+    assert pieces["final_weights_digest"] == plain["final_weights_digest"] == again["final_weights_digest"]
+    assert (again["resumed_from"], further["resumed_from"]) == (4, 4)
+    assert further["loss_last"] == pytest.approx(plain["loss_last"], rel=1e-5)
+
+
+def assert_same_tensors(first, second):
+    assert first.keys() == second.keys()
+    assert [name for name, tensor in first.items() if not torch.equal(tensor, second[name])] == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_write_its_piece_stops_no_run(make_run, tmp_path, monkeypatch):
+    run = make_run("[parallel]\ndp = 2\nzero = 3\n", "checkpoint.sharded=true")
+    writes = []
+
+    def write(path, content):
+        writes.append(path)
+        if len(writes) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_synced(path, content)
+
+    monkeypatch.setattr(saving, "write_synced", write)
+    summary = quietly(run, tmp_path / "run")
+
+    failed = [
+        line for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines() if "checkpoint_failed" in line
+    ]
+    assert summary["status"] == "completed"
+    assert len(failed) == 1
+    assert "rank 0 cannot write its state" in failed[0]
+    assert not [path for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name.startswith(".")]
+    assert PastRun(tmp_path / "run").open_verified().step == summary["steps"]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -18,7 +18,11 @@ from phalanx.late_names import late_names
 if TYPE_CHECKING:
     from phalanx.checkpoint.load import Checkpoint as Checkpoint, open_checkpoint as open_checkpoint
     from phalanx.checkpoint.remote import RemoteStore as RemoteStore
-    from phalanx.checkpoint.save import save_checkpoint as save_checkpoint
+    from phalanx.checkpoint.save import (
+        WrittenPieces as WrittenPieces,
+        make_folder as make_folder,
+        save_checkpoint as save_checkpoint,
+    )
     from phalanx.checkpoint.stream import Shard as Shard
 
 

@@ -1,10 +1,11 @@
 """The configuration of checkpoints: how often, how and where to a run is saved, and how many are kept."""
 
 import re
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from phalanx.config import StrictModel
 
@@ -23,6 +24,7 @@ class CheckpointConfig(StrictModel):
         encrypt: Everything but the manifest is written under AES-256-GCM.
         key: Source of the key, never the key: ``file:PATH``, ``env:NAME`` or ``command:PROGRAM ARGUMENT ...``.
         asynchronous: Collecting and writing go on beside the training.
+        sharded: Each rank of ``[parallel]`` writes its own part of the state, to a directory that all ranks share.
         journal: Every process keeps its last two states in the run directory, so that a killed owner goes on at the
             step where it died. Left out, it does where all processes use this machine's CPUs and nothing is encrypted.
         remote: An fsspec address that every checkpoint is copied to as well, such as ``s3://bucket/folder``.
@@ -35,8 +37,15 @@ class CheckpointConfig(StrictModel):
     encrypt: bool = False
     key: str | None = None
     asynchronous: bool = False
+    sharded: bool = False
     journal: bool | None = None
     remote: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, serialize: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        # digests of runs from before this key stay what they were
+        section = serialize(self)
+        return section if self.sharded else {name: value for name, value in section.items() if name != "sharded"}
 
     @field_validator("key")
     @classmethod
@@ -66,4 +75,6 @@ class CheckpointConfig(StrictModel):
             raise ValueError(
                 "encrypt = true and key belong together; `phalanx checkpoint new-key FILE` makes a key file"
             )
+        if self.encrypt and self.sharded:
+            raise ValueError("sharded = true writes in the clear: the key stays with rank 0; leave one of the two out")
         return self

@@ -5,6 +5,7 @@ import json
 import os
 import stat
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from phalanx.checkpoint.manifest import (
     CheckpointManifest,
     FileEntry,
     ShardEntry,
+    piece_file,
     shard_file,
     step_of,
     verify_manifest,
 )
+from phalanx.checkpoint.pieces import join_pieces
 from phalanx.checkpoint.sealed import FilePlace, FileSealer
 from phalanx.checkpoint.stream import Shard
 from phalanx.errors import CheckpointError
@@ -30,6 +33,8 @@ from phalanx.security.crypto import Peer
 
 _MAX_MANIFEST_BYTES = 64 * 1024 * 1024
 _MAX_KEY_BYTES = 256 * 1024
+_READERS = 4
+"""Threads that read and hash files of one checkpoint."""
 
 
 def open_checkpoint(
@@ -67,8 +72,10 @@ def open_checkpoint(
             "restore the newer one, or name the step to return to"
         ).with_facts(code="PHX-I053")
     _check_listing(path, manifest)
-    for name, entry in sorted(manifest.files.items()):
-        _check_file(path / name, entry)
+    with ThreadPoolExecutor(_READERS) as readers:
+        # a generator: the first fault by name is the one that is raised
+        for _ in readers.map(lambda name: _check_file(path / name, manifest.files[name]), sorted(manifest.files)):
+            pass
     return Checkpoint(path, manifest, _open_sealer(path, manifest, key))
 
 
@@ -134,12 +141,26 @@ class Checkpoint:
             CheckpointError: There is no such stage, or its file changed since it was opened.
         """
         entry = self._shard_entry(stage)
-        path, data = self._read_listed_file(shard_file(stage))
+        if entry.pieces is None:
+            return self._load_file(shard_file(stage), entry.tensors)
+        with ThreadPoolExecutor(_READERS) as readers:
+            pieces = readers.map(
+                lambda piece: self._load_file(piece_file(stage, piece.rank), piece.tensors), entry.pieces
+            )
+            parts = [
+                (name, piece.tensors[name], tensors[name])
+                for piece, tensors in zip(entry.pieces, pieces, strict=True)
+                for name in tensors
+            ]
+        return join_pieces(self.path, entry.tensors, parts)
+
+    def _load_file(self, name: str, expected: Collection[str]) -> dict[str, Tensor]:
+        path, data = self._read_listed_file(name)
         try:
             tensors = load(data)
         except SafetensorError as exc:
             raise CheckpointError(f"{path}: is not a safetensors file: {exc}") from exc
-        if tuple(sorted(tensors)) != entry.tensors:
+        if sorted(tensors) != sorted(expected):
             raise CheckpointError(f"{path}: its tensors differ from the manifest")
         return tensors
 

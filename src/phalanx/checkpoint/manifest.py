@@ -20,7 +20,10 @@ _STEP_DIRECTORY = re.compile(r"step-(\d{8,12})")
 _SET_ASIDE = re.compile(r"(step-\d{8,12})\.replaced")
 
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-FileName = Annotated[str, Field(pattern=r"^(state\.json|stage-(0|[1-9]\d{0,5})\.safetensors)(\.sealed)?\z")]
+_NUMBER = r"(0|[1-9]\d{0,5})"
+FileName = Annotated[
+    str, Field(pattern=rf"^(state\.json|stage-{_NUMBER}(\.rank-{_NUMBER})?\.safetensors)(\.sealed)?\z")
+]
 
 
 class FileEntry(StrictModel):
@@ -30,12 +33,47 @@ class FileEntry(StrictModel):
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 
 
+class PieceCut(StrictModel):
+    """The place of a rank's rows in a whole tensor.
+
+    Attributes:
+        slice: Number of the slice among the tensor parallel ranks; 0 where they do not cut the tensor.
+        dim: Dimension that they cut; None where they do not.
+        parts: Matrices that lie side by side in that dimension; each was cut by itself.
+        first_row: Row of the slice that the piece begins with.
+    """
+
+    slice: Count = 0
+    dim: Count | None = None
+    parts: Annotated[int, Field(ge=1, le=1024)] = 1
+    first_row: Count = 0
+
+
+class PieceEntry(StrictModel):
+    """The tensors of a stage in the file of one rank, by name, with their places in the whole ones."""
+
+    rank: Count
+    tensors: dict[str, PieceCut]
+
+
 class ShardEntry(StrictModel):
-    """One stage: which tensors its file holds, and how many optimizer steps they have taken."""
+    """One stage: which tensors its file holds, and how many optimizer steps they have taken.
+
+    Attributes:
+        pieces: One for each rank that wrote a part of the stage, in a file of its own; None: one file has it whole.
+    """
 
     stage: Count
     num_steps: Count
     tensors: tuple[str, ...]
+    pieces: tuple[PieceEntry, ...] | None = None
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """Names of the stage's files, where they are not encrypted."""
+        if self.pieces is None:
+            return (shard_file(self.stage),)
+        return tuple(piece_file(self.stage, piece.rank) for piece in self.pieces)
 
 
 class Encryption(StrictModel):
@@ -75,6 +113,11 @@ class CheckpointManifest(StrictModel):
 def shard_file(stage: int) -> str:
     """Return the file name of a stage's tensors, where they are not encrypted."""
     return f"stage-{stage}.safetensors"
+
+
+def piece_file(stage: int, rank: int) -> str:
+    """Return the file name of one rank's part of a stage."""
+    return f"stage-{stage}.rank-{rank}.safetensors"
 
 
 def step_directory(step: int) -> str:
@@ -178,8 +221,9 @@ def _read_body(body: Any, where: Path) -> CheckpointManifest:
         place = ".".join(str(part) for part in first["loc"])
         raise CheckpointError(f"{where}: {place}: found {first['input']!r:.80}: {first['msg']}") from exc
     stages = [shard.stage for shard in manifest.shards]
-    expected = {name + manifest.file_suffix for name in (STATE_FILE, *(shard_file(stage) for stage in stages))}
-    if len(set(stages)) < len(stages) or set(manifest.files) != expected:
+    names = [STATE_FILE, *(name for shard in manifest.shards for name in shard.file_names)]
+    expected = {name + manifest.file_suffix for name in names}
+    if len(set(stages)) < len(stages) or len(expected) < len(names) or set(manifest.files) != expected:
         raise CheckpointError(
             f"{where}: stages {stages} do not belong to files {sorted(manifest.files)}; use an older checkpoint"
         )

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,27 @@ from phalanx.security.crypto import Identity
 
 _WRITING = ".writing-"
 
+
+@dataclass(frozen=True)
+class WrittenPieces:
+    """Files that ranks have written and forced to disk, each its own part of the state.
+
+    Attributes:
+        folder: Folder from `make_folder` that holds nothing else.
+    """
+
+    folder: Path
+    files: dict[str, FileEntry]
+    shards: tuple[ShardEntry, ...]
+
+
 Pieces = Iterable[bytes | memoryview]
 
 
 def save_checkpoint(
     directory: Path,
     step: int,
-    shards: Iterable[Shard],
+    shards: Iterable[Shard] | WrittenPieces,
     state: Mapping[str, Any],
     *,
     sign: Identity,
@@ -55,7 +69,8 @@ def save_checkpoint(
     Args:
         directory: Directory of the run's checkpoints; made when missing.
         step: Finished steps of the run.
-        shards: One per stage, in any order; taken one at a time and let go of before the next.
+        shards: One per stage, in any order; taken one at a time and let go of before the next. Or what ranks have
+            written, whose folder in `directory` becomes the checkpoint.
         state: JSON data with the texts ``run`` and ``config_digest``, and whatever else a resumed run needs.
         retention: Rule of retention; it keeps at least 1.
         key: Encrypts everything but the manifest; None writes in the clear.
@@ -76,9 +91,9 @@ def save_checkpoint(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         restore_set_aside(directory)
-        _remove_left_overs(directory)
-        temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=directory))
+        temporary = shards.folder if isinstance(shards, WrittenPieces) else make_folder(directory)
         try:
+            _remove_left_overs(directory, temporary)
             files = _CheckpointFiles(temporary, state["run"], step, key)
             files.write_file(STATE_FILE, [encoded_state])
             shard_entries = _write_shards(files, shards)
@@ -91,7 +106,7 @@ def save_checkpoint(
                 encryption=files.encryption,
                 audit_log=None if log_head is None else HeadEntry(**asdict(log_head)),
             )
-            _write_file(temporary / MANIFEST_FILE, [sign_manifest(manifest, sign)])
+            write_synced(temporary / MANIFEST_FILE, [sign_manifest(manifest, sign)])
             sync_directory(temporary)
             final = directory / step_directory(step)
             publish_checkpoint(temporary, final)
@@ -117,17 +132,28 @@ class _CheckpointFiles:
             data_key = new_data_key()
             self._sealer = FileSealer(data_key)
             self.encryption = Encryption(commitment=self._sealer.key_commitment(run, step))
-            _write_file(target / KEY_FILE, [wrap_for(key, data_key, run, step)])
+            write_synced(target / KEY_FILE, [wrap_for(key, data_key, run, step)])
 
     def write_file(self, name: str, pieces: Pieces) -> None:
         """Write one file; the name is that of the plain one."""
         if self._sealer is not None:
             name += SEALED
             pieces = self._sealer.seal_file(FilePlace(self._run, self._step, name), pieces)
-        self.entries[name] = _write_file(self._target / name, pieces)
+        self.entries[name] = write_synced(self._target / name, pieces)
 
 
-def _write_shards(files: _CheckpointFiles, shards: Iterable[Shard]) -> tuple[ShardEntry, ...]:
+def make_folder(directory: Path) -> Path:
+    """Make a folder for files of a checkpoint that is not whole yet; the next save removes it if it is left behind."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=_WRITING, dir=directory))
+
+
+def _write_shards(files: _CheckpointFiles, shards: Iterable[Shard] | WrittenPieces) -> tuple[ShardEntry, ...]:
+    if isinstance(shards, WrittenPieces):
+        if files.encryption is not None:
+            raise CheckpointError("pieces of ranks are written in the clear; leave checkpoint.sharded or .encrypt out")
+        files.entries.update(shards.files)
+        return shards.shards
     entries: dict[int, ShardEntry] = {}
     for shard in shards:
         name = shard_file(shard.stage)
@@ -153,8 +179,10 @@ def publish_checkpoint(temporary: Path, final: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _remove_left_overs(directory: Path) -> None:
+def _remove_left_overs(directory: Path, in_use: Path) -> None:
     for path in directory.iterdir():
+        if path == in_use:
+            continue
         if path.name.startswith((_WRITING, REMOVING)) or path.name.endswith(".replaced"):
             if path.is_dir():
                 shutil.rmtree(path)
@@ -172,8 +200,8 @@ def _encode_state(state: Mapping[str, Any]) -> bytes:
         raise CheckpointError(f"{STATE_FILE}: is not JSON data: {exc}; write bytes as hex") from exc
 
 
-def _write_file(path: Path, pieces: Pieces) -> FileEntry:
-    """Write and force to disk; every piece is hashed on its way, so nothing is read again."""
+def write_synced(path: Path, pieces: Pieces) -> FileEntry:
+    """Write a file and force it to disk; every piece is hashed on its way, so nothing is read again."""
     digest, size_bytes = hashlib.sha256(), 0
     with path.open("wb", buffering=0) as stream:
         for piece in pieces:

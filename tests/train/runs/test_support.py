@@ -242,6 +242,7 @@ WANTED = {
     "model.activation_checkpointing": "true",
     "checkpoint.journal": "true",
     "checkpoint.asynchronous": "true",
+    "checkpoint.sharded": "true",
     "checkpoint.best": "'validation'",
     "train.samples": "{prompts=['a']}",
     "train.histograms": "{bins=8}",

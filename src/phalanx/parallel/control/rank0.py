@@ -2,13 +2,16 @@
 
 import contextlib
 import enum
+import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from phalanx.checkpoint import WrittenPieces
 from phalanx.data import OF_ATTENTION
 from phalanx.engine import NO_EXTRAS, NO_LIMITS, StepLimits
 from phalanx.errors import ConfigError, FailedBatchError, PeerLostError
@@ -32,6 +35,7 @@ class RankCommand(enum.IntEnum):
     LOAD = 4
     END = 5
     DUPLICATE = 6
+    WRITE = 7
 
 
 class RankWork(Protocol):
@@ -173,6 +177,23 @@ class Controller:
             self._saving.copy_contribution()
         return self._saving.receive_state()
 
+    def write_pieces(self, folder: Path, num_steps: int) -> Callable[[], WrittenPieces]:
+        """Have all ranks copy their state as it is now, and each write its own part to `folder`.
+
+        Returns:
+            A function that waits until all have; any thread may call it, and one must, before the next copy is asked
+            for. It raises a `CheckpointError` where a rank is lost or cannot write.
+        """
+        saving = self._saving
+        if saving is None:
+            raise ConfigError("parallel: nothing was set up for checkpoints that ranks write")
+        path = torch.frombuffer(bytearray(os.fsencode(folder)), dtype=torch.uint8)
+        with self._all_there():
+            _tell_ranks(RankCommand.WRITE, num_steps, len(path))
+            dist.broadcast(path, src=0)
+            saving.copy_contribution()
+        return lambda: saving.gather_pieces(folder, num_steps)
+
     def load_stages(self, num_steps: int, read: Callable[[str], Tensor]) -> None:
         """Give all ranks a state, whatever layout it was saved under.
 
@@ -243,6 +264,11 @@ def _follow_orders(member: RankWork, saving: RankSaver | None) -> None:
         elif order == RankCommand.DUPLICATE and saving is not None:
             saving.copy_contribution()
             saving.begin_sending()
+        elif order == RankCommand.WRITE and saving is not None:
+            path = torch.empty(numbers[1], dtype=torch.uint8)
+            dist.broadcast(path, src=0)
+            saving.copy_contribution()
+            saving.begin_writing(Path(os.fsdecode(path.numpy().tobytes())), numbers[0])
         else:
             if saving is not None:
                 saving.wait_until_sent()

@@ -3,16 +3,23 @@
 Collectives of two threads on one group would be mixed up, so nothing here touches the groups of the training.
 """
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
+from phalanx.checkpoint.manifest import FileEntry, PieceCut, PieceEntry, ShardEntry, piece_file
+from phalanx.checkpoint.save import WrittenPieces, write_synced
+from phalanx.checkpoint.stream import safetensors_pieces
+from phalanx.config import StrictModel
 from phalanx.errors import CheckpointError
 from phalanx.parallel.control.rank_trainer import RankTrainer
 from phalanx.parallel.data.parameters import RankParameter, local_slice
@@ -85,6 +92,80 @@ class RankSaver:
             self._sender.join()
             self._sender = None
 
+    def begin_writing(self, folder: Path, num_steps: int) -> None:
+        """Let a thread write the copied contribution to files of this rank's own, and tell rank 0 what it wrote."""
+        if dist.get_rank() != 0:
+            self._sender = threading.Thread(target=self._report_pieces, args=(folder, num_steps), daemon=True)
+            self._sender.start()
+
+    def gather_pieces(self, folder: Path, num_steps: int) -> WrittenPieces:
+        """On rank 0: write its own files, and wait for the others'.
+
+        Raises:
+            CheckpointError: A rank was lost, could not write, or wrote to another disk.
+        """
+        reports = [self._write_pieces(folder, num_steps)]
+        try:
+            reports += [self._receive_report(rank) for rank in range(1, dist.get_world_size())]
+        except RuntimeError as exc:
+            raise CheckpointError(f"a rank was lost while it wrote its state: {exc}") from exc
+        files: dict[str, FileEntry] = {}
+        pieces: dict[int, list[PieceEntry]] = {}
+        for rank, report in enumerate(reports):
+            if report.error is not None:
+                raise CheckpointError(f"rank {rank} cannot write its state: {report.error}")
+            for stage, piece in report.pieces.items():
+                name = piece_file(stage, rank)
+                _check_shared_disk(folder / name, report.files[name], rank)
+                files[name] = report.files[name]
+                pieces.setdefault(stage, []).append(piece)
+        shards = []
+        for stage, tensors in enumerate(self._member.state_catalogue()):
+            names = tuple(sorted(name for name, _ in tensors))
+            if {name for piece in pieces.get(stage, ()) for name in piece.tensors} != set(names):
+                raise CheckpointError(f"parallel: no rank has a part of stage {stage}; this is a fault of Phalanx")
+            shards.append(ShardEntry(stage=stage, num_steps=num_steps, tensors=names, pieces=tuple(pieces[stage])))
+        return WrittenPieces(folder, files, tuple(shards))
+
+    def _write_pieces(self, folder: Path, num_steps: int) -> "PieceReport":
+        """Write this rank's part of each stage to a file, and let go of what was copied."""
+        rank, report, number = dist.get_rank(), PieceReport(num_steps=num_steps), 0
+        try:
+            for stage, tensors in enumerate(self._member.state_catalogue()):
+                numbers = {name: number + place for place, (name, _) in enumerate(tensors)}
+                number += len(tensors)
+                held = {name: self._taken.pop(place) for name, place in numbers.items() if place in self._taken}
+                if held:
+                    cuts = {name: self._cut_of(numbers[name]) for name in held}
+                    name = piece_file(stage, rank)
+                    report.files[name] = write_synced(folder / name, safetensors_pieces(held))
+                    report.pieces[stage] = PieceEntry(rank=rank, tensors=cuts)
+        except OSError as exc:
+            self._taken.clear()
+            report = PieceReport(num_steps=num_steps, error=f"{folder}: {exc.strerror or exc}")
+        return report
+
+    def _cut_of(self, number: int) -> PieceCut:
+        piece = self._own[number]
+        if piece is None:
+            raise CheckpointError(f"parallel: tensor {number} is no part of this rank's; this is a fault of Phalanx")
+        dim = None if piece.dim == _UNCUT else piece.dim
+        return PieceCut(slice=piece.slice, dim=dim, parts=piece.parts, first_row=piece.first_row)
+
+    def _report_pieces(self, folder: Path, num_steps: int) -> None:
+        report = self._write_pieces(folder, num_steps).model_dump_json().encode()
+        with contextlib.suppress(RuntimeError):
+            # where rank 0 is gone, the training learns of that by itself
+            dist.send(torch.tensor([len(report)]), dst=0, group=self._group)
+            dist.send(torch.frombuffer(bytearray(report), dtype=torch.uint8), dst=0, group=self._group)
+
+    def _receive_report(self, rank: int) -> "PieceReport":
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, src=rank, group=self._group)
+        report = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(report, src=rank, group=self._group)
+        return PieceReport.model_validate_json(report.numpy().tobytes())
+
     def receive_state(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """On rank 0: the state that all ranks have taken, a stage at a time; to be gone through to its end."""
         number = 0
@@ -146,6 +227,31 @@ class RankSaver:
             pieces = [StatePiece(*row) for row in rows.tolist() if row[0] != _UNCUT]
             plans.append({piece.tensor: piece for piece in pieces})
         return plans
+
+
+class PieceReport(StrictModel):
+    """What one rank has written.
+
+    Attributes:
+        files: Sizes and digests of its files, by name.
+        pieces: Its part of each stage that it holds.
+        error: Reason why it could not; None where it could.
+    """
+
+    num_steps: int
+    files: dict[str, FileEntry] = Field(default_factory=dict)
+    pieces: dict[int, PieceEntry] = Field(default_factory=dict)
+    error: str | None = None
+
+
+def _check_shared_disk(path: Path, entry: FileEntry, rank: int) -> None:
+    size_bytes = path.stat().st_size if path.is_file() else None
+    if size_bytes != entry.size_bytes:
+        found = "no file" if size_bytes is None else f"{size_bytes} bytes"
+        raise CheckpointError(
+            f"{path}: rank {rank} wrote {entry.size_bytes} bytes, found {found}; checkpoint.sharded needs a directory "
+            "that all ranks share"
+        )
 
 
 def _piece_of(number: int, one: RankParameter, value: Tensor, domain: Domain) -> StatePiece | None:

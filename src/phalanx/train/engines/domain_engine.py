@@ -1,15 +1,18 @@
 """The loop's Engine over the ranks of one domain."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from phalanx.checkpoint import Checkpoint, Shard
+from phalanx.checkpoint import Checkpoint, Shard, WrittenPieces, make_folder
 from phalanx.data import IGNORE, OF_ATTENTION, Batch
 from phalanx.engine import StepInputs, StepResult
+from phalanx.errors import CheckpointError
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage
 from phalanx.parallel import Controller, fallback_key
 from phalanx.parallel.control.rank_trainer import RankRecipe
@@ -143,6 +146,27 @@ class DomainEngine:
         """The whole state as it is now, one stage at a time, for a thread that goes through it while steps go on."""
         steps, copied = self.num_steps, self._lead.duplicate_state()
         return (Shard(stage, tensors, steps) for stage, tensors in copied)
+
+    def write_pieces(self, directory: Path) -> Callable[[], WrittenPieces]:
+        """Have each rank write its part of the state as it is now; the function waits until all have.
+
+        Raises:
+            CheckpointError: The directory cannot be written to; from the function: a rank was lost or cannot write.
+        """
+        try:
+            folder = make_folder(directory)
+        except OSError as exc:
+            raise CheckpointError(f"{directory}: cannot be written to ({exc.strerror or exc})") from exc
+        gather = self._lead.write_pieces(folder, self.num_steps)
+
+        def collect() -> WrittenPieces:
+            try:
+                return gather()
+            except CheckpointError:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+        return collect
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """All parameters by name, a tied head left out."""

@@ -29,6 +29,7 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
         "checkpoint.keep": "older checkpoints are removed after the next one",
         "checkpoint.keep_every": "older checkpoints are removed after the next one",
         "checkpoint.best": "the best checkpoint is chosen among the later validations, if the set is another one",
+        "checkpoint.sharded": "a checkpoint has the same tensors either way",
         "checkpoint.asynchronous": "a checkpoint has the bits of its own step either way",
         "evaluate": "suites measure the model and change no weight",
         "tracking": "trackers get metrics and change nothing in the run",

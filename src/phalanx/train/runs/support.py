@@ -265,6 +265,12 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "split": ValueLimit("an enclave numbers its states, and its last state may not be verified yet", only=(False,)),
         "federated": ValueLimit("a checkpoint ends a round, and the next one begins with it", only=(False,)),
     },
+    "checkpoint.sharded": {
+        "pipeline": ValueLimit("each stage has a file already", only=(False,)),
+        "deepspeed": ValueLimit("it would copy a state that may be on disk", only=(False,)),
+        "split": ValueLimit("an enclave saves its state sealed", only=(False,)),
+        "federated": ValueLimit(_NOT_TRIED, only=(False,)),
+    },
     "checkpoint.best": {"split": ValueLimit("an enclave opens only its newest state", only=(None,))},
     "parallel.tp": {"deepspeed": _ONE_COPY},
     "parallel.pp": {"deepspeed": _ONE_COPY},

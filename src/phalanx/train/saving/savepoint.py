@@ -14,6 +14,7 @@ from phalanx.checkpoint import (
     RemoteStore,
     Retention,
     Shard,
+    WrittenPieces,
     drop_checkpoints_after,
     latest_checkpoint,
     list_checkpoints,
@@ -140,6 +141,11 @@ class Savepoint:
         keep_model(self._home.path, source, tokenizer, seal)
         self._kept = kept_files(self._home.path)
 
+    @property
+    def directory(self) -> Path:
+        """The directory of the run's checkpoints."""
+        return self._home.checkpoint_directory
+
     def saved_state(self, num_steps: int) -> dict[str, Any]:
         """Everything beside the tensors, as it is now."""
         state = {
@@ -152,7 +158,7 @@ class Savepoint:
         return state | {name: value for name, value in belongs.items() if value is not None}
 
     def write_checkpoint(
-        self, num_steps: int, shards: Iterable[Shard], state: dict[str, Any], *, alone: bool = False
+        self, num_steps: int, shards: Iterable[Shard] | WrittenPieces, state: dict[str, Any], *, alone: bool = False
     ) -> SavedCheckpoint:
         """Write a checkpoint and copy it to the remote store; `alone` removes all older ones. Any thread may.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from phalanx.checkpoint import Shard
+from phalanx.checkpoint import Shard, WrittenPieces
 from phalanx.errors import CheckpointError, VerificationError
 from phalanx.pipeline import Duplicate, Observe, PipelineEngine
 from phalanx.train.engines.domain_engine import DomainEngine
@@ -75,7 +75,7 @@ class PlainSaver:
         self.is_overdue = False
         try:
             saved = self._savepoint.write_checkpoint(
-                num_steps, self._shards(), self._savepoint.saved_state(num_steps), alone=alone
+                num_steps, self._collect_state(), self._savepoint.saved_state(num_steps), alone=alone
             )
         except CheckpointError as exc:
             self._report_failed(num_steps, str(exc))
@@ -84,6 +84,9 @@ class PlainSaver:
             return False
         self._report_saved(saved)
         return True
+
+    def _collect_state(self) -> Iterable[Shard] | WrittenPieces:
+        return self._shards()
 
     def _report_saved(self, saved: SavedCheckpoint) -> None:
         self._observe("checkpoint_saved", saved.event_body())
@@ -242,9 +245,12 @@ class DomainSaver(BackgroundSaver):
         checkpoint that cannot be written leaves the run going, and the next one can be taken.
     """
 
-    def __init__(self, engine: DomainEngine, savepoint: Savepoint, observe: Observe) -> None:
+    def __init__(
+        self, engine: DomainEngine, savepoint: Savepoint, observe: Observe, *, is_sharded: bool = False
+    ) -> None:
         super().__init__(engine.state_shards, savepoint, observe)
         self._engine = engine
+        self._is_sharded = is_sharded
 
     def begin_save(self, num_steps: int) -> None:
         """Have every rank copy its part, and go on; parts are sent and written while further steps run.
@@ -254,7 +260,20 @@ class DomainSaver(BackgroundSaver):
         self.finish_pending()
         self._written_step = num_steps
         state = self._savepoint.saved_state(num_steps)
+        if self._is_sharded:
+            try:
+                gather = self._engine.write_pieces(self._savepoint.directory)
+            except CheckpointError as exc:
+                self._report_failed(num_steps, str(exc))
+                return
+            self._writing = self._worker.submit(lambda: self._savepoint.write_checkpoint(num_steps, gather(), state))
+            return
         self._writing = self._worker.submit(self._write_collected, num_steps, self._engine.duplicate_shards(), state)
+
+    def _collect_state(self) -> Iterable[Shard] | WrittenPieces:
+        if self._is_sharded:
+            return self._engine.write_pieces(self._savepoint.directory)()
+        return super()._collect_state()
 
     def _write_collected(self, num_steps: int, shards: Iterator[Shard], state: dict[str, Any]) -> SavedCheckpoint:
         try:

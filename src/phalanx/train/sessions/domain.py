@@ -207,7 +207,8 @@ class DomainSetup:
                 self.material.loader.draw_from(lambda: dict(engine.named_parameters()))
             if opening.checkpoint is not None:
                 engine.load_checkpoint(opening.checkpoint)
-            saver = DomainSaver(engine, opening.savepoint, context.make_observer(recorder))
+            observe, is_sharded = context.make_observer(recorder), context.run.checkpoint.sharded
+            saver = DomainSaver(engine, opening.savepoint, observe, is_sharded=is_sharded)
             stack.callback(saver.close)
             yield RunningDomain(engine, saver, context.figures, opening)
 
@@ -320,7 +321,8 @@ def join_domain(
 
 def _make_rank_saver(run: DomainRun, member: RankWork, domain: Domain) -> RankSaver | None:
     # a run with [deepspeed] has other members, and is refused before this is asked for
-    return RankSaver(member, domain) if run.checkpoint.asynchronous and isinstance(member, RankTrainer) else None
+    saves = run.checkpoint.asynchronous or run.checkpoint.sharded
+    return RankSaver(member, domain) if saves and isinstance(member, RankTrainer) else None
 
 
 def _shards_by_name(checkpoint: Checkpoint) -> Iterator[Shard]:
