@@ -34,7 +34,7 @@ class ExpectedWorkers:
         timeout_s: Longest time to wait for all.
         may_be_absent: Whether to go on, after that time, without the missing workers, which may come later.
         incarnations: Told which have come: a second process of a certificate waits until the first is given up.
-        waits_for: Called, again and again while it waits, with the missing workers.
+        report_missing: Called, again and again while it waits, with the missing workers.
     """
 
     certificates: Mapping[str, str]

@@ -316,7 +316,7 @@ class StepFacts:
     def find_tensor(
         self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]
     ) -> Statement[Activation] | None:
-        """As `tensor`; None where that raises."""
+        """As `open_tensor`; None where that raises."""
         return self.statements.find_statement(signed, Activation, epoch, place, self.assignment.link_of)
 
     def agreed_headers(self, stage: int, ledger: StepLedger) -> Mapping[str, Signed]:

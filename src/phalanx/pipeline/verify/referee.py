@@ -294,7 +294,8 @@ class Referee:
             copy = StageCopy.build_empty(self._plan, stage)
             request = FetchBulk(epoch=self.epoch, step=before.step, stage=stage, purpose="undo")
             undo = await TensorsNeed(party, request, copy.optimizer.state_tensors())
-            weights = await TensorsNeed(party, self._present_request(request, "weights"), copy.weight_tensors())
+            wanted = request.model_copy(update={"purpose": "weights"})
+            weights = await TensorsNeed(party, wanted, copy.weight_tensors())
             if undo is None or weights is None:
                 continue
             frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
@@ -380,16 +381,6 @@ class Referee:
     def _count_work(self, *, microbatches: int = 0, steps: int = 0) -> None:
         work = self._work
         self._work = RefereeWork(microbatches=work.microbatches + microbatches, steps=work.steps + steps)
-
-    def _present_request(self, request: FetchBulk, purpose: str | None = None) -> FetchBulk:
-        return FetchBulk.model_validate(
-            {
-                "epoch": self.epoch,
-                "step": request.step,
-                "stage": request.stage,
-                "purpose": purpose or request.purpose,
-            }
-        )
 
     @owner_task
     async def fetch_weights(
