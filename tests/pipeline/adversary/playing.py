@@ -211,7 +211,7 @@ class Theatre:
         """Which invariants do not hold."""
         kind, liars, victims = COMPANIES[schedule.company], schedule.liars, schedule.victims
         found = []
-        if outcome.ended is not None and not _may_end(outcome, liars):
+        if outcome.ended is not None and not _may_end(outcome, liars | victims):
             found.append(f"the run ended: {outcome.ended!r}"[:400])
         guilty = {certified_name(name) for name in outcome.evicted}
         if guilty - liars:
@@ -334,10 +334,10 @@ def _faults_of_evidence(outcome: Outcome) -> list[str]:
     return found + [f"{name} sent what nothing can have and is still there" for name in sorted(outcome.beyond - gone)]
 
 
-def _may_end(outcome: Outcome, liars: set[str]) -> bool:
-    """A run that has not begun may refuse to, if its error names the party in the way and no other."""
+def _may_end(outcome: Outcome, parties: set[str]) -> bool:
+    """A run that has not begun may refuse to, if its error names parties in the way, dead or lying, and no other."""
     named = set(re.findall(r"worker-\d+", str(outcome.ended)))
-    return isinstance(outcome.ended, PhalanxError) and not outcome.has_begun and bool(named) and named <= liars
+    return isinstance(outcome.ended, PhalanxError) and not outcome.has_begun and bool(named) and named <= parties
 
 
 def _train(company, schedule: Schedule) -> str:
