@@ -108,14 +108,13 @@ class Rollback:
     """The rollback knows how far back each copy reaches, and remembers the batches to go there.
 
     Args:
-        kept: The states to go back to with `keep_states`.
         past_bytes: Memory for batches of more than the 2 `keep_states` steps that are always remembered.
 
     Attributes:
-        undone: Batches of steps that were undone and are to be done again, by step.
-        kept: The states to go back to with `keep_states`.
-        restored: The kept point at which all parties are about to begin; None where they begin with their present
-            states.
+        undone_batches: Batches of steps that were undone and are to be done again, by step.
+        kept_states: The states to go back to with `keep_states`.
+        restored_step: The kept point at which all parties are about to begin; None where they begin with their
+            present states.
     """
 
     def __init__(self, facts: StepFacts, kept: KeptStates, past_bytes: int = PAST_BYTES) -> None:

@@ -453,7 +453,7 @@ class Referee:
         self,
         dispute: Dispute,
         party: str,
-        offence: str,
+        offence: Offence,
         what: str,
         distance: float | None = None,
         allowed: float = 0.0,
@@ -461,18 +461,16 @@ class Referee:
         shown = "not finite" if distance is not None and not distance < float("inf") else None
         if distance is not None and shown is None:
             shown = f"distance {distance:.1e}"
-        return Verdict.model_validate(
-            {
-                "step": dispute.step,
-                "stage": dispute.stage,
-                "party": party,
-                "offence": offence,
-                "reason": f"stage {dispute.stage}, microbatch {dispute.microbatch}, {dispute.direction}: {party} {what}"
-                f" ({shown or 'another digest'}, allowed {allowed:.1e})",
-                "direction": dispute.direction,
-                "microbatch": dispute.microbatch,
-                "distance": None if shown == "not finite" else distance,
-                "allowed": allowed,
-                "accuser": dispute.accuser,
-            }
+        return Verdict(
+            step=dispute.step,
+            stage=dispute.stage,
+            party=party,
+            offence=offence,
+            reason=f"stage {dispute.stage}, microbatch {dispute.microbatch}, {dispute.direction}: {party} {what}"
+            f" ({shown or 'another digest'}, allowed {allowed:.1e})",
+            direction=dispute.direction,
+            microbatch=dispute.microbatch,
+            distance=None if shown == "not finite" else distance,
+            allowed=allowed,
+            accuser=dispute.accuser,
         )
