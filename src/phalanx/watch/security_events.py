@@ -43,6 +43,7 @@ CLASS_OF_KIND: dict[str, SecurityClass] = {
     "verdict_refused": "suspicion",
     "rollout_dismissal": "suspicion",
     "update_unwitnessed": "suspicion",
+    "state_disputed": "suspicion",
     "client_evidence_refused": "attestation",
     "guarantee_weaker": "policy",
     "release_refused": "policy",

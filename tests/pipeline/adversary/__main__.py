@@ -7,12 +7,14 @@ Exit codes: 0 nothing found, 1 a finding is in the account, 2 the command line i
 """
 
 import argparse
+import gc
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -26,7 +28,8 @@ SLICE_S = 20.0
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402 - `turns` lies a folder above
-from account import Account, Part, SettingRecord, short_text  # noqa: E402
+from account import LISTS, Account, Part, SettingRecord, short_text  # noqa: E402
+from lean import SharedParts  # noqa: E402
 from playing import Theatre  # noqa: E402
 from searching import SETTINGS, Finding, Search, Setting, describe  # noqa: E402
 
@@ -44,34 +47,40 @@ class Player:
         del number, frame
         self._is_asked_to_end = True
 
-    def play(self, cpu_s: float, only: str) -> int:
-        """Play for so many seconds of CPU; returns the number of new findings."""
+    def play(self, cpu_s: float, only: str, lists: Sequence[str]) -> int:
+        """Play these lists for so many seconds of CPU; returns the number of new findings."""
         part = Part(self._commit)
         self._account.parts.append(part)
         began, settings = time.process_time(), [setting for setting in SETTINGS if only in setting.company]
-        while not self._is_asked_to_end and time.process_time() - began < cpu_s:
+        while settings and not self._is_asked_to_end and time.process_time() - began < cpu_s:
             setting = min(settings, key=lambda each: self._record_of(each).cpu_s)
             left_s = cpu_s - (time.process_time() - began)
-            self._play_slice(setting, part, min(SLICE_S, left_s))
+            if not self._play_slice(setting, part, min(SLICE_S, left_s), lists):
+                settings.remove(setting)
             self._account.write(self._path)
+            # what a company leaves behind hangs together in circles
+            gc.collect()
         return part.findings
 
     def _record_of(self, setting: Setting) -> SettingRecord:
         return self._account.settings.setdefault(f"{setting.company} / {setting.insider}", SettingRecord())
 
-    def _play_slice(self, setting: Setting, part: Part, cpu_s: float) -> None:
+    def _play_slice(self, setting: Setting, part: Part, cpu_s: float, lists: Sequence[str]) -> bool:
         record, began, counted_s = self._record_of(setting), time.process_time(), part.cpu_s
         if setting not in self._searches:
-            self._searches[setting] = Search(self._theatre, setting, note=self._note_finding, record=record)
+            self._searches[setting] = Search(
+                self._theatre, setting, note=self._note_finding, record=record, skips_alike=True
+            )
         search, has_more = self._searches[setting], True
         while has_more and not self._is_asked_to_end and time.process_time() - began < cpu_s:
-            has_more = search.play_next()
+            has_more = search.play_next(lists)
         passed_s, searches = time.process_time() - began, self._searches.values()
         record.cpu_s += passed_s
         part.cpu_s = counted_s + passed_s
         part.schedules = sum(search.num_played for search in searches)
         part.pairs = sum(search.num_pairs for search in searches)
         part.traces = sum(search.num_traces for search in searches)
+        return has_more
 
     def _note_finding(self, finding: Finding) -> None:
         if finding.sign not in self._account.findings:
@@ -94,17 +103,21 @@ def main() -> int:
     parser.add_argument("--cpu-minutes", type=float, default=10.0, help="how long; 10")
     parser.add_argument("--record", type=Path, default=RECORD, help=f"the account; {RECORD.relative_to(ROOT)}")
     parser.add_argument("--only", default="", help="companies with this in their name; all")
+    parser.add_argument("--lists", nargs="+", choices=LISTS, default=LISTS, help="what is played; all")
     arguments = parser.parse_args()
     if _git("status", "--porcelain", "--", "src", "tests/pipeline"):
         parser.error("src or tests/pipeline has changes that are in no commit; commit them first")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     account = Account.open(arguments.record, _git("rev-parse", f"HEAD:{PROTOCOL}"))
-    with tempfile.TemporaryDirectory() as directory:
-        player = Player(account, arguments.record, _git("rev-parse", "HEAD"), Theatre(Path(directory)))
+    # what was imported lives to the end: no search for garbage is to look at it
+    gc.freeze()
+    parts = SharedParts()
+    with tempfile.TemporaryDirectory() as directory, parts.put_in_place():
+        player = Player(account, arguments.record, _git("rev-parse", "HEAD"), Theatre(Path(directory), parts))
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, player.end_soon)
-        num_findings = player.play(60 * arguments.cpu_minutes, arguments.only)
+        num_findings = player.play(60 * arguments.cpu_minutes, arguments.only, arguments.lists)
     sys.stdout.write(f"{account.sums()}\n")
     return 1 if num_findings else 0
 

@@ -180,6 +180,7 @@ class Account:
             "pairs": sum(part.pairs for part in self.parts),
             "lists": lists,
             "singles_in_all": sum(each.total.get("singles", 0) for each in self.settings.values()),
+            "singles_alike": sum(each.total.get("singles alike", 0) for each in self.settings.values()),
             "states": sum(len(each.states) for each in self.settings.values()),
             "cpu_s": round(sum(part.cpu_s for part in self.parts)),
             "findings": len(self.findings),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.pipeline import AuditDraw, GuardConfig, PipelineConfig
+from phalanx.pipeline.plan import Numerics
 from phalanx.testing import tiny_run
 from phalanx.train import PipelineRun
 
@@ -37,6 +38,7 @@ class Company:
         leaves_no_doubt: Whether what a convicted party did must be undone whenever it was done.
         is_exact: Whether no lie at all may reach the weights at these rates.
         steps: Of a schedule.
+        numerics: `train.numerics`.
     """
 
     stages: int
@@ -49,6 +51,7 @@ class Company:
     leaves_no_doubt: bool = False
     is_exact: bool = True
     steps: int = 2
+    numerics: Numerics = "float"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +73,8 @@ class Company:
             step_timeout_s=self.step_timeout_s,
         )
         run = tiny_run(pipeline=pipeline, guard=GuardConfig(**self.guard))
-        train = run.train.model_copy(update={"batch_size": 2 * self.microbatches, "microbatches": self.microbatches})
+        sizes = {"batch_size": 2 * self.microbatches, "microbatches": self.microbatches}
+        train = run.train.model_copy(update={**sizes, "numerics": self.numerics})
         return run.model_copy(update={"train": train})
 
 
@@ -104,6 +108,7 @@ COMPANIES = {
         is_exact=False,
         steps=10,
     ),
+    "K3 exact": Company(4, 2, numerics="exact"),
     "K3 economy": Company(4, 2, {"preset": "economy"}, is_exact=False),
     "K4 economy, late": Company(
         4, 3, {"preset": "economy"}, draw=LateDraw, leaves_no_doubt=True, is_exact=False, steps=10

@@ -1,15 +1,17 @@
 """An insider at work: carries out the acts of its schedule with real frames, signed with its own key."""
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from copy import copy as shallow
 from dataclasses import dataclass
 from typing import Any
 
-from acts import Act, At, Crash, Lie, Say, Send, Withhold
+from acts import Act, Alter, At, Crash, Lie, Say, Send, Withhold
 from neighbours import Seen, altered, template
 from turns import TurnCompany, TurnEndpoint, TurnOwnersEndpoint
 
+from phalanx.errors import FrameError
 from phalanx.pipeline.protocol.messages import parse_message
 from phalanx.security.crypto import certified_name
 from phalanx.testing import Actor, OutgoingMessage, RewritingEndpoint, TamperedRunner, WorkerCrash
@@ -224,6 +226,79 @@ class Liar:
         if not self.lies_about("gradient", self._now["step"]):
             return gradients
         return {name: -gradient for name, gradient in gradients.items()}
+
+
+class Forecast(Liar):
+    """An honest party that notes what each act would make of the points that it comes by.
+
+    Attributes:
+        effects: Of each act that was due, what leaves or is read at its point. Two acts with one effect are one act:
+            up to there the run is the honest one. Of an act that lasts, only whether it changes anything.
+    """
+
+    def __init__(self, name: str, acts: Iterable[Act], seen: Seen) -> None:
+        super().__init__(name, (), seen)
+        self.goes_on = True
+        self.effects: dict[Act, Any] = {}
+        self._by_place: dict[tuple[str, str, int | None], list[Act]] = {}
+        for act in acts:
+            self._by_place.setdefault((act.at.event, act.at.kind, act.at.step), []).append(act)
+
+    def rewrite(self, outgoing: OutgoingMessage) -> list[OutgoingMessage]:
+        """Note what acts would send instead, and send what the honest party says."""
+        honest = super().rewrite(outgoing)
+        self._note_effects(outgoing.receiver, honest)
+        return honest
+
+    def hear(self, frame: CheckedFrame) -> tuple[bool, list[OutgoingMessage]]:
+        """Note what acts would say, and say nothing."""
+        heard = super().hear(frame)
+        self._note_effects(frame.sender, [])
+        return heard
+
+    def _note_effects(self, peer: str, honest: list[OutgoingMessage]) -> None:
+        at = self.points[-1].at
+        plain = [_described(each, ()) for each in honest]
+        for act in self._by_place.get((at.event, at.kind, at.step), ()):
+            if act.at.lasting and act.at.peer in (None, peer) and at.nth >= act.at.nth:
+                effect = self._effect_of(act.deed, honest)
+                if effect != plain:
+                    self.effects[act] = repr(act)
+            elif not act.at.lasting and act.at.nth == at.nth:
+                effect = self._effect_of(act.deed, honest)
+                if effect != plain:
+                    self.effects[act] = (at, repr(effect))
+
+    def _effect_of(self, deed: Any, honest: list[OutgoingMessage]) -> list[Any]:
+        plain = [_described(each, ()) for each in honest]
+        if getattr(deed, "num", 1) > 1 or any(alter.value == "flood" for alter in getattr(deed, "alters", ())):
+            # large, and each like no other
+            return [repr(deed)]
+        match deed:
+            case Withhold():
+                return [] if honest else ["unread"]
+            case Send(alters=alters, when=when):
+                sent = _described(self._changed(honest[0], deed), alters)
+                return {
+                    "instead": [sent],
+                    "before": [sent, *plain],
+                    "behind": [*plain, sent],
+                    "late": ["late", sent],
+                }[when]
+            case Say(alters=alters, num=num):
+                return [_described(self._said(deed, number), alters) for number in range(num)]
+        return [repr(deed)]
+
+
+def _described(outgoing: OutgoingMessage, alters: Sequence[Alter]) -> tuple[Any, ...]:
+    """What tells a message from others; where no party reads a body, only which field of it is wrong, and its size."""
+    kind, body = outgoing.message.kind, outgoing.message.model_dump(mode="json")
+    text = json.dumps(body, sort_keys=True)
+    try:
+        parse_message(kind, body)
+    except FrameError as exc:
+        text = f"{type(exc).__name__} {[alter.path[0] for alter in alters]} {len(text) // 2**14}"
+    return (outgoing.receiver, kind, text, hashlib.blake2b(outgoing.payload).hexdigest())
 
 
 def _later(body: Any, number: int) -> Any:

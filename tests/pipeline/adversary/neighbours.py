@@ -11,6 +11,7 @@ from typing import Any, Literal
 from acts import Alter, Path
 
 from phalanx.config import StrictModel
+from phalanx.errors import FrameError
 from phalanx.pipeline.protocol import messages
 from phalanx.pipeline.protocol.message import Message
 from phalanx.security.crypto import Identity
@@ -96,7 +97,7 @@ def _other_header(old: Any, seen: Seen, kind: str) -> Any:
     """Another header that was signed by the same party, about another message of the same kind."""
     try:
         mine = SignedHeader(old["header"].encode(), b"").fields
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, FrameError):
         return old
     others = [
         header
@@ -112,7 +113,7 @@ def _header_of_other_session(old: Any, seen: Seen, kind: str) -> Any:
     """The header that says the same about the same thing in another session, about other bytes."""
     try:
         mine = SignedHeader(old["header"].encode(), b"").fields
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, FrameError):
         return old
     twins = [
         header
@@ -127,7 +128,7 @@ def _own_header(old: Any, seen: Seen, kind: str) -> Any:
     """The same header about other bytes, signed by the insider in its sender's name."""
     try:
         fields = SignedHeader(old["header"].encode(), b"").fields
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, FrameError):
         return old
     values = {name: getattr(fields, name) for name in HeaderFields.__slots__}
     digest = _altered_text(values["payload_digest"], seen, kind)

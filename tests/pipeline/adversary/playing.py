@@ -6,14 +6,16 @@ import re
 import shutil
 import threading
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from acts import Schedule
+from acts import Act, Schedule
 from companies import CERTIFIED, COMPANIES
 from generating import JOINING
-from liar import Liar, LyingCompany
+from lean import SharedParts
+from liar import Forecast, Liar, LyingCompany
 from neighbours import Seen
 from turns import EndlessError, Turns
 
@@ -90,10 +92,15 @@ class Outcome:
 
 
 class Theatre:
-    """Everything that schedules share: certificates, models, and the outcomes of honest runs."""
+    """Everything that schedules share: certificates, models, and the outcomes of honest runs.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        parts: What companies share beside that; nothing when left out.
+    """
+
+    def __init__(self, directory: Path, parts: SharedParts | None = None) -> None:
         self.directory = directory
+        self._parts = parts
         self.num_played = 0
         self._pki = directory / "pki"
         create_authority(self._pki)
@@ -131,8 +138,27 @@ class Theatre:
                 watcher.goes_on = True
             with self._open(other, watchers, session=CompanySession("an-earlier-session")) as opened:
                 opened.run(kind.steps)
-            self._earlier[company] = {each: watcher.seen.headers for each, watcher in watchers.items()}
+            self._earlier[company] = {each: watcher.host_view.headers for each, watcher in watchers.items()}
         return self._earlier[company][name]
+
+    def forecast(self, company: str, number: int, acts: Iterable[Act]) -> dict[Act, object]:
+        """The effect of each act of a party in an honest run; an act without one changes nothing."""
+        kind = COMPANIES[company]
+        run = kind.run(self._pki)
+        watchers = {name: Liar(name, (), Seen(None, kind.names, kind.stages)) for name in kind.names}
+        name = f"worker-{number}"
+        earlier = self.earlier(company, name)
+        watchers[name] = Forecast(name, acts, Seen(None, kind.names, kind.stages, earlier=earlier))
+        draw = kind.draw.from_guard(bytes(32), bytes(32), run.guard)
+        opened = self._open(run, watchers, draw=draw)
+        watchers[name].host_view.identity = opened.party_identity(name)
+        with opened:
+            opened.run(kind.steps)
+            opened.weights_digest()
+        for ended in (opened.crashes, opened.errors):
+            if name in ended:
+                raise ended[name]
+        return watchers[name].effects
 
     def play_once(self, schedule: Schedule) -> Outcome:
         """Play it, unless it was played before."""
@@ -185,7 +211,7 @@ class Theatre:
         """Which invariants do not hold."""
         kind, liars, victims = COMPANIES[schedule.company], schedule.liars, schedule.victims
         found = []
-        if outcome.ended is not None and not _may_end(outcome, liars):
+        if outcome.ended is not None and not _may_end(outcome, liars | victims):
             found.append(f"the run ended: {outcome.ended!r}"[:400])
         guilty = {certified_name(name) for name in outcome.evicted}
         if guilty - liars:
@@ -263,6 +289,8 @@ class Theatre:
 
     def _open(self, run, liars, **kwargs) -> LyingCompany:
         directory = self.directory / "company"
+        if self._parts is not None:
+            self._parts.take_back()
         # nothing of the last one is read again
         shutil.rmtree(directory, ignore_errors=True)
         return LyingCompany(run, directory, liars, cache=self.directory / "models", **kwargs)
@@ -306,10 +334,10 @@ def _faults_of_evidence(outcome: Outcome) -> list[str]:
     return found + [f"{name} sent what nothing can have and is still there" for name in sorted(outcome.beyond - gone)]
 
 
-def _may_end(outcome: Outcome, liars: set[str]) -> bool:
-    """A run that has not begun may refuse to, if its error names the party in the way and no other."""
+def _may_end(outcome: Outcome, parties: set[str]) -> bool:
+    """A run that has not begun may refuse to, if its error names parties in the way, dead or lying, and no other."""
     named = set(re.findall(r"worker-\d+", str(outcome.ended)))
-    return isinstance(outcome.ended, PhalanxError) and not outcome.has_begun and bool(named) and named <= liars
+    return isinstance(outcome.ended, PhalanxError) and not outcome.has_begun and bool(named) and named <= parties
 
 
 def _train(company, schedule: Schedule) -> str:

@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from account import LISTS, SeedRecord, SettingRecord, read_schedule, short_hash, short_text
@@ -63,6 +63,7 @@ SETTINGS = (
     Setting("K4 two stages", 1),
     Setting("K4 spare", 3),
     Setting("K3 economy", 1),
+    Setting("K3 exact", 1),
     Setting("K4 economy, late", 1),
 )
 """One insider with one stage, one with two, a shadow without a stage; with and without a party to spare."""
@@ -103,6 +104,7 @@ class Search:
         setting: Company and insider.
         note: Told of each finding that is new.
         record: What was played before; a new one by default.
+        skips_alike: Whether, of single acts with one effect, the first alone is played, and none that has no effect.
 
     Attributes:
         num_played: Schedules of this process, without those that were played again for what they lead to.
@@ -116,7 +118,9 @@ class Search:
         *,
         note: Callable[[Finding], None] = lambda finding: None,
         record: SettingRecord | None = None,
+        skips_alike: bool = False,
     ) -> None:
+        self._skips_alike = skips_alike
         self.findings: dict[str, Finding] = {}
         self.num_played = self.num_pairs = 0
         self.record = record or SettingRecord()
@@ -171,18 +175,18 @@ class Search:
         """Runs of this process that did not go like another one."""
         return len(self._traces)
 
-    def play_next(self) -> bool:
+    def play_next(self, lists: Sequence[str] = LISTS) -> bool:
         """Play the next schedule of the list that is furthest behind its share; False when all are at their end."""
-        names = self._open_lists()
+        names = [name for name in self._open_lists(lists) if name in lists]
         if names:
             self.play_list(min(names, key=lambda name: self.record.done[name] / SHARES[name]), 1)
         return bool(names)
 
-    def _open_lists(self) -> list[str]:
-        ending = [name for name in LISTS if name != "pairs"]
+    def _open_lists(self, lists: Sequence[str]) -> list[str]:
+        ending = [name for name in lists if name != "pairs"]
         is_open = {name: self.record.done[name] < len(self._list(name)) for name in ending}
         is_open["pairs"] = any(self._acts_left(seed) for seed in self.record.seeds)
-        return [name for name in LISTS if is_open[name]]
+        return [name for name in LISTS if is_open.get(name)]
 
     def play_list(self, name: str, number: int) -> None:
         """Play the next schedules of one list, at most so many."""
@@ -208,7 +212,13 @@ class Search:
     def _all_singles(self) -> list[Schedule]:
         """Every single act of the insider, spread so that a beginning of them is a cut through all."""
         insider = self._setting.insider
-        return [self._plain.and_also(insider, act) for act in spread(singles(self._points[insider], self._names))]
+        acts = spread(singles(self._points[insider], self._names))
+        if self._skips_alike:
+            effects = self._theatre.forecast(self._setting.company, insider, acts)
+            distinct_acts = {effects[act]: act for act in reversed(acts) if act in effects}.values()
+            self.record.total |= {"singles alike": len(acts) - len(distinct_acts)}
+            acts = list(reversed(distinct_acts))
+        return [self._plain.and_also(insider, act) for act in acts]
 
     def _lies_with_crashes(self) -> list[Schedule]:
         """Each lie of the insider with the end of each other party at each point where that one says something."""

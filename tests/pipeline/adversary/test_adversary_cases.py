@@ -150,13 +150,29 @@ FOUND = {
         {1: (Act(At("apply", 0, event="gets"), Say("tensor", (Alter(("shape",), "flood"),), to="worker-2")),)},
         steps=2,
     ),
+    "young: an heir that got a stage between two steps is asked to go back further, and replaced": Schedule(
+        "K4",
+        {
+            2: (Act(At("apply", 0, event="gets"), Lie("weights")), Act(At("applied", 1), Withhold())),
+            1: (Act(At("standing", 1), Crash()),),
+        },
+        steps=3,
+    ),
+    "copies: a source sends a newcomer another state than it signed, and the newcomer is replaced": Schedule(
+        "K4 spare, lockstep",
+        {3: (Act(At("bulk", 1), Send(payload="negated")),), 1: (Act(At("commit", 1), Crash()),)},
+    ),
+    "copies, variant: of a state that the newcomer cannot take for that step": Schedule(
+        "K4 spare",
+        {3: (Act(At("bulk", 1), Send((Alter(("step",), "ahead"),))),), 1: (Act(At("commit", 1), Crash()),)},
+    ),
     "8, variant: of two refusals in one step": Schedule(
         "K4", {1: (Act(At("commit", **ALWAYS), Send((Alter(("sent",), "contradicted"),))),)}, steps=1
     ),
 }
 
 
-MENDED = {str(number) for number in range(1, 9)}
+MENDED = {*(str(number) for number in range(1, 9)), "copies", "young"}
 """Findings, or names of cases, that are mended: they must hold."""
 
 

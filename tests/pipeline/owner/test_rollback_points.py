@@ -4,6 +4,7 @@ import pytest
 from hand_made import HOLDER, OWNER, SHADOW, make_world
 
 from phalanx.engine import StepInputs
+from phalanx.errors import NoHolderError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.rollback import PastStep, Rollback
 from phalanx.pipeline.verify.facts import StepLedger
@@ -165,7 +166,7 @@ def test_every_party_begins_with_the_owners_state_after_it(model_cache):
     run.rollback.undo_steps(4, 6)
 
     assert run.rollback.restored_step == 4
-    assert run.rollback.without_young_shadows(PRESENT, 4) is None
+    assert run.rollback.without_young_copies(PRESENT, 4, ()) is None
     assert run.facts.ledger.agreed == {1: run.state(4)}
 
 
@@ -219,11 +220,26 @@ def test_of_steps_between_kept_states_headers_are_let_go(model_cache):
 # --- what shadows reach ----------------------------------------------------------------------------------------------
 
 
+EVERYBODY = (OWNER, HOLDER, SHADOW, "worker-9")
+
+
 def test_a_shadow_that_cannot_go_back_so_far_gets_the_state_like_a_newcomer(model_cache):
     run = Run(model_cache, keep_states=4)
+    run.rollback.note_copies(PRESENT, 0)
     run.rollback.note_copies(HEIRS, 5)
 
-    assert run.rollback.without_young_shadows(HEIRS, 5).shadows == {1: "worker-9"}
-    assert run.rollback.without_young_shadows(HEIRS, 4).shadows == {}
-    assert run.rollback.without_young_shadows(HEIRS, 4).holders == HEIRS.holders
-    assert run.rollback.without_young_shadows(None, 4) is None
+    assert run.rollback.without_young_copies(HEIRS, 5, EVERYBODY) == HEIRS
+    assert run.rollback.without_young_copies(HEIRS, 4, EVERYBODY) == Assignment(HEIRS.holders, {})
+    assert run.rollback.without_young_copies(None, 4, EVERYBODY) is None
+
+
+def test_of_a_holder_that_cannot_go_back_so_far_the_shadow_takes_the_place(model_cache):
+    run, moved = Run(model_cache, keep_states=4), Assignment({**HEIRS.holders, 1: "worker-9"}, {1: SHADOW})
+    run.rollback.note_copies(PRESENT, 0)
+    run.rollback.note_copies(moved, 5)
+
+    former = run.rollback.without_young_copies(moved, 4, EVERYBODY)
+
+    assert (former.holders[1], former.shadows) == (SHADOW, {})
+    with pytest.raises(NoHolderError, match="stage 1: no copy that is left goes back to step 4"):
+        run.rollback.without_young_copies(moved, 4, (OWNER, "worker-9"))

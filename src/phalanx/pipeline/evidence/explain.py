@@ -179,17 +179,11 @@ def _explain_gradient(checked: CheckedEvidence) -> _Explained:
         raise checked.refusal_error(
             f"accuses {verdict.party}, but the messages about it are from {', '.join(sorted(signers))}"
         )
-    if (
-        gradient_held is not None
-        and _signed_gradient(commit) != _signed_gradient(gradient_held.message)
-        and _is_about_sent_parts(checked, commit, gradient_held)
-    ):
+    if gradient_held is not None and _signed_gradient(commit) == _signed_gradient(gradient_held.message):
+        gradient_held = None
+    if gradient_held is not None and _is_about_sent_parts(checked, commit, gradient_held):
         return _explain_held_gradient(checked, committed, gradient_held)
-    other = (
-        gradient_held
-        if gradient_held is not None and _signed_gradient(commit) != _signed_gradient(gradient_held.message)
-        else audited
-    )
+    other = audited if gradient_held is None else gradient_held
     if other is None and verdict.accuser != OWNER:
         raise checked.refusal_error("has no signed header for 'step_audited' that contradicts the stage")
     if other is not None and _signed_gradient(commit) == _signed_gradient(other.message) and verdict.party != holder:

@@ -75,13 +75,8 @@ def weigh_message(truth: Tensor, output: MessageClaim, report: MessageClaim | No
     Returns:
         The stage where its message is off; else the auditor where its claim is; None where neither is.
     """
-    for claim, offence in ((output, "message"), (report, "accusation")):
-        if claim is None:
-            continue
-        finding = _weigh_claim(truth, claim, "message" if offence == "message" else "accusation")
-        if finding is not None:
-            return finding
-    return None
+    finding = _weigh_claim(truth, output, "message")
+    return _weigh_claim(truth, report, "accusation") if finding is None and report is not None else finding
 
 
 def _weigh_claim(truth: Tensor, claim: MessageClaim, offence: Offence) -> MessageFinding | None:

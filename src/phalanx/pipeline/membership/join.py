@@ -30,11 +30,10 @@ class ExpectedWorkers:
     Attributes:
         certificates: PEM by worker name; no other worker is let in.
         late: PEM by name of those that may join at any time and are not waited for.
-        is_alive: Whether a local worker's process still runs.
         timeout_s: Longest time to wait for all.
         may_be_absent: Whether to go on, after that time, without the missing workers, which may come later.
         incarnations: Told which have come: a second process of a certificate waits until the first is given up.
-        waits_for: Called, again and again while it waits, with the missing workers.
+        report_missing: Called, again and again while it waits, with the missing workers.
     """
 
     certificates: Mapping[str, str]
@@ -66,7 +65,6 @@ def admit_workers(
 
     Args:
         authority_pem: Certificate of the authority that issued theirs.
-        observe: Told which worker is refused.
 
     Raises:
         PeerLostError: A worker ended or did not come, and may not be absent, or none has come.

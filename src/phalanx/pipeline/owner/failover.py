@@ -196,23 +196,24 @@ class Failover:
         Raises:
             PeerLostError: `old` is None and a party was lost; or the owner is not ready in time.
             VerificationError: `old` is None and a party, the owner included, has another state than the known one.
+            NoHolderError: No copy of some stage goes back to `step`.
         """
         context, facts, roster = self._context, self._facts, self._roster
         members, parties, epoch = context.members, (*roster.alive, OWNER), facts.ledger.epoch + 1
+        former = self.rollback.without_young_copies(old, step, parties)
         context.mail.renew_allowances()
         self._current_assignment = new
         self._coordinator.open_epoch(epoch, step, new)
         assign = Assign(
             epoch=epoch,
             step=step,
-            roles=roles_of(new, self.rollback.without_young_shadows(old, step), {*parties}),
+            roles=roles_of(new, former, {*parties}),
             addresses={name: members.addresses[name] for name in roster.alive},
             certificates={name: pem for name, pem in members.certificates.items() if name in roster.alive},
             log_head=members.witnesses.current_head(),
         )
-        if old is not None and self.rollback.restored_step is None:
-            # who gets a stage's state anew has no copy that could stand where this change is interrupted
-            old = self.rollback.without_young_shadows(old, step)
+        # who gets a stage's state anew has no copy that could stand where this change is interrupted
+        old = old if former is None else former
         facts.sources = {role.stage: role.source for role in assign.roles}
         facts.copied |= {(role.stage, name) for role in assign.roles for name in role.newcomers}
         self._agree_on_own(new, step)
@@ -308,7 +309,8 @@ class Failover:
         agreement, suspect = self._agreement, self._roster.suspect
         unready = agreement.agree_states(self._coordinator.ready, old)
         if old is None and unready is not None:
-            suspect(unready.party, unready.reason)
+            if unready.party is not None:
+                suspect(unready.party, unready.reason)
             raise VerificationError(unready.reason)
         for stage, states in agreement.to_weigh.items():
             self._coordinator.add_ready_states(stage, states)
@@ -316,10 +318,15 @@ class Failover:
             if agreement.unwitnessed:
                 await self._undo_unwitnessed(step)
             return
-        if unready.judgement is None:
-            suspect(unready.party, unready.reason)
         if old is not None:
             self._current_assignment = self._settle_assignment(new, old)
+        if unready.party is None:
+            stood = self._current_assignment
+            self._facts.observe("state_disputed", {"step": step, "reason": unready.reason})
+            await self.assign_roles(shadowed_by_owner(stood), stood, step)
+            return
+        if unready.judgement is None:
+            suspect(unready.party, unready.reason)
         await self.recover_roles(unready.judgement, step)
 
 

@@ -1,10 +1,11 @@
 """The rollback (L5): a run goes back to before a distrusted party's first unchecked step, and redoes all since."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from phalanx.engine import StepInputs, Verdict
+from phalanx.errors import NoHolderError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.kept_states import KeptStates
 from phalanx.pipeline.proof.step_record import StageChecks, step_checks
@@ -107,14 +108,13 @@ class Rollback:
     """The rollback knows how far back each copy reaches, and remembers the batches to go there.
 
     Args:
-        kept: The states to go back to with `keep_states`.
         past_bytes: Memory for batches of more than the 2 `keep_states` steps that are always remembered.
 
     Attributes:
-        undone: Batches of steps that were undone and are to be done again, by step.
-        kept: The states to go back to with `keep_states`.
-        restored: The kept point at which all parties are about to begin; None where they begin with their present
-            states.
+        undone_batches: Batches of steps that were undone and are to be done again, by step.
+        kept_states: The states to go back to with `keep_states`.
+        restored_step: The kept point at which all parties are about to begin; None where they begin with their
+            present states.
     """
 
     def __init__(self, facts: StepFacts, kept: KeptStates, past_bytes: int = PAST_BYTES) -> None:
@@ -217,12 +217,28 @@ class Rollback:
         step_history.forget_from(first_bad)
         facts.observe("rolled_back", {"step": step, "to": first_bad})
 
-    def without_young_shadows(self, old: Assignment | None, step: int) -> Assignment | None:
-        """The old assignment without shadows that cannot go back to `step`: they get the state like newcomers."""
+    def without_young_copies(self, old: Assignment | None, step: int, reachable: Collection[str]) -> Assignment | None:
+        """The old assignment without copies that cannot go back to `step`: their parties get the state like newcomers.
+
+        Raises:
+            NoHolderError: Of some stage only such copies are left.
+        """
         if old is None or self.restored_step is not None:
             return None
-        able = {stage: name for stage, name in old.shadows.items() if self._since.get((name, stage), 0) <= step}
-        return Assignment(old.holders, able)
+        holders, shadows = dict(old.holders), dict(old.shadows)
+        for stage, holder in old.holders.items():
+            shadow = shadows.pop(stage, None)
+            copies = [name for name in (holder, shadow) if name is not None]
+            able = [name for name in copies if self._since.get((name, stage), 0) <= step]
+            if len(able) < len(copies) and not {*able} & {*reachable}:
+                raise NoHolderError(
+                    f"stage {stage}: no copy that is left goes back to step {step}; resume from the last checkpoint "
+                    "with --resume"
+                )
+            holders[stage] = able[0]
+            if len(able) > 1:
+                shadows[stage] = able[1]
+        return Assignment(holders, shadows)
 
     def note_copies(self, new: Assignment, step: int) -> None:
         """From which step on each party has had each stage: it can go back no further."""

@@ -104,14 +104,12 @@ class Verdicts:
         kept_path = None
         if path is not None:
             # the record names the tensors beside it, so both keep their names: each refusal has a folder
-            # make the next numbered folder, for its owner alone
             parent = path.parent / _REFUSED
             parent.mkdir(mode=0o700, exist_ok=True)
             number = 1 + max((int(folder.name) for folder in parent.iterdir() if folder.name.isdecimal()), default=0)
             folder = parent / str(number)
             folder.mkdir(mode=0o700)
-            directory = folder
             for file in (path, path.with_suffix(".safetensors")):
-                shutil.move(file, directory / file.name)
-            kept_path = f"{_DIRECTORY}/{_REFUSED}/{directory.name}/{path.name}"
+                shutil.move(file, folder / file.name)
+            kept_path = f"{_DIRECTORY}/{_REFUSED}/{folder.name}/{path.name}"
         self._files.observe("verdict_refused", {**details, "why": why[:500], "evidence": kept_path})

@@ -29,7 +29,6 @@ class LogHeadExchange:
 
     Args:
         lines: Public entries of the log; None where workers are told nothing, and their heads are not checked.
-        owner: The party that signed it.
     """
 
     def __init__(self, lines: PublicEntries | None = None, owner: Peer | None = None) -> None:
@@ -41,9 +40,6 @@ class LogHeadExchange:
 
     def check_remembered_head(self, party: str, known: PublicHead | None, session: str, observe: Observe) -> None:
         """Compare the log with a head that a party says it was told; without the owner's signature it was not.
-
-        Args:
-            known: The head; None where it knows none.
 
         Raises:
             CutLogError: It was told of a line that the log lacks.

@@ -93,7 +93,6 @@ class Assign(StepMessage, kind="assign"):
     addresses: dict[PartyName, Address] = Field(max_length=MAX_PARTIES)
     certificates: dict[PartyName, Pem] = Field(max_length=MAX_PARTIES)
     log_head: PublicHead | None = None
-    """As in `Setup`."""
 
 
 class NoiseKeys(Message, kind="noise_keys"):
@@ -328,7 +327,6 @@ class Shutdown(Message, kind="shutdown"):
 
     reason: Words
     log_head: PublicHead | None = None
-    """As in `Setup`."""
 
 
 _MESSAGES = bodies_by_kind(

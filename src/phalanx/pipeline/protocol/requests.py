@@ -111,12 +111,9 @@ class PendingRequest:
     """One request under way.
 
     Attributes:
-        heard: Time of the answer's last part, seconds of the requests' clock.
+        last_heard_s: Time of the answer's last part, by the requests' clock.
         party: The one that was asked; empty when several were.
         number: Number of the request, which its answer names; 0 where several parties were asked.
-        tensors: Answer to a request for tensors, once it is whole.
-        num_steps: The optimizer steps that they had taken.
-        standings: Answers of several parties to a question, by party.
     """
 
     last_heard_s: float

@@ -49,12 +49,13 @@ class AuditRequests:
             if not (lockstep or is_whole or stage in leaning):
                 drawn = self._draw.draw_microbatches(**place, num_microbatches=facts.plan.microbatches)
             ledger.awaited_audits |= {(stage, m, auditor) for m in drawn}
-            ledger.orders[(stage, auditor)] = self._order_audit(stage, drawn, BOTH, urgent=False, weights=is_whole)
+            ledger.orders[(stage, auditor)] = self._order_audit(ledger, stage, drawn, auditor=auditor, weights=is_whole)
         ledger.may_lag = facts.plan.guard.commit_lag > 0 and not ledger.owners_audits
 
     def order_urgent_audit(self, hit: ScreenHit) -> int:
         """Ask for the very microbatch that looked odd to its receiver; return the number of the order."""
-        return self._order_audit(hit.source, (hit.microbatch,), directions_of(hit), urgent=True)
+        place, auditor = (self._facts.ledger, hit.source, (hit.microbatch,)), self._facts.shadow_of(hit.source)
+        return self._order_audit(*place, auditor=auditor, directions=directions_of(hit), urgent=True)
 
     def audit_whole_step(self, ledger: StepLedger, stage: int, auditor: str, doubt: Doubt) -> None:
         """Ask an auditor to which a stage's weight gradient looks odd to recompute all of the step, once.
@@ -73,35 +74,15 @@ class AuditRequests:
                 facts.observe("doubts_not_followed", {**place, "steps_per_doubt": STEPS_PER_DOUBT})
             if facts.plan.guard.commit_lag:
                 # it stays before its update until it is told
-                self._send_order(auditor, self._whole_step_audit(ledger, stage, ()))
+                self._order_audit(ledger, stage, (), auditor=auditor, weights=True)
             return
         facts.observe("gradient_doubted", {**place, "reason": doubt})
         everything = tuple(range(facts.plan.microbatches))
         for microbatch in everything:
             ledger.reports.pop((stage, microbatch, auditor), None)
         ledger.awaited_audits |= {(stage, microbatch, auditor) for microbatch in everything}
-        ledger.num_audits += len(everything)
         ledger.awaited_step_audits.add((stage, auditor))
-        ledger.orders[(stage, auditor)] = self._send_order(auditor, self._whole_step_audit(ledger, stage, everything))
-
-    def _whole_step_audit(self, ledger: StepLedger, stage: int, microbatches: tuple[int, ...]) -> Audit:
-        """The answer to a doubt: what to recompute, or nothing."""
-        return Audit(
-            epoch=ledger.epoch,
-            step=ledger.step,
-            stage=stage,
-            microbatches=microbatches,
-            directions=BOTH,
-            order=0,
-            urgent=False,
-            weights=True,
-        )
-
-    def _send_order(self, auditor: str, audit: Audit) -> int:
-        """Send an order under the next number, which the reports on it name."""
-        self._num_orders += 1
-        self._post(auditor, audit.model_copy(update={"order": self._num_orders}), ())
-        return self._num_orders
+        ledger.orders[(stage, auditor)] = self._order_audit(ledger, stage, everything, auditor=auditor, weights=True)
 
     def release_screened(self, hit: ScreenHit) -> None:
         """Let the receiver use a screened message after all."""
@@ -112,14 +93,17 @@ class AuditRequests:
 
     def _order_audit(
         self,
+        ledger: StepLedger,
         stage: int,
         microbatches: tuple[int, ...],
-        directions: tuple[Direction, ...],
         *,
-        urgent: bool,
+        auditor: str,
         weights: bool = False,
+        directions: tuple[Direction, ...] = BOTH,
+        urgent: bool = False,
     ) -> int:
-        ledger = self._facts.ledger
+        """Send an order under the next number, which the reports on it name."""
+        self._num_orders += 1
         ledger.num_audits += len(microbatches)
         audit = Audit(
             epoch=ledger.epoch,
@@ -127,11 +111,12 @@ class AuditRequests:
             stage=stage,
             microbatches=microbatches,
             directions=directions,
-            order=0,
+            order=self._num_orders,
             urgent=urgent,
             weights=weights,
         )
-        return self._send_order(self._facts.shadow_of(stage), audit)
+        self._post(auditor, audit, ())
+        return self._num_orders
 
 
 def directions_of(hit: ScreenHit | None) -> tuple[Direction, ...]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from phalanx.config import StrictModel
-from phalanx.engine import Verdict
+from phalanx.engine import Offence, Verdict
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.assignment.budget import EventSampler
 from phalanx.pipeline.config import OWNER
@@ -316,7 +316,7 @@ class StepFacts:
     def find_tensor(
         self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]
     ) -> Statement[Activation] | None:
-        """As `tensor`; None where that raises."""
+        """As `open_tensor`; None where that raises."""
         return self.statements.find_statement(signed, Activation, epoch, place, self.assignment.link_of)
 
     def agreed_headers(self, stage: int, ledger: StepLedger) -> Mapping[str, Signed]:
@@ -347,7 +347,7 @@ class StepFacts:
 
     def make_judgement(
         self,
-        offence: str,
+        offence: Offence,
         party: str,
         stage: int,
         reason: str,
@@ -365,14 +365,12 @@ class StepFacts:
             accuser: The party that found it.
             headers: Proof by role in evidence; None for the owner's messages to itself.
         """
-        verdict = Verdict.model_validate(
-            {
-                "step": self.ledger.step if step is None else step,
-                "stage": stage,
-                "party": party,
-                "offence": offence,
-                "reason": reason,
-                "accuser": accuser,
-            }
+        verdict = Verdict(
+            step=self.ledger.step if step is None else step,
+            stage=stage,
+            party=party,
+            offence=offence,
+            reason=reason,
+            accuser=accuser,
         )
         return Judgement(verdict, compared or ComparedTensors(), present_headers(headers), work or RefereeWork())

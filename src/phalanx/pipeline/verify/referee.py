@@ -294,7 +294,8 @@ class Referee:
             copy = StageCopy.build_empty(self._plan, stage)
             request = FetchBulk(epoch=self.epoch, step=before.step, stage=stage, purpose="undo")
             undo = await TensorsNeed(party, request, copy.optimizer.state_tensors())
-            weights = await TensorsNeed(party, self._present_request(request, "weights"), copy.weight_tensors())
+            wanted = request.model_copy(update={"purpose": "weights"})
+            weights = await TensorsNeed(party, wanted, copy.weight_tensors())
             if undo is None or weights is None:
                 continue
             frozen = {name: tensor for name, tensor in weights[0].items() if name.startswith("frozen/")}
@@ -381,16 +382,6 @@ class Referee:
         work = self._work
         self._work = RefereeWork(microbatches=work.microbatches + microbatches, steps=work.steps + steps)
 
-    def _present_request(self, request: FetchBulk, purpose: str | None = None) -> FetchBulk:
-        return FetchBulk.model_validate(
-            {
-                "epoch": self.epoch,
-                "step": request.step,
-                "stage": request.stage,
-                "purpose": purpose or request.purpose,
-            }
-        )
-
     @owner_task
     async def fetch_weights(
         self, epoch: int, step: int, stage: int, party: str, state: StateDigest
@@ -462,7 +453,7 @@ class Referee:
         self,
         dispute: Dispute,
         party: str,
-        offence: str,
+        offence: Offence,
         what: str,
         distance: float | None = None,
         allowed: float = 0.0,
@@ -470,18 +461,16 @@ class Referee:
         shown = "not finite" if distance is not None and not distance < float("inf") else None
         if distance is not None and shown is None:
             shown = f"distance {distance:.1e}"
-        return Verdict.model_validate(
-            {
-                "step": dispute.step,
-                "stage": dispute.stage,
-                "party": party,
-                "offence": offence,
-                "reason": f"stage {dispute.stage}, microbatch {dispute.microbatch}, {dispute.direction}: {party} {what}"
-                f" ({shown or 'another digest'}, allowed {allowed:.1e})",
-                "direction": dispute.direction,
-                "microbatch": dispute.microbatch,
-                "distance": None if shown == "not finite" else distance,
-                "allowed": allowed,
-                "accuser": dispute.accuser,
-            }
+        return Verdict(
+            step=dispute.step,
+            stage=dispute.stage,
+            party=party,
+            offence=offence,
+            reason=f"stage {dispute.stage}, microbatch {dispute.microbatch}, {dispute.direction}: {party} {what}"
+            f" ({shown or 'another digest'}, allowed {allowed:.1e})",
+            direction=dispute.direction,
+            microbatch=dispute.microbatch,
+            distance=None if shown == "not finite" else distance,
+            allowed=allowed,
+            accuser=dispute.accuser,
         )

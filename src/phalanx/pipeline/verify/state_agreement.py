@@ -15,9 +15,13 @@ NOTHING_KNOWN: Mapping[int, StateDigest] = {}
 
 @dataclass(frozen=True)
 class UnreadyParty:
-    """A party with another state than the agreed one; without a judgement it is not known which party is at fault."""
+    """A party with another state than the agreed one.
 
-    party: str
+    Attributes:
+        party: None where a newcomer and the worker that sent it the state contradict each other without proof.
+    """
+
+    party: str | None
     reason: str
     judgement: Judgement | None = None
 
@@ -42,7 +46,6 @@ class StateAgreement:
         self.to_weigh: dict[int, dict[str, StateDigest | None]] = {}
         self._facts = facts
         self._known = dict(known)
-        self._doubted: set[tuple[int, str]] = set()
 
     def agree_states(self, ready: Mapping[str, Ready], old: Assignment | None) -> UnreadyParty | None:
         """Agree on every stage's state, or find the party that stands in the way.
@@ -115,19 +118,16 @@ class StateAgreement:
         }
 
     def _blame_party(self, stage: int, name: str, old: Assignment, reason: str) -> UnreadyParty:
-        """Convict a party that altered a kept copy; of two newcomers the second speaks against their source."""
-        former_parties = {old.holders[stage], old.shadows.get(stage)}
-        if name in former_parties and name != OWNER:
+        """Convict a party that altered a kept copy; name a newcomer, or its source, where the owner was the other."""
+        if name in {old.holders[stage], old.shadows.get(stage)} - {OWNER}:
             judgement = self._facts.make_judgement(
                 "state", name, stage, reason, headers=self._expected_and_ready(name, stage)
             )
             return UnreadyParty(name, reason, judgement)
         source = self._facts.sources[stage]
-        doubtful = name == OWNER or (stage, source) in self._doubted
-        self._doubted.add((stage, source))
-        if source == OWNER and name == OWNER:
+        if source == OWNER == name:
             raise VerificationError(f"{reason}; resume from the last checkpoint")
-        return UnreadyParty(source if doubtful and source != OWNER else name, reason)
+        return UnreadyParty(source if name == OWNER else name if source == OWNER else None, reason)
 
 
 def _agreed_among(signed: Mapping[str, StateDigest | None]) -> StateDigest | None:

@@ -166,8 +166,6 @@ def keep_serving(
     """Serve again and again until the run is complete or this worker has left; an owner that is gone may come back.
 
     Args:
-        serve: Looks for the owner and serves it once.
-        say: Takes a line about each pause.
         pause: Waits for so many seconds: 1, then twice as long each time, at most a minute.
 
     Raises:

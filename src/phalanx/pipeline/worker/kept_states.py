@@ -30,9 +30,6 @@ def fetch_kept(
 
     Args:
         endpoint: The owner's; the worker has been set up and has no role yet.
-        party: The worker that held the stage.
-        step: Optimizer steps that its state has taken.
-        expected: Names, shapes and types; values are not read.
         patience_s: Longest time without a further part of the answer.
 
     Raises:

@@ -54,11 +54,9 @@ def run_worker(
     """Serve until the owner ends the run or is gone.
 
     Args:
-        config: This worker's identity, and where the owner listens.
         kernels: Puts what computes in the place of a plain copy, such as a group of ranks; its class is measured.
         open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
         wrap_copy: Puts an attacker in the place of each copy that has a role; for drills only.
-        worker_console: Is told each turn of events.
 
     Returns:
         How it ended, where that was well.

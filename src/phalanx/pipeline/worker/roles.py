@@ -45,8 +45,6 @@ class PartyContext:
 
     Attributes:
         post: Sends a message; one to oneself is delivered to oneself.
-        statements: Opens what others pass on.
-        timer: Adds up CPU and wall time of each phase.
         wrap_copy: Wraps honest copies, for attackers in a drill.
         usage: Read when the party reports an applied step.
         state_files: Where states of held stages are kept; None where they are not.
