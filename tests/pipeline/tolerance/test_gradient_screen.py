@@ -108,7 +108,9 @@ def test_a_microbatch_without_a_gradient_has_nothing_to_compare_with():
     assert doubt_about(total, {name: torch.zeros_like(g) for name, g in own.items()}, M) is None
 
 
-SIZES = {f"block.{n}.{name}": size for n in range(3) for name, size in (("up", 300_000), ("down", 200_000), ("norm", 9))}
+SIZES = {
+    f"block.{n}.{name}": size for n in range(3) for name, size in (("up", 300_000), ("down", 200_000), ("norm", 9))
+}
 
 
 def test_drawn_tensors_hold_a_quarter_of_a_large_stage_and_no_tensor_is_left_out_for_ever():

@@ -178,14 +178,14 @@ class StageRunner:
         Returns:
             The output, the gradient of the input, and the weight gradients of this microbatch alone, by name.
         """
-        with self._gradients_of(names):
+        with self.limit_gradients(names):
             y = self.forward(step, microbatch, x)
             x_gradient = self.backward(step, microbatch, gradient)
         gradients = self.take_gradients()
         return y, x_gradient, {name: gradients[name] for name in (gradients if names is None else names)}
 
     @contextmanager
-    def _gradients_of(self, names: Collection[str] | None) -> Iterator[None]:
+    def limit_gradients(self, names: Collection[str] | None) -> Iterator[None]:
         """Leave the gradients of all other parameters out of what runs inside; no bit of the rest changes."""
         parameters = self.module.trainable_parameters() | getattr(self.module, "computing", {})
         others = [] if names is None else [value for name, value in parameters.items() if name not in names]

@@ -214,7 +214,7 @@ class ShadowStage:
         self._store_claims(step, microbatch, *self.copy.runner.recompute_microbatch(step, microbatch, x, gradient))
 
     def audit_and_screen(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
-        """As `audit_microbatch`, and look at drawn tensors of the stage's weight gradient with the microbatch's in hand."""
+        """As `audit_microbatch`, and look at drawn tensors of the claimed weight gradient with the own ones in hand."""
         self._expect_step(step)
         sizes = {name: parameter.numel() for name, parameter in self.copy.module.trainable_parameters().items()}
         names = draw_tensors(sizes) if self.copy.plan.row_clip is None else None

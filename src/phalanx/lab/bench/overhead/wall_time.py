@@ -157,7 +157,6 @@ def _paper(sizes: _Sizes, stages: list[StageDurations], microbatches: int, line:
     )
 
 
-
 def _row_of(paper: GuardedPipeline, sizes: _Sizes, line: str) -> Row:
     step_s = paper.step_seconds()
     return {
