@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from phalanx.errors import ModelError
 from phalanx.models import LoraConfig, ModelConfig, StageSpec, build_stage, open_model
 from phalanx.pipeline.stage.runner import StageRunner, dropout_seed
 
@@ -204,7 +205,7 @@ def test_an_audit_that_fails_leaves_every_parameter_trainable(make_runner):
     runner = make_runner()
     names = runner.module.trainable_parameters().keys()
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ModelError, match="shape"):
         runner.redo_microbatch(5, 2, hidden(1)[..., :3], hidden(2), {min(names)})
 
     assert runner.module.trainable_parameters().keys() == names

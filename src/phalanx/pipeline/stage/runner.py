@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, cast, runtime_checkable
 
@@ -184,18 +184,10 @@ class StageRunner:
         gradients = self.take_gradients()
         return y, x_gradient, {name: gradients[name] for name in (gradients if names is None else names)}
 
-    @contextmanager
-    def limit_gradients(self, names: Collection[str] | None) -> Iterator[None]:
-        """Leave the gradients of all other parameters out of what runs inside; no bit of the rest changes."""
+    def limit_gradients(self, names: Collection[str] | None) -> AbstractContextManager[None]:
+        """Leave the gradients of other parameters (None: of none) out of what runs inside; the rest has the same bits."""
         parameters = self.module.trainable_parameters() | getattr(self.module, "computing", {})
-        others = [] if names is None else [value for name, value in parameters.items() if name not in names]
-        for parameter in others:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in others:
-                parameter.requires_grad_(True)
+        return _frozen([] if names is None else [value for name, value in parameters.items() if name not in names])
 
     def take_gradients(self) -> dict[str, Tensor]:
         """Weight gradients added up since the last call, by name; a parameter that got none has zeros."""
@@ -282,6 +274,18 @@ class StageRunner:
         if not self._bf16:
             return nullcontext()
         return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
+
+
+@contextmanager
+def _frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let trained parameters ask for no gradient for a while."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def dropout_seed(seed: int, step: int, stage: int, microbatch: int) -> int:
