@@ -185,7 +185,7 @@ class StageRunner:
         return y, x_gradient, {name: gradients[name] for name in (gradients if names is None else names)}
 
     def limit_gradients(self, names: Collection[str] | None) -> AbstractContextManager[None]:
-        """Leave the gradients of other parameters (None: of none) out of what runs inside; the rest has the same bits."""
+        """Leave the gradients of other parameters (None: of none) out of what runs inside; all else has its bits."""
         parameters = self.module.trainable_parameters() | getattr(self.module, "computing", {})
         return _frozen([] if names is None else [value for name, value in parameters.items() if name not in names])
 

@@ -87,10 +87,11 @@ def time_stages(run: PipelineRun, rounds: int) -> list[StageDurations]:
     torch.set_num_threads(1)
     source, _ = prepare_run(run, cache_directory())
     library = StageLibrary(source, make_plan(run, source), None)
-    return [_time_stage(library(stage), run, source.vocab_size, rounds) for stage in range(run.pipeline.stages)]
+    return [time_stage(library(stage), source.vocab_size, rounds) for stage in range(run.pipeline.stages)]
 
 
-def _time_stage(copy: StageCopy, run: PipelineRun, vocabulary: int, rounds: int) -> StageDurations:
+def time_stage(copy: StageCopy, vocabulary: int, rounds: int) -> StageDurations:
+    """Time one stage; its weights change."""
     runner, shape = copy.runner, copy.plan.hidden_shape
     ids = torch.randint(0, vocabulary, shape[:2])
     x = ids if copy.spec.is_first else torch.randn(shape)
