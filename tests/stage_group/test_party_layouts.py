@@ -86,11 +86,17 @@ def step_of(copy, plan, step):
         for _ in range(2)
     ]
     runner, sent = copy.runner, {}
+    # right after a write, and with one weight gradient of all
+    name = min(copy.module.trainable_parameters())
+    redone, x_redone, drawn = runner.redo_microbatch(step, 0, *inputs[0], {name})
+    sent["drawn"] = drawn[name]
     # two microbatches are under way at once, as in 1F1B
     for number, (x, _) in enumerate(inputs):
         sent[f"y{number}"] = runner.forward(step, number, x)
     for number, (_, gradient) in enumerate(inputs):
         sent[f"x{number}"] = runner.backward(step, number, gradient)
+    assert torch.equal(redone, sent["y0"])
+    assert torch.equal(x_redone, sent["x0"])
     y, x_gradient = runner.recompute_microbatch(step, 0, *inputs[0])
     assert torch.equal(y, sent["y0"])
     assert torch.equal(x_gradient, sent["x0"])

@@ -1,7 +1,8 @@
 """Rank 0's copy of a stage: the guard sees whole tensors, and the group does the work."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from torch import Tensor
@@ -111,6 +112,10 @@ class GroupRunner(StageRunner):
 
     def take_gradients(self) -> dict[str, Tensor]:
         return self._link.give_order(GroupCommand(deed="gradients", copy_id=0), {})
+
+    def limit_gradients(self, names: Collection[str] | None) -> AbstractContextManager[None]:
+        # ranks compute all of them, and get every trained parameter that was written
+        return nullcontext()
 
     def abandon_step(self) -> None:
         if not self._is_idle:

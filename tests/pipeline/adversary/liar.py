@@ -332,8 +332,8 @@ class _LyingAuditor(TamperedRunner):
             return y, x_gradient
         return -y, None if x_gradient is None else -x_gradient
 
-    def redo_microbatch(self, step, microbatch, x, gradient):
-        return self._honest.redo_microbatch(step, microbatch, x, gradient)
+    def redo_microbatch(self, step, microbatch, x, gradient, names=None):
+        return self._honest.redo_microbatch(step, microbatch, x, gradient, names)
 
 
 class LyingEndpoint(TurnEndpoint):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from phalanx.errors import ModelError
 from phalanx.models import LoraConfig, ModelConfig, StageSpec, build_stage, open_model
 from phalanx.pipeline.stage.runner import StageRunner, dropout_seed
 
@@ -180,3 +181,31 @@ def test_the_input_of_the_caller_is_never_touched(make_runner):
 
     assert not x.requires_grad
     assert torch.equal(x, hidden(1))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"dropout": 0.3}, {"precision": "bf16"}, {"recompute": True}, {"adapter": LoraConfig(rank=2)}]
+)
+def test_redoing_with_some_weight_gradients_gives_the_bits_of_redoing_with_all(make_runner, changes):
+    runner = make_runner(**changes)
+    x, gradient = hidden(1), hidden(2)
+    y, x_gradient, gradients = runner.redo_microbatch(5, 2, x, gradient)
+
+    for name in gradients:
+        again_y, again_gradient, drawn = runner.redo_microbatch(5, 2, x, gradient, {name})
+
+        assert torch.equal(again_y, y)
+        assert torch.equal(again_gradient, x_gradient)
+        assert drawn.keys() == {name}
+        assert torch.equal(drawn[name], gradients[name])
+    assert runner.module.trainable_parameters().keys() == gradients.keys()
+
+
+def test_an_audit_that_fails_leaves_every_parameter_trainable(make_runner):
+    runner = make_runner()
+    names = runner.module.trainable_parameters().keys()
+
+    with pytest.raises(ModelError, match="shape"):
+        runner.redo_microbatch(5, 2, hidden(1)[..., :3], hidden(2), {min(names)})
+
+    assert runner.module.trainable_parameters().keys() == names

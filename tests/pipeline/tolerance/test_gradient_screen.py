@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from phalanx.lab.attacks import ATTACKS, make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import AuditReport
-from phalanx.pipeline.tolerance.screen import DOUBTS_AT_ONCE, STEPS_PER_DOUBT, DoubtBudget, doubt_about
+from phalanx.pipeline.tolerance.screen import DOUBTS_AT_ONCE, STEPS_PER_DOUBT, DoubtBudget, doubt_about, draw_tensors
 from phalanx.testing import Actor, rewrite_only, tiny_run
 
 STEPS = 5
@@ -106,6 +106,32 @@ def test_a_small_lie_is_below_the_screen(small):
 def test_a_microbatch_without_a_gradient_has_nothing_to_compare_with():
     total, own = gradients()
     assert doubt_about(total, {name: torch.zeros_like(g) for name, g in own.items()}, M) is None
+
+
+SIZES = {
+    f"block.{n}.{name}": size for n in range(3) for name, size in (("up", 300_000), ("down", 200_000), ("norm", 9))
+}
+
+
+def test_drawn_tensors_hold_a_quarter_of_a_large_stage_and_no_tensor_is_left_out_for_ever():
+    total, drawn = sum(SIZES.values()), [draw_tensors(SIZES) for _ in range(300)]
+
+    held = [sum(SIZES[name] for name in names) for names in drawn]
+    assert all(total / 4 <= size < total / 4 + max(SIZES.values()) for size in held)
+    assert frozenset().union(*drawn) == SIZES.keys()
+
+
+@pytest.mark.parametrize("sizes", [{"a": 1}, {"a": 30_000, "b": 30_000, "c": 5_535}])
+def test_of_a_small_stage_every_tensor_is_drawn(sizes):
+    assert draw_tensors(sizes) == sizes.keys()
+
+
+def test_a_gross_lie_is_doubted_by_any_tensor_and_an_honest_sum_by_none():
+    for seed in range(20):
+        total, own = gradients(seed)
+        for name in own:
+            assert doubt_about(total, {name: own[name]}, M) is None
+            assert doubt_about({at: -g for at, g in total.items()}, {name: own[name]}, M) == "direction"
 
 
 OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gradient_scale", "gradient_topk")]
@@ -361,7 +387,8 @@ def test_a_shadow_in_league_keeps_its_doubt_to_itself_and_the_owner_names_the_li
     assert [(verdict.party, verdict.offence, verdict.step) for verdict in company.verdicts] == [
         ("worker-1", "gradient", 3)
     ]
-    assert not [body for body in company.event_bodies("gradient_doubted") if body["stage"] == 1 and body["step"] <= 3]
+    doubts = company.event_bodies("gradient_doubted")
+    assert not [body for body in doubts if (body["stage"], body["party"]) == (1, "worker-1") and body["step"] <= 3]
     # what the league had got in since step 1 is undone
     assert company.weights_digest() == honest_digest(run, STEPS)
 

@@ -1,6 +1,7 @@
 """A stage in an attacker's hands: a copy that runs another runner, and a runner that stands before an honest one."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 
 from torch import Tensor
 
@@ -49,6 +50,9 @@ class AttackedRunner(StageRunner):
         objective: Objective = OBJECTIVES["causal_lm"],
     ) -> float:
         return self._honest.compute_loss(microbatch, labels, num_targets, extras, objective)
+
+    def limit_gradients(self, names: Collection[str] | None) -> AbstractContextManager[None]:
+        return self._honest.limit_gradients(names)
 
     def take_gradients(self) -> dict[str, Tensor]:
         return self._honest.take_gradients()

@@ -13,6 +13,7 @@ from phalanx.lab.bench.overhead.overhead import bench_overhead
 from phalanx.lab.bench.overhead.overhead_law import bench_overhead_law
 from phalanx.lab.bench.overhead.pipeline import bench_pipeline
 from phalanx.lab.bench.overhead.split import bench_split
+from phalanx.lab.bench.overhead.wall_time import bench_wall_time
 from phalanx.lab.bench.parallel.collectives import bench_collectives
 from phalanx.lab.bench.parallel.memory import bench_memory
 from phalanx.lab.bench.parallel.parallel import bench_parallel
@@ -47,6 +48,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "posttrain": bench_posttrain,
     "serve": bench_serve,
     "split": bench_split,
+    "wall-time": bench_wall_time,
 }
 
 KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
@@ -85,4 +87,5 @@ __all__ = [
     "bench_posttrain",
     "bench_serve",
     "bench_split",
+    "bench_wall_time",
 ]

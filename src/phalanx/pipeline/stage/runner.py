@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, cast, runtime_checkable
 
 import torch
@@ -168,15 +168,26 @@ class StageRunner:
         return y.detach().cpu(), x_gradient.cpu()
 
     def redo_microbatch(
-        self, step: int, microbatch: int, x: Tensor, gradient: Tensor
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor, names: Collection[str] | None = None
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         """All of the stage's work on one microbatch; no other one may be under way.
+
+        Args:
+            names: Parameters whose gradients are computed, at least one; None for all. Rows that are clipped need all.
 
         Returns:
             The output, the gradient of the input, and the weight gradients of this microbatch alone, by name.
         """
-        y = self.forward(step, microbatch, x)
-        return y, self.backward(step, microbatch, gradient), self.take_gradients()
+        with self.limit_gradients(names):
+            y = self.forward(step, microbatch, x)
+            x_gradient = self.backward(step, microbatch, gradient)
+        gradients = self.take_gradients()
+        return y, x_gradient, {name: gradients[name] for name in (gradients if names is None else names)}
+
+    def limit_gradients(self, names: Collection[str] | None) -> AbstractContextManager[None]:
+        """Leave the gradients of other parameters (None: of none) out of what runs inside; all else has its bits."""
+        parameters = self.module.trainable_parameters() | getattr(self.module, "computing", {})
+        return _frozen([] if names is None else [value for name, value in parameters.items() if name not in names])
 
     def take_gradients(self) -> dict[str, Tensor]:
         """Weight gradients added up since the last call, by name; a parameter that got none has zeros."""
@@ -263,6 +274,18 @@ class StageRunner:
         if not self._bf16:
             return nullcontext()
         return torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16)
+
+
+@contextmanager
+def _frozen(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let trained parameters ask for no gradient for a while."""
+    for parameter in parameters:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
 
 
 def dropout_seed(seed: int, step: int, stage: int, microbatch: int) -> int:

@@ -109,9 +109,10 @@ DOUBTS_AT_ONCE = 16
 STEPS_PER_DOUBT = 8
 """Steps after which one more doubt is followed; honest shadows doubt one step in 20 to 40."""
 _MAX_MISSING = 0.5
-_LOOKED_AT = 8
-"""One of so many numbers of a large tensor is looked at, all of a small one."""
+_DRAWN, _LOOKED_AT = 4, 2
+"""One of so many numbers of a stage is in a drawn tensor; one of so many of a large drawn tensor is looked at."""
 _SMALL = 65536
+"""So many numbers of a stage or of a tensor are looked at in any case."""
 
 
 @dataclass
@@ -176,6 +177,23 @@ class DoubtBudget:
         return is_first
 
 
+def draw_tensors(sizes: Mapping[str, int]) -> frozenset[str]:
+    """Draw tensors whose gradients are compared, so that an audit computes no others.
+
+    Args:
+        sizes: Numbers of each trained tensor, by name.
+
+    Returns:
+        Names of tensors with a quarter of all numbers or more; all where there are few. No other party can know them.
+    """
+    names, drawn, remaining = sorted(sizes), set[str](), max(sum(sizes.values()) / _DRAWN, _SMALL)
+    while names and remaining > 0:
+        name = names.pop(secrets.randbelow(len(names)))
+        drawn.add(name)
+        remaining -= sizes[name]
+    return frozenset(drawn)
+
+
 def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_microbatches: int) -> Doubt | None:
     """Compare a claimed sum of weight gradients with the gradient of one of its microbatches.
 
@@ -183,7 +201,7 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
 
     Args:
         claimed: The sum over `num_microbatches`, by name.
-        own: This party's gradient of one of them, by the same names and in the same shapes.
+        own: This party's gradient of one of them, in the same shapes; what it lacks is not compared.
         num_microbatches: Number of microbatches in the sum.
 
     Returns:

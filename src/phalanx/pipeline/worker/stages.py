@@ -15,7 +15,7 @@ from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.tolerance.screen import Doubt, doubt_about
+from phalanx.pipeline.tolerance.screen import Doubt, doubt_about, draw_tensors
 from phalanx.planner.schedules import Action, Direction, stage_actions
 from phalanx.transport import SignedHeader
 
@@ -214,9 +214,11 @@ class ShadowStage:
         self._store_claims(step, microbatch, *self.copy.runner.recompute_microbatch(step, microbatch, x, gradient))
 
     def audit_and_screen(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
-        """As `audit`, and look at the stage's weight gradient with that of the microbatch in hand."""
+        """As `audit_microbatch`, and look at drawn tensors of the claimed weight gradient with the own ones in hand."""
         self._expect_step(step)
-        y, x_gradient, own_gradients = self.copy.runner.redo_microbatch(step, microbatch, x, gradient)
+        sizes = {name: parameter.numel() for name, parameter in self.copy.module.trainable_parameters().items()}
+        names = draw_tensors(sizes) if self.copy.plan.row_clip is None else None
+        y, x_gradient, own_gradients = self.copy.runner.redo_microbatch(step, microbatch, x, gradient, names)
         self._store_claims(step, microbatch, y, x_gradient)
         if self.doubt is None and self.gradients is not None:
             self.doubt = doubt_about(self.gradients, own_gradients, self.copy.plan.microbatches)

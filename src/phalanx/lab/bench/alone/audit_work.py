@@ -4,7 +4,8 @@
 
 The stage is a middle one of `scratch-10m` (blocks of width 288, 4 sequences of 128 tokens a microbatch, M = 8).
 All work on a microbatch is forward and backward with weight gradients, as the stage does it; an audit is forward and
-the gradient of the input; a screened one has its own weight gradient besides, and compares the claimed sum with it.
+the gradient of the input; a screened one has the weight gradient of drawn tensors besides, and compares the claimed sum
+with it.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from phalanx.lab.bench.measure.harness import run_program, time_turns
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import open_model
 from phalanx.pipeline.stage.stage_copy import StageCopy
-from phalanx.pipeline.tolerance.screen import doubt_about
+from phalanx.pipeline.tolerance.screen import doubt_about, draw_tensors
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 
@@ -37,10 +38,11 @@ def measure_audit_work(rounds: int = 12) -> dict[str, Any]:
     runner, count = copy.runner, run.train.microbatches
     shape = (run.train.batch_size // count, run.data.sequence_length, 288)
     x, gradient = torch.randn(shape), torch.randn(shape)
+    sizes = {name: parameter.numel() for name, parameter in copy.module.trainable_parameters().items()}
     claimed = {name: count * g for name, g in runner.redo_microbatch(0, 0, x, gradient)[2].items()}
 
     def screened() -> None:
-        _, _, recomputed = runner.redo_microbatch(0, 0, x, gradient)
+        _, _, recomputed = runner.redo_microbatch(0, 0, x, gradient, draw_tensors(sizes))
         doubt_about(claimed, recomputed, count)
 
     def do_all_work() -> None:
@@ -55,12 +57,12 @@ def measure_audit_work(rounds: int = 12) -> dict[str, Any]:
         "all_work": do_all_work,
         "audit": lambda: runner.recompute_microbatch(0, 0, x, gradient),
         "screened_audit": screened,
-        "screen": lambda: doubt_about(claimed, claimed, count),
+        "screen": lambda: doubt_about(claimed, {name: claimed[name] for name in draw_tensors(sizes)}, count),
     }
     times = time_turns(ways, rounds, warm_ups=2, before=begin_turn)
     cpu = {name: median(sample.cpu_s for sample in samples) for name, samples in times.items()}
     row = {
-        "numbers": sum(p.numel() for p in copy.module.trainable_parameters().values()),
+        "numbers": sum(sizes.values()),
         "rounds": rounds,
         "cpu_s": cpu,
         "audited_share": cpu["audit"] / cpu["all_work"],

@@ -3,7 +3,7 @@
 ``python -m phalanx.lab.bench.alone.gradient_screen OUT.json [--steps 200]``
 
 Each row is one small GPT-2 that trains on random tokens or on the bytes of Python's standard library. In every step the
-weight gradient of its middle layers is compared with that of one microbatch, as a shadow compares them: as it is,
+weight gradient of its middle layers is compared with that of one microbatch, as a shadow compares drawn tensors: as is,
 reversed, ten times as large, and with the largest hundredth of each tensor reversed. A doubt has no consequences here,
 so each step counts once for each of the four.
 """
@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from phalanx.lab.bench.measure.harness import run_program
 from phalanx.lab.bench.measure.workloads import standard_library
-from phalanx.pipeline.tolerance.screen import doubt_about
+from phalanx.pipeline.tolerance.screen import doubt_about, draw_tensors
 
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
     "gradient_sign": lambda g: -g,
@@ -27,6 +27,10 @@ LIES: dict[str, Callable[[Tensor], Tensor]] = {
     "zero": torch.zeros_like,
     "scale 1.01": lambda g: 1.01 * g,
 }
+
+
+_DRAWS = 4
+"""Draws of tensors for each gradient and claim; small models have all their tensors in each."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +66,23 @@ def measure_screen(case: ScreenCase, steps: int, text: Tensor) -> dict[str, obje
     middle = {
         name: p for name, p in model.named_parameters() if any(f".h.{n}." in name for n in range(1, case.layers - 1))
     }
+    sizes = {name: p.numel() for name, p in middle.items()}
     doubts: dict[str, Counter[str]] = {name: Counter() for name in ("none", *LIES)}
     for step in range(steps):
         ids = _draw_batch(case, text)
         sample_gradients, total = _weight_gradients(model, middle, ids, case.microbatches, step % case.microbatches)
         claims = {"none": total, **{name: {k: lie(g) for k, g in total.items()} for name, lie in LIES.items()}}
         for name, claimed in claims.items():
-            doubts[name][doubt_about(claimed, sample_gradients, case.microbatches) or "no"] += 1
+            for _ in range(_DRAWS):
+                own = {drawn: sample_gradients[drawn] for drawn in draw_tensors(sizes)}
+                doubts[name][doubt_about(claimed, own, case.microbatches) or "no"] += 1
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return {
         **case.__dict__,
         "numbers": sum(p.numel() for p in middle.values()),
         "steps": steps,
-        "doubted": {name: 1 - counts["no"] / steps for name, counts in doubts.items()},
+        "doubted": {name: 1 - counts["no"] / (_DRAWS * steps) for name, counts in doubts.items()},
         "doubts": {name: dict(counts) for name, counts in doubts.items()},
     }
 

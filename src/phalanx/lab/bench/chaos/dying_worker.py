@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +121,10 @@ class WatchedRunner(AttackedRunner):
             return super().recompute_microbatch(step, microbatch, x, gradient)
 
     def redo_microbatch(
-        self, step: int, microbatch: int, x: Tensor, gradient: Tensor
+        self, step: int, microbatch: int, x: Tensor, gradient: Tensor, names: Collection[str] | None = None
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         with self._executioner.working_at("audit", step, microbatch):
-            return self._honest.redo_microbatch(step, microbatch, x, gradient)
+            return self._honest.redo_microbatch(step, microbatch, x, gradient, names)
 
 
 class WatchedEndpoint(Endpoint):
