@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.pipeline import AuditDraw, GuardConfig, PipelineConfig
+from phalanx.pipeline.plan import Numerics
 from phalanx.testing import tiny_run
 from phalanx.train import PipelineRun
 
@@ -37,6 +38,7 @@ class Company:
         leaves_no_doubt: Whether what a convicted party did must be undone whenever it was done.
         is_exact: Whether no lie at all may reach the weights at these rates.
         steps: Of a schedule.
+        numerics: `train.numerics`.
     """
 
     stages: int
@@ -49,6 +51,7 @@ class Company:
     leaves_no_doubt: bool = False
     is_exact: bool = True
     steps: int = 2
+    numerics: Numerics = "float"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,8 +73,9 @@ class Company:
             step_timeout_s=self.step_timeout_s,
         )
         run = tiny_run(pipeline=pipeline, guard=GuardConfig(**self.guard))
-        train = run.train.model_copy(update={"batch_size": 2 * self.microbatches, "microbatches": self.microbatches})
-        return run.model_copy(update={"train": train})
+        sizes = {"batch_size": 2 * self.microbatches, "microbatches": self.microbatches}
+        train = run.train.model_copy(update={**sizes, "numerics": self.numerics})
+        return PipelineRun(**run.written | {"train": train})
 
 
 COMPANIES = {
@@ -88,6 +92,7 @@ COMPANIES = {
     "K4 spare": Company(4, 3),
     "K4 spare, lockstep": Company(4, 3, EVERYTHING | {"shadow": "lockstep"}),
     "K3 mixed": Company(4, 2, EVERYTHING | {"owner_audit_rate": 0.0, "classes": "mixed"}),
+    "K3 exact": Company(4, 2, numerics="exact"),
     "K3 lag": Company(4, 2, EVERYTHING | {"commit_lag": 1}),
     "K4 kept": Company(
         4,
