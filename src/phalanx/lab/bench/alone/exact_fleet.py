@@ -54,21 +54,11 @@ def measure_honest(steps: int, directory: Path) -> dict[str, Any]:
     mixed = train_mixed(run, directory / "mixed")
     unguarded = run.model_copy(update={"guard": GuardConfig(mode="off")})
     alone = train_quietly(unguarded, directory / "alone")
-    kept = (
-        "status",
-        "steps",
-        "audits",
-        "verdicts",
-        "evicted",
-        "lost",
-        "loss_last",
-        "final_weights_digest",
-        "guarantees",
-    )
+    keys = ("status", "audits", "verdicts", "evicted", "lost", "loss_last", "final_weights_digest", "guarantees")
     return {
         "run": digest_config(run),
         "steps": steps,
-        **{key: mixed[key] for key in kept if key in mixed},
+        **{key: mixed[key] for key in keys},
         "digest_of_one_class": alone["final_weights_digest"],
         "bit_identical": mixed["final_weights_digest"] == alone["final_weights_digest"],
         "wall_s": time.perf_counter() - started,
@@ -76,12 +66,16 @@ def measure_honest(steps: int, directory: Path) -> dict[str, Any]:
 
 
 def measure_fleet(steps: int = 500, attacked_steps: int = 24, attacks: list[str] | None = None) -> dict[str, Any]:
-    """Measure the honest fleet, unless `steps` is 0, and then each attack in its turn; all of the table by default."""
+    """Measure the honest fleet, unless `steps` is 0, and each of the attacks in its turn.
+
+    Args:
+        attacks: Of the table, which is the default; `none` is none of it.
+    """
     with scratch_directory() as directory:
         honest = measure_honest(steps, directory) if steps else None
         print_progress(f"honest: {honest}")
         companies, rows = ProcessCompanies(directory, train_mixed), []
-        for kind in ATTACKS if attacks is None else attacks:
+        for kind in ATTACKS if attacks is None else {*attacks} - {"none"}:
             cell = exact_cell(AttackConfig(kind=kind, stages=(2,), rate=1.0, from_step=2), attacked_steps)
             rows.append(companies.train_cell(cell))
             print_progress(f"{kind}: blamed {rows[-1]['blamed']}, lost {rows[-1]['lost']}, held {rows[-1]['held']}")
