@@ -172,7 +172,7 @@ def measure_losses(steps: int) -> list[dict[str, Any]]:
 
 
 def measure_price(rounds: int) -> list[dict[str, Any]]:
-    """Take turns, so that whatever else the machine does meets all alike; with compiled kernels where there are some."""
+    """Take turns, so that what else the machine does meets all alike; with compiled kernels where there are some."""
     torch.set_num_threads(1)
     compiled = open_kernels()
     arms: list[tuple[Numerics, FusedKernels | None]] = [(numerics, None) for numerics in NUMERICS]
