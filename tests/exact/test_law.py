@@ -116,6 +116,15 @@ def test_the_vectors_are_those_of_other_instruction_sets(variables):
     assert json.loads(result.stdout) == HELD
 
 
+@pytest.mark.slow
+@pytest.mark.skipif("ARM_PYTHON" not in os.environ, reason="ARM_PYTHON names no Python of another processor")
+def test_the_vectors_are_those_of_an_emulated_processor():
+    command = [os.environ["ARM_PYTHON"], operator_vectors.__file__, "--print"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+
+    assert json.loads(result.stdout) == HELD
+
+
 @pytest.mark.parametrize("grade", BITS)
 @pytest.mark.parametrize("inner", [1, 40, 2048, 2049, 5000])
 def test_products_do_not_depend_on_order_library_threads_or_digits(grade, inner, monkeypatch):

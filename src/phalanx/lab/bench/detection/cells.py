@@ -138,7 +138,7 @@ def economy_cells(*, quick: bool) -> list[DetectionCell]:
 
 
 def exact_cells(*, quick: bool) -> list[DetectionCell]:
-    """The same attacks against `standard` with exact numerics, in 4 microbatches of 2 sequences and at most 64 steps."""
+    """The same attacks against `standard` with exact numerics, 4 microbatches of 2 sequences, at most 64 steps."""
     cells = []
     for cell in economy_cells(quick=quick):
         train = cell.run.train.model_copy(update={"numerics": "exact", "batch_size": 8, "microbatches": 4})
