@@ -11,8 +11,8 @@ import operator_vectors
 import pytest
 import torch
 
-from phalanx.errors import ModelError
-from phalanx.exact import LAW, ExactArithmetic, functions, products, rounded_cosine
+from phalanx.errors import ConfigError, ModelError
+from phalanx.exact import LAW, ExactArithmetic, functions, fused, products, rounded_cosine
 from phalanx.exact.products import BITS, FixedPoint, multiply
 
 OTHER_PROCESSORS = {
@@ -35,6 +35,76 @@ def test_every_operator_of_the_law_has_vectors():
     assert {name.split()[0] for name in HELD} == {str(operator) for operator in LAW}
 
 
+def changed_names():
+    found = operator_vectors.digests()
+    return {
+        name.split()[0].removeprefix("aten.").removesuffix(".default") for name in HELD if found[name] != HELD[name]
+    }
+
+
+def test_an_operator_that_changes_without_its_vectors_is_named(monkeypatch):
+    """Equal up to a rounding, and faster: what a tidy hand would write."""
+    monkeypatch.setitem(LAW, torch.ops.aten.silu.default, lambda x: x / functions.exp(-x).add_(1.0))
+
+    assert changed_names() == {"silu"}
+
+
+def test_a_function_that_changes_without_its_vectors_names_all_that_call_it(monkeypatch):
+    monkeypatch.setattr(functions, "_EXP", (*functions._EXP[:4], 1 / 6, functions._EXP[5]))
+
+    assert changed_names() >= {"exp", "sigmoid", "silu", "_softmax", "_log_softmax_backward_data"}
+    assert not changed_names() & {"mm", "bmm", "sum", "erf", "normal_", "native_layer_norm"}
+
+
+def test_a_product_with_other_bits_of_an_operand_is_named(monkeypatch):
+    monkeypatch.setitem(BITS, "exact", 20)
+    monkeypatch.setitem(products._DIGITS, 20, 3)
+
+    assert changed_names() == {"mm", "addmm", "bmm", "baddbmm"}
+
+
+@pytest.mark.slow
+def test_compiled_loops_have_the_bits_of_eager_operations(tmp_path, monkeypatch):
+    a, b = matrices(rows=300, inner=2100, columns=260)
+    a[3, 7], b[5, 6], a[9], a[10, 0], a[11] = torch.nan, torch.inf, 0.0, 2.0, -0.0
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fused.open_kernels.cache_clear()
+    assert fused.open_kernels() is None
+    eager = {(grade, turned): rounded_product(a, b, BITS[grade], turned) for grade in BITS for turned in (False, True)}
+
+    fused.build_library()
+
+    assert fused.open_kernels() is not None
+    for (grade, turned), expected in eager.items():
+        found = rounded_product(a, b, BITS[grade], turned)
+        assert all(torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0)) for x, y in zip(found, expected, strict=True))
+    assert operator_vectors.digests() == HELD
+    fused.open_kernels.cache_clear()
+
+
+def rounded_product(a, b, bits, turned):
+    left = FixedPoint.round_rows(a.mT.contiguous().mT if turned else a, bits)
+    right = FixedPoint.round_rows(b, bits)
+    product = multiply(left, right)
+    return [left.integers, *(digit.float() for digit in left.digits), left.scale, product, product.signbit().float()]
+
+
+def test_a_machine_without_a_compiler_does_without_compiled_loops(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    fused.open_kernels.cache_clear()
+
+    with pytest.raises(ConfigError, match=r"no-compiler.*set CXX to a C\+\+17 compiler, or do without"):
+        fused.build_library()
+
+    assert fused.open_kernels() is None
+    assert [path.name for path in (tmp_path / "phalanx").iterdir()] == []
+    fused.locate_library().write_bytes(b"no library")
+    fused.open_kernels.cache_clear()
+    assert fused.open_kernels() is None
+    fused.open_kernels.cache_clear()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variables", OTHER_PROCESSORS.values(), ids=OTHER_PROCESSORS)
 def test_the_vectors_are_those_of_other_instruction_sets(variables):
@@ -42,6 +112,15 @@ def test_the_vectors_are_those_of_other_instruction_sets(variables):
     result = subprocess.run(
         [sys.executable, str(program), "--print"], env=os.environ | variables, stdout=subprocess.PIPE, check=True
     )
+
+    assert json.loads(result.stdout) == HELD
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ARM_PYTHON" not in os.environ, reason="ARM_PYTHON names no Python of another processor")
+def test_the_vectors_are_those_of_an_emulated_processor():
+    command = [os.environ["ARM_PYTHON"], operator_vectors.__file__, "--print"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, check=True)
 
     assert json.loads(result.stdout) == HELD
 

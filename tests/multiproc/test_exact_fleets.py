@@ -22,13 +22,13 @@ KERNELS = {
 def fleet(place):
     """Starts an owner, and a worker on each of two older processors; the first one lies as `spoils` says."""
 
-    def start(*settings, spoils=None):
+    def start(*settings, spoils=None, attack=None):
         port, keys = free_port(), make_keys(place, "owner", *KERNELS)
         workers = {}
         for name, variables in KERNELS.items():
             file = place.path / f"{name}.toml"
             file.write_text(f"identity = '{keys / name}'\nowner = '127.0.0.1:{port}'\n")
-            program = worker_program(file)
+            program = worker_program(file, attack if name == "north" else None)
             if spoils is not None and name == "north":
                 program = (LIAR, str(file), *map(str, spoils))
             given = (f"{variable}={value}" for variable, value in variables.items())
@@ -70,3 +70,27 @@ def test_a_liar_on_another_processor_is_named_and_its_lie_undone(place, fleet, s
     honest = place.finish(*EXACT, "guard.mode='off'", run_dir="honest")
     assert summary["final_weights_digest"] == honest["final_weights_digest"]
     workers["north"].kill()
+
+
+@pytest.mark.slow
+def test_evidence_of_a_lie_is_redone_alike_on_other_processors(place, fleet):
+    owner, workers = fleet(attack="kind = 'scale'\nstrength = 1.001\nrate = 1.0\nfrom_step = 2\n")
+    assert owner.wait() == 0, owner.text
+    assert place.summary()["evicted"] == ["north"]
+    workers["north"].kill()
+    evidence = sorted((place.path / "run" / "evidence").glob("*.json"))
+
+    texts = {explain_elsewhere(place, file, kernels) for file in evidence for kernels in ({}, *KERNELS.values())}
+
+    assert evidence
+    assert len(texts) == len(evidence)
+    assert all("north" in text and "holds" in text for text in texts)
+
+
+def explain_elsewhere(place, file, kernels):
+    """What `phalanx audit explain` prints in a process of another instruction set, with exit code 0."""
+    given = (f"{variable}={value}" for variable, value in kernels.items())
+    command = (sys.executable, "-m", "phalanx", "audit", "explain", str(file))
+    process = place.start_program("env", *given, *command, "--authority", str(place.path / "keys" / "authority.pem"))
+    assert process.wait() == 0, process.text
+    return process.text

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from phalanx.exact.functions import exponent_above, power_of_two
+from phalanx.exact.fused import open_kernels
 
 RUN = 2048
 """Terms of a sum that float64 holds exactly: ``2**21 * 2**21 * 2048 = 2**53``."""
@@ -23,6 +24,9 @@ BITS = {"exact": 21, "exact_fast": 14}
 _DIGITS = {21: 3, 14: 2}
 _MIN_WORK = 2**21
 """Multiplications below which digits cost more than they save."""
+
+_MIN_FUSED = 2**14
+"""Numbers of a matrix from which a compiled kernel rounds it, if there is one."""
 
 _ROWS = 256
 """Rows of a result that are made at once, to stay in a core's cache."""
@@ -44,6 +48,14 @@ class FixedPoint:
     @classmethod
     def round_rows(cls, x: Tensor, bits: int) -> "FixedPoint":
         """Round each row of a float32 matrix to multiples of its own power of two, ties to even."""
+        if x.numel() >= _MIN_FUSED and x.dim() == 2 and x.device.type == "cpu":
+            kernels = open_kernels()
+            if kernels is not None and 1 in x.stride():
+                integers, digits, scale = kernels.round_rows(x, bits, _DIGITS[bits])
+                rounded = cls(integers, scale, bits)
+                # a cached property that is there already
+                rounded.__dict__["digits"] = digits
+                return rounded
         greatest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
         exponent = exponent_above(greatest.clamp(min=2.0**-100))
         factor, scale = power_of_two(bits - exponent).to(torch.float32), power_of_two(exponent - bits)
@@ -81,9 +93,14 @@ def multiply(left: FixedPoint, right: FixedPoint) -> Tensor:
     if not (in_digits and digits_are_exact()):
         return _scale_total(_wide_sum(left, right), left.scale, right.scale)
     result = torch.empty(rows, columns, dtype=torch.float32, device=left.integers.device)
+    kernels = open_kernels() if result.device.type == "cpu" else None
     for first in range(0, rows, _ROWS):
         block = slice(first, first + _ROWS)
-        result[block] = _scale_total(_digit_sum(left, right, block), left.scale[block], right.scale)
+        if kernels is None:
+            result[block] = _scale_total(_digit_sum(left, right, block), left.scale[block], right.scale)
+        else:
+            runs = (_multiply_digits(left, right, block, run) for run in _list_runs(inner))
+            kernels.scale_sum(runs, -(-inner // RUN), left.scale[block], right.scale, result[block])
     return result
 
 
@@ -92,24 +109,32 @@ def _scale_total(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return total.mul_(left).mul_(right.mT).to(torch.float32).add_(0.0)
 
 
+def _list_runs(inner: int) -> list[slice]:
+    return [slice(first, first + RUN) for first in range(0, max(1, inner), RUN)]
+
+
 def _wide_sum(left: FixedPoint, right: FixedPoint) -> Tensor:
-    runs = (slice(first, first + RUN) for first in range(0, max(1, left.integers.shape[-1]), RUN))
+    runs = _list_runs(left.integers.shape[-1])
     return functools.reduce(Tensor.add_, (left.wide[..., run] @ right.wide[..., run].mT for run in runs))
 
 
 def _digit_sum(left: FixedPoint, right: FixedPoint, block: slice) -> Tensor:
     """As `_wide_sum`, of some rows, by products of digits."""
-    runs = (slice(first, first + RUN) for first in range(0, left.integers.shape[-1], RUN))
+    runs = _list_runs(left.integers.shape[-1])
     return functools.reduce(Tensor.add_, (_digit_product(left, right, block, run) for run in runs))
+
+
+def _multiply_digits(left: FixedPoint, right: FixedPoint, block: slice, run: slice) -> list[Tensor]:
+    """int32 products of each digit on the left with each on the right."""
+    return [torch._int_mm(low[block, run], high[:, run].mT) for low in left.digits for high in right.digits]
 
 
 def _digit_product(left: FixedPoint, right: FixedPoint, block: slice, run: slice) -> Tensor:
     """The integer of one run: sums of digits' products stay below ``2**31``, sums of Horner's rule at most 2**53."""
     sums: dict[int, Tensor] = {}
-    for i, low in enumerate(left.digits):
-        for j, high in enumerate(right.digits):
-            part = torch._int_mm(low[block, run], high[:, run].mT)
-            sums[i + j] = sums[i + j].add_(part) if i + j in sums else part
+    for index, part in enumerate(_multiply_digits(left, right, block, run)):
+        place = sum(divmod(index, len(right.digits)))
+        sums[place] = sums[place].add_(part) if place in sums else part
     places = sorted(sums, reverse=True)
     product = sums[places[0]].to(torch.float64)
     for place in places[1:]:

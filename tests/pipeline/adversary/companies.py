@@ -75,7 +75,7 @@ class Company:
         run = tiny_run(pipeline=pipeline, guard=GuardConfig(**self.guard))
         sizes = {"batch_size": 2 * self.microbatches, "microbatches": self.microbatches}
         train = run.train.model_copy(update={**sizes, "numerics": self.numerics})
-        return run.model_copy(update={"train": train})
+        return PipelineRun(**run.written | {"train": train})
 
 
 COMPANIES = {
@@ -92,6 +92,7 @@ COMPANIES = {
     "K4 spare": Company(4, 3),
     "K4 spare, lockstep": Company(4, 3, EVERYTHING | {"shadow": "lockstep"}),
     "K3 mixed": Company(4, 2, EVERYTHING | {"owner_audit_rate": 0.0, "classes": "mixed"}),
+    "K3 exact": Company(4, 2, numerics="exact"),
     "K3 lag": Company(4, 2, EVERYTHING | {"commit_lag": 1}),
     "K4 kept": Company(
         4,

@@ -62,6 +62,7 @@ SETTINGS = (
     Setting("K3 two stages", 2),
     Setting("K4 two stages", 1),
     Setting("K4 spare", 3),
+    Setting("K3 exact", 1),
     Setting("K3 economy", 1),
     Setting("K3 exact", 1),
     Setting("K4 economy, late", 1),

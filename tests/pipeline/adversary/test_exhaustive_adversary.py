@@ -11,6 +11,7 @@ from protocol_page import CONTENT, IDENTITY
 from searching import SETTINGS, Search, describe
 
 QUICK = SETTINGS[:3]
+EXACT = next(setting for setting in SETTINGS if setting.company == "K3 exact")
 QUICK_SINGLES, QUICK_PAIRS = 16, 6
 FEWER_SINGLES, FEWER_PAIRS = 8, 2
 
@@ -21,7 +22,7 @@ FEWER_SINGLES, FEWER_PAIRS = 8, 2
         pytest.param(QUICK[0], FEWER_SINGLES, FEWER_PAIRS, id=f"{QUICK[0].company}, fewer"),
         *(
             pytest.param(setting, QUICK_SINGLES, QUICK_PAIRS, marks=pytest.mark.slow, id=setting.company)
-            for setting in QUICK
+            for setting in (*QUICK, EXACT)
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """The start of attackers on this machine: the laboratory's worker in the place of the production one."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -8,6 +9,7 @@ from phalanx.config import StrictModel, dump_toml
 from phalanx.lab.attacks.table import check_attack, load_attack
 from phalanx.pipeline import AttackConfig, LocalWorkers
 from phalanx.pipeline.processes.fork_server_client import ForkServer
+from phalanx.pipeline.processes.local_workers import WORKER_COMMAND
 from phalanx.train.records.run_directory import ATTACK_LOG
 from phalanx.train.sessions.cluster import OpenWorkers
 
@@ -28,12 +30,19 @@ class AttackPlan(StrictModel):
     """Directory of the files of attacks that are the user's own; left out, that of this file."""
 
 
-def attackers_of(attack: AttackConfig, fork_server: ForkServer | None = None, *, home: Path = Path()) -> OpenWorkers:
+def attackers_of(
+    attack: AttackConfig,
+    fork_server: ForkServer | None = None,
+    *,
+    home: Path = Path(),
+    launchers: Mapping[str, Sequence[str]] | None = None,
+) -> OpenWorkers:
     """What starts the local workers of a run in which some attack; all others are the production process.
 
     Args:
         attack: Names the parties that lie, and how.
         home: Directory of the files of attacks that are the user's own.
+        launchers: By worker, module and arguments of what starts its command, which is added to them.
 
     Raises:
         ConfigError: As `check_attack`.
@@ -52,6 +61,8 @@ def attackers_of(attack: AttackConfig, fork_server: ForkServer | None = None, *,
         plan.write_text(
             dump_toml(AttackPlan(attackers=liars, log=str(log), home=str(home.resolve()))), encoding="utf-8"
         )
-        return LocalWorkers(directory, others=dict.fromkeys(liars, (_MODULE, str(plan))), fork_server=fork_server)
+        others = {name: (*launcher, *WORKER_COMMAND) for name, launcher in (launchers or {}).items()}
+        others |= {name: (*(launchers or {}).get(name, ()), _MODULE, str(plan)) for name in liars}
+        return LocalWorkers(directory, others=others, fork_server=fork_server)
 
     return open_workers

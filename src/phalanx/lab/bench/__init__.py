@@ -5,7 +5,11 @@ from typing import Any
 
 from phalanx.lab.bench.chaos.chaos import bench_chaos
 from phalanx.lab.bench.data.data import bench_data
-from phalanx.lab.bench.detection.detection import bench_detection, bench_detection_economy
+from phalanx.lab.bench.detection.detection import (
+    bench_detection,
+    bench_detection_economy,
+    bench_detection_exact,
+)
 from phalanx.lab.bench.detection.detection_processes import bench_detection_processes
 from phalanx.lab.bench.federated.federated import bench_federated
 from phalanx.lab.bench.overhead.checkpoint import bench_checkpoint
@@ -33,6 +37,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "data": bench_data,
     "detection": bench_detection,
     "detection-economy": bench_detection_economy,
+    "detection-exact": bench_detection_exact,
     "detection-processes": bench_detection_processes,
     "export": bench_export,
     "federated": bench_federated,
@@ -55,6 +60,7 @@ KEEPING_ROWS: dict[str, Callable[[bool, bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
     "detection": bench_detection,
     "detection-economy": bench_detection_economy,
+    "detection-exact": bench_detection_exact,
     "detection-processes": bench_detection_processes,
     "export": bench_export,
     "parallel": bench_parallel,
@@ -72,6 +78,7 @@ __all__ = [
     "bench_data",
     "bench_detection",
     "bench_detection_economy",
+    "bench_detection_exact",
     "bench_detection_processes",
     "bench_export",
     "bench_federated",

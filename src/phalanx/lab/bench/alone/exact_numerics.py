@@ -22,6 +22,7 @@ from torch import Tensor
 
 from phalanx.errors import TrainingError
 from phalanx.exact import products
+from phalanx.exact.fused import FusedKernels, open_kernels
 from phalanx.lab.bench.measure.harness import run_program
 from phalanx.lab.bench.measure.workloads import standard_library
 from phalanx.models import ModelConfig, ModelSource, StageSpec, build_stage, open_model, weights_digest
@@ -45,6 +46,7 @@ KERNELS: dict[str, dict[str, str]] = {
     "OpenBLAS through numpy": {"PRODUCTS": "numpy"},
 }
 """Variables of a process by the kernels that they choose; the last three are read by this program."""
+ARM = "ARM under qemu-user"
 
 
 class PlainTraining:
@@ -110,18 +112,23 @@ def byte_rows(length: int) -> Tensor:
 
 
 def measure_digests(steps: int) -> list[dict[str, Any]]:
-    """Train under each kind of kernels, in a process of its own."""
-    rows = []
-    for name, variables in KERNELS.items():
-        command = [sys.executable, "-m", __spec__.name, "one-digest", str(steps)]
+    """Train under each kind of kernels, in a process of its own.
+
+    ``$ARM_PYTHON``: a program that runs a Python of another processor, with torch; its row is null without it.
+    """
+    rows, arm = [], os.environ.get("ARM_PYTHON")
+    kinds = [*((name, sys.executable) for name in KERNELS), *([(ARM, arm)] if arm else [])]
+    for name, program in kinds:
+        command, variables = [program, "-m", __spec__.name, "one-digest", str(steps)], KERNELS.get(name, {})
         process = subprocess.run(  # noqa: S603 - this program itself
             command, env=os.environ | variables, stdout=subprocess.PIPE, text=True, check=False, timeout=3600
         )
         if process.returncode:
             raise TrainingError(f"{name}: the process ended with {process.returncode}")
         rows.append({"kernels": name, **json.loads(process.stdout.splitlines()[-1])})
-    # nothing that emulates another processor is installed, and no accelerator was lent
-    return [*rows, {"kernels": "ARM under qemu-user", "digests": None}, {"kernels": "CUDA", "digests": None}]
+    # no accelerator was lent
+    missing = ["CUDA"] if arm else [ARM, "CUDA"]
+    return [*rows, *({"kernels": name, "digests": None} for name in missing)]
 
 
 def multiply_by_numpy(left: products.FixedPoint, right: products.FixedPoint) -> Tensor:
@@ -165,22 +172,33 @@ def measure_losses(steps: int) -> list[dict[str, Any]]:
 
 
 def measure_price(rounds: int) -> list[dict[str, Any]]:
-    """Take turns, so that whatever else the machine does meets all alike."""
+    """Take turns, so that what else the machine does meets all alike; with compiled kernels where there are some."""
     torch.set_num_threads(1)
+    compiled = open_kernels()
+    arms: list[tuple[Numerics, FusedKernels | None]] = [(numerics, None) for numerics in NUMERICS]
+    if compiled is not None:
+        arms += [(numerics, compiled) for numerics in NUMERICS if numerics != "float"]
     with TemporaryDirectory() as directory:
         source = open_llama(768, 2, 256, Path(directory))
-        trainings = {numerics: PlainTraining(source, numerics, byte_rows(257), 2) for numerics in NUMERICS}
-        seconds: dict[str, list[float]] = {numerics: [] for numerics in NUMERICS}
+        trainings = [PlainTraining(source, numerics, byte_rows(257), 2) for numerics, _ in arms]
+        seconds: list[list[float]] = [[] for _ in arms]
         for turn in range(rounds + 1):
-            for numerics, training in trainings.items():
+            for (_, kernels), training, durations in zip(arms, trainings, seconds, strict=True):
+                setattr(products, "open_kernels", lambda chosen=kernels: chosen)  # noqa: B010
                 started = time.process_time()
                 training.train_step(turn, 4)
                 if turn:
-                    seconds[numerics].append(time.process_time() - started)
-    cpu = {numerics: median(durations) for numerics, durations in seconds.items()}
+                    durations.append(time.process_time() - started)
     return [
-        {"numerics": numerics, "cpu_s": cpu[numerics], "price": cpu[numerics] / cpu["float"], "all_cpu_s": durations}
-        for numerics, durations in seconds.items()
+        {
+            "numerics": numerics,
+            "fused": kernels is not None,
+            "cpu_s": median(durations),
+            "price": median(durations) / median(seconds[0]),
+            "all_cpu_s": durations,
+            "digest": training.weights_digest(),
+        }
+        for (numerics, kernels), training, durations in zip(arms, trainings, seconds, strict=True)
     ]
 
 

@@ -11,6 +11,7 @@ from phalanx.lab.calibrate import NumericPath
 from phalanx.models import LoraConfig
 from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig, Preset
 from phalanx.planner.schedules import verifiable_schedules
+from phalanx.train import PipelineRun
 
 FP32 = NumericPath("fp32", "fp32", threads=1)
 TWO_THREADS = NumericPath("fp32, 2 threads", "fp32", threads=2)
@@ -133,6 +134,16 @@ def economy_cells(*, quick: bool) -> list[DetectionCell]:
         stages, attacked = _attack_places(kind, "quick")[0]
         run = small_run(stages, "economy", attack=attack.model_copy(update={"stages": attacked}))
         cells.append(DetectionCell(run, "economy", _at_most(_QUICK_STEPS if quick else _ECONOMY_STEPS, attack)))
+    return cells
+
+
+def exact_cells(*, quick: bool) -> list[DetectionCell]:
+    """The same attacks against `standard` with exact numerics, 4 microbatches of 2 sequences, at most 64 steps."""
+    cells = []
+    for cell in economy_cells(quick=quick):
+        train = cell.run.train.model_copy(update={"numerics": "exact", "batch_size": 8, "microbatches": 4})
+        run = PipelineRun(**cell.run.written | {"train": train, "guard": GUARDS["standard"]})
+        cells.append(DetectionCell(run, "standard", min(cell.steps, _STEPS)))
     return cells
 
 

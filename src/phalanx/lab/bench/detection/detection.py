@@ -10,7 +10,7 @@ from typing import Any
 from phalanx.config import digest_config
 from phalanx.lab.attacks import ATTACKS
 from phalanx.lab.bench.detection.cell import GUARDS, DetectionCell
-from phalanx.lab.bench.detection.cells import detection_cells, economy_cells
+from phalanx.lab.bench.detection.cells import detection_cells, economy_cells, exact_cells
 from phalanx.lab.bench.detection.simulated_run import (
     CleanRun,
     CompanyResult,
@@ -50,10 +50,19 @@ def bench_detection(quick: bool, only_finished: bool = False) -> dict[str, Any]:
 
 def bench_detection_economy(quick: bool, only_finished: bool = False) -> dict[str, Any]:
     """Simulate every attack of the table once against the preset `economy`, until the attacker is excluded."""
+    return _measure_table("detection-economy", economy_cells(quick=quick), quick, only_finished)
+
+
+def bench_detection_exact(quick: bool, only_finished: bool = False) -> dict[str, Any]:
+    """Simulate every attack of the table once against `standard` in a run with exact numerics."""
+    return _measure_table("detection-exact", exact_cells(quick=quick), quick, only_finished)
+
+
+def _measure_table(name: str, cells: Sequence[DetectionCell], quick: bool, only_finished: bool) -> dict[str, Any]:
     finished = open_detection_rows(cache_directory() / "bench" / "detection.jsonl", code_version())
-    result = measure_detection(economy_cells(quick=quick), finished, quick=quick, only_finished=only_finished)
-    head = bench_head("detection-economy", result["load"], quick=quick, commit=result["commit"])
-    return {**result, **head, "guards": {"economy": result["guards"]["economy"]}}
+    result = measure_detection(cells, finished, quick=quick, only_finished=only_finished)
+    head = bench_head(name, result["load"], quick=quick, commit=result["commit"])
+    return {**result, **head, "guards": {cells[0].guard: result["guards"][cells[0].guard]}}
 
 
 def open_detection_rows(path: Path, code: str) -> RowFile[DetectionCell]:
