@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from phalanx.data.build.encoding import dtype_of, encode_piece, encoded_documents, split_of, training_texts
+from phalanx.data.build.encoding import encode_piece, encoded_documents, split_of, training_texts
+from phalanx.data.pack import token_dtype
 from phalanx.data.shards import document_digest
 from phalanx.data.sources import Document, Origin
 
@@ -40,7 +41,7 @@ def test_training_texts_are_those_of_the_split():
 
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(1, "<u2"), (65536, "<u2"), (65537, "<u4")])
 def test_the_type_holds_every_token(vocab_size, dtype):
-    assert dtype_of(vocab_size) == dtype
+    assert token_dtype(vocab_size) == dtype
 
 
 @pytest.mark.parametrize("vocab_size", [300, 70_000])
@@ -55,7 +56,7 @@ def test_tokens_and_entries_of_a_piece_come_back(tmp_path, vocab_size):
     summary = encode_piece(tmp_path, documents, encoder, output())
     first, second = encoded_documents(tmp_path, summary["dtype"])
 
-    assert summary == {"tokens": 4, "dtype": dtype_of(vocab_size)}
+    assert summary == {"tokens": 4, "dtype": token_dtype(vocab_size)}
     assert (first[1].tolist(), second[1].tolist()) == ([0, 1, 299], [299])
     assert first[0]["fields"] == {
         "stars": 5, "raw_bytes": 9, "raw_digest": "d", "url": "https://a.example", "text_bytes": 3,
