@@ -102,7 +102,7 @@ def open_runs(file: SourceFile, max_ratio: int, borders: MemberBorders | None = 
         try:
             if packing is None:
                 # a store's own files read lines slowly
-                yield stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(stream, _BLOCK_BYTES)
+                yield stream if isinstance(stream, io.BufferedReader) else _buffer_stream(stream)
             else:
                 yield from _Unpacker(stream, packing(), max_ratio, borders).unpack_runs()
         except client_errors() as exc:
@@ -296,6 +296,10 @@ class _Run(io.RawIOBase):
         buffer[:size] = self._piece[:size]
         self._piece = self._piece[size:]
         return size
+
+
+def _buffer_stream(stream: Any) -> BinaryIO:
+    return io.BufferedReader(stream, _BLOCK_BYTES)
 
 
 def _error_reason(exc: Exception) -> str:
