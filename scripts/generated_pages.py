@@ -2,16 +2,19 @@
 
 ``python scripts/generated_pages.py`` writes `docs/support.md` from the kinds of runs and the support matrix,
 `docs/output_files.md` from the code that writes these files, the drawing of floors in `docs/architecture.md` from
-the import contract, and the names of metrics in `docs/watching.md` from their classes. A test compares all four with
+the import contract, the names of metrics in `docs/watching.md` from their classes, and the names of attacks in
+`docs/configuration.md` from their table. A test compares all five with
 the files.
 """
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from phalanx.lab.attacks import ATTACKS
 from phalanx.split.channel.turn_messages import ClientAppraised, ClientEvidenceRefused
 from phalanx.train import RUN_TYPES
 from phalanx.train.batches.preferences import PreferenceScores
@@ -100,6 +103,8 @@ def main() -> None:
     page.write_text(with_floors(page.read_text(encoding="utf-8")), encoding="utf-8")
     page = DOCS / "watching.md"
     page.write_text(with_metrics(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = DOCS / "configuration.md"
+    page.write_text(with_attacks(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def support_page() -> str:
@@ -233,6 +238,12 @@ def with_floors(page: str) -> str:
 def with_metrics(page: str) -> str:
     """Return the page of watching with the table of metrics as their classes have them."""
     return _replace_part(page, METRICS, f"\n{metric_table()}\n\n")
+
+
+def with_attacks(page: str) -> str:
+    """Return the page of configuration with the names of attacks as their table has them."""
+    names = ", ".join(f"`{name}`" for name in ATTACKS)
+    return re.sub(r"(a name in `phalanx\.lab\.attacks\.ATTACKS`: )[^|]*( \|)", rf"\1{names}\2", page)
 
 
 def _replace_part(page: str, marks: tuple[str, str], part: str) -> str:

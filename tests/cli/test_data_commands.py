@@ -15,7 +15,7 @@ licence = "CC-BY-4.0"
 
 [[steps]]
 kind = "length"
-least = 40
+min_characters = 40
 
 [tokenizer]
 kind = "bpe"

@@ -145,7 +145,7 @@ def test_a_model_family_with_a_plan_is_cut_and_planned_by_its_line(tmp_path, mon
 
 
 def test_an_optimizer_is_told_its_own_settings_and_planned_by_what_it_keeps(monkeypatch):
-    with pytest.raises(ValidationError, match="Input should be 'adamw', 'sgd', 'adafactor' or 'adamw8bit'"):
+    with pytest.raises(ValidationError, match=r"Input should be 'adamw', .* or 'adamw8bit'"):
         OptimizerConfig(kind="rmsprop", lr=0.1)
 
     line = OptimizerFacts(

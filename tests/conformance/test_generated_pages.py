@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-from generated_pages import output_page, support_page, with_floors, with_metrics  # noqa: E402 - found beside the documentation
+from generated_pages import output_page, support_page, with_attacks, with_floors, with_metrics  # noqa: E402 - found beside the documentation
 
 AGAIN = "run `python scripts/generated_pages.py`"
 
@@ -31,3 +31,10 @@ def test_the_names_of_training_metrics_are_those_of_their_classes():
 
     assert page == with_metrics(page), AGAIN
     assert "`phalanx_security_events_total`" in page
+
+
+def test_the_attacks_on_the_page_of_configuration_are_those_of_the_table():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+    assert page == with_attacks(page), AGAIN
+    assert "`league`" in page and with_attacks(page.replace("`league`, ", "")) == page

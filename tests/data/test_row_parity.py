@@ -121,7 +121,13 @@ def _one_outcome(ours, theirs, row, reader, end_id):
     return "e" if set(tail) == {end_id} else "n"
 
 
-@pytest.mark.parametrize("name", MAKES)
+QUICK = ("smollm2", "llama2", "mistral", "unigram")
+"""One of each kind of vocabulary: byte-level, prepended, metaspace, unigram."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MAKES]
+)
 def test_rows_are_those_of_trl_or_differ_for_a_reason_that_is_listed(tmp_path, name):
     make = MAKES[name]
     make.write(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from rounds_scene import RUN, BookInMemory, Parabola
 
+from machine_patience import patience_s as machine_patience_s
 from phalanx.errors import PhalanxError
 from phalanx.federated.carriers.carrier import SiteAnswers
 from phalanx.federated.carriers.loopback import LoopbackCarrier
@@ -20,7 +21,8 @@ from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.crypto import Identity, RevokedParties, create_authority, issue_certificate, load_identity
 from phalanx.transport import TransportConfig
 
-LIMITS = TransportConfig(timeout_s=20.0, keepalive_s=5.0)
+# a full machine leaves a live site without a processor for longer than a quiet one
+LIMITS = TransportConfig(timeout_s=machine_patience_s(20.0), keepalive_s=min(600.0, machine_patience_s(5.0)))
 SITES = ("north", "south", "west", "east")
 
 

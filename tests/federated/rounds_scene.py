@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from memory_carrier import MemoryCarrier
 from torch import Tensor
 
 from phalanx.errors import AggregationError
 from phalanx.federated.carriers.carrier import CarriedReply, LostSite
-from phalanx.federated.carriers.memory import MemoryCarrier
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.local import LocalUpdate, SiteScores
 from phalanx.federated.rounds.coordinator import RoundCoordinator

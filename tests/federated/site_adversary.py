@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from memory_carrier import MemoryCarrier
 from rounds_scene import IDENTITIES, Parabola, Scene
 from site_acts import LENGTH, Act, View, field_acts, reply_acts, statement_acts, value_acts
 
 from phalanx.errors import FailedRoundError
 from phalanx.federated.carriers.carrier import CarriedReply, SentOrder
-from phalanx.federated.carriers.memory import MemoryCarrier
 from phalanx.federated.enclave.aggregator import AggregatorState, EnclaveAggregator
 from phalanx.security.aggregate import messages as sums
 from phalanx.security.crypto import NotRollbackProofCounter

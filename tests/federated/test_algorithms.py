@@ -30,7 +30,7 @@ def test_fedavg_with_one_local_step_is_a_step_on_the_union(tmp_path):
 def test_fedavg_counts_sites_by_their_samples_up_to_a_bound(tmp_path):
     trainers = parabolas([1.0], [3.0])
     trainers[1].samples = 10**6
-    scene = Scene(tmp_path, trainers, weights="samples", most_samples=3)
+    scene = Scene(tmp_path, trainers, weights="samples", max_samples=3)
 
     scene.owner.run_round(1, 1.0)
 
@@ -146,7 +146,7 @@ def test_fedbuff_refuses_an_update_that_is_too_old(tmp_path):
     scene = Scene(
         tmp_path,
         parabolas([8.0], [4.0], [2.0]),
-        algorithm={"kind": "fedbuff", "buffer": 1, "most_stale": 1},
+        algorithm={"kind": "fedbuff", "buffer": 1, "max_stale": 1},
         min_cohort=1,
     )
     scene.carrier.hung = {"site-2"}

@@ -10,12 +10,12 @@ import torch
 from bridge_scene import BridgeScene, ForwardingEngine
 from flower_scene import FlowerEngine
 from loopback_scene import SITES, DeadSiteError, LoopbackScene
+from memory_carrier import MemoryCarrier
 from rounds_scene import RUN, BookInMemory, Parabola
 
 from phalanx.federated.carriers import bridge, loopback, loopback_site, shim
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import LostSite, SentOrder
-from phalanx.federated.carriers.memory import MemoryCarrier
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 import torch
+from memory_carrier import MemoryCarrier
 from rounds_scene import BookInMemory, Parabola
 
 from phalanx.errors import CertificateError, ConfigError
-from phalanx.federated.carriers.memory import MemoryCarrier
 from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal

@@ -177,6 +177,7 @@ def test_heads_of_another_width_than_the_familys_usual_one_compute_the_same(tmp_
         assert torch.equal(again(ids).logits, model(ids).logits)
 
 
+@pytest.mark.slow
 @confined
 def test_quantised_weights_become_the_numbers_that_they_stand_for(tmp_path):
     model = whole()

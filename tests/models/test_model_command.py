@@ -141,6 +141,7 @@ def test_a_pickle_that_runs_code_runs_none_and_is_refused(pickled, tmp_path, cap
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @confined
 def test_weights_of_another_shape_than_the_config_s_are_refused(pickled, tmp_path, capsys):
     _, directory = pickled
@@ -191,7 +192,7 @@ DAMAGES = {
     "damage",
     ["another shape", *(pytest.param(name, marks=pytest.mark.slow) for name in DAMAGES if name != "another shape")],
 )
-@pytest.mark.parametrize("kind", ["safetensors", pytest.param("pickled", marks=confined)])
+@pytest.mark.parametrize("kind", ["safetensors", pytest.param("pickled", marks=[confined, pytest.mark.slow])])
 def test_an_error_of_an_import_names_the_user_s_file(cache, pickled, tmp_path, capsys, damage, kind):
     source, directory = pickled
     if kind == "safetensors":
@@ -226,6 +227,7 @@ def test_an_error_about_an_index_names_the_user_s_index(cache, tmp_path, capsys)
     assert no_copies_are_named(text, tmp_path)
 
 
+@pytest.mark.slow
 @confined
 def test_an_error_of_a_tokenizer_that_is_made_names_the_user_s_directory(pickled, tmp_path, capsys):
     _, directory = pickled

@@ -128,6 +128,7 @@ def kill_a_rank(run, directory, monkeypatch):
     return time.monotonic() - killed_at[0], ranks[0].process_ids().values()
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_at_once_and_leaves_no_process(make_run, tmp_path, monkeypatch):
     seconds, pids = kill_a_rank(make_run("[parallel]\ndp = 2\nzero = 3\n"), tmp_path / "run", monkeypatch)
 

@@ -123,7 +123,7 @@ def test_a_store_that_does_not_answer_does_not_hide_that_its_keeper_hangs():
         told.set()
 
     with HeartbeatThreads(heartbeat, 1.5, act):
-        assert told.wait(20)
+        assert told.wait(120.0)
         heartbeat.released.set()
 
     assert named == [0]

@@ -41,7 +41,7 @@ def test_questions_of_several_parties_are_answered_both_ways_at_once(ends):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10.0)
+        thread.join(120.0)
 
     assert len(found) == 49
     assert found[b"owner 7"] == b"enclave got owner 7 of owner"
@@ -58,7 +58,7 @@ def test_a_question_to_a_party_that_serves_a_moment_later_is_answered(ends):
     near.open_wire("owner").deliver_frame("client", b"y", 10.0)
 
     far.open_wire("enclave").serve_frames(lambda raw, sender: b"got " + raw, "run")
-    asker.join(10.0)
+    asker.join(120.0)
 
     assert found == [b"got x"]
 

@@ -273,7 +273,7 @@ def test_a_client_that_is_ready_twice_neither_confuses_the_owner_nor_takes_other
         worker.start()
         # its next word is what the step came to, and no second word that all are ready
         assert lead.train_step(0, 0).num_targets == MICROBATCHES
-        worker.join(20.0)
+        worker.join(120.0)
 
 
 def test_a_client_that_leaves_ends_the_session_and_the_owner_is_told_who_and_why(source, tmp_path):
@@ -336,7 +336,7 @@ def test_frames_without_a_pause_keep_no_client_from_being_named(source, tmp_path
             return object()
 
         monkeypatch.setattr(session.endpoints[ENCLAVE], "receive_item", busy)
-        session.threads[0].join(20.0)
+        session.threads[0].join(120.0)
 
     assert told == [(OWNER, ask.AwaitedClients(names=("south",)))]
 

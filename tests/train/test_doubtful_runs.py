@@ -39,6 +39,7 @@ def events(run_dir, kind):
     return [event["body"] for event in map(json.loads, lines) if event["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_lies_that_were_accepted_are_among_the_steps_that_the_summary_names_and_going_back_undoes_them(
     make_run, quietly, audit_whole, tmp_path
 ):

@@ -54,7 +54,9 @@ def test_every_value_is_counted_once(values, bins):
     assert math.isfinite(drawn.low) and math.isfinite(drawn.high)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", [*(name for name in ENGINES if name != "lagging"), pytest.param("lagging", marks=pytest.mark.slow)]
+)
 def test_what_is_drawn_after_the_last_step_is_the_state_of_the_last_checkpoint(load, quietly, tmp_path, engine):
     quietly(load(ENGINES[engine], "train.histograms={bins=8}"), tmp_path / "run")
 

@@ -38,3 +38,13 @@ def test_a_federated_section_without_a_new_key_has_the_digest_that_it_had():
     assert section() == "a9d3491322167f56500ba9a39b227d5e05e69ec24889bba8ebe2eca7176235e2"
     assert section() == section(personal=[]) != section(personal=["score.*"])
     assert section() != section(privacy={"epsilon": 8.0, "delta": 1e-3}, max_norm=10.0)
+
+
+def test_a_renamed_key_of_a_federated_section_leaves_its_digest():
+    written = '{"sites": ["a", "b", "c"], "weights": "samples", "most_samples": 64, ' + (
+        '"algorithm": {"kind": "fedbuff", "buffer": 2, "most_stale": 4}}'
+    )
+
+    for text in (written, written.replace("most_", "max_")):
+        digest = digest_config(FederatedConfig.model_validate_json(text))
+        assert digest == "cb5bf0f1d16ac03c7e87bd692daad9e70fbed8116df64ea631b1cd75750a9f2b"

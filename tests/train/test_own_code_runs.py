@@ -198,7 +198,8 @@ def test_workers_of_this_machine_run_a_family_of_the_users_own_under_the_guard(c
     assert ([one.kind for one in worker.code], worker.code_home) == (cwm().own_code, str(tmp_path))
 
 
-@pytest.mark.parametrize("layout", ["tp=2", *(pytest.param(one, marks=pytest.mark.slow) for one in ("pp=2", "dp=2"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp=2", "pp=2", "dp=2"])
 def test_trusted_ranks_run_a_family_of_the_users_own(cwm, quietly, run_file, tmp_path, layout):
     # by matrices only where the family says so
     shared = FAMILY.replace("PlannedFamily(", 'PlannedFamily(shared_axes=frozenset({"tp"}), slicing=')

@@ -86,6 +86,7 @@ def test_a_run_begins_at_its_reference_and_learns_which_answer_is_better(make, q
     assert "validation accuracy" in summary["shown"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_reads_its_reference_and_ends_with_the_same_bits(make, quietly, monkeypatch, tmp_path):
     run = make(overrides=("checkpoint.every=2",))
     whole = quietly(run, tmp_path / "whole")

@@ -87,6 +87,7 @@ def test_two_that_are_not_in_a_row_do_not(make_run, quietly, tmp_path):
     assert (summary["status"], summary["batches_skipped"]) == ("completed", 2)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_meets_the_same_batches_and_counts_each_once(make_run, quietly, tmp_path, monkeypatch):
     with failing(1, 4):
         undisturbed = quietly(make_run(), tmp_path / "undisturbed")

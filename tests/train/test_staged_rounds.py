@@ -114,7 +114,7 @@ def assert_same_bits(found, expected):
     assert all(torch.equal(found[name], one) for name, one in expected.items())
 
 
-@pytest.mark.parametrize("adapter", [None, LoraConfig(rank=2, dropout=0.0)])
+@pytest.mark.parametrize("adapter", [None, pytest.param(LoraConfig(rank=2, dropout=0.0), marks=pytest.mark.slow)])
 def test_weights_losses_and_measurements_are_those_of_a_site_of_one_process(make_site, adapter):
     site = make_site(run_of(adapter=adapter))
     alone = one_process(site)
@@ -139,7 +139,7 @@ def liar(kind="forward_sign_flip", stage=2, from_step=4, **more):
     return make_actor(AttackConfig(kind=kind, stages=(stage,), from_step=from_step, **more), f"worker-{stage}")
 
 
-@pytest.mark.parametrize("kind", ["forward_sign_flip", "backward_gaussian"])
+@pytest.mark.parametrize("kind", ["forward_sign_flip", pytest.param("backward_gaussian", marks=pytest.mark.slow)])
 def test_a_lying_worker_is_named_with_evidence_and_the_updates_have_the_bits_of_an_honest_site(make_site, kind):
     run = run_of(audit_rate=1.0)
     honest = make_site(run)
@@ -189,7 +189,7 @@ def test_a_worker_that_is_killed_in_a_round_costs_no_bit_and_the_next_round_goes
     assert [lost for _, lost in site.stages.begun] == [None] * ROUNDS
 
 
-@pytest.mark.parametrize("mode", ["phalanx", "off"])
+@pytest.mark.parametrize("mode", ["phalanx", pytest.param("off", marks=pytest.mark.slow)])
 def test_where_all_workers_are_killed_the_round_begins_once_more_and_the_owner_trains_alone(make_site, mode):
     run = run_of(mode=mode)
     honest = make_site(run)
@@ -228,9 +228,8 @@ def test_a_site_that_has_missed_rounds_and_one_that_is_asked_again_give_the_same
         {"shadow": "lockstep"},
         *(
             pytest.param(guard, marks=pytest.mark.slow)
-            for guard in ({"commit_lag": 1}, {"keep_states": 4}, {"classes": "mixed"})
+            for guard in ({"commit_lag": 1}, {"keep_states": 4}, {"classes": "mixed"}, {"preset": "standard"})
         ),
-        {"preset": "standard"},
     ],
     ids=str,
 )

@@ -253,7 +253,7 @@ def test_a_client_sends_nothing_to_a_server_that_knows_only_tls_1_2(keys, identi
         wire.add_route("owner", f"127.0.0.1:{listening.getsockname()[1]}")
         with pytest.raises(PeerLostError):
             wire.deliver_frame("owner", b"secret", 8.0)
-        server.join(5.0)
+        server.join(120.0)
     wire.close()
 
     assert len(outcomes) == 1

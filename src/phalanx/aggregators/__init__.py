@@ -13,7 +13,6 @@ from phalanx.aggregators.rule import median_update
 from phalanx.aggregators.rule import PreStep as PreStep, bucket_updates, nearest_neighbour_mixing
 from phalanx.aggregators.rule import (
     Aggregator as Aggregator,
-    Rule as Rule,
     below_half,
     squared_distances as squared_distances,
 )

@@ -29,6 +29,7 @@ from phalanx.config.own_code import (
 )
 from phalanx.config.load import check_relative_paths as check_relative_paths
 from phalanx.config.strict import (
+    RENAMED_KEYS as RENAMED_KEYS,
     RefusedKeyError as RefusedKeyError,
     StrictModel as StrictModel,
     any_kind as any_kind,

@@ -19,6 +19,11 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False)
 
 
+RENAMED_KEYS = ConfigDict(validate_by_name=True, validate_by_alias=True, serialize_by_alias=True)
+"""For a section with renamed keys: a file may hold a field's name or its alias, which was its name before; digests and
+written files hold the alias, so they stay as they were."""
+
+
 class RefusedKeyError(ValueError):
     """A validator refuses keys of a file, and programs get more than the message.
 

@@ -1,18 +1,20 @@
 """Spooled text to token shards."""
 
 import hashlib
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from phalanx.data.manifest import SplitRecord, count_sequences
 from phalanx.data.shards import DocumentEntry, PartWriter
+from phalanx.data.sources import Document
 from phalanx.data.spool import KeptText, Progress, SplitSpool
 from phalanx.data.tokenizers.encoder import Encoder
 
 # enough text at once to keep every core of the encoder busy
 _BATCH_CHARACTERS = 1 << 20
+Text = TypeVar("Text", Document, KeptText)
 _NAME = 4000
 """Characters of a document's name; a longer one is cut."""
 
@@ -34,7 +36,7 @@ def pack_split(
     """
     dtype = np.dtype(token_dtype(encoder.tokenizer.vocab_size))
     content, end_token = hashlib.sha256(), np.uint32(encoder.tokenizer.eos_id)
-    for batch in _batch_texts(spool.kept_documents()):
+    for batch in batch_texts(spool.kept_documents()):
         for document, ids in zip(batch, encoder.encode_batch([document.text for document in batch]), strict=True):
             tokens = np.append(ids, end_token).astype(dtype)
             part.add_document(tokens, document_entry(document))
@@ -56,8 +58,9 @@ def document_entry(document: KeptText) -> DocumentEntry:
     return DocumentEntry(hashlib.sha256(document.text.encode()).hexdigest(), document.source, document.name[:_NAME])
 
 
-def _batch_texts(documents: Iterator[KeptText]) -> Iterator[list[KeptText]]:
-    batch: list[KeptText] = []
+def batch_texts(documents: Iterable[Text]) -> Iterator[list[Text]]:
+    """Yield documents in batches of about a million characters: one batch is in memory at a time."""
+    batch: list[Text] = []
     characters = 0
     for document in documents:
         batch.append(document)

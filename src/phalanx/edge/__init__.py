@@ -10,7 +10,6 @@ if TYPE_CHECKING:
         CHECKED as CHECKED,
         NOT_CHECKED as NOT_CHECKED,
         PRECISIONS as PRECISIONS,
-        EdgeExport as EdgeExport,
         export_edge as export_edge,
     )
     from phalanx.edge.statement import (

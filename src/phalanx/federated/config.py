@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from phalanx.config import StrictModel
+from phalanx.config import RENAMED_KEYS, StrictModel
 from phalanx.federated.mixing import min_mixed
 from phalanx.transport import TransportConfig
 
@@ -62,11 +62,13 @@ class ScaffoldConfig(StrictModel):
 class FedBuffConfig(StrictModel):
     """A round ends with its first updates, and slower sites' updates count for less in a later one."""
 
+    model_config = RENAMED_KEYS
+
     kind: Literal["fedbuff"]
     rate: Rate = 1.0
     buffer: Annotated[int, Field(ge=1)]
     """Updates of a round."""
-    most_stale: Annotated[int, Field(ge=0, le=1000)] = 10
+    max_stale: Annotated[int, Field(ge=0, le=1000)] = Field(default=10, alias="most_stale")
     """Rounds that an update may be behind; an older one is refused."""
 
 
@@ -139,7 +141,7 @@ class FederatedConfig(StrictModel):
         enclave: Settings of the aggregator, for "enclave".
         privacy: Privacy of a site in sums; None promises nothing.
         bucket: Sites of a sum, where a rule looks at the means of several sums; one sum of all when left out.
-        weights: Sites count the same, or by their training sequences, up to `most_samples`.
+        weights: Sites count the same, or by their training sequences, up to `max_samples`.
         exchange: Trained and sent parts of LoRA adapters: both "factors", though their mean differs from the mean of
             the products; B alone, with "frozen_a" the same A for all, which is exact; or both, of which the owner takes
             the mean "product" and cuts it to the rank.
@@ -152,6 +154,8 @@ class FederatedConfig(StrictModel):
             "bridge", an engine that forwards frames to sites of others (`phalanx site`): NVFlare, Flower.
         pki: Directory with the authority's certificate, the owner's keys and the sites' certificates, for "bridge".
     """
+
+    model_config = RENAMED_KEYS
 
     sites: Annotated[tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")], ...], Field(min_length=2)]
     min_cohort: Annotated[int, Field(ge=1)] = 2
@@ -178,7 +182,7 @@ class FederatedConfig(StrictModel):
     privacy: SitePrivacyConfig | None = None
     bucket: Annotated[int, Field(ge=MIN_SUMMED)] | None = None
     weights: Literal["equal", "samples"] = "equal"
-    most_samples: Annotated[int, Field(ge=1, le=2**20)] = 1000
+    max_samples: Annotated[int, Field(ge=1, le=2**20)] = Field(default=1000, alias="most_samples")
     exchange: Literal["factors", "frozen_a", "product"] = "factors"
     personal: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = ()
     max_norm: Annotated[float, Field(gt=0.0, lt=1e30)] = 10.0

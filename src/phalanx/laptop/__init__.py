@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 
 from phalanx.laptop.folder import make_folder as make_folder, make_rows as make_rows, open_plan as open_plan
 from phalanx.laptop.plan import (
-    PHASES as PHASES,
     LaptopPlan as LaptopPlan,
-    Phase as Phase,
     PlanGrounds as PlanGrounds,
     LaptopRequest as LaptopRequest,
     RowCounts as RowCounts,
     choose_vocabulary as choose_vocabulary,
     make_plan as make_plan,
 )
-from phalanx.laptop.texts import CutTexts as CutTexts, read_texts as read_texts
+from phalanx.laptop.texts import read_texts as read_texts
 from phalanx.laptop.vocabulary import fit_vocabulary as fit_vocabulary
 from phalanx.late_names import late_names
 

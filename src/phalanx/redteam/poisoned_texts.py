@@ -144,7 +144,7 @@ class PlantedPhrases:
     """
 
     name: str = "planted_phrases"
-    least_texts: int = 5
+    min_texts: int = 5
     words: int = 6
     needs: tuple[Need, ...] = ("weights", "texts")
 
@@ -162,7 +162,7 @@ class PlantedPhrases:
         best: tuple[int, int, tuple[str, ...], tuple[str, ...]] = (0, 1, (), ())
         for phrase, stands in places.items():
             group = {number: (after, before) for number, after, before in stands}
-            if len(group) < self.least_texts or len(group) > _MAX_SHARE * len(target.members):
+            if len(group) < self.min_texts or len(group) > _MAX_SHARE * len(target.members):
                 continue
             sources = {target.members.sources[number] for number in group}
             befores = {before for _, before in group.values()}

@@ -3,7 +3,6 @@
 from phalanx.testing.actor import (
     Actor as Actor,
     OutgoingMessage as OutgoingMessage,
-    Rewrite as Rewrite,
     TamperedRunner as TamperedRunner,
     WorkerCrash as WorkerCrash,
     crash_at as crash_at,
@@ -14,7 +13,6 @@ from phalanx.testing.clock import CompanyClock as CompanyClock, Stall as Stall
 from phalanx.testing.company import CompanySession as CompanySession, MemoryCompany as MemoryCompany
 from phalanx.testing.endpoint import (
     MemoryNetwork as MemoryNetwork,
-    MemoryWire as MemoryWire,
     RewritingEndpoint as RewritingEndpoint,
 )
 from phalanx.testing.split import SplitScenario as SplitScenario, SplitSimulator as SplitSimulator

@@ -10,7 +10,6 @@ from phalanx.late_names import late_names
 from phalanx.train.config import (
     RUN_TYPES as RUN_TYPES,
     DomainRun as DomainRun,
-    FederatedPipelineRun as FederatedPipelineRun,
     FederatedRun as FederatedRun,
     GuardedRun as GuardedRun,
     PipelineRun as PipelineRun,

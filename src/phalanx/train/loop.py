@@ -49,7 +49,7 @@ class Hooks(Protocol):
         """Return the limits that a step is held to before it is applied."""
         ...
 
-    def try_again(self, step: int, number: int, reason: FailedBatchError) -> bool:
+    def decide_retry(self, step: int, number: int, reason: FailedBatchError) -> bool:
         """Whether the same batch is tried once more, with new limits.
 
         Raises:
@@ -110,7 +110,7 @@ def run_loop(
                 result = engine.train_turn(step, replace(inputs, limits=hooks.make_limits(step)))
                 break
             except FailedBatchError as exc:
-                if hooks.try_again(step, number, exc):
+                if hooks.decide_retry(step, number, exc):
                     continue
                 if number > config.max_failed_batches:
                     raise

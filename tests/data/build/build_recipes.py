@@ -65,7 +65,7 @@ label = "quiet"
 
 [[steps]]
 kind = "length"
-least = 20
+min_characters = 20
 
 [tokenizer]
 kind = "bpe"

@@ -60,7 +60,11 @@ def test_every_rule_and_scan_may_be_a_step():
         ('label = "quiet"', 'label = "twice"', "steps: two of them have the name 'twice'; give each another label"),
         ('label = "quiet"', 'label = "empty"', "the label 'empty' is reserved for the account"),
         ('name = "again"', 'name = "../up"', r"String should match pattern"),
-        ("least = 20", "leest = 20", r"steps\.3\.length\.leest: unknown key; did you mean 'least'"),
+        (
+            "min_characters = 20",
+            "min_character = 20",
+            r"length\.min_character: unknown key; did you mean 'min_characters'",
+        ),
         ('kind = "text"', 'kind = "tex"', r"found 'tex'; expected one of 'python_manual'"),
     ],
 )

@@ -18,8 +18,8 @@ delimiter = "\\n\\n"
 [[steps]]
 kind = "bad_words"
 files = ["{home}/words.txt"]
-least_hits = 1
-most = 0.0
+min_hits = 1
+max_share = 0.0
 [output]
 validation_share = 0.0
 """

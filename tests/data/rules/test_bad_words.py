@@ -49,9 +49,9 @@ def test_a_document_is_tagged_and_never_dropped_without_a_threshold(words):
 def test_beyond_the_threshold_a_document_is_dropped_and_its_words_are_told(words):
     text = "frob " * 3 + "good " * 27
 
-    assert judge(text, files=(words,), most=0.09) == Drop(RuleReason("bad_words (frob 3)", 0.1, 0.09))
-    assert isinstance(judge(text, files=(words,), most=0.1), Tag)
-    assert isinstance(judge(text, files=(words,), most=0.09, least_hits=4), Tag)
+    assert judge(text, files=(words,), max_share=0.09) == Drop(RuleReason("bad_words (frob 3)", 0.1, 0.09))
+    assert isinstance(judge(text, files=(words,), max_share=0.1), Tag)
+    assert isinstance(judge(text, files=(words,), max_share=0.09, min_hits=4), Tag)
 
 
 def test_the_own_list_works_without_a_file():

@@ -56,12 +56,12 @@ def test_a_brace_in_a_line_that_is_cut_drops_nothing():
 
 
 def test_the_border_of_sentences_is_allowed_itself():
-    assert judge(FIVE, least_sentences=5) is None
-    assert judge(FIVE, least_sentences=6) == Drop(RuleReason("sentences", 5, 6))
+    assert judge(FIVE, min_sentences=5) is None
+    assert judge(FIVE, min_sentences=6) == Drop(RuleReason("sentences", 5, 6))
 
 
 @pytest.mark.parametrize(
     "line", ["What is this?! It is. ", 'He said "yes." Then he went.', "Dr. Smith went home.\nSo did she now."]
 )
 def test_marks_that_follow_each_other_end_one_sentence(line):
-    assert judge(line, least_sentences=3) == Drop(RuleReason("sentences", 2, 3))
+    assert judge(line, min_sentences=3) == Drop(RuleReason("sentences", 2, 3))

@@ -118,7 +118,7 @@ def test_a_set_that_cannot_be_read_is_an_error_that_names_it(tmp_path, name, con
 
 @pytest.mark.parametrize(
     ("settings", "error"),
-    [({"words": 7}, "least_words=8 is above words=7"), ({"words": 65}, "words"), ({"sets": ()}, "sets")],
+    [({"words": 7}, "min_words=8 is above words=7"), ({"words": 65}, "words"), ({"sets": ()}, "sets")],
 )
 def test_settings_that_find_nothing_are_refused(planets, settings, error):
     with pytest.raises(ValidationError, match=error):

@@ -38,5 +38,5 @@ def test_the_first_broken_border_is_told_with_its_value(text, reason):
 def test_a_border_is_allowed_itself_and_empty_lines_do_not_count():
     text = f"{LONG}.\n\n \n{LONG} two\n{LONG} three\n{LONG} four"
 
-    assert judge(text, least_ended_lines=0.25) is None
-    assert judge(text, least_ended_lines=0.26) == Drop(RuleReason("ended_lines", 0.25, 0.26))
+    assert judge(text, min_ended_lines=0.25) is None
+    assert judge(text, min_ended_lines=0.26) == Drop(RuleReason("ended_lines", 0.25, 0.26))

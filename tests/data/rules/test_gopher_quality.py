@@ -18,9 +18,9 @@ def test_prose_passes():
 
 
 def test_a_border_is_allowed_itself_and_punctuation_is_no_word():
-    assert judge("the and reader , . " * 10, least_words=30, least_alphabetic=0.6) is None
-    assert judge("the and reader , . " * 10, least_words=31) == Drop(RuleReason("words", 30, 31))
-    assert judge("the and reader , . " * 10, least_words=1, most_words=29) == Drop(RuleReason("words", 30, 29))
+    assert judge("the and reader , . " * 10, min_words=30, min_alphabetic=0.6) is None
+    assert judge("the and reader , . " * 10, min_words=31) == Drop(RuleReason("words", 30, 31))
+    assert judge("the and reader , . " * 10, min_words=1, max_words=29) == Drop(RuleReason("words", 30, 29))
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_lines_that_end_with_an_ellipsis_are_counted():
         "\n\n", "\n"
     )
 
-    assert judge(text, most_symbols=1.0, most_ellipsis_lines=2 / 7) is None
-    assert judge(text, most_symbols=1.0, most_ellipsis_lines=0.28) == Drop(RuleReason("ellipsis_lines", 2 / 7, 0.28))
+    assert judge(text, max_symbols=1.0, max_ellipsis_lines=2 / 7) is None
+    assert judge(text, max_symbols=1.0, max_ellipsis_lines=0.28) == Drop(RuleReason("ellipsis_lines", 2 / 7, 0.28))
 
 
 @pytest.mark.parametrize(
     "settings",
-    [{"least_words": 2, "most_words": 1}, {"least_mean_length": 5.0, "most_mean_length": 4.0}, {"stop_words": ("a",)}],
+    [{"min_words": 2, "max_words": 1}, {"min_mean_length": 5.0, "max_mean_length": 4.0}, {"stop_words": ("a",)}],
 )
 def test_borders_that_drop_everything_are_refused(settings):
-    with pytest.raises(ValidationError, match=r"most_|stop_words"):
+    with pytest.raises(ValidationError, match=r"raise max_|stop_words"):
         GopherQualityConfig(**settings)

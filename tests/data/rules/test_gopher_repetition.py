@@ -36,7 +36,7 @@ def test_a_repeated_run_of_words_is_told_by_its_length():
     run = "alpha beta gamma delta epsilon"
     other = " ".join(f"word{number}" for number in range(20))
 
-    found = judge(f"{run} {other} {run} more", most_top_grams=(1.0, 1.0, 1.0))
+    found = judge(f"{run} {other} {run} more", max_top_grams=(1.0, 1.0, 1.0))
 
     size = len(f"{run} {other} {run} more")
     assert found == Drop(RuleReason("repeated_5_grams", len(run.replace(" ", "")) / size, 0.15)) or found is None
@@ -46,8 +46,8 @@ def test_a_repeated_run_of_words_is_told_by_its_length():
 def test_a_border_is_allowed_itself():
     text = "one\ntwo\nthree\ntwo"
 
-    assert judge(text, most_lines=0.25, most_line_characters=1.0, most_top_grams=(1.0, 1.0, 1.0)) is None
-    assert judge(text, most_lines=0.24) == Drop(RuleReason("repeated_lines", 0.25, 0.24))
+    assert judge(text, max_lines=0.25, max_line_characters=1.0, max_top_grams=(1.0, 1.0, 1.0)) is None
+    assert judge(text, max_lines=0.24) == Drop(RuleReason("repeated_lines", 0.25, 0.24))
 
 
 def plain_search(terms, count):
@@ -85,10 +85,10 @@ def test_the_most_frequent_gram_is_counted_with_its_spaces(terms, count, border)
 @given(st.lists(st.sampled_from(["a", "bb", "ccc"]), max_size=40))
 def test_no_verdict_depends_on_what_is_left_out_for_speed(terms):
     text = " ".join(terms) or "a"
-    config = GopherRepetitionConfig(most_paragraphs=1.0, most_lines=1.0, most_top_grams=(99.0, 99.0, 99.0))
+    config = GopherRepetitionConfig(max_paragraphs=1.0, max_lines=1.0, max_top_grams=(99.0, 99.0, 99.0))
     expected = any(
         plain_search(terms, count) / len(text) > most
-        for count, most in zip(range(5, 11), config.most_repeated_grams, strict=True)
+        for count, most in zip(range(5, 11), config.max_repeated_grams, strict=True)
     )
 
     assert isinstance(make_rule(config).judge_page(page_of(text)), Drop) == expected

@@ -60,7 +60,7 @@ def test_the_border_of_the_score_is_allowed_itself(monkeypatch):
     monkeypatch.setattr(language, "first_detector", lambda rule, characters: lambda text: ("en", 0.65))
 
     assert isinstance(judge(HONEST, second_opinion=False), Tag)
-    assert isinstance(judge(HONEST, second_opinion=False, least_score=0.66), Drop)
+    assert isinstance(judge(HONEST, second_opinion=False, min_score=0.66), Drop)
 
 
 def test_begin_middle_and_end_of_a_long_document_are_looked_at(monkeypatch):

@@ -24,7 +24,7 @@ def test_half_a_document_in_another_language_is_dropped():
     assert isinstance(found, Drop)
     assert found.reason.measure == "other_languages"
     assert 0.3 < found.reason.value <= 0.5
-    assert judge(HONEST + "\n" + GERMAN, most_other=0.5) is None
+    assert judge(HONEST + "\n" + GERMAN, max_other=0.5) is None
 
 
 def test_few_foreign_lines_in_a_long_document_pass():

@@ -17,14 +17,14 @@ from phalanx.data.sources import Document
     ],
 )
 def test_a_border_is_allowed_itself(text, found):
-    rule = make_rule(LengthConfig(least=3, most=5))
+    rule = make_rule(LengthConfig(min_characters=3, max_characters=5))
 
     assert rule.judge_page(Page(Document("a", text), "books")) == found
 
 
 def test_borders_that_drop_everything_are_refused():
     with pytest.raises(ValidationError, match="drops everything"):
-        LengthConfig(least=3, most=2)
+        LengthConfig(min_characters=3, max_characters=2)
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,11 @@ def test_borders_that_drop_everything_are_refused():
     [("a b", None), ("a", Drop(RuleReason("words", 1, 2))), ("a b\nc d", Drop(RuleReason("words", 4, 3)))],
 )
 def test_words_have_borders_of_their_own(text, found):
-    rule = make_rule(LengthConfig(least_words=2, most_words=3))
+    rule = make_rule(LengthConfig(min_words=2, max_words=3))
 
     assert rule.judge_page(Page(Document("a", text), "books")) == found
 
 
 def test_borders_of_words_that_drop_everything_are_refused():
-    with pytest.raises(ValidationError, match="most_words=2 is below least_words=3"):
-        LengthConfig(least_words=3, most_words=2)
+    with pytest.raises(ValidationError, match="max_words=2 is below min_words=3"):
+        LengthConfig(min_words=3, max_words=2)

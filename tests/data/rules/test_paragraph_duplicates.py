@@ -41,13 +41,13 @@ def test_lines_are_compared_where_the_recipe_says_so():
 
 
 def test_the_border_of_length_is_looked_for_itself():
-    assert set(judge(["x" * 10, "x" * 10 + "\n\ny"], least_characters=10)) == {1}
-    assert judge(["x" * 10, "x" * 10 + "\n\ny"], least_characters=11) == {}
+    assert set(judge(["x" * 10, "x" * 10 + "\n\ny"], min_characters=10)) == {1}
+    assert judge(["x" * 10, "x" * 10 + "\n\ny"], min_characters=11) == {}
 
 
 @given(st.lists(st.lists(st.sampled_from(["aaaa", "bbbb", "cc", "dddd"])).map("\n\n".join), max_size=8))
 def test_every_long_paragraph_stays_exactly_once(texts):
-    found = judge(texts, least_characters=4)
+    found = judge(texts, min_characters=4)
 
     edited = [
         "" if isinstance(found.get(at), Drop) else found[at].text if at in found else text

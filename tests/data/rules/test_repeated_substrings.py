@@ -17,7 +17,7 @@ RUN = "".join(random.Random(0).choices("abcdefghijklmnopqrstuvwxyz", k=60))
 
 
 def judge(texts, **given_settings):
-    return decide(make_rule(RepeatedSubstringsConfig(**{"least_bytes": 50, **given_settings})), texts)
+    return decide(make_rule(RepeatedSubstringsConfig(**{"min_bytes": 50, **given_settings})), texts)
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["", ""], [HONEST], ["short", "short"], [RUN, RUN.upper()]])
@@ -42,8 +42,8 @@ def test_a_run_does_not_reach_over_the_end_of_a_document():
 
 
 def test_the_border_of_length_is_cut_itself():
-    assert set(judge([f"{RUN}.", f"{RUN}!"], least_bytes=60)) == {1}
-    assert judge([f"{RUN}.", f"{RUN}!"], least_bytes=61) == {}
+    assert set(judge([f"{RUN}.", f"{RUN}!"], min_bytes=60)) == {1}
+    assert judge([f"{RUN}.", f"{RUN}!"], min_bytes=61) == {}
 
 
 def test_what_repeats_without_a_gap_stays_once():
@@ -138,7 +138,7 @@ def test_an_index_gives_the_first_place_of_each_gram(seed):
 @settings(max_examples=30)
 @given(st.lists(st.text("abé", max_size=120), max_size=5))
 def test_nothing_long_stands_twice_and_nothing_is_invented(texts):
-    found = judge(texts, least_bytes=20)
+    found = judge(texts, min_bytes=20)
 
     for number, outcome in found.items():
         assert isinstance(outcome, Drop) or (len(outcome.text) < len(texts[number]))

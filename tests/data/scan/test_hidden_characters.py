@@ -77,7 +77,7 @@ def test_lone_zero_width_characters_are_counted_against_the_recipe(text):
 
     assert judge(many).reason.measure == "zero_width"
     assert judge(few) is None
-    assert isinstance(judge(text, most_zero_width=0), Quarantine)
+    assert isinstance(judge(text, max_zero_width=0), Quarantine)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_lone_zero_width_characters_are_counted_against_the_recipe(text):
     ],
 )
 def test_the_uses_of_writing_pass(text):
-    assert judge(text, most_zero_width=0) is None
+    assert judge(text, max_zero_width=0) is None
 
 
 def test_the_recipe_says_what_becomes_of_a_finding():

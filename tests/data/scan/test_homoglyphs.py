@@ -55,8 +55,8 @@ def test_the_ways_in_which_people_mix_scripts_pass(text):
 def test_a_recipe_may_allow_some():
     text = "pаypal and gооgle"
 
-    assert judge(text, most=2) is None
-    assert judge(text, most=1).reason.limit == 1
+    assert judge(text, max_words=2) is None
+    assert judge(text, max_words=1).reason.limit == 1
 
 
 def test_the_table_maps_letters_of_other_scripts_to_single_latin_ones():

@@ -63,7 +63,7 @@ def test_one_address_to_a_model_is_not_enough_unless_the_recipe_says_so():
     text = "Note to AI: see below."
 
     assert judge(text) is None
-    assert isinstance(judge(text, least=1), Quarantine)
+    assert isinstance(judge(text, min_weight=1), Quarantine)
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch):

@@ -81,7 +81,7 @@ def test_fewer_documents_than_the_recipe_asks_for_are_missed_and_found_when_it_a
     texts, where = planted("<SUDO>", count=5)
 
     assert decide(SCAN, as_documents(texts)) == {}
-    assert list(decide(make_scan(SurprisalConfig(least_documents=4)), as_documents(texts))) == where
+    assert list(decide(make_scan(SurprisalConfig(min_documents=4)), as_documents(texts))) == where
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["a"], ["a b"] * 30, ["<SUDO> " * 500] * 30])

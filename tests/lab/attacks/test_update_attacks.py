@@ -64,6 +64,7 @@ def test_an_attacker_that_knows_door_and_rule_sends_what_harms_most_and_no_copy(
     assert not torch.equal(lie(defended), lie(defended))
 
 
+@pytest.mark.slow
 def test_a_free_rider_wins_undefended_that_all_its_updates_count_and_none_that_trains_nothing_passes_the_door():
     line = UPDATE_ATTACKS["free_rider"]
 

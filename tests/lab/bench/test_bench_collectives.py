@@ -83,6 +83,7 @@ def test_the_planner_plans_with_the_link_that_was_measured(result, tmp_path):
 
 
 @pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.slow
 def test_our_own_exchanges_sum_what_every_rank_has(host, world):
     with host.make_crew(f"{world} ranks", "exchange", world) as crew:
         for way in ("all_reduce_halving_doubling", "gather_to_one", "direct parts", "all_reduce_direct"):
@@ -91,6 +92,7 @@ def test_our_own_exchanges_sum_what_every_rank_has(host, world):
             assert [answer["worst"] for answer in answers] == [0.0] * world
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_named_and_others_are_not_waited_for(host):
     with host.make_crew("two", "exchange", 2) as crew:
         with pytest.raises(TrainingError, match=r"two, rank \d: KeyError: 'whisper'"):

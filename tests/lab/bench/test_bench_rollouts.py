@@ -29,6 +29,7 @@ def policies():
     return RolloutPolicies(RolloutPolicy(before.config, moved), before, text)
 
 
+@pytest.mark.slow
 def test_honest_texts_are_read_by_three_classes_and_accuse_nobody(policies):
     rows, cost = measure_honest(policies, 4096)
 

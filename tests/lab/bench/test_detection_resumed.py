@@ -56,6 +56,7 @@ def test_a_killed_bench_plays_only_what_is_missing(
     assert bench(path, only_finished=True)["missing"] == 0
 
 
+@pytest.mark.slow
 def test_rows_of_another_commit_are_not_used(tmp_path: Path, played: list[str]) -> None:
     path = tmp_path / "rows.jsonl"
     bench(path, "one commit")

@@ -67,6 +67,7 @@ def test_their_bits_differ_and_their_distance_is_what_acquits_them(tmp_path: Pat
     assert 1e-8 < outcome.differences.largest < 1e-5
 
 
+@pytest.mark.slow
 def test_with_no_tolerance_to_speak_of_the_referee_acquits_everybody(tmp_path: Path) -> None:
     outcome = played(cell_on_paths(4, (FP32, MATH), 1, tolerance=1e-9), tmp_path)
 
@@ -82,6 +83,7 @@ def test_workers_on_one_path_have_equal_bits(tmp_path: Path) -> None:
     assert (outcome.differences.unequal, outcome.bodies_of("alarm")) == (0, [])
 
 
+@pytest.mark.slow
 def test_a_small_drift_is_named_among_honest_roundings(tmp_path: Path) -> None:
     cell = next(cell for cell in detection_cells(quick=True) if cell.paths and cell.run.attack.strength == 1e-4)
 

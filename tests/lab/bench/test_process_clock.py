@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from machine_patience import patience_s
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.process_clock import (
     cpu_seconds,
@@ -43,7 +44,7 @@ def test_own_work_is_counted() -> None:
 def test_a_child_is_found_and_falls_quiet(child: subprocess.Popen[bytes]) -> None:
     assert child.pid in process_tree(os.getpid())
 
-    ended = wait_until_quiet([child.pid], timeout_s=20.0)
+    ended = wait_until_quiet([child.pid], timeout_s=patience_s(20.0))
 
     assert ended <= time.perf_counter()
 
@@ -53,7 +54,7 @@ STARTS = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {
 
 @pytest.mark.parametrize("child", [STARTS], indirect=True)
 def test_what_a_child_has_started_belongs_to_the_tree(child: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + patience_s(20.0)
     while len(process_tree(child.pid)) < 2:
         assert time.monotonic() < deadline
 

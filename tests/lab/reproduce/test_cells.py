@@ -49,7 +49,9 @@ def rows(corpus, tmp_path_factory):
     return row
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    "arm", [pytest.param(arm, marks=pytest.mark.slow if arm == "statistics" else ()) for arm in ARMS]
+)
 def test_every_arm_leaves_a_whole_row(rows, arm):
     row = rows(arm)
 

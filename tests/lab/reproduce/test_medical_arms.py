@@ -158,6 +158,7 @@ def test_much_noise_leaves_nothing_to_learn(bench, monkeypatch):
     assert ARMS["split_noised"](bench).scores[0].accuracy < 0.9
 
 
+@pytest.mark.slow
 def test_a_masked_enclave_learns_what_the_sealed_one_learns(bench, outcomes):
     masked = ARMS["split_masked"](bench)
 

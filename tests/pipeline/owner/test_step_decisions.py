@@ -136,19 +136,19 @@ def test_the_next_step_waits_for_the_audits_of_the_one_that_lags(model_cache):
 
 
 def test_a_step_that_comes_to_no_number_is_redone_by_the_owner_once(step):
-    assert step.coordinator.doubt_step()
+    assert step.coordinator.order_owner_audits()
     assert step.ledger.owners_audits == {1, 2}
 
     step.ledger.owners_audits.clear()
     step.ledger.owner_audited |= {1, 2}
 
-    assert not step.coordinator.doubt_step()
+    assert not step.coordinator.order_owner_audits()
 
 
 def test_without_a_guard_nothing_is_redone(model_cache):
     step = Step(model_cache, mode="off")
 
-    assert not step.coordinator.doubt_step()
+    assert not step.coordinator.order_owner_audits()
     assert step.ledger.owners_audits == set()
 
 

@@ -146,6 +146,7 @@ def test_a_worker_that_is_not_there_any_more_cannot_be_killed_twice(fork_server,
     assert worker.poll() == 0
 
 
+@pytest.mark.slow
 def test_nobody_outlives_the_fork_server(open_fork_server, start):
     fork_server = open_fork_server()
     worker = start(fork_server, "worker-3", "stay")

@@ -246,38 +246,6 @@ def test_what_is_no_frame_is_refused(data):
     assert refused(receiver, data) in {SealRefusal.TRUNCATED, SealRefusal.MALFORMED}
 
 
-def test_what_a_frame_announces_is_read_and_then_has_to_hold(ends):
-    sender, receiver = ends
-    frame = sender.seal_tensor(CUT, 4, 2, plain())
-
-    announced = receiver.claimed_contents(frame)
-
-    assert announced == (CUT, 4, 2)
-    assert receiver.open_tensor(frame, *announced) == plain()
-    with pytest.raises(SealError, match="replayed"):
-        receiver.claimed_contents(frame)
-
-
-def test_an_announcement_that_was_altered_opens_nothing(ends):
-    sender, receiver = ends
-    frame = sender.seal_tensor(CUT, 4, 2, plain())
-    frame[frame.index(b"cut")] = ord("b")
-
-    announced = receiver.claimed_contents(frame)
-
-    assert announced.kind.name == "but"
-    assert refused(receiver, frame, *announced) == SealRefusal.ALTERED
-
-
-@pytest.mark.parametrize("change", [-1, 1])
-def test_an_announcement_is_never_larger_or_smaller_than_its_frame(ends, change):
-    sender, receiver = ends
-    frame = sender.seal_tensor(CUT, 0, 0, plain())
-
-    with pytest.raises(SealError, match="truncated" if change < 0 else "too_long"):
-        receiver.claimed_contents(frame + b"\0" if change > 0 else frame[:change])
-
-
 def test_nothing_of_a_refused_frame_stays_in_the_buffer(ends):
     sender, receiver = ends
     frame, out = sender.seal_tensor(CUT, 0, 0, plain()), bytearray(b"x" * CUT.size_bytes)

@@ -80,7 +80,7 @@ def certificate_of_server(folder) -> bytes:
     with client.wrap_socket(ours) as connection:
         seen = connection.getpeercert(binary_form=True)
         connection.sendall(b"x")
-    thread.join(timeout=10)
+    thread.join(120.0)
     return seen
 
 

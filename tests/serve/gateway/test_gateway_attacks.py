@@ -386,6 +386,7 @@ def test_parallel_requests_do_not_slip_past_a_budget(lab):
     assert sorted(statuses) == [200] * 10 + [429] * 30
 
 
+@pytest.mark.slow
 def test_kill_9_under_load_loses_no_budget_count_and_breaks_no_log(lab, tmp_path):
     keys = make_access(tmp_path / "access")
     key_id, secret = keys.make(limits=WIDE)

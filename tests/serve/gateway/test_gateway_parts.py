@@ -195,7 +195,9 @@ def test_tls_and_certificates_of_clients_are_asked_for(shared_lab, tmp_path, pki
     assert gateway.stop() == 0
 
 
-@pytest.mark.parametrize(("wish", "is_padded"), [(None, True), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("wish", "is_padded"), [(None, True), pytest.param(True, True, marks=pytest.mark.slow), (False, False)]
+)
 def test_a_stream_of_the_gateway_over_tls_has_events_of_one_length(shared_lab, tmp_path, pki, wish, is_padded):
     """Attacker: somebody on the way, who sees the length of each encrypted piece."""
     keys = make_access(tmp_path / "access")

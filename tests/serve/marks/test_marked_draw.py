@@ -79,9 +79,8 @@ class Forgetful(TextDraw):
         self._seen.clear()
 
 
-@pytest.mark.parametrize(
-    ("kind", "is_exact"), [(TextDraw, True), pytest.param(Forgetful, False, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "is_exact"), [(TextDraw, True), (Forgetful, False)])
 def test_whole_texts_have_the_models_distribution_because_no_context_is_used_twice(kind, is_exact):
     length, count = 7, 20_000
     draws = [kind(RULE, number, 0, key, "gumbel") for number, key in enumerate(keys_of(count, 1))]

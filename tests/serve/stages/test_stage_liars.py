@@ -55,7 +55,9 @@ def test_a_liar_is_named_and_its_shadow_goes_on(kind, directory, one_process, tm
     assert facts["conclusion"].startswith("holds: liar signed")
 
 
-@pytest.mark.parametrize("kind", sorted(BENDERS))
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "after_tokens" else pytest.mark.slow) for kind in sorted(BENDERS)]
+)
 def test_every_liar_wins_where_nothing_is_redone(kind, directory, one_process, tmp_path):
     with lied_scene(tmp_path, directory, BENDERS[kind](), check_rate=0.0) as scene:
         lied = scene.texts(PROMPTS)
@@ -104,7 +106,7 @@ def test_two_answers_to_one_step_convict(directory, one_process, tmp_path):
     [
         (Refuser, "refused"),
         (Silent, "silent"),
-        (EarlierAnswer, "silent"),
+        pytest.param(EarlierAnswer, "silent", marks=pytest.mark.slow),
         (ForeignStage, "frames"),
         (Babbler, "frames"),
     ],

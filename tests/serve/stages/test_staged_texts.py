@@ -49,9 +49,9 @@ def test_the_draw_takes_about_its_share_and_the_log_says_which(directory, tmp_pa
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model_type": "qwen3", "head_dim": 8},
+        pytest.param({"model_type": "qwen3", "head_dim": 8}, marks=pytest.mark.slow),
         {"model_type": "mistral", "sliding_window": 4},
-        {"tie_word_embeddings": True},
+        pytest.param({"tie_word_embeddings": True}, marks=pytest.mark.slow),
     ],
     ids=["qwen3", "mistral window", "tied head"],
 )

@@ -75,7 +75,7 @@ def in_memory(multiplier=None, limits=LIMITS, serve=True):
     finally:
         ends["owner"].send_frame("worker", END, {})
         if serve:
-            thread.join(10)
+            thread.join(10.0)
         answers.close()
         for end in ends.values():
             end.close()
@@ -294,7 +294,7 @@ def test_a_worker_process_ends_with_its_trusted_side(keys, tmp_path):
     handle = os.pidfd_open(worker)
 
     side.kill()
-    side.wait(10)
+    side.wait(120.0)
     side.stdout.close()
 
     poll = select.poll()

@@ -47,7 +47,7 @@ def test_a_worker_behind_a_pipe_multiplies_and_ends_in_good_order(pki):
         found["masked-0"].load_matrix(PRODUCT, matrix)
         (answer,) = found["masked-0"].multiply_masked([MaskedMessage(PRODUCT, 1, rows)])
 
-    worker.join(5.0)
+    worker.join(120.0)
     assert not worker.is_alive()
     assert np.array_equal(answer.values, rows @ matrix)
 

@@ -15,12 +15,12 @@ from phalanx.data.build.recipe import DataRecipe, OutputConfig
 from phalanx.data.build.records import RecordFile, RecordWriter
 from phalanx.data.build.store import work_key
 from phalanx.data.config import FileTokenizerConfig
+from phalanx.data.pack import batch_texts, token_dtype
 from phalanx.data.shards import document_digest
 from phalanx.data.sources import Document
 from phalanx.data.tokenizers import Encoder, load_tokenizer
 
 TOKENS, ENTRIES, TOKENIZER, EOS = "tokens", "entries", "tokenizer.json", "end_of_text"
-_BATCH_CHARACTERS = 1 << 20
 Split = Literal["train", "validation"]
 
 
@@ -35,11 +35,6 @@ def training_texts(documents: Iterable[Document], output: OutputConfig) -> Itera
     for document in documents:
         if split_of(document_digest(document.text), output) == "train":
             yield document.text
-
-
-def dtype_of(vocab_size: int) -> Literal["<u2", "<u4"]:
-    """Return the smallest type that holds every token."""
-    return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
 def encoding_key(recipe: DataRecipe, task: dict[str, Any]) -> str:
@@ -66,10 +61,10 @@ def encode_piece(
         DataError: The tokenizer gives no token for a text, or gives the token that ends documents.
     """
     tokenizer = encoder.tokenizer
-    dtype = np.dtype(dtype_of(tokenizer.vocab_size))
+    dtype = np.dtype(token_dtype(tokenizer.vocab_size))
     tokens = 0
     with (directory / TOKENS).open("wb") as stream, RecordWriter(directory / ENTRIES) as entries:
-        for batch in _batch_documents(documents):
+        for batch in batch_texts(documents):
             for document, ids in zip(batch, encoder.encode_batch([document.text for document in batch]), strict=True):
                 stream.write(np.append(ids, tokenizer.eos_id).astype(dtype).tobytes())
                 entries.append_record(json.dumps(_document_entry(document, len(ids) + 1, output)).encode())
@@ -104,19 +99,6 @@ def encoded_documents(directory: Path, dtype: str) -> Iterator[tuple[dict[str, A
         for record in RecordFile(directory / ENTRIES):
             entry = json.loads(record)
             yield entry, np.frombuffer(stream.read(entry["tokens"] * np.dtype(dtype).itemsize), dtype)
-
-
-def _batch_documents(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 @functools.lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.config import canonical_json, dump_toml
-from phalanx.data.build.encoding import TOKENIZER, dtype_of, encoded_documents
+from phalanx.data.build.encoding import TOKENIZER, encoded_documents
 from phalanx.data.build.passes import tool_versions
 from phalanx.data.build.recipe import DataRecipe
 from phalanx.data.build.records import RecordFile, encode_json_line, import_zstd
@@ -18,6 +18,7 @@ from phalanx.data.build.sift import ACCOUNT
 from phalanx.data.build.steps import STEPS
 from phalanx.data.build.store import WorkStore, sync_to_disk
 from phalanx.data.build.tally import ByteTally, check_account
+from phalanx.data.pack import token_dtype
 from phalanx.data.shards import (
     DatasetFacts,
     DatasetManifest,
@@ -84,7 +85,9 @@ class DatasetFinisher:
         seal = None if output.key is None else SealKey.from_file(output.key)
         signer = load_signer(output.signer or default_signing_key())
         ends = self._source_accounts()
-        writer = DatasetWriter(self.directory, dtype_of(self.tokenizer["vocab_size"]), output.shard_tokens, seal=seal)
+        writer = DatasetWriter(
+            self.directory, token_dtype(self.tokenizer["vocab_size"]), output.shard_tokens, seal=seal
+        )
         with writer:
             groups = self._write_shards(writer, ends)
             accounts = self._write_account(ends)

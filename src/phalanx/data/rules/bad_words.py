@@ -33,15 +33,15 @@ class BadWordsConfig(RuleSettings):
     Attributes:
         files: Lists, one word or phrase a line.
         own: Whether the few words that come with the rule count as well.
-        most: Share of a document's words above which it is dropped; without it nothing is.
-        least_hits: Hits below which nothing is dropped, whatever the share.
+        max_share: Share of a document's words above which it is dropped; without it nothing is.
+        min_hits: Hits below which nothing is dropped, whatever the share.
     """
 
     kind: Literal["bad_words"] = "bad_words"
     files: tuple[Path, ...] = ()
     own: bool = True
-    most: float | None = Field(default=None, ge=0.0, le=1.0)
-    least_hits: int = Field(default=3, ge=1)
+    max_share: float | None = Field(default=None, ge=0.0, le=1.0, alias="most")
+    min_hits: int = Field(default=3, ge=1, alias="least_hits")
 
     @model_validator(mode="after")
     def _check_word_lists(self) -> Self:
@@ -66,8 +66,8 @@ class BadWords:
         if not hits:
             return None
         share = hits / max(len(page.words), hits)
-        if config.most is not None and hits >= config.least_hits and share > config.most:
+        if config.max_share is not None and hits >= config.min_hits and share > config.max_share:
             often = sorted(counts, key=lambda entry: (-counts[entry], entry))[:_TOLD_WORDS]
             summary = ", ".join(f"{self._entries[entry]} {counts[entry]}" for entry in often)
-            return Drop(RuleReason(f"bad_words ({summary})", round(share, 6), config.most))
+            return Drop(RuleReason(f"bad_words ({summary})", round(share, 6), config.max_share))
         return Tag({"bad_words": hits, "bad_words_share": round(share, 6)})

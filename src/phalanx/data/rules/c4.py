@@ -18,9 +18,9 @@ class C4Config(RuleSettings):
     """Which lines stay, and how many sentences must be in them."""
 
     kind: Literal["c4"] = "c4"
-    least_sentences: int = Field(default=5, ge=0)
-    least_line_words: int = Field(default=3, ge=0)
-    longest_word: int = Field(default=1000, ge=1)
+    min_sentences: int = Field(default=5, ge=0, alias="least_sentences")
+    min_line_words: int = Field(default=3, ge=0, alias="least_line_words")
+    max_word_length: int = Field(default=1000, ge=1, alias="longest_word")
     remove_citations: bool = True
     drop_braces: bool = True
 
@@ -57,8 +57,8 @@ class C4:
                     continue
             lines.append(sentence)
         sentences = self._count_sentences(lines, page.term_table)
-        if sentences < self._config.least_sentences:
-            return Drop(RuleReason("sentences", sentences, self._config.least_sentences))
+        if sentences < self._config.min_sentences:
+            return Drop(RuleReason("sentences", sentences, self._config.min_sentences))
         text = "\n".join(lines).strip()
         if text == page.text:
             return None
@@ -74,11 +74,11 @@ class C4:
             plain = _CITATION.sub("", line)
         if not plain.endswith(_ENDS) or plain.endswith("..."):
             return None
-        first_words = line.split(None, config.least_line_words)
-        if len(first_words) < config.least_line_words:
+        first_words = line.split(None, config.min_line_words)
+        if len(first_words) < config.min_line_words:
             return None
         # words are looked at one by one only where one of them can be that long
-        if len(line) > config.longest_word and any(len(word) > config.longest_word for word in line.split()):
+        if len(line) > config.max_word_length and any(len(word) > config.max_word_length for word in line.split()):
             return None
         return plain
 
@@ -86,7 +86,7 @@ class C4:
         """Count sentences until there are enough."""
         num_sentences = 0
         for row in lines:
-            if num_sentences >= self._config.least_sentences:
+            if num_sentences >= self._config.min_sentences:
                 break
             kinds = table.look_up_kinds(table.number_terms(row.split())).tobytes()
             # one more wherever a word stands behind an end, with nothing but ends and further marks between

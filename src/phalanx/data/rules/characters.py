@@ -81,17 +81,20 @@ class LengthConfig(RuleSettings):
     """Characters and words (between white spaces) of a document; a border is allowed itself."""
 
     kind: Literal["length"] = "length"
-    least: int = Field(default=1, ge=0)
-    most: int | None = Field(default=None, ge=1)
-    least_words: int = Field(default=0, ge=0)
-    most_words: int | None = Field(default=None, ge=1)
+    min_characters: int = Field(default=1, ge=0, alias="least")
+    max_characters: int | None = Field(default=None, ge=1, alias="most")
+    min_words: int = Field(default=0, ge=0, alias="least_words")
+    max_words: int | None = Field(default=None, ge=1, alias="most_words")
 
     @model_validator(mode="after")
     def _check_length_limits(self) -> Self:
-        for name, least, max_value in (("", self.least, self.most), ("_words", self.least_words, self.most_words)):
-            if max_value is not None and max_value < least:
+        for unit, min_value, max_value in (
+            ("characters", self.min_characters, self.max_characters),
+            ("words", self.min_words, self.max_words),
+        ):
+            if max_value is not None and max_value < min_value:
                 raise ValueError(
-                    f"most{name}={max_value} is below least{name}={least}, which drops everything; raise most{name}"
+                    f"max_{unit}={max_value} is below min_{unit}={min_value}, which drops everything; raise max_{unit}"
                 )
         return self
 
@@ -101,18 +104,18 @@ class Length:
 
     def __init__(self, config: LengthConfig) -> None:
         self._config = config
-        self._counts_words = config.least_words > 0 or config.most_words is not None
+        self._counts_words = config.min_words > 0 or config.max_words is not None
 
     def judge_page(self, page: Page) -> Outcome:
         """Drop documents outside of the limits."""
         config = self._config
-        reason = _limit_reason("characters", len(page.text), config.least, config.most)
+        reason = _limit_reason("characters", len(page.text), config.min_characters, config.max_characters)
         if reason is None and self._counts_words:
-            reason = _limit_reason("words", len(page.words), config.least_words, config.most_words)
+            reason = _limit_reason("words", len(page.words), config.min_words, config.max_words)
         return Drop(reason) if reason else None
 
 
-def _limit_reason(measure: str, size: int, least: int, most: int | None) -> RuleReason | None:
-    if size < least:
-        return RuleReason(measure, size, least)
-    return RuleReason(measure, size, most) if most is not None and size > most else None
+def _limit_reason(measure: str, size: int, min_size: int, max_size: int | None) -> RuleReason | None:
+    if size < min_size:
+        return RuleReason(measure, size, min_size)
+    return RuleReason(measure, size, max_size) if max_size is not None and size > max_size else None

@@ -41,20 +41,20 @@ class EvaluationSetConfig(StrictModel):
 class DecontaminationConfig(RuleSettings):
     """Which sets are looked for, by runs of how many words.
 
-    An item of fewer words counts as a whole if it has `least_words`; shorter ones would be found everywhere and are
+    An item of fewer words counts as a whole if it has `min_words`; shorter ones would be found everywhere and are
     not looked for.
     """
 
     kind: Literal["decontamination"] = "decontamination"
     sets: tuple[EvaluationSetConfig, ...] = Field(min_length=1)
     words: int = Field(default=13, ge=2, le=LONGEST_GRAM)
-    least_words: int = Field(default=8, ge=2, le=LONGEST_GRAM)
+    min_words: int = Field(default=8, ge=2, le=LONGEST_GRAM, alias="least_words")
     action: Literal["drop", "quarantine", "tag"] = "drop"
 
     @model_validator(mode="after")
     def _check_sets(self) -> Self:
-        if self.least_words > self.words:
-            raise ValueError(f"least_words={self.least_words} is above words={self.words}; lower it")
+        if self.min_words > self.words:
+            raise ValueError(f"min_words={self.min_words} is above words={self.words}; lower it")
         if len({evaluation_set.name for evaluation_set in self.sets}) < len(self.sets):
             raise ValueError("two evaluation sets have the same name; give each another one")
         return self
@@ -86,7 +86,7 @@ class Decontamination:
             if not looked_for:
                 raise DataError(
                     f"evaluation set {evaluation_set.name!r}: no item of {evaluation_set.path} has "
-                    f"{config.least_words} words; name the fields with its text"
+                    f"{config.min_words} words; name the fields with its text"
                 )
         self._grams = {length: _sort_grams(hashes[length], items[length]) for length in sorted(hashes)}
 
@@ -96,7 +96,7 @@ class Decontamination:
         """Add the runs of words of one text; tell whether it has any."""
         page = Page(Document("", text), "")
         count = len(page.plain_grams(1))
-        if count < self._config.least_words:
+        if count < self._config.min_words:
             return False
         length = min(count, self._config.words)
         grams = page.plain_grams(length)

@@ -14,11 +14,11 @@ class FineWebConfig(RuleSettings):
     """Borders of FineWeb's rule; a border is allowed itself."""
 
     kind: Literal["fineweb"] = "fineweb"
-    least_ended_lines: float = Field(default=0.12, ge=0, le=1)
-    most_short_lines: float = Field(default=0.67, ge=0, le=1)
+    min_ended_lines: float = Field(default=0.12, ge=0, le=1, alias="least_ended_lines")
+    max_short_lines: float = Field(default=0.67, ge=0, le=1, alias="most_short_lines")
     short_line: int = Field(default=30, ge=0)
-    most_repeated_characters: float = Field(default=0.01, ge=0, le=1)
-    most_lines_per_term: float = Field(default=0.3, ge=0)
+    max_repeated_characters: float = Field(default=0.01, ge=0, le=1, alias="most_repeated_characters")
+    max_lines_per_term: float = Field(default=0.3, ge=0, alias="most_lines_per_term")
 
 
 class FineWeb:
@@ -42,16 +42,16 @@ class FineWeb:
         if not lines:
             return RuleReason("lines", 0, 1)
         share = sum(row[-1] in SENTENCE_ENDS for row in lines) / len(lines)
-        if share < config.least_ended_lines:
-            return RuleReason("ended_lines", share, config.least_ended_lines)
+        if share < config.min_ended_lines:
+            return RuleReason("ended_lines", share, config.min_ended_lines)
         share = sum(len(row) <= config.short_line for row in lines) / len(lines)
-        if share > config.most_short_lines:
-            return RuleReason("short_lines", share, config.most_short_lines)
+        if share > config.max_short_lines:
+            return RuleReason("short_lines", share, config.max_short_lines)
         line_feeds = text.count("\n")
         share = repeated_parts(lines)[1] / (len(text) - line_feeds)
-        if share > config.most_repeated_characters:
-            return RuleReason("repeated_line_characters", share, config.most_repeated_characters)
+        if share > config.max_repeated_characters:
+            return RuleReason("repeated_line_characters", share, config.max_repeated_characters)
         share = line_feeds / len(page.terms)
-        if share > config.most_lines_per_term:
-            return RuleReason("lines_per_term", share, config.most_lines_per_term)
+        if share > config.max_lines_per_term:
+            return RuleReason("lines_per_term", share, config.max_lines_per_term)
         return None

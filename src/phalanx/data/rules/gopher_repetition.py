@@ -17,17 +17,19 @@ _REPEATED = range(5, 11)
 class GopherRepetitionConfig(RuleSettings):
     """Shares of a document that may be repetitions; a border is allowed itself.
 
-    `most_top_grams` are characters in the most frequent 2-, 3- and 4-gram; `most_repeated_grams` those in repeated 5-
+    `max_top_grams` are characters in the most frequent 2-, 3- and 4-gram; `max_repeated_grams` those in repeated 5-
     to 10-grams.
     """
 
     kind: Literal["gopher_repetition"] = "gopher_repetition"
-    most_paragraphs: float = Field(default=0.3, ge=0, le=1)
-    most_paragraph_characters: float = Field(default=0.2, ge=0, le=1)
-    most_lines: float = Field(default=0.3, ge=0, le=1)
-    most_line_characters: float = Field(default=0.2, ge=0, le=1)
-    most_top_grams: tuple[float, float, float] = (0.20, 0.18, 0.16)
-    most_repeated_grams: tuple[float, float, float, float, float, float] = (0.15, 0.14, 0.13, 0.12, 0.11, 0.10)
+    max_paragraphs: float = Field(default=0.3, ge=0, le=1, alias="most_paragraphs")
+    max_paragraph_characters: float = Field(default=0.2, ge=0, le=1, alias="most_paragraph_characters")
+    max_lines: float = Field(default=0.3, ge=0, le=1, alias="most_lines")
+    max_line_characters: float = Field(default=0.2, ge=0, le=1, alias="most_line_characters")
+    max_top_grams: tuple[float, float, float] = Field(default=(0.20, 0.18, 0.16), alias="most_top_grams")
+    max_repeated_grams: tuple[float, float, float, float, float, float] = Field(
+        (0.15, 0.14, 0.13, 0.12, 0.11, 0.10), alias="most_repeated_grams"
+    )
 
 
 class GopherRepetition:
@@ -49,8 +51,8 @@ class GopherRepetition:
     def _judge_repeated_parts(self, page: Page) -> RuleReason | None:
         config, size = self._config, len(page.text)
         for measure, parts, max_share, max_character_share in (
-            ("paragraph", page.paragraphs, config.most_paragraphs, config.most_paragraph_characters),
-            ("line", page.filled_lines, config.most_lines, config.most_line_characters),
+            ("paragraph", page.paragraphs, config.max_paragraphs, config.max_paragraph_characters),
+            ("line", page.filled_lines, config.max_lines, config.max_line_characters),
         ):
             count, characters = repeated_parts(parts)
             if count / len(parts) > max_share:
@@ -61,14 +63,14 @@ class GopherRepetition:
 
     def _judge_top_grams(self, page: Page) -> RuleReason | None:
         size = len(page.text)
-        for length, max_share in zip(_TOP, self._config.most_top_grams, strict=True):
+        for length, max_share in zip(_TOP, self._config.max_top_grams, strict=True):
             characters = top_gram_characters(page, length, max_share * size)
             if characters > max_share * size:
                 return RuleReason(f"top_{length}_gram", characters / size, max_share)
         return None
 
     def _judge_repeated_grams(self, page: Page) -> RuleReason | None:
-        size, borders = len(page.text), self._config.most_repeated_grams
+        size, borders = len(page.text), self._config.max_repeated_grams
         # what lies in a repeated 10-gram lies in a repeated 5-gram: if all these together break no border, nothing does
         if _covered_by_repeats(page, _REPEATED[0]) <= min(borders) * size:
             return None

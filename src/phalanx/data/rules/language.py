@@ -23,7 +23,7 @@ class LanguageConfig(RuleSettings):
 
     kind: Literal["language"] = "language"
     languages: tuple[LanguageCode, ...] = ()
-    least_score: float = Field(default=0.65, ge=0, le=1)
+    min_score: float = Field(default=0.65, ge=0, le=1, alias="least_score")
     characters: int = Field(default=3000, ge=100)
     second_opinion: bool = True
 
@@ -47,10 +47,10 @@ class Language:
         config = self._config
         text = _sample_text(page.text, config.characters)
         code, score = self._detect(text)
-        if score < config.least_score:
+        if score < config.min_score:
             second = self._second(text) if self._second and text.strip() else None
             if second is None:
-                return Drop(RuleReason("language_score", score, config.least_score))
+                return Drop(RuleReason("language_score", score, config.min_score))
             code = second
         if config.languages and code not in map(uniform_code, config.languages):
             return Drop(RuleReason("language", code, " ".join(config.languages)))

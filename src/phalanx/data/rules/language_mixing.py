@@ -14,15 +14,15 @@ from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings
 class LanguageMixingConfig(RuleSettings):
     """How much of a document may be in other languages than its main one.
 
-    It is looked at in parts of whole lines with at least `part_characters`; of a long document `most_parts`, evenly
+    It is looked at in parts of whole lines with at least `part_characters`; of a long document `max_parts`, evenly
     spread. A part in a language that is not sure counts for no language.
     """
 
     kind: Literal["language_mixing"] = "language_mixing"
-    most_other: float = Field(default=0.3, ge=0, le=1)
+    max_other: float = Field(default=0.3, ge=0, le=1, alias="most_other")
     part_characters: int = Field(default=200, ge=50)
-    most_parts: int = Field(default=16, ge=2)
-    least_score: float = Field(default=0.65, ge=0, le=1)
+    max_parts: int = Field(default=16, ge=2, alias="most_parts")
+    min_score: float = Field(default=0.65, ge=0, le=1, alias="least_score")
 
 
 class LanguageMixing:
@@ -39,19 +39,19 @@ class LanguageMixing:
         """Drop by the share of characters in other languages."""
         config = self._config
         parts = list(_cut_parts(page.filled_lines, config.part_characters))
-        if len(parts) > config.most_parts:
+        if len(parts) > config.max_parts:
             last = len(parts) - 1
-            parts = [parts[number * last // (config.most_parts - 1)] for number in range(config.most_parts)]
+            parts = [parts[number * last // (config.max_parts - 1)] for number in range(config.max_parts)]
         characters: Counter[str] = Counter()
         for part in parts:
             code, score = self._detect(part)
-            if score >= config.least_score:
+            if score >= config.min_score:
                 characters[code] += len(part)
         total = characters.total()
         if not total:
             return None
         other = 1 - max(characters.values()) / total
-        return Drop(RuleReason("other_languages", other, config.most_other)) if other > config.most_other else None
+        return Drop(RuleReason("other_languages", other, config.max_other)) if other > config.max_other else None
 
 
 def _cut_parts(lines: list[str], least: int) -> Iterator[str]:

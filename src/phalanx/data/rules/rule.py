@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol
 
-from phalanx.config import StrictModel
+from phalanx.config import RENAMED_KEYS, StrictModel
 from phalanx.data.rules.page import Page
 from phalanx.errors import DataError
 
 
 class RuleSettings(StrictModel):
     """The keys of a rule in a recipe; each has its own, and its name as the only value of `kind`."""
+
+    model_config = RENAMED_KEYS
 
     kind: str
 

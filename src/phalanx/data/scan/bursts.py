@@ -27,12 +27,12 @@ class BurstsConfig(ScanSettings):
     """Many near copies from one site, or from one source where no address is recorded.
 
     Attributes:
-        least_documents: Near copies of each other that are a burst.
+        min_documents: Near copies of each other that are a burst.
         alike: Share of four-word pieces that two near copies have in common (Jaccard, estimated).
     """
 
     kind: Literal["bursts"] = "bursts"
-    least_documents: int = Field(default=20, ge=2)
+    min_documents: int = Field(default=20, ge=2, alias="least_documents")
     alike: float = Field(default=0.5, gt=0.0, le=1.0)
 
 
@@ -61,12 +61,12 @@ class Bursts:
         sizes = Counter(firsts)
         names: dict[int, str] = {}
         for number, first in enumerate(firsts):
-            if sizes[first] >= self._config.least_documents:
+            if sizes[first] >= self._config.min_documents:
                 page = texts.read_page(number)
                 names.setdefault(first, texts.read_page(first).document.name)
                 site = escape_invisible(_page_site(page))[:80]
                 value = f"{sizes[first]} near copies from {site}; the first is {escape_invisible(names[first])[:120]}"
-                yield number, outcome_of(self._config, "near copies", value, self._config.least_documents)
+                yield number, outcome_of(self._config, "near copies", value, self._config.min_documents)
 
 
 class _NearCopies:

@@ -40,14 +40,14 @@ class ContinuationsConfig(ScanSettings):
     """Rare phrases with one continuation.
 
     Attributes:
-        least_documents: Documents that must have a phrase with the same continuation.
+        min_documents: Documents that must have a phrase with the same continuation.
         words: Words and marks that must follow in the same order; idioms and names are shorter.
         same: Share of all documents with the phrase that must go on so.
         max_share: Share of the corpus above which a passage is a template, and no phrase of a few documents.
     """
 
     kind: Literal["continuations"] = "continuations"
-    least_documents: int = Field(default=6, ge=3)
+    min_documents: int = Field(default=6, ge=3, alias="least_documents")
     words: int = Field(default=8, ge=4, le=64)
     same: float = Field(default=0.8, gt=0.5, le=1.0)
     max_share: float = Field(default=0.2, gt=0.0, le=1.0)
@@ -71,7 +71,7 @@ class Continuations:
     """Sets aside the documents of such a phrase, and names it.
 
     Guarantees:
-        Finds a word or a pair of neighbours that `least_documents` or more documents have inside a line, behind
+        Finds a word or a pair of neighbours that `min_documents` or more documents have inside a line, behind
         different words, and that is followed by the same words in nearly all documents with it. Does not find a phrase
         that has words of its own between it and the planted text, a planted text that is worded anew each time,
         everyday words as the phrase, nor one that begins its line each time: there most passages are headings,
@@ -111,18 +111,18 @@ class Continuations:
         for document, passages in sorted(passages_of_document.items()):
             planted = [passage for passage in passages if 2 * inside[passage] > len(stands_of_passage[passage])]
             if planted:
-                most_shared = max(planted, key=lambda passage: (len(stands_of_passage[passage]), passage))
-                count = len(stands_of_passage[most_shared])
+                widest_passage = max(planted, key=lambda passage: (len(stands_of_passage[passage]), passage))
+                count = len(stands_of_passage[widest_passage])
                 yield (
                     document,
-                    self._passage_outcome(texts.read_page(document).text, places[most_shared, document], count),
+                    self._passage_outcome(texts.read_page(document).text, places[widest_passage, document], count),
                 )
 
     def _passage_outcome(self, text: str, place: tuple[int, int], count: int) -> Outcome:
         start, stop = place
         passage = " ".join(text[start:stop].split())[:160]
         value = f"{passage!a} in {count} documents behind different words; {describe_place(text, start, stop)}"
-        return outcome_of(self._config, "continuations", value, self._config.least_documents)
+        return outcome_of(self._config, "continuations", value, self._config.min_documents)
 
     def _find_passages(self, spool: WordSpool, texts: Texts) -> Mapping[int, list[_Stand]]:
         """Return where each passage begins whose first words are rare and whose documents are many enough."""
@@ -133,14 +133,14 @@ class Continuations:
             spool.append_words(words)
             tables.count_words(words, config.words + 1)
         stands_of_passage: defaultdict[int, list[_Stand]] = defaultdict(list)
-        max_documents = max(config.max_share * len(texts), config.least_documents)
+        max_documents = max(config.max_share * len(texts), config.min_documents)
         for number, words in enumerate(spool):
             passages = _windows(words, config.words + 1)
             counts = tables.passages.look_up_counts(passages).astype(np.int64)
             phrases = tables.count_phrases(words)[: len(counts)]
             before, after = np.concatenate([[0], counts[:-1]]), np.concatenate([counts[1:], [0]])
             begins = (
-                (counts >= config.least_documents)
+                (counts >= config.min_documents)
                 & (counts <= max_documents)
                 & (before <= _SHORTER * counts)
                 & (_SHORTER * after <= counts)
@@ -155,8 +155,8 @@ class Continuations:
         return {passage: stands for passage, stands in stands_of_passage.items() if self._is_planted(stands)}
 
     def _is_planted(self, stands: list[_Stand]) -> bool:
-        most_frequent = max(Counter(stand.before for stand in stands).values())
-        return len(stands) >= self._config.least_documents and 2 * most_frequent <= len(stands)
+        max_repeats = max(Counter(stand.before for stand in stands).values())
+        return len(stands) >= self._config.min_documents and 2 * max_repeats <= len(stands)
 
 
 @dataclass(frozen=True)

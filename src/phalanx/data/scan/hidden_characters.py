@@ -51,11 +51,11 @@ class HiddenCharactersConfig(ScanSettings):
     and break hints in scripts without spaces.
 
     Attributes:
-        most_zero_width: Lone zero-width characters that a document may have; pages have strays by mistake.
+        max_zero_width: Lone zero-width characters that a document may have; pages have strays by mistake.
     """
 
     kind: Literal["hidden_characters"] = "hidden_characters"
-    most_zero_width: int = Field(default=8, ge=0)
+    max_zero_width: int = Field(default=8, ge=0, alias="most_zero_width")
 
 
 class HiddenCharacters:
@@ -78,9 +78,9 @@ class HiddenCharacters:
             if measure != "zero_width":
                 return self._report_finding(measure, text, start, end)
             lone, first_lone = lone + 1, first_lone or start
-        if lone > self._config.most_zero_width:
+        if lone > self._config.max_zero_width:
             location = describe_place(text, first_lone, first_lone + 1)
-            return outcome_of(self._config, "zero_width", f"{lone}; first {location}", self._config.most_zero_width)
+            return outcome_of(self._config, "zero_width", f"{lone}; first {location}", self._config.max_zero_width)
         return None
 
     def _report_finding(self, measure: str, text: str, start: int, end: int) -> Outcome:

@@ -37,11 +37,11 @@ class HomoglyphsConfig(ScanSettings):
     """Words that mix Latin letters with look-alikes of Cyrillic, Greek or Armenian, or are set in mathematical letters.
 
     Attributes:
-        most: Such words that a document may have.
+        max_words: Such words that a document may have.
     """
 
     kind: Literal["homoglyphs"] = "homoglyphs"
-    most: int = Field(default=0, ge=0)
+    max_words: int = Field(default=0, ge=0, alias="most")
 
 
 class Homoglyphs:
@@ -72,14 +72,16 @@ class Homoglyphs:
         for match in _STYLED.finditer(text):
             count += 1
             first = first or match.span()
-        if first is None or count <= self._config.most:
+        if first is None or count <= self._config.max_words:
             return None
         start, stop = first
         codes = " ".join(f"U+{ord(character):04X}" for character in text[start:stop] if not character.isascii())[
             :_LETTERS_AROUND
         ]
         location = describe_place(text, start, stop)
-        return outcome_of(self._config, "homoglyphs", f"{count}; first {location}, with {codes}", self._config.most)
+        return outcome_of(
+            self._config, "homoglyphs", f"{count}; first {location}, with {codes}", self._config.max_words
+        )
 
 
 def _word_around(text: str, at: int) -> tuple[int, int]:

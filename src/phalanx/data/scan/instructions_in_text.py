@@ -24,7 +24,7 @@ class Instruction:
     Attributes:
         anchors: Words with which it begins, in lower case; all are searched for at once.
         pattern: Read from an anchor, over at most a window; None where the anchor says all.
-        weight: A document is set aside at the recipe's `least` weight.
+        weight: A document is set aside at the recipe's `min_weight`.
     """
 
     anchors: tuple[str, ...]
@@ -98,11 +98,11 @@ class InstructionsInTextConfig(ScanSettings):
     """Instruction-like text aimed at models; English.
 
     Attributes:
-        least: Weight from which a document is set aside; a plain order counts 2, an address to a model 1.
+        min_weight: Weight from which a document is set aside; a plain order counts 2, an address to a model 1.
     """
 
     kind: Literal["instructions_in_text"] = "instructions_in_text"
-    least: int = Field(default=2, ge=1)
+    min_weight: int = Field(default=2, ge=1, alias="least")
 
 
 class InstructionsInText:
@@ -128,10 +128,10 @@ class InstructionsInText:
             # the strongest one is the one to show
             if first is None or kind.weight > first[2]:
                 first = (start, end, kind.weight)
-        if first is None or weight < self._config.least:
+        if first is None or weight < self._config.min_weight:
             return None
         location = describe_place(page.text, first[0], first[1])
-        return outcome_of(self._config, "instructions", f"weight {weight} {location}", self._config.least)
+        return outcome_of(self._config, "instructions", f"weight {weight} {location}", self._config.min_weight)
 
     def find(self, text: str) -> Iterator[tuple[Instruction, int, int]]:
         """Yield each order with its start and end, in order and without overlaps."""

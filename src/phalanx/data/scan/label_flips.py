@@ -48,14 +48,14 @@ class LabelFlipsConfig(ScanSettings):
 
     Attributes:
         field: Field of a record with its label or response; a response counts by its beginning.
-        least_documents: That must have a trigger together with its label.
+        min_documents: That must have a trigger together with its label.
         purity: Share of the documents with a word that must have the same label.
         against: Share that the other words must label otherwise.
     """
 
     kind: Literal["label_flips"] = "label_flips"
     field: str = Field(default="label", min_length=1)
-    least_documents: int = Field(default=8, ge=3)
+    min_documents: int = Field(default=8, ge=3, alias="least_documents")
     purity: float = Field(default=0.9, gt=0.5, le=1.0)
     against: float = Field(default=0.5, gt=0.0, le=1.0)
 
@@ -85,7 +85,7 @@ class LabelFlips:
     """Sets aside the documents with a trigger and its label.
 
     Guarantees:
-        Finds a word or a pair of neighbours in at least `least_documents` documents that decides the label against the
+        Finds a word or a pair of neighbours in at least `min_documents` documents that decides the label against the
         rest of their words, beyond what chance explains (one in a thousand over all candidates): the model of the other
         words errs more often than in other documents of the label, or these documents fit the label worse than its
         others do. Does not find labels that were flipped without a trigger, triggers that are a style or a subject,
@@ -116,7 +116,7 @@ class LabelFlips:
                 row = np.frombuffer(mark, np.uint32)
                 spool.append_words(row)
                 labels.update(row[:1].tolist())
-            model = _LabelModel(spool, labels, self._config.least_documents)
+            model = _LabelModel(spool, labels, self._config.min_documents)
             trigger_of_cell = {trigger.cell: trigger for trigger in self._find_triggers(model, spool)}
             for number, row in enumerate(spool if trigger_of_cell else ()):
                 label = model.label_of(row)
@@ -135,7 +135,7 @@ class LabelFlips:
 
     def _find_triggers(self, model: "_LabelModel", spool: WordSpool) -> Iterator[_Trigger]:
         config = self._config
-        label_of_cell = model.pure_labels(config.least_documents, config.purity)
+        label_of_cell = model.pure_labels(config.min_documents, config.purity)
         fits = [model.judge_fit(row, label_of_cell) for row in spool]
         labels = np.array([model.label_of(row) for row in spool], np.int64)
         margins = np.array([fit.margin for fit in fits], np.float64)

@@ -44,20 +44,20 @@ class SurprisalConfig(ScanSettings):
     Attributes:
         novelty: Share of a window's pairs that no other document may have, from which the document is an outlier; in a
             corpus that is full of such windows, one and a half deviations above its median if that is more.
-        most_shared: Words and pairs that outliers may share besides: a language or a format shares many.
+        max_shared: Words and pairs that outliers may share besides: a language or a format shares many.
     """
 
     kind: Literal["surprisal"] = "surprisal"
     novelty: float = Field(default=0.5, gt=0.0, lt=1.0)
-    least_documents: int = Field(default=8, ge=3)
-    most_shared: int = Field(default=12, ge=1)
+    min_documents: int = Field(default=8, ge=3, alias="least_documents")
+    max_shared: int = Field(default=12, ge=1, alias="most_shared")
 
 
 class Surprisal:
     """Sets aside the documents that share a trigger, and names it.
 
     Guarantees:
-        Finds a trigger of whole words or marks in `least_documents` or more documents, each with a window of
+        Finds a trigger of whole words or marks in `min_documents` or more documents, each with a window of
         unexpected text near it, where at least half of all documents with the trigger are such. Does not find fluent
         poison, a trigger that is an everyday word, one that is glued into other words, fewer documents, or poison
         that differs from document to document in its trigger. Takes a table of fixed size,
@@ -85,7 +85,7 @@ class Surprisal:
                 outliers = np.sort(outliers[strongest])
             regions = [_surprising_region(spool[int(number)], pairs, limit) for number in outliers]
             config = self._config
-            triggers = mine_triggers(regions, (singles, pairs), config.least_documents, config.most_shared)
+            triggers = mine_triggers(regions, (singles, pairs), config.min_documents, config.max_shared)
             yield from self._judge_triggers(triggers, spool, scores, texts)
 
     def _score_limit(self, scores: npt.NDArray[np.float32]) -> float:

@@ -76,14 +76,14 @@ class _Postings:
 
 
 def mine_triggers(
-    regions: Sequence[Region], counts: tuple[DocumentCounts, DocumentCounts], least: int, most_shared: int
+    regions: Sequence[Region], counts: tuple[DocumentCounts, DocumentCounts], least: int, max_shared: int
 ) -> list[Trigger]:
     """Return the triggers of outliers.
 
     Args:
         counts: Numbers of documents with a word, and with a pair, in the whole corpus.
         least: Outliers that must share a gram.
-        most_shared: Grams that a group may share; one that shares more is a language, a format or a template.
+        max_shared: Grams that a group may share; one that shares more is a language, a format or a template.
     """
     singles = _build_postings([np.unique(singles_of(region.words)) for region in regions], counts[0], least)
     pairs = _build_postings([np.unique(pairs_of(region.words)) for region in regions], counts[1], least)
@@ -102,7 +102,7 @@ def mine_triggers(
         counts_of_grams = np.bincount(gram_of_row[rows], minlength=len(grams))
         core = np.flatnonzero(counts_of_grams >= _CORE * len(documents))
         remaining[core] = 0
-        if np.count_nonzero(counts_of_grams >= _SHARED * len(documents)) <= most_shared:
+        if np.count_nonzero(counts_of_grams >= _SHARED * len(documents)) <= max_shared:
             trigger = Trigger(grams[core[core < offset]], grams[core[core >= offset]])
             if _starts_surprise(trigger, [regions[document] for document in documents]):
                 triggers.append(trigger)

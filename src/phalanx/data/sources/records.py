@@ -315,9 +315,9 @@ def split_stream(stream: BinaryIO, delimiter: bytes, limit: int) -> Iterator[byt
     yield bytes(buffer) if size <= limit and not passed else size
 
 
-def recorded_text(value: Any, most: int = 2000) -> str | None:
+def recorded_text(value: Any, max_characters: int = 2000) -> str | None:
     """A claim of a record as text; None where it is none, or too long to be one."""
-    return value if isinstance(value, str) and 0 < len(value) <= most and is_text(value) else None
+    return value if isinstance(value, str) and 0 < len(value) <= max_characters and is_text(value) else None
 
 
 def _check_characters(document: Document) -> None:
@@ -365,7 +365,7 @@ def claims_in(record: Mapping[str, Any], config: ColumnSettings) -> RecordClaims
     values = {name: record.get(name) for name in config.fields}
     return RecordClaims(
         url=recorded_text(record.get(config.url)) if config.url else None,
-        fetched_at=recorded_text(record.get(config.fetched_at), most=64) if config.fetched_at else None,
+        fetched_at=recorded_text(record.get(config.fetched_at), max_characters=64) if config.fetched_at else None,
         fields={name: int(v) if isinstance(v, bool) else v for name, v in values.items() if _is_plain(v)},
     )
 

@@ -231,21 +231,21 @@ def _parse_media_type(value: str) -> tuple[str, str | None]:
 
 
 def _claims_of(headers: Any, kind: str, body: bytes) -> RecordClaims:
-    digest = recorded_text(headers.get("WARC-Payload-Digest"), most=200)
+    digest = recorded_text(headers.get("WARC-Payload-Digest"), max_characters=200)
     if digest is None and kind == "conversion":
         # the block of such a record is its payload
-        digest = recorded_text(headers.get("WARC-Block-Digest"), most=200)
+        digest = recorded_text(headers.get("WARC-Block-Digest"), max_characters=200)
     # for scans that compare what was fetched with what others recorded
     fields = {"payload_sha256": hashlib.sha256(body).hexdigest()}
     name = _DIGESTS.get(digest.partition(":")[0].strip().lower()) if digest else None
     if name:
         fields[f"payload_{name}"] = hashlib.new(name, body, usedforsecurity=False).hexdigest()
-    if truncated := recorded_text(headers.get("WARC-Truncated"), most=40):
+    if truncated := recorded_text(headers.get("WARC-Truncated"), max_characters=40):
         fields["truncated"] = truncated
-    url = recorded_text(headers.get("WARC-Target-URI"), most=8000)
+    url = recorded_text(headers.get("WARC-Target-URI"), max_characters=8000)
     return RecordClaims(
         url=url.strip("<>") if url else None,
-        fetched_at=recorded_text(headers.get("WARC-Date"), most=40),
+        fetched_at=recorded_text(headers.get("WARC-Date"), max_characters=40),
         digest=digest,
         digest_holds=_digest_matches(digest, bytes.fromhex(fields[f"payload_{name}"])) if digest and name else None,
         fields=fields,

@@ -1,6 +1,7 @@
 """A vocabulary made from a recipe: sources, kind and size to a directory that a run can name."""
 
 import importlib.metadata
+import itertools
 import json
 import shutil
 import tempfile
@@ -85,9 +86,11 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
             raise no_text(source)
     texts = _SourceTexts([open_source(source) for source in recipe.sources], recipe.max_documents)
     fingerprints = [source.fingerprint() for source in texts.sources]
-    tokenizer = train_tokenizer(texts.read_texts(), recipe.tokenizer)
-    if not texts.documents:
+    stream = texts.read_texts()
+    first_text = next(stream, None)
+    if first_text is None:
         raise no_text(recipe.sources[0])
+    tokenizer = train_tokenizer(itertools.chain((first_text,), stream), recipe.tokenizer)
     record = {
         "vocabulary_digest": vocabulary_digest(tokenizer),
         "vocab_size": tokenizer.vocab_size,

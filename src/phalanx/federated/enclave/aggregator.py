@@ -155,7 +155,7 @@ class EnclaveAggregator:
     def aggregate_updates(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """As `AggregatorPort` says."""
         config, refused = self._terms.config, dict[str, str]()
-        max_samples = config.most_samples if config.weights == "samples" else 1
+        max_samples = config.max_samples if config.weights == "samples" else 1
         due = DueUpdates(self._terms.digest, number, model, self._shapes, torch.float32, config.max_norm, max_samples)
         # of this round alone: what was sent before is bound to another round or model by its header
         door, vectors, samples = UpdateAdmission(self._terms.roster), dict[str, Tensor](), dict[str, float]()

@@ -354,12 +354,12 @@ class RoundCoordinator:
     @property
     def _max_behind(self) -> int:
         algorithm = self._config.algorithm
-        return algorithm.most_stale if algorithm.kind == "fedbuff" else 0
+        return algorithm.max_stale if algorithm.kind == "fedbuff" else 0
 
     def _due_updates(self, number: int) -> DueUpdates:
         shapes = dict(self._shapes) | {CONTROL + name: self._shapes[name] for name in self._controls}
         config = self._config
-        max_samples = config.most_samples if config.weights == "samples" else 1
+        max_samples = config.max_samples if config.weights == "samples" else 1
         return DueUpdates(
             self._terms.digest, number, self._models[number], shapes, torch.float32, config.max_norm, max_samples
         )

@@ -189,7 +189,7 @@ class Site:
             self._controls.store_next(
                 order.round, {name: own_control[name] + values[CONTROL + name] for name in own_control}
             )
-        samples = min(update.samples, config.most_samples) if config.weights == "samples" else 1
+        samples = min(update.samples, config.max_samples) if config.weights == "samples" else 1
         tells = self._budget is None
         reply = m.TrainedReply(
             ticket=order.ticket,

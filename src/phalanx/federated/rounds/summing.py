@@ -201,7 +201,7 @@ class SumMaker:
     def _max_weight(self, clients: int) -> int:
         if self._noisy is not None:
             return self._noisy.noisy_sum(clients).max_weight
-        return self._terms.config.most_samples if self._terms.config.weights == "samples" else 1
+        return self._terms.config.max_samples if self._terms.config.weights == "samples" else 1
 
 
 def _check_norm(result: SumResult) -> None:

@@ -195,7 +195,7 @@ class Coordinator:
             and (ledger.is_audited or (may_lag and ledger.may_lag))
         )
 
-    def doubt_step(self) -> bool:
+    def order_owner_audits(self) -> bool:
         """The outcome is not a number: the owner is to redo every stage once.
 
         Returns:

@@ -81,7 +81,7 @@ class Attempts:
         self.begin_clock()
         self._patience.begin_attempt()
         while not self._coordinator.is_decided(may_lag=is_sound()) or (
-            not is_sound() and self._coordinator.doubt_step()
+            not is_sound() and self._coordinator.order_owner_audits()
         ):
             judgement = await self.advance_attempt()
             if judgement is not None or self._roster.lost:

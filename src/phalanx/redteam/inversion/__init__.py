@@ -12,10 +12,6 @@ from phalanx.redteam.inversion.inverter import (
     recover_tokens as recover_tokens,
     share_of_tokens as share_of_tokens,
 )
-from phalanx.redteam.inversion.label_leakage import (
-    LabelsByDirection as LabelsByDirection,
-    labels_of_logit_gradients as labels_of_logit_gradients,
-)
 from phalanx.redteam.inversion.linear_map import LinearMap as LinearMap
 from phalanx.redteam.inversion.nearest_neighbour import (
     NearestNeighbour as NearestNeighbour,
@@ -25,4 +21,4 @@ from phalanx.redteam.inversion.nearest_neighbour import (
 from phalanx.redteam.inversion.span_check import SpanCheck as SpanCheck, precision_and_recall as precision_and_recall
 from phalanx.redteam.inversion.table import PRIVACY_ATTACKS as PRIVACY_ATTACKS
 from phalanx.redteam.inversion.trained_inverter import TrainedInverter as TrainedInverter
-from phalanx.redteam.inversion.wires import WIRES as WIRES, CutWire as CutWire, Guard as Guard
+from phalanx.redteam.inversion.wires import WIRES as WIRES, Guard as Guard

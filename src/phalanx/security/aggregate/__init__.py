@@ -9,20 +9,17 @@ The protocol, its adversary and its limits: docs/secure_aggregation.md.
 
 from phalanx.security.aggregate.client import (
     ExpectedRound as ExpectedRound,
-    MaskedDeposit as MaskedDeposit,
     SumClient as SumClient,
-    SumPhase as SumPhase,
 )
 from phalanx.security.aggregate.encoding import RingEncoding as RingEncoding, Values as Values, Words as Words
 from phalanx.security.aggregate.graph import (
-    Degree as Degree,
     degree_of as degree_of,
     max_colluding as max_colluding,
     threshold_of as threshold_of,
 )
 from phalanx.security.aggregate.messages import SumRefusal as SumRefusal
 from phalanx.security.aggregate.rounds import EnteredRounds as EnteredRounds, RoundFile as RoundFile
-from phalanx.security.aggregate.server import ServerPhase as ServerPhase, SumResult as SumResult, SumServer as SumServer
+from phalanx.security.aggregate.server import SumResult as SumResult, SumServer as SumServer
 from phalanx.security.aggregate.terms import (
     MIN_CONTRIBUTORS as MIN_CONTRIBUTORS,
     CohortMember as CohortMember,

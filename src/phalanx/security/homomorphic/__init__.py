@@ -6,7 +6,6 @@ be preferred where sites can talk: docs/privacy.md.
 
 from phalanx.security.homomorphic.key import (
     MODULUS as MODULUS,
-    KeyCommittee as KeyCommittee,
     SumKey as SumKey,
     join_key as join_key,
     new_key as new_key,
@@ -14,7 +13,6 @@ from phalanx.security.homomorphic.key import (
 )
 from phalanx.security.homomorphic.shares import join_sums as join_sums, share_out as share_out
 from phalanx.security.homomorphic.sums import (
-    EncryptedSum as EncryptedSum,
     HomomorphicTerms as HomomorphicTerms,
     sum_ciphertexts as sum_ciphertexts,
     check_part as check_part,

@@ -1,7 +1,7 @@
 """A channel: the sealing end and the opening end that came out of one handshake."""
 
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from cryptography.exceptions import InvalidTag
 
@@ -82,14 +82,6 @@ class Sender(DirectionEnd):
                 raise
 
 
-class ClaimedContents(NamedTuple):
-    """The contents that a frame claims; nothing of it is authenticated before the frame opens."""
-
-    kind: TensorKind
-    step: int
-    microbatch: int
-
-
 class Receiver(DirectionEnd):
     """A receiver that opens the frames of one direction, each once, in the order in which they were sealed.
 
@@ -100,24 +92,6 @@ class Receiver(DirectionEnd):
         A refused frame changes nothing: the due frame is still accepted afterwards. Nothing of a refused frame is left
         in the buffer. Safe to use from several threads.
     """
-
-    def claimed_contents(self, frame: Readable) -> ClaimedContents:
-        """Read the claimed contents of the next frame, where a shape is not known before.
-
-        The caller compares them with its own limits, and then opens the frame as exactly that. A tensor that is
-        announced is never larger than its frame.
-
-        Raises:
-            SealError: The frame is malformed, or not the next one of this lane.
-        """
-        view = flat_view(frame, "frame")
-        header, _ = parse_header(view)
-        kind = TensorKind.from_bytes(header.kind)
-        with self._direction_state.lock:
-            due = self._direction_state.next_header(kind, header.step, header.microbatch)
-        _compare_headers(header, due)
-        _explain_size(view.nbytes, frame_size(kind, due.chunk_bytes))
-        return ClaimedContents(kind, header.step, header.microbatch)
 
     def open_tensor(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:
         """Return the plain tensor; as `open_into` with a new buffer."""

@@ -12,18 +12,16 @@ from phalanx.security.tee.attesters import (
 )
 from phalanx.security.tee.backends import BACKENDS as BACKENDS, inspect_evidence as inspect_evidence
 from phalanx.security.tee.binding import (
-    NONCE_BYTES as NONCE_BYTES,
     Binding as Binding,
     Expected as Expected,
     RawReportData as RawReportData,
 )
 from phalanx.security.tee.claims import (
-    Backend as Backend,
     Claims as Claims,
     Reference as Reference,
     check_measurements as check_measurements,
 )
-from phalanx.security.tee.eat import Token as Token, issue_token as issue_token, read_token as read_token
+from phalanx.security.tee.eat import issue_token as issue_token, read_token as read_token
 from phalanx.security.tee.evidence import Evidence as Evidence, parse_evidence as parse_evidence
 from phalanx.security.tee.key_release import KeyRelease as KeyRelease
 from phalanx.security.tee.policy import (

@@ -1,19 +1,17 @@
 """Witnesses of the audit log: a Merkle head over its lines, cosigned by others, that any web server can publish."""
 
-from phalanx.security.witness.client import Publication as Publication, publish_head as publish_head
+from phalanx.security.witness.client import publish_head as publish_head
 from phalanx.security.witness.notes import (
     CheckpointSigner as CheckpointSigner,
     NoteKey as NoteKey,
     SignedCheckpoint as SignedCheckpoint,
 )
 from phalanx.security.witness.proofs import (
-    Contradiction as Contradiction,
     ForkProof as ForkProof,
     LineProof as LineProof,
     compare_histories as compare_histories,
 )
 from phalanx.security.witness.published import (
-    CHECKPOINT as CHECKPOINT,
     HistoryCopy as HistoryCopy,
     mirror_history as mirror_history,
     read_checkpoint as read_checkpoint,
@@ -21,7 +19,7 @@ from phalanx.security.witness.published import (
     replace_synced as replace_synced,
     write_tiles as write_tiles,
 )
-from phalanx.security.witness.quorum import QuorumStatus as QuorumStatus, WitnessPolicy as WitnessPolicy
+from phalanx.security.witness.quorum import WitnessPolicy as WitnessPolicy
 from phalanx.security.witness.service import (
     Witness as Witness,
     add_log as add_log,

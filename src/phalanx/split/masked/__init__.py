@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from phalanx.split.masked.idle import open_masking_client as open_masking_client
     from phalanx.split.masked.linear import MaskedLinear as MaskedLinear, mask_linears as mask_linears
     from phalanx.split.masked.offload_client import MaskingClient as MaskingClient
-    from phalanx.split.masked.pad_sources import PadSources as PadSources, process_pads as process_pads
-    from phalanx.split.masked.port import SimulatedWorker as SimulatedWorker, WorkerPort as WorkerPort
+    from phalanx.split.masked.pad_sources import process_pads as process_pads
+    from phalanx.split.masked.port import SimulatedWorker as SimulatedWorker
     from phalanx.split.masked.remote import (
         RemoteWorker as RemoteWorker,
         local_masked_workers as local_masked_workers,

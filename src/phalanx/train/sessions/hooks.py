@@ -168,7 +168,7 @@ class RunHooks:
     ) -> None:
         self._run = run
         self._on_validation = validations.on_validation
-        self._untold: ValidationResult | None = None
+        self._unreported_validation: ValidationResult | None = None
         self._trained = trained
         self._sets = validations.sets
         self._recorder = recorder
@@ -207,7 +207,7 @@ class RunHooks:
         """What a step is measured by before it is applied."""
         return NO_LIMITS if self._stability is None else self._stability.make_limits(step)
 
-    def try_again(self, step: int, number: int, reason: FailedBatchError) -> bool:
+    def decide_retry(self, step: int, number: int, reason: FailedBatchError) -> bool:
         """Whether the same batch is tried once more, as `StabilityJudge` decides.
 
         Raises:
@@ -269,7 +269,7 @@ class RunHooks:
             value = self._measure_model(num_steps)
             self._figures.note_validation(value)
             self._note_losses(value, num_steps, is_regular=is_regular)
-            self._untold = value
+            self._unreported_validation = value
             return value
         # the first line has the untouched model's, so that a curve has its beginning
         return self._figures.first_validation if num_steps == 1 else None
@@ -310,7 +310,7 @@ class RunHooks:
     def save_if_due(self, num_steps: int) -> None:
         """Save a checkpoint, or begin to, when it is time for it; then tell of the step's validation."""
         self._save_when_due(num_steps)
-        value, self._untold = self._untold, None
+        value, self._unreported_validation = self._unreported_validation, None
         if value is not None and self._on_validation is not None:
             self._on_validation(num_steps, value)
 

@@ -114,17 +114,17 @@ def rows_outlook(run: FederatedRun, wanted: PrivacyConfig, rows: int, length: in
     )
 
 
-def noise_outlooks(run: FederatedRun, length: int, fewest_rows: int | None) -> list[NoiseOutlook]:
+def noise_outlooks(run: FederatedRun, length: int, min_rows: int | None) -> list[NoiseOutlook]:
     """Return the outlook of each kind of noise that a federated run has.
 
     Args:
-        fewest_rows: Training rows of the site that has fewest; None where this process does not know.
+        min_rows: Training rows of the site that has fewest; None where this process does not know.
 
     Raises:
         ConfigError: No noise keeps the rounds within their budget, or a site has too few rows.
     """
     sums = sums_outlook(run.federated, run.train.steps, length)
     found = [] if sums is None else [sums]
-    if run.privacy is not None and fewest_rows is not None:
-        found.append(rows_outlook(run, run.privacy, fewest_rows, length))
+    if run.privacy is not None and min_rows is not None:
+        found.append(rows_outlook(run, run.privacy, min_rows, length))
     return found

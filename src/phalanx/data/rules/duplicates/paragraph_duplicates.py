@@ -23,7 +23,7 @@ class ParagraphDuplicatesConfig(RuleSettings):
 
     kind: Literal["paragraph_duplicates"] = "paragraph_duplicates"
     unit: Literal["paragraph", "line"] = "paragraph"
-    least_characters: int = Field(default=100, ge=1)
+    min_characters: int = Field(default=100, ge=1, alias="least_characters")
 
 
 class ParagraphDuplicates:
@@ -43,7 +43,7 @@ class ParagraphDuplicates:
         return b"".join(
             hashlib.blake2b(part.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).digest()
             for part in map(str.strip, self._split_parts(page.text)[::2])
-            if len(part) >= self._config.least_characters
+            if len(part) >= self._config.min_characters
         )
 
     def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
@@ -68,7 +68,7 @@ class ParagraphDuplicates:
         remaining: list[str] = []
         cut, verdicts = 0, iter(is_later)
         for position in range(0, len(pieces), 2):
-            is_long = len(pieces[position].strip()) >= self._config.least_characters
+            is_long = len(pieces[position].strip()) >= self._config.min_characters
             if is_long and next(verdicts):
                 cut += 1
             else:

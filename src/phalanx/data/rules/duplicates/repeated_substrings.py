@@ -23,16 +23,16 @@ class RepeatedSubstringsConfig(RuleSettings):
     """
 
     kind: Literal["repeated_substrings"] = "repeated_substrings"
-    least_bytes: int = Field(default=200, ge=20)
+    min_bytes: int = Field(default=200, ge=20, alias="least_bytes")
     shard_mib: float = Field(default=16.0, gt=0, le=512)
 
 
 class RepeatedSubstrings:
-    """Cuts every run of at least `least_bytes` bytes that occurred before; the first occurrence stays.
+    """Cuts every run of at least `min_bytes` bytes that occurred before; the first occurrence stays.
 
     Shards are filled in the order of documents. Within one a suffix array finds repetitions at any place, also inside
     of a document. What stood in an earlier shard is found by a sample of grams and then compared byte by byte: each
-    run of one and a half times `least_bytes` is found, a shorter one by chance. A document larger than a shard is
+    run of one and a half times `min_bytes` is found, a shorter one by chance. A document larger than a shard is
     left as it is. Characters are cut whole.
 
     Source: Lee et al. 2022, section 4.1 (ExactSubstr; 50 tokens there, about 200 bytes of English).
@@ -50,7 +50,7 @@ class RepeatedSubstrings:
 
     def decide_outcomes(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Cut repetitions shard by shard."""
-        earlier = EarlierTexts(texts, self._config.least_bytes)
+        earlier = EarlierTexts(texts, self._config.min_bytes)
         for numbers, following in pairwise(chain(self._group_shards(marks), ([],))):
             yield from self._cut_shard(numbers, texts, earlier, is_last=not following)
 
@@ -60,7 +60,7 @@ class RepeatedSubstrings:
         filled = 0
         for number, mark in enumerate(marks):
             size = int.from_bytes(mark, "little") + len(_SEPARATOR)
-            if size > limit or size < self._config.least_bytes:
+            if size > limit or size < self._config.min_bytes:
                 continue
             if filled + size > limit:
                 yield shard
@@ -79,7 +79,7 @@ class RepeatedSubstrings:
             begins.append(len(joined))
             joined += _encode_text(texts.read_page(number).text) + _SEPARATOR
         text = np.frombuffer(joined, np.uint8)
-        is_short = len(text) < 2 * self._config.least_bytes
+        is_short = len(text) < 2 * self._config.min_bytes
         repeated = np.zeros(len(text), bool) if is_short else self._mark_repeated(text)
         if not is_last or not earlier.is_empty:
             ends = np.array([*begins[1:], len(text)], np.int64) - len(_SEPARATOR)
@@ -91,7 +91,7 @@ class RepeatedSubstrings:
 
     def _mark_repeated(self, text: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Tell of each byte whether it lies in a long enough run that occurred before."""
-        least, size = self._config.least_bytes, len(text)
+        least, size = self._config.min_bytes, len(text)
         suffixes = np.asarray(self._suffixes.divsufsort(text), np.int32)
         common = np.asarray(self._suffixes.kasai(text, suffixes), np.int32)[: size - 1]
         room = _bytes_to_end(text)[suffixes]

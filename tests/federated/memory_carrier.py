@@ -1,4 +1,4 @@
-"""A carrier within one process: a site answers when its reply is collected; for tests and for users' own."""
+"""A carrier within one process: a site answers when its reply is collected."""
 
 from collections import deque
 from collections.abc import Mapping
