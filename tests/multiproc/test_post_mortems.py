@@ -12,7 +12,7 @@ from real_runs import FORWARD_LIAR, local_workers, worker_pid
 from phalanx.telemetry import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1] / "watch"))
-from alert_servers import hanging_server
+from alert_servers import hanging_server, http_receiver
 
 pytestmark = pytest.mark.slow
 
@@ -132,3 +132,37 @@ def test_watchers_that_hang_change_no_bit_of_a_run(place, clean):
         assert summary[key] == clean[key], key
     assert [line["step"] for line in read_metrics(place.path / "run" / "metrics.jsonl")] == list(range(8))
     assert not local_workers(process)
+
+
+def test_a_step_is_one_trace_with_the_spans_of_every_worker(place):
+    """A real run, a real watcher, and a collector that reads OTLP; workers send nothing but their signed reports."""
+    collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    place.finish()
+    spans = []
+    with http_receiver() as (url, posts):
+        file = place.path / "watch.toml"
+        file.write_text(f'[traces]\nendpoint = "{url}/v1/traces"\n')
+        watcher = place.start("watch", str(place.path / "run"), "--config", str(file), "--no-page", "--prometheus", "0")
+
+        def has_all():
+            while not posts.empty():
+                request = collector.ExportTraceServiceRequest.FromString(posts.get()[2])
+                spans.extend(span for each in request.resource_spans for s in each.scope_spans for span in s.spans)
+            return sum(span.name == "phalanx.party" for span in spans) >= 8 * 3
+
+        place.wait_until(has_all)
+        watcher.kill()
+
+    traces = {}
+    for span in spans:
+        traces.setdefault(span.trace_id, []).append(span)
+    assert len(traces) == 8
+    for members in traces.values():
+        (root,) = (span for span in members if not span.parent_span_id)
+        assert root.name == "phalanx.step"
+        parties = [span for span in members if span.name == "phalanx.party"]
+        assert all(span.parent_span_id == root.span_id for span in parties)
+        names = {item.value.string_value for span in parties for item in span.attributes if item.key == "phalanx.party"}
+        assert names == {"worker-1", "worker-2", "worker-3"}
+        computing = {span.parent_span_id for span in members if span.name == "phalanx.phase.compute"}
+        assert {span.span_id for span in parties} <= computing

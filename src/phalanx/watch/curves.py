@@ -10,7 +10,7 @@ STEP = "step"
 _MAX_CURVES = 256
 _MAX_NAME = 120
 _NESTED = ("phases", "bytes", "validation_sets", "leak", "leak_meter", "evaluate")
-_NO_CURVES = frozenset({STEP, "time", "batch", "samples_digest", "attacked", "repaired", "bytes_claimed", "non_finite"})
+_NO_CURVES = frozenset({STEP, "time", "batch", "samples_digest", "attacked", "repaired", "bytes_claimed", "party_phases", "non_finite"})
 
 Numbers = NDArray[np.float64]
 

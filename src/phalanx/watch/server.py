@@ -90,6 +90,8 @@ class RunWatch:
                     has_more = view.read_new()
                     if self._traces:
                         self._traces[number].send_steps(view.new_rows)
+                        if view.summary is not None and not has_more:
+                            self._traces[number].send_last_parties(view.summary)
                     if machine is None:
                         machine = self._read_machine(view)
                     begun, over = alerts.check_rules(now, machine)
