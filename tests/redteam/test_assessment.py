@@ -170,7 +170,9 @@ def test_garak_runs_from_its_own_environment_by_path(tmp_path):
 @pytest.mark.parametrize("others", [("report.hitlog.jsonl",), ("report.avid.jsonl", "report.hitlog.jsonl")])
 def test_the_list_of_hits_beside_a_report_is_not_taken_for_it(tmp_path, others):
     """garak writes its hits into a file of their own, and only where there are any."""
-    hits = "".join(f'\nopen(os.path.join(os.path.dirname(options["--report_prefix"]), {name!r}), "w")' for name in others)
+    hits = "".join(
+        f'\nopen(os.path.join(os.path.dirname(options["--report_prefix"]), {name!r}), "w")' for name in others
+    )
 
     rows = run_garak(environment(tmp_path, WRITES + hits), "http://127.0.0.1:9", "default", "secret", ["a"])
 

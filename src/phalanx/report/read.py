@@ -1,6 +1,5 @@
 """Read a run directory as far as possible: a missing or broken file becomes a note, never a crash."""
 
-import json
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from phalanx.errors import InputError
 from phalanx.report.figures import parse_number
+from phalanx.telemetry.run_files import open_run_file, parse_row
 
 _FILES = ("config.toml", "summary.json", "metrics.jsonl", "events.jsonl")
 _MAX_EVIDENCE_BYTES = 1024 * 1024
@@ -97,8 +97,8 @@ def _read_summary(path: Path, record: RunRecord) -> None:
     text = _read_text(path, record, "the run has not finished, or did not get to write it")
     if text is None:
         return
-    summary = _parse_json(text)
-    if isinstance(summary, dict):
+    summary = parse_row(text.encode())
+    if summary is not None:
         record.summary = summary
     else:
         record.notes.append(f"{path.name} is not a JSON object; final figures are not shown.")
@@ -111,7 +111,7 @@ def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[
         lines.pop()
     rows, bad = [], []
     for position, raw_line in enumerate(lines, start=1):
-        row = _parse_json(raw_line)
+        row = parse_row(raw_line.encode())
         if is_good(row):
             rows.append(row)
         else:
@@ -149,16 +149,10 @@ def _read_evidence(directory: Path, record: RunRecord) -> None:
 
 def _read_text(path: Path, record: RunRecord, lost: str) -> str | None:
     try:
-        return path.read_bytes().decode("utf-8", "replace")
+        with open_run_file(path) as file:
+            return file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         record.notes.append(f"{path.name} is missing: {lost}.")
     except OSError as exc:
         record.notes.append(f"{path.name} cannot be read ({exc.strerror}): {lost}.")
     return None
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

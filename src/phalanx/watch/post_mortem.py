@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -151,7 +152,7 @@ def _as_code(text: str) -> str:
 
 
 def _party_of(bodies: list[Row]) -> str | None:
-    return printable_text(str(bodies[-1].get("party", bodies[-1].get("worker", ""))), 80) if bodies else None
+    return str(bodies[-1].get("party", bodies[-1].get("worker", ""))) if bodies else None
 
 
 def _match_error(facts: CaseFacts, *kinds: str) -> str | None:
@@ -159,7 +160,8 @@ def _match_error(facts: CaseFacts, *kinds: str) -> str | None:
 
 
 def _full_disk(facts: CaseFacts) -> str | None:
-    is_full = facts.failure.get("errno") in _DISK_ERRNO or facts.is_failure("DiskError")
+    errno = facts.failure.get("errno")
+    is_full = (isinstance(errno, int) and errno in _DISK_ERRNO) or facts.is_failure("DiskError")
     return "" if is_full or facts.message_has(re.compile("No space left|disk quota", re.IGNORECASE)) else None
 
 
@@ -363,7 +365,7 @@ def diagnose(facts: CaseFacts) -> tuple[RunCause, str]:
     for cause in CAUSES:
         party = cause.matches(facts)
         if party is not None:
-            return cause, party
+            return cause, printable_text(party, 80)
     return _NO_CAUSE, ""
 
 
@@ -483,7 +485,7 @@ def _describe_loss(view: RunView, facts: CaseFacts, last: int | None, checkpoint
         prospect = "the journal may still have them" if has_journal else "--resume does them again"
         sentences.append(f"{behind} steps behind the newest checkpoint: {prospect}" if behind else "no step")
     lost = (view.summary or {}).get("steps_lost")
-    if lost:
+    if isinstance(lost, int) and lost:
         sentences.append(f"{lost} steps were given up and done again")
     if (view.summary or {}).get("in_doubt"):
         sentences.append("steps of a convicted party are in doubt (summary.json: steps_in_doubt)")
@@ -494,7 +496,9 @@ def _describe_loss(view: RunView, facts: CaseFacts, last: int | None, checkpoint
 
 
 def _fill_command(command: str, run_dir: Path, party: str, checkpoint: int | None) -> str:
-    values = {"RUN": str(run_dir), "FILE": str(run_dir / "config.toml"), "PARTY": party or "PARTY"}
+    # somebody pastes it into a shell: a party could name itself with a command
+    values = {"RUN": shlex.quote(str(run_dir)), "FILE": shlex.quote(str(run_dir / "config.toml"))}
+    values |= {"PARTY": shlex.quote(party) if party else "PARTY"}
     values |= {"STEP": "STEP" if checkpoint is None else str(checkpoint)}
     return re.sub(r"\b(RUN|FILE|PARTY|STEP)\b", lambda found: values[found[1]], command)
 
@@ -517,5 +521,5 @@ def _list_others(facts: CaseFacts, cause: RunCause) -> list[str]:
     for other in CAUSES:
         party = None if other is cause or other.word == "bug" else other.matches(facts)
         if party is not None:
-            others.append(f"{other.word}{f' of {party}' if party else ''}")
+            others.append(f"{other.word}{f' of {printable_text(party, 80)}' if party else ''}")
     return others

@@ -96,13 +96,14 @@ class StepTraces(Closeable):
                 party = printable_text(str(name), 80)
                 attributes: dict[str, str | int | bool] = {"phalanx.party": party, "phalanx.step": step}
                 span = self._tracer.start_span(
-                    "phalanx.party", context=context, attributes=attributes | {"phalanx.claimed": True}, start_time=start
+                    "phalanx.party",
+                    context=context,
+                    attributes=attributes | {"phalanx.claimed": True},
+                    start_time=start,
                 )
                 # a worker also waits between two steps: its own time counts first, and waiting fills the rest
                 wait = phases.get("wait")
-                rest = (stop - start) / 1e9 - sum(
-                    s for name, s in phases.items() if name != "wait" and _is_duration(s)
-                )
+                rest = (stop - start) / 1e9 - sum(s for name, s in phases.items() if name != "wait" and _is_duration(s))
                 if _is_duration(wait):
                     phases = {**phases, "wait": max(0.0, min(wait, rest))}
                 span.end(self._send_phases(phases, set_span_in_context(span), start, party))
