@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import requests
 import psutil
+import requests
 
 from phalanx.lab.bench.measure.harness import run_program
 from phalanx.telemetry import read_metrics
@@ -87,7 +87,8 @@ async def _view_all(address: str, secret: str, viewers: int) -> None:
     views = [asyncio.create_task(_view(address, secret, counts)) for _ in range(viewers)]
     # whoever started this asks for the counts by a line each
     while await asyncio.to_thread(sys.stdin.readline):
-        print(*counts, flush=True)
+        sys.stdout.write(f"{counts[0]} {counts[1]}\n")
+        sys.stdout.flush()
     for view in views:
         view.cancel()
 
