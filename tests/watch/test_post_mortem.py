@@ -50,6 +50,12 @@ INJECTED = {
         {"events": [LOST], "summary": COMPLETED},
         "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes\n",
     ),
+    "worker without room for a thread": (
+        "out_of_memory",
+        "worker-1",
+        {"events": [LOST], "summary": COMPLETED},
+        f"{TRACE}RuntimeError: can't start new thread\n",
+    ),
     "owner without memory": ("out_of_memory", "owner", {"summary": failed_with(MemoryError())}, None),
     "full disk": (
         "full_disk",

@@ -24,7 +24,8 @@ from phalanx.watch.run_view import RunView
 _MAX_STACK, _MAX_LOG = 24, 400
 _STACK = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|Current thread 0x|^Thread 0x")
 _CRASH = re.compile(r"Traceback \(most recent call last\)|Fatal Python error")
-_NO_MEMORY = re.compile(r"MemoryError|out of memory|[Cc]an(?:'t|not) allocate memory")
+# a thread needs memory for its stack: Python has no other word for it
+_NO_MEMORY = re.compile(r"MemoryError|out of memory|[Cc]an(?:'t|not) (?:allocate memory|start new thread)")
 _EXPIRED = re.compile(r"expired|not valid (?:before|after)|validity", re.IGNORECASE)
 _DISK_ERRNO = frozenset({28, 122, 27, 30, 5})
 MD_FILE, HTML_FILE = "post_mortem.md", "post_mortem.html"
@@ -212,7 +213,7 @@ CAUSES: tuple[RunCause, ...] = (
     ),
     RunCause(
         "out_of_memory",
-        "a process had not enough memory",
+        "a process had not enough memory, or room for a thread",
         "lower train.batch_size or raise train.microbatches; then " + _RESUME,
         _out_of_memory,
     ),
