@@ -87,7 +87,7 @@ def test_half_a_pair_is_a_question_mark_and_a_whole_one_a_character():
     assert parse_row(b"\xff{}") is None
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "config.toml", "peers.json", "workers/worker-1.log"])
+@pytest.mark.parametrize("name", ["events.jsonl", "summary.json", "config.toml", "owner.pem", "workers/worker-1.log"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory", "terminal"])
 def test_what_is_no_file_is_neither_shown_nor_waited_for(run, tmp_path, name, kind):
     secret = tmp_path / "secret.toml"

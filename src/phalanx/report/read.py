@@ -1,6 +1,7 @@
 """Read a run directory as far as possible: a missing or broken file becomes a note, never a crash."""
 
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def _read_summary(path: Path, record: RunRecord) -> None:
         record.notes.append(f"{path.name} is not a JSON object; final figures are not shown.")
 
 
-def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[Row]:
+def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Callable[[Row], bool]) -> list[Row]:
     text = _read_text(path, record, lost)
     lines = [] if text is None else text.split("\n")
     if lines and not lines[-1].strip():
@@ -112,7 +113,7 @@ def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[
     rows, bad = [], []
     for position, raw_line in enumerate(lines, start=1):
         row = parse_row(raw_line.encode())
-        if is_good(row):
+        if row is not None and is_good(row):
             rows.append(row)
         else:
             bad.append(position)
@@ -124,12 +125,12 @@ def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[
     return rows
 
 
-def _is_metric(row: Any) -> bool:
-    return isinstance(row, dict) and parse_number(row.get("step")) is not None
+def _is_metric(row: Row) -> bool:
+    return parse_number(row.get("step")) is not None
 
 
-def _is_event(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("kind"), str) and isinstance(row.get("body"), dict)
+def _is_event(row: Row) -> bool:
+    return isinstance(row.get("kind"), str) and isinstance(row.get("body"), dict)
 
 
 def _read_evidence(directory: Path, record: RunRecord) -> None:

@@ -415,7 +415,7 @@ def _find_refusal(run_dir: Path) -> dict[str, Any]:
     """Return what refuses every session of a run before it begins: an altered log, or an owner's certificate."""
     try:
         certificate = owner_certificate(run_dir)
-        if (run_dir / "events.jsonl").exists():
+        if (run_dir / "events.jsonl").is_file():
             verify_log(run_dir / "events.jsonl", owner_of(certificate))
         facts = certificate_facts(certificate.read_bytes(), str(certificate))
     except AuditLogError as exc:

@@ -4,7 +4,7 @@
 
 A run of one process trains, a watcher shows it, and blocks with all viewers alternate with blocks without any. Viewers
 are connections of one client process: each reads the stream of states, and asks for the curves as often as the page
-does. They stand for browsers elsewhere, so that the client runs at the lowest priority, and its time is told apart. On
+does. They stand for browsers elsewhere, so that the client runs at a lower priority, and its time is told apart. On
 a busy machine times of steps say little: the processor time of an answer, times the answers a second that the watcher
 allows all pages together, bounds what viewers can take from a step.
 """
@@ -212,7 +212,7 @@ def summarise_blocks(blocks: Sequence[dict[str, Any]], steps: Sequence[tuple[flo
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["view"]:
-        os.nice(19)
+        os.nice(5)
         asyncio.run(_view_all(sys.argv[2], sys.argv[3], int(sys.argv[4])))
     else:
         run_program("viewers", measure_viewers)
