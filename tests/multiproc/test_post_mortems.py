@@ -89,7 +89,8 @@ def test_a_worker_without_memory_is_on_the_card_by_its_name(place):
     Later would be too late: a worker keeps the memory of its peak (`keep_freed_memory`).
     """
     process = place.train()
-    place.wait_for(process, lambda: (place.path / "run" / "events.jsonl").exists() and "worker-2" in local_workers(process))
+    log = place.path / "run" / "events.jsonl"
+    place.wait_for(process, lambda: log.exists() and "worker-2" in local_workers(process))
     resource.prlimit(worker_pid(process, "worker-2"), resource.RLIMIT_AS, (1 << 20, 1 << 20))
 
     process.wait()
