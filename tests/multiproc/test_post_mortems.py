@@ -84,14 +84,16 @@ def test_a_full_disk_is_the_cause(place):
 
 
 def test_a_worker_without_memory_is_on_the_card_by_its_name(place):
-    """The kernel refuses a worker every further page (``RLIMIT_AS``) before it has its stage.
+    """The kernel allows a worker 64 MiB more (``RLIMIT_AS``) before it has its stage.
 
     Later would be too late: a worker keeps the memory of its peak (`keep_freed_memory`).
     """
     process = place.train()
     log = place.path / "run" / "events.jsonl"
-    place.wait_for(process, lambda: log.exists() and "worker-2" in local_workers(process))
-    resource.prlimit(worker_pid(process, "worker-2"), resource.RLIMIT_AS, (1 << 20, 1 << 20))
+    place.wait_for(process, lambda: log.exists() and "party_joined" in log.read_text())
+    pid = worker_pid(process, "worker-2")
+    size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize() + (64 << 20)
+    resource.prlimit(pid, resource.RLIMIT_AS, (size, size))
 
     process.wait()
 

@@ -166,11 +166,19 @@ def _full_disk(facts: CaseFacts) -> str | None:
     return "" if is_full or facts.message_has(re.compile("No space left|disk quota", re.IGNORECASE)) else None
 
 
+def _gone_parties(facts: CaseFacts, *kinds: str) -> list[str]:
+    """Return the parties of some events; of a run that ended without its parties, all with a log of this machine.
+
+    A party that ends before it has joined is in no event.
+    """
+    named = [str(body.get("party", "")) for body in facts.bodies_of(*kinds)]
+    return named + (list(facts.logs) if facts.is_failure("NoHolderError", "PeerLostError", "PeerGoneError") else [])
+
+
 def _out_of_memory(facts: CaseFacts) -> str | None:
     if facts.failure.get("is_out_of_memory"):
         return "owner"
-    for body in facts.bodies_of("lost", "replaced", "link_broken"):
-        party = str(body.get("party", ""))
+    for party in _gone_parties(facts, "lost", "replaced", "link_broken"):
         if any(_NO_MEMORY.search(row) for row in facts.logs.get(party, ())):
             return party
     return None
@@ -184,8 +192,7 @@ def _expired_certificate(facts: CaseFacts) -> str | None:
 
 
 def _crashed_party(facts: CaseFacts) -> str | None:
-    for body in facts.bodies_of("lost"):
-        party = str(body.get("party", ""))
+    for party in _gone_parties(facts, "lost"):
         if any(_CRASH.search(row) for row in facts.logs.get(party, ())):
             return party
     return None
