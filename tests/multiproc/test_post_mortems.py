@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from real_runs import FORWARD_LIAR, local_workers, worker_pid
 from phalanx.telemetry import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1] / "watch"))
-from alert_servers import hanging_server
+from alert_servers import hanging_server, http_receiver
 
 pytestmark = pytest.mark.slow
 
@@ -82,6 +83,26 @@ def test_a_full_disk_is_the_cause(place):
     assert "cause            full_disk" in process.text
 
 
+def test_a_worker_without_memory_is_on_the_card_by_its_name(place):
+    """The kernel allows a worker 64 MiB more (``RLIMIT_AS``) before it has its stage.
+
+    Later would be too late: a worker keeps the memory of its peak (`keep_freed_memory`).
+    """
+    process = place.train()
+    log = place.path / "run" / "events.jsonl"
+    place.wait_for(process, lambda: log.exists() and "party_joined" in log.read_text())
+    pid = worker_pid(process, "worker-2")
+    size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize() + (64 << 20)
+    resource.prlimit(pid, resource.RLIMIT_AS, (size, size))
+
+    process.wait()
+
+    card = card_of(place)
+    assert (card["cause"], card["party"]) == ("out_of_memory", "worker-2"), process.text
+    assert "cause            out_of_memory" in process.text
+    assert card["stacks"]["worker-2"]
+
+
 def test_numbers_that_are_none_are_the_cause(place):
     process = place.train("optimizer.lr=1e30")
 
@@ -132,3 +153,37 @@ def test_watchers_that_hang_change_no_bit_of_a_run(place, clean):
         assert summary[key] == clean[key], key
     assert [line["step"] for line in read_metrics(place.path / "run" / "metrics.jsonl")] == list(range(8))
     assert not local_workers(process)
+
+
+def test_a_step_is_one_trace_with_the_spans_of_every_worker(place):
+    """A real run, a real watcher, and a collector that reads OTLP; workers send nothing but their signed reports."""
+    collector = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    place.finish()
+    spans = []
+    with http_receiver() as (url, posts):
+        file = place.path / "watch.toml"
+        file.write_text(f'[traces]\nendpoint = "{url}/v1/traces"\n')
+        watcher = place.start("watch", str(place.path / "run"), "--config", str(file), "--no-page", "--prometheus", "0")
+
+        def has_all():
+            while not posts.empty():
+                request = collector.ExportTraceServiceRequest.FromString(posts.get()[2])
+                spans.extend(span for each in request.resource_spans for s in each.scope_spans for span in s.spans)
+            return sum(span.name == "phalanx.party" for span in spans) >= 8 * 2
+
+        place.wait_until(has_all)
+        watcher.kill()
+
+    traces = {}
+    for span in spans:
+        traces.setdefault(span.trace_id, []).append(span)
+    assert len(traces) == 8
+    for members in traces.values():
+        (root,) = (span for span in members if not span.parent_span_id)
+        assert root.name == "phalanx.step"
+        parties = [span for span in members if span.name == "phalanx.party"]
+        assert all(span.parent_span_id == root.span_id for span in parties)
+        names = {item.value.string_value for span in parties for item in span.attributes if item.key == "phalanx.party"}
+        assert names == {"worker-1", "worker-2"}
+        computing = {span.parent_span_id for span in members if span.name == "phalanx.phase.compute"}
+        assert {span.span_id for span in parties} <= computing

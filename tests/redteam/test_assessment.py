@@ -163,7 +163,28 @@ open(options["--report_prefix"] + ".report.jsonl", "w").write(json.dumps(line))
 def test_garak_runs_from_its_own_environment_by_path(tmp_path):
     rows = run_garak(environment(tmp_path, WRITES), "http://127.0.0.1:9", "default", "secret", ["dan"])
 
+    assert rows == [GarakRow("a", "b", 1, 2, 3), GarakRow("dan", "", 0, 0, 0)]
+    assert rows[1].cells[-1] == "not judged"
+
+
+@pytest.mark.parametrize("others", [("report.hitlog.jsonl",), ("report.avid.jsonl", "report.hitlog.jsonl")])
+def test_the_list_of_hits_beside_a_report_is_not_taken_for_it(tmp_path, others):
+    """garak writes its hits into a file of their own, and only where there are any."""
+    hits = "".join(
+        f'\nopen(os.path.join(os.path.dirname(options["--report_prefix"]), {name!r}), "w")' for name in others
+    )
+
+    rows = run_garak(environment(tmp_path, WRITES + hits), "http://127.0.0.1:9", "default", "secret", ["a"])
+
     assert rows == [GarakRow("a", "b", 1, 2, 3)]
+
+
+def test_a_report_without_an_evaluation_passes_nothing(tmp_path):
+    empty = WRITES.replace('"entry_type": "eval"', '"entry_type": "attempt"')
+
+    rows = run_garak(environment(tmp_path, empty), "http://127.0.0.1:9", "default", "secret", ["a", "dan.Dan"])
+
+    assert rows == [GarakRow("a", "", 0, 0, 0), GarakRow("dan.Dan", "", 0, 0, 0)]
 
 
 def test_garak_that_fails_or_is_not_there_is_no_pass(tmp_path):

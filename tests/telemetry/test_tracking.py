@@ -264,7 +264,7 @@ def library(name):
 @library("mlflow")
 def test_mlflow_gets_the_curves_and_a_resumed_run_is_the_same_run(track, tmp_path):
     for first in (0, 2):
-        with track(MlflowConfig(flush_s=120)) as tracking:
+        with track(MlflowConfig(flush_s=600)) as tracking:
             tracking.add_scalars({"train/loss": 3.0 - first}, first)
             tracking.add_scalars({"train/loss": 2.0 - first}, first + 1)
         assert tracking.report == [{"kind": "mlflow", "taken": 2, "dropped": 0, "error": None}]

@@ -14,6 +14,7 @@ from phalanx.errors import (
     ModelError,
     NoHolderError,
     NonFiniteLossError,
+    PeerLostError,
     PrivacyBudgetError,
     RewardError,
     TransportError,
@@ -49,6 +50,18 @@ INJECTED = {
         "worker-1",
         {"events": [LOST], "summary": COMPLETED},
         "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes\n",
+    ),
+    "worker without room for a thread": (
+        "out_of_memory",
+        "worker-1",
+        {"events": [LOST], "summary": COMPLETED},
+        f"{TRACE}RuntimeError: can't start new thread\n",
+    ),
+    "worker that crashed before it joined": (
+        "crashed_party",
+        "worker-1",
+        {"summary": failed_with(PeerLostError("worker-1 ended before it joined: Extension modules: numpy"))},
+        "Fatal Python error: Aborted\n",
     ),
     "owner without memory": ("out_of_memory", "owner", {"summary": failed_with(MemoryError())}, None),
     "full disk": (

@@ -60,6 +60,65 @@ def test_phases_of_several_parties_stand_side_by_side():
     assert len({span.start_time_unix_nano for span in spans}) == 1
 
 
+def reports(step, **parties):
+    return {name: {"step": step, "seconds": seconds} for name, seconds in parties.items()}
+
+
+def test_workers_add_their_spans_to_the_trace_of_the_step_that_they_report():
+    """Workers report a step after it was applied: with the line of the next one, and the last step in the summary."""
+    first = metric_row(3, time=1000.0)
+    second = metric_row(4, time=1002.0, party_phases=reports(3, one={"wait": 9.0, "compute": 1.5}, two={"audit": 0.25}))
+    with http_receiver() as (url, posts):
+        traces = StepTraces(TraceConfig(endpoint=f"{url}/v1/traces"), RUN_ID, lambda _: None)
+        traces.send_steps([first, second])
+        for _ in range(2):
+            traces.send_last_parties({"party_phases": reports(4, one={"compute": 1.0})})
+        traces.close()
+        spans = read_spans(posts)
+
+    roots = {span.trace_id: span for span in spans if span.name == "phalanx.step"}
+    parties = [span for span in spans if span.name == "phalanx.party"]
+    assert len(roots) == 2
+    assert {len(root.parent_span_id) for root in roots.values()} == {0}
+    assert [int.from_bytes(span.trace_id, "big") for span in parties] == [step_trace_id(RUN_ID, n) for n in (3, 3, 4)]
+    assert all(span.parent_span_id == roots[span.trace_id].span_id for span in parties)
+    assert all(span.start_time_unix_nano == roots[span.trace_id].start_time_unix_nano for span in parties)
+    phases = [span for span in spans if span.parent_span_id == parties[0].span_id]
+    # waiting beyond the step's own time is that between two steps
+    seconds = [(s.name, round((s.end_time_unix_nano - s.start_time_unix_nano) / 1e9, 3)) for s in phases]
+    assert seconds == [("phalanx.phase.wait", 0.4), ("phalanx.phase.compute", 1.5)]
+    assert {item.key for item in parties[0].attributes} == {"phalanx.party", "phalanx.step", "phalanx.claimed"}
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        reports(2, one={"compute": 1.0}),
+        reports(3, one=[1.0]),
+        {"one": 3},
+        ["one"],
+        reports("3", one={"compute": 1.0}),
+        {"one": {"step": 3}},
+    ],
+)
+def test_what_a_worker_claims_of_another_step_or_in_another_form_is_no_span(claims):
+    with http_receiver() as (url, posts):
+        send(f"{url}/v1/traces", [metric_row(3), metric_row(4, party_phases=claims)])
+        assert [span.name for span in read_spans(posts)].count("phalanx.party") == 0
+
+
+def test_no_name_and_no_number_of_a_worker_breaks_a_trace():
+    seconds = {"compute\x1b[2J": float("nan"), "wait": -1.0, "send": True, "x" * 999: 0.5}
+    rows = [metric_row(3), metric_row(4, party_phases=reports(3, **{"\x1b[2J" + "y" * 999: seconds}))]
+    with http_receiver() as (url, posts):
+        send(f"{url}/v1/traces", rows)
+        spans = read_spans(posts)
+
+    names = [item.value.string_value for span in spans for item in span.attributes if item.key == "phalanx.party"]
+    assert names
+    assert all(len(name) <= 80 and name.isprintable() for name in names)
+
+
 @pytest.mark.parametrize(
     "row", [{"step": 1}, metric_row(1, time=None), metric_row(1, wall_s=-1), metric_row(1, phases=[])]
 )

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 import pytest
 
 from phalanx.serve.chat_page import make_policy
-from phalanx.watch.page import WatchPage, build_page
+from phalanx.watch.page import Snapshots, WatchPage, build_page
 from phalanx.watch.run_view import RunView
 from watched_run import write_run
 
@@ -126,7 +126,7 @@ def test_curves_are_answered_by_range_and_points_and_without_nan(door):
         "run=0&curve=loss&points=1000000",
         "run=0&curve=loss&first=x",
         "run=0&curve=" + "x" * 201,
-        "run=0" + "&curve=loss" * 65,
+        "run=0" + "&curve=loss" * 129,
     ],
 )
 def test_a_request_for_something_else_is_a_mistake_of_the_client(door, query):
@@ -156,9 +156,38 @@ def test_a_slow_reader_gets_the_newest_state_and_all_streams_end_with_the_server
 
     first, second, rest = asyncio.run(read())
 
-    assert first == b'event: state\ndata: {"now": 1}\n\n'
-    assert second == b'event: state\ndata: {"now": 5}\n\n'
+    pace = b'"pace": {"state_s": 1.0, "curves_s": 2.0}}\n\n'
+    assert first == b'event: state\ndata: {"now": 1, ' + pace
+    assert second == b'event: state\ndata: {"now": 5, ' + pace
     assert rest == []
+
+
+def test_a_hundred_viewers_get_states_more_rarely_and_all_the_same_bytes():
+    async def view():
+        moment = 0.0
+        snapshots = Snapshots(lambda: moment > 30, lambda: moment)
+        parts = [[] for _ in range(100)]
+
+        async def read(number):
+            async for part in snapshots.stream_events():
+                parts[number].append(part)
+
+        snapshots.publish_state({"now": 0})
+        tasks = [asyncio.create_task(read(number)) for number in range(100)]
+        for second in range(1, 32):
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            moment = float(second)
+            snapshots.publish_state({"now": second})
+        await asyncio.gather(*tasks)
+        return parts
+
+    parts = asyncio.run(view())
+
+    # one every five seconds, the first at once
+    assert {len(each) for each in parts} == {7}
+    assert b'"pace": {"state_s": 5.0, "curves_s": 20.0}' in parts[0][-1]
+    assert len({id(each[-1]) for each in parts}) == 1
 
 
 def test_the_page_asks_nothing_from_elsewhere_and_makes_no_markup_from_texts():

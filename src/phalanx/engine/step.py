@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -148,6 +148,7 @@ class StepResult:
         batch: Digest of the batch that the step was applied with.
         guard: None of an engine without a guard.
         claimed_links: Links of `bytes_by_link` between two workers: claims of their senders.
+        party_phases: By worker, the step that it reported last (usually the one before) and its seconds by phase.
     """
 
     step: int
@@ -159,6 +160,7 @@ class StepResult:
     batch: str
     guard: GuardReport | None
     claimed_links: tuple[str, ...] = ()
+    party_phases: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Engine(Protocol):

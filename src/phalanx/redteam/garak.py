@@ -62,6 +62,9 @@ def run_garak(
     Args:
         environment: Directory of its virtual environment.
         url: Base address of the server.
+
+    Returns:
+        Its evaluations; a probe without any, such as one that this garak does not have, is a row that was not judged.
     """
     python = environment / "bin" / "python"
     if not python.is_file():
@@ -85,13 +88,17 @@ def run_garak(
             )
         except (OSError, subprocess.TimeoutExpired) as exc:
             raise TransportError(f"garak: did not end ({exc}); name fewer probes") from exc
-        reports = sorted(home.rglob("*report*.jsonl"))
+        # its hits, where there are any, are in a file of their own beside it
+        reports = sorted(home.rglob("*.report.jsonl"))
         if ended.returncode or not reports:
             last = (ended.stderr.strip().splitlines() or ["no message"])[-1][:300]
             raise TransportError(f"garak: ended with {ended.returncode} and {len(reports)} reports: {last}")
         if reports[0].stat().st_size > _MAX_REPORT_BYTES:
             raise TransportError(f"garak: its report has more than {_MAX_REPORT_BYTES} bytes")
-        return read_garak_rows(reports[0].read_text(encoding="utf-8", errors="replace").splitlines())
+        rows = read_garak_rows(reports[0].read_text(encoding="utf-8", errors="replace").splitlines())
+        judged = {row.probe for row in rows}
+        absent = (name for name in probes if not any(f"{probe}.".startswith(f"{name}.") for probe in judged))
+        return [*rows, *(GarakRow(name, "", 0, 0, 0) for name in absent)]
 
 
 def read_garak_rows(lines: Iterable[str]) -> list[GarakRow]:

@@ -1,13 +1,14 @@
 """Read a run directory as far as possible: a missing or broken file becomes a note, never a crash."""
 
-import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from phalanx.errors import InputError
 from phalanx.report.figures import parse_number
+from phalanx.telemetry.run_files import open_run_file, parse_row
 
 _FILES = ("config.toml", "summary.json", "metrics.jsonl", "events.jsonl")
 _MAX_EVIDENCE_BYTES = 1024 * 1024
@@ -97,22 +98,22 @@ def _read_summary(path: Path, record: RunRecord) -> None:
     text = _read_text(path, record, "the run has not finished, or did not get to write it")
     if text is None:
         return
-    summary = _parse_json(text)
-    if isinstance(summary, dict):
+    summary = parse_row(text.encode())
+    if summary is not None:
         record.summary = summary
     else:
         record.notes.append(f"{path.name} is not a JSON object; final figures are not shown.")
 
 
-def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[Row]:
+def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Callable[[Row], bool]) -> list[Row]:
     text = _read_text(path, record, lost)
     lines = [] if text is None else text.split("\n")
     if lines and not lines[-1].strip():
         lines.pop()
     rows, bad = [], []
     for position, raw_line in enumerate(lines, start=1):
-        row = _parse_json(raw_line)
-        if is_good(row):
+        row = parse_row(raw_line.encode())
+        if row is not None and is_good(row):
             rows.append(row)
         else:
             bad.append(position)
@@ -124,12 +125,12 @@ def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[
     return rows
 
 
-def _is_metric(row: Any) -> bool:
-    return isinstance(row, dict) and parse_number(row.get("step")) is not None
+def _is_metric(row: Row) -> bool:
+    return parse_number(row.get("step")) is not None
 
 
-def _is_event(row: Any) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("kind"), str) and isinstance(row.get("body"), dict)
+def _is_event(row: Row) -> bool:
+    return isinstance(row.get("kind"), str) and isinstance(row.get("body"), dict)
 
 
 def _read_evidence(directory: Path, record: RunRecord) -> None:
@@ -149,16 +150,10 @@ def _read_evidence(directory: Path, record: RunRecord) -> None:
 
 def _read_text(path: Path, record: RunRecord, lost: str) -> str | None:
     try:
-        return path.read_bytes().decode("utf-8", "replace")
+        with open_run_file(path) as file:
+            return file.read().decode("utf-8", "replace")
     except FileNotFoundError:
         record.notes.append(f"{path.name} is missing: {lost}.")
     except OSError as exc:
         record.notes.append(f"{path.name} cannot be read ({exc.strerror}): {lost}.")
     return None
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

@@ -4,7 +4,6 @@ RUN_DIR/peers.json
 """
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from phalanx.closing import Closeable
 from phalanx.config import StrictModel, printable_text
 from phalanx.errors import InputError
 from phalanx.telemetry.fitted_table import FittedTable
+from phalanx.telemetry.run_files import open_run_file
 
 PEERS_FILE = "peers.json"
 PERIOD_S = 1.0
@@ -147,7 +147,7 @@ def _has_changed(status: PartiesStatus, last: PartiesStatus) -> bool:
 def read_peers(path: Path) -> PartiesStatus | None:
     """Return the status in a file; None where there is no file."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        with open_run_file(path) as file:
             data = file.read(_MAX_BYTES)
         return PartiesStatus.model_validate_json(data)
     except FileNotFoundError:

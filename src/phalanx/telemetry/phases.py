@@ -7,26 +7,14 @@ from types import TracebackType
 
 BUSY = "busy_wall"
 
+WALL = "_wall"
+"""Behind the name of a phase: its wall seconds since the report before."""
+_PHASES = (
+    *("audit", "commit", "compute", "journal", "optimizer", "screen", "send", "shadow_apply", "shadow_receive"),
+    *("shadow_send", "state_digest", "wait"),
+)
 COSTS = frozenset(
-    {
-        "audit",
-        "commit",
-        "compute",
-        "journal",
-        "optimizer",
-        "screen",
-        "send",
-        "shadow_apply",
-        "shadow_receive",
-        "shadow_send",
-        "state_digest",
-        "wait",
-        "process",
-        "other_threads",
-        "hashing",
-        "signing",
-        BUSY,
-    }
+    {*_PHASES, *(f"{name}{WALL}" for name in _PHASES), "process", "other_threads", "hashing", "signing", BUSY}
 )
 """Everything that a party reports seconds of: the phases of its compute thread, and what cuts across them."""
 

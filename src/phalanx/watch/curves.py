@@ -1,7 +1,7 @@
 """The curves of a run in memory, and any part of them in as many points as a screen has: lowest and highest of each."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,16 @@ STEP = "step"
 _MAX_CURVES = 256
 _MAX_NAME = 120
 _NESTED = ("phases", "bytes", "validation_sets", "leak", "leak_meter", "evaluate")
-_NO_CURVES = frozenset({STEP, "time", "batch", "samples_digest", "attacked", "repaired", "bytes_claimed", "non_finite"})
+_NO_CURVES = frozenset(
+    {STEP, "time", "batch", "samples_digest", "attacked", "repaired", "bytes_claimed", "party_phases", "non_finite"}
+)
 
 Numbers = NDArray[np.float64]
+
+
+def is_step(value: object) -> TypeGuard[int]:
+    """Whether a value can be the number of a step."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
 
 
 class CurveHistory:
@@ -35,7 +42,7 @@ class CurveHistory:
     def add_row(self, row: Mapping[str, Any]) -> None:
         """Add the figures of one step; a row without a step is left out."""
         step = row.get(STEP)
-        if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 1 << 53:
+        if not is_step(step):
             return
         if self.num_rows == len(self._steps):
             self._steps = _double_length(self._steps)

@@ -1,12 +1,12 @@
 """Files of a run as they grow: read from where the last look ended, and never written, locked or asked for."""
 
-import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from phalanx.telemetry.run_files import open_run_file, parse_row
 
 Row = dict[str, Any]
 _PIECE_BYTES = 8 << 20
@@ -25,7 +25,7 @@ class GrowingRows:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._inode, self._offset, self._rest = 0, 0, b""
+        self._inode, self._offset, self._rest, self._is_too_long = 0, 0, b"", False
         self.num_bad = 0
 
     def read_new(self, max_bytes: int = _PIECE_BYTES) -> tuple[list[Row], bool]:
@@ -35,48 +35,41 @@ class GrowingRows:
             max_bytes: Bytes that are read at once; the rest waits for the next call.
         """
         try:
-            handle = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            opened = open_run_file(self._path)
         except OSError:
             return [], False
-        with os.fdopen(handle, "rb") as file:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                return [], False
+        with opened as file:
+            status = os.fstat(file.fileno())
             is_new = self._inode not in (0, status.st_ino) or status.st_size < self._offset
             if is_new:
-                self._offset, self._rest, self.num_bad = 0, b"", 0
+                self._offset, self._rest, self._is_too_long, self.num_bad = 0, b"", False, 0
             self._inode = status.st_ino
             file.seek(self._offset)
             data = file.read(max_bytes)
         self._offset += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > _MAX_LINE_BYTES:
-            self._rest = b""
+        if self._is_too_long and lines:
+            # the end of a line is no line
+            lines, self._is_too_long = lines[1:], False
+            self.num_bad += 1
+        if self._is_too_long or len(self._rest) > _MAX_LINE_BYTES:
+            self._rest, self._is_too_long = b"", True
         return list(self._parse_rows(lines)), is_new
 
     def _parse_rows(self, lines: list[bytes]) -> Iterator[Row]:
         for text in lines:
-            row = parse_object(text)
+            row = parse_row(text)
             if row is None:
                 self.num_bad += bool(text.strip())
             else:
                 yield row
 
 
-def parse_object(text: bytes) -> Row | None:
-    """Return a JSON object; None for anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def read_object(path: Path) -> Row | None:
     """Return the JSON object in a file; None where there is none."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return parse_object(file.read(_MAX_OBJECT_BYTES))
+        with open_run_file(path) as file:
+            return parse_row(file.read(_MAX_OBJECT_BYTES))
     except OSError:
         return None
 
@@ -84,7 +77,7 @@ def read_object(path: Path) -> Row | None:
 def read_tail(path: Path, num_lines: int) -> list[str]:
     """Return the last lines of a log, at most 32 KiB of it; none where it cannot be read."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open_run_file(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _TAIL_BYTES))
             lines = file.read(_TAIL_BYTES).decode("utf-8", "replace").splitlines()

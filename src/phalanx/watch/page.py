@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.resources import files
 from typing import Any
@@ -18,7 +20,12 @@ from phalanx.watch.run_view import RunView
 
 SESSION_ROUTE, CURVES_ROUTE, STREAM_ROUTE = "/session", "/curves", "/stream"
 _READER = "watch"
-_MAX_POINTS, _MAX_NAMES = 4000, 64
+_MAX_POINTS, _MAX_NAMES = 4000, 128
+_STATE_PACE_S, _CURVES_PACE_S = 0.05, 0.2
+"""Seconds for each open page between two states, and between two requests for curves."""
+_MIN_STATE_S, _MIN_CURVES_S = 1.0, 2.0
+MAX_ANSWERS_PER_S = 1 / _STATE_PACE_S + 1 / _CURVES_PACE_S
+"""States and curves that all open pages together get in a second, once they are more than 20."""
 _MAX_CACHED = 256
 _HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _VENDORED = {b"/*uplot.css*/": "uPlot.min.css", b"/*uplot.js*/": "uPlot.iife.min.js"}
@@ -34,27 +41,47 @@ def build_page() -> bytes:
 
 
 class Snapshots:
-    """What every open page is shown, made once a look and sent to all: viewers cost the run's files nothing."""
+    """What every open page is shown, made once a look and sent to all: viewers cost the run's files nothing.
 
-    def __init__(self, is_over: Callable[[], bool]) -> None:
-        self._is_over = is_over
-        self._text, self._number = b"{}", 0
+    Guarantees:
+        The more pages are open, the rarer each gets a state and asks for curves: all of them together are sent at most
+        20 states a second, and ask for curves five times a second.
+    """
+
+    def __init__(self, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._is_over, self._clock = is_over, clock
+        self._text, self._number = b"event: state\ndata: {}\n\n", 0
         self._changed = asyncio.Event()
+        self._num_viewers = 0
 
     def publish_state(self, state: dict[str, Any]) -> None:
         """Show a new state to every page."""
-        self._text, self._number = json.dumps(state, allow_nan=False).encode(), self._number + 1
+        pace = {"state_s": self._state_pace_s, "curves_s": max(_MIN_CURVES_S, _CURVES_PACE_S * self._num_viewers)}
+        text = json.dumps({**state, "pace": pace}, allow_nan=False).encode()
+        self._text, self._number = b"event: state\ndata: " + text + b"\n\n", self._number + 1
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
+    @property
+    def _state_pace_s(self) -> float:
+        return max(_MIN_STATE_S, _STATE_PACE_S * self._num_viewers)
+
     async def stream_events(self) -> AsyncIterator[bytes]:
-        """Yield the present state and each later one as a server-sent event; a slow reader misses states in between."""
-        shown = -1
-        while not self._is_over():
-            if shown == self._number:
-                await self._changed.wait()
-            shown = self._number
-            yield b"event: state\ndata: " + self._text + b"\n\n"
+        """Yield the present state and later ones as server-sent events; a slow reader misses states in between."""
+        shown, sent_s = -1, -math.inf
+        self._num_viewers += 1
+        try:
+            while not self._is_over():
+                pace_s = self._state_pace_s
+                # looks are a second apart, or nearly so
+                is_early = pace_s > _MIN_STATE_S and self._clock() - sent_s < pace_s - _MIN_STATE_S / 2
+                if shown == self._number or is_early:
+                    await self._changed.wait()
+                    continue
+                shown, sent_s = self._number, self._clock()
+                yield self._text
+        finally:
+            self._num_viewers -= 1
 
 
 class WatchPage:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -23,7 +24,8 @@ from phalanx.watch.run_view import RunView
 _MAX_STACK, _MAX_LOG = 24, 400
 _STACK = re.compile(r"Traceback \(most recent call last\)|Fatal Python error|Current thread 0x|^Thread 0x")
 _CRASH = re.compile(r"Traceback \(most recent call last\)|Fatal Python error")
-_NO_MEMORY = re.compile(r"MemoryError|out of memory|[Cc]an(?:'t|not) allocate memory")
+# a thread needs memory for its stack: Python has no other word for it
+_NO_MEMORY = re.compile(r"MemoryError|out of memory|[Cc]an(?:'t|not) (?:allocate memory|start new thread)")
 _EXPIRED = re.compile(r"expired|not valid (?:before|after)|validity", re.IGNORECASE)
 _DISK_ERRNO = frozenset({28, 122, 27, 30, 5})
 MD_FILE, HTML_FILE = "post_mortem.md", "post_mortem.html"
@@ -151,7 +153,7 @@ def _as_code(text: str) -> str:
 
 
 def _party_of(bodies: list[Row]) -> str | None:
-    return printable_text(str(bodies[-1].get("party", bodies[-1].get("worker", ""))), 80) if bodies else None
+    return str(bodies[-1].get("party", bodies[-1].get("worker", ""))) if bodies else None
 
 
 def _match_error(facts: CaseFacts, *kinds: str) -> str | None:
@@ -159,15 +161,24 @@ def _match_error(facts: CaseFacts, *kinds: str) -> str | None:
 
 
 def _full_disk(facts: CaseFacts) -> str | None:
-    is_full = facts.failure.get("errno") in _DISK_ERRNO or facts.is_failure("DiskError")
+    errno = facts.failure.get("errno")
+    is_full = (isinstance(errno, int) and errno in _DISK_ERRNO) or facts.is_failure("DiskError")
     return "" if is_full or facts.message_has(re.compile("No space left|disk quota", re.IGNORECASE)) else None
+
+
+def _gone_parties(facts: CaseFacts, *kinds: str) -> list[str]:
+    """Return the parties of some events; of a run that ended without its parties, all with a log of this machine.
+
+    A party that ends before it has joined is in no event.
+    """
+    named = [str(body.get("party", "")) for body in facts.bodies_of(*kinds)]
+    return named + (list(facts.logs) if facts.is_failure("NoHolderError", "PeerLostError", "PeerGoneError") else [])
 
 
 def _out_of_memory(facts: CaseFacts) -> str | None:
     if facts.failure.get("is_out_of_memory"):
         return "owner"
-    for body in facts.bodies_of("lost", "replaced", "link_broken"):
-        party = str(body.get("party", ""))
+    for party in _gone_parties(facts, "lost", "replaced", "link_broken"):
         if any(_NO_MEMORY.search(row) for row in facts.logs.get(party, ())):
             return party
     return None
@@ -181,8 +192,7 @@ def _expired_certificate(facts: CaseFacts) -> str | None:
 
 
 def _crashed_party(facts: CaseFacts) -> str | None:
-    for body in facts.bodies_of("lost"):
-        party = str(body.get("party", ""))
+    for party in _gone_parties(facts, "lost"):
         if any(_CRASH.search(row) for row in facts.logs.get(party, ())):
             return party
     return None
@@ -210,7 +220,7 @@ CAUSES: tuple[RunCause, ...] = (
     ),
     RunCause(
         "out_of_memory",
-        "a process had not enough memory",
+        "a process had not enough memory, or room for a thread",
         "lower train.batch_size or raise train.microbatches; then " + _RESUME,
         _out_of_memory,
     ),
@@ -363,7 +373,7 @@ def diagnose(facts: CaseFacts) -> tuple[RunCause, str]:
     for cause in CAUSES:
         party = cause.matches(facts)
         if party is not None:
-            return cause, party
+            return cause, printable_text(party, 80)
     return _NO_CAUSE, ""
 
 
@@ -412,7 +422,7 @@ def _find_refusal(run_dir: Path) -> dict[str, Any]:
     """Return what refuses every session of a run before it begins: an altered log, or an owner's certificate."""
     try:
         certificate = owner_certificate(run_dir)
-        if (run_dir / "events.jsonl").exists():
+        if (run_dir / "events.jsonl").is_file():
             verify_log(run_dir / "events.jsonl", owner_of(certificate))
         facts = certificate_facts(certificate.read_bytes(), str(certificate))
     except AuditLogError as exc:
@@ -483,7 +493,7 @@ def _describe_loss(view: RunView, facts: CaseFacts, last: int | None, checkpoint
         prospect = "the journal may still have them" if has_journal else "--resume does them again"
         sentences.append(f"{behind} steps behind the newest checkpoint: {prospect}" if behind else "no step")
     lost = (view.summary or {}).get("steps_lost")
-    if lost:
+    if isinstance(lost, int) and lost:
         sentences.append(f"{lost} steps were given up and done again")
     if (view.summary or {}).get("in_doubt"):
         sentences.append("steps of a convicted party are in doubt (summary.json: steps_in_doubt)")
@@ -494,7 +504,9 @@ def _describe_loss(view: RunView, facts: CaseFacts, last: int | None, checkpoint
 
 
 def _fill_command(command: str, run_dir: Path, party: str, checkpoint: int | None) -> str:
-    values = {"RUN": str(run_dir), "FILE": str(run_dir / "config.toml"), "PARTY": party or "PARTY"}
+    # somebody pastes it into a shell: a party could name itself with a command
+    values = {"RUN": shlex.quote(str(run_dir)), "FILE": shlex.quote(str(run_dir / "config.toml"))}
+    values |= {"PARTY": shlex.quote(party) if party else "PARTY"}
     values |= {"STEP": "STEP" if checkpoint is None else str(checkpoint)}
     return re.sub(r"\b(RUN|FILE|PARTY|STEP)\b", lambda found: values[found[1]], command)
 
@@ -517,5 +529,5 @@ def _list_others(facts: CaseFacts, cause: RunCause) -> list[str]:
     for other in CAUSES:
         party = None if other is cause or other.word == "bug" else other.matches(facts)
         if party is not None:
-            others.append(f"{other.word}{f' of {party}' if party else ''}")
+            others.append(f"{other.word}{f' of {printable_text(party, 80)}' if party else ''}")
     return others

@@ -12,7 +12,8 @@ from phalanx.report import check_run
 from phalanx.report.timeline import describe_event
 from phalanx.telemetry import PEERS_FILE
 from phalanx.telemetry.parties import PartiesStatus, read_peers
-from phalanx.watch.curves import CurveHistory
+from phalanx.telemetry.run_files import open_run_file
+from phalanx.watch.curves import CurveHistory, is_step
 from phalanx.watch.growing_files import GrowingRows, Row, find_owner, read_object, read_tail
 from phalanx.watch.security_events import SecurityCounts, SecurityEvent, read_security_event
 
@@ -20,6 +21,7 @@ MAX_SHOWN_EVENTS = 200
 _MAX_TAIL = 60
 _MAX_LOGS = 32
 _MAX_DECISIONS = 1000
+_MAX_CONFIG_BYTES = 4 << 20
 _DECISIONS = frozenset(
     {
         *("verdict", "rollout_verdict", "evicted", "lost", "replaced", "link_broken", "not_let_in", "revoked"),
@@ -90,7 +92,7 @@ class RunView:
         if self.owner is not None:
             return "running"
         if self.summary is not None:
-            return str(self.summary.get("status", "unknown"))[:20]
+            return printable_text(str(self.summary.get("status", "unknown")), 20)
         has_begun = self.last_row is not None or bool(self.event_counts)
         return "gone" if has_begun and Path("/proc/locks").exists() else "running"
 
@@ -99,8 +101,8 @@ class RunView:
         rows, is_new = self._metrics.read_new()
         if is_new:
             self._begin_metrics()
-        self.new_rows = rows
-        for row in rows:
+        self.new_rows = [row for row in rows if is_step(row.get("step"))]
+        for row in self.new_rows:
             self._add_step(row)
         events, is_new = self._events.read_new()
         if is_new:
@@ -147,7 +149,8 @@ class RunView:
     def list_logs(self) -> list[str]:
         """Return the names of the logs of local processes."""
         folder = self.path / "workers"
-        names = (path.name for path in folder.glob("*.log")) if folder.is_dir() else ()
+        # a link could lead to files of this machine
+        names = (path.name for path in folder.glob("*.log")) if folder.is_dir() and not folder.is_symlink() else ()
         return sorted(names)[:_MAX_LOGS]
 
     def read_logs(self) -> dict[str, list[str]]:
@@ -180,7 +183,7 @@ class RunView:
             "config_digest": self.config_digest,
             "parties": [] if peers is None else [_describe_party(row) for row in peers.parties],
             "links": dict(self.link_bytes.most_common(64)),
-            "claimed_links": [str(link)[:200] for link in last.get("bytes_claimed") or ()][:64],
+            "claimed_links": [str(link)[:200] for link in _list_of(last.get("bytes_claimed"))[:64]],
             "phases": last.get("phases") if isinstance(last.get("phases"), dict) else {},
             "events": list(self.shown_events)[-80:],
             "security": self.security.read_counts(),
@@ -208,8 +211,13 @@ def _count_of(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
 
 
+def _list_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _read_config(path: Path) -> Row:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8", errors="replace"))
+        with open_run_file(path) as file:
+            return tomllib.loads(file.read(_MAX_CONFIG_BYTES).decode("utf-8", "replace"))
     except (OSError, tomllib.TOMLDecodeError, RecursionError):
         return {}

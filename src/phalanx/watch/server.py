@@ -90,6 +90,8 @@ class RunWatch:
                     has_more = view.read_new()
                     if self._traces:
                         self._traces[number].send_steps(view.new_rows)
+                        if view.summary is not None and not has_more:
+                            self._traces[number].send_last_parties(view.summary)
                     if machine is None:
                         machine = self._read_machine(view)
                     begun, over = alerts.check_rules(now, machine)
@@ -202,17 +204,24 @@ class _Watcher:
             self._announce(WatchAddresses(url, page.make_link(url), self._metrics_url))
             await serving
 
+    def _end_server(self) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+
     def _is_over(self) -> bool:
         return self._server is not None and self._server.should_exit
 
     @contextlib.asynccontextmanager
     async def _look_beside(self, page: WatchPage, receivers: AlertReceivers) -> AsyncIterator[None]:
         looking = asyncio.create_task(self._keep_looking(page, receivers))
+        # a page that stands still would look like a run without news
+        looking.add_done_callback(lambda _: self._end_server())
         try:
             yield
         finally:
             looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+            with contextlib.suppress(asyncio.CancelledError):
+                await looking
 
     async def _keep_looking(self, page: WatchPage, receivers: AlertReceivers) -> None:
         loop = asyncio.get_running_loop()

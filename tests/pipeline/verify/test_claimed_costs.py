@@ -30,6 +30,23 @@ def test_made_up_costs_do_not_reach_the_metrics(make_company, honest_digest):
     assert (company.verdicts, company.weights_digest()) == ([], honest_digest(tiny_run(), 3))
 
 
+def test_workers_report_the_phases_of_each_step_once(make_company):
+    company = make_company(tiny_run(), {2: claiming(usage={"compute_wall": 1e9, "compute": 2.0})})
+
+    results = company.run(3)
+    company.engine.settle_last_step()
+    last = company.engine.take_party_phases()
+
+    assert results[0].party_phases == {}
+    for number, reports in enumerate([*(result.party_phases for result in results[1:]), last]):
+        assert {party: report["step"] for party, report in reports.items()} == {"worker-1": number, "worker-2": number}
+        assert {"compute", "optimizer"} <= reports["worker-1"]["seconds"].keys()
+        assert reports["worker-2"]["seconds"] == {"compute": 1e9}
+    assert company.engine.take_party_phases() == {}
+    assert company.engine.party_usage["worker-2"] == {"compute": 2.0}
+    assert not any(name.endswith("_wall") for name in company.engine.party_usage["owner"])
+
+
 def test_totals_that_fall_are_no_refund(make_company):
     def fall(outgoing, applied):
         return [outgoing.with_fields({"bytes_sent": {"worker-2": 10**6 if applied.step == 1 else 5}})]

@@ -1,6 +1,7 @@
 """``phalanx watch``: a live page of training runs, metrics, traces and alerts, and the card of a run that failed."""
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,6 +60,8 @@ def watch(
             print_line(f"{alert['run']}: {alert['text']}")
         return Answer(state, 7 if alerts else 0)
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    # where a processor is short, the run has it
+    os.nice(10)
     watch_runs(WatchPlan(tuple(run_dirs), None if no_page else port, prometheus, settings), _announce)
     return Answer({"event": "stopped"})
 

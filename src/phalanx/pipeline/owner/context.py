@@ -80,7 +80,8 @@ class OwnerContext:
         """Make the parts that others stand on; from now on every peer has the plan's allowance."""
         mail, timer, clock = Mailbox(endpoint), PhaseTimer(cpu_clock=time.thread_time), limits.clock
         endpoint.allowances.limit_peers(allowance_of(plan))
-        post, statements, costs = mail.post_message, mail.statement_reader, RunningCosts(timer, endpoint)
+        post, statements = mail.post_message, mail.statement_reader
+        costs = RunningCosts(timer, endpoint, has_walls=False)
         party_context = PartyContext(OWNER, plan, post, statements, timer, usage=costs, state_files=files.states)
         party = Party(party_context, files.library)
         # the first epoch is 0

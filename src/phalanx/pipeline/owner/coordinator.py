@@ -1,6 +1,7 @@
 """The owner's decisions: which commitments are complete, which audits to draw, and when to apply a step."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.assignment.assignment import Assignment
@@ -48,9 +49,16 @@ class Coordinator:
         self.record_message = self._claims.record_message
         self.ready, self.usage, self.busy = self._claims.ready, self._claims.usage, self._claims.busy
         self.bytes_sent, self._convictions = self._claims.bytes_sent, self._claims.convictions
+        self._phases = self._claims.phases
         self._owner_audits = OwnerAudits(facts, self._referee, bounds)
         self._draw = draw
         self._diagnosis = StallDiagnosis(facts, DisputedLinks(facts, carried))
+
+    def take_party_phases(self) -> dict[str, dict[str, Any]]:
+        """Return the claimed wall seconds of each worker that has reported since the last call, with their step."""
+        taken = {party: {"step": step, "seconds": seconds} for party, (step, seconds) in self._phases.items()}
+        self._phases.clear()
+        return taken
 
     @property
     def step_ledger(self) -> StepLedger:

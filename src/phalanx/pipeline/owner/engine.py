@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -241,6 +242,10 @@ class PipelineEngine:
     def party_usage(self) -> dict[str, dict[str, float]]:
         """Running costs that each party reported with its last applied step, CPU seconds by phase."""
         return dict(self._context.coordinator.usage)
+
+    def take_party_phases(self) -> dict[str, dict[str, Any]]:
+        """Return what no step's result has yet of `StepResult.party_phases`."""
+        return self._context.coordinator.take_party_phases()
 
     def close(self, reason: str) -> None:
         """Tell every worker that the run is over."""

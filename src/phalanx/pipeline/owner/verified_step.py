@@ -276,6 +276,7 @@ class VerifiedStep:
             phases=context.timer.take_wall(),
             bytes_by_link=moved,
             claimed_links=claimed_links(moved),
+            party_phases=coordinator.take_party_phases(),
             batch=inputs.batch_digest(),
             guard=GuardReport(
                 attempts=effort[0],

@@ -24,7 +24,7 @@ from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary
 from phalanx.pipeline.verify.audits import Audits, target_of
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.state_judgement import StateJudgement
-from phalanx.telemetry import BUSY
+from phalanx.telemetry import BUSY, WALL
 from phalanx.transport import SignedHeader
 
 
@@ -114,6 +114,7 @@ class ClaimRecorder:
         ready: Parties that have taken their roles of this epoch.
         usage: Running costs by party, as each claims them.
         busy: Claimed working seconds of each party since its start, at most those of the run.
+        phases: The last step of each party, and its wall seconds by phase as the party claims them.
         bytes_sent: Bytes by party and receiver, as each claims them.
         convictions: Judgements that a message alone proves against its sender.
         has_news: Whether anything was recorded since this was last set to False.
@@ -123,6 +124,7 @@ class ClaimRecorder:
         self.ready: dict[str, Ready] = {}
         self.usage: dict[str, dict[str, float]] = {}
         self.busy: dict[str, float] = {}
+        self.phases: dict[str, tuple[int, dict[str, float]]] = {}
         self.bytes_sent: dict[str, Mapping[str, int]] = {}
         self.convictions: list[Judgement] = []
         self.has_news = True
@@ -217,6 +219,12 @@ class ClaimRecorder:
             party: max(now.get(party, 0), before.get(party, 0)) for party in parties & {*now, *before}
         }
         usage = dict(message.usage)
+        seconds = {
+            name.removesuffix(WALL): usage.pop(name) for name in message.usage if name.endswith(WALL) and name != BUSY
+        }
+        if seconds and message.step:
+            # it reports after its update, when its copies have taken one step more
+            self.phases[sender] = (message.step - 1, seconds)
         self.busy[sender] = min(usage.pop(BUSY, 0.0), time.monotonic() - self._since)
         self.usage[sender] = usage
 

@@ -34,7 +34,7 @@ from phalanx.pipeline.worker.roles import BuildHeldStage, PartyContext, Roles
 from phalanx.pipeline.worker.serving import ServedStages
 from phalanx.pipeline.worker.shadowing import ShadowedStages
 from phalanx.security.crypto import digest_hex
-from phalanx.telemetry import BUSY, PhaseTimer
+from phalanx.telemetry import BUSY, WALL, PhaseTimer
 from phalanx.transport import Endpoint
 
 _ONLY_FROM_OWNER = (Assign, NoiseKeys, Audit, Apply, Release, Relay, Ask)
@@ -267,11 +267,12 @@ class RunningCosts:
 
     The phases of the compute thread, plus ``process`` (every thread), ``other_threads`` (all but this one: the
     transport's) and, cutting across them, ``hashing`` and ``signing`` of frames. `BUSY` is wall time: that in which it
-    did not wait.
+    did not wait. Wall seconds of a phase, with `WALL` behind its name, are those since the last call.
     """
 
-    def __init__(self, timer: PhaseTimer, endpoint: Endpoint) -> None:
-        self._timer = timer
+    def __init__(self, timer: PhaseTimer, endpoint: Endpoint, *, has_walls: bool) -> None:
+        """`has_walls`: not of the owner, whose phases are in the result of its step."""
+        self._timer, self._has_walls = timer, has_walls
         self._endpoint = endpoint
         self._by_phase: dict[str, float] = {}
 
@@ -280,8 +281,10 @@ class RunningCosts:
         for name, seconds in self._timer.take_cpu().items():
             self._by_phase[name] = self._by_phase.get(name, 0.0) + seconds
         process = time.process_time()
+        walls = self._timer.take_wall() if self._has_walls else {}
         totals = {
             **self._by_phase,
+            **{f"{name}{WALL}": seconds for name, seconds in walls.items()},
             "process": process,
             "other_threads": process - time.thread_time(),
             "hashing": self._endpoint.seconds_hashing,

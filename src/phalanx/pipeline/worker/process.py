@@ -265,7 +265,7 @@ class Worker:
                 self._mail.statement_reader,
                 self._timer,
                 self._wrap_copy,
-                RunningCosts(self._timer, self._endpoint),
+                RunningCosts(self._timer, self._endpoint, has_walls=True),
                 self._state_files,
             )
             self._party = Party(context)

@@ -279,6 +279,7 @@ class RunRecorder:
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
                 "bytes_claimed": list(result.claimed_links),
+                **({"party_phases": result.party_phases} if result.party_phases else {}),
             }
         )
         figures = {f"train/{name}": value for name, value in self.figures.items()}

@@ -55,8 +55,9 @@ def owner_certificate(run_dir: Path) -> Path:
         ConfigError: There the config is needed, and it cannot be read.
     """
     candidates = (run_dir / OWNER_CERTIFICATE, run_dir / "pki" / OWNER / "certificate.pem")
-    existing = next((path for path in candidates if path.exists()), None)
-    if existing is not None or not (run_dir / "config.toml").exists():
+    # a pipe in their place would make the reader wait for ever
+    existing = next((path for path in candidates if path.is_file()), None)
+    if existing is not None or not (run_dir / "config.toml").is_file():
         return existing or candidates[0]
     pki = load_run(run_dir / "config.toml").pki
     return candidates[0] if pki is None else Path(pki) / OWNER / "certificate.pem"

@@ -168,6 +168,7 @@ class Figures:
     world: dict[str, int] | None = None
     """Processes, stages and axes of this session, where they may be others than the run file's."""
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
+    party_phases: dict[str, dict[str, Any]] = field(default_factory=dict)
     signed_log_head: dict[str, Any] | None = None
     scores_first: Scores | PreferenceScores | None = None
     scores_last: Scores | PreferenceScores | None = None
@@ -355,6 +356,7 @@ def summarise_run(run: RunConfig, figures: Figures, totals: RunningTotals, truth
         "steps_lost": figures.steps_lost + totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,
         "usage_cpu_s": figures.usage,
+        **({"party_phases": figures.party_phases} if figures.party_phases else {}),
         "audit_log_head": _log_head_fields(figures.signed_log_head),
         "audit_log_head_signed": figures.signed_log_head,
         **trust_figures(

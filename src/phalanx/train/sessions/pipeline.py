@@ -328,7 +328,7 @@ class RunningPipeline:
             for name, tensor in copy.module.all_parameters().items()
         )
         figures.final_weights_digest = weights_digest(parameters)
-        figures.usage = self.engine.party_usage
+        figures.usage, figures.party_phases = self.engine.party_usage, self.engine.take_party_phases()
         for doubt in figures.checks.list_doubts():
             self._recorder.observe_event("in_doubt", doubt.to_json())
         self._recorder.observe_event("run_completed", {"final_weights_digest": figures.final_weights_digest})
