@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from phalanx.pipeline.protocol.greetings import KernelDigests
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, leave_unwrapped
+from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
 from phalanx.security.privacy import noise_stream
 
 NONCE_BYTES = 32
@@ -68,6 +70,16 @@ def fingerprint_kernels(plan: StepPlan, nonce: str, kernels: WrapCopy = leave_un
         ),
         update=tensors_digest(copy.optimizer.state_tensors()),
     )
+
+
+def class_of_session(plan: StepPlan, session: str) -> dict[str, Any]:
+    """Describe this machine's numeric class for the log: whoever recomputes the session compares kernels with it."""
+    nonce = hashlib.sha256(f"phalanx numeric class {session}".encode()).hexdigest()
+    described = local_numeric_class(plan.device).model_dump()
+    return {
+        "kernels": fingerprint_kernels(plan, nonce).model_dump(mode="json"),
+        "described": ", ".join(f"{name} {value}" for name, value in described.items() if value),
+    }
 
 
 def _one_layer_plan(plan: StepPlan) -> StepPlan:
