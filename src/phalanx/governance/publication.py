@@ -1,10 +1,11 @@
 """What an owner publishes so that strangers can recompute a run: log, certified states, and the data where it may.
 
-A publication is a directory of the form of a run's, without keys, tokens and journals. Every file of it is in a manifest
-that the owner signs; a reader takes no other file, follows no link and unpickles nothing.
+A publication is a directory of the form of a run's, without keys, tokens and journals. Every file of it is in a
+manifest that the owner signs; a reader takes no other file, follows no link and unpickles nothing.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -164,10 +165,10 @@ class Publisher:
             rows={**rows, "boundary messages": 0},
             left_out=tuple(name for name in left_out if name in rows),
             states=self._states,
-            longest=max((end - start for start, end in zip(bounds, bounds[1:], strict=False)), default=0),
+            longest=max((end - start for start, end in itertools.pairwise(bounds)), default=0),
         )
 
-    def publish(self, out: Path) -> "Publication":
+    def publish_run(self, out: Path) -> "Publication":
         """Write the publication to a new directory, and read it as a stranger does.
 
         Raises:

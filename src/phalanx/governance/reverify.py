@@ -5,6 +5,7 @@ anywhere with exact arithmetic; elsewhere they decide nothing. The order of the 
 """
 
 import hmac
+import itertools
 import json
 import math
 import secrets
@@ -96,11 +97,18 @@ class Reverification:
         """Steps that have the published bits."""
         return sum(result.segment.num_steps for result in self.results if result.verdict == "proved")
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why segments could not be decided."""
+        if not self.results:
+            return ("no state is published that a step could be recomputed from",)
+        return tuple(dict.fromkeys(result.why for result in self.results if result.why))
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         difference = self.first_difference
         first = None if difference is None else asdict(difference)
-        return {**asdict(self), "recomputed": self.recomputed, "first_difference": first}
+        return {**asdict(self), "recomputed": self.recomputed, "first_difference": first, "reasons": self.reasons}
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,10 @@ class ReverificationPrice:
     tokens: int
     size_bytes: int
     seconds: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -138,8 +150,12 @@ class RequestedPlaces:
 class Reverifier:
     """Recomputes segments of a publication.
 
+    Attributes:
+        obstacle: Why nobody but the owner can recompute the run; None where strangers can.
+        remarks: Facts that hold and prove less than one may think.
+        num_steps: Steps that the run has done.
+
     Raises:
-        ConfigError: The run is of a kind that nobody but the owner can recompute.
         VerificationError: A state is of another run, or none that the log certifies; or the log does not hold.
     """
 
@@ -150,9 +166,7 @@ class Reverifier:
             self._past = past = PastRun(path)
         except CheckpointError as exc:
             raise VerificationError(str(exc)) from exc
-        why = why_not_recomputed(past)
-        if why is not None:
-            raise ConfigError(f"{path}: strangers cannot recompute this run: {why}")
+        self.obstacle = why_not_recomputed(past)
         if past.owner != publication.owner or past.run_id != manifest.run:
             raise VerificationError(f"{path}: log and manifest are of two owners or runs")
         self._facts = facts = StepFacts()
@@ -190,7 +204,7 @@ class Reverifier:
         states = set(self.publication.manifest.states)
         starts = {0, *states} if self._draws_first_state else states
         bounds = sorted({*starts, self.num_steps})
-        pairs = zip(bounds, bounds[1:], strict=False)
+        pairs = itertools.pairwise(bounds)
         return [Segment(start, end) for start, end in pairs if start in starts and start >= self._facts.first_step]
 
     @property
@@ -201,7 +215,7 @@ class Reverifier:
         return has_files and model.adapter_directory is None and not self._facts.adopted
 
     def draw_segments(self, share: Fraction, seed: str) -> list[Segment]:
-        """Draw whole segments at random until they have a share of all steps, at least one.
+        """Draw whole segments at random until they have a share of all steps; none where no state is published.
 
         Guarantees:
             Segments of equal length are drawn with equal probability. Whoever published cannot foresee the draw, since
@@ -212,8 +226,6 @@ class Reverifier:
             if covered < goal:
                 drawn.append(segment)
                 covered += segment.num_steps
-        if not drawn:
-            raise InputError(f"{self.publication.path}: no state is published that a step could be recomputed from")
         return sorted(drawn)
 
     def _draw_number(self, seed: str, segment: Segment) -> bytes:
@@ -295,6 +307,8 @@ class Reverifier:
 
     def _open_laboratory(self) -> tuple[Laboratory | None, str]:
         """Return what segments are recomputed with, or why there is nothing to do it with."""
+        if self.obstacle is not None:
+            return None, f"nobody but the owner can recompute this run: {self.obstacle}"
         run, manifest = staged_run(self._past), self.publication.manifest
         if self._data is None:
             return None, "the data is not published: give --data DIR"
@@ -318,7 +332,7 @@ def choose_seed(work: Path, digest: str, seed: str | None) -> str:
 
 
 class _Progress:
-    """The results so far, in a file: a later call goes on from it. Only its owner's word counts, so it is not signed."""
+    """The results so far, in a file of the stranger: a later call goes on from it."""
 
     def __init__(self, work: Path, digest: str, seed: str) -> None:
         self.results: dict[Segment, SegmentResult] = {}
