@@ -4,6 +4,7 @@ A publication is a directory of the form of a run's, without keys, tokens and jo
 manifest that the owner signs; a reader takes no other file, follows no link and unpickles nothing.
 """
 
+import errno
 import hashlib
 import itertools
 import json
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 from pydantic import Field, ValidationError
 
@@ -249,7 +250,9 @@ class Publisher:
         if self._choice.passport is not None:
             check_passport(home / PASSPORT_FILE, past.owner, past.run_id, entries[-1].head.digest)
         dataset = None if self._data is None else self._data / "dataset.json"
-        files = {name: PublishedFile(size_bytes=path.stat().st_size, sha256=_hash(path)) for name, path in _walk(home)}
+        files = {
+            name: PublishedFile(size_bytes=path.stat().st_size, sha256=_hash_file(path)) for name, path in _walk(home)
+        }
         return PublicationManifest(
             run=past.run_id,
             log_events=len(entries),
@@ -257,7 +260,7 @@ class Publisher:
             passport=files[PASSPORT_FILE].sha256 if PASSPORT_FILE in files else None,
             states=self._states,
             corpus=corpora.pop() if len(corpora) == 1 else None,
-            dataset=_hash(dataset) if dataset is not None and dataset.exists() else None,
+            dataset=_hash_file(dataset) if dataset is not None and dataset.exists() else None,
             base=None if past.config.model.from_scratch else self._source.files_digest(),
             files=files,
         )
@@ -316,7 +319,7 @@ def open_publication(path: Path, certificate: Path | None = None) -> Publication
         size = present[name].stat().st_size
         if size != listed.size_bytes:
             raise VerificationError(f"{path / name}: {size} bytes, the signed manifest says {listed.size_bytes}")
-        if _hash(present[name]) != listed.sha256:
+        if _hash_file(present[name]) != listed.sha256:
             raise VerificationError(f"{path / name}: altered: has another digest than the signed manifest says")
     publication = Publication(path, manifest, owner, hashlib.sha256(data).hexdigest(), certificate is not None)
     if manifest.passport is not None:
@@ -430,19 +433,28 @@ def _tree_files(home: Path) -> list[tuple[str, Path]]:
     return sorted((path.relative_to(home).as_posix(), path) for path in home.rglob("*") if path.is_file())
 
 
-def _read_small(path: Path, max_bytes: int) -> bytes:
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, if it is one: a link leads elsewhere, and a pipe never ends."""
     try:
-        if path.is_symlink() or path.stat().st_size > max_bytes:
-            raise VerificationError(f"{path}: is a link, or larger than anything of its kind")
-        return path.read_bytes()
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
     except OSError as exc:
+        if exc.errno == errno.ELOOP:
+            raise VerificationError(f"{path}: is a link; a publication has files alone") from exc
         raise InputError(f"{path}: cannot be read ({exc.strerror}); expected a directory of phalanx publish") from exc
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise VerificationError(f"{path}: is no regular file")
+    return file
 
 
-def _hash(path: Path) -> str:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as exc:
-        raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
+def _read_small(path: Path, max_bytes: int) -> bytes:
+    with _open_regular(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise VerificationError(f"{path}: is larger than anything of its kind, {max_bytes} bytes")
+    return data
+
+
+def _hash_file(path: Path) -> str:
+    with _open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

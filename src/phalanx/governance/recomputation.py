@@ -236,13 +236,15 @@ class LocalPlaces:
         data: Directory of the data set.
         model: Directory of the files that the model began with; None where its seed draws it.
         cache: Directory for what is prepared.
-        base: Digest that these files must have; None where there are none.
+        is_brought: Whether the data is the stranger's copy, so that another one accuses nobody.
+        base: Digest that the model's files must have; None where there are none.
         size_bytes: Bytes of all published states.
     """
 
     data: Path
     model: Path | None
     cache: Path
+    is_brought: bool
     base: str | None
     size_bytes: int
 
@@ -264,6 +266,8 @@ def open_laboratory(
         raise ConfigError(f"{source.directory}: is another model than the run began with")
     dataset = (run.data.dataset or DatasetConfig(path=places.data)).model_copy(update={"path": places.data})
     corpus = open_run_corpus(run, places.cache, places.data, dataset)
+    if places.is_brought and facts.corpora - {corpus.digest}:
+        raise ConfigError(f"{places.data}: is another data set than the log names")
     plan = make_plan(run, source)
     measured: dict[str, Mapping[str, Any]] = {}
 

@@ -180,7 +180,7 @@ class Reverifier:
         if facts.first_step:
             self.remarks.append(f"steps before {facts.first_step} had another run file and cannot be recomputed")
         self._check_states()
-        self._data = places.data or _directory_in(path, DATA)
+        self._data, self._is_brought = places.data or _directory_in(path, DATA), places.data is not None
         self._model = places.model or _directory_in(path, MODEL)
         self.num_steps = max([step + 1 for step in facts.steps] + list(manifest.states), default=0)
 
@@ -316,7 +316,7 @@ class Reverifier:
             return None, "the files that the model began with are not published: give --model DIR"
         shown = sum(file.size_bytes for name, file in manifest.files.items() if name.endswith(".safetensors"))
         model = self._model if run.model.path is not None else None
-        places = LocalPlaces(self._data, model, self._cache, manifest.base, shown)
+        places = LocalPlaces(self._data, model, self._cache, self._is_brought, manifest.base, shown)
         try:
             return open_laboratory(self._past, run, self._facts, manifest.states, places), ""
         except (ConfigError, ModelError, DataError) as exc:
