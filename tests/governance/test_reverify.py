@@ -19,7 +19,7 @@ from phalanx.checkpoint.manifest import CheckpointManifest, sign_manifest
 from phalanx.cli.outcome import run_command
 from phalanx.config import canonical_json
 from phalanx.errors import ConfigError, InputError, VerificationError
-from phalanx.governance import recomputation
+from phalanx.governance import publication, recomputation
 from phalanx.governance.publication import PublicationChoice, Publisher, open_publication, spread_states
 from phalanx.governance.recomputation import Segment
 from phalanx.governance.reverify import (
@@ -134,11 +134,11 @@ def test_every_step_is_proved_and_the_draw_can_be_repeated(home: Path, published
 
 
 def test_an_attestation_is_about_one_publication(home: Path, published: Path, tmp_path: Path) -> None:
-    publication = open_publication(published)
-    data = sign_attestation(recompute(published, home, 4), publication, STRANGER)
+    signed = open_publication(published)
+    data = sign_attestation(recompute(published, home, 4), signed, STRANGER)
     other = open_publication(publish(home / "run", tmp_path / "other", every=3))
 
-    assert check_attestation(data, STRANGER.public.public_key.hex(), publication)["verdict"] == "proved"
+    assert check_attestation(data, STRANGER.public.public_key.hex(), signed)["verdict"] == "proved"
     with pytest.raises(VerificationError, match="another publication"):
         check_attestation(data, STRANGER.public.public_key.hex(), other)
 
@@ -409,6 +409,19 @@ def test_a_folder_that_somebody_changed_is_refused(
 
     with pytest.raises(VerificationError, match=reason):
         open_publication(published)
+
+
+def test_no_byte_of_the_manifest_can_be_changed(published: Path) -> None:
+    data, owner = (published / "publication.json").read_bytes(), PastRun(published).owner
+    publication._read_manifest(data, owner, published)
+
+    for place in range(0, len(data), 23):
+        flipped = data[:place] + bytes([data[place] ^ 0x20]) + data[place + 1 :]
+        with pytest.raises(VerificationError):
+            publication._read_manifest(flipped, owner, published)
+    for added in (b'{"a":1,', b'{"signature":"",'):
+        with pytest.raises(VerificationError):
+            publication._read_manifest(added + data[1:], owner, published)
 
 
 @pytest.mark.parametrize("name", ["../escape.json", "/etc/hosts", "data/../../escape.json", "data/shards/x/nodes.so"])

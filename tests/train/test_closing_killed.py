@@ -1,4 +1,4 @@
-"""The last session of a killed run is closed afterwards: its key is told, every audit is drawn again, and it resumes."""
+"""The last session of a killed run is closed afterwards: its key is told, and every audit can be drawn again."""
 
 import json
 import os

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NOT_PROVED = 7
 """Exit code of evidence that proves and refutes nothing by itself."""
 
-audit_app = typer.Typer(no_args_is_help=True, help="Check an audit log, close it after a kill, or explain the evidence of one verdict.")
+audit_app = typer.Typer(no_args_is_help=True, help="Check or close an audit log, or explain the evidence of a verdict.")
 
 
 @audit_app.command(

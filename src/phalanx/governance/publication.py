@@ -15,10 +15,11 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from phalanx.checkpoint import list_checkpoints
 from phalanx.config import StrictModel, canonical_json
@@ -77,7 +78,7 @@ class PublicationManifest(StrictModel):
     """What a publication holds.
 
     Attributes:
-        log: Number of lines of the log, and digest of the last one.
+        log_events: Number of lines of the log, the last of which has `log_digest`.
         passport: SHA-256 of the passport that belongs to it; None where there is none.
         states: Steps of the published states.
         corpus: SHA-256 of all that batches were drawn from, as the log has it.
@@ -402,12 +403,18 @@ def _data_directory(past: PastRun) -> Path | None:
 def _read_manifest(data: bytes, owner: Peer, file: Path) -> PublicationManifest:
     try:
         envelope = parse_canonical(data)
-        body = envelope["body"]
+        body = envelope.pop("body")
+        is_plain = all(bytes.fromhex(signature).hex() == signature for signature in envelope.values())
+    except (ValueError, KeyError, TypeError) as exc:
+        raise VerificationError(f"{file}: is no manifest of a publication ({exc!s:.200})") from exc
+    if not is_plain or set(envelope) - {"signature"} != ({"ml_dsa_44"} if owner.ml_dsa_key else set()):
+        raise VerificationError(f"{file}: {owner.name} did not sign it: its keys are {sorted(envelope)[:10]}")
+    try:
         owner.verify_fields(envelope, in_domain(_DOMAIN, canonical_json(body)))
         return PublicationManifest.model_validate_json(canonical_json(body))
     except SignatureError as exc:
         raise VerificationError(f"{file}: {owner.name} did not sign it, or it was altered") from exc
-    except (ValueError, KeyError, ValidationError) as exc:
+    except ValueError as exc:
         raise VerificationError(f"{file}: is no manifest of a publication ({exc!s:.200})") from exc
 
 
@@ -433,7 +440,7 @@ def _tree_files(home: Path) -> list[tuple[str, Path]]:
     return sorted((path.relative_to(home).as_posix(), path) for path in home.rglob("*") if path.is_file())
 
 
-def _open_regular(path: Path) -> BinaryIO:
+def _open_regular(path: Path) -> BufferedReader:
     """Open a file for reading, if it is one: a link leads elsewhere, and a pipe never ends."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -280,7 +281,7 @@ class Reverifier:
                 if lab is None:
                     result = SegmentResult(segment, "undecided", why=why)
                 elif order is None and result is None:
-                    result = recompute_segment(lab, segment, lambda taken, begun=done: tell(begun + taken, total))
+                    result = recompute_segment(lab, segment, partial(_tell_sum, tell, total, done))
                     progress.note_result(result)
                 if result is not None:
                     results[segment] = result
@@ -413,6 +414,10 @@ def _read_log(past: PastRun, facts: StepFacts) -> LogHead | None:
     except (KeyError, TypeError, ValueError) as exc:
         raise AuditLogError(f"{path}: a line lacks what it must have ({exc})") from exc
     return head
+
+
+def _tell_sum(tell: Tell, total: int, before: int, taken: int) -> None:
+    tell(before + taken, total)
 
 
 def _directory_in(path: Path, name: str) -> Path | None:
