@@ -21,7 +21,7 @@ from phalanx.config import canonical_json
 from phalanx.errors import ConfigError, InputError, VerificationError
 from phalanx.governance import publication, recomputation
 from phalanx.governance.publication import PublicationChoice, Publisher, open_publication, spread_states
-from phalanx.governance.recomputation import Segment
+from phalanx.governance.recomputation import RunSegment
 from phalanx.governance.reverify import (
     ATTESTATION_FILE,
     RequestedPlaces,
@@ -86,7 +86,7 @@ def open_stranger(path: Path, home: Path) -> Reverifier:
 def recompute(path: Path, home: Path, *steps: int) -> Reverification:
     """Recompute the steps, each from the state before it, in a directory that nothing was in."""
     stranger = open_stranger(path, home)
-    segments = [Segment(step, step + 1) for step in steps]
+    segments = [RunSegment(step, step + 1) for step in steps]
     return stranger.recompute_segments(segments, ("seed", "1"), path.parent / f"{path.name}-work")
 
 
@@ -165,8 +165,8 @@ def test_an_interrupted_stranger_goes_on_where_it_was(home: Path, published: Pat
 def test_states_that_are_far_apart_make_long_segments(home: Path, tmp_path: Path) -> None:
     stranger = open_stranger(publish(home / "run", tmp_path / "out", every=4), home)
 
-    assert stranger.segments == [Segment(0, 2), Segment(2, 6)]
-    assert stranger.find_segment(4) == Segment(2, 5)
+    assert stranger.segments == [RunSegment(0, 2), RunSegment(2, 6)]
+    assert stranger.find_segment(4) == RunSegment(2, 5)
     assert spread_states([9, 7, 6, 3, 1], {1, 3, 6, 9}, 3) == (3, 6, 9)
     with pytest.raises(InputError, match="no state before step 6 of 6"):
         stranger.find_segment(6)
@@ -352,7 +352,7 @@ def flip_byte(path: Path) -> None:
 
 
 def grow_file(path: Path) -> None:
-    os.truncate(path / "checkpoints/step-00000002/stage-0.safetensors", 2**40)
+    os.truncate(path / "checkpoints/step-00000002/stage-0.safetensors", 2**30)
 
 
 def link_file(path: Path) -> None:
@@ -392,7 +392,7 @@ def add_pickle(path: Path) -> None:
     ("change", "reason"),
     [
         (flip_byte, "altered: has another digest"),
-        (grow_file, "1099511627776 bytes, the signed manifest says"),
+        (grow_file, "1073741824 bytes, the signed manifest says"),
         (link_file, "is a link"),
         (link_directory, "is a link"),
         (link_manifest, "is a link"),

@@ -120,10 +120,10 @@ class PublicationChoice:
 
 @dataclass(frozen=True)
 class PublicationPrice:
-    """Bytes of a publication by what they are, known before anything is written.
+    """The bytes of a publication by kind, known before anything is written.
 
     Attributes:
-        rows: Bytes by name; what would be left out is among them, with what `left_out` says.
+        rows: Bytes by name; rows in `left_out` are among them.
         left_out: Names of rows that are not published by this choice.
         longest: Steps of the longest segment between two states, which is the least that a stranger recomputes.
     """
@@ -167,10 +167,10 @@ class Publisher:
             rows={**rows, "boundary messages": 0},
             left_out=tuple(name for name in left_out if name in rows),
             states=self._states,
-            longest=max((end - start for start, end in itertools.pairwise(bounds)), default=0),
+            longest=max((later - step for step, later in itertools.pairwise(bounds)), default=0),
         )
 
-    def publish_run(self, out: Path) -> "Publication":
+    def publish_run(self, out: Path) -> "RunPublication":
         """Write the publication to a new directory, and read it as a stranger does.
 
         Raises:
@@ -240,8 +240,8 @@ class Publisher:
                     raise ConfigError(f"{source}: has an address with a password in it; nothing is published")
         summary = read_summary(self._past.path)
         if summary:
-            kept = {key: summary[key] for key in _SUMMARY_KEYS if key in summary}
-            (home / SUMMARY_FILE).write_bytes(canonical_json(kept) + b"\n")
+            public = {key: summary[key] for key in _SUMMARY_KEYS if key in summary}
+            (home / SUMMARY_FILE).write_bytes(canonical_json(public) + b"\n")
 
     def _make_manifest(self, home: Path) -> PublicationManifest:
         past = self._past
@@ -268,8 +268,8 @@ class Publisher:
 
 
 @dataclass(frozen=True)
-class Publication:
-    """A publication whose every file is the one that its owner signed.
+class RunPublication:
+    """A publication whose owner has signed every file of it as it is.
 
     Attributes:
         digest: SHA-256 of the signed manifest.
@@ -288,12 +288,12 @@ class Publication:
         return sum(file.size_bytes for file in self.manifest.files.values())
 
 
-def open_publication(path: Path, certificate: Path | None = None) -> Publication:
+def open_publication(path: Path, certificate: Path | None = None) -> RunPublication:
     """Check every byte of a publication before anything of it is used.
 
     Args:
         path: Its directory, or the passport in it.
-        certificate: The owner's certificate, kept by the reader; None takes the one that was published.
+        certificate: Copy of the owner's certificate; None takes the published copy.
 
     Raises:
         InputError: It is none, or cannot be read.
@@ -322,7 +322,7 @@ def open_publication(path: Path, certificate: Path | None = None) -> Publication
             raise VerificationError(f"{path / name}: {size} bytes, the signed manifest says {listed.size_bytes}")
         if _hash_file(present[name]) != listed.sha256:
             raise VerificationError(f"{path / name}: altered: has another digest than the signed manifest says")
-    publication = Publication(path, manifest, owner, hashlib.sha256(data).hexdigest(), certificate is not None)
+    publication = RunPublication(path, manifest, owner, hashlib.sha256(data).hexdigest(), certificate is not None)
     if manifest.passport is not None:
         if manifest.files.get(PASSPORT_FILE) is None or manifest.files[PASSPORT_FILE].sha256 != manifest.passport:
             raise VerificationError(f"{path / PASSPORT_FILE}: is another passport than the manifest is bound to")
@@ -331,7 +331,7 @@ def open_publication(path: Path, certificate: Path | None = None) -> Publication
 
 
 def check_passport(path: Path, owner: Peer, run: str, log_digest: str) -> None:
-    """Return when a passport holds and its log is the one that ends with this line.
+    """Return when a passport holds and its log ends with this line.
 
     Raises:
         VerificationError: It does not.

@@ -34,13 +34,13 @@ Verdict = Literal["proved", "refuted", "undecided"]
 
 
 @dataclass(frozen=True)
-class Difference:
+class StepDifference:
     """The first fact that differs.
 
     Attributes:
         step: Step of the run, from 0, whose work differs.
-        stage: None where the fact is about all stages.
-        fact: What was compared.
+        stage: Number of the stage; None for a fact about all stages.
+        fact: Name of the digest or figure that was compared.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Difference:
 
 
 @dataclass(frozen=True, order=True)
-class Segment:
+class RunSegment:
     """Steps from a state that can be opened up to the next one.
 
     Attributes:
@@ -78,14 +78,14 @@ class SegmentResult:
     """The outcome of one segment.
 
     Attributes:
-        first_difference: None where everything was equal.
+        first_difference: The earliest one by step; None where everything was equal.
         compared: Facts of the signed log and of published states that were equal.
         why: Why nothing could be decided; empty otherwise.
     """
 
-    segment: Segment
+    segment: RunSegment
     verdict: Verdict
-    first_difference: Difference | None = None
+    first_difference: StepDifference | None = None
     compared: int = 0
     why: str = ""
 
@@ -94,21 +94,21 @@ class SegmentResult:
         """Read what `asdict` wrote."""
         difference = data["first_difference"]
         return cls(
-            Segment(**data["segment"]),
+            RunSegment(**data["segment"]),
             data["verdict"],
-            None if difference is None else Difference(**difference),
+            None if difference is None else StepDifference(**difference),
             data["compared"],
             data["why"],
         )
 
 
 @dataclass
-class StepFacts:
-    """What the signed log says of the steps that count: of a step that was done again, the last line.
+class LoggedSteps:
+    """What the signed log says of the steps that count: a step that was done again counts with its last line.
 
     Attributes:
         steps: Line and leaves of each step, and the number of its session.
-        given_up: Batches of a step that were given up before the one that it was applied with.
+        given_up: Number of batches of a step that failed before a batch was applied.
         sessions: Name and numeric class of each session, as its opening has them.
         first_step: First step that the published run file holds for.
         adopted: Whether the run began with the state of another.
@@ -149,15 +149,14 @@ class Laboratory:
     """Everything that segments are recomputed with, opened once.
 
     Attributes:
-        past: The published run.
-        states: Steps of its published states.
+        states: Steps of the published states.
         num_steps: Steps that the run has done.
         run: Its config, with the places where files are here.
-        fingerprint: Returns the digests of this machine's kernels for a session; see `class_of_session`.
+        measure_class: Returns the digests of this machine's kernels for a session; see `class_of_session`.
     """
 
     past: PastRun
-    facts: StepFacts
+    facts: LoggedSteps
     states: tuple[int, ...]
     num_steps: int
     run: PipelineRun
@@ -165,7 +164,7 @@ class Laboratory:
     plan: StepPlan
     corpus: Corpus
     rewrite: BatchRewriting | None
-    fingerprint: Callable[[str], Mapping[str, Any]]
+    measure_class: Callable[[str], Mapping[str, Any]]
 
     def read_step(self, step: int) -> list[Leaf]:
         """Return the leaves of a step; none where the log has no record of it."""
@@ -177,7 +176,7 @@ class Laboratory:
         """Return the published state before a step; None where there is none."""
         return self.past.open_verified(step) if step in self.states else None
 
-    def find_other_class(self, segment: Segment) -> str | None:
+    def find_other_class(self, segment: RunSegment) -> str | None:
         """Say why other bits than the published ones would decide nothing here; None where they refute."""
         if self.plan.numerics != "float":
             return None
@@ -186,7 +185,7 @@ class Laboratory:
             name, published = self.facts.sessions[number]
             if published is None:
                 return "the log does not say which numeric class the run was of, so other bits prove nothing"
-            here = self.fingerprint(name)
+            here = self.measure_class(name)
             if here["kernels"] != published.get("kernels"):
                 return (
                     f"this machine is of another numeric class ({here['described']}) than the run "
@@ -194,11 +193,11 @@ class Laboratory:
                 )
         return None
 
-    def check_order(self) -> Difference | None:
+    def check_order(self) -> StepDifference | None:
         """Draw the order of the data again for every step; return the first step that the log says otherwise of."""
         facts, run = self.facts, self.run
         if facts.corpora - {self.corpus.digest}:
-            return Difference(0, None, "digest of the data", min(facts.corpora), self.corpus.digest)
+            return StepDifference(0, None, "digest of the data", min(facts.corpora), self.corpus.digest)
         if facts.first_step:
             return None
         loader = BatchLoader(self.corpus, run.train.draws_per_step, run.train.seed)
@@ -206,13 +205,13 @@ class Laboratory:
             state = self.open_state(step)
             if state is not None and loader.position_state() != state.state.get("loader"):
                 published, drawn = (str(place) for place in (state.state.get("loader"), loader.position_state()))
-                return Difference(step, None, "place in the data", published, drawn)
+                return StepDifference(step, None, "place in the data", published, drawn)
             for _ in range(facts.given_up.get(step, 0)):
                 loader.next_sequences()
             drawn = samples_digest(loader.next_sequences())
             published = drawn if step not in facts.steps else str(facts.steps[step][0].get("samples", drawn))
             if published != drawn:
-                return Difference(step, None, "order of the data", published, drawn)
+                return StepDifference(step, None, "order of the data", published, drawn)
         return None
 
     def read_batches(self, start: int) -> Iterator[Batch]:
@@ -235,7 +234,7 @@ class LocalPlaces:
     Attributes:
         data: Directory of the data set.
         model: Directory of the files that the model began with; None where its seed draws it.
-        cache: Directory for what is prepared.
+        cache: Directory of prepared models and tokens.
         is_brought: Whether the data is the stranger's copy, so that another one accuses nobody.
         base: Digest that the model's files must have; None where there are none.
         size_bytes: Bytes of all published states.
@@ -250,7 +249,7 @@ class LocalPlaces:
 
 
 def open_laboratory(
-    past: PastRun, run: PipelineRun, facts: StepFacts, states: tuple[int, ...], places: LocalPlaces
+    past: PastRun, run: PipelineRun, facts: LoggedSteps, states: tuple[int, ...], places: LocalPlaces
 ) -> Laboratory:
     """Open model, plan and data of a published run.
 
@@ -271,7 +270,7 @@ def open_laboratory(
     plan = make_plan(run, source)
     measured: dict[str, Mapping[str, Any]] = {}
 
-    def fingerprint(session: str) -> Mapping[str, Any]:
+    def measure_class(session: str) -> Mapping[str, Any]:
         if session not in measured:
             measured[session] = class_of_session(plan, session)
         return measured[session]
@@ -287,11 +286,11 @@ def open_laboratory(
         plan=plan.model_copy(update={"guard": GuardConfig(mode="off", classes=plan.guard.classes)}),
         corpus=corpus,
         rewrite=rewriting_of(run, corpus),
-        fingerprint=fingerprint,
+        measure_class=measure_class,
     )
 
 
-def recompute_segment(lab: Laboratory, segment: Segment, tell: Callable[[int], None]) -> SegmentResult:
+def recompute_segment(lab: Laboratory, segment: RunSegment, tell: Callable[[int], None]) -> SegmentResult:
     """Recompute one segment.
 
     Args:
@@ -301,7 +300,7 @@ def recompute_segment(lab: Laboratory, segment: Segment, tell: Callable[[int], N
     try:
         difference = walk.take_steps(tell)
     except (CheckpointError, NonFiniteLossError) as exc:
-        difference = Difference(walk.step, None, "its work", "was done", str(exc))
+        difference = StepDifference(walk.step, None, "its work", "was done", str(exc))
     if difference is None:
         return SegmentResult(segment, "proved", compared=walk.compared)
     why = "parties of several numeric classes computed it" if walk.is_mixed else lab.find_other_class(segment)
@@ -314,16 +313,16 @@ class _SegmentWalk:
     """One segment, step by step.
 
     Attributes:
-        step: The step under way.
+        step: Number of the step under way, from 0.
         compared: Facts that were equal so far.
         is_mixed: Whether parties of several numeric classes computed a step so far.
     """
 
-    def __init__(self, lab: Laboratory, segment: Segment) -> None:
+    def __init__(self, lab: Laboratory, segment: RunSegment) -> None:
         self._lab, self._segment = lab, segment
         self.step, self.compared, self.is_mixed = segment.start, 0, False
 
-    def take_steps(self, tell: Callable[[int], None]) -> Difference | None:
+    def take_steps(self, tell: Callable[[int], None]) -> StepDifference | None:
         """Recompute all steps; return the first difference."""
         lab, segment = self._lab, self._segment
         objective = objective_of(lab.run.train.objective)
@@ -339,7 +338,7 @@ class _SegmentWalk:
             tell(self.step + 1 - segment.start)
         return difference or self._compare_end(honest)
 
-    def _finish_step(self, honest: HonestRun) -> Difference | None:
+    def _finish_step(self, honest: HonestRun) -> StepDifference | None:
         """Compare gradients with commitments, update, and compare the states after it."""
         gradients, leaves = honest.take_gradients(), self._lab.read_step(self.step)
         norms = honest.squared_norms(gradients)
@@ -353,7 +352,7 @@ class _SegmentWalk:
             elif isinstance(leaf, CommitLeaf):
                 stage = leaf.stage
                 if stage >= len(norms):
-                    return Difference(self.step, stage, "the stage", "is there", "is none of the run file's")
+                    return StepDifference(self.step, stage, "the stage", "is there", "is none of the run file's")
                 facts["norm of the weight gradient"] = (repr(leaf.norm_squared), repr(norms[stage]))
                 if leaf.gradient:
                     facts["weight gradient"] = (leaf.gradient, transfer_digest(gradients[stage]))
@@ -363,8 +362,8 @@ class _SegmentWalk:
         honest.apply_gradients(self.step, gradients, clip)
         return self._compare_states(honest, self._lab.read_step(self.step + 1), "after it")
 
-    def _compare_states(self, honest: HonestRun, leaves: Sequence[Leaf], when: str) -> Difference | None:
-        """Compare the present states with those that parties agreed on at the beginning of a step."""
+    def _compare_states(self, honest: HonestRun, leaves: Sequence[Leaf], when: str) -> StepDifference | None:
+        """Compare the present states with the digests that parties agreed on at the beginning of a step."""
         for leaf in leaves:
             if isinstance(leaf, StateLeaf) and leaf.stage < len(honest.copies):
                 state = honest.copies[leaf.stage].compute_digest()
@@ -377,28 +376,28 @@ class _SegmentWalk:
                     return difference
         return None
 
-    def _compare_end(self, honest: HonestRun) -> Difference | None:
+    def _compare_end(self, honest: HonestRun) -> StepDifference | None:
         """Compare the last state with the published one, and with the weights that the log ends with."""
-        end = self._segment.end
-        state = self._lab.open_state(end)
+        end_step = self._segment.end
+        state = self._lab.open_state(end_step)
         for copy in [] if state is None else honest.copies:
             published = "" if state is None else tensors_digest(state.stage_tensors(copy.spec.index))
-            facts = {f"state of step {end}": (published, tensors_digest(copy.optimizer.state_tensors()))}
+            facts = {f"state of step {end_step}": (published, tensors_digest(copy.optimizer.state_tensors()))}
             difference = self._compare_facts(copy.spec.index, facts)
             if difference is not None:
                 return difference
         final = self._lab.past.final_weights_digest
-        if final is None or end != self._lab.num_steps:
+        if final is None or end_step != self._lab.num_steps:
             return None
         named = (
             (name, tensor.detach()) for copy in honest.copies for name, tensor in copy.module.all_parameters().items()
         )
         return self._compare_facts(None, {"final weights": (final, digest_weights(named))})
 
-    def _compare_facts(self, stage: int | None, facts: Mapping[str, tuple[str, str]]) -> Difference | None:
+    def _compare_facts(self, stage: int | None, facts: Mapping[str, tuple[str, str]]) -> StepDifference | None:
         for fact, (published, recomputed) in facts.items():
             if published != recomputed:
-                return Difference(self.step, stage, fact, published, recomputed)
+                return StepDifference(self.step, stage, fact, published, recomputed)
             self.compared += 1
         return None
 
@@ -411,7 +410,6 @@ def _check_size(run: PipelineRun, shown_bytes: int) -> None:
     if made_one_by_one(architecture) > _MAX_LAYERS:
         raise ConfigError(f"the run file claims more than {_MAX_LAYERS} layers")
     config = shared_hub_config(architecture)
-    whole = StageSpec(0, 1, 0, int(config.num_hidden_layers))
-    (row,) = stage_table(config, (whole,), None)
+    (row,) = stage_table(config, (StageSpec(0, 1, 0, int(config.num_hidden_layers)),), None)
     if row.kept > max(MAX_UNSEEN_BYTES, shown_bytes) // 4:
         raise ConfigError(f"the run file claims {row.kept} weights, which no published state fills")

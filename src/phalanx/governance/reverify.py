@@ -34,18 +34,18 @@ from phalanx.governance.publication import (
     DATA,
     MODEL,
     STATES,
-    Publication,
+    RunPublication,
     read_summary,
     staged_run,
     why_not_recomputed,
 )
 from phalanx.governance.recomputation import (
-    Difference,
     Laboratory,
     LocalPlaces,
-    Segment,
+    LoggedSteps,
+    RunSegment,
     SegmentResult,
-    StepFacts,
+    StepDifference,
     Verdict,
     open_laboratory,
     recompute_segment,
@@ -88,7 +88,7 @@ class Reverification:
     cost: Mapping[str, float]
 
     @property
-    def first_difference(self) -> Difference | None:
+    def first_difference(self) -> StepDifference | None:
         """The first fact that differs, by step."""
         differences = [result.first_difference for result in self.results if result.first_difference is not None]
         return min(differences, key=lambda difference: difference.step, default=None)
@@ -121,7 +121,7 @@ class ReverificationPrice:
         seconds: Time that the run took for as many steps; None where its summary does not say.
     """
 
-    segments: tuple[Segment, ...]
+    segments: tuple[RunSegment, ...]
     steps: int
     num_steps: int
     tokens: int
@@ -138,9 +138,9 @@ class RequestedPlaces:
     """Directories that a stranger brings.
 
     Attributes:
-        cache: For what is prepared.
-        data: The data set where it is not published.
-        model: The files that the model began with where they are not published.
+        cache: Directory of prepared models and tokens; made when missing.
+        data: Copy of the data set; None takes the published one.
+        model: Copy of the files that the model began with; None takes the published ones.
     """
 
     cache: Path
@@ -160,7 +160,7 @@ class Reverifier:
         VerificationError: A state is of another run, or none that the log certifies; or the log does not hold.
     """
 
-    def __init__(self, publication: Publication, places: RequestedPlaces) -> None:
+    def __init__(self, publication: RunPublication, places: RequestedPlaces) -> None:
         self.publication, self._cache = publication, places.cache
         path, manifest = publication.path, publication.manifest
         try:
@@ -170,9 +170,9 @@ class Reverifier:
         self.obstacle = why_not_recomputed(past)
         if past.owner != publication.owner or past.run_id != manifest.run:
             raise VerificationError(f"{path}: log and manifest are of two owners or runs")
-        self._facts = facts = StepFacts()
-        end = _read_log(past, facts)
-        if end != LogHead(manifest.log_events, manifest.log_digest):
+        self._facts = facts = LoggedSteps()
+        last_head = _read_log(past, facts)
+        if last_head != LogHead(manifest.log_events, manifest.log_digest):
             raise VerificationError(f"{path}: its log ends elsewhere than the manifest says")
         proof = verify_run(path)
         self.remarks = [*proof.remarks, *proof.unproven, *proof.in_doubt]
@@ -200,13 +200,13 @@ class Reverifier:
                 raise VerificationError(str(exc)) from exc
 
     @property
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[RunSegment]:
         """All segments that have a state to begin at."""
         states = set(self.publication.manifest.states)
         starts = {0, *states} if self._draws_first_state else states
         bounds = sorted({*starts, self.num_steps})
         pairs = itertools.pairwise(bounds)
-        return [Segment(start, end) for start, end in pairs if start in starts and start >= self._facts.first_step]
+        return [RunSegment(*pair) for pair in pairs if pair[0] in starts and pair[0] >= self._facts.first_step]
 
     @property
     def _draws_first_state(self) -> bool:
@@ -215,36 +215,36 @@ class Reverifier:
         has_files = model.path is None or self._model is not None
         return has_files and model.adapter_directory is None and not self._facts.adopted
 
-    def draw_segments(self, share: Fraction, seed: str) -> list[Segment]:
+    def draw_segments(self, share: Fraction, seed: str) -> list[RunSegment]:
         """Draw whole segments at random until they have a share of all steps; none where no state is published.
 
         Guarantees:
             Segments of equal length are drawn with equal probability. Whoever published cannot foresee the draw, since
             the seed is the reader's, and cannot steer it by altering a file, for the manifest's digest is part of it.
         """
-        goal, drawn, covered = math.ceil(share * self.num_steps), list[Segment](), 0
+        goal, drawn, covered = math.ceil(share * self.num_steps), list[RunSegment](), 0
         for segment in sorted(self.segments, key=lambda part: self._draw_number(seed, part)):
             if covered < goal:
                 drawn.append(segment)
                 covered += segment.num_steps
         return sorted(drawn)
 
-    def _draw_number(self, seed: str, segment: Segment) -> bytes:
+    def _draw_number(self, seed: str, segment: RunSegment) -> bytes:
         place = canonical_json([self.publication.digest, segment.start, segment.end])
         return hmac.digest(seed.encode(), place, "sha256")
 
-    def find_segment(self, step: int) -> Segment:
+    def find_segment(self, step: int) -> RunSegment:
         """Return the shortest segment that ends with a step.
 
         Raises:
             InputError: The run has no such step, or no state before it is published.
         """
-        whole = next((part for part in self.segments if part.start <= step < part.end), None)
-        if whole is None:
+        segment = next((part for part in self.segments if part.start <= step < part.end), None)
+        if segment is None:
             raise InputError(f"{self.publication.path}: no state before step {step} of {self.num_steps} is published")
-        return replace(whole, end=step + 1)
+        return replace(segment, end=step + 1)
 
-    def estimate_price(self, segments: Sequence[Segment]) -> ReverificationPrice:
+    def estimate_price(self, segments: Sequence[RunSegment]) -> ReverificationPrice:
         """Return the cost of recomputing segments."""
         run, steps = self._past.config, sum(segment.num_steps for segment in segments)
         summary = read_summary(self.publication.path)
@@ -262,7 +262,7 @@ class Reverifier:
         )
 
     def recompute_segments(
-        self, segments: Sequence[Segment], draw: tuple[str, str], work: Path, tell: Tell = lambda done, of: None
+        self, segments: Sequence[RunSegment], draw: tuple[str, str], work: Path, tell: Tell = lambda done, of: None
     ) -> Reverification:
         """Recompute segments, and go on where an earlier call for the same publication and seed was interrupted.
 
@@ -275,7 +275,7 @@ class Reverifier:
         with deterministic_kernels(self._past.config.train.threads):
             lab, why = self._open_laboratory()
             order = None if lab is None else lab.check_order()
-            results, done, total = dict[Segment, SegmentResult](), 0, sum(part.num_steps for part in segments)
+            results, done, total = dict[RunSegment, SegmentResult](), 0, sum(part.num_steps for part in segments)
             for segment in segments:
                 result = progress.results.get(segment)
                 if lab is None:
@@ -288,7 +288,7 @@ class Reverifier:
                 done += segment.num_steps
         if order is not None:
             # true on any machine, and nothing behind it needs to be recomputed
-            place = Segment(order.step, order.step + 1)
+            place = RunSegment(order.step, order.step + 1)
             results = {place: SegmentResult(place, "refuted", order)}
         cost = {
             "seconds": round(time.perf_counter() - begun[0], 2),
@@ -336,7 +336,7 @@ class _Progress:
     """The results so far, in a file of the stranger: a later call goes on from it."""
 
     def __init__(self, work: Path, digest: str, seed: str) -> None:
-        self.results: dict[Segment, SegmentResult] = {}
+        self.results: dict[RunSegment, SegmentResult] = {}
         self._path, self._head = work / _PROGRESS_FILE, {"publication": digest, "seed": seed}
         try:
             work.mkdir(parents=True, exist_ok=True)
@@ -369,7 +369,7 @@ def _read_progress(work: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def sign_attestation(reverification: Reverification, publication: Publication, signer: Identity) -> bytes:
+def sign_attestation(reverification: Reverification, publication: RunPublication, signer: Identity) -> bytes:
     """Return an in-toto statement about a publication, signed with the stranger's key (DSSE, Ed25519)."""
     manifest = publication.manifest
     subjects = [
@@ -387,8 +387,8 @@ def sign_attestation(reverification: Reverification, publication: Publication, s
     return sign_by_ed25519(signer, subjects, ATTESTATION_PREDICATE, predicate)
 
 
-def check_attestation(data: bytes, signer: str, publication: Publication) -> dict[str, Any]:
-    """Return what a stranger attested about a publication.
+def check_attestation(data: bytes, signer: str, publication: RunPublication) -> dict[str, Any]:
+    """Check the attestation of a stranger about a publication, and return its predicate.
 
     Args:
         signer: Fingerprint of the stranger's key that you expect.
@@ -403,7 +403,7 @@ def check_attestation(data: bytes, signer: str, publication: Publication) -> dic
     return dict(statement["predicate"])
 
 
-def _read_log(past: PastRun, facts: StepFacts) -> LogHead | None:
+def _read_log(past: PastRun, facts: LoggedSteps) -> LogHead | None:
     """Follow every line of the log; return its end."""
     path, head = past.path / LOG_FILE, None
     try:
