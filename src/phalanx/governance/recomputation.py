@@ -164,7 +164,7 @@ class Laboratory:
     plan: StepPlan
     corpus: Corpus
     rewrite: BatchRewriting | None
-    measure_class: Callable[[str], Mapping[str, Any]]
+    measure_class: Callable[[str], Mapping[str, Any] | None]
 
     def read_step(self, step: int) -> list[Leaf]:
         """Return the leaves of a step; none where the log has no record of it."""
@@ -183,9 +183,9 @@ class Laboratory:
         numbers = {self.facts.steps[step][2] for step in range(segment.start, segment.end) if step in self.facts.steps}
         for number in numbers or {len(self.facts.sessions) - 1}:
             name, published = self.facts.sessions[number]
-            if published is None:
-                return "the log does not say which numeric class the run was of, so other bits prove nothing"
             here = self.measure_class(name)
+            if published is None or here is None:
+                return "the log does not say which numeric class the run was of, so other bits prove nothing"
             if here["kernels"] != published.get("kernels"):
                 return (
                     f"this machine is of another numeric class ({here['described']}) than the run "
@@ -268,9 +268,9 @@ def open_laboratory(
     if places.is_brought and facts.corpora - {corpus.digest}:
         raise ConfigError(f"{places.data}: is another data set than the log names")
     plan = make_plan(run, source)
-    measured: dict[str, Mapping[str, Any]] = {}
+    measured: dict[str, Mapping[str, Any] | None] = {}
 
-    def measure_class(session: str) -> Mapping[str, Any]:
+    def measure_class(session: str) -> Mapping[str, Any] | None:
         if session not in measured:
             measured[session] = class_of_session(plan, session)
         return measured[session]

@@ -264,8 +264,8 @@ class PipelineSetup:
             context.console.print(nobody, style="yellow", markup=False, highlight=False)
         source, home = self.material.source, context.home
         facts = opening_facts(context.run, home, source, self._workers, self._name, draw)
-        if guard.is_enabled and self._plan.numerics == "float":
-            facts["numeric_class"] = class_of_session(self._plan, self._name)
+        numeric_class = class_of_session(self._plan, self._name) if guard.is_enabled else None
+        facts |= {} if numeric_class is None else {"numeric_class": numeric_class}
         context.log_opening(recorder, start, self.material.loader, facts)
         observe = _track_parties(self._book, recorder.observe_event)
         for body in self._parties.revoked:
