@@ -114,6 +114,10 @@ def test_a_stranger_recomputes_a_drawn_share_and_attests_to_it(
     signer = json.loads(data)["signatures"][0]["keyid"]
     attested = check_attestation(data, signer, open_publication(published))
     assert (attested["verdict"], attested["seed"], attested["share"]) == ("proved", answer["seed"], "1/20")
+    verify = ["verify", str(tmp_path / "work" / ATTESTATION_FILE), "--signer"]
+    assert run_command([*verify, signer]) == 0
+    assert "attestation of a stranger: holds" in capsys.readouterr().out
+    assert run_command([*verify, "0" * 64]) == 5
     with pytest.raises(RefusedError):
         check_attestation(data, STRANGER.public.public_key.hex(), open_publication(published))
 

@@ -58,9 +58,8 @@ from phalanx.train import PastRun
 from phalanx.train.records.audit_trail import LOG_FILE
 from phalanx.train.records.proof import verify_run
 from phalanx.train.setup.process import deterministic_kernels
-from phalanx.verifier.statement import by_ed25519_key, open_statement
+from phalanx.verifier.statement import ATTESTATION_PREDICATE, by_ed25519_key, open_statement
 
-ATTESTATION_PREDICATE = "urn:phalanx:reverification:1"
 ATTESTATION_FILE = "reverification.dsse.json"
 _PROGRESS_FILE = "progress.json"
 
