@@ -1,5 +1,6 @@
 """Strangers in processes of their own recompute runs of real workers, one of which lied, also on other processors."""
 
+import hashlib
 import io
 import json
 import os
@@ -11,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lying_owner import LyingOwner
+from lying_owner import LyingOwner, sign_publication
 from rich.console import Console
-from test_reverify import publish, recompute
+from test_erasure import TEXTS, write_dataset, write_run_file
+from test_reverify import change_clip, publish, recompute
 
 from forked_commands import ForkedCommands
 from forked_workers import forked_workers
+from phalanx.errors import VerificationError
+from phalanx.governance.passport import PassportChoice, make_passport
+from phalanx.governance.publication import open_publication
 from phalanx.lab.attacks import attackers_of
 from phalanx.pipeline import AuditDraw
-from phalanx.train import StagedRun, load_run, train
+from phalanx.train import PastRun, StagedRun, load_run, train
 from tiny_run_file import tiny_run_file
 
 pytestmark = pytest.mark.slow
@@ -142,3 +147,30 @@ def test_on_another_processor_other_bits_of_floats_decide_nothing(train_run: Tra
     assert (code, answer["verdict"]) == (7, "undecided")
     assert "this machine is of another numeric class" in answer["reasons"][0]
     assert "instructions DEFAULT" in answer["reasons"][0]
+
+
+def test_states_of_a_data_set_are_bound_to_the_passport_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
+    data = write_dataset(tmp_path / "data", TEXTS)
+    train(load_run(write_run_file(tmp_path / "run.toml", data, "best_fit", 5, 1)), tmp_path / "run")
+    make_passport(PastRun(tmp_path / "run"), tmp_path / "first.passport", PassportChoice())
+    path = publish(tmp_path / "run", tmp_path / "out", passport=tmp_path / "first.passport")
+    # the owner's passport of another history of the same run
+    owner = LyingOwner(tmp_path / "run")
+    owner.sign_anew(change_leaf=change_clip)
+    make_passport(PastRun(owner.home), tmp_path / "second.passport", PassportChoice())
+
+    signed = open_publication(path / "run.passport")
+
+    assert signed.manifest.passport == hashlib.sha256((tmp_path / "first.passport").read_bytes()).hexdigest()
+    data.rename(tmp_path / "moved")
+    assert recompute(path, tmp_path, 3).verdict == "proved"
+    shutil.copyfile(tmp_path / "second.passport", path / "run.passport")
+    sign_publication(path, owner)
+    with pytest.raises(VerificationError, match="another passport than the manifest is bound to"):
+        open_publication(path)
+    sign_publication(path, owner, passport=hashlib.sha256((path / "run.passport").read_bytes()).hexdigest())
+    with pytest.raises(VerificationError, match="another end of this one's log"):
+        open_publication(path)
