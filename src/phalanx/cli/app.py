@@ -19,6 +19,8 @@ from phalanx.cli.explain import explain
 from phalanx.cli.governance.erase import ERASE_EPILOG, erase
 from phalanx.cli.governance.passport import PASSPORT_EPILOG, VERIFY_EPILOG, passport, verify
 from phalanx.cli.governance.policy import policy_app
+from phalanx.cli.governance.publish import PUBLISH_EPILOG, publish
+from phalanx.cli.governance.reverify import REVERIFY_EPILOG, reverify
 from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
@@ -125,6 +127,8 @@ app.command(epilog=DEPLOY_EPILOG)(deploy)
 app.command(epilog=ERASE_EPILOG)(erase)
 app.command(epilog=PASSPORT_EPILOG)(passport)
 app.command(epilog=VERIFY_EPILOG)(verify)
+app.command(epilog=PUBLISH_EPILOG)(publish)
+app.command(epilog=REVERIFY_EPILOG)(reverify)
 app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog=EXPORT_EPILOG)(export)
 app.command(epilog=REDTEAM_EPILOG)(redteam)

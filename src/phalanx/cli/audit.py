@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _NOT_PROVED = 7
 """Exit code of evidence that proves and refutes nothing by itself."""
 
-audit_app = typer.Typer(no_args_is_help=True, help="Check an audit log, or explain the evidence of one verdict.")
+audit_app = typer.Typer(no_args_is_help=True, help="Check or close an audit log, or explain the evidence of a verdict.")
 
 
 @audit_app.command(
@@ -70,6 +70,25 @@ def verify(
     )
     unproven = AuditLogError(f"{run_dir}: not proven: {'; '.join(proof.unproven)}") if proof.unproven else None
     return Answer(_proof_facts(proof), error=unproven)
+
+
+@audit_app.command(epilog="Example: phalanx audit close runs/first")
+def close(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run with a killed process.")]) -> Answer:
+    """Close the last session of a run that was killed: tell the key that its audits were drawn with, and sign the end.
+
+    Strangers can then draw every audit again. --resume goes on afterwards, with a new key. After a crash of the whole
+    machine resume first: workers of other machines may know lines that the log lost.
+    """
+    from phalanx.train.records.run_directory import run_name
+
+    # a mistake is told before torch is imported
+    run_name(run_dir)
+    from phalanx.train.entry import close_run
+
+    summary = close_run(run_dir)
+    head = summary["audit_log_head"]
+    print_figures({"status": summary["status"], "log ends with line": head["num_events"], "digest": head["digest"]})
+    return Answer({"status": summary["status"], "audit_log_head": head, "run_dir": run_dir})
 
 
 def _proof_facts(proof: "RunProof") -> dict[str, Any]:

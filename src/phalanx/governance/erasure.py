@@ -26,6 +26,7 @@ from phalanx.data.shards.erased import write_erased
 from phalanx.data.shards.lookup import find_document
 from phalanx.data.shards.proof import check_proof, prove_document
 from phalanx.errors import CheckpointError, ConfigError, DataError
+from phalanx.governance.publication import read_summary
 from phalanx.train import PastRun
 from phalanx.train.config import DomainRun, PipelineRun, RunConfig
 from phalanx.train.entry import replay
@@ -102,7 +103,7 @@ class Erasure:
         begin = self._start_step(first)
         done = self._lineage.steps_done
         steps = 0 if first is None else done - begin
-        summary = _read_summary(self.past.path)
+        summary = read_summary(self.past.path)
         wall, trained = summary.get("wall_s"), summary.get("steps")
         seconds = None
         if isinstance(wall, int | float) and isinstance(trained, int) and trained > 0:
@@ -193,11 +194,3 @@ class Erasure:
         checkpoint.state["loader"] = fresh
         note_verdicts(checkpoint, self.past)
         return checkpoint
-
-
-def _read_summary(run_dir: Path) -> dict[str, Any]:
-    try:
-        summary = json.loads((run_dir / "summary.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return summary if isinstance(summary, dict) else {}

@@ -116,9 +116,7 @@ class ReleaseSigner:
     def seal_members(self, digests: Mapping[str, str], predicate: Mapping[str, Any]) -> bytes:
         """Sign the digests of all members with the key that signs the log."""
         subjects = [{"name": name, "digest": {"sha256": digest}} for name, digest in digests.items()]
-        payload = _statement_bytes(subjects, PASSPORT_PREDICATE, predicate)
-        signature = self._owner.sign_data(signed_bytes(payload))
-        return canonical_json(_wrap_payload(payload, signature, self._owner.public.public_key.hex()))
+        return sign_by_ed25519(self._owner, subjects, PASSPORT_PREDICATE, predicate)
 
     @property
     def public_pem(self) -> bytes:
@@ -126,6 +124,15 @@ class ReleaseSigner:
         return self._key.public_key().public_bytes(
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
+
+
+def sign_by_ed25519(
+    signer: Identity, subjects: Sequence[Subject], predicate_type: str, predicate: Mapping[str, Any]
+) -> bytes:
+    """Return a DSSE envelope around an in-toto statement, signed with an Ed25519 key that it names."""
+    payload = _statement_bytes(subjects, predicate_type, predicate)
+    signature = signer.sign_data(signed_bytes(payload))
+    return canonical_json(_wrap_payload(payload, signature, signer.public.public_key.hex()))
 
 
 def _statement_bytes(subjects: Sequence[Subject], predicate_type: str, predicate: Mapping[str, Any]) -> bytes:

@@ -20,7 +20,16 @@ from phalanx.security.isolation import Program, Sandbox, start_isolated
 from phalanx.security.tee import load_policy
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.epochs import describe_length, settle_steps
-from phalanx.train.config import DomainRun, FederatedRun, PipelineRun, RunConfig, SplitPipelineRun, SplitRun, StagedRun
+from phalanx.train.config import (
+    DomainRun,
+    FederatedRun,
+    PipelineRun,
+    RunConfig,
+    SplitPipelineRun,
+    SplitRun,
+    StagedRun,
+    load_run,
+)
 from phalanx.train.data_outlook import data_outlook
 from phalanx.train.records.policy_facts import open_policy
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory, kept_preparations
@@ -193,6 +202,23 @@ def replay(
         factory = _factory_of(run, LocalWorkers, None)
         session = Session(run, home, console or Console(), factory, StartingPoint(None, origin))
         return session.run_session(resume=False)
+
+
+def close_run(run_dir: Path, console: Console | None = None) -> dict[str, Any]:
+    """Close the last session of a run whose process was killed: the log tells its audit key, and its end is signed.
+
+    Returns:
+        What ``summary.json`` holds; its totals are those of the newest checkpoint.
+
+    Raises:
+        ConfigError: An enclave, or sites, have secrets of the run: it can only be resumed.
+        AuditLogError: A process is at work there, or the log is broken.
+    """
+    run = load_run(run_dir / "config.toml")
+    if not isinstance(run, PipelineRun | DomainRun):
+        raise ConfigError(f"{run_dir}: the session of an enclave, or of sites, ends with --resume alone")
+    with RunDirectory(run_dir, run, resume=True) as home:
+        return Session(run, home, console or Console(), _factory_of(run, LocalWorkers, None)).close_killed()
 
 
 def _print_plain(console: Console, text: str) -> None:

@@ -11,7 +11,17 @@ from .forms import Member, RefusedError, UnreadableError, party_of, read_json
 from .log import check_kept_head, read_summary_head, verify
 from .passport import verify_passport
 from .shards import MANIFEST_FILE, MAX_PROOF_BYTES, DatasetReader, check_proof
-from .statement import SIGNATURE_FILE, compare_export, compare_model, open_export, open_model_signature
+from .statement import (
+    ATTESTATION_PREDICATE,
+    SIGNATURE_FILE,
+    by_ed25519_key,
+    compare_export,
+    compare_model,
+    open_export,
+    open_model_signature,
+    open_statement,
+    read_key_id,
+)
 
 EXPORT_FILE = "statement.dsse.json"
 
@@ -53,7 +63,7 @@ class PathReport:
 
 
 def verify_path(path: Path, expected: Expectations) -> PathReport:
-    """Check a passport, run directory, dataset, export, signed model, evidence file or proof about a document.
+    """Check a passport, run directory, dataset, export, signed model, evidence, document proof or attestation.
 
     Raises:
         RefusedError: It does not hold, or it is nothing of these.
@@ -76,6 +86,8 @@ def verify_path(path: Path, expected: Expectations) -> PathReport:
         return _verify_proof(path, expected)
     if is_evidence:
         return _verify_evidence(path, expected)
+    if "payloadType" in value:
+        return _verify_attestation(path, expected)
     raise RefusedError(f"{path}: is no passport, evidence or proof")
 
 
@@ -172,6 +184,24 @@ def _verify_proof(path: Path, expected: Expectations) -> PathReport:
         "places": (places or "none (proven)") + ("" if proof.is_complete else ", and perhaps more"),
     }
     return PathReport("proof about a document", rows, facts={"document": proof.digest, "places": proof.places})
+
+
+def _verify_attestation(path: Path, expected: Expectations) -> PathReport:
+    data = Member.from_file(path).read_all(MAX_RECORD_BYTES)
+    signer = read_key_id(data)
+    if expected.signer not in (None, signer):
+        raise RefusedError(f"{path}: signed with key {signer}, expected {expected.signer}")
+    statement = open_statement(data, by_ed25519_key(bytes.fromhex(signer)), ATTESTATION_PREDICATE)
+    predicate, digest = statement["predicate"], statement["subject"][0]["digest"].get("sha256")
+    verdict, run, *steps = (predicate.get(name) for name in ("verdict", "run", "recomputed", "num_steps"))
+    rows = {
+        "outcome": f"{verdict!s:.20}: {steps[0]!s:.20} of {steps[1]!s:.20} steps have the published bits",
+        "signer": f"{signer}, {'as expected' if expected.signer else 'not compared'}",
+        "publication": f"{digest!s:.64} of run {run!s:.32}",
+    }
+    doubts = [] if verdict == "proved" else [f"the signer's verdict is: {verdict!s:.20}"]
+    facts = {"signer": signer, "publication": digest, **predicate}
+    return PathReport("attestation of a stranger", rows, [], doubts, facts)
 
 
 _DIRECTORIES = {

@@ -33,6 +33,7 @@ OMS_PREDICATE = "https://model_signing/signature/v1.0"
 SLSA_PREDICATE = "https://slsa.dev/provenance/v1"
 TEST_PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
 EXPORT_PREDICATE = "urn:phalanx:edge-export:1"
+ATTESTATION_PREDICATE = "urn:phalanx:reverification:1"
 GIT_FILES = (".git", ".gitattributes", ".github", ".gitignore")
 """Left out of a model signature at the top of the directory."""
 SIGNATURE_FILE = "model.sig"

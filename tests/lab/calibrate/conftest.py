@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.lab.calibrate.honest import HonestRun
 from phalanx.models import open_model
+from phalanx.pipeline import HonestRun
 from phalanx.testing import tiny_run
 from phalanx.train import PipelineRun
 from phalanx.train.setup.layout import make_plan

@@ -81,7 +81,7 @@ def passport(
 
 def verify(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="Passport, run, dataset, export, signed model, evidence or proof.")
+        Path, typer.Argument(metavar="PATH", help="Passport, run, dataset, export, signed model, evidence, proof...")
     ],
     *,
     owner: Annotated[

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from phalanx.errors import NonFiniteLossError, TrainingError
-from phalanx.lab.calibrate.honest import HonestInputs
 from phalanx.lab.calibrate.operators import (
     LEVELS,
     OPERATORS,
@@ -19,7 +18,7 @@ from phalanx.lab.calibrate.operators import (
     replay_operators,
 )
 from phalanx.lab.calibrate.paths import NumericPath, PathPair
-from phalanx.pipeline import DriftWatch, StageCopy, StageRunner, StepPlan, token_distances, token_residual
+from phalanx.pipeline import DriftWatch, HonestInputs, StageCopy, StageRunner, StepPlan, token_distances, token_residual
 from phalanx.planner.schedules import Direction
 
 _TOKENS_KEPT = 256

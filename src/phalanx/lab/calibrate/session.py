@@ -11,12 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from phalanx.config import digest_config
 from phalanx.data import Batch, BatchLoader, prepare_corpus
 from phalanx.errors import ConfigError
-from phalanx.lab.calibrate.honest import HonestRun
 from phalanx.lab.calibrate.measure import PathComparison
 from phalanx.lab.calibrate.paths import PathPair, pairs_of
 from phalanx.lab.calibrate.result import fit_all, message_rows, operator_rows, suggest_tolerance, threshold_rows
 from phalanx.models import open_model
-from phalanx.pipeline import StepPlan, local_numeric_class
+from phalanx.pipeline import HonestRun, StepPlan, local_numeric_class
 from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.setup.layout import make_plan

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from phalanx.pipeline.protocol.greetings import KernelDigests
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, leave_unwrapped
+from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
 from phalanx.security.privacy import noise_stream
 
 NONCE_BYTES = 32
@@ -70,9 +72,26 @@ def fingerprint_kernels(plan: StepPlan, nonce: str, kernels: WrapCopy = leave_un
     )
 
 
+def class_of_session(plan: StepPlan, session: str) -> dict[str, Any] | None:
+    """Describe this machine's numeric class for the log: whoever recomputes the session compares kernels with it.
+
+    Returns:
+        None where the arithmetic is exact, so that every machine is of one class, and for a model of a single layer.
+    """
+    if plan.numerics != "float" or plan.stages[-1].end_layer - plan.stages[0].first_layer < 2:
+        return None
+    nonce = hashlib.sha256(f"phalanx numeric class {session}".encode()).hexdigest()
+    described = local_numeric_class(plan.device).model_dump()
+    return {
+        "kernels": fingerprint_kernels(plan, nonce).model_dump(mode="json"),
+        "described": ", ".join(f"{name} {value}" for name, value in described.items() if value),
+    }
+
+
 def _one_layer_plan(plan: StepPlan) -> StepPlan:
-    """The first layer that is in other hands, as the middle one of three stages; only a run with such has workers."""
-    first, end_layer = plan.stages[1].first_layer, plan.stages[-1].end_layer
+    """The first layer that is in other hands, or the last but one, as the middle one of three stages."""
+    end_layer = plan.stages[-1].end_layer
+    first = min(plan.stages[1].first_layer, end_layer - 2)
     cuts = ((0, first), (first, first + 1), (first + 1, end_layer))
     stages = tuple(StageRange(first_layer=low, end_layer=high) for low, high in cuts)
     return plan.model_copy(update={"stages": stages, "guard": GuardConfig(mode="off", classes=plan.guard.classes)})

@@ -92,7 +92,7 @@ def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, Datas
     elif data.dataset is not None:
         path = local_dataset(data.dataset, cache_beside(past.path) / "data")
     else:
-        path = _prepare_corpus(past, data).tokenizer_path.parent
+        path = _prepare_corpus(past.config, cache_beside(past.path), data).tokenizer_path.parent
     return path, (data.dataset or DatasetConfig(path=path)).model_copy(update={"path": path})
 
 
@@ -108,11 +108,7 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
     """
     run = past.config
     path, dataset = dataset_of(past, moved_to)
-    if run.data.dataset is not None:
-        corpus = _prepare_corpus(past, run.data.model_copy(update={"dataset": dataset}))
-    else:
-        opens = open_corpus if run.data.sources else open_conversations
-        corpus = opens(path, SequenceLayout.from_config(run.data))
+    corpus = open_run_corpus(run, cache_beside(past.path), path, dataset)
     lines = _read_digests(past)
     if lines.corpora - {corpus.digest}:
         raise DataError(
@@ -135,8 +131,23 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
     )
 
 
-def _prepare_corpus(past: PastRun, data: DataConfig) -> Corpus:
-    run, cache, tokenizer = past.config, cache_beside(past.path), None
+def open_run_corpus(run: RunConfig, cache: Path, path: Path, dataset: DatasetConfig) -> Corpus:
+    """Open what a run drew from, at its present place.
+
+    Args:
+        dataset: The config's entry for it, with that place.
+
+    Raises:
+        DataError: It is damaged, or of another kind.
+    """
+    if run.data.dataset is not None:
+        return _prepare_corpus(run, cache, run.data.model_copy(update={"dataset": dataset}))
+    opens = open_corpus if run.data.sources else open_conversations
+    return opens(path, SequenceLayout.from_config(run.data))
+
+
+def _prepare_corpus(run: RunConfig, cache: Path, data: DataConfig) -> Corpus:
+    tokenizer = None
     if isinstance(run.data.tokenizer, ModelTokenizerConfig):
         tokenizer = open_model(run.model, cache / "models", run.train.seed).tokenizer_path
     return prepare_corpus(data, cache / "data", run.train.seed, tokenizer)

@@ -8,7 +8,16 @@ from typing import Any
 
 from phalanx.errors import CheckpointError, TrainingError
 from phalanx.models import ModelSource, open_model, weights_digest
-from phalanx.pipeline import AuditDraw, LocalWorkers, Observe, PipelineEngine, RowPrivacy, StageChecks, StepPlan
+from phalanx.pipeline import (
+    AuditDraw,
+    LocalWorkers,
+    Observe,
+    PipelineEngine,
+    RowPrivacy,
+    StageChecks,
+    StepPlan,
+    class_of_session,
+)
 from phalanx.telemetry import PEERS_FILE, MetricsFile, PeersFile
 from phalanx.telemetry.parties import live_parties
 from phalanx.train.batches.preferences import PreferenceMeasure
@@ -255,6 +264,8 @@ class PipelineSetup:
             context.console.print(nobody, style="yellow", markup=False, highlight=False)
         source, home = self.material.source, context.home
         facts = opening_facts(context.run, home, source, self._workers, self._name, draw)
+        numeric_class = class_of_session(self._plan, self._name) if guard.is_enabled else None
+        facts |= {} if numeric_class is None else {"numeric_class": numeric_class}
         context.log_opening(recorder, start, self.material.loader, facts)
         observe = _track_parties(self._book, recorder.observe_event)
         for body in self._parties.revoked:

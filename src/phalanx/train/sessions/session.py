@@ -38,6 +38,8 @@ from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.comparison import describe_worse
 from phalanx.train.records.failure import describe_failure
 from phalanx.train.records.history import read_history
+from phalanx.train.records.log_heads import head_in_summary
+from phalanx.train.records.past_run import PastRun
 from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, kept_preparations
 from phalanx.train.records.stability import ReturnError
@@ -100,6 +102,38 @@ class Session:
                     context.remove_outdated_files()
                 self._train_run(context)
             return summary
+
+    def close_killed(self) -> dict[str, Any]:
+        """End a session whose process was killed: its audit key is told, and the log's end is signed.
+
+        Raises:
+            AuditLogError: The log is broken, or a process runs here; nothing is touched then.
+            CheckpointError: No session was ever begun.
+        """
+        home = self._home
+        with open_log(home) as log:
+            history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
+            if not history.opened:
+                raise CheckpointError(f"{home.path}: no session was begun, so there is none to close")
+            summary = home.read_summary()
+            if summary is not None and head_in_summary(home.path, home.owner.public, home.run_id) == log.current_head:
+                self._print_note(f"{home.path}: its last session is closed already")
+                return summary
+            run, figures = self._run_file, Figures(checks=CheckRecord(self._run_file.stage_guard))
+            totals = RunningTotals()
+            for kind, body in history.decisions:
+                figures.observe(kind, body)
+            newest = history.certified.newest_step
+            if newest is not None and not run.checkpoint.encrypt:
+                state = PastRun(home.path).open_verified(newest).state
+                figures.load_json(state["figures"])
+                totals.load_json(state["totals"])
+            figures.wall_s, figures.final_weights_digest = totals.wall_s, history.final_weights_digest
+            figures.status = "interrupted" if figures.final_weights_digest is None else "completed"
+            context = SessionContext(
+                run, home, self._console, log, history, self._beginning, resume=True, figures=figures, totals=totals
+            )
+            return self._leave_summary(context)
 
     @contextlib.contextmanager
     def _leaving_summary(self, context: SessionContext[RunConfig]) -> Iterator[dict[str, Any]]:
