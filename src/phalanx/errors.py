@@ -236,6 +236,10 @@ class PolicyError(VerificationError, code="PHX-V170"):
     """A clause of the organisation's policy is broken, or its signature does not hold."""
 
 
+class RoleError(PolicyError, code="PHX-V171"):
+    """A person lacks the role that a command, a call or a read needs, or a second person has not approved."""
+
+
 class AggregationError(VerificationError, ReasonedError, code="PHX-V140"):
     """A secure sum or one of its messages is refused; `reason` is of `phalanx.security.aggregate.SumRefusal`.
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from phalanx.access_gate import note_read
 from phalanx.checkpoint.keys import KEY_FILE, KeyHolder, unwrap_for
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -19,6 +20,7 @@ from phalanx.checkpoint.manifest import (
     CheckpointManifest,
     FileEntry,
     ShardEntry,
+    manifest_digest,
     shard_file,
     step_of,
     verify_manifest,
@@ -69,7 +71,9 @@ def open_checkpoint(
     _check_listing(path, manifest)
     for name, entry in sorted(manifest.files.items()):
         _check_file(path / name, entry)
-    return Checkpoint(path, manifest, _open_sealer(path, manifest, key))
+    sealer = _open_sealer(path, manifest, key)
+    note_read("checkpoint", manifest_digest(path), path, is_sealed=sealer is not None)
+    return Checkpoint(path, manifest, sealer)
 
 
 class Checkpoint:

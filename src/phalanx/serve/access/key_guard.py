@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from phalanx.access_gate import check_caller
+from phalanx.errors import VerificationError
 from phalanx.serve.access.key_store import Caller, KeyStore
 from phalanx.serve.access.refusals import App, Message, Receive, RequestRefused, Scope, Send, send_refusal
 from phalanx.serve.access.request_bounds import RequestBounds, body_too_large, check_body, check_head
@@ -71,6 +73,7 @@ class KeyGuard:
         try:
             if caller is None:
                 raise _invalid_key()
+            _check_role(scope, caller)
             length = check_head(scope, self._bounds)
             with self._count_reader(caller):
                 body = await self._read_body(receive, length)
@@ -160,6 +163,13 @@ def _read_secret(headers: list[tuple[bytes, bytes]]) -> str | None:
             scheme, _, token = value.strip().partition(b" ")
             values.add(token.strip() if scheme.lower() == b"bearer" else b"")
     return values.pop().decode("latin-1") if len(values) == 1 else None
+
+
+def _check_role(scope: Scope, caller: Caller) -> None:
+    try:
+        check_caller(str(scope["path"]), caller.owner, None)
+    except VerificationError as exc:
+        raise RequestRefused(403, "role_missing", "The owner of this key lacks the role for this route.") from exc
 
 
 def _invalid_key() -> RequestRefused:
