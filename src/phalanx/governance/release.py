@@ -146,7 +146,7 @@ def _approval_of(past: PastRun) -> Approval:
 
 
 def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[Path]) -> EndFacts:
-    summary = _read_summary(past)
+    summary = read_summary(past)
     leak = summary.get("leak")
     exposure = leak.get("exposure_bits") if isinstance(leak, dict) else None
     wanted = {*policy.release.min_figures, *policy.release.max_figures}
@@ -159,7 +159,7 @@ def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[P
     )
 
 
-def _read_summary(past: PastRun) -> dict[str, Any]:
+def read_summary(past: PastRun) -> dict[str, Any]:
     """Read a run's summary, which speaks of the end that the signed log knows."""
     path = past.path / "summary.json"
     try:

@@ -76,9 +76,12 @@ def person_of_key(people: People, key: str) -> str | None:
 
 
 def approve_release(
-    run_dir: Path, policy: TrainingPolicy, approval: Approval, signer: KeyHolder, people: People
+    run_dir: Path, policy: TrainingPolicy, approval: Approval, signer: KeyHolder, people: People | None = None
 ) -> str:
     """Sign an approval into a run directory.
+
+    Args:
+        people: Who may approve; None: the releasers of the policy.
 
     Returns:
         The name of the person whose key this is.
@@ -87,7 +90,7 @@ def approve_release(
         PolicyError: Nobody who may release has this key, or the run has not ended.
     """
     key = signer.fingerprint
-    person = person_of_key(people, key)
+    person = person_of_key(policy.release.releasers if people is None else people, key)
     if person is None:
         raise PolicyError(f"policy {policy.name}: release.releasers has nobody with the key {key}")
     if _WEIGHTS.fullmatch(approval.weights) is None:
@@ -96,13 +99,18 @@ def approve_release(
     return person
 
 
-def count_approvals(run_dir: Path, policy: TrainingPolicy, approval: Approval, people: People) -> list[str]:
+def count_approvals(
+    run_dir: Path, policy: TrainingPolicy, approval: Approval, people: People | None = None
+) -> list[str]:
     """Return the people whose approvals hold: one for each person, whatever files are there.
+
+    Args:
+        people: As `approve_release`.
 
     An approval of earlier weights, of another policy or by another key counts for nothing.
     """
     return _list_approvers(
-        people,
+        policy.release.releasers if people is None else people,
         lambda person: run_dir / APPROVALS / f"{person}.json",
         lambda person: approval.signed_bytes(policy, person),
     )
