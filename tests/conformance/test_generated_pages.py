@@ -5,7 +5,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-from generated_pages import output_page, support_page, with_floors, with_metrics  # noqa: E402 - found beside the documentation
+from generated_pages import output_page, support_page, with_floors, with_metrics, with_rights  # noqa: E402 - found beside the documentation
 
 AGAIN = "run `python scripts/generated_pages.py`"
 
@@ -31,3 +31,10 @@ def test_the_names_of_training_metrics_are_those_of_their_classes():
 
     assert page == with_metrics(page), AGAIN
     assert "`phalanx_security_events_total`" in page
+
+
+def test_the_roles_of_commands_and_calls_are_those_of_the_table():
+    page = (ROOT / "docs" / "roles.md").read_text(encoding="utf-8")
+
+    assert page == with_rights(page), AGAIN
+    assert "| `phalanx checkpoint rotate` | `owner`, `data_steward` | `key_rotation` |" in page

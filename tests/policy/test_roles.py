@@ -1,6 +1,7 @@
 """Roles of a project: who may do what, four eyes, and an access log that shows every change."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,11 +11,13 @@ import pytest
 
 from phalanx.access_gate import check_caller, enter_gate, note_read, require_approvals
 from phalanx.cli import run_command
-from phalanx.cli.outcome import build_command
 from phalanx.cli.answers.tree import leaf_commands
+from phalanx.cli.outcome import build_command
+from phalanx.config import load_config
 from phalanx.data.shards import load_signer
 from phalanx.errors import AuditLogError, ConfigError, PhalanxError, RoleError
-from phalanx.policy import COMMANDS, Project, RoleGate, open_key_holder, sign_roles, verify_access_log
+from phalanx.policy import COMMANDS, Project, RoleGate, Roles, open_key_holder, sign_roles, verify_access_log
+from phalanx.policy.rights import right_of_call
 from phalanx.security.audit.line import LogHead
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "security" / "tee"))
@@ -62,6 +65,21 @@ def log_of(home: Path) -> list:
 
 def test_every_command_has_a_row_and_every_row_a_command():
     assert {" ".join(names) for names, _ in leaf_commands(build_command())} == set(COMMANDS)
+
+
+def test_every_remote_call_has_a_row():
+    """Methods of gRPC and routes of HTTP, by how the code declares them; paths of witnesses are compared as text."""
+    source = Path(__file__).resolve().parents[2] / "src" / "phalanx"
+    calls = set(re.findall(r'"(\w+)": grpc\.\w+_rpc_method_handler', (source / "transport" / "grpc_wire.py").read_text()))
+    routes = [file.read_text() for part in ("serve", "watch") for file in sorted((source / part).rglob("*.py"))]
+    for text in routes:
+        calls |= set(re.findall(r'Route\(\s*(?:"\w+", )?"(/[^"]*)"', text))
+        for names, values in re.findall(r"^(\w*_ROUTE\b.*?) = (.*)$", text, re.MULTILINE):
+            calls |= set(re.findall(r'"(/[^"]*)"', values)) if names else set()
+    calls |= set(re.findall(r'path == "(/[^"]*)"', (source / "security" / "witness" / "service.py").read_text()))
+
+    assert {"Deliver", "/v1/chat/completions", "/metrics", "/curves", "/add-checkpoint"} <= calls
+    assert [call for call in sorted(calls) if right_of_call(call) is None] == []
 
 
 def test_sixty_commands_of_the_wrong_role_are_refused_before_they_begin_and_logged(project, monkeypatch):
@@ -170,9 +188,6 @@ def test_older_roles_that_are_put_back_are_refused(project, tmp_path):
     opened = Project.open(project)
     changed = write_roles(tmp_path, {**PEOPLE, "rita": ("trainer",)})
     digest = opened.roles.digest
-    from phalanx.config import load_config
-    from phalanx.policy import Roles
-
     opened.approve_act("policy_change", load_config(changed, Roles).digest, load_signer(tmp_path / "carol.key"), None)
     sign_roles(changed, project, load_signer(tmp_path / "alice.key"), None)
     assert Project.open(project).roles.digest != digest

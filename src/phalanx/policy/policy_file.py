@@ -165,8 +165,10 @@ class SignedPolicy:
         """
         path = run_dir / POLICY_FILE
         if not is_new:
-            if read_policy(path, self.signer).policy != self.policy:
-                raise PolicyError(f"{run_dir}: was begun under another policy than {self.policy.name} is now")
+            if not path.is_file() or read_policy(path, self.signer).policy != self.policy:
+                raise PolicyError(
+                    f"{run_dir}: was begun under another policy than {self.policy.name} is now, or its copy is gone"
+                )
             return
         path.write_bytes(self.text)
         signature_file(path).write_bytes(self.signature)

@@ -54,7 +54,8 @@ class KeyGuard:
             return
         caller = self._find_caller(scope)
         if scope["type"] == "websocket":
-            await (_refuse_websocket(scope, receive, send) if caller is None else self._app(scope, receive, send))
+            is_admitted = caller is not None and _has_role(scope, caller)
+            await (self._app(scope, receive, send) if is_admitted else _refuse_websocket(scope, receive, send))
         elif scope["type"] == "http":
             await self._answer_request(caller, scope, receive, send)
 
@@ -73,7 +74,8 @@ class KeyGuard:
         try:
             if caller is None:
                 raise _invalid_key()
-            _check_role(scope, caller)
+            if not _has_role(scope, caller):
+                raise RequestRefused(403, "role_missing", "The owner of this key lacks the role for this route.")
             length = check_head(scope, self._bounds)
             with self._count_reader(caller):
                 body = await self._read_body(receive, length)
@@ -165,11 +167,12 @@ def _read_secret(headers: list[tuple[bytes, bytes]]) -> str | None:
     return values.pop().decode("latin-1") if len(values) == 1 else None
 
 
-def _check_role(scope: Scope, caller: Caller) -> None:
+def _has_role(scope: Scope, caller: Caller) -> bool:
     try:
         check_caller(str(scope["path"]), caller.owner, None)
-    except VerificationError as exc:
-        raise RequestRefused(403, "role_missing", "The owner of this key lacks the role for this route.") from exc
+    except VerificationError:
+        return False
+    return True
 
 
 def _invalid_key() -> RequestRefused:
