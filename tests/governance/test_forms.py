@@ -31,7 +31,9 @@ SOURCE = {"name": HOSTILE, "kind": "file", "licence": "CC-BY-4.0", "documents": 
 
 def sources_of(name: str) -> list[str]:
     template = load_template(name)
-    return [s for section in template.sections for s in (*section.when, *(x for f in section.fields for x in f.sources))]
+    return [
+        s for section in template.sections for s in (*section.when, *(x for f in section.fields for x in f.sources))
+    ]
 
 
 @pytest.mark.parametrize("name", form_names())

@@ -70,7 +70,9 @@ def test_every_command_has_a_row_and_every_row_a_command():
 def test_every_remote_call_has_a_row():
     """Methods of gRPC and routes of HTTP, by how the code declares them; paths of witnesses are compared as text."""
     source = Path(__file__).resolve().parents[2] / "src" / "phalanx"
-    calls = set(re.findall(r'"(\w+)": grpc\.\w+_rpc_method_handler', (source / "transport" / "grpc_wire.py").read_text()))
+    calls = set(
+        re.findall(r'"(\w+)": grpc\.\w+_rpc_method_handler', (source / "transport" / "grpc_wire.py").read_text())
+    )
     routes = [file.read_text() for part in ("serve", "watch") for file in sorted((source / part).rglob("*.py"))]
     for text in routes:
         calls |= set(re.findall(r'Route\(\s*(?:"\w+", )?"(/[^"]*)"', text))
@@ -137,7 +139,9 @@ def test_reads_are_logged_once_with_person_role_and_digest(project, monkeypatch)
         note_read("dataset", "d1", project / "data")
         note_read("evidence", "e1", project / "run" / "evidence" / "x.json")
 
-    rows = [(entry.kind, entry.body["what"], entry.body["digest"], entry.body["person"]) for entry in log_of(project)[1:]]
+    rows = [
+        (entry.kind, entry.body["what"], entry.body["digest"], entry.body["person"]) for entry in log_of(project)[1:]
+    ]
     assert rows == [("read", "dataset", "d1", "bob"), ("read", "evidence", "e1", "bob")]
     assert log_of(project)[1].body["roles"] == ["releaser", "data_steward"]
 

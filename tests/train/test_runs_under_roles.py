@@ -61,7 +61,9 @@ def test_a_model_leaves_by_two_people_and_its_reads_are_logged(project, monkeypa
     assert run_command(export) == 0
 
     log = verify_access_log(project).entries
-    kinds = [(entry.kind, entry.body["person"], entry.body.get("what") or entry.body.get("action")) for entry in log[1:]]
+    kinds = [
+        (entry.kind, entry.body["person"], entry.body.get("what") or entry.body.get("action")) for entry in log[1:]
+    ]
     assert kinds[0] == ("refused", "tom", "command")
     assert kinds[1] == ("refused", "alice", "act")
     assert ("approval", "bob", "release") in kinds

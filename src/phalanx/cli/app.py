@@ -17,8 +17,8 @@ from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
 from phalanx.cli.governance.erase import ERASE_EPILOG, erase
-from phalanx.cli.governance.passport import PASSPORT_EPILOG, VERIFY_EPILOG, passport, verify
 from phalanx.cli.governance.forms import FORMS_EPILOG, forms
+from phalanx.cli.governance.passport import PASSPORT_EPILOG, VERIFY_EPILOG, passport, verify
 from phalanx.cli.governance.policy import policy_app
 from phalanx.cli.governance.roles import roles_app
 from phalanx.cli.init import init

@@ -111,11 +111,17 @@ def reads(
         raise ConfigError("--head: expected N:DIGEST, as this command prints it")
     log = verify_access_log(homes[0], owner, None if head is None else LogHead(int(number), digest))
     rows = [
-        {"time": entry.time, "kind": entry.kind, **{name: entry.body[name] for name in entry.body if name != "statement"}}
+        {
+            "time": entry.time,
+            "kind": entry.kind,
+            **{name: entry.body[name] for name in entry.body if name != "statement"},
+        }
         for entry in log.entries
     ]
     for row in rows:
-        text = " ".join(printable_text(str(row[name])) for name in ("what", "action", "call", "digest", "target") if name in row)
+        text = " ".join(
+            printable_text(str(row[name])) for name in ("what", "action", "call", "digest", "target") if name in row
+        )
         print_line(f"{row['time']} {row['kind']} {row.get('person', '')} {row.get('command', '')} {text}")
     end = f"{log.head.num_events}:{log.head.digest}"
     print_line(f"every line is signed, in order and unchanged; the end is {end}")

@@ -13,6 +13,7 @@ from phalanx.data.shards.seal import WRAPPED_KEY_FILE
 from phalanx.errors import ConfigError, InputError
 from phalanx.governance.release import release_target
 from phalanx.policy import Action, Roles, TrainingPolicy
+from phalanx.security.crypto import read_public
 from phalanx.serve.place import checkpoint_place, is_run
 from phalanx.train import PastRun
 
@@ -34,7 +35,8 @@ def name_target(action: Action, place: Path) -> str:
         case "release":
             return release_target(place)
         case "policy_change":
-            return load_config(place, Roles if "\n[people" in place.read_text("utf-8") else TrainingPolicy).digest
+            is_of_roles = "\n[people" in read_public(place).decode("utf-8", "replace")
+            return load_config(place, Roles).digest if is_of_roles else load_config(place, TrainingPolicy).digest
         case "decryption":
             if _is_of_run(place):
                 return manifest_digest(_checkpoint_of(place))

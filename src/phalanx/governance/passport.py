@@ -194,7 +194,9 @@ class _PassportMaker:
         versions = {name: importlib.metadata.version(name) for name in _PARTS}
         versions["phalanx"] = importlib.metadata.version("phalanx-train")
         architecture = {} if is_adapter else read_config(directory)
-        self._members[form.BOM_FILE] = make_bill(files, architecture, learning_type(past.config), manifest, tests, versions)
+        self._members[form.BOM_FILE] = make_bill(
+            files, architecture, learning_type(past.config), manifest, tests, versions
+        )
         return {
             "name": files.name,
             "root": files.root,

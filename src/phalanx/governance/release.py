@@ -65,9 +65,7 @@ def require_release(
     raise_breaches(policy, breaches, f"the release of {where}")
 
 
-def release_target(
-    where: Path, certificate: Path | None = None, *, step: int | None = None, best: bool = False
-) -> str:
+def release_target(where: Path, certificate: Path | None = None, *, step: int | None = None, best: bool = False) -> str:
     """Name what an approval of a release is about: a run with one certified checkpoint, or the files of a model.
 
     Raises:

@@ -116,9 +116,7 @@ def count_approvals(
     )
 
 
-def _list_approvers(
-    people: People, file_of: Callable[[str], Path], statement_of: Callable[[str], bytes]
-) -> list[str]:
+def _list_approvers(people: People, file_of: Callable[[str], Path], statement_of: Callable[[str], bytes]) -> list[str]:
     approvers = []
     for person, keys in sorted(people.items()):
         path = file_of(person)

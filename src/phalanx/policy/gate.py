@@ -63,7 +63,9 @@ class HeadMemory:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as exc:
-            raise RoleError(f"{self._file_of(home)}: is damaged; compare the access log with another person's head") from exc
+            raise RoleError(
+                f"{self._file_of(home)}: is damaged; compare the access log with another person's head"
+            ) from exc
 
     def keep_head(self, home: Path, head: LogHead) -> None:
         """Remember a head."""
@@ -121,7 +123,9 @@ class RoleGate(Closeable):
         """Refuse a remote caller who lacks the role; a key decides before a name."""
         right = right_of_call(call)
         for project in self._projects.values():
-            person = project.roles.person_with(key) if key is not None else name if name in project.roles.people else None
+            person = (
+                project.roles.person_with(key) if key is not None else name if name in project.roles.people else None
+            )
             if right is not None and (not right.roles or set(right.roles) & set(project.roles.roles_of(person))):
                 continue
             needed = "no role may" if right is None else f"needs the role {' or '.join(right.roles)}"
@@ -142,7 +146,9 @@ class RoleGate(Closeable):
             try:
                 self._key = self._stack.enter_context(open_key_holder(self._reference or default_reference()))
             except PhalanxError as exc:
-                raise RoleError(f"this project has roles, and your key cannot be used: {exc}; name it in {KEY}") from exc
+                raise RoleError(
+                    f"this project has roles, and your key cannot be used: {exc}; name it in {KEY}"
+                ) from exc
         return self._key
 
     def _add_project(self, home: Path) -> Project:

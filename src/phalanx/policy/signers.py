@@ -60,9 +60,7 @@ class TpmKeyHolder(_P256Holder):
     def _sign_digest(self, digest: bytes) -> tuple[int, int]:
         parameters = wire.size_prefixed(digest) + struct.pack(">H", 0x0010) + _NO_TICKET
         with self._tpm.primary_key(wire.OWNER, wire.signing_key()) as (handle, _):
-            answer = self._tpm.send_command(
-                wire.TpmCommand.SIGN, (handle,), parameters, wire.password_authorisation()
-            )
+            answer = self._tpm.send_command(wire.TpmCommand.SIGN, (handle,), parameters, wire.password_authorisation())
         answer.take_bytes(4)
         return int.from_bytes(answer.read_sized(2, 32)), int.from_bytes(answer.read_sized(2, 32))
 
@@ -133,7 +131,9 @@ def _open_token(reference: str) -> Iterator[tuple[Any, str]]:
         with token.open(user_pin=secret) as session:
             yield session, label
     except (pkcs11.exceptions.PKCS11Error, RuntimeError) as exc:
-        raise CertificateError(f"{printable_text(reference)}: {type(exc).__name__}; check token, object and PIN") from exc
+        raise CertificateError(
+            f"{printable_text(reference)}: {type(exc).__name__}; check token, object and PIN"
+        ) from exc
 
 
 def write_signature(where: Path, signer: KeyHolder, statement: bytes) -> None:

@@ -48,7 +48,11 @@ def read_documents(past: PastRun, evaluations: Sequence[Path] = (), redteam: Pat
     log = verify_log(past.path / LOG_FILE, past.owner, run=past.run_id)
     documents: dict[str, Any] = {
         "config.toml": past.config.model_dump(mode="json"),
-        "derived": {"engine": type(past.config).engine, "learning_type": learning_type(past.config), "name": past.config.name},
+        "derived": {
+            "engine": type(past.config).engine,
+            "learning_type": learning_type(past.config),
+            "name": past.config.name,
+        },
         "events.jsonl": {
             "run": past.run_id,
             "owner": past.owner.public_key.hex(),
@@ -81,10 +85,7 @@ def _read_dataset(past: PastRun) -> dict[str, Any]:
         return {}
     body = manifest.body
     total = body["tokens"]
-    sources = [
-        {**source, "share": source["tokens"] / total if total else 0.0}
-        for source in body["sources"]
-    ]
+    sources = [{**source, "share": source["tokens"] / total if total else 0.0} for source in body["sources"]]
     names = ("documents", "tokens", "tokenizer", "recipe", "tools", "parents", "seal")
     facts = {name: body.get(name) for name in names}
     licences = sorted({str(source["licence"]) for source in sources if source["licence"]})
@@ -98,7 +99,12 @@ def _estimate_flop(documents: Mapping[str, Any]) -> float | None:
     config, model = documents.get("model/config.json", {}), documents["config.toml"]["model"]
     parameters = documents.get("checkpoints", {}).get("parameters")
     tokens = documents.get("summary.json", {}).get("tokens")
-    if parameters is None or not isinstance(tokens, int) or model.get("adapter") or any("experts" in key for key in config):
+    if (
+        parameters is None
+        or not isinstance(tokens, int)
+        or model.get("adapter")
+        or any("experts" in key for key in config)
+    ):
         return None
     return float(_FLOP * parameters * tokens)
 
@@ -117,7 +123,7 @@ def _read_model(past: PastRun, evaluations: Sequence[Path], redteam: Path | None
         "model/config.json": dict(config),
         "checkpoints": {"parameters": parameters, "step": step, "model_digest": digest},
     }
-    figures = {}
+    figures: dict[str, float] = {}
     for result in map(read_result, [*evaluations] or sorted(past.path.glob("evaluation*.json"))):
         if result.model.get("model_digest") == digest:
             figures |= {name: figure.value for name, figure in result.figures.items() if figure.value is not None}

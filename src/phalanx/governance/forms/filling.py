@@ -114,7 +114,9 @@ class FilledForm:
                         {
                             "title": value.title,
                             "value": value.value,
-                            "source": None if value.source is None else dict(zip(("file", "key"), value.source, strict=True)),
+                            "source": None
+                            if value.source is None
+                            else dict(zip(("file", "key"), value.source, strict=True)),
                             "to_be_answered_by_a_person": value.ask or None,
                         }
                         for value in values
@@ -194,7 +196,9 @@ def _render_value(value: FilledValue) -> list[str]:
         columns = value.columns or tuple(sorted({name for row in content for name in row}))
         table = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
         table += [f"| {' | '.join(_show_value(row.get(name)) for name in columns)} |" for row in content[:_MAX_ROWS]]
-        more = [] if len(content) <= _MAX_ROWS else ["", f"{len(content) - _MAX_ROWS} further rows are in the JSON file."]
+        more = (
+            [] if len(content) <= _MAX_ROWS else ["", f"{len(content) - _MAX_ROWS} further rows are in the JSON file."]
+        )
         return [f"- **{value.title}**:{origin}", "", *table, *more, ""]
     if isinstance(content, Mapping):
         rows = [f"    - {_escape_text(str(name))}: {_show_value(content[name])}" for name in sorted(content)]

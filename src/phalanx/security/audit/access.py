@@ -41,9 +41,7 @@ class AccessLog:
     def __init__(self, path: Path, scope: str) -> None:
         self._path, self._scope = path, scope
 
-    def append_event(
-        self, signer: KeyHolder, kind: str, body: dict[str, Any], known: LogHead | None = None
-    ) -> LogHead:
+    def append_event(self, signer: KeyHolder, kind: str, body: dict[str, Any], known: LogHead | None = None) -> LogHead:
         """Write one event and force it to disk; return the head after it.
 
         Args:
@@ -83,7 +81,11 @@ class AccessLog:
             raise AuditLogError(
                 f"{self._path}: has {len(lines)} lines, and this person has seen {known.num_events}; put the log back"
             )
-        if known is not None and known.num_events and next_head(head, lines[known.num_events - 1]).digest != known.digest:
+        if (
+            known is not None
+            and known.num_events
+            and next_head(head, lines[known.num_events - 1]).digest != known.digest
+        ):
             raise AuditLogError(f"{self._path}: line {known.num_events} is another than this person has seen")
         return LogHead(len(lines), next_head(head, lines[-1]).digest) if lines else head
 

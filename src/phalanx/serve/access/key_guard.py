@@ -75,7 +75,7 @@ class KeyGuard:
             if caller is None:
                 raise _invalid_key()
             if not _has_role(scope, caller):
-                raise RequestRefused(403, "role_missing", "The owner of this key lacks the role for this route.")
+                raise _role_missing()
             length = check_head(scope, self._bounds)
             with self._count_reader(caller):
                 body = await self._read_body(receive, length)
@@ -173,6 +173,10 @@ def _has_role(scope: Scope, caller: Caller) -> bool:
     except VerificationError:
         return False
     return True
+
+
+def _role_missing() -> RequestRefused:
+    return RequestRefused(403, "role_missing", "The owner of this key lacks the role for this route.")
 
 
 def _invalid_key() -> RequestRefused:
