@@ -16,7 +16,7 @@ from phalanx.cli.outcome import build_command
 from phalanx.config import load_config
 from phalanx.data.shards import load_signer
 from phalanx.errors import AuditLogError, ConfigError, PhalanxError, RoleError
-from phalanx.policy import COMMANDS, Project, RoleGate, Roles, open_key_holder, sign_roles, verify_access_log
+from phalanx.policy import COMMANDS, Project, ProjectRoles, RoleGate, open_person_signer, sign_roles, verify_access_log
 from phalanx.policy.rights import right_of_call
 from phalanx.security.audit.line import LogHead
 
@@ -192,7 +192,9 @@ def test_older_roles_that_are_put_back_are_refused(project, tmp_path):
     opened = Project.open(project)
     changed = write_roles(tmp_path, {**PEOPLE, "rita": ("trainer",)})
     digest = opened.roles.digest
-    opened.approve_act("policy_change", load_config(changed, Roles).digest, load_signer(tmp_path / "carol.key"), None)
+    opened.approve_act(
+        "policy_change", load_config(changed, ProjectRoles).digest, load_signer(tmp_path / "carol.key"), None
+    )
     sign_roles(changed, project, load_signer(tmp_path / "alice.key"), None)
     assert Project.open(project).roles.digest != digest
     (project / "roles.json").write_bytes(older)
@@ -330,16 +332,16 @@ def test_a_token_of_pkcs11_signs_as_a_person(project, tmp_path, monkeypatch):
     reference = f"pkcs11:token=people;object=alice?module-path={module}"
     _sign_as_hardware(reference, tmp_path, monkeypatch)
     monkeypatch.setenv("PHALANX_PKCS11_PIN", "wrong")
-    with pytest.raises(PhalanxError, match="check token, object and PIN"), open_key_holder(reference):
+    with pytest.raises(PhalanxError, match="check token, object and PIN"), open_person_signer(reference):
         pass
 
 
 def _sign_as_hardware(reference: str, folder: Path, monkeypatch) -> None:
-    with open_key_holder(reference) as holder:
+    with open_person_signer(reference) as holder:
         fingerprint = holder.fingerprint
         assert len(holder.sign_data(b"x")) == 64
     source, home = write_roles(folder, second_key=fingerprint), folder / "hard"
-    with open_key_holder(reference) as holder:
+    with open_person_signer(reference) as holder:
         sign_roles(source, home, holder, None)
     monkeypatch.setenv("PHALANX_KEY", reference)
     with RoleGate("pki init", [home]) as gate, enter_gate(gate):

@@ -1,4 +1,4 @@
-"""What an act with two people is done to: an approval is good for this alone, and stale when it has been done."""
+"""Targets of acts with two people: an approval is good for its target alone, and stale after the act."""
 
 import hashlib
 import re
@@ -12,7 +12,7 @@ from phalanx.data.shards.manifest import DATASET_FILE, dataset_digest, verify_da
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE
 from phalanx.errors import ConfigError, InputError
 from phalanx.governance.release import release_target
-from phalanx.policy import Action, Roles, TrainingPolicy
+from phalanx.policy import Action, ProjectRoles, TrainingPolicy
 from phalanx.security.crypto import read_public
 from phalanx.serve.place import checkpoint_place, is_run
 from phalanx.train import PastRun
@@ -36,7 +36,7 @@ def name_target(action: Action, place: Path) -> str:
             return release_target(place)
         case "policy_change":
             is_of_roles = "\n[people" in read_public(place).decode("utf-8", "replace")
-            return load_config(place, Roles).digest if is_of_roles else load_config(place, TrainingPolicy).digest
+            return load_config(place, ProjectRoles).digest if is_of_roles else load_config(place, TrainingPolicy).digest
         case "decryption":
             if _is_of_run(place):
                 return manifest_digest(_checkpoint_of(place))

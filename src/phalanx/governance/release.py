@@ -27,7 +27,7 @@ from phalanx.policy import (
     raise_breaches,
     read_policy,
 )
-from phalanx.security.audit import KeyHolder
+from phalanx.security.audit import PersonSigner
 from phalanx.serve import TextModel
 from phalanx.serve.place import checkpoint_place, is_run
 from phalanx.train import PastRun, export_run
@@ -66,7 +66,7 @@ def require_release(
 
 
 def release_target(where: Path, certificate: Path | None = None, *, step: int | None = None, best: bool = False) -> str:
-    """Name what an approval of a release is about: a run with one certified checkpoint, or the files of a model.
+    """Name the target of an approval of a release: a run with one certified checkpoint, or the files of a model.
 
     Raises:
         PolicyError: The run has no certified checkpoint.
@@ -108,7 +108,7 @@ def check_run(
     return policy, [*check_start(policy, start), *check_release(policy, facts)]
 
 
-def approve_run(past: PastRun, signer: KeyHolder) -> str:
+def approve_run(past: PastRun, signer: PersonSigner) -> str:
     """Approve the release of a run's final weights, by the run's own policy; return the person's name.
 
     Raises:

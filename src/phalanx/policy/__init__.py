@@ -41,8 +41,8 @@ from phalanx.policy.rights import (
 )
 from phalanx.policy.roles import (
     Project as Project,
-    Roles as Roles,
+    ProjectRoles as ProjectRoles,
     sign_roles as sign_roles,
     verify_access_log as verify_access_log,
 )
-from phalanx.policy.signers import open_key_holder as open_key_holder
+from phalanx.policy.signers import open_person_signer as open_person_signer

@@ -1,4 +1,4 @@
-"""Approvals: signatures over what is approved, each by a key of a person whom a policy or a file of roles names."""
+"""Approvals: signatures over an act or a release, each by a key of a person in a policy or a file of roles."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ from phalanx.config import canonical_json
 from phalanx.errors import PolicyError
 from phalanx.policy.policy_file import TrainingPolicy
 from phalanx.policy.signers import open_signature, write_signature
-from phalanx.security.audit import KeyHolder
+from phalanx.security.audit import PersonSigner
 from phalanx.security.crypto import in_domain
 
 APPROVALS = "approvals"
@@ -57,7 +57,7 @@ class ActApproval:
         """Return the statement of one person."""
         return in_domain(_ACT_DOMAIN, canonical_json([self.action, self.target, self.roles, person]))
 
-    def sign_approval(self, home: Path, person: str, signer: KeyHolder) -> None:
+    def sign_approval(self, home: Path, person: str, signer: PersonSigner) -> None:
         """Write the approval of one person beside the file of roles."""
         write_signature(self._file_of(home, person), signer, self.signed_bytes(person))
 
@@ -76,7 +76,7 @@ def person_of_key(people: People, key: str) -> str | None:
 
 
 def approve_release(
-    run_dir: Path, policy: TrainingPolicy, approval: Approval, signer: KeyHolder, people: People | None = None
+    run_dir: Path, policy: TrainingPolicy, approval: Approval, signer: PersonSigner, people: People | None = None
 ) -> str:
     """Sign an approval into a run directory.
 

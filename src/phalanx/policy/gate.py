@@ -1,4 +1,4 @@
-"""The gate of a command: the files of roles that govern its places, who runs it, and the log of what it reads."""
+"""The gate of a command: files of roles that govern its places, the person who runs it, and a log of its reads."""
 
 import hashlib
 import json
@@ -12,8 +12,8 @@ from phalanx.closing import Closeable
 from phalanx.errors import PhalanxError, RoleError
 from phalanx.policy.rights import COMMANDS, FOUR_EYES, Action, Right, right_of_call
 from phalanx.policy.roles import ACCESS_FILE, ROLES_FILE, Project
-from phalanx.policy.signers import open_key_holder
-from phalanx.security.audit import KeyHolder
+from phalanx.policy.signers import open_person_signer
+from phalanx.security.audit import PersonSigner
 from phalanx.security.audit.line import LogHead
 from phalanx.security.crypto import replace_file
 
@@ -42,7 +42,7 @@ def _is_project(folder: Path) -> bool:
 
 
 def default_reference() -> str:
-    """Return the key of the person at this machine: of the environment, or the one that signs datasets."""
+    """Return the key of the person at this machine: PHALANX_KEY, or the key that signs datasets."""
     from phalanx.data.shards import default_signing_key  # noqa: PLC0415 - numpy, for nothing where roles are not used
 
     return os.environ.get(KEY) or str(default_signing_key())
@@ -83,7 +83,7 @@ class RoleGate(Closeable):
     Args:
         command: Words of the command, a key of `COMMANDS`.
         homes: Directories of the projects that govern it; reads elsewhere add theirs.
-        reference: Key of the person, as `open_key_holder`; None: the one of this machine.
+        reference: Key of the person, as `open_person_signer`; None: the one of this machine.
 
     Guarantees:
         A command of a person without its role, and a read by somebody who is not in the file, are refused and logged
@@ -95,7 +95,7 @@ class RoleGate(Closeable):
         self._right = COMMANDS.get(command, Right(("owner",)))
         self._memory = HeadMemory()
         self._stack = ExitStack()
-        self._key: KeyHolder | None = None
+        self._key: PersonSigner | None = None
         self._projects: dict[Path, Project] = {}
         self._seen: set[tuple[Path, str, str]] = set()
         for home in homes:
@@ -141,10 +141,10 @@ class RoleGate(Closeable):
         self._stack.close()
 
     @property
-    def _signer(self) -> KeyHolder:
+    def _signer(self) -> PersonSigner:
         if self._key is None:
             try:
-                self._key = self._stack.enter_context(open_key_holder(self._reference or default_reference()))
+                self._key = self._stack.enter_context(open_person_signer(self._reference or default_reference()))
             except PhalanxError as exc:
                 raise RoleError(
                     f"this project has roles, and your key cannot be used: {exc}; name it in {KEY}"
@@ -185,8 +185,8 @@ class RoleGate(Closeable):
         person = project.roles.person_with(self._signer.fingerprint)
         body = {**facts, "command": self._command, "person": person or "nobody"}
         body["roles"] = list(project.roles.roles_of(person))
-        known = self._memory.read_head(project.home)
-        self._memory.keep_head(project.home, project.log.append_event(self._signer, kind, body, known))
+        seen_head = self._memory.read_head(project.home)
+        self._memory.keep_head(project.home, project.log.append_event(self._signer, kind, body, seen_head))
 
 
 def _list_roles(project: Project, person: str | None) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from phalanx.config import StrictModel, digest_config, load_config
 from phalanx.errors import PolicyError
 from phalanx.policy.signers import PersonKey, open_signature, write_signature
-from phalanx.security.audit import KeyHolder
+from phalanx.security.audit import PersonSigner
 from phalanx.security.crypto import in_domain
 
 POLICY_FILE = "policy.toml"
@@ -179,7 +179,7 @@ def signature_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.sig")
 
 
-def sign_policy(path: Path, signer: KeyHolder) -> TrainingPolicy:
+def sign_policy(path: Path, signer: PersonSigner) -> TrainingPolicy:
     """Sign a policy file; its signature is written beside it.
 
     Raises:

@@ -13,7 +13,7 @@ from phalanx.policy.approvals import ActApproval, People, person_of_key
 from phalanx.policy.policy_file import Name
 from phalanx.policy.rights import FOUR_EYES, Action, Role
 from phalanx.policy.signers import PersonKey
-from phalanx.security.audit import AccessLog, KeyHolder, read_access_log
+from phalanx.security.audit import AccessLog, PersonSigner, read_access_log
 from phalanx.security.audit.line import LogEntry, LogHead, signed_part
 from phalanx.security.crypto import in_domain, parse_canonical, replace_file, verify_by_fingerprint
 
@@ -33,7 +33,7 @@ class Person(StrictModel):
     roles: tuple[Role, ...] = Field(min_length=1)
 
 
-class Roles(StrictModel):
+class ProjectRoles(StrictModel):
     """All people of a project.
 
     Attributes:
@@ -62,8 +62,8 @@ class Roles(StrictModel):
 
     def people_with(self, roles: Iterable[Role]) -> dict[str, tuple[str, ...]]:
         """Return the keys of the people who have one of these roles."""
-        wanted = set(roles)
-        return {name: person.keys for name, person in self.people.items() if wanted & set(person.roles)}
+        roles = set(roles)
+        return {name: person.keys for name, person in self.people.items() if roles & set(person.roles)}
 
     def person_with(self, key: str) -> str | None:
         """Return the name of the person who has a key."""
@@ -79,30 +79,25 @@ class AccessSummary:
     """A checked access log.
 
     Attributes:
-        entries: Every line, in order.
         head: Its end; kept elsewhere, it shows a tail that was cut off.
         roles: The roles that are in force at its end.
     """
 
     entries: list[LogEntry]
     head: LogHead
-    roles: Roles
+    roles: ProjectRoles
 
 
 @dataclass(frozen=True)
 class Project:
-    """A directory with a file of roles, and all directories below it.
-
-    Attributes:
-        home: The directory.
-    """
+    """A directory with a file of roles, and all directories below it."""
 
     home: Path
-    roles: Roles
+    roles: ProjectRoles
 
     @classmethod
     def open(cls, home: Path) -> Self:
-        """Read the file of roles, which must be the one that the log named last.
+        """Read the file of roles, and compare it with the last roles in the log.
 
         Raises:
             RoleError: The file is missing, malformed, older than the log, or not signed by an owner.
@@ -143,7 +138,9 @@ class Project:
             )
         return approvers
 
-    def approve_act(self, action: Action, target: str, signer: KeyHolder, known: LogHead | None) -> tuple[str, LogHead]:
+    def approve_act(
+        self, action: Action, target: str, signer: PersonSigner, known: LogHead | None
+    ) -> tuple[str, LogHead]:
         """Sign an approval, and log it; return the person and the head of the log.
 
         Raises:
@@ -160,14 +157,14 @@ class Project:
         return person, self.log.append_event(signer, "approval", body, known)
 
 
-def sign_roles(source: Path, home: Path, signer: KeyHolder, known: LogHead | None) -> tuple[Project, LogHead]:
+def sign_roles(source: Path, home: Path, signer: PersonSigner, known: LogHead | None) -> tuple[Project, LogHead]:
     """Put a TOML file of people in force in a directory.
 
     Raises:
         ConfigError: The file is none of roles.
         RoleError: The key is no owner's, or a second person has not approved the change of earlier roles.
     """
-    roles = load_config(source, Roles)
+    roles = load_config(source, ProjectRoles)
     project = Project.open(home) if is_project(home) else None
     former = None if project is None else project.roles
     for version in (former, roles):
@@ -204,7 +201,7 @@ def verify_access_log(home: Path, owner: str | None = None, known: LogHead | Non
     """
     path = home / ACCESS_FILE
     scope = Project.open(home).roles.name
-    roles: Roles | None = None
+    roles: ProjectRoles | None = None
     entries = []
     for entry in read_access_log(path, scope, known):
         key, place = str(entry.body["key"]), f"{path}: line {entry.head.num_events}"
@@ -222,11 +219,11 @@ def verify_access_log(home: Path, owner: str | None = None, known: LogHead | Non
     return AccessSummary(entries, entries[-1].head, roles)
 
 
-def _open_statement(content: bytes, path: Path) -> Roles:
+def _open_statement(content: bytes, path: Path) -> ProjectRoles:
     try:
         envelope = parse_canonical(content[: _MAX_BYTES + 1])
         statement, key = canonical_json(envelope["statement"]), str(envelope["key"])
-        roles = Roles.model_validate_json(statement)
+        roles = ProjectRoles.model_validate_json(statement)
         verify_by_fingerprint(key, bytes.fromhex(envelope["signature"]), in_domain(_DOMAIN, statement))
     except (ValueError, KeyError, TypeError, SignatureError) as exc:
         raise RoleError(f"{path}: is no signed file of roles, or was changed; phalanx roles sign makes it") from exc
@@ -235,10 +232,10 @@ def _open_statement(content: bytes, path: Path) -> Roles:
     return roles
 
 
-def _next_roles(former: Roles | None, body: Mapping[str, Any], place: str) -> Roles:
+def _next_roles(former: ProjectRoles | None, body: Mapping[str, Any], place: str) -> ProjectRoles:
     """Return the roles of one event, which an owner of the former ones must have signed."""
     try:
-        roles = Roles.model_validate_json(canonical_json(body["statement"]))
+        roles = ProjectRoles.model_validate_json(canonical_json(body["statement"]))
     except (ValidationError, KeyError) as exc:
         raise AuditLogError(f"{place}: holds no roles") from exc
     if person_of_key((former or roles).people_with(("owner",)), str(body.get("key"))) is None:
@@ -246,15 +243,15 @@ def _next_roles(former: Roles | None, body: Mapping[str, Any], place: str) -> Ro
     return roles
 
 
-def _logged_roles(path: Path) -> Roles | None:
+def _logged_roles(path: Path) -> ProjectRoles | None:
     """Return the roles that a log named last; its other lines are not checked."""
     roles = None
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if b'"kind":"roles"' not in line:
+            for number, entry in enumerate(file, 1):
+                if b'"kind":"roles"' not in entry:
                     continue
-                event = parse_canonical(line.rstrip(b"\n"))
+                event = parse_canonical(entry.rstrip(b"\n"))
                 if event.get("kind") == "roles":
                     signature = bytes.fromhex(event["signature"])
                     verify_by_fingerprint(str(event["body"]["key"]), signature, signed_part(event))

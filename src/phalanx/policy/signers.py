@@ -17,7 +17,7 @@ from pydantic import Field
 from phalanx.config import printable_text
 from phalanx.config.text import parse_strict_json
 from phalanx.errors import CertificateError, PolicyError, SignatureError
-from phalanx.security.audit import KeyHolder
+from phalanx.security.audit import PersonSigner
 from phalanx.security.crypto import read_private, verify_by_fingerprint
 from phalanx.security.crypto.identity import P256_ORDER
 from phalanx.security.tee.tpm import structures, wire
@@ -31,7 +31,7 @@ _NO_TICKET = struct.pack(">HIH", 0x8024, 0x40000007, 0)
 """The digest was made outside of the TPM."""
 
 
-class _P256Holder:
+class _P256Signer:
     """A signer whose hardware signs a SHA-256 digest."""
 
     def __init__(self, key: ec.EllipticCurvePublicKey) -> None:
@@ -46,7 +46,7 @@ class _P256Holder:
         raise NotImplementedError
 
 
-class TpmKeyHolder(_P256Holder):
+class TpmSigner(_P256Signer):
     """The P-256 key that a TPM derives from its own seed; it never leaves the TPM, and a cleared TPM has another."""
 
     def __init__(self, tpm: TpmDevice) -> None:
@@ -65,7 +65,7 @@ class TpmKeyHolder(_P256Holder):
         return int.from_bytes(answer.read_sized(2, 32)), int.from_bytes(answer.read_sized(2, 32))
 
 
-class TokenKeyHolder(_P256Holder):
+class TokenSigner(_P256Signer):
     """A P-256 key in a token, which signs inside."""
 
     def __init__(self, session: Any, label: str) -> None:
@@ -86,7 +86,7 @@ class TokenKeyHolder(_P256Holder):
 
 
 @contextlib.contextmanager
-def open_key_holder(reference: str) -> Iterator[KeyHolder]:
+def open_person_signer(reference: str) -> Iterator[PersonSigner]:
     """Open the key of a person.
 
     Args:
@@ -99,10 +99,10 @@ def open_key_holder(reference: str) -> Iterator[KeyHolder]:
     """
     if reference.startswith("tpm:"):
         with open_tpm(reference.removeprefix("tpm:")) as tpm:
-            yield TpmKeyHolder(tpm)
+            yield TpmSigner(tpm)
     elif reference.startswith("pkcs11:"):
         with _open_token(reference) as (session, label):
-            yield TokenKeyHolder(session, label)
+            yield TokenSigner(session, label)
     else:
         from phalanx.data.shards import load_signer  # noqa: PLC0415 - numpy, for keys in files alone
 
@@ -136,7 +136,7 @@ def _open_token(reference: str) -> Iterator[tuple[Any, str]]:
         ) from exc
 
 
-def write_signature(where: Path, signer: KeyHolder, statement: bytes) -> None:
+def write_signature(where: Path, signer: PersonSigner, statement: bytes) -> None:
     """Sign a statement into a file of its own.
 
     Raises:

@@ -27,10 +27,10 @@ def sign_file(
 ) -> Answer:
     """Sign a policy; the signature is written beside it, and run files name the fingerprint that is printed."""
     from phalanx.governance.acts import name_target
-    from phalanx.policy import default_reference, open_key_holder, sign_policy, signature_file
+    from phalanx.policy import default_reference, open_person_signer, sign_policy, signature_file
 
     require_approvals("policy_change", lambda: name_target("policy_change", policy), policy)
-    with open_key_holder(key or default_reference()) as signer:
+    with open_person_signer(key or default_reference()) as signer:
         signed = sign_policy(policy, signer)
     facts = {"policy": signed.name, "digest": signed.digest, "signer": signer.fingerprint}
     print_line(f"{signature_file(policy)}: policy {signed.name} signed by {facts['signer']}")
@@ -83,10 +83,10 @@ def check_run_directory(
 def approve_run_directory(run_dir: RunDir, key: Key = None, certificate: Certificate = None) -> Answer:
     """Approve the release of a run's final weights, as a person whom its policy names."""
     from phalanx.governance.release import approve_run
-    from phalanx.policy import default_reference, open_key_holder
+    from phalanx.policy import default_reference, open_person_signer
     from phalanx.train import PastRun
 
-    with open_key_holder(key or default_reference()) as signer:
+    with open_person_signer(key or default_reference()) as signer:
         person = approve_run(PastRun(run_dir, certificate), signer)
     print_line(f"{run_dir}: release approved by {person}")
     return Answer({"person": person})

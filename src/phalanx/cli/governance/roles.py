@@ -18,9 +18,9 @@ Home = Annotated[Path | None, typer.Option("--home", metavar="DIR", help="Direct
 @roles_app.command(epilog="Example: phalanx roles key\n\nExample: phalanx roles key --key tpm:device:/dev/tpmrm0")
 def key(key: Key = None) -> Answer:
     """Print the fingerprint of your key, for the file of roles; a key file that is missing is made."""
-    from phalanx.policy import default_reference, open_key_holder
+    from phalanx.policy import default_reference, open_person_signer
 
-    with open_key_holder(key or default_reference()) as holder:
+    with open_person_signer(key or default_reference()) as holder:
         print_line(holder.fingerprint)
         return Answer({"key": holder.fingerprint})
 
@@ -35,12 +35,12 @@ def sign(
 ) -> Answer:
     """Put people and roles in force for a directory and all below it; a change of earlier roles needs two people."""
     from phalanx.governance.acts import name_target
-    from phalanx.policy import HeadMemory, default_reference, open_key_holder, sign_roles
+    from phalanx.policy import HeadMemory, default_reference, open_person_signer, sign_roles
 
     place, memory = (home or Path()).resolve(), HeadMemory()
     # by the roles in force; where there are none yet, nobody is asked
     require_approvals("policy_change", lambda: name_target("policy_change", roles), place)
-    with open_key_holder(key or default_reference()) as holder:
+    with open_person_signer(key or default_reference()) as holder:
         project, head = sign_roles(roles, place, holder, memory.read_head(place))
     memory.keep_head(place, head)
     print_line(f"{place}: {len(project.roles.people)} people of {project.roles.name}, signed by {holder.fingerprint}")
@@ -75,7 +75,7 @@ def approve(
     """Approve an act of another person; your approval is good for this target alone, until the roles change."""
     from phalanx.errors import ConfigError
     from phalanx.governance.acts import name_target
-    from phalanx.policy import FOUR_EYES, HeadMemory, Project, default_reference, find_projects, open_key_holder
+    from phalanx.policy import FOUR_EYES, HeadMemory, Project, default_reference, find_projects, open_person_signer
 
     act = next((name for name in FOUR_EYES if name == action), None)
     if act is None:
@@ -84,7 +84,7 @@ def approve(
     if not homes:
         raise ConfigError(f"{target}: no roles govern it; name the project with --home")
     name, memory, people = name_target(act, target), HeadMemory(), []
-    with open_key_holder(key or default_reference()) as holder:
+    with open_person_signer(key or default_reference()) as holder:
         for place in homes:
             person, head = Project.open(place).approve_act(act, name, holder, memory.read_head(place))
             memory.keep_head(place, head)

@@ -1,4 +1,4 @@
-"""What is known of a run, by the file that it stands in: signed, or bound to the final weights by the signed log."""
+"""Facts of a run, by the file that has them: signed, or bound to the final weights by the signed log."""
 
 import math
 import tempfile

@@ -20,15 +20,15 @@ _MAX_CHARACTERS, _MAX_ROWS = 2_000, 200
 _Source = Annotated[str, Field(pattern=r"^[A-Za-z0-9_./-]+:[A-Za-z0-9_.-]+\z")]
 
 Documents = Mapping[str, Any]
-"""What is known of a run, by the file that it stands in."""
+"""Facts of a run, by the file that has them."""
 
 
 class FieldTemplate(StrictModel):
     """One question.
 
     Attributes:
-        sources: Where a run answers it, as ``FILE:KEY``; the first that is there counts.
-        ask: What a person answers where no source does.
+        sources: Places of the answer in a run, as ``FILE:KEY``; the first that is there counts.
+        ask: Question to a person, for a run that has none of the sources.
         columns: Columns of a table, where the value is a list of rows.
     """
 
@@ -73,7 +73,7 @@ class FilledValue:
     Attributes:
         value: JSON data; None is a blank.
         source: File and key of the answer; None of a blank.
-        ask: What a person answers; empty where the run does.
+        ask: Question to a person; empty where the run answers.
     """
 
     title: str

@@ -2,7 +2,7 @@
 
 from phalanx.security.audit.access import (
     AccessLog as AccessLog,
-    KeyHolder as KeyHolder,
+    PersonSigner as PersonSigner,
     read_access_log as read_access_log,
 )
 from phalanx.security.audit.head import HeadEntry as HeadEntry, KnownHead as KnownHead, read_head as read_head

@@ -15,7 +15,7 @@ from phalanx.security.crypto import parse_canonical
 _MAX_LOG_BYTES = 2**31
 
 
-class KeyHolder(Protocol):
+class PersonSigner(Protocol):
     """Whoever signs: a key in a file, in a TPM, or in a token of PKCS#11."""
 
     @property
@@ -41,7 +41,9 @@ class AccessLog:
     def __init__(self, path: Path, scope: str) -> None:
         self._path, self._scope = path, scope
 
-    def append_event(self, signer: KeyHolder, kind: str, body: dict[str, Any], known: LogHead | None = None) -> LogHead:
+    def append_event(
+        self, signer: PersonSigner, kind: str, body: dict[str, Any], known: LogHead | None = None
+    ) -> LogHead:
         """Write one event and force it to disk; return the head after it.
 
         Args:
@@ -89,7 +91,7 @@ class AccessLog:
             raise AuditLogError(f"{self._path}: line {known.num_events} is another than this person has seen")
         return LogHead(len(lines), next_head(head, lines[-1]).digest) if lines else head
 
-    def _sign_line(self, signer: KeyHolder, kind: str, body: dict[str, Any], head: LogHead) -> bytes:
+    def _sign_line(self, signer: PersonSigner, kind: str, body: dict[str, Any], head: LogHead) -> bytes:
         event = {
             "sequence": head.num_events,
             "time": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
