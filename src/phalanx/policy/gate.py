@@ -98,8 +98,12 @@ class RoleGate(Closeable):
         self._key: PersonSigner | None = None
         self._projects: dict[Path, Project] = {}
         self._seen: set[tuple[Path, str, str]] = set()
-        for home in homes:
-            self._add_project(home)
+        try:
+            for home in homes:
+                self._add_project(home)
+        except PhalanxError:
+            self.close()
+            raise
 
     def note_read(self, kind: str, digest: str, where: Path, *, is_sealed: bool) -> None:
         """Write a read into the logs of all projects that govern it; the same one only once in a command."""

@@ -48,13 +48,14 @@ _OWNERS = Right(("owner",))
 _OPERATORS = Right(("owner", "releaser"))
 
 COMMANDS: dict[str, Right] = {
-    **dict.fromkeys(("doctor", "explain", "init", "plan", "verify", "bench", "reproduce", "deploy"), ANYONE),
+    **dict.fromkeys(("doctor", "explain", "init", "plan", "verify", "bench", "reproduce"), ANYONE),
     **dict.fromkeys(("train", "laptop", "launch", "lr", "sweep", "calibrate", "attack"), _MAKERS),
     **dict.fromkeys(("nvflare-job", "flower-app", "invite", "peers"), _MAKERS),
     **dict.fromkeys(("join", "client", "site", "worker", "masked-worker", "rollout-worker", "stage-worker"), _MAKERS),
     **dict.fromkeys(("report", "watch", "runs", "compare", "generate", "detect"), _WATCHERS),
     **dict.fromkeys(("eval", "redteam"), _MEASURERS),
-    **dict.fromkeys(("serve", "gateway", "export", "checkpoint export"), _RELEASERS),
+    **dict.fromkeys(("serve", "export", "checkpoint export"), _RELEASERS),
+    **dict.fromkeys(("gateway", "deploy"), _OPERATORS),
     "erase": Right(("owner", "data_steward"), "decryption"),
     "passport": Right(("owner", "releaser", "auditor")),
     "forms": Right(("owner", "releaser", "auditor")),
