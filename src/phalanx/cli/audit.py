@@ -7,7 +7,6 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import print_figures, print_line
-from phalanx.config import printable_text
 from phalanx.errors import AuditLogError
 
 if TYPE_CHECKING:
@@ -99,6 +98,7 @@ def reads(
     Each line is signed by who acted. Without --owner the first roles are believed; without --head, and on a machine
     that has not seen the log before, a tail that was cut off is not found.
     """
+    from phalanx.config import printable_text
     from phalanx.errors import ConfigError
     from phalanx.policy import find_projects, verify_access_log
     from phalanx.security.audit import LogHead
