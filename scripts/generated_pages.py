@@ -2,9 +2,9 @@
 
 ``python scripts/generated_pages.py`` writes `docs/support.md` from the kinds of runs and the support matrix,
 `docs/output_files.md` from the code that writes these files, the drawing of floors in `docs/architecture.md` from
-the import contract, the names of metrics in `docs/watching.md` from their classes, and the names of attacks in
-`docs/configuration.md` from their table. A test compares all five with
-the files.
+the import contract, the names of metrics in `docs/watching.md` from their classes, the names of attacks in
+`docs/configuration.md` from their table, and the roles of commands and calls in `docs/roles.md` from
+`policy/rights.py`. A test compares them with the files.
 """
 
 import ast
@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from phalanx.lab.attacks import ATTACKS
+from phalanx.policy import CALLS, COMMANDS, FOUR_EYES, ROLES, Right
 from phalanx.split.channel.turn_messages import ClientAppraised, ClientEvidenceRefused
 from phalanx.train import RUN_TYPES
 from phalanx.train.batches.preferences import PreferenceScores
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "phalanx"
 DOCS = ROOT / "docs"
 METRICS = ("<!-- training metrics: generated -->\n", "<!-- end of training metrics -->\n")
+RIGHTS = ("<!-- rights: generated -->\n", "<!-- end of rights -->\n")
 FLOORS = ("<!-- floors: generated -->\n", "<!-- end of floors -->\n")
 _SUPPORT = """# What each engine supports
 
@@ -105,6 +107,30 @@ def main() -> None:
     page.write_text(with_metrics(page.read_text(encoding="utf-8")), encoding="utf-8")
     page = DOCS / "configuration.md"
     page.write_text(with_attacks(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page = DOCS / "roles.md"
+    page.write_text(with_rights(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_rights(page: str) -> str:
+    """Return the page of roles with its tables."""
+    before, rest = page.split(RIGHTS[0])
+    commands = [[f"`phalanx {name}`", *_right_cells(right)] for name, right in sorted(COMMANDS.items())]
+    calls = [[f"`{name}`", _right_cells(right)[0]] for name, right in sorted(CALLS.items())]
+    approvers = [[f"`{action}`", ", ".join(f"`{role}`" for role in roles)] for action, roles in FOUR_EYES.items()]
+    tables = (
+        _table(["role", "whose"], [[f"`{role}`", meaning] for role, meaning in ROLES.items()]),
+        "\n",
+        _table(["act", "a second person with one of these roles approves"], approvers),
+        "\n## Commands\n\n",
+        _table(["command", "one of these roles", "act that needs two people"], commands),
+        "\n## Remote calls\n\n",
+        _table(["call, and all below it", "one of these roles"], calls),
+    )
+    return "".join((before, RIGHTS[0], *tables, RIGHTS[1], rest.split(RIGHTS[1])[1]))
+
+
+def _right_cells(right: Right) -> tuple[str, str]:
+    return ", ".join(f"`{role}`" for role in right.roles) or "anyone", f"`{right.action}`" if right.action else "-"
 
 
 def support_page() -> str:

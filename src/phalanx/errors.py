@@ -34,6 +34,7 @@
     │   ├── ReleaseRefusedError                     the policy keeps an update sealed
     │   ├── AggregationError                        a secure sum, or a message of it, is refused
     │   ├── PolicyError                             a clause of a policy is broken, or the policy is not as signed
+    │   │   └── RoleError                           a person lacks a role, or a second person has not approved
     │   ├── KeyFileError                            the file of API keys is missing, altered or older than before
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
@@ -234,6 +235,10 @@ class ReleaseRefusedError(VerificationError, ReasonedError, code="PHX-V120"):
 
 class PolicyError(VerificationError, code="PHX-V170"):
     """A clause of the organisation's policy is broken, or its signature does not hold."""
+
+
+class RoleError(PolicyError, code="PHX-V171"):
+    """A person lacks the role that a command, a call or a read needs, or a second person has not approved."""
 
 
 class AggregationError(VerificationError, ReasonedError, code="PHX-V140"):

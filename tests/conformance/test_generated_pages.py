@@ -5,7 +5,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
-from generated_pages import output_page, support_page, with_attacks, with_floors, with_metrics  # noqa: E402 - found beside the documentation
+from generated_pages import (  # noqa: E402 - found beside the documentation
+    output_page,
+    support_page,
+    with_attacks,
+    with_floors,
+    with_metrics,
+    with_rights,
+)
 
 AGAIN = "run `python scripts/generated_pages.py`"
 
@@ -38,3 +45,10 @@ def test_the_attacks_on_the_page_of_configuration_are_those_of_the_table():
 
     assert page == with_attacks(page), AGAIN
     assert "`league`" in page and with_attacks(page.replace("`league`, ", "")) == page
+
+
+def test_the_roles_of_commands_and_calls_are_those_of_the_table():
+    page = (ROOT / "docs" / "roles.md").read_text(encoding="utf-8")
+
+    assert page == with_rights(page), AGAIN
+    assert "| `phalanx checkpoint rotate` | `owner`, `data_steward` | `key_rotation` |" in page

@@ -166,7 +166,7 @@ def test_an_unknown_clause_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "release",
     [
-        {"approvals": 1},
+        {"approvals": 2, "releasers": {"a": ["1" * 64]}},
         {"approvals": 1, "releasers": {"a": ["1" * 64], "b": ["1" * 64]}},
         {"releasers": {"../x": ["1" * 64]}},
     ],
@@ -174,6 +174,14 @@ def test_an_unknown_clause_is_refused(tmp_path):
 def test_approvals_that_cannot_be_had_or_told_apart_are_refused(release):
     with pytest.raises(ValueError, match="releasers"):
         TrainingPolicy.model_validate({"name": "x", "release": release}, strict=False)
+
+
+def test_approvals_without_releasers_are_broken_where_no_roles_name_them():
+    policy = TrainingPolicy.model_validate({"name": "x", "release": {"approvals": 1}}, strict=False)
+
+    breaches = check_release(policy, EndFacts(is_in_doubt=False, exposure_bits=None, figures={}, approvals=()))
+
+    assert [breach.clause for breach in breaches] == ["release.approvals"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 from made_frames import frame_bytes, header_values, refusal
 
-from phalanx.errors import CertificateError, PeerGoneError, PeerLostError, PeerRefusedError, TransportError
+from phalanx.errors import CertificateError, PeerGoneError, PeerLostError, PeerRefusedError, RoleError, TransportError
 from phalanx.security.crypto import (
     Identity,
     certificate,
@@ -288,6 +288,23 @@ def test_who_joins_learns_the_run_and_makes_itself_known(owner, identities):
     assert joined.address == "10.0.0.7:4711"
     assert joined.peer == identities["worker"].public
     assert owner.wire.wait_joined("nobody", 0.0) is None
+
+
+def test_calls_of_a_party_without_the_role_are_refused_by_its_key(owner, identities):
+    asked = []
+
+    def admit(call, name, key):
+        asked.append((call, name, key))
+        raise RoleError("worker has no role here")
+
+    owner.wire.admit = admit
+    with pytest.raises(PeerRefusedError, match="worker has no role here"):
+        ask_peer_run(identities["worker"], "owner", owner.wire.address, config=QUICK)
+    with pytest.raises(PeerRefusedError):
+        probe(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))
+
+    assert asked == [(call, "worker", identities["worker"].fingerprint) for call in ("Describe", "Deliver")]
+    assert owner.receive_item(0.0) is None
 
 
 def test_who_joins_learns_what_it_is_called_and_waits_until_that_is_known(owner, identities):

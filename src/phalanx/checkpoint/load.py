@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from phalanx.access_gate import note_read
 from phalanx.checkpoint.keys import KEY_FILE, KeyHolder, unwrap_for
 from phalanx.checkpoint.manifest import (
     MANIFEST_FILE,
@@ -20,6 +21,7 @@ from phalanx.checkpoint.manifest import (
     CheckpointManifest,
     FileEntry,
     ShardEntry,
+    manifest_digest,
     piece_file,
     shard_file,
     step_of,
@@ -76,7 +78,9 @@ def open_checkpoint(
         # a generator: the first fault by name is the one that is raised
         for _ in readers.map(lambda name: _check_file(path / name, manifest.files[name]), sorted(manifest.files)):
             pass
-    return Checkpoint(path, manifest, _open_sealer(path, manifest, key))
+    sealer = _open_sealer(path, manifest, key)
+    note_read("checkpoint", manifest_digest(path), path, is_sealed=sealer is not None)
+    return Checkpoint(path, manifest, sealer)
 
 
 class Checkpoint:

@@ -17,10 +17,12 @@ from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
 from phalanx.cli.governance.erase import ERASE_EPILOG, erase
+from phalanx.cli.governance.forms import FORMS_EPILOG, forms
 from phalanx.cli.governance.passport import PASSPORT_EPILOG, VERIFY_EPILOG, passport, verify
 from phalanx.cli.governance.policy import policy_app
 from phalanx.cli.governance.publish import PUBLISH_EPILOG, publish
 from phalanx.cli.governance.reverify import REVERIFY_EPILOG, reverify
+from phalanx.cli.governance.roles import roles_app
 from phalanx.cli.init import init
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
@@ -126,6 +128,7 @@ app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx ga
 app.command(epilog=DEPLOY_EPILOG)(deploy)
 app.command(epilog=ERASE_EPILOG)(erase)
 app.command(epilog=PASSPORT_EPILOG)(passport)
+app.command(epilog=FORMS_EPILOG)(forms)
 app.command(epilog=VERIFY_EPILOG)(verify)
 app.command(epilog=PUBLISH_EPILOG)(publish)
 app.command(epilog=REVERIFY_EPILOG)(reverify)
@@ -140,6 +143,6 @@ app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick 
 GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
 GROUPS |= {"enclave": enclave_app, "incident": incident_app, "keys": keys_app, "mark": mark_app, "model": model_app}
 GROUPS |= {"interpret": interpret_app, "pki": pki_app, "policy": policy_app, "tokenizer": tokenizer_app}
-GROUPS |= {"witness": witness_app}
+GROUPS |= {"roles": roles_app, "witness": witness_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

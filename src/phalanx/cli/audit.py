@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import print_figures
+from phalanx.cli.console import print_figures, print_line
 from phalanx.errors import AuditLogError
 
 if TYPE_CHECKING:
@@ -97,6 +97,54 @@ def _proof_facts(proof: "RunProof") -> dict[str, Any]:
     facts = {"proves": proof.conclusion, **{name: getattr(proof, name) for name in names}, "run": log.run}
     facts |= {"signed_by": proof.owner.name, "key": proof.owner.public_key.hex(), "events": log.num_events}
     return facts | {"first": log.first_time, "last": log.last_time, "kinds": log.kinds}
+
+
+@audit_app.command(
+    epilog="Example: phalanx audit reads .\n\n"
+    "Example: phalanx audit reads runs/first --owner 9c2f... --head 214:5d1e..."
+)
+def reads(
+    place: Annotated[Path, typer.Argument(metavar="DIR", help="A project with roles, or a directory below one.")],
+    owner: Annotated[
+        str | None, typer.Option("--owner", metavar="FINGERPRINT", help="Key that signed the first roles.")
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="N:DIGEST", help="End of the log that you saw earlier.")
+    ] = None,
+) -> Answer:
+    """Check the access log of a project, and list who read what, who was refused, and who approved.
+
+    Each line is signed by who acted. Without --owner the first roles are believed; without --head, and on a machine
+    that has not seen the log before, a tail that was cut off is not found.
+    """
+    from phalanx.config import printable_text
+    from phalanx.errors import ConfigError
+    from phalanx.policy import find_projects, verify_access_log
+    from phalanx.security.audit import LogHead
+
+    homes = find_projects((place,))
+    if not homes:
+        raise ConfigError(f"{place}: neither it nor a directory above it has roles; phalanx roles sign begins them")
+    number, _, digest = (head or "").partition(":")
+    if head is not None and not (number.isdecimal() and digest):
+        raise ConfigError("--head: expected N:DIGEST, as this command prints it")
+    log = verify_access_log(homes[0], owner, None if head is None else LogHead(int(number), digest))
+    rows = [
+        {
+            "time": entry.time,
+            "kind": entry.kind,
+            **{name: entry.body[name] for name in entry.body if name != "statement"},
+        }
+        for entry in log.entries
+    ]
+    for row in rows:
+        text = " ".join(
+            printable_text(str(row[name])) for name in ("what", "action", "call", "digest", "target") if name in row
+        )
+        print_line(f"{row['time']} {row['kind']} {row.get('person', '')} {row.get('command', '')} {text}")
+    end = f"{log.head.num_events}:{log.head.digest}"
+    print_line(f"every line is signed, in order and unchanged; the end is {end}")
+    return Answer({"home": homes[0], "head": end, "events": rows})
 
 
 @audit_app.command(

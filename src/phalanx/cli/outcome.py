@@ -12,6 +12,7 @@ from phalanx.cli.answers.answer import OPTION, json_alone
 from phalanx.cli.answers.ending import exit_code_of
 from phalanx.cli.answers.tree import add_json_options
 from phalanx.cli.app import app
+from phalanx.cli.role_gate import guard_commands
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -34,5 +35,6 @@ def main() -> None:
 def build_command() -> Any:
     """Return the app as a command, with the options that every command has."""
     click_command = typer.main.get_command(app)
+    guard_commands(click_command)
     add_json_options(click_command)
     return click_command

@@ -19,6 +19,7 @@ from phalanx.data.shards.proof import prove_document
 from phalanx.errors import CertificateError, CheckpointError, ConfigError, DataError, InputError, VerificationError
 from phalanx.evaluate import read_result
 from phalanx.governance.bill_of_materials import make_bill
+from phalanx.governance.forms.facts import learning_type
 from phalanx.governance.statements import (
     BuildFacts,
     MeasuredTests,
@@ -193,7 +194,9 @@ class _PassportMaker:
         versions = {name: importlib.metadata.version(name) for name in _PARTS}
         versions["phalanx"] = importlib.metadata.version("phalanx-train")
         architecture = {} if is_adapter else read_config(directory)
-        self._members[form.BOM_FILE] = make_bill(files, architecture, self._approach, manifest, tests, versions)
+        self._members[form.BOM_FILE] = make_bill(
+            files, architecture, learning_type(past.config), manifest, tests, versions
+        )
         return {
             "name": files.name,
             "root": files.root,
@@ -202,13 +205,6 @@ class _PassportMaker:
             "is_whole": is_whole,
             "has_plain_names": digest_weights(directory) == weights,
         }
-
-    @property
-    def _approach(self) -> str:
-        data = self._past.config.data
-        if data.prompts:
-            return "reinforcement-learning"
-        return "self-supervised" if data.labelled is None and data.preferences is None else "supervised"
 
     def _build_facts(self, manifest: SignedManifest | None) -> BuildFacts:
         past = self._past

@@ -1,28 +1,33 @@
 """Whether a run's model may leave: the facts of its end against the policy that it was begun with."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from phalanx.access_gate import require_approvals
+from phalanx.checkpoint import manifest_digest, step_directory
 from phalanx.config.text import parse_strict_json
 from phalanx.errors import InputError, PolicyError
 from phalanx.evaluate import read_result
+from phalanx.governance.statements import ModelFiles
 from phalanx.policy import (
     POLICY_FILE,
     Approval,
     Breach,
     EndFacts,
     PolicyReference,
+    Project,
     TrainingPolicy,
     approve_release,
     check_release,
     check_start,
     count_approvals,
+    find_projects,
     raise_breaches,
     read_policy,
 )
-from phalanx.security.crypto import Identity
+from phalanx.security.audit import PersonSigner
 from phalanx.serve import TextModel
 from phalanx.serve.place import checkpoint_place, is_run
 from phalanx.train import PastRun, export_run
@@ -47,6 +52,7 @@ def require_release(
     place = checkpoint_place(where)
     if place is not None and step is None and not best:
         where, step = place
+    require_approvals("release", lambda: release_target(where, certificate, step=step, best=best), where)
     if not is_run(where):
         return
     past = PastRun(where, certificate)
@@ -57,6 +63,24 @@ def require_release(
     if chosen is not None and chosen != past.certified_steps[0]:
         raise PolicyError(f"{where}: policy {policy.name} speaks of the run's end, not of step {chosen}; leave it out")
     raise_breaches(policy, breaches, f"the release of {where}")
+
+
+def release_target(where: Path, certificate: Path | None = None, *, step: int | None = None, best: bool = False) -> str:
+    """Name the target of an approval of a release: a run with one certified checkpoint, or the files of a model.
+
+    Raises:
+        PolicyError: The run has no certified checkpoint.
+    """
+    place = checkpoint_place(where)
+    if place is not None and step is None and not best:
+        where, step = place
+    if not is_run(where):
+        return ModelFiles.from_directory(where, where.name).root
+    past = PastRun(where, certificate)
+    if not past.certified_steps:
+        raise PolicyError(f"{where}: has no certified checkpoint that could be released")
+    chosen = past.best_step if best else past.certified_steps[0] if step is None else step
+    return f"{past.run_id}:{manifest_digest(past.checkpoints / step_directory(chosen))}"
 
 
 def check_run(
@@ -84,7 +108,7 @@ def check_run(
     return policy, [*check_start(policy, start), *check_release(policy, facts)]
 
 
-def approve_run(past: PastRun, signer: Identity) -> str:
+def approve_run(past: PastRun, signer: PersonSigner) -> str:
     """Approve the release of a run's final weights, by the run's own policy; return the person's name.
 
     Raises:
@@ -93,7 +117,8 @@ def approve_run(past: PastRun, signer: Identity) -> str:
     reference = past.config.policy
     if reference is None:
         raise PolicyError(f"{past.path}: the run file names no policy, so nobody needs to approve")
-    return approve_release(past.path, _read_own_policy(past, reference), _approval_of(past), signer)
+    policy = _read_own_policy(past, reference)
+    return approve_release(past.path, policy, _approval_of(past), signer, _releasers_of(past, policy))
 
 
 def _read_own_policy(past: PastRun, reference: PolicyReference) -> TrainingPolicy:
@@ -106,12 +131,20 @@ def _read_own_policy(past: PastRun, reference: PolicyReference) -> TrainingPolic
     return policy
 
 
+def _releasers_of(past: PastRun, policy: TrainingPolicy) -> Mapping[str, Sequence[str]]:
+    """Return who may approve: whom the policy names, or the releasers of the file of roles that governs the run."""
+    if policy.release.releasers:
+        return policy.release.releasers
+    homes = find_projects((past.path,))
+    return Project.open(homes[0]).roles.people_with(("releaser",)) if homes else {}
+
+
 def _approval_of(past: PastRun) -> Approval:
     return Approval(past.run_id, past.final_weights_digest or "")
 
 
 def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[Path]) -> EndFacts:
-    summary = _read_summary(past)
+    summary = read_summary(past)
     leak = summary.get("leak")
     exposure = leak.get("exposure_bits") if isinstance(leak, dict) else None
     is_number = isinstance(exposure, int | float) and not isinstance(exposure, bool)
@@ -121,11 +154,11 @@ def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[P
         is_in_doubt=summary.get("in_doubt"),
         exposure_bits=float(exposure or 0.0) if is_number else None,
         figures=_read_figures(past, policy, paths) if limited_names and paths else {},
-        approvals=count_approvals(past.path, policy, _approval_of(past)),
+        approvals=count_approvals(past.path, policy, _approval_of(past), _releasers_of(past, policy)),
     )
 
 
-def _read_summary(past: PastRun) -> dict[str, Any]:
+def read_summary(past: PastRun) -> dict[str, Any]:
     """Read a run's summary, which speaks of the end that the signed log knows."""
     path = past.path / "summary.json"
     try:

@@ -2,6 +2,7 @@
 
 from phalanx.policy.approvals import (
     Approval as Approval,
+    ActApproval as ActApproval,
     approve_release as approve_release,
     count_approvals as count_approvals,
 )
@@ -24,3 +25,24 @@ from phalanx.policy.policy_file import (
     sign_policy as sign_policy,
     signature_file as signature_file,
 )
+from phalanx.policy.gate import (
+    HeadMemory as HeadMemory,
+    RoleGate as RoleGate,
+    default_reference as default_reference,
+    find_projects as find_projects,
+)
+from phalanx.policy.rights import (
+    CALLS as CALLS,
+    COMMANDS as COMMANDS,
+    FOUR_EYES as FOUR_EYES,
+    ROLES as ROLES,
+    Action as Action,
+    Right as Right,
+)
+from phalanx.policy.roles import (
+    Project as Project,
+    ProjectRoles as ProjectRoles,
+    sign_roles as sign_roles,
+    verify_access_log as verify_access_log,
+)
+from phalanx.policy.signers import open_person_signer as open_person_signer

@@ -1,23 +1,20 @@
 """The policy file: strict TOML, and beside it the signature of the person who answers for it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phalanx.config import StrictModel, digest_config, load_config, printable_text
-from phalanx.config.text import parse_strict_json
-from phalanx.data.shards import fingerprint_of
-from phalanx.data.shards.seal import signer_of
-from phalanx.errors import PolicyError, SignatureError
-from phalanx.security.crypto import Identity, in_domain
+from phalanx.config import StrictModel, digest_config, load_config
+from phalanx.errors import PolicyError
+from phalanx.policy.signers import PersonKey, open_signature, write_signature
+from phalanx.security.audit import PersonSigner
+from phalanx.security.crypto import in_domain
 
 POLICY_FILE = "policy.toml"
 """Its name in a run directory."""
 _DOMAIN = "policy/1"
-_MAX_SIGNATURE_BYTES = 4_096
 
 Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}\z")]
@@ -87,21 +84,23 @@ class ReleaseClauses(StrictModel):
         max_figures: Largest value of such a figure.
         undoubted: Whether no step may be in doubt.
         approvals: Number of people who must approve these weights.
-        releasers: Fingerprints of the keys of each person who may; two keys of one person are one approval.
+        releasers: Fingerprints of the keys of each person who may; two keys of one person are one approval. Empty:
+            the people with the role releaser in the file of roles that governs the run.
     """
 
     min_figures: dict[GateName, Number] = Field(default={})
     max_figures: dict[GateName, Number] = Field(default={})
     undoubted: bool = False
     approvals: int = Field(default=0, ge=0, le=100)
-    releasers: dict[Name, tuple[Fingerprint, ...]] = Field(default={})
+    releasers: dict[Name, tuple[PersonKey, ...]] = Field(default={})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         keys = [key for keys in self.releasers.values() for key in keys]
         if len(keys) != len(set(keys)):
             raise ValueError("releasers: a key belongs to two people; give each person keys of their own")
-        if self.approvals > len(self.releasers):
+        # without releasers they are those of the file of roles that governs the run
+        if self.releasers and self.approvals > len(self.releasers):
             raise ValueError(
                 f"approvals = {self.approvals}, but there are {len(self.releasers)} releasers; name more people"
             )
@@ -136,7 +135,7 @@ class PolicyReference(StrictModel):
     """
 
     file: Path
-    signer: Fingerprint
+    signer: PersonKey
 
     def read_policy(self) -> "SignedPolicy":
         """Read it, as `read_policy`."""
@@ -166,8 +165,10 @@ class SignedPolicy:
         """
         path = run_dir / POLICY_FILE
         if not is_new:
-            if read_policy(path, self.signer).policy != self.policy:
-                raise PolicyError(f"{run_dir}: was begun under another policy than {self.policy.name} is now")
+            if not path.is_file() or read_policy(path, self.signer).policy != self.policy:
+                raise PolicyError(
+                    f"{run_dir}: was begun under another policy than {self.policy.name} is now, or its copy is gone"
+                )
             return
         path.write_bytes(self.text)
         signature_file(path).write_bytes(self.signature)
@@ -178,7 +179,7 @@ def signature_file(path: Path) -> Path:
     return path.with_name(f"{path.name}.sig")
 
 
-def sign_policy(path: Path, signer: Identity) -> TrainingPolicy:
+def sign_policy(path: Path, signer: PersonSigner) -> TrainingPolicy:
     """Sign a policy file; its signature is written beside it.
 
     Raises:
@@ -188,20 +189,6 @@ def sign_policy(path: Path, signer: Identity) -> TrainingPolicy:
     policy = load_config(path, TrainingPolicy)
     write_signature(signature_file(path), signer, in_domain(_DOMAIN, bytes.fromhex(policy.digest)))
     return policy
-
-
-def write_signature(where: Path, signer: Identity, statement: bytes) -> None:
-    """Sign a statement into a file of its own.
-
-    Raises:
-        PolicyError: It cannot be written.
-    """
-    body = {"key": fingerprint_of(signer), "signature": signer.sign_data(statement).hex()}
-    try:
-        where.parent.mkdir(exist_ok=True)
-        where.write_text(json.dumps(body) + "\n", encoding="ascii")
-    except OSError as exc:
-        raise PolicyError(f"{where}: cannot be written ({exc.strerror})") from exc
 
 
 def read_policy(path: Path, signer: str) -> SignedPolicy:
@@ -224,22 +211,3 @@ def read_policy(path: Path, signer: str) -> SignedPolicy:
     policy = load_config(path, TrainingPolicy)
     open_signature(signature, beside, signer, in_domain(_DOMAIN, bytes.fromhex(policy.digest)))
     return SignedPolicy(policy, text, signature, signer)
-
-
-def open_signature(content: bytes, where: Path, signer: str, statement: bytes) -> None:
-    """Return when a signature file holds one key's signature of a statement.
-
-    Raises:
-        PolicyError: It is no such file, another key's, or a signature of something else.
-    """
-    try:
-        fields = parse_strict_json(content[: _MAX_SIGNATURE_BYTES + 1])
-        key, signature = str(fields["key"]), bytes.fromhex(fields["signature"])
-    except (ValueError, TypeError, KeyError, RecursionError) as exc:
-        raise PolicyError(f"{where}: is no signature; expected an object with key and signature") from exc
-    if key != signer:
-        raise PolicyError(f"{where}: is signed by {printable_text(key, 64)}, expected {signer}")
-    try:
-        signer_of(signer).verify_signature(signature, statement)
-    except SignatureError as exc:
-        raise PolicyError(f"{where}: does not belong to the file that it lies beside, which was changed since") from exc

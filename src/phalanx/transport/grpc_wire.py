@@ -18,6 +18,7 @@ from phalanx.errors import (
     PeerLostError,
     PeerRefusedError,
     TransportError,
+    VerificationError,
 )
 from phalanx.security.crypto import (
     Identity,
@@ -86,6 +87,7 @@ class GrpcWire:
         name_of: Returns the session name of a certificate's party, or None while it is not known; its argument says
             whether the peer is a process that begins.
         awaited: Parties that it still waits for, for callers to show.
+        admit: Refuses a call by its name, and the name and key of the caller; by default none.
 
     Raises:
         TransportError: The address cannot be listened on, or TLS 1.2 would be accepted.
@@ -101,6 +103,7 @@ class GrpcWire:
         self._checked: set[str] = set()
         self.name_of: Callable[[str, bool], str | None] = lambda certified, begins: certified
         self.awaited: Callable[[], Sequence[str]] = tuple
+        self.admit: Callable[[str, str, str], None] = lambda call, name, key: None
         self._handle: Handle | None = None
         self._run = ""
         self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable, str]] = {}
@@ -193,12 +196,12 @@ class GrpcWire:
         return grpc.method_handlers_generic_handler(_SERVICE, handlers)
 
     def _deliver_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._peer_of(context)
+        peer = self._admitted_peer("Deliver", context)
         with self._one_of_few_calls(peer.name, context):
             return self._ready_handle(context)(raw, peer.name)
 
     def _describe_call(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        peer = self._peer_of(context)
+        peer = self._admitted_peer("Describe", context)
         self._ready_handle(context)
         try:
             question = parse_canonical(raw[:4096])
@@ -227,6 +230,14 @@ class GrpcWire:
         if self._handle is None:
             _abort_call(context, grpc.StatusCode.UNAVAILABLE, "not ready yet")
         return self._handle
+
+    def _admitted_peer(self, call: str, context: grpc.ServicerContext) -> Peer:
+        peer = self._peer_of(context)
+        try:
+            self.admit(call, peer.name, peer.public_key.hex())
+        except VerificationError as exc:
+            _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, printable_text(str(exc)))
+        return peer
 
     def _peer_of(self, context: grpc.ServicerContext) -> Peer:
         pem = _pem_of(context)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from phalanx.access_gate import check_caller
 from phalanx.child import PythonProcess
 from phalanx.config import StrictModel, dump_toml
 from phalanx.errors import PeerLostError, TransportError
@@ -123,6 +124,8 @@ def joined_workers(
         patience_s: Seconds that one worker may take to join.
     """
     wire = GrpcWire(identity, transport)
+    if processes is None:
+        wire.admit = check_caller
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
         session = f"{run}-{secrets.token_hex(8)}"

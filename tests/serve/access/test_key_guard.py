@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from phalanx.access_gate import enter_gate
+from phalanx.errors import RoleError
 from phalanx.serve.access import KeyGuard, RequestBounds, RequestRefused, parse_object
 
 PATHS = (
@@ -120,6 +122,28 @@ def test_a_websocket_is_refused_without_a_key(keys, extension):
 
     assert sent[0] == {"type": "websocket.close", "code": 1008} if not extension else sent[0]["status"] == 401
     assert not app.scopes
+
+
+class NoRole:
+    """A gate for which nobody has a role, and which keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def check_caller(self, call, name, key):
+        self.calls.append((call, name, key))
+        raise RoleError("none")
+
+
+def test_a_valid_key_of_somebody_without_the_role_is_refused_before_its_body_is_read(keys):
+    _, secret = keys.make()
+    app, gate = App(), NoRole()
+    with enter_gate(gate):
+        status, _, body = ask(KeyGuard(app, keys.store), make_scope(headers=bearer(secret)), never)
+
+    assert (status, app.scopes) == (403, [])
+    assert b"role_missing" in body
+    assert [(call, key) for call, _, key in gate.calls] == [("/v1/models", None)]
 
 
 def test_a_valid_key_is_taken_from_either_header_and_the_app_gets_the_caller(keys):

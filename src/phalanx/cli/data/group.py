@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.access_gate import require_approvals
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import print_figures, print_rows
 from phalanx.cli.data.build import build
@@ -55,7 +56,9 @@ def rotate(
 ) -> Answer:
     """Wrap a dataset's data key with a new key; shards and signature stay, and older copies open with the old key."""
     from phalanx.data.shards import SealKey, rewrap_data_key
+    from phalanx.governance.acts import name_target
 
+    require_approvals("key_rotation", lambda: name_target("key_rotation", directory), directory)
     name = rewrap_data_key(directory, SealKey.from_file(key), SealKey.from_file(to))
     typer.echo(f"{directory}: now opens with key {name} only; put its path into data.dataset.key_file")
     return Answer({"directory": directory, "key": name})

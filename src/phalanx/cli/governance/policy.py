@@ -5,14 +5,16 @@ from typing import Annotated
 
 import typer
 
+from phalanx.access_gate import require_approvals
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import print_line
 
 policy_app = typer.Typer(no_args_is_help=True, help="Sign a policy, compare runs with it, approve a release.")
 
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory.")]
-KeyFile = Annotated[
-    Path | None, typer.Option("--key", metavar="FILE", help="Signing key; default: your key for datasets.")
+Key = Annotated[
+    str | None,
+    typer.Option("--key", metavar="KEY", help="FILE, tpm:ADDRESS or pkcs11:...; default: PHALANX_KEY, or your key."),
 ]
 Certificate = Annotated[
     Path | None, typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate that you keep.")
@@ -21,15 +23,16 @@ Certificate = Annotated[
 
 @policy_app.command("sign", epilog="Example: phalanx policy sign policy.toml --key keys/steward.key")
 def sign_file(
-    policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="The policy.")], key: KeyFile = None
+    policy: Annotated[Path, typer.Argument(metavar="POLICY.toml", help="The policy.")], key: Key = None
 ) -> Answer:
     """Sign a policy; the signature is written beside it, and run files name the fingerprint that is printed."""
-    from phalanx.data.shards import default_signing_key, fingerprint_of, load_signer
-    from phalanx.policy import sign_policy, signature_file
+    from phalanx.governance.acts import name_target
+    from phalanx.policy import default_reference, open_person_signer, sign_policy, signature_file
 
-    signer = load_signer(key or default_signing_key())
-    signed = sign_policy(policy, signer)
-    facts = {"policy": signed.name, "digest": signed.digest, "signer": fingerprint_of(signer)}
+    require_approvals("policy_change", lambda: name_target("policy_change", policy), policy)
+    with open_person_signer(key or default_reference()) as signer:
+        signed = sign_policy(policy, signer)
+    facts = {"policy": signed.name, "digest": signed.digest, "signer": signer.fingerprint}
     print_line(f"{signature_file(policy)}: policy {signed.name} signed by {facts['signer']}")
     return Answer(facts)
 
@@ -77,12 +80,13 @@ def check_run_directory(
 
 
 @policy_app.command("approve", epilog="Example: phalanx policy approve runs/first --key keys/alice.key")
-def approve_run_directory(run_dir: RunDir, key: KeyFile = None, certificate: Certificate = None) -> Answer:
+def approve_run_directory(run_dir: RunDir, key: Key = None, certificate: Certificate = None) -> Answer:
     """Approve the release of a run's final weights, as a person whom its policy names."""
-    from phalanx.data.shards import default_signing_key, load_signer
     from phalanx.governance.release import approve_run
+    from phalanx.policy import default_reference, open_person_signer
     from phalanx.train import PastRun
 
-    person = approve_run(PastRun(run_dir, certificate), load_signer(key or default_signing_key()))
+    with open_person_signer(key or default_reference()) as signer:
+        person = approve_run(PastRun(run_dir, certificate), signer)
     print_line(f"{run_dir}: release approved by {person}")
     return Answer({"person": person})

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.access_gate import require_approvals
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import print_figures
 
@@ -91,6 +92,7 @@ def rotate(
     from phalanx.checkpoint.kept_model import rotate_kept
     from phalanx.checkpoint.rotate import rotate_keys
     from phalanx.errors import ConfigError
+    from phalanx.governance.acts import name_target
     from phalanx.train import PastRun
 
     past = PastRun(run_dir, certificate)
@@ -98,6 +100,7 @@ def rotate(
     if old is None:
         raise ConfigError(f"{run_dir}: its checkpoints are not encrypted and have no key to change")
     new = open_key(to)
+    require_approvals("key_rotation", lambda: name_target("key_rotation", run_dir), run_dir)
     rotate_kept(past.path, past.run_id, old, new)
     steps = rotate_keys(past.checkpoints, past.owner, old, new)
     typer.echo(f"{past.checkpoints}: steps {steps} now open with the new key only; set checkpoint.key to it")

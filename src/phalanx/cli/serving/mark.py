@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.access_gate import require_approvals
 from phalanx.cli.answers.answer import Answer
 
 mark_app = typer.Typer(no_args_is_help=True, help="Make the keys by which a server marks its texts.")
@@ -23,8 +24,10 @@ def new_keys(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file
 @mark_app.command(epilog="Example: phalanx mark new-epoch keys/marks.json")
 def new_epoch(file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of mark keys.")]) -> Answer:
     """Draw a further key; new text is marked by it, and text of earlier epochs is still found."""
+    from phalanx.governance.acts import name_target
     from phalanx.serve.marks import MarkKeyRing
 
+    require_approvals("key_rotation", lambda: name_target("key_rotation", file), file)
     ring = MarkKeyRing.add_epoch(file)
     typer.echo(f"{file}: epoch {ring.newest.epoch}")
     return Answer({"file": file, "epoch": ring.newest.epoch})

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.access_gate import note_read
 from phalanx.data.shards.index import NODES_FILE, TABLE_FILE, make_index
 from phalanx.data.shards.leaves import LeafStore, VerifiedFile
 from phalanx.data.shards.manifest import (
@@ -17,6 +18,7 @@ from phalanx.data.shards.manifest import (
     DatasetManifest,
     PartRecord,
     SignedDataset,
+    dataset_digest,
     verify_dataset,
 )
 from phalanx.data.shards.merkle import abbreviate_digests, tree_root
@@ -241,6 +243,7 @@ def open_dataset(directory: Path, signer: str | None = None, key: SealKey | None
     if record is not None and key is None:
         raise DataError(f"{directory}: is encrypted; give the file of its key")
     seal = None if record is None or key is None else _open_seal(directory, record, key)
+    note_read("dataset", dataset_digest(signed.manifest), directory, is_sealed=seal is not None)
     return Dataset(directory, signed, seal, named=signer is not None)
 
 

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from phalanx.access_gate import note_read
 from phalanx.config import StrictModel
 from phalanx.engine import Verdict
 from phalanx.errors import EvidenceError
@@ -222,6 +223,7 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
         raise EvidenceError(f"{path}: cannot be read ({exc.strerror}); keep both files together") from exc
     if len(content) > max_bytes:
         raise EvidenceError(f"{path}: larger than the limit of {max_bytes} bytes; not read")
+    note_read("evidence", hashlib.sha256(content).hexdigest(), path)
     return content
 
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from phalanx.config import canonical_json
 from phalanx.errors import AuditLogError, SignatureError
-from phalanx.security.crypto import DIGEST_PATTERN, Peer, digest_hex, in_domain, parse_canonical
+from phalanx.security.crypto import DIGEST_PATTERN, Peer, digest_hex, in_domain, parse_canonical, verify_by_fingerprint
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 _SIGNATURE = re.compile(r"[0-9a-f]{128}")
@@ -71,13 +71,13 @@ def signed_part(event: dict[str, Any]) -> bytes:
     return in_domain("log/1", canonical_json({key: event[key] for key in event if key != "signature"}))
 
 
-def read_entries(file: BinaryIO, path: Path, peer: Peer, run: str | None) -> Iterator[LogEntry]:
+def read_entries(file: BinaryIO, path: Path, peer: Peer | None, run: str | None) -> Iterator[LogEntry]:
     """Yield checked lines until the first broken one.
 
     Args:
         file: The log, open at its start.
         path: Name of the log in error messages.
-        peer: The party that must have signed each line.
+        peer: The party that must have signed each line; None: each by the key that its body names.
         run: The run that each line must belong to; that of the first line if None.
 
     Raises:
@@ -92,7 +92,11 @@ def read_entries(file: BinaryIO, path: Path, peer: Peer, run: str | None) -> Ite
             run = event["run"] if run is None else run
             head = first_head(run) if head is None else head
             _check_place(event, run, head)
-            peer.verify_signature(bytes.fromhex(event["signature"]), signed_part(event))
+            signature, statement = bytes.fromhex(event["signature"]), signed_part(event)
+            if peer is None:
+                verify_by_fingerprint(str(event["body"].get("key")), signature, statement)
+            else:
+                peer.verify_signature(signature, statement)
         except (ValueError, SignatureError) as exc:
             raise AuditLogError(f"{path}: line {number} is broken: {exc}") from exc
         head = next_head(head, raw[:-1])

@@ -57,4 +57,5 @@ from phalanx.security.crypto.identity import (
     load_signer as load_signer,
     make_signer as make_signer,
     read_public_signer as read_public_signer,
+    verify_by_fingerprint as verify_by_fingerprint,
 )

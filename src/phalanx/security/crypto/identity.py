@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Annotated, Self
 
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PrivateKey
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from pydantic import Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json
@@ -187,6 +190,11 @@ class Identity:
         """Return the ML-DSA-44 signature, 2420 bytes; empty for an identity without such a key."""
         return b"" if self.ml_dsa_key is None else self.ml_dsa_key.sign(data)
 
+    @property
+    def fingerprint(self) -> str:
+        """The public Ed25519 key in hex, by which files of people name it."""
+        return self.public.public_key.hex()
+
     def signature_fields(self, data: bytes) -> dict[str, str]:
         """Return the signatures of data by every key, in hex, as fields of JSON."""
         raw = (self.sign_data(data), self.sign_ml_dsa(data))
@@ -202,6 +210,33 @@ def _of_same_certificate(own: str, name: str) -> str:
             f"{name!r}: expected {certified_name(own)!r}, or that with the number of a later incarnation"
         )
     return name
+
+
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
+
+def verify_by_fingerprint(fingerprint: str, signature: bytes, data: bytes) -> None:
+    """Return when the holder of a public key signed exactly this data.
+
+    Args:
+        fingerprint: 64 hex characters of Ed25519, or 66 of a compressed point of P-256.
+        signature: 64 bytes; of P-256 ``r`` and the lower of the two values of ``s``, so that there is one signature.
+
+    Raises:
+        SignatureError: It did not, or that is no key.
+    """
+    try:
+        raw = bytes.fromhex(fingerprint)
+        if len(raw) == 32 and fingerprint == raw.hex():
+            Ed25519PublicKey.from_public_bytes(raw).verify(signature, data)
+            return
+        r, s = int.from_bytes(signature[:32]), int.from_bytes(signature[32:])
+        if len(raw) != 33 or fingerprint != raw.hex() or len(signature) != 64 or s > P256_ORDER // 2:
+            raise SignatureError(f"{fingerprint[:20]!r}...: is no key, or its signature has another form")
+        key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), raw)
+        key.verify(encode_dss_signature(r, s), data, ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError) as exc:
+        raise SignatureError(f"{fingerprint[:20]!r}...: the signature does not match the data") from exc
 
 
 class _PublicHalf(StrictModel):

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from phalanx.access_gate import check_caller
+from phalanx.errors import VerificationError
 from phalanx.serve.access.key_store import Caller, KeyStore
 from phalanx.serve.access.refusals import App, Message, Receive, RequestRefused, Scope, Send, send_refusal
 from phalanx.serve.access.request_bounds import RequestBounds, body_too_large, check_body, check_head
@@ -52,7 +54,8 @@ class KeyGuard:
             return
         caller = self._find_caller(scope)
         if scope["type"] == "websocket":
-            await (_refuse_websocket(scope, receive, send) if caller is None else self._app(scope, receive, send))
+            is_admitted = caller is not None and _has_role(scope, caller)
+            await (self._app(scope, receive, send) if is_admitted else _refuse_websocket(scope, receive, send))
         elif scope["type"] == "http":
             await self._answer_request(caller, scope, receive, send)
 
@@ -71,6 +74,8 @@ class KeyGuard:
         try:
             if caller is None:
                 raise _invalid_key()
+            if not _has_role(scope, caller):
+                raise _role_missing()
             length = check_head(scope, self._bounds)
             with self._count_reader(caller):
                 body = await self._read_body(receive, length)
@@ -160,6 +165,18 @@ def _read_secret(headers: list[tuple[bytes, bytes]]) -> str | None:
             scheme, _, token = value.strip().partition(b" ")
             values.add(token.strip() if scheme.lower() == b"bearer" else b"")
     return values.pop().decode("latin-1") if len(values) == 1 else None
+
+
+def _has_role(scope: Scope, caller: Caller) -> bool:
+    try:
+        check_caller(str(scope["path"]), caller.owner, None)
+    except VerificationError:
+        return False
+    return True
+
+
+def _role_missing() -> RequestRefused:
+    return RequestRefused(403, "role_missing", "The owner of this key lacks the role for this route.")
 
 
 def _invalid_key() -> RequestRefused:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from phalanx.access_gate import check_caller
 from phalanx.errors import IsolationError, PeerLostError
 from phalanx.models import open_model
 from phalanx.security.crypto import Identity
@@ -72,7 +73,7 @@ class EnclaveHost:
         with contextlib.ExitStack() as stack:
             wire = GrpcWire(place.identity, place.transport)
             stack.callback(wire.close)
-            wire.name_of, wire.awaited = arrivals.name_of, arrivals.missing_parties
+            wire.name_of, wire.awaited, wire.admit = arrivals.name_of, arrivals.missing_parties, check_caller
             self._say(f"listening on {wire.address} for {', '.join(place.parties)}")
             serve = self._serve_confined if place.is_confined else self._serve_here
             serve(stack, session, wire, arrivals)

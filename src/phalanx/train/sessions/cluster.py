@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from phalanx.access_gate import check_caller
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.models import ModelSource
@@ -188,6 +189,7 @@ def join_workers(
             book.watch_links(endpoint, incarnations)
         revocations = RevokedParties(home.pki_directory)
         if run.pipeline.remote_workers:
+            wire.admit = check_caller
             wire.name_of = Callers(
                 incarnations.name_incarnation, (*names, *late), say, revocations.read_revocations
             ).name_caller

@@ -19,6 +19,7 @@ _AES_128_CFB = struct.pack(">HHH", 0x0006, 128, 0x0043)
 _P256, _ECDSA = 0x0003, 0x0018
 _SEAL_ATTRIBUTES = 0x00000412
 _AK_ATTRIBUTES, _STORAGE_ATTRIBUTES, _EK_ATTRIBUTES = 0x00050072, 0x00030472, 0x000300B2
+_SIGNING_ATTRIBUTES = 0x00040472
 MAX_PCR = 23
 
 
@@ -34,6 +35,7 @@ class TpmCommand(IntEnum):
     CREATE = 0x153
     LOAD = 0x157
     QUOTE = 0x158
+    SIGN = 0x15D
     UNSEAL = 0x15E
     FLUSH_CONTEXT = 0x165
     NV_READ_PUBLIC = 0x169
@@ -125,7 +127,16 @@ def pcr_policy(selection: bytes, values: Iterable[bytes]) -> bytes:
 
 def attestation_key() -> bytes:
     """Return the template of a P-256 key that signs only structures made by the TPM itself."""
-    head = struct.pack(">HHI", _ECC, SHA256, _AK_ATTRIBUTES) + size_prefixed(b"")
+    return _signing_template(_AK_ATTRIBUTES)
+
+
+def signing_key() -> bytes:
+    """Return the template of a P-256 key that signs a digest that is given to it."""
+    return _signing_template(_SIGNING_ATTRIBUTES)
+
+
+def _signing_template(attributes: int) -> bytes:
+    head = struct.pack(">HHI", _ECC, SHA256, attributes) + size_prefixed(b"")
     return head + struct.pack(">HHHHH", _NULL, _ECDSA, SHA256, _P256, _NULL) + size_prefixed(b"") + size_prefixed(b"")
 
 

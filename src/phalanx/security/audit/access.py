@@ -1,0 +1,129 @@
+"""Who reads what: a chained log whose lines are signed by the people who act."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from phalanx.config import canonical_json
+from phalanx.errors import AuditLogError, DiskError
+from phalanx.security.audit.line import LogEntry, LogHead, first_head, next_head, read_entries, signed_part
+from phalanx.security.crypto import parse_canonical
+
+_MAX_LOG_BYTES = 2**31
+
+
+class PersonSigner(Protocol):
+    """Whoever signs: a key in a file, in a TPM, or in a token of PKCS#11."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The public key in hex: 64 characters of Ed25519, or 66 of a compressed point of P-256."""
+
+    def sign_data(self, data: bytes) -> bytes:
+        """Return a signature of 64 bytes."""
+
+
+class AccessLog:
+    """An append-only file of events, each signed by who acted; many people write it in turn.
+
+    Args:
+        path: The file; made by the first line.
+        scope: Name that every line bears.
+
+    Guarantees:
+        `append_event` refuses a file whose last line is cut, or that lacks the line of a head that the caller
+        remembers. It hashes all lines and checks the signature of none; `read_access_log` checks each.
+    """
+
+    def __init__(self, path: Path, scope: str) -> None:
+        self._path, self._scope = path, scope
+
+    def append_event(
+        self, signer: PersonSigner, kind: str, body: dict[str, Any], known: LogHead | None = None
+    ) -> LogHead:
+        """Write one event and force it to disk; return the head after it.
+
+        Args:
+            known: A head that the log must contain.
+
+        Raises:
+            AuditLogError: The log was cut or changed.
+            DiskError: It cannot be written.
+        """
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o664)
+        except OSError as exc:
+            raise DiskError(f"{self._path}: cannot be opened ({exc.strerror})") from exc
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            head = self._find_head(fd, known)
+            line = self._sign_line(signer, kind, body, head)
+            os.write(fd, line + b"\n")
+            os.fsync(fd)
+        except OSError as exc:
+            raise DiskError(f"{self._path}: cannot be written ({exc.strerror})") from exc
+        finally:
+            os.close(fd)
+        return next_head(head, line)
+
+    def _find_head(self, fd: int, known: LogHead | None) -> LogHead:
+        content = b""
+        while part := os.read(fd, 2**20):
+            content += part
+            if len(content) > _MAX_LOG_BYTES:
+                raise AuditLogError(f"{self._path}: is too large; move the project's log to a new project")
+        lines = content.split(b"\n")
+        if lines.pop():
+            raise AuditLogError(f"{self._path}: its last line is cut off; put the whole log back")
+        head = first_head(self._scope)
+        if known is not None and known.num_events > len(lines):
+            raise AuditLogError(
+                f"{self._path}: has {len(lines)} lines, and this person has seen {known.num_events}; put the log back"
+            )
+        if (
+            known is not None
+            and known.num_events
+            and next_head(head, lines[known.num_events - 1]).digest != known.digest
+        ):
+            raise AuditLogError(f"{self._path}: line {known.num_events} is another than this person has seen")
+        return LogHead(len(lines), next_head(head, lines[-1]).digest) if lines else head
+
+    def _sign_line(self, signer: PersonSigner, kind: str, body: dict[str, Any], head: LogHead) -> bytes:
+        event = {
+            "sequence": head.num_events,
+            "time": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "run": self._scope,
+            "kind": kind,
+            "body": {**body, "key": signer.fingerprint},
+            "previous": head.digest,
+        }
+        event["signature"] = signer.sign_data(signed_part(event)).hex()
+        line = canonical_json(event)
+        parse_canonical(line)
+        return line
+
+
+def read_access_log(path: Path, scope: str, known: LogHead | None = None) -> Iterator[LogEntry]:
+    """Yield the events of an access log, each checked against the key that it names, in the chain.
+
+    Args:
+        known: A head that the log must contain.
+
+    Raises:
+        AuditLogError: Names the first broken line, or says that the end is missing.
+    """
+    num_events = 0
+    try:
+        with path.open("rb") as file:
+            for entry in read_entries(file, path, None, scope):
+                num_events = entry.head.num_events
+                if known is not None and num_events == known.num_events and entry.head.digest != known.digest:
+                    raise AuditLogError(f"{path}: line {num_events} is another than the known one")
+                yield entry
+    except OSError as exc:
+        raise AuditLogError(f"{path}: cannot be read ({exc.strerror})") from exc
+    if known is not None and num_events < known.num_events:
+        raise AuditLogError(f"{path}: ends after {num_events} lines, and {known.num_events} are known; put it back")
