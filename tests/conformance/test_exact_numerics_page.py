@@ -31,7 +31,9 @@ def test_the_fleet_of_the_page_is_the_raw_result_s():
     honest = json.loads(path.read_text(encoding="utf-8"))["honest"]
     beside = honest["steps_of_one_class"]
 
-    assert f"for {honest['steps']} honest steps: {honest['audits']:,} audits, {len(honest['verdicts'])} verdicts" in PAGE
+    assert (
+        f"for {honest['steps']} honest steps: {honest['audits']:,} audits, {len(honest['verdicts'])} verdicts" in PAGE
+    )
     assert f"interrupted after {beside} steps, all {honest['steps_with_equal_losses_and_norms']} with the same" in PAGE
     assert (honest["status"], honest["verdicts"], honest["evicted"], honest["lost"]) == ("completed", [], [], [])
     assert honest["bit_identical"] is None

@@ -354,8 +354,8 @@ RING = [
 
 _STEEP = {"olmo2": STEPS // 2, "olmo3": STEPS // 2, "exaone4": 6}
 """Steps of families with norms behind the blocks alone: what rounding leaves, 4e-8 in the first step and 3e-7 in the
-first ten, is 3e-5 in the nineteenth under SGD; with norms of queries and keys too it is 4e-7 in the sixth and 1e-5 in the
-tenth. Over so many they are within what all others are held to."""
+first ten, is 3e-5 in the nineteenth under SGD; with norms of queries and keys too it is 4e-7 in the sixth and 1e-5 in
+the tenth. Over so many they are within what all others are held to."""
 
 
 def _parts_of_rows(family: str) -> Case:

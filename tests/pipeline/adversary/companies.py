@@ -109,7 +109,6 @@ COMPANIES = {
         is_exact=False,
         steps=10,
     ),
-    "K3 exact": Company(4, 2, numerics="exact"),
     "K3 economy": Company(4, 2, {"preset": "economy"}, is_exact=False),
     "K4 economy, late": Company(
         4, 3, {"preset": "economy"}, draw=LateDraw, leaves_no_doubt=True, is_exact=False, steps=10
