@@ -146,9 +146,9 @@ class StepResult:
         phases: Seconds by phase, at the process that reports.
         bytes_by_link: Bytes by ``sender>receiver``; empty where no link is counted.
         batch: Digest of the batch that the step was applied with.
-        guard: None of an engine without a guard.
+        guard: Report of the guard; None where the engine has none.
         claimed_links: Links of `bytes_by_link` between two workers: claims of their senders.
-        party_phases: By worker, the step that it reported last (usually the one before) and its seconds by phase.
+        party_phases: For each worker, the step that it reported last (usually the one before) and its seconds by phase.
     """
 
     step: int

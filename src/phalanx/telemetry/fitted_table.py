@@ -78,8 +78,8 @@ class FittedTable:
             cells = [
                 f"{head.plain}: {cell.plain}" for head, cell in zip(self._heads[1:], row[1:], strict=True) if cell.plain
             ]
-            for line in _pack_parts(cells, width - _INDENT):
-                yield Padding(Text(line, overflow="fold"), (0, 0, 0, _INDENT), expand=False)
+            for row_text in _pack_parts(cells, width - _INDENT):
+                yield Padding(Text(row_text, overflow="fold"), (0, 0, 0, _INDENT), expand=False)
 
 
 def _pack_parts(parts: Sequence[str], width: int) -> list[str]:

@@ -55,8 +55,8 @@ def _is_shallow(value: Any) -> bool:
     for _ in range(_MAX_DEPTH):
         level = [
             item
-            for each in level
-            for item in (each.values() if isinstance(each, dict) else each)
+            for container in level
+            for item in (container.values() if isinstance(container, dict) else container)
             if isinstance(item, dict | list)
         ]
         if not level:

@@ -14,9 +14,9 @@ class StageDurations:
     """Seconds of one stage's work on a machine that does nothing else.
 
     Attributes:
-        forward: Of one microbatch, likewise `backward` and `audit`.
-        update: Of the optimizer, the copy that it can be undone from included.
-        digest: Of the state.
+        forward: Seconds of one microbatch, likewise `backward` and `audit`.
+        update: Seconds of the optimizer, the copy that it can be undone from included.
+        digest: Seconds of hashing the state.
         gradient_bytes: Bytes of its weight gradient.
     """
 

@@ -1,4 +1,4 @@
-"""The price of 100 viewers of `phalanx watch`: what a step takes with all of them, and with none.
+"""The price of 100 viewers of `phalanx watch`: a step's time with all of them, and with none.
 
 ``python -m phalanx.lab.bench.alone.viewers OUT.json [--viewers 100] [--blocks 12] [--block-s 12]``
 
