@@ -14,9 +14,9 @@ class StageDurations:
     """Seconds of one stage's work on a machine that does nothing else.
 
     Attributes:
-        forward: Seconds of one microbatch, likewise `backward` and `audit`.
-        update: Seconds of the optimizer, the copy that it can be undone from included.
-        digest: Seconds of hashing the state.
+        forward: Of one microbatch, likewise `backward` and `audit`.
+        update: Of the optimizer, the copy that it can be undone from included.
+        digest: Of hashing the weights and moments once.
         gradient_bytes: Bytes of its weight gradient.
     """
 
@@ -56,7 +56,7 @@ class _Clocks:
         return self.free[party]
 
     def send(self, sender: int, receiver: int, size_bytes: float) -> float:
-        """Send what a party has just done; returns the arrival, which is now where both are one."""
+        """Send a party's newest result; returns the arrival, which is now where sender and receiver are one."""
         if sender == receiver:
             return self.free[sender]
         start = max(self.work(sender, 0.0, self.line.message_s), self.links.get((sender, receiver), 0.0))

@@ -2,7 +2,7 @@
 
 Ten processes on two cores cannot show it. Stages are timed alone, by CPU time, and a pipeline on paper is played
 through with these durations (`planner.cost.guarded_step`). A real run of three stages, where the owner and one worker
-have a core each, checks it: its CPU time outside of the timed work is the price of a message at each end.
+have a core each, checks it: its CPU time outside of the timed work is charged to the two ends of its messages.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ def bench_wall_time(quick: bool) -> dict[str, Any]:
     """Time stages alone, check two parties against a real run, and play larger pipelines through.
 
     Returns:
-        `checks`, measured and simulated seconds of a step of the real run; `rows` of pipelines that were played through.
+        `checks`, measured and simulated seconds of a step of the real run; `rows`, one of each simulated pipeline.
 
     Raises:
         TrainingError: The real run failed.
@@ -124,7 +124,7 @@ def time_stage(copy: StageCopy, vocabulary: int, rounds: int) -> StageDurations:
 
 
 def _check_run(sizes: _Sizes, stages: list[StageDurations]) -> tuple[float, list[Row]]:
-    """Run two parties, a core each; returns the price of a message at each end, and rows of measured and simulated seconds."""
+    """Run two parties, a core each; returns the seconds of a message at each end, and rows that compare."""
     checks, message_s = list[Row](), 0.0
     messages = 2 * (len(stages) - 1) * _CHECKED_MICROBATCHES
     for name, guard in _GUARDS.items():
