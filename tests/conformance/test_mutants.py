@@ -394,8 +394,8 @@ MUTANTS = (
     Mutant(
         "L4 the stage's part of the referee",
         "pipeline/evidence/weighing.py",
-        'for claim, offence in ((output, "message"), (report, "accusation")):',
-        'for claim, offence in ((report, "accusation"), (output, "message")):',
+        "if finding is None and report is not None else finding",
+        "if report is not None else finding",
         PIPELINE + "evidence/test_weighing.py::test_where_both_are_off_the_stage_is_named",
     ),
     Mutant(
