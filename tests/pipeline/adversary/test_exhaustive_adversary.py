@@ -2,11 +2,13 @@
 
 import pytest
 from account import Account, Part, SettingRecord, read_schedule, short_text
-from acts import Act, Alter, At, Crash, Lie, Schedule, Send
+from acts import Act, Alter, At, Crash, Lie, Schedule, Send, Withhold
 from companies import COMPANIES
 from generating import MANY, singles, spread
+from lean import SharedParts
 from liar import Point
 from neighbours import KINDS, neighbours_of, places
+from playing import Theatre
 from protocol_page import CONTENT, IDENTITY
 from searching import SETTINGS, Search, describe
 
@@ -121,3 +123,26 @@ def test_single_acts_are_sent_instead_before_behind_late_twice_to_others_and_not
     assert altered in acts
     assert len(acts) == len(set(acts)) == len(spread(acts))
     assert MANY > 100
+
+
+def test_of_acts_with_one_effect_at_one_point_one_is_told_and_none_without_any(theatre):
+    at = At("commit", 0)
+    same, gone, late = Act(at, Send()), Act(at, Withhold()), Act(at, Send(when="late"))
+    older = [Act(at, Send((Alter(("epoch",), value),))) for value in ("ahead", "stale")]
+
+    effects = theatre.forecast("K3", 1, [same, gone, late, *older])
+
+    assert effects.keys() == {gone, late, *older}
+    # epoch -1 is read by nobody
+    assert len({*effects.values()}) == 4
+
+
+def test_what_companies_share_changes_no_bit(theatre, tmp_path):
+    schedule, parts = Schedule("K3", {1: (Act(At("tensor", 1), Lie("forward")),)}), SharedParts()
+    with parts.put_in_place():
+        lean = Theatre(tmp_path, parts)
+        outcomes = [lean.play(schedule) for _ in range(2)]
+
+    alone = theatre.play(schedule)
+
+    assert {(each.trace, each.weights) for each in outcomes} == {(alone.trace, alone.weights)}
