@@ -47,6 +47,19 @@ def test_the_price_of_the_page_is_the_raw_result_s():
     assert price["exact_fast"] < 1.3
 
 
+def test_compiled_loops_pay_with_equal_weights():
+    path = RESULTS / "exact-numerics-price-fused-cpu-2cores-busy.json"
+    rows = {(row["numerics"], row["fused"]): row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    exact, fast = ([rows[grade, fused] for fused in (False, True)] for grade in ("exact", "exact_fast"))
+
+    for eager, compiled in (exact, fast):
+        assert eager["digest"] == compiled["digest"]
+        assert compiled["price"] < 0.9 * eager["price"]
+    first, second, third, fourth = (row["price"] for row in (*exact, *fast))
+    assert f"took {first:.2f} times the CPU time of float32 by eager operations and {second:.2f} times with" in PAGE
+    assert f"(`exact`), {third:.2f} and {fourth:.2f} times (`exact_fast`)" in PAGE
+
+
 def test_the_losses_of_the_page_are_the_raw_result_s_and_within_the_noise_of_a_seed():
     rows = {(row["numerics"], row["seed"]): row for row in rows_of("losses")}
     base = rows["float", 1]
