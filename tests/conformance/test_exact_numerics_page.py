@@ -27,14 +27,16 @@ def test_every_digest_of_the_page_is_the_raw_result_s():
 
 
 def test_the_fleet_of_the_page_is_the_raw_result_s():
-    path = RESULTS / "exact-fleet-partial-cpu-2cores.json"
+    path = RESULTS / "exact-fleet-cpu-2cores-busy.json"
     honest = json.loads(path.read_text(encoding="utf-8"))["honest"]
-    beside = honest["steps_of_one_class"]
+    digest = honest["final_weights_digest"]
 
-    assert f"for {honest['steps']} honest steps: {honest['audits']:,} audits, {len(honest['verdicts'])} verdicts" in PAGE
-    assert f"interrupted after {beside} steps, all {honest['steps_with_equal_losses_and_norms']} with the same" in PAGE
+    assert (
+        f"for {honest['steps']} honest steps: {honest['audits']:,} audits, {len(honest['verdicts'])} verdicts" in PAGE
+    )
+    assert f"an unguarded fleet of one class, `{digest[:8]}`" in PAGE
     assert (honest["status"], honest["verdicts"], honest["evicted"], honest["lost"]) == ("completed", [], [], [])
-    assert honest["bit_identical"] is None
+    assert digest == honest["digest_of_one_class"]
 
 
 def test_the_price_of_the_page_is_the_raw_result_s():
