@@ -29,13 +29,11 @@ def test_every_digest_of_the_page_is_the_raw_result_s():
 def test_the_fleet_of_the_page_is_the_raw_result_s():
     path = RESULTS / "exact-fleet-cpu-2cores-busy.json"
     honest = json.loads(path.read_text(encoding="utf-8"))["honest"]
-    digest = honest["final_weights_digest"]
+    digest, verdicts = honest["final_weights_digest"], honest["verdicts"]
 
-    assert (
-        f"for {honest['steps']} honest steps: {honest['audits']:,} audits, {len(honest['verdicts'])} verdicts" in PAGE
-    )
+    assert f"for {honest['steps']} honest steps: {honest['audits']:,} audits, {len(verdicts)} verdicts" in PAGE
     assert f"an unguarded fleet of one class, `{digest[:8]}`" in PAGE
-    assert (honest["status"], honest["verdicts"], honest["evicted"], honest["lost"]) == ("completed", [], [], [])
+    assert (honest["status"], verdicts, honest["evicted"], honest["lost"]) == ("completed", [], [], [])
     assert digest == honest["digest_of_one_class"]
 
 
