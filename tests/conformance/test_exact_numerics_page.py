@@ -27,16 +27,14 @@ def test_every_digest_of_the_page_is_the_raw_result_s():
 
 
 def test_the_fleet_of_the_page_is_the_raw_result_s():
-    path = RESULTS / "exact-fleet-partial-cpu-2cores.json"
+    path = RESULTS / "exact-fleet-cpu-2cores-busy.json"
     honest = json.loads(path.read_text(encoding="utf-8"))["honest"]
-    beside = honest["steps_of_one_class"]
+    digest, verdicts = honest["final_weights_digest"], honest["verdicts"]
 
-    assert (
-        f"for {honest['steps']} honest steps: {honest['audits']:,} audits, {len(honest['verdicts'])} verdicts" in PAGE
-    )
-    assert f"interrupted after {beside} steps, all {honest['steps_with_equal_losses_and_norms']} with the same" in PAGE
-    assert (honest["status"], honest["verdicts"], honest["evicted"], honest["lost"]) == ("completed", [], [], [])
-    assert honest["bit_identical"] is None
+    assert f"for {honest['steps']} honest steps: {honest['audits']:,} audits, {len(verdicts)} verdicts" in PAGE
+    assert f"an unguarded fleet of one class, `{digest[:8]}`" in PAGE
+    assert (honest["status"], verdicts, honest["evicted"], honest["lost"]) == ("completed", [], [], [])
+    assert digest == honest["digest_of_one_class"]
 
 
 def test_the_price_of_the_page_is_the_raw_result_s():
@@ -47,6 +45,19 @@ def test_the_price_of_the_page_is_the_raw_result_s():
     )
     assert price["exact"] < 2.0
     assert price["exact_fast"] < 1.3
+
+
+def test_compiled_loops_pay_with_equal_weights():
+    path = RESULTS / "exact-numerics-price-fused-cpu-2cores-busy.json"
+    rows = {(row["numerics"], row["fused"]): row for row in json.loads(path.read_text(encoding="utf-8"))["rows"]}
+    exact, fast = ([rows[grade, fused] for fused in (False, True)] for grade in ("exact", "exact_fast"))
+
+    for eager, compiled in (exact, fast):
+        assert eager["digest"] == compiled["digest"]
+        assert compiled["price"] < 0.9 * eager["price"]
+    first, second, third, fourth = (row["price"] for row in (*exact, *fast))
+    assert f"took {first:.2f} times the CPU time of float32 by eager operations and {second:.2f} times with" in PAGE
+    assert f"(`exact`), {third:.2f} and {fourth:.2f} times (`exact_fast`)" in PAGE
 
 
 def test_the_losses_of_the_page_are_the_raw_result_s_and_within_the_noise_of_a_seed():
