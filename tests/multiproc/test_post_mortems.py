@@ -88,7 +88,7 @@ def test_a_worker_without_memory_is_on_the_card_by_its_name(place):
 
     Later would be too late: a worker keeps the memory of its peak (`keep_freed_memory`).
     """
-    process = place.train()
+    process = place.train("model.architecture.n_embd=512", "train.steps=4")
     log = place.path / "run" / "events.jsonl"
     place.wait_for(process, lambda: log.exists() and "party_joined" in log.read_text())
     pid = worker_pid(process, "worker-2")

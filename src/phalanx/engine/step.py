@@ -148,7 +148,7 @@ class StepResult:
         batch: Digest of the batch that the step was applied with.
         guard: Report of the guard; None where the engine has none.
         claimed_links: Links of `bytes_by_link` between two workers: claims of their senders.
-        party_phases: For each worker, the step that it reported last (usually the one before) and its seconds by phase.
+        party_phases: Each worker's last report: its step (usually the one before), and seconds by phase.
     """
 
     step: int

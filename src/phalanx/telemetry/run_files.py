@@ -55,8 +55,8 @@ def _is_shallow(value: Any) -> bool:
     for _ in range(_MAX_DEPTH):
         level = [
             item
-            for container in level
-            for item in (container.values() if isinstance(container, dict) else container)
+            for branch in level
+            for item in (branch.values() if isinstance(branch, dict) else branch)
             if isinstance(item, dict | list)
         ]
         if not level:

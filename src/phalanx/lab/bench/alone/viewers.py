@@ -1,4 +1,4 @@
-"""The price of 100 viewers of `phalanx watch`: a step's time with all of them, and with none.
+"""The price of 100 viewers of `phalanx watch`: times of steps with all of them, and without.
 
 ``python -m phalanx.lab.bench.alone.viewers OUT.json [--viewers 100] [--blocks 12] [--block-s 12]``
 
@@ -64,7 +64,7 @@ _QUERY = "run=0&points=800&curve=loss&curve=tokens_per_s&curve=grad_norm&curve=l
 
 
 async def _view(address: str, secret: str, counts: list[int]) -> None:
-    """Read states as one browser does, and ask for the curves when the page would."""
+    """Read states like one browser, and ask for curves at the pace that they tell."""
     parts = urlsplit(address)
     head = f" HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {secret}\r\n\r\n"
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 22)
@@ -162,7 +162,7 @@ def _measure_block(
 
 
 def summarise_blocks(blocks: Sequence[dict[str, Any]], steps: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Return medians over the blocks of each side, and what viewers add.
+    """Return medians over the blocks of each side, and the processor time of an answer.
 
     Args:
         blocks: As they followed each other, without viewers first.
