@@ -81,7 +81,7 @@ class KeyGuard:
         except _CutShortError:
             return
         store, models = self._key_store, list[tuple[str, str]]()
-        answer.is_allowed = lambda: store.is_admitted(caller) and store.allows_models(models)
+        answer.is_allowed = lambda: store.is_admitted(caller, models)
         guarded = {**scope, "state": {**scope.get("state", {}), "caller": caller, "models": models}}
         try:
             await self._app(guarded, _replay(body, receive), answer.send_message)
