@@ -270,8 +270,10 @@ class KeyStore:
         return record is not None and record.is_active(steady_now().timestamp())
 
     def is_admitted(self, caller: Caller, models: Iterable[tuple[str, str]] = ()) -> bool:
-        """Whether a caller may still be answered: its key is active, its session goes on, and no order is against a
-        model, of which each is an id with the digest of its files.
+        """Whether a caller may still be answered: its key is active, its session goes on, its models are in service.
+
+        Args:
+            models: Ids with the digests of their files.
         """
         return (
             self.is_active(caller.key_id)
