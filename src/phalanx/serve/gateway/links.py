@@ -189,11 +189,13 @@ class _Link(asyncio.Protocol):
                 raise PeerLostError("the answer has no head")
         return event
 
-    async def receive_event(self) -> h11.Event | type[h11.PAUSED]:
+    async def receive_event(self) -> object:
         """Return the next part of an answer."""
         try:
-            while (event := self._http.next_event()) is h11.NEED_DATA:
+            event = self._http.next_event()
+            while event is h11.NEED_DATA:
                 self._http.receive_data(await self._take_data())
+                event = self._http.next_event()
         except h11.ProtocolError as exc:
             raise PeerLostError("the answer broke off") from exc
         return event
