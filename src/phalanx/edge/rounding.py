@@ -26,7 +26,9 @@ _STEPS = {"q8_0": 127.0, "int8": 128.0, "q4_0": 8.0, "int4": 8.0}
 _TABLES = ("embed_tokens.weight", "lm_head.weight", "wte.weight")
 _MIN_ERROR = 0.05
 """In steps; weights with smaller errors were rounded before, and lose nothing."""
-_NUM_SHUFFLES, _NUM_POWERS = 3, 25
+_NUM_POWERS = 15
+_MANY_WEIGHTS = 1 << 17
+"""From so many on, the order of a shuffle changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def measure_direction(weights: NDArray[np.float32], precision: str) -> float:
     """
     width = weights.shape[1] // _BLOCK * _BLOCK
     # heads that were copied have the same errors
-    rows = np.unique(weights[:, :width], axis=0)
+    rows = np.stack(list({row.tobytes(): row for row in weights[:, :width]}.values()))
     blocks = rows.reshape(-1, _BLOCK).astype(np.float32)
     largest = np.abs(blocks).max(axis=1, keepdims=True)
     position = np.divide(blocks * np.float32(_STEPS[precision]), largest, out=np.zeros_like(blocks), where=largest > 0)
@@ -73,7 +75,8 @@ def measure_direction(weights: NDArray[np.float32], precision: str) -> float:
     if errors.size < _MIN_WEIGHTS or np.sqrt(np.mean(errors**2)) < _MIN_ERROR:
         return 1.0
     generator = np.random.default_rng(0)
-    shuffled = [_largest_singular(generator.permuted(errors, axis=1).reshape(rows.shape)) for _ in range(_NUM_SHUFFLES)]
+    num_shuffles = 3 if errors.size < _MANY_WEIGHTS else 1
+    shuffled = [_largest_singular(generator.permuted(errors, axis=1).reshape(rows.shape)) for _ in range(num_shuffles)]
     return float(_largest_singular(errors.reshape(rows.shape)) / np.mean(shuffled))
 
 
