@@ -398,7 +398,7 @@ def what_a_reader_sees(company, stages, runs):
     known = clipped_sum(whole_model(company, weights), weights, alone, company.plan.row_clip)
     seen, before = ([], []), None
     for step in range(2 * runs):
-        company.engine.step(step, company_module.step_inputs(batches[step % 2], ROWS))
+        company.engine.train_turn(step, company_module.step_inputs(batches[step % 2], ROWS))
         moments = [company_gradients(company, stage) for stage in stages]
         decay = company.run_config.optimizer.betas[0]
         before = before or [{name: torch.zeros_like(one) for name, one in found.items()} for found in moments]

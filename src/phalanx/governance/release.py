@@ -97,7 +97,7 @@ def approve_run(past: PastRun, signer: Identity) -> str:
 
 
 def _read_own_policy(past: PastRun, reference: PolicyReference) -> TrainingPolicy:
-    """Read the policy in a run directory, which must be the one that every session in the log was begun under."""
+    """Read the policy in a run directory, under which every session in the log must have begun."""
     policy = read_policy(past.path / POLICY_FILE, reference.signer).policy
     if past.policies != {policy.digest}:
         raise PolicyError(
@@ -114,12 +114,13 @@ def _facts_of_end(past: PastRun, policy: TrainingPolicy, evaluations: Sequence[P
     summary = _read_summary(past)
     leak = summary.get("leak")
     exposure = leak.get("exposure_bits") if isinstance(leak, dict) else None
-    wanted = {*policy.release.min_figures, *policy.release.max_figures}
+    is_number = isinstance(exposure, int | float) and not isinstance(exposure, bool)
+    limited_names = {*policy.release.min_figures, *policy.release.max_figures}
     paths = [*evaluations] or sorted(past.path.glob("evaluation*.json"))
     return EndFacts(
         is_in_doubt=summary.get("in_doubt"),
-        exposure_bits=float(exposure) if isinstance(exposure, int | float) and exposure is not True else None,
-        figures=_read_figures(past, policy, paths) if wanted and paths else {},
+        exposure_bits=float(exposure or 0.0) if is_number else None,
+        figures=_read_figures(past, policy, paths) if limited_names and paths else {},
         approvals=count_approvals(past.path, policy, _approval_of(past)),
     )
 
@@ -153,10 +154,10 @@ def _read_figures(past: PastRun, policy: TrainingPolicy, paths: Sequence[Path]) 
             for name, figure in result.figures.items():
                 if figure.value is not None:
                     values.setdefault(name, []).append(figure.value)
-    least, most = policy.release.min_figures, policy.release.max_figures
+    min_figures, max_figures = policy.release.min_figures, policy.release.max_figures
     # a figure with both limits has no one worst value: it counts where its results agree
     return {
-        name: (max if name in most else min)(rows)
+        name: (max if name in max_figures else min)(rows)
         for name, rows in values.items()
-        if len(set(rows)) == 1 or not (name in least and name in most)
+        if len(set(rows)) == 1 or not (name in min_figures and name in max_figures)
     }

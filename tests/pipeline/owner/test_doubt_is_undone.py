@@ -176,7 +176,7 @@ def test_a_party_that_dies_while_all_go_back_is_no_obstacle(company_of, honest_d
     audited_at(company, (1, 4))
     company.run(4)
     heir = company.engine.stage_shadows[1]
-    observe = company._observe
+    observe = company._note_event
 
     def kill_when_going_back(kind, body):
         observe(kind, body)

@@ -233,11 +233,9 @@ def _weigh_gradient(
             return {**facts, **_believed_conclusion("which weights the stage had")}
     one_law = checked.record.plan.numerics != "float"
     shared = "follow the run's law of arithmetic" if one_law else "have one numeric class"
-    believed = ["that the plan belongs to this run", f"that owner and guilty party {shared}"]
-    if checked.record.plan.privacy is not None:
-        believed.append(_NOISE_BELIEVED)
     what = "signed a weight gradient or norm that does not follow from its signed inputs"
-    return {**facts, **_proved_conclusion(checked, what, "; ".join(believed))}
+    believed = _believed_of_gradient(checked, f"that owner and guilty party {shared}")
+    return {**facts, **_proved_conclusion(checked, what, believed)}
 
 
 def _weigh_distant_claim(
@@ -268,7 +266,13 @@ def _weigh_distant_claim(
     if not signers:
         return {**facts, **_believed_conclusion("which weights the stage had")}
     what = "signed a weight gradient that is further than rounding from the one that its signed inputs lead to"
-    return {**facts, **_proved_conclusion(checked, what, "that the plan belongs to this run")}
+    return {**facts, **_proved_conclusion(checked, what, _believed_of_gradient(checked))}
+
+
+def _believed_of_gradient(checked: CheckedEvidence, *further: str) -> str:
+    """Return what a conviction for a recomputed weight gradient rests on beside signatures and arithmetic."""
+    noise = () if checked.record.plan.privacy is None else (_NOISE_BELIEVED,)
+    return "; ".join(("that the plan belongs to this run", *further, *noise))
 
 
 def _compare_gradients(checked: CheckedEvidence, shown: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> str:
