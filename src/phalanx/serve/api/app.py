@@ -18,7 +18,15 @@ from starlette.types import Receive, Scope, Send
 
 from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
-from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestFacts, RequestRefused, error_body
+from phalanx.serve.access import (
+    AnswerCutError,
+    Caller,
+    KeyGuard,
+    RequestBounds,
+    RequestFacts,
+    RequestRefused,
+    error_body,
+)
 from phalanx.serve.access.event_padding import EventPadder, wants_padding
 from phalanx.serve.access.refusals import App, route_of
 from phalanx.serve.api.chat import ChatBody, ChatReplyWriter
@@ -173,6 +181,9 @@ class _Routes:
 
     async def refuse(self, request: Request, exc: Exception) -> Response:
         """Answer with a refusal, or that there is no such path or method; the log has it too."""
+        if isinstance(exc, AnswerCutError):
+            # the door cuts what it does not let out; the line of what was written is the reply's
+            return Response(status_code=499)
         route = route_of(request.scope)
         if isinstance(exc, HTTPException):
             code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
