@@ -54,8 +54,8 @@ class stands for mistakes with different cures, the place that raises the error 
 """
 
 import errno
+import os
 import traceback
-from pathlib import Path
 from typing import Self
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -68,7 +68,7 @@ def describe_fault(fault: BaseException) -> str:
     while isinstance(fault, BaseExceptionGroup):
         fault = fault.exceptions[0]
     frames = traceback.extract_tb(fault.__traceback__)[-3:]
-    places = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
+    places = " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in reversed(frames))
     return f"{type(fault).__name__} at {places}"
 
 

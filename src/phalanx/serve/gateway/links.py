@@ -48,7 +48,7 @@ class EngineLinks:
     """All connections to one engine.
 
     Args:
-        headers: Headers of every request.
+        headers: Sent with every request; one of them can be the secret.
         silence_s: Longest silence before and within an answer.
 
     Guarantees:

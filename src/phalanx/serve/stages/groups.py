@@ -31,7 +31,7 @@ class SentStep:
 
 
 @dataclass
-class StageGroup:
+class StagedTexts:
     """Texts that go through the stages together.
 
     Attributes:

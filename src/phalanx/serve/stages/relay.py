@@ -22,7 +22,7 @@ from phalanx.serve.engine.row_cache import RowCache
 from phalanx.serve.stages.blocks import StageBlocks
 from phalanx.serve.stages.config import StagesConfig
 from phalanx.serve.stages.examiner import StageExaminer
-from phalanx.serve.stages.groups import SentStep, StageGroup, cut_groups
+from phalanx.serve.stages.groups import SentStep, StagedTexts, cut_groups
 from phalanx.serve.stages.judgement import StageBundle, StageVerdict, find_form_fault, first_piece_off, measure_pieces
 from phalanx.serve.stages.messages import (
     MAX_PIECES,
@@ -176,7 +176,7 @@ class StageRelay:
         texts = [self._open_text(segment) for segment in segments]
         parts = [part.clone() for part in torch.split(hidden, [segment.length for segment in segments])]
         groups = [
-            StageGroup(texts[place], parts[place])
+            StagedTexts(texts[place], parts[place])
             for place in cut_groups([segment.length for segment in segments], len(self._stages))
         ]
         self._run_groups(groups)
@@ -250,10 +250,10 @@ class StageRelay:
             self._num_texts += 1
         return text
 
-    def _run_groups(self, groups: Sequence[StageGroup]) -> None:
+    def _run_groups(self, groups: Sequence[StagedTexts]) -> None:
         """Lead each group through all stages; a stage has one group at a time, in their order."""
-        waiting = [deque(groups), *(deque[StageGroup]() for _ in self._stages)]
-        running: dict[int, StageGroup] = {}
+        waiting = [deque(groups), *(deque[StagedTexts]() for _ in self._stages)]
+        running: dict[int, StagedTexts] = {}
         while len(waiting[-1]) < len(groups):
             index = -1
             try:
@@ -270,7 +270,7 @@ class StageRelay:
                     waiting[index].appendleft(running.pop(index))
                 self._replace_party(index, departure)
 
-    def _send_group(self, index: int, group: StageGroup) -> None:
+    def _send_group(self, index: int, group: StagedTexts) -> None:
         party = self._require_party(index)
         transcripts = [self._transcript_of(text, party) for text in group.texts]
         group.step = self._send_step(party, list(zip(transcripts, group.parts, strict=True)))
