@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from phalanx.errors import PeerLostError
 from phalanx.serve.access.refusals import RequestRefused
+from phalanx.serve.engine_links import EngineReply
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.answer_schemas import EngineAnswer, EngineEvent, EngineMessage, EngineOrigin, Vectors
-from phalanx.serve.gateway.links import EngineReply
 from phalanx.serve.gateway.requests import ForwardedRequest
 from phalanx.serve.gateway.responses import ModelResponse, output_texts
 

@@ -13,8 +13,8 @@ from phalanx.config import canonical_json
 from phalanx.errors import ConfigError, PeerGoneError, PeerLostError
 from phalanx.security.crypto import digest_hex, in_domain, read_private
 from phalanx.serve.access.refusals import RequestRefused
+from phalanx.serve.engine_links import EngineLinks, EngineReply
 from phalanx.serve.gateway.config import BackendConfig
-from phalanx.serve.gateway.links import EngineLinks, EngineReply
 from phalanx.serve.gateway.requests import ForwardedRequest
 
 _log = logging.getLogger(__name__)

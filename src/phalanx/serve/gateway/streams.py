@@ -6,6 +6,7 @@ from typing import Any
 
 from phalanx.serve.access.event_padding import EventPadder
 from phalanx.serve.access.refusals import RequestRefused, error_body
+from phalanx.serve.engine_links import EngineReply
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.answers import (
     REFUSED,
@@ -16,7 +17,6 @@ from phalanx.serve.gateway.answers import (
     text_places,
 )
 from phalanx.serve.gateway.config import GatewayLimits
-from phalanx.serve.gateway.links import EngineReply
 from phalanx.serve.gateway.requests import ForwardedRequest
 from phalanx.serve.gateway.responses import stream_response
 

@@ -7,7 +7,7 @@ import ssl
 import pytest
 
 from phalanx.errors import PeerGoneError, PeerLostError
-from phalanx.serve.gateway.links import EngineLinks
+from phalanx.serve.engine_links import EngineLinks
 
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 PARTS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
