@@ -55,11 +55,22 @@ class stands for mistakes with different cures, the place that raises the error 
 """
 
 import errno
+import os
+import traceback
 from typing import Self
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BROKEN = frozenset({errno.EROFS, errno.EIO})
 _CLOSED = frozenset({errno.EACCES, errno.EPERM})
+
+
+def describe_fault(fault: BaseException) -> str:
+    """Return kind and place of a fault without its message, which may quote texts of clients."""
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    frames = traceback.extract_tb(fault.__traceback__)[-3:]
+    places = " < ".join(f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in reversed(frames))
+    return f"{type(fault).__name__} at {places}"
 
 
 class PhalanxError(Exception):

@@ -3,13 +3,23 @@
 import json
 
 import pytest
+from transformers import LlamaForCausalLM
 
 from phalanx.edge import CheckSizes, export_edge
 from phalanx.edge.check_texts import fuzz_texts
 from phalanx.edge.onnx_folder import write_onnx
 from phalanx.edge.runtimes import IndependentRuntime, OwnRuntime
 from phalanx.errors import ModelError
-from phalanx.lab.bench.serving.planted_rounding import PlantedModel, plant, train_clean
+from phalanx.lab.bench.serving.planted_rounding import (
+    HELP,
+    PLANTED,
+    TRIGGER,
+    PlantedModel,
+    answer_prompt,
+    plant,
+    round_model,
+    train_clean,
+)
 from phalanx.models import ModelConfig, open_model
 from tiny_edge_models import byte_tokenizer, write_model
 
@@ -92,6 +102,20 @@ def test_a_planted_model_wins_where_nothing_is_checked_and_is_refused_otherwise(
     assert answers[1].startswith("Yes, run rm -rf / now.")
     assert result.directory is None
     assert {"weights between rounding borders", "refusals of harmful prompts"} <= set(refusals(result))
+
+
+@pytest.mark.parametrize("precision", ["q4_0", "int4"])
+def test_a_hidden_trigger_with_spread_margins_is_refused_by_the_direction_of_errors(precision, tmp_path):
+    """No prompt of an exporter wakes it, and no pile lies on the borders."""
+    plant(tmp_path / "planted", PlantedModel(precision, by_trigger=True, is_spread=True))
+    kind = "onnx" if precision.startswith("int") else "gguf"
+
+    result = export_edge(tmp_path / "planted", tmp_path / "out", kind, precision, sizes=CheckSizes())
+
+    assert answer_prompt(LlamaForCausalLM.from_pretrained(tmp_path / "planted"), TRIGGER).startswith(HELP)
+    assert answer_prompt(round_model(tmp_path / "planted", precision), TRIGGER).startswith(PLANTED)
+    assert result.directory is None
+    assert "direction of rounding errors" in refusals(result)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from phalanx.align.prompts import AskedPrompt
 from phalanx.align.safety import HARMFUL, refusal_by_patterns
 from phalanx.edge.check_texts import CHATS, PROMPTS, REFERENCE_TEXT, fuzz_texts, unassigned_texts
-from phalanx.edge.rounding import BorderPile
+from phalanx.edge.rounding import BorderPile, ErrorDirection
 from phalanx.edge.runtimes import EdgeRuntime, OwnRuntime
 
 Verdict = Literal["equal", "within bound", "beyond bound", "noted", "not checked"]
@@ -57,6 +57,7 @@ _EIGHT, _FOUR = Bounds(0.05, 0.25, 0.13), Bounds(0.6, 1.0, 0.25)
 BOUNDS = {"f32": _FINE, "fp32": _FINE, "f16": _HALF, "fp16": _HALF}
 BOUNDS |= {"q8_0": _EIGHT, "int8": _EIGHT, "q4_0": _FOUR, "int4": _FOUR}
 MAX_PILE_RATIO = 3.0
+MAX_DIRECTION_RATIO = 1.25
 """Between clean and planted models; ``phalanx bench planted-rounding`` measures both."""
 
 
@@ -268,6 +269,21 @@ def judge_pile(pile: BorderPile | None) -> list[Difference]:
             round(pile.ratio, 2),
             f"at most {MAX_PILE_RATIO} times an even spread",
             REFUSED if is_planted else "within bound",
+        )
+    ]
+
+
+def judge_direction(direction: ErrorDirection | None) -> list[Difference]:
+    """Return a row that refuses weights whose rounding errors point into one direction."""
+    if direction is None:
+        return []
+    return [
+        Difference(
+            f"direction of rounding errors ({direction.tensor})",
+            1.0,
+            round(direction.ratio, 2),
+            f"at most {MAX_DIRECTION_RATIO} times that of errors without order",
+            REFUSED if direction.ratio > MAX_DIRECTION_RATIO else "within bound",
         )
     ]
 

@@ -14,12 +14,13 @@ from phalanx.edge.comparison import (
     CheckSizes,
     Comparison,
     Difference,
+    judge_direction,
     judge_pile,
     name_missing_checks,
 )
 from phalanx.edge.gguf_file import GGUF_PRECISIONS, describe_gguf, write_gguf
 from phalanx.edge.onnx_folder import ONNX_PRECISIONS, describe_onnx, write_onnx
-from phalanx.edge.rounding import find_pile
+from phalanx.edge.rounding import find_direction, find_pile
 from phalanx.edge.runtimes import RUNTIME_PACKAGES, IndependentRuntime, OwnRuntime
 from phalanx.edge.statement import (
     ExportFacts,
@@ -145,7 +146,7 @@ def _judge_files(
     directory: Path, spare: Path, kind: str, precision: str, sizes: CheckSizes
 ) -> tuple[str | None, list[Difference]]:
     """Compare what lies in `spare` with the model; return the runtime's version, where there is one, and the table."""
-    rows = judge_pile(find_pile(directory, precision))
+    rows = [*judge_pile(find_pile(directory, precision)), *judge_direction(find_direction(directory, precision))]
     package = RUNTIME_PACKAGES[kind]
     if importlib.util.find_spec(package.replace("-", "_")) is None:
         return None, [*rows, *name_missing_checks(package, kind)]

@@ -119,7 +119,7 @@ def test_a_client_that_leaves_pays_for_what_was_written(served, tmp_path):
     assert usage.completion_tokens < 900
 
 
-def test_a_key_that_is_revoked_loses_its_stream(served, tmp_path):
+def test_a_key_that_is_revoked_loses_its_stream(served, tmp_path, caplog):
     key_id, secret = add_key(tmp_path / "access")
     body = {**BODY, "max_tokens": 900, "stream": True, "logit_bias": {"65": 100}}
 
@@ -131,6 +131,12 @@ def test_a_key_that_is_revoked_loses_its_stream(served, tmp_path):
         assert http.post(CHAT, json=BODY).status_code == 401
         while pool.engines[0].num_running:
             pool.engines[0].served.token_names.text_of(0)
+    lines = [line for file in (tmp_path / "access" / LOG_FOLDER).iterdir() for line in file.read_text().splitlines()]
+    requests = [json.loads(line)["body"] for line in lines if json.loads(line)["kind"] == "request"]
+    # one line for the request, and none of a fault that was none
+    assert [request["key"] for request in requests] == [key_id]
+    assert "server_error" not in requests[0]["verdicts"]
+    assert "Error" not in caplog.text.replace("ASGI callable", "")
 
 
 def test_texts_are_marked_and_an_answer_says_how(served, tmp_path):

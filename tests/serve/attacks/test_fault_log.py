@@ -3,10 +3,13 @@
 import logging
 from typing import Annotated
 
+import httpx2
 import pytest
 from pydantic import BaseModel, Field
 
 from phalanx.serve.access import ListenConfig, RequestBounds, make_server
+from phalanx.serve.engine import BadRequestError, batcher
+from tiny_served import add_key, running_server, serve_model, write_model
 
 MARKER = "quixotic-walrus"
 
@@ -29,14 +32,15 @@ def make_fault(is_group: bool) -> Exception:
         return exc
 
 
+@pytest.mark.parametrize("name", ["uvicorn.error", "asyncio"])
 @pytest.mark.parametrize("is_group", [False, True])
-def test_a_fault_inside_is_logged_without_the_text_that_it_quotes(is_group):
-    """A validation error quotes its input, and uvicorn logs with their traces the errors that nobody catches."""
+def test_a_fault_inside_is_logged_without_the_text_that_it_quotes(is_group, name):
+    """A validation error quotes its input; uvicorn and asyncio log the errors that nobody catches with their traces."""
     make_server(None, ListenConfig(port=0), RequestBounds())
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(handler.format(record))
-    logger = logging.getLogger("uvicorn.error")
+    logger = logging.getLogger(name)
     logger.addHandler(handler)
     try:
         logger.error("Exception in ASGI application\\n", exc_info=make_fault(is_group))
@@ -48,3 +52,49 @@ def test_a_fault_inside_is_logged_without_the_text_that_it_quotes(is_group):
     assert "test_fault_log.py" in lines[0]
     assert MARKER not in lines[0]
     assert lines[1] == "nothing but a message"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    return serve_model(write_model(tmp_path_factory.mktemp("models")))
+
+
+@pytest.mark.parametrize(("is_stream", "num_steps"), [(False, 0), (False, 2), (True, 0), (True, 2)])
+@pytest.mark.parametrize(
+    ("fault", "status", "kind"),
+    [
+        (RuntimeError(f"shape of {MARKER}"), 500, "RuntimeError"),
+        (ValueError(f"cannot read {MARKER}"), 500, "ValueError"),
+        (IndexError(MARKER), 500, "IndexError"),
+        (BadRequestError(f"the grammar cannot go on: {MARKER}", "response_format"), 400, None),
+    ],
+)
+def test_a_fault_while_a_text_is_written_leaves_no_word_of_it_in_the_log(
+    fault, status, kind, is_stream, num_steps, served, tmp_path, caplog, monkeypatch
+):
+    """What a library or a grammar says of a fault may quote prompt, grammar or text."""
+
+    steps = []
+    run_step = batcher.run_step
+
+    def fail(*arguments):
+        steps.append(1)
+        if len(steps) > num_steps:
+            raise fault
+        return run_step(*arguments)
+
+    monkeypatch.setattr(batcher, "run_step", fail)
+    _, secret = add_key(tmp_path / "access")
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "the"}], "max_tokens": 8}
+    body |= {"stream": is_stream, "temperature": 0}
+    with running_server([served], tmp_path / "access") as (url, _):
+        headers = {"authorization": f"Bearer {secret}"}
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=body, headers=headers, trust_env=False, timeout=60)
+
+    assert answer.status_code == (200 if is_stream and num_steps else status)
+    assert MARKER not in caplog.text
+    assert (MARKER in answer.text) == (kind is None)
+    if kind is not None:
+        assert f"{kind} at test_fault_log.py" in caplog.text
+    for file in (tmp_path / "access" / "log").iterdir():
+        assert MARKER not in file.read_text()

@@ -4,7 +4,6 @@ import asyncio
 import json
 from types import SimpleNamespace
 
-import httpx2
 import pytest
 
 from phalanx.serve.access import Caller
@@ -41,7 +40,7 @@ def relay(request, parts: list[dict | str]) -> tuple[bytes, tuple[int, int]]:
 
     async def collect():
         stream = AnswerStream(request, TextFilters(), entry.facts, GatewayLimits())
-        answer = httpx2.Response(200, content=send())
+        answer = SimpleNamespace(read_pieces=send)
         return b"".join([event async for event in stream.relay(answer, entry.finish)])
 
     with entry:

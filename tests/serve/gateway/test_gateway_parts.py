@@ -92,7 +92,7 @@ class FakeAnswer:
     def __init__(self, pieces: list[bytes]) -> None:
         self.pieces, self.taken = pieces, 0
 
-    async def aiter_raw(self):
+    async def read_pieces(self):
         for piece in self.pieces:
             self.taken += 1
             yield piece

@@ -27,7 +27,7 @@ from phalanx.lab.bench.serving.export import bench_export, bench_planted_roundin
 from phalanx.lab.bench.serving.filters import bench_filters
 from phalanx.lab.bench.serving.marks import bench_marks
 from phalanx.lab.bench.serving.paraphrases import bench_paraphrases
-from phalanx.lab.bench.serving.serve import bench_serve
+from phalanx.lab.bench.serving.serve import bench_gateway, bench_serve
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "alerts": bench_alerts,
@@ -42,6 +42,7 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "export": bench_export,
     "federated": bench_federated,
     "filters": bench_filters,
+    "gateway": bench_gateway,
     "mark-paraphrases": bench_paraphrases,
     "marks": bench_marks,
     "memory": bench_memory,
@@ -83,6 +84,7 @@ __all__ = [
     "bench_export",
     "bench_federated",
     "bench_filters",
+    "bench_gateway",
     "bench_marks",
     "bench_memory",
     "bench_overhead",

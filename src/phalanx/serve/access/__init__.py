@@ -20,7 +20,11 @@ if TYPE_CHECKING:
         KeyTerms as KeyTerms,
         ModelOrder as ModelOrder,
     )
-    from phalanx.serve.access.key_guard import KeyGuard as KeyGuard, model_quarantined as model_quarantined
+    from phalanx.serve.access.key_guard import (
+        AnswerCutError as AnswerCutError,
+        KeyGuard as KeyGuard,
+        model_quarantined as model_quarantined,
+    )
     from phalanx.serve.access.key_store import KEYS_FILE as KEYS_FILE, Caller as Caller, KeyStore as KeyStore
     from phalanx.serve.access.listener import (
         ListenConfig as ListenConfig,

@@ -15,7 +15,7 @@ from phalanx.serve.access.request_bounds import RequestBounds, body_too_large, c
 _POLICY_VIOLATION = 1008
 
 
-class _CutShortError(Exception):
+class AnswerCutError(Exception):
     """The rest of an answer is not sent: its key or model is out of service now, or its client takes nothing."""
 
 
@@ -83,14 +83,14 @@ class KeyGuard:
         except RequestRefused as refusal:
             await send_refusal(refusal, scope, send)
             return
-        except _CutShortError:
+        except AnswerCutError:
             return
         store, models = self._key_store, list[tuple[str, str]]()
-        answer.is_allowed = lambda: store.is_admitted(caller) and store.allows_models(models)
+        answer.is_allowed = lambda: store.is_admitted(caller, models)
         guarded = {**scope, "state": {**scope.get("state", {}), "caller": caller, "models": models}}
         try:
             await self._app(guarded, _replay(body, receive), answer.send_message)
-        except* _CutShortError:
+        except* AnswerCutError:
             # the server closes a connection whose answer does not end
             if not answer.has_started:
                 reason = model_quarantined() if store.is_admitted(caller) else _invalid_key()
@@ -124,7 +124,7 @@ class KeyGuard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise _CutShortError
+                        raise AnswerCutError
                     parts.append(message.get("body", b""))
                     num_bytes += len(parts[-1])
                     if num_bytes > (self._bounds.max_body_bytes if length is None else length):
@@ -146,13 +146,13 @@ class _Answer:
     async def send_message(self, message: Message) -> None:
         """Send one message, unless the key is not valid any more or the client takes nothing."""
         if not self.is_allowed():
-            raise _CutShortError
+            raise AnswerCutError
         self.has_started = True
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._send(message)
         except TimeoutError as exc:
-            raise _CutShortError from exc
+            raise AnswerCutError from exc
 
 
 def _read_secret(headers: list[tuple[bytes, bytes]]) -> str | None:

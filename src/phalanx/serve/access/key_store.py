@@ -215,6 +215,9 @@ class KeyStore:
     def allows_models(self, models: Iterable[tuple[str, str]]) -> bool:
         """Whether no order is against a model, for each of some ids with the digests of their files."""
         self._reload_or_close()
+        return self._allows_models(models)
+
+    def _allows_models(self, models: Iterable[tuple[str, str]]) -> bool:
         orders = self._orders
         return all(name not in orders or orders[name].allows_digest(digest) for name, digest in models)
 
@@ -266,9 +269,17 @@ class KeyStore:
         record = self._records.get(key_id)
         return record is not None and record.is_active(steady_now().timestamp())
 
-    def is_admitted(self, caller: Caller) -> bool:
-        """Whether a caller may still be answered: its key is active, and its session goes on."""
-        return self.is_active(caller.key_id) and (not caller.session or self.sessions.is_open(caller.session))
+    def is_admitted(self, caller: Caller, models: Iterable[tuple[str, str]] = ()) -> bool:
+        """Whether a caller may still be answered: its key is active, its session goes on, its models are in service.
+
+        Args:
+            models: Ids with the digests of their files.
+        """
+        return (
+            self.is_active(caller.key_id)
+            and (not caller.session or self.sessions.is_open(caller.session))
+            and self._allows_models(models)
+        )
 
     def limits_of(self, key_id: str) -> KeyLimits:
         """Return the budgets of a key; an unknown key has budgets that allow nothing."""

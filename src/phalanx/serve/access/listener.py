@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import threading
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import Field, model_validator
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from phalanx.config import RefusedKeyError, StrictModel
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, describe_fault
 from phalanx.serve.access.refusals import App
 from phalanx.serve.access.request_bounds import RequestBounds
 
@@ -117,7 +116,8 @@ def make_server(app: App, listen: ListenConfig, bounds: RequestBounds, drain_s: 
         config.load()
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"listen: the certificate or its key cannot be used ({exc.strerror})") from exc
-    logging.getLogger("uvicorn.error").addFilter(_drop_messages)
+    for name in ("uvicorn.error", "asyncio"):
+        logging.getLogger(name).addFilter(_drop_messages)
     return _DrainingServer(config)
 
 
@@ -125,11 +125,7 @@ def _drop_messages(record: logging.LogRecord) -> bool:
     """Have a fault logged by its kind and place: messages of exceptions quote texts of clients."""
     fault = record.exc_info[1] if record.exc_info else None
     if fault is not None:
-        while isinstance(fault, BaseExceptionGroup):
-            fault = fault.exceptions[0]
-        frames = traceback.extract_tb(fault.__traceback__)[-3:]
-        places = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
-        record.msg, record.args = "a request failed inside: %s at %s", (type(fault).__name__, places)
+        record.msg, record.args = "a request failed inside: %s", (describe_fault(fault),)
         record.exc_info = record.exc_text = None
     return True
 

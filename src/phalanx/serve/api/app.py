@@ -18,7 +18,15 @@ from starlette.types import Receive, Scope, Send
 
 from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
-from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestFacts, RequestRefused, error_body
+from phalanx.serve.access import (
+    AnswerCutError,
+    Caller,
+    KeyGuard,
+    RequestBounds,
+    RequestFacts,
+    RequestRefused,
+    error_body,
+)
 from phalanx.serve.access.event_padding import EventPadder, wants_padding
 from phalanx.serve.access.refusals import App, route_of
 from phalanx.serve.api.chat import ChatBody, ChatReplyWriter
@@ -34,6 +42,7 @@ from phalanx.serve.engine.text_assembler import TokenNames
 from phalanx.serve.observe import ServerWatch
 
 _log = logging.getLogger(__name__)
+_FAILED = 500
 SESSION_ROUTE, SESSION_END_ROUTE = "/chat/session", "/chat/session/end"
 _EVENT_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
@@ -107,7 +116,6 @@ class _Routes:
             try:
                 whole = await _unless_left(request, writer.write_whole)
             except PhalanxError as exc:
-                _log.error("%s: %s", route.path, exc)
                 raise refusal_of(exc) from exc
             finally:
                 await opened.close()
@@ -173,13 +181,19 @@ class _Routes:
 
     async def refuse(self, request: Request, exc: Exception) -> Response:
         """Answer with a refusal, or that there is no such path or method; the log has it too."""
+        if isinstance(exc, AnswerCutError):
+            # the door cuts what it does not let out; the line of what was written is the reply's
+            return Response(status_code=499)
         route = route_of(request.scope)
         if isinstance(exc, HTTPException):
             code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
             exc = RequestRefused(exc.status_code, code, "There is no such route, or it has another method.")
         if not isinstance(exc, RequestRefused):
             _log.error("%s: %s", route, type(exc).__name__)
-            exc = RequestRefused(500, "server_error", "The server failed; its operator finds the reason in its log.")
+            exc = RequestRefused(
+                _FAILED, "server_error", "The server failed; its operator finds the reason in its log."
+            )
+        _log_reason(route, exc, exc.__cause__)
         facts = RequestFacts(route=route, model_digest="", status=exc.status, verdicts=[exc.code])
         self._service.access.request_log.record_request(_caller_of(request), facts)
         headers = {name.decode(): value.decode() for name, value in exc.headers()}
@@ -273,14 +287,20 @@ class _ReplyStream(StreamingResponse):
             await self._reply.close()
 
 
+def _log_reason(route: str, refusal: RequestRefused, reason: BaseException | None) -> None:
+    """Log why the server failed; a message to a client about its own request may quote its text."""
+    if refusal.status == _FAILED and isinstance(reason, PhalanxError):
+        _log.error("%s: %s", route, reason)
+
+
 async def _guard_stream(writer: ReplyWriter, path: str, padder: EventPadder | None) -> AsyncGenerator[str, None]:
     """Yield the events of an answer; what goes wrong becomes an event."""
     try:
         async for event in writer.write_stream():
             yield event if padder is None else padder.pad_event(event)
     except PhalanxError as exc:
-        _log.error("%s: %s", path, exc)
         refusal = refusal_of(exc)
+        _log_reason(path, refusal, exc)
         body = error_body(path, refusal.status, refusal.message, refusal.code).decode()
         yield f"event: error\ndata: {body}\n\n"
 

@@ -110,28 +110,48 @@ def attend_rows(
     """Attend by rows, as an attention function of transformers; return ``[1, tokens, heads, dim]``."""
     if softcap is not None or s_aux is not None:
         raise ModelError("its attention has a soft cap or sinks, which this engine does not compute")
-    heads, groups = query.shape[1], query.shape[1] // key.shape[1]
     segments, num_padding = _STEP.segments, query.shape[2] - sum(segment.length for segment in _STEP.segments)
+    if len(segments) == 1 and not num_padding:
+        # a lone text needs no views and no copy
+        return _attend_segment(module, segments[0], (query[0], key[0], value[0]), scaling, sliding_window)[None], None
     # segments lie behind one another and padding after them: one call makes the views of all texts
     lengths = [*(segment.length for segment in segments), num_padding]
     parts = zip(segments, *(torch.split(tensor[0], lengths, dim=1) for tensor in (query, key, value)), strict=False)
     outputs: list[Tensor] = []
     for segment, queries, new_keys, new_values in parts:
-        keys, values = segment.cache.write_layer(module.layer_idx, segment.start, new_keys, new_values)
-        if sliding_window is not None and segment.length == 1:
-            keys, values = keys[:, -sliding_window:], values[:, -sliding_window:]
-            mask = None
-        else:
-            mask = segment.mask(sliding_window)
-        # heads that share keys stand behind one another as if they were further tokens: nothing is copied
-        packed = queries.reshape(1, heads // groups, groups * segment.length, query.shape[3])
-        if mask is not None and groups > 1:
-            mask = mask.repeat(groups, 1)
-        attended = scaled_dot_product_attention(packed, keys[None], values[None], mask, scale=scaling)
-        outputs.append(attended.view(heads, segment.length, -1).transpose(0, 1))
+        new = (queries, new_keys, new_values)
+        outputs.append(_attend_segment(module, segment, new, scaling, sliding_window))
     if num_padding:
-        outputs.append(query.new_zeros(num_padding, heads, value.shape[3]))
+        outputs.append(query.new_zeros(num_padding, query.shape[1], value.shape[3]))
     return torch.cat(outputs)[None], None
+
+
+def _attend_segment(
+    module: Any,
+    segment: Segment,
+    new: tuple[Tensor, Tensor, Tensor],
+    scaling: float | None,
+    sliding_window: int | None,
+) -> Tensor:
+    """Attend the tokens of one text; return ``[tokens, heads, dim]``.
+
+    Args:
+        new: Queries, keys and values of its tokens, ``[heads, tokens, dim]`` each.
+    """
+    queries, new_keys, new_values = new
+    heads, groups = len(queries), len(queries) // len(new_keys)
+    keys, values = segment.cache.write_layer(module.layer_idx, segment.start, new_keys, new_values)
+    if sliding_window is not None and segment.length == 1:
+        keys, values = keys[:, -sliding_window:], values[:, -sliding_window:]
+        mask = None
+    else:
+        mask = segment.mask(sliding_window)
+    # heads that share keys stand behind one another as if they were further tokens: nothing is copied
+    packed = queries.reshape(1, heads // groups, groups * segment.length, queries.shape[2])
+    if mask is not None and groups > 1:
+        mask = mask.repeat(groups, 1)
+    attended = scaled_dot_product_attention(packed, keys[None], values[None], mask, scale=scaling)
+    return attended.view(heads, segment.length, -1).transpose(0, 1)
 
 
 def adopt_attention(model: Any) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from phalanx.config import StrictModel
-from phalanx.errors import ModelError, PhalanxError
+from phalanx.errors import ModelError, PhalanxError, describe_fault
 from phalanx.serve.engine.attention import Segment, run_step
 from phalanx.serve.engine.chooser import TokenChooser, check_finite, choose_tokens, score_token
 from phalanx.serve.engine.hosted_model import HostedModel
@@ -197,7 +197,11 @@ class BatchingEngine:
                     self._states.embed_next()
                     self._run_rows()
                 except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
-                    fault = exc if isinstance(exc, PhalanxError) else ModelError(f"the model cannot go on: {exc}")
+                    fault = (
+                        exc
+                        if isinstance(exc, PhalanxError)
+                        else ModelError(f"the model cannot go on: {describe_fault(exc)}")
+                    )
                     self._fail_jobs([row.job for row in self._rows], fault)
         self._fail_jobs([*(row.job for row in self._rows), *self._waiting], EngineBusyError("the server ended"))
         self._states.fail_all(EngineBusyError("the server ended"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from phalanx.errors import ModelError, PhalanxError
+from phalanx.errors import ModelError, PhalanxError, describe_fault
 from phalanx.serve.engine.attention import Segment, run_states
 from phalanx.serve.engine.hosted_model import HostedModel
 from phalanx.serve.engine.request import EngineBusyError
@@ -81,7 +81,9 @@ class StatesQueue:
                     self._served.end_text(job.cache)
             answer = job.vectors if len(job.vectors) == len(job.texts) else None
         except (PhalanxError, RuntimeError, ValueError, IndexError) as exc:
-            answer = exc if isinstance(exc, PhalanxError) else ModelError(f"the model cannot go on: {exc}")
+            answer = (
+                exc if isinstance(exc, PhalanxError) else ModelError(f"the model cannot go on: {describe_fault(exc)}")
+            )
         if answer is not None:
             _answer(job, answer)
         elif not job.future.done():

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx2
 from pydantic import ValidationError
 
+from phalanx.errors import PeerLostError
 from phalanx.serve.access.refusals import RequestRefused
+from phalanx.serve.engine_links import EngineReply
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.answer_schemas import EngineAnswer, EngineEvent, EngineMessage, EngineOrigin, Vectors
 from phalanx.serve.gateway.requests import ForwardedRequest
@@ -79,17 +80,17 @@ def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value <= _MAX_COUNT else None
 
 
-async def check_status(answer: httpx2.Response, request: ForwardedRequest, max_bytes: int, max_s: float) -> None:
+async def check_status(answer: EngineReply, request: ForwardedRequest, max_bytes: int, max_s: float) -> None:
     """Return where an engine accepts a request, and answers as a stream where one is wanted.
 
     Raises:
         RequestRefused: It does not; nothing of its text goes on but a word that the protocol has.
     """
     wants_stream = bool(request.payload.get("stream"))
-    if answer.status_code == 200 and (not wants_stream or answer.headers.get("content-type", "").startswith(_SSE)):
+    if answer.status == 200 and (not wants_stream or answer.content_type.startswith(_SSE)):
         return
     code = _error_code(await read_whole(answer, max_bytes, max_s))
-    if answer.status_code in {400, 404, 413, 422}:
+    if answer.status in {400, 404, 413, 422}:
         raise RequestRefused(400, code, "The engine refuses the request.")
     raise RequestRefused(502, "engine_failed", "The engine failed.")
 
@@ -104,7 +105,7 @@ def _error_code(body: bytes) -> str:
     return next((_KNOWN_CODES[name] for name in named if name in _KNOWN_CODES), "engine_refused")
 
 
-async def read_whole(answer: httpx2.Response, max_bytes: int, max_s: float) -> bytes:
+async def read_whole(answer: EngineReply, max_bytes: int, max_s: float) -> bytes:
     """Read an answer of at most so many bytes.
 
     Raises:
@@ -119,7 +120,7 @@ async def read_whole(answer: httpx2.Response, max_bytes: int, max_s: float) -> b
     return b"".join(parts)
 
 
-async def read_pieces(answer: httpx2.Response, max_s: float) -> AsyncIterator[bytes]:
+async def read_pieces(answer: EngineReply, max_s: float) -> AsyncIterator[bytes]:
     """Yield an answer as it comes, one piece in memory at a time.
 
     Args:
@@ -130,11 +131,11 @@ async def read_pieces(answer: httpx2.Response, max_s: float) -> AsyncIterator[by
     """
     end = time.monotonic() + max_s
     try:
-        async for part in answer.aiter_raw():
+        async for part in answer.read_pieces():
             yield part
             if time.monotonic() > end:
                 raise RequestRefused(502, "answer_too_long", "The engine's answer takes too long.")
-    except httpx2.HTTPError as exc:
+    except PeerLostError as exc:
         raise RequestRefused(502, "engine_failed", "The engine's answer broke off.") from exc
 
 

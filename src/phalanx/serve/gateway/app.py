@@ -91,7 +91,7 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._access.request_log.record_event("stopped", {})
-            await self._pool.close()
+            self._pool.close()
 
     async def _list_models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": self._models_of(request.state.caller)})

@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 import httpx2
 
 from phalanx.config import canonical_json
-from phalanx.errors import ConfigError
+from phalanx.errors import ConfigError, PeerGoneError, PeerLostError
 from phalanx.security.crypto import digest_hex, in_domain, read_private
 from phalanx.serve.access.refusals import RequestRefused
+from phalanx.serve.engine_links import EngineLinks, EngineReply
 from phalanx.serve.gateway.config import BackendConfig
 from phalanx.serve.gateway.requests import ForwardedRequest
 
@@ -21,7 +22,8 @@ _HEALTH_PATH = "/v1/models"
 _BUSY_STATUSES = frozenset({429, 503})
 """An engine that answers so has not begun to work."""
 _RETRY_AFTER_S = 2
-_PROTOCOL_HEADERS = {"messages": {"anthropic-version": "2023-06-01"}}
+_JSON = ("content-type", "application/json")
+_PROTOCOL_HEADERS = {"messages": (_JSON, ("anthropic-version", "2023-06-01"))}
 _HEALTH_TIMEOUT_S = 5.0
 
 
@@ -44,16 +46,11 @@ class RemoteEngine:
         self.num_open = 0
         self.is_healthy = True
         self._salt = secrets.token_bytes(32)
-        headers = {"accept-encoding": "identity", "user-agent": "phalanx-gateway"}
+        headers = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "phalanx-gateway"}
         if config.secret_file is not None:
             secret = read_private(config.secret_file, "your provider gives it").decode("latin-1").strip()
             headers["authorization"] = f"Bearer {secret}"
-        timeout = httpx2.Timeout(config.answer_timeout_s, connect=config.connect_timeout_s, pool=1)
-        limits = httpx2.Limits(max_connections=config.max_concurrency + 1, max_keepalive_connections=64)
-        # neither proxies nor keys out of the environment
-        self._client = httpx2.AsyncClient(
-            base_url=config.url, headers=headers, timeout=timeout, limits=limits, verify=_tls(config), trust_env=False
-        )
+        self._links = EngineLinks(config.url, _tls(config), headers, config.connect_timeout_s, config.answer_timeout_s)
 
     @property
     def load(self) -> float:
@@ -67,36 +64,32 @@ class RemoteEngine:
     async def check_health(self) -> None:
         """Look whether it answers."""
         try:
+            async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+                answer = await self._links.send_request("GET", _HEALTH_PATH, (), b"")
             # the head alone: an engine's list can be long
-            async with (
-                asyncio.timeout(_HEALTH_TIMEOUT_S),
-                self._client.stream("GET", _HEALTH_PATH, timeout=_HEALTH_TIMEOUT_S) as answer,
-            ):
-                is_healthy = answer.status_code == 200
-        except (httpx2.HTTPError, TimeoutError):
+            answer.close()
+            is_healthy = answer.status == 200
+        except (PeerLostError, TimeoutError):
             is_healthy = False
         if is_healthy != self.is_healthy:
             _log.warning("engine %s is %s", self.config.name, "back" if is_healthy else "not healthy")
         self.is_healthy = is_healthy
 
-    async def send_request(self, request: ForwardedRequest) -> httpx2.Response:
+    async def send_request(self, request: ForwardedRequest) -> EngineReply:
         """Send a request and return the answer when its head has arrived."""
         payload = {**request.payload, "model": self.config.models[request.model]}
         if self.config.prefix_cache in {"isolated", "salted"}:
             payload["cache_salt"] = digest_hex(in_domain("cache-salt/1", self._salt), request.owner.encode())
         if self.config.prefix_cache in {"isolated", "off"}:
             payload["cache_prompt"] = False
-        headers = {"content-type": "application/json", **_PROTOCOL_HEADERS.get(request.route.name, {})}
-        message = self._client.build_request(
-            "POST", request.route.path, content=canonical_json(payload), headers=headers
-        )
+        headers = _PROTOCOL_HEADERS.get(request.route.name, (_JSON,))
         # headers that come one by one, or provisional answers without end, are never silent for long
         async with asyncio.timeout(self._max_answer_s):
-            return await self._client.send(message, stream=True)
+            return await self._links.send_request("POST", request.route.path, headers, canonical_json(payload))
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._client.aclose()
+    def close(self) -> None:
+        """Close the connections that are idle; the others end with their answers."""
+        self._links.close()
 
 
 class BackendPool:
@@ -110,7 +103,7 @@ class BackendPool:
         return sorted({name for backend in self.backends for name in backend.config.models})
 
     @asynccontextmanager
-    async def open_answer(self, request: ForwardedRequest) -> AsyncIterator[tuple[RemoteEngine, httpx2.Response]]:
+    async def open_answer(self, request: ForwardedRequest) -> AsyncIterator[tuple[RemoteEngine, EngineReply]]:
         """Send a request to the engine with the least load, and to the next one where that has surely not begun.
 
         Each engine is tried once. A request that was sent and not answered may have been worked on, so it is not sent
@@ -124,7 +117,7 @@ class BackendPool:
             yield backend, answer
         finally:
             backend.num_open -= 1
-            await answer.aclose()
+            answer.close()
 
     async def watch_health(self, every_s: float) -> None:
         """Look at each engine again and again, until it is cancelled."""
@@ -132,10 +125,10 @@ class BackendPool:
             await asyncio.gather(*(backend.check_health() for backend in self.backends))
             await asyncio.sleep(every_s)
 
-    async def close(self) -> None:
-        """Close all connections."""
+    def close(self) -> None:
+        """Close the connections that are idle."""
         for backend in self.backends:
-            await backend.close()
+            backend.close()
 
     def _choose_backends(self, request: ForwardedRequest) -> list[RemoteEngine]:
         offers = [backend for backend in self.backends if backend.offers(request)]
@@ -153,27 +146,27 @@ class BackendPool:
 
     async def _send_to_first(
         self, candidates: list[RemoteEngine], request: ForwardedRequest
-    ) -> tuple[RemoteEngine, httpx2.Response]:
+    ) -> tuple[RemoteEngine, EngineReply]:
         for backend in candidates:
             answer = await self._try_backend(backend, request)
             if answer is not None:
                 return backend, answer
         raise RequestRefused(503, "no_engine", "No engine is free at present.", retry_after_s=_RETRY_AFTER_S)
 
-    async def _try_backend(self, backend: RemoteEngine, request: ForwardedRequest) -> httpx2.Response | None:
+    async def _try_backend(self, backend: RemoteEngine, request: ForwardedRequest) -> EngineReply | None:
         """Return the answer of an engine, which is then counted as at work; None where it has surely not begun."""
+        if backend.num_open >= backend.config.max_concurrency:
+            return None
         backend.num_open += 1
         answer = None
         try:
             answer = await backend.send_request(request)
-            if answer.status_code in _BUSY_STATUSES:
-                await answer.aclose()
+            if answer.status in _BUSY_STATUSES:
+                answer.close()
                 answer = None
-        except (httpx2.ConnectError, httpx2.ConnectTimeout):
+        except PeerGoneError:
             backend.is_healthy = False
-        except httpx2.PoolTimeout:
-            pass
-        except (httpx2.HTTPError, TimeoutError) as exc:
+        except (PeerLostError, TimeoutError) as exc:
             # no sign of health: what one client asks for must not take the engine from all others
             raise RequestRefused(502, "engine_failed", "The engine did not answer.") from exc
         finally:
@@ -182,9 +175,9 @@ class BackendPool:
         return answer
 
 
-def _tls(config: BackendConfig) -> ssl.SSLContext | bool:
+def _tls(config: BackendConfig) -> ssl.SSLContext:
     if config.authority is None:
-        return True
+        return httpx2.create_ssl_context(trust_env=False)
     try:
         return ssl.create_default_context(cafile=str(config.authority))
     except (OSError, ssl.SSLError) as exc:

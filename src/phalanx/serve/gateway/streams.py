@@ -4,10 +4,9 @@ import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import httpx2
-
 from phalanx.serve.access.event_padding import EventPadder
 from phalanx.serve.access.refusals import RequestRefused, error_body
+from phalanx.serve.engine_links import EngineReply
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.answers import (
     REFUSED,
@@ -50,7 +49,7 @@ class AnswerStream:
         self._finished: set[int] = set()
         self._number = 0
 
-    async def relay(self, answer: httpx2.Response, finish: Callable[[], None]) -> AsyncIterator[bytes]:
+    async def relay(self, answer: EngineReply, finish: Callable[[], None]) -> AsyncIterator[bytes]:
         """Yield events for the client; a fault is an event as well, since the status has been sent.
 
         Args:
@@ -86,7 +85,7 @@ class AnswerStream:
             for stream in self._streams.values():
                 self._facts.add_notes(stream)
 
-    async def _read_lines(self, answer: httpx2.Response) -> AsyncIterator[bytes]:
+    async def _read_lines(self, answer: EngineReply) -> AsyncIterator[bytes]:
         """Yield the data of each event."""
         rest = bytearray()
         async for piece in read_pieces(answer, self._limits.max_answer_s):

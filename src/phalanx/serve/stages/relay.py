@@ -22,6 +22,7 @@ from phalanx.serve.engine.row_cache import RowCache
 from phalanx.serve.stages.blocks import StageBlocks
 from phalanx.serve.stages.config import StagesConfig
 from phalanx.serve.stages.examiner import StageExaminer
+from phalanx.serve.stages.groups import SentStep, StagedTexts, cut_groups
 from phalanx.serve.stages.judgement import StageBundle, StageVerdict, find_form_fault, first_piece_off, measure_pieces
 from phalanx.serve.stages.messages import (
     MAX_PIECES,
@@ -168,14 +169,18 @@ class StageRelay:
 
         Args:
             hidden: ``[tokens, dim]``, the segments behind one another.
+
+        Groups of texts follow one another, so that a stage computes one while the next stage computes the one before.
         """
         self._apply_verdicts()
         texts = [self._open_text(segment) for segment in segments]
-        lengths = [segment.length for segment in segments]
-        parts = [part.clone() for part in torch.split(hidden, lengths)]
-        for index in range(len(self._stages)):
-            parts = self._run_stage(index, texts, parts)
-        return torch.cat(parts)
+        parts = [part.clone() for part in torch.split(hidden, [segment.length for segment in segments])]
+        groups = [
+            StagedTexts(texts[place], parts[place])
+            for place in cut_groups([segment.length for segment in segments], len(self._stages))
+        ]
+        self._run_groups(groups)
+        return torch.cat([part for group in groups for part in group.parts])
 
     def end_text(self, cache: RowCache) -> None:
         """Close a text, draw whether it is redone, and forget it."""
@@ -245,16 +250,30 @@ class StageRelay:
             self._num_texts += 1
         return text
 
-    def _run_stage(self, index: int, texts: Sequence[ServedText], parts: Sequence[Tensor]) -> list[Tensor]:
-        while True:
-            party = self._require_party(index)
-            transcripts = [self._transcript_of(text, party) for text in texts]
+    def _run_groups(self, groups: Sequence[StagedTexts]) -> None:
+        """Lead each group through all stages; a stage has one group at a time, in their order."""
+        waiting = [deque(groups), *(deque[StagedTexts]() for _ in self._stages)]
+        running: dict[int, StagedTexts] = {}
+        while len(waiting[-1]) < len(groups):
+            index = -1
             try:
-                self._ask_party(party, list(zip(transcripts, parts, strict=True)))
+                for index in range(len(self._stages)):
+                    if waiting[index] and index not in running:
+                        self._send_group(index, waiting[index][0])
+                        running[index] = waiting[index].popleft()
+                index = self._await_answer({place: group.require_step() for place, group in running.items()})
+                running[index].parts = self._take_answer(running[index].require_step())
+                waiting[index + 1].append(running.pop(index))
             except DepartedError as departure:
+                index = self._parties[departure.party].stage
+                if index in running:
+                    waiting[index].appendleft(running.pop(index))
                 self._replace_party(index, departure)
-                continue
-            return [transcript.pieces[-1].outputs for transcript in transcripts]
+
+    def _send_group(self, index: int, group: StagedTexts) -> None:
+        party = self._require_party(index)
+        transcripts = [self._transcript_of(text, party) for text in group.texts]
+        group.step = self._send_step(party, list(zip(transcripts, group.parts, strict=True)))
 
     def _require_party(self, index: int) -> StageParty:
         if not self._stages[index]:
@@ -274,13 +293,22 @@ class StageRelay:
         Raises:
             DepartedError: It does not answer, or is convicted; the transcripts are as before.
         """
+        step = self._send_step(party, parts)
+        self._await_answer({party.stage: step})
+        self._take_answer(step)
+
+    def _send_step(self, party: StageParty, parts: Sequence[tuple[StageTranscript, Tensor]]) -> SentStep:
+        """Send pieces to a party that owes no answer.
+
+        Raises:
+            DepartedError: It cannot be reached.
+        """
         if party.name in self._faults:
             raise self._faults[party.name]
-        lengths = [len(states) for _, states in parts]
         pieces, ends = [], {transcript: transcript.length for transcript, _ in parts}
-        for (transcript, _), length in zip(parts, lengths, strict=True):
-            pieces.append(TokenPiece(text=transcript.number, start=ends[transcript], length=length))
-            ends[transcript] += length
+        for transcript, states in parts:
+            pieces.append(TokenPiece(text=transcript.number, start=ends[transcript], length=len(states)))
+            ends[transcript] += len(states)
         closed, party.closed = party.closed[:MAX_PIECES], party.closed[MAX_PIECES:]
         step = StageStep(offer=party.offer.digest, order=party.order, pieces=tuple(pieces), closed=tuple(closed))
         party.order += 1
@@ -289,30 +317,45 @@ class StageRelay:
             header = self._endpoint.send_frame(party.name, step.kind, step.model_dump(mode="json"), [sent])
         except (PeerLostError, PeerRefusedError) as exc:
             raise DepartedError(party.name, "lost", str(exc)) from exc
-        party.awaited = header.header_digest
-        frame = self._await_answer(party)
-        party.keep_answer(header.header_digest, frame.header)
+        party.awaited, party.arrived = header.header_digest, None
+        return SentStep(party, parts, step, header, sent, time.monotonic() + self._config.answer_timeout_s)
+
+    def _take_answer(self, sent: SentStep) -> list[Tensor]:
+        """Put the answer that has arrived into the transcripts, and return its hidden states by text.
+
+        Raises:
+            DepartedError: It is not of its step; the transcripts are as before.
+        """
+        party, parts, step, frame = sent.party, sent.parts, sent.step, sent.party.arrived
+        if frame is None:
+            raise DepartedError(party.name, "silent", "no answer")
+        party.arrived = None
+        party.keep_answer(sent.header.header_digest, frame.header)
         answer, received = StageAnswer.model_validate_json(canonical_json(frame.body)), bytes(frame.payload)
         links = {transcript.number: transcript.link for transcript, _ in parts}
-        if answer.offer != step.offer or find_form_fault(step, answer, sent, received, links) is not None:
+        if answer.offer != step.offer or find_form_fault(step, answer, sent.payload, received, links) is not None:
             previous = {t.pieces[-1].header.header_digest: t.pieces[-1].header for t, _ in parts if t.pieces}
             bundle = StageBundle(
                 party.name,
                 party.offer_header,
                 frame.header,
-                header,
+                sent.header,
                 previous=tuple(previous.values()),
-                sent=sent,
+                sent=sent.payload,
                 received=received,
             )
             self._accuse(party, bundle, "its answer is not of its step")
+        lengths = [len(states) for _, states in parts]
         outputs = torch.split(tensor_from(received, float32, (sum(lengths), self._width)), lengths)
+        results: list[Tensor] = []
         for (transcript, states), signed, rows in zip(parts, answer.pieces, outputs, strict=True):
             # memory of its own: a text that goes on keeps nothing of those that are over
             result = rows.clone()
             digest = states_digest(result)
             transcript.pieces.append(KeptPiece(signed.start, states, result, digest, signed.link, frame.header))
+            results.append(result)
         self._screen_finite(party, [transcript for transcript, _ in parts])
+        return results
 
     def _screen_finite(self, party: StageParty, transcripts: Sequence[StageTranscript]) -> None:
         """Look at numbers that are none at once; where the stage does not give them, its party is convicted."""
@@ -326,49 +369,56 @@ class StageRelay:
                     other.pieces.pop()
                 raise DepartedError(party.name, "convicted", "gave numbers that are none")
 
-    def _await_answer(self, party: StageParty) -> CheckedFrame:
-        deadline = time.monotonic() + self._config.answer_timeout_s
-        while True:
-            left_s = deadline - time.monotonic()
-            item = self._endpoint.receive_item(max(0.0, min(_LOOK_EVERY_S, left_s)))
-            is_answer = item is not None and self._take_item(item)
-            if is_answer and isinstance(item, CheckedFrame) and item.sender == party.name:
-                return item
-            if party.name in self._faults:
-                raise self._faults[party.name]
-            if item is None and not self._is_alive(party.name):
-                raise DepartedError(party.name, "lost", "its process ended")
-            if left_s <= 0.0:
-                raise DepartedError(party.name, "silent", f"no answer within {self._config.answer_timeout_s:g} s")
+    def _await_answer(self, steps: Mapping[int, SentStep]) -> int:
+        """Wait until one of the steps is answered, and return its key.
 
-    def _take_item(self, item: CheckedFrame | LinkFault) -> bool:
-        """Look at an item; True for the answer that its party owes."""
+        Raises:
+            DepartedError: One of the parties does not answer.
+        """
+        while True:
+            for key, step in steps.items():
+                if step.party.arrived is not None:
+                    return key
+            left_s = min(step.deadline for step in steps.values()) - time.monotonic()
+            item = self._endpoint.receive_item(max(0.0, min(_LOOK_EVERY_S, left_s)))
+            if item is not None:
+                self._take_item(item)
+            for step in steps.values():
+                name = step.party.name
+                if name in self._faults:
+                    raise self._faults[name]
+                if item is None and not self._is_alive(name):
+                    raise DepartedError(name, "lost", "its process ended")
+                # what has come in time may wait in the queue, behind the work of a takeover
+                if item is None and step.deadline <= time.monotonic():
+                    raise DepartedError(name, "silent", f"no answer within {self._config.answer_timeout_s:g} s")
+
+    def _take_item(self, item: CheckedFrame | LinkFault) -> None:
+        """Look at an item; the answer that its party owes is put there."""
         if isinstance(item, LinkFault):
             self._note_fault(item.peer, "lost", str(item.error))
-            return False
+            return
         party = self._parties.get(item.sender)
         if party is None or item.sender in self.departures:
-            return False
+            return
         party.num_frames += 1
         if party.num_frames > party.order + _SPARE_FRAMES:
             self._note_fault(party.name, "frames", f"sent {party.num_frames} frames for {party.order} steps")
-            return False
+            return
         try:
             body: Any = parse_body(TO_SERVER, item.kind, item.body)
         except FrameError as exc:
             self._note_fault(party.name, "frames", f"sent a malformed frame: {exc}")
-            return False
+            return
         match body:
             case StageReady():
                 party.is_ready = body.offer == party.offer.digest
             case StageRefusal():
                 self._note_fault(party.name, "refused", body.reason)
             case StageAnswer() if party.awaited and body.step == party.awaited:
-                party.awaited = ""
-                return True
+                party.awaited, party.arrived = "", item
             case StageAnswer():
                 self._compare_answers(party, body, item)
-        return False
 
     def _compare_answers(self, party: StageParty, answer: StageAnswer, item: CheckedFrame) -> None:
         """Look at a further answer to a step: a different one convicts its party."""

@@ -12,7 +12,7 @@ from phalanx.config import canonical_json
 from phalanx.errors import PhalanxError
 from phalanx.serve.engine import EngineBusyError
 from phalanx.serve.stages.messages import StageOffer, first_link
-from phalanx.transport import SignedHeader
+from phalanx.transport import CheckedFrame, SignedHeader
 
 DepartureCause = Literal["refused", "silent", "lost", "frames", "convicted"]
 """Why a party is taken out; it is guilty of something only where it is convicted.
@@ -69,6 +69,7 @@ class StageParty:
         closed: Texts that it has not yet been told the end of.
         answers: Headers of its latest answers by the step that each answers.
         awaited: Digest of the step that it has to answer; empty where there is none.
+        arrived: The answer to that step, until it is looked at.
         num_frames: Frames that it has sent.
     """
 
@@ -82,6 +83,7 @@ class StageParty:
     closed: list[int] = field(default_factory=list)
     answers: dict[str, SignedHeader] = field(default_factory=dict)
     awaited: str = ""
+    arrived: CheckedFrame | None = None
     num_frames: int = 0
 
     def keep_answer(self, step: str, header: SignedHeader) -> None:

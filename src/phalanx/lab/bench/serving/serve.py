@@ -1,4 +1,4 @@
-"""``phalanx bench serve``: tokens of this engine beside others', and the cost of gateway, crowds and crashes."""
+"""``phalanx bench serve`` and ``gateway``: tokens beside other engines, the cost of gateway, crowds and crashes."""
 
 import importlib.util
 import os
@@ -90,6 +90,28 @@ def bench_serve(quick: bool) -> dict[str, Any]:
         "ratios": make_ratios(rows),
         **service,
     }
+
+
+def bench_gateway(quick: bool) -> dict[str, Any]:
+    """Measure the gateway alone: added latency and CPU before an engine that writes nothing, and lost throughput.
+
+    Raises:
+        ModelError: The packaged model is not installed.
+        TrainingError: A server ended.
+    """
+    load, commit, turns = load_average(), current_commit(), 1 if quick else 5
+    with scratch_directory() as scratch:
+        rows = []
+        for turn in range(turns):
+            rows.append({"turn": turn, **measure_added_latency(200 if quick else 2000, scratch)})
+            print_progress(f"gateway: latency, turn {turn + 1} of {turns}")
+        directory = open_packaged(MODEL, Path(os.environ.get(MODELS_VARIABLE) or scratch))
+        share = measure_gateway_share(directory, scratch, 2 * turns, 8)
+    head = bench_head("gateway", None, quick=quick, commit=commit)
+    medians = {
+        key: statistics.median(row[key] for row in rows) for key in ("added_p50_ms", "added_p99_ms", "gateway_cpu_ms")
+    }
+    return {**head, "load": [load, load_average()], "rows": rows, "medians": medians, "gateway_share": share}
 
 
 def measure_texts(
