@@ -97,6 +97,26 @@ def test_a_passport_of_something_else_is_refused_before_anything_is_read(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+def test_a_run_that_made_its_own_corpus_has_a_passport(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packing: str
+) -> None:
+    from tiny_run_file import tiny_run_file
+
+    from phalanx.train import load_run, train
+
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
+    text = tiny_run_file("[parallel]\ndp = 1\n", steps=2).replace("[data]", f'[data]\npacking = "{packing}"', 1)
+    (tmp_path / "run.toml").write_text(text)
+    train(load_run(tmp_path / "run.toml"), tmp_path / "run")
+
+    assert run_command(["passport", str(tmp_path / "run"), "--out", str(tmp_path / "one.passport")]) in (0, 7)
+    capsys.readouterr()
+    assert run_command(["verify", str(tmp_path / "one.passport"), "--json"]) == 7
+    assert any("description of the corpus" in doubt for doubt in json.loads(capsys.readouterr().out)["doubts"])
+
+
+@pytest.mark.slow
 def test_a_passport_is_made_of_a_real_run_and_never_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,7 @@ from .forms import (
     sha256,
 )
 from .log import LogFindings, check_kept_head, read_owner, verify_log
-from .shards import SignedManifest, check_proof, corpus_digest, read_manifest
+from .shards import SignedManifest, check_proof, corpus_digest, read_manifest, source_corpus_digest
 from .statement import (
     SLSA_PREDICATE,
     TEST_PREDICATE,
@@ -272,8 +272,13 @@ class _PassportReader:
             findings.doubts.append("the log names no training data")
         else:
             with _Place(MANIFEST_MEMBER):
-                require(corpora == [corpus], f"gives the corpus {corpus}, but the log names {corpora}")
+                is_described = corpora == [source_corpus_digest(body["files"], data)]
+                require(
+                    corpora == [corpus] or is_described, f"gives the corpus {corpus}, but the log names {corpora}"
+                )
             findings.rows["data in the log"] = "every session drew from this dataset"
+            if is_described:
+                findings.doubts.append("the log names a description of the corpus, and the dataset's signer that one")
         return manifest
 
     def _provenance(self) -> dict[str, Any] | None:

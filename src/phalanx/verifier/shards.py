@@ -250,6 +250,22 @@ def unwrap_key(content: bytes, wrapping_key: bytes, dataset: str) -> bytes:
     return AESGCM(wrapping_key).decrypt(wrapped[:12], wrapped[12:], in_domain("dataset-key/1", canonical([dataset])))
 
 
+def source_corpus_digest(files: dict[str, Any], data: dict[str, Any]) -> str | None:
+    """Return the digest of a corpus that a run made of its sources; None where the files beside its tokens name none.
+
+    Args:
+        files: Files beside the tokens, from the signed manifest.
+        data: Section of the run file.
+    """
+    packing, length = str(data.get("packing", "concatenate")), int(data.get("sequence_length", 0))
+    if "manifest.json" in files:
+        return corpus_digest(str(files["manifest.json"]["sha256"]), packing, length)
+    if "conversations.json" in files:
+        turns = f"{data.get('attention', 'across')} {length} {files['conversations.json']['sha256']}"
+        return corpus_digest(hashlib.sha256(turns.encode()).hexdigest(), packing, length)
+    return None
+
+
 def corpus_digest(dataset: str, packing: str, sequence_length: int) -> str:
     """Return the digest of a corpus as a run's log names it, from a dataset and how its documents are packed."""
     if packing == "concatenate":
