@@ -101,9 +101,8 @@ def test_a_passport_of_something_else_is_refused_before_anything_is_read(tmp_pat
 def test_a_run_that_made_its_own_corpus_has_a_passport(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packing: str
 ) -> None:
-    from tiny_run_file import tiny_run_file
-
     from phalanx.train import load_run, train
+    from tiny_run_file import tiny_run_file
 
     monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "cache"))
     text = tiny_run_file("[parallel]\ndp = 1\n", steps=2).replace("[data]", f'[data]\npacking = "{packing}"', 1)

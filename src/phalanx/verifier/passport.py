@@ -273,9 +273,7 @@ class _PassportReader:
         else:
             with _Place(MANIFEST_MEMBER):
                 is_described = corpora == [source_corpus_digest(body["files"], data)]
-                require(
-                    corpora == [corpus] or is_described, f"gives the corpus {corpus}, but the log names {corpora}"
-                )
+                require(corpora == [corpus] or is_described, f"gives the corpus {corpus}, but the log names {corpora}")
             findings.rows["data in the log"] = "every session drew from this dataset"
             if is_described:
                 findings.doubts.append("the log names a description of the corpus, and the dataset's signer that one")
