@@ -51,7 +51,7 @@ def read_documents(past: PastRun, evaluations: Sequence[Path] = (), redteam: Pat
         "derived": {
             "engine": type(past.config).engine,
             "learning_type": learning_type(past.config),
-            "name": past.config.name,
+            "name": past.path.resolve().name,
         },
         "events.jsonl": {
             "run": past.run_id,
