@@ -91,7 +91,7 @@ def class_of_session(plan: StepPlan, session: str) -> dict[str, Any] | None:
 def _one_layer_plan(plan: StepPlan) -> StepPlan:
     """The first layer that is in other hands, or the last but one, as the middle one of three stages."""
     end_layer = plan.stages[-1].end_layer
-    first = min(plan.stages[1].first_layer, end_layer - 2)
+    first = min(plan.stages[1].first_layer if len(plan.stages) > 1 else 1, end_layer - 2)
     cuts = ((0, first), (first, first + 1), (first + 1, end_layer))
     stages = tuple(StageRange(first_layer=low, end_layer=high) for low, high in cuts)
     return plan.model_copy(update={"stages": stages, "guard": GuardConfig(mode="off", classes=plan.guard.classes)})

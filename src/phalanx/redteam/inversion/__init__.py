@@ -12,6 +12,10 @@ from phalanx.redteam.inversion.inverter import (
     recover_tokens as recover_tokens,
     share_of_tokens as share_of_tokens,
 )
+from phalanx.redteam.inversion.label_leakage import (
+    LabelsByDirection as LabelsByDirection,
+    labels_of_logit_gradients as labels_of_logit_gradients,
+)
 from phalanx.redteam.inversion.linear_map import LinearMap as LinearMap
 from phalanx.redteam.inversion.nearest_neighbour import (
     NearestNeighbour as NearestNeighbour,
