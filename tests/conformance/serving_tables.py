@@ -17,8 +17,8 @@ GATEWAY_SENTENCE = (
     "(goal 2), {:.2f} ms of CPU each; with eight streams {:.1f} % of the throughput was lost (goal 3)."
 )
 BUSY_GATEWAY_SENTENCE = (
-    "With the HTTP client of before, beside other work at load {:.0f}, the same were {:.2f} and {:.2f} ms, which is what "
-    "processes waited for a processor; with eight streams {:.1f} % of the throughput was lost (goal 3)."
+    "With the HTTP client of before, beside other work at load {:.0f}, the same were {:.2f} and {:.2f} ms, which is "
+    "what processes waited for a processor; with eight streams {:.1f} % of the throughput was lost (goal 3)."
 )
 RATIO_SENTENCE = (
     "By CPU seconds this engine wrote {:.2f}, {:.2f} and {:.2f} times as many tokens as the best other one with 1, 8 "
