@@ -6,6 +6,7 @@ from torch import distributed as dist
 
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.parallel import RankEnv, find_place, join_ranks, stand_by
+from phalanx.parallel.control.local_ranks import LocalRanks
 from phalanx.parallel.control.rank0 import _lost_connection
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -70,3 +71,19 @@ def test_a_broken_connection_is_told_from_a_bug(error, is_loss):
     found = _lost_connection(error)
 
     assert isinstance(found, PeerLostError) is is_loss
+
+
+def test_ranks_of_a_later_session_meet_in_a_file_of_their_own(tmp_path):
+    """A store that is freed late reads its file from where it stood, and never ends in a file of other words."""
+    first, second = (LocalRanks(tmp_path, ("none",), 1, 1) for _ in range(2))
+    earlier = dist.FileStore(str(first.place_of(0).rendezvous), 1)
+    earlier.set("a", "b" * 999)
+    second.start_ranks()
+    later = dist.FileStore(str(second.place_of(0).rendezvous), 1)
+    later.set("c", bytes(range(256)) * 40)
+
+    del earlier
+    second.close()
+
+    assert later.get("c") == bytes(range(256)) * 40
+    assert first.place_of(0).rendezvous != second.place_of(0).rendezvous

@@ -1,6 +1,7 @@
 """Local ranks: one child process each, ended by id, never outliving rank 0."""
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -38,7 +39,9 @@ class LocalRanks:
         self._command = command
         self._world = world
         self._threads = threads
-        self._rendezvous = (directory / "rendezvous").resolve()
+        # a store of an earlier session in this process reads its file once more when it is freed, and would never end
+        # in one that another session wrote
+        self._rendezvous = (directory / f"rendezvous-{secrets.token_hex(8)}").resolve()
         self._processes: dict[int, PythonProcess] = {}
         self._heartbeat = FileHeartbeat(directory, 0, range(world))
         self._patience = SilenceClock(silence_s, time.monotonic())
@@ -55,8 +58,8 @@ class LocalRanks:
         """Start them; their output goes to ``rank-N.log``."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory.chmod(0o700)
-        # one that an earlier session left would send ranks to addresses where none listens
-        self._rendezvous.unlink(missing_ok=True)
+        for earlier in self._directory.glob("rendezvous*"):
+            earlier.unlink(missing_ok=True)
         self._heartbeat.remove_files()
         for rank in range(1, self._world):
             self._processes[rank] = self._start_rank(rank)
