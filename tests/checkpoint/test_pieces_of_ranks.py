@@ -11,6 +11,7 @@ from phalanx.checkpoint.pieces import join_pieces
 from phalanx.checkpoint.save import write_synced
 from phalanx.checkpoint.stream import safetensors_pieces
 from phalanx.errors import CheckpointError
+from phalanx.parallel.control.saving import _check_shared_disk
 from phalanx.security.crypto import Identity
 
 OWNER = Identity.without_certificate("owner")
@@ -92,6 +93,18 @@ def test_parts_that_do_not_make_a_whole_are_refused(tmp_path, change, fault):
 
     with pytest.raises(CheckpointError, match=fault):
         join_pieces(tmp_path, ["weight/a"], parts)
+
+
+@pytest.mark.parametrize("content", [None, b"12", b"1234"])
+def test_a_piece_that_rank_0_does_not_see_whole_is_refused(tmp_path, content):
+    """A rank on a machine whose directory is another disk, or a shared one that is not up to date."""
+    entry = write_synced(tmp_path / "there", [b"123"])
+    if content is not None:
+        (tmp_path / "here").write_bytes(content)
+
+    with pytest.raises(CheckpointError, match=r"rank 3 wrote 3 bytes, found .*all ranks share"):
+        _check_shared_disk(tmp_path / "here", entry, 3)
+    _check_shared_disk(tmp_path / "there", entry, 3)
 
 
 def test_a_save_that_fails_leaves_no_folder_and_the_last_good_one(tmp_path):

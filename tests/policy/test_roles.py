@@ -303,7 +303,7 @@ def test_a_tpm_signs_as_a_person(project, tmp_path, monkeypatch):
     (tmp_path / "tpm").mkdir()
     tpm = BareTpm(tmp_path / "tpm")
     try:
-        _sign_as_hardware(f"tpm:{tpm.address}", tmp_path, monkeypatch)
+        assert_key_signs_as_person(f"tpm:{tpm.address}", tmp_path, monkeypatch)
     finally:
         tpm.close()
 
@@ -330,13 +330,13 @@ def test_a_token_of_pkcs11_signs_as_a_person(project, tmp_path, monkeypatch):
         )
         curve.generate_keypair(store=True, label="alice")
     reference = f"pkcs11:token=people;object=alice?module-path={module}"
-    _sign_as_hardware(reference, tmp_path, monkeypatch)
+    assert_key_signs_as_person(reference, tmp_path, monkeypatch)
     monkeypatch.setenv("PHALANX_PKCS11_PIN", "wrong")
     with pytest.raises(PhalanxError, match="check token, object and PIN"), open_person_signer(reference):
         pass
 
 
-def _sign_as_hardware(reference: str, folder: Path, monkeypatch) -> None:
+def assert_key_signs_as_person(reference: str, folder: Path, monkeypatch) -> None:
     with open_person_signer(reference) as holder:
         fingerprint = holder.fingerprint
         assert len(holder.sign_data(b"x")) == 64

@@ -93,10 +93,9 @@ class RankSaver:
             self._sender = None
 
     def begin_writing(self, folder: Path, num_steps: int) -> None:
-        """Let a thread write the copied contribution to files of this rank's own, and tell rank 0 what it wrote."""
-        if dist.get_rank() != 0:
-            self._sender = threading.Thread(target=self._report_pieces, args=(folder, num_steps), daemon=True)
-            self._sender.start()
+        """On other ranks: let a thread write the copied contribution to files, and report them to rank 0."""
+        self._sender = threading.Thread(target=self._report_pieces, args=(folder, num_steps), daemon=True)
+        self._sender.start()
 
     def gather_pieces(self, folder: Path, num_steps: int) -> WrittenPieces:
         """On rank 0: write its own files, and wait for the others'.
@@ -112,6 +111,8 @@ class RankSaver:
         files: dict[str, FileEntry] = {}
         pieces: dict[int, list[PieceEntry]] = {}
         for rank, report in enumerate(reports):
+            if report.num_steps != num_steps:
+                raise CheckpointError(f"rank {rank} wrote its state of step {report.num_steps}, not of {num_steps}")
             if report.error is not None:
                 raise CheckpointError(f"rank {rank} cannot write its state: {report.error}")
             for stage, piece in report.pieces.items():
@@ -140,9 +141,10 @@ class RankSaver:
                     name = piece_file(stage, rank)
                     report.files[name] = write_synced(folder / name, safetensors_pieces(held))
                     report.pieces[stage] = PieceEntry(rank=rank, tensors=cuts)
-        except OSError as exc:
+        except (OSError, CheckpointError) as exc:
+            # told to rank 0, which would wait for a report
             self._taken.clear()
-            report = PieceReport(num_steps=num_steps, error=f"{folder}: {exc.strerror or exc}")
+            report = PieceReport(num_steps=num_steps, error=f"{folder}: {exc}")
         return report
 
     def _cut_of(self, number: int) -> PieceCut:
