@@ -286,6 +286,25 @@ def test_another_order_of_the_data_is_found_whichever_segment_is_drawn(
     assert found.first_difference.fact == "order of the data"
 
 
+@pytest.mark.parametrize(
+    ("kinds", "key", "fact"),
+    [(("step",), "samples", "order of the data"), (("run_started", "run_resumed"), "corpus", "digest of the data")],
+)
+def test_a_log_that_is_silent_about_its_data_is_refuted(
+    home: Path, owner: LyingOwner, tmp_path: Path, kinds: tuple[str, ...], key: str, fact: str
+) -> None:
+    """The owner leaves the words out that a stranger would compare."""
+    owner.sign_anew(
+        lambda kind, body: {name: value for name, value in body.items() if name != key} if kind in kinds else body
+    )
+
+    found = recompute(publish(owner.home, tmp_path / "out"), home, 0)
+
+    assert found.first_difference is not None
+    assert (found.verdict, found.first_difference.fact) == ("refuted", fact)
+    assert found.first_difference.published in ("None", "none")
+
+
 def test_a_state_that_goes_on_elsewhere_in_the_data_is_found(home: Path, owner: LyingOwner, tmp_path: Path) -> None:
     owner.change_state(4, lambda state: state["loader"].update(num_samples=state["loader"]["num_samples"] + 8))
     owner.sign_anew()
