@@ -166,6 +166,21 @@ def test_four_eyes_need_two_people_and_not_two_keys_of_one(project, tmp_path, mo
     assert log_of(project)[-2].body["approved_by"] == ["alice", "bob"]
 
 
+def test_sealed_content_is_shown_to_a_person_after_a_second_one_has_approved(project, tmp_path, monkeypatch):
+    act_as(monkeypatch, project, "alice")
+    # to train on it shows it to nobody, and what is not sealed needs no second person
+    with RoleGate("train", [project]) as gate, enter_gate(gate):
+        note_read("dataset", "d1", project, is_sealed=True)
+    with RoleGate("data sample", [project]) as gate, enter_gate(gate):
+        note_read("dataset", "d2", project)
+        with pytest.raises(RoleError, match="decryption needs a second person"):
+            note_read("dataset", "d1", project, is_sealed=True)
+        Project.open(project).approve_act("decryption", "d1", load_signer(tmp_path / "bob.key"), None)
+        note_read("dataset", "d1", project, is_sealed=True)
+        with pytest.raises(RoleError):
+            note_read("dataset", "d3", project, is_sealed=True)
+
+
 def test_a_key_belongs_to_one_person_and_every_act_has_two(tmp_path):
     people = {"alice": ("owner",), "bob": ("trainer",)}
     with pytest.raises(ConfigError, match="nobody could approve release"):
