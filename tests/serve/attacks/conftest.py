@@ -50,6 +50,22 @@ class Target:
         return httpx2.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False, **more)
 
 
+_RECORDS: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def record_log():
+    """Keep what is logged during the tests of this folder: servers of other tests log in the same process."""
+    handler = logging.Handler()
+    handler.emit = lambda record: _RECORDS.append(handler.format(record))
+    loggers = logging.getLogger(), logging.getLogger("uvicorn.error")
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
 @pytest.fixture(scope="package")
 def own_target(tmp_path_factory):
     # torch is imported by those tests alone that run a model
@@ -60,16 +76,9 @@ def own_target(tmp_path_factory):
     models = [serve_model(write_model(folder / "models")), serve_model(write_model(folder / "others", 2), "other")]
     access = folder / "access"
     secrets = add_key(access)[1], add_key(access, "bob", models=("other",))[1]
-    records = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(handler.format(record))
-    logging.getLogger().addHandler(handler)
-    logging.getLogger("uvicorn.error").addHandler(handler)
     settings = EngineSettings(default_max_tokens=16, max_cache_tokens=1 << 14)
     with running_server(models, access, engine=settings) as (url, _):
-        yield Target("own", url, "tiny", *secrets, access, lambda: "\n".join(records), lambda: 0)
-    logging.getLogger().removeHandler(handler)
-    logging.getLogger("uvicorn.error").removeHandler(handler)
+        yield Target("own", url, "tiny", *secrets, access, lambda: "\n".join(_RECORDS), lambda: 0)
 
 
 @pytest.fixture(scope="package")

@@ -29,7 +29,7 @@ class RawEngine:
     async def serve(self, reader, writer):
         self.tasks.append(asyncio.current_task())
         with contextlib.closing(writer.transport):
-            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 await self._answer(reader, writer)
             writer.transport.abort()
 
