@@ -64,7 +64,6 @@ SETTINGS = (
     Setting("K4 spare", 3),
     Setting("K3 exact", 1),
     Setting("K3 economy", 1),
-    Setting("K3 exact", 1),
     Setting("K4 economy, late", 1),
 )
 """One insider with one stage, one with two, a shadow without a stage; with and without a party to spare."""
